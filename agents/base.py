@@ -119,6 +119,7 @@ class BaseAgent(Predictor):
     n_envs: ClassVar[int] = 8
     recovers: ClassVar[bool] = False  # whether it returns to finite weights by itself
     scorer_type: ClassVar[type[Any]] = StreamScorer
+    assigns_credit: ClassVar[bool] = False  # whether a stream's reward may count otherwise than in a sum
     saved: ClassVar[dict[str, str]] = {  # path in the saved state -> attribute
         "modules.policy": "policy",
         "counters.timesteps": "num_timesteps",
@@ -158,6 +159,8 @@ class BaseAgent(Predictor):
                 f"scorer={scorer!r} has no streams, or lacks members of envs.types.{self.scorer_type.__name__}; "
                 "give what rewards.make returns, or None for the task's own reward"
             )
+        if not self.assigns_credit or getattr(config, "streams", "") == "sum":
+            getattr(self.scorer, "only_sums", str)(f"this {type(self).__name__}")
         self.notes: list[str] = []
         self.num_timesteps = self._total_timesteps = self._n_updates = 0
         self.logger = Logger(None, [])  # writes nowhere until `set_logger`

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TABLE: dict[str, str] = {
     "task": "rewards.task:Task",
+    "gate": "rewards.gate:Gate",
     "count": "rewards.exploration.count:Count",
     "rnd": "rewards.exploration.rnd:RND",
     "rdd": "rewards.exploration.rdd:RDD",
@@ -35,6 +36,7 @@ TABLE: dict[str, str] = {
     "re3": "rewards.exploration.re3:RE3",
     "submodular": "rewards.exploration.submodular:Submodular",
     "deir": "rewards.exploration.deir:DEIR",
+    "effect": "rewards.exploration.effect:Effect",
     "clip": "rewards.vision.clip:Clip",
     "progress": "rewards.vision.progress:Progress",
     "self_reference": "rewards.vision.self_reference:SelfReference",

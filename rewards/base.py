@@ -74,11 +74,20 @@ class RewardConfig(Settings):
     shape: str = setting(
         "none",
         "how a score becomes a reward: none; potential (gamma * phi(s') - phi(s)); delta (phi(s') - phi(s));"
-        " clip (min(score - clip_at, 0)); sigmoid (centred on clip_at)",
-        choices=("none", "potential", "delta", "clip", "sigmoid"),
+        " clip (min(score - clip_at, 0)); sigmoid (centred on clip_at); par (potential of how often the score is"
+        " preferred to frozen references, see rewards.mix.shaping); par_step (that itself)",
+        choices=("none", "potential", "delta", "clip", "sigmoid", "par", "par_step"),
     )
     clip_at: float = setting(0.0, "threshold of clip and centre of sigmoid, in units of the raw score")
-    slope: float = setting(10.0, "steepness of sigmoid, in 1 / units of the raw score")
+    slope: float = setting(10.0, "steepness of sigmoid and par, in 1 / units of the raw score")
+    references: int = setting(10, "of par: quantiles of the scores of the first `warmup` transitions", low=1)
+    reference: str = setting("", "of par: a recording whose scores the references are quantiles of, instead")
+    credit: str = setting(
+        "sum",
+        "what an action answers for: the sum of the rewards that follow; min, the least of them (PPO; dense scores"
+        " only); soft_min, a sum weighted by softmax(-reward / 0.1) over the episode's part of a rollout (PPO)",
+        choices=("sum", "min", "soft_min"),
+    )
     gamma: float | None = setting(None, "discount of this stream; null takes the learner's", above=0, high=1)
     episodic: bool = setting(True, "whether its return ends with the episode; false gives it a value across resets")
     warmup: int = setting(256, "transitions that a scaled stream watches before it gives a reward", low=0)

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from agents.base import BaseAgent, Episodes, OnStep, TaskScorer, has_reset
 from agents.networks.actor_critic import Actions, ActorCritic, Flat, Glyphs, Inputs
+from agents.ppo import credit
 from agents.ppo.update import Batch, NumpyUpdate, PPOConfig, TorchUpdate, advantages, sequences
 from envs.state import Stateful
 from envs.transitions import NotFinite, OneGroup, OnNan, Rollout, is_finite, map_obs, put, refuse
@@ -68,6 +69,7 @@ class PPO(BaseAgent):
         "count": "obs_statistics.count",
     }
     lasting: ClassVar[dict[str, str]] = BaseAgent.lasting | in_file | {"noise": "collector.rng"}
+    assigns_credit: ClassVar[bool] = True
     config: PPOConfig
 
     def _set_up(self) -> None:
@@ -77,6 +79,7 @@ class PPO(BaseAgent):
         streams = list(self.streams.values())
         self._gamma = np.array([stream.gamma for stream in streams], np.float32)
         self._episodic = np.array([stream.episodic for stream in streams], bool)
+        self._credit = [getattr(stream, "credit", "sum") for stream in streams]
         inputs, actions = Inputs(self.observation_space), Actions(self.action_space)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -167,8 +170,10 @@ class PPO(BaseAgent):
         scored = time.perf_counter()
         collector.evaluate()
         ends = (batch.terminated, batch.truncated, batch.valid)
-        discounts = (self._gamma, self.config.gae_lambda, self._episodic)
-        advantage = advantages(rewards, collector.values, collector.last_values, *ends, *discounts)
+        values = (collector.values, collector.last_values)
+        softened = credit.soften(rewards, self._credit, *ends)
+        advantage = advantages(softened, *values, *ends, self._gamma, self.config.gae_lambda, self._episodic)
+        credit.weakest_link(advantage, rewards, self._credit, *values, *ends)
         self.seen |= rewards.any(axis=(0, 1))
         self._update(advantage, weights, batch.valid)
         self._scored = (batch, raw, timesteps)

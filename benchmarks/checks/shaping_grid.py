@@ -1,11 +1,11 @@
 """Which shapes of a score can be farmed? A grid small enough to know the optimal policy of each exactly.
 
 A square of 12 x 12 cells; the episode ends in the goal's corner with a reward of 1. A score p(s) >= 0 rises towards the
-goal, but higher still towards a decoy elsewhere. Each shape of `rewards.mix.mix` makes it a reward, which is
+goal, but higher still towards a decoy elsewhere. Each shape of `rewards.mix.shaping` makes it a reward, which is
 added to the task's with a weight; value iteration gives the policy that is best for the sum, and what counts is the
 share of cells from which that policy reaches the goal within 60 steps.
 
-Sources of the shapes: see `rewards.mix.mix`; "sigmoid, positive" and "log-sigmoid" are those of Fu et al. 2025,
+Sources of the shapes: see `rewards.mix.shaping`; "sigmoid, positive" and "log-sigmoid" are those of Fu et al. 2025,
 arXiv 2502.18770, which were made for one reward an episode. Exact: no learning, no seed.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rewards.mix.mix import clip, delta, potential, sigmoid
+from rewards.mix.shaping import clip, delta, par, potential, sigmoid
 from runners.report import results
 
 SIZE, GAMMA, WITHIN = 12, 0.97, 60
@@ -42,6 +42,7 @@ def score(width: float = 6.0) -> np.ndarray:
 def shapes(p: np.ndarray) -> dict[str, Shape]:
     """The reward of a step for each shape; thresholds are the median and the 85th percentile of p."""
     middle, high = np.quantile(p, (0.5, 0.85))
+    references = np.quantile(p, (np.arange(10) + 0.5) / 10)
     return {
         "task alone": lambda old, new, end: np.zeros_like(new),
         "as it is": lambda old, new, end: new,
@@ -51,6 +52,8 @@ def shapes(p: np.ndarray) -> dict[str, Shape]:
         "clip": lambda old, new, end: clip(new, high),
         "delta": lambda old, new, end: delta(old, new),
         "potential": lambda old, new, end: potential(old, new, end, GAMMA),
+        "par, each step": lambda old, new, end: par(new, references, SLOPE),
+        "par": lambda old, new, end: potential(par(old, references, SLOPE), par(new, references, SLOPE), end, GAMMA),
     }
 
 

@@ -79,6 +79,7 @@ class Driver(EpisodeTracker):
         if update_every < 1:
             raise ValueError(f"update_every={update_every} transitions must be at least 1")
         super().__init__(mix.streams, n, mix.frame_size)
+        mix.only_sums("a wrapper")
         self.mix = mix
         self.chunk = Chunk(max(update_every // n, 1))
         self.raw: dict[str, np.ndarray] = {}  # the streams' scores of the last step

@@ -106,6 +106,7 @@ class RewardCallback(BaseCallback):
 
     def __init__(self, mix: Mix) -> None:
         super().__init__()
+        mix.only_sums("a model of Stable-Baselines3")
         self.mix = mix
         self.tracker: EpisodeTracker | None = None  # made for the model's environments
         self.critics: dict[str, SideCritic] = {}
@@ -314,6 +315,7 @@ class _Relabelling(_Base):
         super().__init__(*args, **kwargs)
         if getattr(self, "optimize_memory_usage", False):
             raise ValueError("optimize_memory_usage=True drops the true successors; a relabelling buffer needs False")
+        mix.only_sums("a replay buffer")
         self.mix = mix
         shape = (self.buffer_size, self.n_envs)
         self.task_rewards: np.ndarray = self.rewards

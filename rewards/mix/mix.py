@@ -8,12 +8,7 @@
 Scores are divided by the statistics of the last update, so a stream that has a scale gives 0 until it has seen `warmup`
 transitions: that is what makes wrapper, rollout and replay give equal rewards.
 
-Shapes turn a score into a reward that an agent cannot farm. A positive score as the reward of every step makes staying
-there the best plan: an optimal policy then never finishes a task that ends. `potential`, `delta` and `clip` remove the
-reason to stay; a sigmoid, though bounded, does not. `clip` can still make the way costly: a large weight keeps an agent
-from crossing a valley of the score. `benchmarks shaping_grid` shows all of this on a grid whose optimal policies are
-known. Sources: Ng, Harada, Russell 1999 (potential-based shaping leaves the optimal policies as they are); Gao et al.
-2024, arXiv 2410.15115 (clip, delta); Fu et al. 2025, arXiv 2502.18770 (centred sigmoid).
+`rewards.mix.shaping` says how a score becomes a reward that an agent cannot farm.
 """
 
 from __future__ import annotations
@@ -31,6 +26,7 @@ from envs.state import Stateful
 from envs.transitions import NotFinite, OnNan, Transitions, is_finite, map_obs
 from envs.types import MODALITIES, Memory
 from rewards.base import Reward, RewardConfig, make_scale, values_at_obs, values_of
+from rewards.mix.shaping import PAIRED, RELATIVE, References, clip, delta, potential, sigmoid
 from rewards.task import Task
 
 SCHEDULES = ("linear", "cosine", "exp", "step")
@@ -94,6 +90,15 @@ class Mix:
         """What is missing for a run to begin, sentences with their fix."""
         found = {name: stream.reward.preflight() for name, stream in self.streams.items()}
         return [f"{name}: {sentence}" for name, sentence in found.items() if sentence]
+
+    def only_sums(self, who: str) -> None:
+        """Refuse streams whose `credit` is no sum, for what adds up rewards: ValueError."""
+        for name, stream in self.streams.items():
+            if stream.credit != "sum":
+                raise ValueError(
+                    f"reward.{name}.credit={stream.credit} needs whole rollouts and a value for every stream, which "
+                    f"{who} has not; take agent=ppo with streams=separate, or credit=sum"
+                )
 
     def initial_memory(self, n: int) -> Memory:
         """Memories of the streams that have one, for `n` fresh episodes."""
@@ -311,12 +316,25 @@ class Stream(Stateful):
         self.has_scale = config.scale != "none"
         self.warmup, self.freeze = config.warmup, config.freeze
         self.shape, self.clip_at, self.slope = config.shape, config.clip_at, config.slope
-        self.compares = config.shape in ("potential", "delta")  # needs the score of obs as well
+        self.compares = config.shape in PAIRED  # needs the score of obs as well
         self.has_memory = reward.initial_memory(1) is not None
         self._fits = isinstance(reward, Task)  # whether observations were compared with the reward's space
         self.relabelable = reward.relabelable and (not self.has_memory or bool(reward.recalls))
         self.on_nan = OnNan()
         self.updates = GuardedUpdates(reward)
+        self.credit = config.credit
+        if self.credit == "min" and not self.episodic:
+            raise ValueError(f"reward.{name}.credit=min is the least reward of an episode; leave episodic=true")
+        self.references: References | None = None
+        if config.shape in RELATIVE:
+            own = getattr(reward.observation_space, "shape", None)
+            self.references = References(config.references, config.warmup, config.reference, own)
+            self.saved = (*self.saved, "references")
+            if self.has_memory:
+                raise ValueError(
+                    f"reward.{name}.shape={config.shape} compares scores of states, but {name} remembers the episode; "
+                    "use shape=none or clip"
+                )
         self.keeps_score = self.compares and self.has_memory  # of the step before, beside the reward's own memory
         if self.keeps_score and reward.starts_at is None:
             raise ValueError(
@@ -361,12 +379,14 @@ class Stream(Stateful):
             raw = clip(raw, self.clip_at)
         elif self.shape == "sigmoid":
             raw = sigmoid(raw, self.clip_at, self.slope)
-        elif self.compares:
+        elif self.references is not None:
+            raw = self.references(raw, self.slope)
+        if self.compares:
             if self.keeps_score:
                 before, last = self._last_scores(batch, raw, given[LAST])
                 memory = {**memory, LAST: last}
             else:
-                before = values_at_obs(batch, raw, lambda rows: values_of(self.reward.score(batch[rows].at_obs())))
+                before = values_at_obs(batch, raw, lambda rows: self._at_obs(batch[rows]))
             if self.shape == "delta":
                 raw = delta(before, raw)
             else:
@@ -374,6 +394,11 @@ class Stream(Stateful):
         if not batch.valid.all():
             raw = np.where(batch.valid, raw, np.float32(0))
         return raw, memory
+
+    def _at_obs(self, rows: Transitions) -> np.ndarray:
+        """Scores (M,) of the observations that flat rows started from."""
+        scores = values_of(self.reward.score(rows.at_obs()))
+        return scores if self.references is None else self.references(scores, self.slope)
 
     def _check_fits(self, batch: Transitions) -> None:
         """Refuse observations that are not the space's, once: the reward may have been made for a whole vector."""
@@ -415,6 +440,9 @@ class Stream(Stateful):
 
     def update(self, batch: Transitions, raw: np.ndarray) -> dict[str, float]:
         """Update the reward and its scale."""
+        if self.references is not None and not len(self.references.scores):
+            rows = self.references.recorded or batch.flatten()[batch.valid.ravel()]
+            self.references.take(values_of(self.reward.score(rows)))
         if self.has_scale and not (self.freeze and self.scale.count >= self.freeze):
             self.scale.update(raw, batch.ended, batch.valid)
         return self.updates.update(batch)
@@ -531,36 +559,3 @@ class Schedule:
         if self.kind == "exp":
             return self.start * (self.end / self.start) ** progress
         return np.where(progress < 1, self.start, self.end)
-
-
-def potential(phi: np.ndarray, next_phi: np.ndarray, terminated: np.ndarray, gamma: float) -> np.ndarray:
-    """gamma * phi(s') - phi(s), with phi = 0 at a terminal state and the real phi(s') where time merely ran out.
-
-    `gamma` must be the learner's: over an episode the rewards, discounted by it, telescope to gamma^T phi(s_T) -
-    phi(s_0).
-
-    Example:
-        >>> potential(np.array([1.0, 2.0]), np.array([2.0, 3.0]), np.array([False, True]), gamma=0.5).tolist()
-        [0.0, -2.0]
-    """
-    return (gamma * np.where(terminated, 0.0, next_phi) - phi).astype(np.float32)
-
-
-def delta(phi: np.ndarray, next_phi: np.ndarray) -> np.ndarray:
-    """phi(s') - phi(s): what the step gained. Undiscounted, the rewards of an episode sum to phi(s_T) - phi(s_0).
-
-    Example:
-        >>> delta(np.float32([1, 2]), np.float32([2, 0])).tolist()
-        [1.0, -2.0]
-    """
-    return (next_phi - phi).astype(np.float32)
-
-
-def clip(score: np.ndarray, at: float) -> np.ndarray:
-    """min(score - at, 0): nothing is earned above `at`, so finishing is never worse than lingering."""
-    return np.minimum(score - at, 0).astype(np.float32)
-
-
-def sigmoid(score: np.ndarray, at: float, slope: float) -> np.ndarray:
-    """1 / (1 + exp(-slope (score - at))) - 1/2: bounded, zero at `at`; not enough in a task that terminates."""
-    return (0.5 * np.tanh(0.5 * slope * (score - at))).astype(np.float32)

@@ -3,7 +3,8 @@
 Sources: Christiano et al. 2017, "Deep Reinforcement Learning from Human Preferences", arXiv 1706.03741, section 2.2.3
 (the model of Bradley and Terry with errors, the ensemble, queries where it disagrees); Lee, Smith, Abbeel 2021,
 "PEBBLE", arXiv 2106.05091 (old transitions are relabelled after each fit); Wang et al. 2024, "RL-VLM-F", arXiv
-2402.03681 (a model as the judge, unsure pairs dropped, training until 97 % are right).
+2402.03681 (a model as the judge, unsure pairs dropped, training until 97 % are right); Yan et al. 2024, "Reward-Robust
+RLHF in LLMs", arXiv 2409.15360 (`floor`).
 Differences:
   - relabelling is what a replay buffer that computes rewards when it is sampled does anyway; `relabel=false` freezes
     them when they are stored, for comparison;
@@ -79,6 +80,9 @@ class BradleyTerryConfig(LearnedConfig):
     )
     mistakes: float = setting(0.1, "share of the labels that the model takes for coin flips, [0]", low=0, below=1)
     members: int = setting(3, "networks, K [3]", low=1)
+    floor: float = setting(
+        1.0, "r = floor * mean + (1 - floor) * least of the members: less is earned where they disagree", low=0, high=1
+    )
     epochs: int = setting(50, "most passes over the labels in one session")
     enough: float = setting(
         0.97, "a session ends when the members are right about this share of the labels they learn from", low=0, high=1
@@ -98,7 +102,7 @@ class BradleyTerryConfig(LearnedConfig):
 class BradleyTerry(Learned):
     """r(s', a) = mean over K of tanh(f_k(s', a)), where P(2 > 1) = (1 - mistakes) sigmoid(R_2 - R_1) + mistakes / 2.
 
-    R is the sum of r_k over a segment. Members see the labels in orders of their own; the reward is 0 before the first
+    With a `floor`, less where the members disagree. R is the sum of r_k over a segment. Members see the labels in orders of their own; the reward is 0 before the first
     fit, and always in [-1, 1].
     """
 
@@ -287,7 +291,9 @@ class BradleyTerry(Learned):
 
     def mean(self, *inputs: torch.Tensor) -> torch.Tensor:
         """The reward of rows (N, inputs): (N,)."""
-        return self.members(*inputs).mean(dim=0)
+        each, floor = self.members(*inputs), self.config.floor
+        mean = each.mean(dim=0)
+        return mean if floor == 1 else floor * mean + (1 - floor) * each.amin(dim=0)
 
     def seen(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
         """Inputs of the members for flat transitions: rows (N, size) to be whitened, and actions (N, A)."""

@@ -1,0 +1,31 @@
+"""Effect: half a point for an action that changed what is seen.
+
+The signal for executed actions that stepwise progress is used with, so that what does nothing earns less than what
+might help. Source: "SPA-RL: Reinforcing LLM Agents via Stepwise Progress Attribution", 2025; the progress itself is
+return decomposition, `reward=lare` without code: `preset=spa` is both.
+Differences: they ask the environment whether an action was valid; here an observation that changed says so.
+When it fails: observations that change by themselves (noise, clocks, gravity), where it is a constant.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from envs.transitions import Transitions
+from envs.types import Memory
+from rewards.base import Reward
+
+
+class Effect(Reward):
+    """r = 1/2 if any entry of s' differs from s's, else 0."""
+
+    requires = frozenset({"obs", "next_obs"})
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        """Float32 (N,), 0 or 0.5."""
+        pairs = [(batch.obs, batch.next_obs)]
+        if isinstance(batch.obs, dict):
+            pairs = [(batch.obs[key], batch.next_obs[key]) for key in batch.obs]
+        rows = len(batch.reward)
+        changed = [(before != after).reshape(rows, -1).any(axis=1) for before, after in pairs]
+        return np.float32(0.5) * np.any(changed, axis=0)

@@ -1,0 +1,151 @@
+"""Gate: one reward counts only in episodes in which another has reached a threshold.
+
+Scores of steps are farmed where they can be collected without ever finishing. A gate makes them worth nothing until the
+outcome is there. With r_t the reward `of`, and R the sum over the episode of the reward `by`:
+
+    end       nothing until the episode ends, then 1[R >= at] * sum_t r_t
+    latched   r_t from the step on at which R has reached `at`
+    renorm    nothing until the episode ends, then sum_t (r_t + R - 1), R clipped to [0, 1]: in a failure no step earns,
+              in a success none costs; for r_t in [0, 1]
+
+Sources: "Stabilizing Long-term Multi-turn Reinforcement Learning with Gated Rewards" (G-RA), 2025: end; "Hybrid Reward
+Normalization for Process-supervised ..." (PPR, ReNorm), 2025: renorm. Differences: their rewards of turns are known
+when the whole answer is; here what an episode has earned is paid at its last step, which a discount below 1 makes
+smaller. `latched` is ours.
+When it fails: R is never reached, so that nothing is ever earned; episodes so long that a reward at their end is far.
+
+Example:
+    python -m runners.train env=MiniGrid-DoorKey-5x5-v0 reward=[task,gate] reward.gate.of=count
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from envs.settings import setting
+from envs.transitions import Transitions
+from envs.types import Memory
+from rewards.base import Reward, RewardConfig, values_of
+
+OWN = ("weight", "scale", "shape", "gamma", "credit")  # of a stream, so of the gate and not of what it holds
+
+
+@dataclass
+class GateConfig(RewardConfig):
+    """Settings of gate."""
+
+    of: str = setting("count", "the reward that is gated, a name of the table or file:Class")
+    of_options: dict[str, Any] = setting({}, "its options, as in {goal: the pole stands}")
+    by: str = setting("task", "the reward whose sum over the episode opens the gate")
+    by_options: dict[str, Any] = setting({}, "its options")
+    at: float = setting(0.5, "the sum that opens it")
+    mode: str = setting("end", "when it pays", choices=("end", "latched", "renorm"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "gate" in (self.of, self.by) or self.of == self.by:
+            raise ValueError(f"reward.gate.of={self.of} by={self.by}: a gate needs two other, different rewards")
+        for side in ("of", "by"):
+            for key in OWN:
+                if key in getattr(self, f"{side}_options"):
+                    raise ValueError(f"reward.gate.{side}_options has {key}, which is the gate's: reward.gate.{key}")
+
+
+class Gate(Reward):
+    """Two rewards in one; the memory holds their sums over the running episode, its steps, and their own memories."""
+
+    Config = GateConfig
+    relabelable = False
+
+    def build(self) -> None:
+        import rewards  # the table, which lists this file
+
+        config = self.config
+        sides = []
+        for name, options in ((config.of, config.of_options), (config.by, config.by_options)):
+            given = rewards.config_of(name, options)
+            spaces = (self.observation_space, self.action_space)
+            sides.append(rewards.get(name)(given, *spaces, seed=self.seed + 100 * len(sides), device=self.device))
+        self.of, self.by = sides
+        self.requires = self.of.requires | self.by.requires
+        seeing = [side for side in sides if "frame" in side.requires]
+        if len({(side.embedding, side.frame_size) for side in seeing}) > 1:
+            raise ValueError(f"reward.gate.of={config.of} by={config.by} see frames with different models; give one")
+        self._sees = seeing[0] if seeing else None
+        if self._sees is not None:
+            self.embedding, self.frame_size = self._sees.embedding, self._sees.frame_size
+            self.keeps_frames = any(side.keeps_frames for side in seeing)
+
+    def initial_memory(self, n: int) -> Memory:
+        memory = {"sum": np.zeros(n), "outcome": np.zeros(n), "steps": np.zeros(n, np.int64)}
+        for side in ("of", "by"):
+            own = getattr(self, side).initial_memory(n) or {}
+            memory.update({f"{side}.{key}": value for key, value in own.items()})
+        return memory
+
+    def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
+        """What the gate lets through at each row (N,), and the memory; rows that ended keep theirs, for the caller."""
+        given, after = {}, {}
+        for side in ("of", "by"):
+            given[side], after[side] = self._ask(side, batch, memory)
+        return self._pay(given["of"], given["by"], batch.ended, memory, after)
+
+    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """As `score`, along a rollout (T, N): each side scores it at once."""
+        given, after = {}, {}
+        for side in ("of", "by"):
+            given[side], after[side] = self._ask(side, batch, memory)
+        paid = np.zeros(batch.shape, np.float32)
+        sums = {key: memory[key] for key in ("sum", "outcome", "steps")}
+        for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
+            row, new = self._pay(given["of"][t], given["by"][t], ended, sums, {})
+            paid[t] = np.where(valid, row, 0)
+            for key, value in new.items():
+                sums[key] = np.where(ended, 0, np.where(valid, value, sums[key]))
+        return paid, {**sums, **self._named(after)}
+
+    def _ask(self, side: str, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """Scores of the batch's shape by one of the two, and its memory."""
+        reward: Reward = getattr(self, side)
+        own = {key.partition(".")[2]: value for key, value in memory.items() if key.startswith(f"{side}.")}
+        if own and len(batch.shape) == 2:
+            return reward.scan(batch, own)
+        if own:
+            scores, own = reward.score(batch, own)
+            return values_of(scores), own
+        return values_of(reward.score(batch.flatten())).reshape(batch.shape), {}
+
+    def _pay(
+        self, r: np.ndarray, by: np.ndarray, ended: np.ndarray, memory: Memory, after: dict[str, Memory]
+    ) -> tuple[np.ndarray, Memory]:
+        total, outcome, steps = memory["sum"] + r, memory["outcome"] + by, memory["steps"] + 1
+        if self.config.mode == "renorm":
+            paid = np.where(ended, total + steps * (np.clip(outcome, 0, 1) - 1), 0)
+        else:
+            paid = np.where(outcome >= self.config.at, r if self.config.mode == "latched" else total * ended, 0)
+        sums = {"sum": total, "outcome": outcome, "steps": steps}
+        return paid.astype(np.float32), {**sums, **self._named(after)}
+
+    @staticmethod
+    def _named(after: dict[str, Memory]) -> dict[str, Any]:
+        return {f"{side}.{key}": value for side, own in after.items() for key, value in own.items()}
+
+    def embed(self, batch: Transitions) -> np.ndarray:
+        return self._sees.embed(batch) if self._sees is not None else super().embed(batch)
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        """Both learn; metrics as `of_<metric>` and `by_<metric>`."""
+        sides = {"of": self.of, "by": self.by}
+        return {f"{side}_{key}": x for side, reward in sides.items() for key, x in reward.update(batch).items()}
+
+    def notes(self) -> list[str]:
+        return [*self.of.notes(), *self.by.notes()]
+
+    def preflight(self) -> str:
+        return self.of.preflight() or self.by.preflight()
+
+    def close(self) -> None:
+        self.of.close(), self.by.close()
