@@ -9,16 +9,24 @@ When it fails: observations that change by themselves (noise, clocks, gravity), 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.base import Reward
+from rewards.base import Reward, RewardConfig
+
+
+@dataclass
+class EffectConfig(RewardConfig):
+    """Nothing of its own."""
 
 
 class Effect(Reward):
     """r = 1/2 if any entry of s' differs from s's, else 0."""
 
+    Config = EffectConfig
     requires = frozenset({"obs", "next_obs"})
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:

@@ -38,7 +38,7 @@ COUNT = {"reward": ["task", "count"], "reward.*.weight": 0.5}
 def test_every_run_of_a_study_is_a_command_line_that_can_be_read(name, tmp_path):
     found = Study.read(name)
     assert found.claim and len(found.claim) <= 110 and found.collected in ("foundation", "ppo", "exploration", "vision",
-                                                                            "language", "model_based")  # fmt: skip
+                                                                            "language", "model_based", "rewards2")  # fmt: skip
     assert bool(found.recorded) != bool(found.tasks and found.figures)
     jobs = study.jobs_of(found, tmp_path, [])
     assert len({job.name for job in jobs}) == len(jobs) == sum(cell.seeds for cell in found.grid())

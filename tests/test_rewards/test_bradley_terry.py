@@ -106,6 +106,15 @@ def test_the_sum_over_a_segment_decides_and_mistakes_flatten_the_likelihood():
     assert sure.tolist() == pytest.approx([0.0, 200.0])
 
 
+def test_a_floor_takes_off_what_the_members_do_not_agree_on():
+    rows = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    plain = made()
+    each = plain.members(rows).detach()
+    assert torch.equal(plain.mean(rows), each.mean(dim=0)) and (each.std(dim=0) > 0).all()
+    half, least = made(floor=0.5).mean(rows), made(floor=0.0).mean(rows)
+    assert torch.allclose(least, each.min(dim=0).values) and torch.allclose(half, (each.mean(dim=0) + least) / 2)
+
+
 def test_members_look_at_labels_of_their_own():
     reward = made()
     pairs = torch.randn(3, 4, 2, 2, 3, generator=torch.Generator().manual_seed(0))
