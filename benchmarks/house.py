@@ -187,7 +187,7 @@ def run_tests(folder: Path) -> dict[str, float]:
             for process in busy:
                 process.kill()
         last = done.stdout.strip().splitlines()[-1]
-        print(f"{name}: {last}", flush=True)
+        print(*re.findall(r"^(?:FAILED|ERROR) .*$", done.stdout, re.M), f"{name}: {last}", sep="\n", flush=True)
         if done.returncode:
             raise RuntimeError(f"the tests failed {name}: {last}")
         figures["tests"] = float(re.findall(r"(\d+) passed", last)[0])
