@@ -27,7 +27,9 @@ KEY = "OPENAI_API_KEY"  # the variable that a judge reads unless another is name
 PLACES = ("root", "run_dir")  # where a run is written to
 SENTENCES = ("goal", "baseline", "negative", "describe")  # options that are words for a model, not names
 WRITTEN = re.compile(r"cache|cached|transcript|answers|\w*dir")  # options that name what is written
-READ = re.compile(r"model|weights|demos|reference|data|code|rulebook|\w*file|\w*path")  # and what is read, where it exists
+READ = re.compile(
+    r"model|weights|demos|reference|data|code|rulebook|\w*file|\w*path"
+)  # and what is read, where it exists
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 JOINTS = re.compile(r"[.:/\\\0]")  # what joins the parts of a module's name, of a path, of an address
 SCHEDULE = re.compile(r"[a-z]+(:[\d.eE+-]+)+")  # linear:1:0:200000
