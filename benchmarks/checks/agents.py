@@ -23,10 +23,10 @@ COMMANDS = {  # name -> what it is trained with, as in the studies that chose th
     "cartpole-task": "env=CartPole-v1 reward=task total_timesteps=150000 n_envs=16",
     "mountaincar-rnd": "env=MountainCar-v0 reward=rnd",
     "deepsea-count": f"env=lodestar/DeepSea-v0 env.size=20 reward=count {MINIGRID} total_timesteps=100000 "
-    "agent.net_arch=[32,32] agent.learning_rate=5e-4 reward.count.memory=lifetime reward.count.kind=sqrt reward.count.episodic=false "
-    "reward.count.scale=return reward.count.weight=linear:0.3:0:66666",
-    "multiroom-count": f"env=MiniGrid-MultiRoom-N4-S5-v0 reward=count {MINIGRID} total_timesteps=120000 "
-    "agent.learning_rate=5e-4 reward.count.scale=return reward.count.weight=linear:0.1:0:80000",
+    "agent.net_arch=[32,32] agent.learning_rate=5e-4 reward.count.memory=lifetime reward.count.kind=sqrt "
+    "reward.count.episodic=false reward.count.scale=return reward.count.weight=linear:0.3:0:66666",
+    "multiroom-count": f"env=MiniGrid-MultiRoom-N4-S5-v0 reward=count {MINIGRID} total_timesteps=300000 "
+    "agent.net_arch=[32,32] agent.learning_rate=5e-4 reward.count.scale=return reward.count.weight=linear:0.1:0:150000",
     "doorkey-oni": f"env=MiniGrid-DoorKey-8x8-v0 env.captions=full reward=oni {MINIGRID} total_timesteps=350000 "
     "agent.learning_rate=1e-3 reward.oni.judge=rules reward.oni.model=retrieval reward.oni.weight=linear:0.1:0:150000",
     "pendulum-dyna": "env=Pendulum-v1 agent=dyna agent.preset=mbpo total_timesteps=5000 agent.updates_per_step=5 "
