@@ -54,14 +54,15 @@ def run(folder: Path, frames: int = 2000) -> dict[str, float]:
     }
 
 
-def one(env: str, sentence: str, kind: str, frames: int) -> dict[str, Any]:
-    """The card's verdict on a sentence, as a row of the table."""
+def one(env: str, sentence: str, kind: str, frames: int, goal: str = "") -> dict[str, Any]:
+    """The card's verdict on a sentence about a goal, the environment's first if none is named, as a row of the table."""
     from runners.compare import __main__ as compare
     from runners.compare.card import card
 
-    config = compare.main.parse([f"env={env}", "reward=clip", f"frames={frames}", f"reward.clip.goal={sentence}"])
-    candidate, goal = next(compare.candidates(config, compare.compose(config)))
-    made = card(candidate, goal)
+    about = [f"env={env}", f"goal={goal}", "reward=clip", f"frames={frames}", f'reward.clip.goal="{sentence}"']
+    config = compare.main.parse(about)
+    candidate, index = next(compare.candidates(config, compare.compose(config)))
+    made = card(candidate, index)
     row = {"env": env, "kind": kind, "sentence": sentence, "verdict": made["verdict"]}
     numbers = {"auroc": made["truth"]["auroc"], "pearson": made["truth"]["pearson"], "spread": made["spread"]}
     row |= {name: round(float(value), 3) for name, value in numbers.items()}

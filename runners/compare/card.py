@@ -1,14 +1,16 @@
 """The numbers of a report card: a reward's scores on a sample of transitions, beside what is true of these.
 
 Rules of the verdict, for a reward that has a goal; the first list that fits decides. The thresholds are this file's own
-choice, checked against sentences known to be good and bad (`benchmarks bad-prompts`).
+choice, checked against sentences known to be good and bad (`benchmarks bad-prompts`, `compare-verdicts`).
 
     do not train with this   it is constant; its interval of Spearman's correlation with the truth lies below 0; its
                              AUROC is below 0.7; its scores spread less than 5 % as far as those of the widest of the
                              model's own phrases; or a sentence without meaning correlates as well with the truth
-    weak                     its AUROC is below 0.85; its spread is below 15 %; the model was not trained on such
-                             sentences; a fifth of the frames or more are blank
-    usable                   else
+    weak                     its AUROC is below 0.85; its spread is below 15 %; a fifth of the frames or more are blank;
+                             or the model was not trained on such sentences, and measurement does not say that they work
+                             all the same: an interval of the AUROC that lies above 0.85 and, where a graded truth is
+                             known, a Spearman's correlation with it of 0.7 or more
+    usable                   else; words that the model lacks are then a note
 
 Intervals resample rows as if they were independent; those of episodes are not, so they are a little too narrow.
 
@@ -45,6 +47,7 @@ from runners.run.config import UsageError
 
 USABLE, WEAK, DO_NOT, NOT_JUDGED = "usable", "weak", "do not train with this", "not judged"
 CHANCE, GOOD = 0.7, 0.85  # AUROC
+SIMILAR = 0.7  # Spearman's correlation with a graded truth
 NARROW, SLIM = 0.05, 0.15  # spread over that of the model's own phrases
 BLANK = 0.2
 GIBBERISH = ("qwv zzxk blorp", "frumious jub tove")
@@ -172,6 +175,7 @@ def card(candidate: Candidate, goal: int | None) -> Card:
         "role": candidate.reward.role,
         "target": "the task's reward" if goal is None else caption,
         "goal": goal,
+        "graded": graded,
         "sentences": {f: text for f in ("goal", "negative", "baseline") if (text := candidate.sentence(f))},
         "rows": int(counted.sum()),
         "about": sample.about(),
@@ -448,7 +452,8 @@ def verdict(found: Card) -> tuple[str, list[str]]:
     nonsense = [row for row in found["controls"] if row["kind"] == "gibberish" and "spearman" in row]
     if nonsense and truth["spearman"] <= nonsense[0]["spearman"] + 0.02:
         wrong.append(f"{nonsense[0]['sentence']!r} does as well (Spearman {nonsense[0]['spearman']:.2f})")
-    doubts += [note.split(";")[0] for note in found["notes"] if UNFAMILIAR in note]
+    works = truth["auroc_interval"][0] >= GOOD and not (found["graded"] and truth["spearman"] < SIMILAR)
+    doubts += [note.split(";")[0] for note in found["notes"] if UNFAMILIAR in note and not works]
     if found["blank"] >= BLANK:
         doubts.append(f"{found['blank']:.0%} of the frames have one single colour")
     if wrong or doubts:

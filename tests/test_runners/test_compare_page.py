@@ -234,9 +234,11 @@ def test_a_warm_bonus_has_learnt_from_the_sample():
 
 def judged(**changes):
     """The verdict on a card that is good but for `changes`."""
-    truth = {"auroc": 0.95, "spearman": 0.8, "spearman_interval": (0.7, 0.9), **changes.pop("truth", {})}
+    sure = {"auroc_interval": (0.93, 0.97), "spearman_interval": (0.7, 0.9)}
+    truth = {"auroc": 0.95, "spearman": 0.8, **sure, **changes.pop("truth", {})}
     made = {
         "role": "goal",
+        "graded": True,
         "range": [0.0, 0.1, 0.5, 0.9, 1.0],
         "nonzero": 1.0,
         "truth": truth,
@@ -256,8 +258,17 @@ def test_the_rules_of_the_verdict_one_by_one():
     assert judged(truth={"spearman": -0.4, "spearman_interval": (-0.5, -0.3)}) == DO_NOT
     assert judged(spread=0.1) == WEAK and judged(spread=0.04) == DO_NOT and judged(spread=None) == USABLE
     assert judged(controls=[{"kind": "gibberish", "sentence": "qwv", "spearman": 0.79}]) == DO_NOT
-    assert judged(notes=["'a fox' is not like what this model was taught; look"]) == WEAK
     assert judged(blank=0.3) == WEAK
+
+
+def test_words_that_the_model_lacks_are_a_note_where_measurement_says_that_the_sentence_works():
+    unknown = {"notes": ["'a fox' is not like what this model was taught; look"]}
+    assert judged(**unknown) == USABLE
+    assert judged(**unknown, truth={"auroc": 0.9, "auroc_interval": (0.8, 1.0)}) == WEAK  # few goal states: not sure
+    assert judged(**unknown, truth={"auroc": float("nan"), "auroc_interval": (float("nan"),) * 2}) == WEAK
+    assert judged(**unknown, truth={"spearman": 0.6}) == WEAK  # separates, and is unlike the truth elsewhere
+    assert judged(**unknown, truth={"spearman": 0.3}, graded=False) == USABLE  # ranks of yes and no say little
+    assert judged(**unknown, spread=0.1) == WEAK and judged(**unknown, truth={"auroc": 0.6}) == DO_NOT
     assert judged(range=[0.5] * 5) == DO_NOT and judged(range=[float("nan")] * 5) == DO_NOT
     assert judged(role="bonus") == USABLE
     assert verdict({"role": "goal", "range": [0, 0, 0, 0, 1.0], "truth": None, "nonzero": 1.0, "spread": None})[0] == (
