@@ -7,6 +7,7 @@ command line -> config -> envs -> mix -> agent -> learn -> evaluate -> report
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -208,7 +209,7 @@ class Work:
         self.folder.begin(config, f"python -m runners.train {shlex.join(self.argv)}")
         self._live = live = Live(config.total_timesteps, self._start)
         self._model = parts.model
-        logger = make_logger(self.folder.path, live, step=self._start, warn=live.say, more=self._logs())
+        logger = make_logger(self.folder.path, live, step=self._start, warn=live.say, more=self._logs(parts))
         parts.model.set_logger(logger)
         evaluator = None
         if config.eval_every or config.video_every:
@@ -217,7 +218,7 @@ class Work:
             evaluator = Evaluator(config, self.folder.path, parts, lambda: signals.received is not None, live.say)
         return Saver(config, self.folder, parts, signals, live, state, evaluator)
 
-    def _logs(self) -> dict[str, Callable[[], Any]]:
+    def _logs(self, parts: Parts) -> dict[str, Callable[[], Any]]:
         """What makes the writers that the user asked for, beside that of metrics.csv."""
         from runners.run.progress import TensorBoardLog
 
@@ -229,6 +230,9 @@ class Work:
             with suppress(OSError):  # the log itself will say so
                 tensorboard.begin(path / "tensorboard", config, step)
             made["tensorboard"] = lambda: TensorBoardLog(path / "tensorboard", step)
+            if config.histograms:
+                log = functools.partial(tensorboard.HistogramLog, model=parts.model, mix=parts.mix)
+                made["tensorboard"] = lambda: log(path / "tensorboard", step)
         if "wandb" in config.logger:
             from runners.run.wandb_log import WandbLog
 

@@ -200,7 +200,7 @@ class Dyna(BaseAgent):
     def dump_logs(self, iteration: int = 0) -> None:
         """Write a row of the log: means since the last one."""
         self.record({f"train/{name}": value for name, value in self.means.read().items()})
-        self.record(self.replay.metrics)
+        self.record(self.replay.measure())
         self.logger.record("train/restored", self._restored)
         if self.steps.on_nan.what == "zero":
             self.logger.record("reward/nan", self.steps.on_nan.zeroed)

@@ -202,13 +202,21 @@ class Replay(Stateful):
     def _at(self, times: np.ndarray) -> Transitions:
         """The transitions (T, N) of time rows."""
         index = torch.from_numpy(times[:, None] * self.n_envs + np.arange(self.n_envs)).reshape(-1).to(self.device)
-        return self.transitions(index).map(lambda x: x.reshape(len(times), self.n_envs, *x.shape[1:]))
+        return self._transitions(index).map(lambda x: x.reshape(len(times), self.n_envs, *x.shape[1:]))
 
     def _learn(self) -> None:
         """Update the scorer with the rows added since the last time."""
+        self.flush()
         batch = self._at((self._pos - self._unlearned + np.arange(self._unlearned)) % self.length)
         self.metrics = self.scorer.update(batch, self.scorer.relabel(batch), self.timesteps)
         self._unlearned = 0
+
+    def measure(self) -> dict[str, float]:
+        """`metrics`; before there are any, those of the rows so far, without what is pending. Nothing moves."""
+        rows = np.arange(self._pos - self._unlearned, self._pos - self._pending.count) % self.length
+        if self.metrics or not len(rows) or not hasattr(self.scorer, "measure"):
+            return self.metrics
+        return dict(self.scorer.measure(self._at(rows), self.timesteps))
 
     def sample(self, batch_size: int, n_step: int = 1) -> Rows:
         """Transitions drawn with replacement; returns of `n_step` rows, fewer where episode or replay ends."""
@@ -297,6 +305,9 @@ class Replay(Stateful):
     def transitions(self, index: Tensor, rows: Tensor | None = None) -> Transitions:
         """The rows at `index` (B,) as a scorer reads them: in NumPy, with the columns of `ReplayScorer.keep`."""
         self.flush()
+        return self._transitions(index, rows)
+
+    def _transitions(self, index: Tensor, rows: Tensor | None = None) -> Transitions:
         rows = self.table.index_select(0, index) if rows is None else rows
         host, at, encoding = rows.cpu().numpy(), index.cpu().numpy(), self.encoding
         obs, next_obs = host[:, self._obs], host[:, self._next]

@@ -188,7 +188,7 @@ class WorldModel(BaseAgent):
     def dump_logs(self, iteration: int = 0) -> None:
         """Write a row of the log: means since the last one."""
         self.record({f"train/{name}": value for name, value in self.learner.means.read().items()})
-        self.record(self.replay.metrics)
+        self.record(self.replay.measure())
         self.logger.record("train/refits", self.refits)
         self.logger.record("train/updates_per_step", self._n_updates / max(self.num_timesteps, 1))
         super().dump_logs(iteration)

@@ -55,7 +55,7 @@ def run(folder: Path, frames: int = 2000) -> dict[str, float]:
 
 
 def one(env: str, sentence: str, kind: str, frames: int, goal: str = "") -> dict[str, Any]:
-    """The card's verdict on a sentence about a goal, the environment's first if none is named, as a row of the table."""
+    """The card's verdict on a sentence, as a row of the table; about the environment's first goal if none is named."""
     from runners.compare import __main__ as compare
     from runners.compare.card import card
 

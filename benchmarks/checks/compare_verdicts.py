@@ -1,6 +1,7 @@
 """Does `runners.compare` let a user's own words through, and stop what does not mean the goal?
 
-The sentences and what is counted stand in `verdict_sentences.csv`, which was committed before the rule was changed.
+The sentences and what is counted stand in `verdict_sentences.csv`. The figures are those of the second set, which was
+held out; those of the first, which the rule was made with, have `_first` behind their names.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ FRAMES = 2000
 def run(folder: Path) -> dict[str, float]:
     """The card of every held-out sentence; writes the table, returns the figures, prints what was judged wrongly."""
     rows = [
-        {"why": row["why"], **one(row["env"], row["sentence"], row["kind"], FRAMES, row["goal"])}
+        {"set": row["set"], "why": row["why"], **one(row["env"], row["sentence"], row["kind"], FRAMES, row["goal"])}
         for row in held_out_sentences()
     ]
     path = folder / "compare-verdicts.csv"
     path.unlink(missing_ok=True)
     results.append_rows(path, rows)
-    return figures(rows)
+    first, held_out = (figures([row for row in rows if row["set"] == number]) for number in ("1", "2"))
+    return held_out | {f"{name}_first": value for name, value in first.items()}
 
 
 def held_out_sentences() -> list[dict[str, str]]:
-    """Rows with env, goal, kind, why and sentence."""
+    """Rows with set, env, goal, kind, why and sentence."""
     lines = SENTENCES.read_text().splitlines()
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 

@@ -412,6 +412,14 @@ class _Relabelling(_Base):
         self.metrics = self.mix.update(batch, self.mix.relabel(batch), self.timesteps)
         self._fresh = 0
 
+    def measure(self) -> dict[str, float]:
+        """Metrics of the rows that the rewards have yet to learn from, without what is pending; nothing moves."""
+        rows = np.arange(self.pos - self._fresh, self.pos - len(self._pending)) % self.buffer_size
+        if not len(rows):
+            return {}
+        rows, columns = np.broadcast_arrays(rows[:, None], np.arange(self.n_envs))
+        return self.mix.measure(from_replay(self, rows, columns), self.timesteps)
+
     def _get_virtual_samples(self, batch_indices: np.ndarray, env_indices: np.ndarray, env: Any = None) -> Any:
         """HER: the environment computes its part for the new goal, the other streams are scored with it."""
         self.flush()
@@ -462,6 +470,12 @@ class RelabelCallback(BaseCallback):
     def __init__(self, buffer: Any = None) -> None:
         super().__init__()
         self.buffer = buffer
+
+    def before_log(self) -> None:
+        """Metrics for a row of the log since whose last the rewards have not learned: short runs have them, too."""
+        if self.buffer is not None and "reward/total" not in self.logger.name_to_value:
+            for tag, value in self.buffer.measure().items():
+                self.logger.record(tag, value)
 
     def _on_training_start(self) -> None:
         self.buffer = self.model.replay_buffer if self.buffer is None else self.buffer  # type: ignore[attr-defined]

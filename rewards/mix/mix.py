@@ -60,6 +60,7 @@ class Mix:
         self._lasting = [stream for stream in streams if stream.has_memory or not stream.relabelable]
         self.keeps = bool(self._lasting) or any(name in self.requires for name in MODALITIES)
         self._metrics = MixMetrics()
+        self.watched: dict[str, np.ndarray] | None = None  # newest scores by stream, where somebody wants to see them
         self.on_nan = OnNan()
 
     @property
@@ -209,8 +210,8 @@ class Mix:
             raise ValueError(
                 f"update takes a rollout (T, N), not {batch.shape}; envs.transitions.stack makes one of steps"
             )
-        parts = self.parts(raw, timesteps)
-        metrics = self._metrics.update(batch, raw, parts)
+        self._watch(batch, raw)
+        metrics = self._metrics.update(batch, raw, self.parts(raw, timesteps))
         for name, stream in self.streams.items():
             for key, value in stream.update(batch, raw[name]).items():
                 metrics[f"{name}/{key}"] = float(value)
@@ -219,6 +220,16 @@ class Mix:
         if self.on_nan.what == "zero":
             metrics["reward/nan"] = float(self.on_nan.zeroed)
         return metrics
+
+    def measure(self, batch: Transitions, timesteps: Any = 0) -> dict[str, float]:
+        """The tags `reward/...` of stored transitions (T, N) that `update` has not seen yet; nothing learns."""
+        raw = self.relabel(batch)
+        self._watch(batch, raw)
+        return copy.deepcopy(self._metrics).update(batch, raw, self.parts(raw, timesteps))
+
+    def _watch(self, batch: Transitions, raw: dict[str, np.ndarray]) -> None:
+        if self.watched is not None:
+            self.watched = {name: value[batch.valid] for name, value in raw.items()}
 
     def close(self) -> None:
         """Close every reward."""

@@ -13,6 +13,7 @@ import fnmatch
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import warnings
@@ -40,6 +41,7 @@ CAPACITY = 16384  # embeddings: 2 MB at 64 numbers each
 PATIENCE = 4096  # frames not found before the cache may give up
 LEAST_FOUND = 0.05  # share of frames found below which it does
 PASS = 16  # frames
+NEAR_WORD = 0.5  # cosine of the frozen vectors of two words from which one may stand for the other
 
 _alive: WeakValueDictionary[tuple[Any, ...], ClipEncoder] = WeakValueDictionary()
 
@@ -185,6 +187,22 @@ class ClipEncoder:
         if limit is None or not hasattr(self.tokenizer, "encode"):
             return 0
         return max(0, len(self.tokenizer.encode(sentence)) + 2 - limit)
+
+    def reworded(self, sentence: str) -> str:
+        """The sentence with each word that no caption had exchanged for the nearest that one had, if any is near."""
+        if self.trained_on is None:
+            return sentence
+        table = next(x for name, x in self.model.named_parameters() if name.endswith("token_embedding.weight"))
+        encode = self.tokenizer.encode
+        taught = {word: tokens[0] for word in self.trained_on["words"] if len(tokens := encode(word)) == 1}
+        known = self.torch.nn.functional.normalize(table[list(taught.values())].float(), dim=-1)
+        words = re.findall("[a-z]+|[^a-z]+", sentence.lower())
+        for place, word in enumerate(words):
+            if word.isalpha() and word not in self.trained_on["words"] and len(tokens := encode(word)) == 1:
+                similar = known @ self.torch.nn.functional.normalize(table[tokens[0]].float(), dim=-1)
+                if float(similar.max()) >= NEAR_WORD:
+                    words[place] = [*taught][int(similar.argmax())]
+        return "".join(words)
 
     def _autocast(self) -> torch.autocast:
         kind = {"bf16": self.torch.bfloat16, "fp16": self.torch.float16}.get(self.precision, self.torch.float32)

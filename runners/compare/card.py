@@ -9,8 +9,13 @@ choice, checked against sentences known to be good and bad (`benchmarks bad-prom
     weak                     its AUROC is below 0.85; its spread is below 15 %; a fifth of the frames or more are blank;
                              or the model was not trained on such sentences, and measurement does not say that they work
                              all the same: an interval of the AUROC that lies above 0.85 and, where a graded truth is
-                             known, a Spearman's correlation with it of 0.7 or more
+                             known, a Spearman's correlation with it of 0.7 or more; or another reading contradicts it
     usable                   else; words that the model lacks are then a note
+
+A model may read a sentence as the goal that does not mean it. Two other readings of it are scored, too: the sentence
+with each word that the model was never taught exchanged for the nearest one that it was, whose AUROC must not be below
+0.7 (a pole that "toppled" may be read as upright, one that is "falling" is not); and its clauses, none of which may
+have an AUROC below 0.3 at half of its spread ("the flag is at the peak and the car is in the valley").
 
 Intervals resample rows as if they were independent; those of episodes are not, so they are a little too narrow.
 
@@ -25,6 +30,7 @@ import functools
 import hashlib
 import itertools
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -52,6 +58,7 @@ NARROW, SLIM = 0.05, 0.15  # spread over that of the model's own phrases
 BLANK = 0.2
 GIBBERISH = ("qwv zzxk blorp", "frumious jub tove")
 OFF_TOPIC = ("a bowl of noodle soup", "the president gave a speech")
+CLAUSES = re.compile(r"[,;]|\b(?:and|but|while|whereas)\b", re.IGNORECASE)
 UNFAMILIAR = "is not like what this model was taught"
 QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
 ROWS, DRAWS = 256, 32  # of the canonical EPIC
@@ -192,6 +199,7 @@ def card(candidate: Candidate, goal: int | None) -> Card:
         "spread": _relative_spread(candidate),
         "speed": _speed(candidate),
         "controls": _controls(candidate, truth, target),
+        "readings": [] if truth is None else _readings(candidate, truth[counted]),
         "starc": starc(candidate, target, goal),
         "epic": _canonical_epic(candidate, target),
     }
@@ -316,6 +324,23 @@ def _controls(candidate: Candidate, truth: np.ndarray | None, target: np.ndarray
         met = None if truth is None else truth[counted]
         rows.append({**row, "low": low, "high": high, **measures(values, met, target[counted], intervals=False)})
     return rows
+
+
+def _readings(candidate: Candidate, truth: np.ndarray) -> list[Card]:
+    """The goal in words that the model was taught, and its clauses: AUROC, and spread over that of the goal."""
+    goal, encoder = candidate.sentence("goal"), getattr(candidate.reward, "encoder", None)
+    if encoder is None or encoder.trained_on is None or "|" in goal or candidate.reward.role == "bonus":
+        return []
+    clauses = [clause.strip() for clause in CLAUSES.split(goal) if clause.strip()]
+    others = {"in words it was taught": [encoder.reworded(goal)], "clause": clauses if len(clauses) > 1 else []}
+    counted, found = candidate.sample.counted, []
+    spread = max(float(np.subtract(*np.quantile(candidate.values[counted], [0.95, 0.05]))), 1e-9)
+    for kind, sentence in ((kind, text) for kind, texts in others.items() for text in texts if text != goal.lower()):
+        values = candidate.again(goal=sentence).values[counted]
+        relative = float(np.subtract(*np.quantile(values, [0.95, 0.05]))) / spread
+        area = distances.auroc(values, truth)
+        found.append({"kind": kind, "sentence": sentence, "auroc": area, "spread": relative})
+    return found
 
 
 def starc(candidate: Candidate, target: np.ndarray, goal: int | None) -> Card | None:
@@ -454,6 +479,11 @@ def verdict(found: Card) -> tuple[str, list[str]]:
         wrong.append(f"{nonsense[0]['sentence']!r} does as well (Spearman {nonsense[0]['spearman']:.2f})")
     works = truth["auroc_interval"][0] >= GOOD and not (found["graded"] and truth["spearman"] < SIMILAR)
     doubts += [note.split(";")[0] for note in found["notes"] if UNFAMILIAR in note and not works]
+    for other in found["readings"]:
+        if other["kind"] != "clause" and other["auroc"] < CHANCE:
+            doubts.append(f"said {other['kind']}, {other['sentence']!r}, it does not work (AUROC {other['auroc']:.2f})")
+        elif other["auroc"] < 1 - CHANCE and other["spread"] >= 0.5:
+            doubts.append(f"{other['sentence']!r} contradicts it (AUROC {other['auroc']:.2f})")
     if found["blank"] >= BLANK:
         doubts.append(f"{found['blank']:.0%} of the frames have one single colour")
     if wrong or doubts:

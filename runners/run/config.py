@@ -81,6 +81,9 @@ class TrainConfig(Settings):
     logger: list[str] = setting(
         ["tensorboard"], "where the log goes besides metrics.csv; [] for nowhere", choices=("tensorboard", "wandb")
     )
+    histograms: bool = setting(
+        False, "with each row of the log, TensorBoard histograms of weights, gradients and each reward's scores"
+    )
     eval_episodes: int = setting(20, "episodes of the final evaluation; 0 skips it", low=0)
     eval_steps: int = setting(
         20_000, "no further evaluation episode begins after so many environment steps, and none is longer", low=1
@@ -112,6 +115,8 @@ class TrainConfig(Settings):
             setattr(self, name, int(value))
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
             raise UsageError(f"device={self.device} is no device; give auto, cpu, cuda, cuda:N or mps")
+        if self.histograms and "tensorboard" not in self.logger:
+            raise UsageError(f"histograms=true has nowhere to go with logger={self.logger}; add tensorboard to logger")
         for name in ("root", "run_dir"):
             if ".." in PurePath(getattr(self, name)).parts:
                 raise UsageError(f"{name}={getattr(self, name)} leaves its folder by '..'; give the folder itself")
@@ -149,7 +154,16 @@ RENAMED = {
 
 # Where a run is kept and what it reports does not change what it learns.
 _MANAGEMENT = {"root", "run_dir", "resume", "checkpoint_every", "log_every", "eval_episodes", "eval_steps", "video"}
-_MANAGEMENT |= {"control", "preset", "step_timeout", "on_env_error", "eval_every", "video_every", "logger"}
+_MANAGEMENT |= {
+    "control",
+    "preset",
+    "step_timeout",
+    "on_env_error",
+    "eval_every",
+    "video_every",
+    "logger",
+    "histograms",
+}
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:

@@ -199,6 +199,8 @@ class Saver(BaseCallback):
     def dump(self) -> None:
         """Write a row of the log."""
         self._logged = self.model.num_timesteps
+        if hasattr(self.driver, "before_log"):
+            self.driver.before_log()
         if hasattr(self.model, "start_time"):  # Stable-Baselines3 reads a clock that may be set meanwhile
             self.model.start_time = time.time_ns() - (time.monotonic_ns() - self._started)
         self.model.dump_logs()  # type: ignore[attr-defined]

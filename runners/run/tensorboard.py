@@ -1,6 +1,7 @@
-"""What TensorBoard shows of a run besides its curves: configuration, hyper-parameters, videos.
+"""What TensorBoard shows of a run besides its curves: configuration, hyper-parameters, videos, and histograms
+where they are asked for (`histograms=true`).
 
-They are written once, or with each video; the curves are `runners.run.progress.TensorBoardLog`'s.
+The others are written once, or with each video; the curves are `runners.run.progress.TensorBoardLog`'s.
 """
 
 from __future__ import annotations
@@ -8,20 +9,23 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import imageio.v2 as imageio
 import numpy as np
 from PIL import Image
+from torch import nn
 
 from runners.run.config import TrainConfig, flatten, to_dict
 from runners.run.progress import TASK_RETURN, TensorBoardLog
 
 if TYPE_CHECKING:
+    from rewards.mix.mix import Mix
     from runners.run.video import Episode
 
+BINS = 64
 FRAMES = 60  # of a video that is shown as a moving picture
 SIDE = 224  # pixels of its width
 
@@ -52,6 +56,39 @@ def _describe(folder: Path, config: TrainConfig) -> None:
     }
     markdown = "\n".join(f"    {line}" for line in lines)  # indented: as it is
     _add(folder, 0, summary.text("configuration", markdown), *summary.hparams(plain, {TASK_RETURN: 0.0}))
+
+
+class HistogramLog(TensorBoardLog):
+    """The curves, and with each row `weights/...`, `gradients/...` (of the last minibatch) and `scores/<reward>`.
+
+    The scores are those that the mix has seen last: of a rollout, or of the newest transitions of a replay.
+    """
+
+    def __init__(self, folder: Path, step: int, *, model: Any, mix: Mix) -> None:
+        super().__init__(folder, step)
+        self.model, self.mix = model, mix
+        mix.watched = {}
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        from torch.utils.tensorboard import summary
+
+        super().write(key_values, key_excluded, step)
+        for tag, values in self._arrays():
+            if len(finite := values[np.isfinite(values)]):
+                self.add(summary.histogram(tag, finite, BINS), step)
+        self.mix.watched = {}
+
+    def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        policy = self.model.policy
+        parameters = dict(policy.named_parameters()) if isinstance(policy, nn.Module) else {}
+        for name, value in (parameters or policy.state_dict()).items():
+            if value.is_floating_point():
+                yield f"weights/{name}", value.detach().float().cpu().numpy().ravel()
+        for name, value in parameters.items():
+            if value.grad is not None:
+                yield f"gradients/{name}", value.grad.float().cpu().numpy().ravel()
+        for name, scores in (self.mix.watched or {}).items():
+            yield f"scores/{name}", scores
 
 
 def shows(config: TrainConfig, run: Path, step: int) -> Callable[[Episode], None] | None:

@@ -185,6 +185,15 @@ def test_the_truth_itself_is_perfect_and_a_good_sentence_usable():
     assert clip["phrases"][0][1] > 0.9 and clip["spread"] > 0.5
 
 
+def test_a_sentence_that_is_read_as_the_goal_by_mistake_is_weak():
+    made = compare_card.card(ask("clip", frames=300, goal="The pole has toppled over"), 0)
+    assert made["truth"]["auroc"] > 0.95 and made["verdict"] == WEAK, made["reasons"]
+    assert [reading["sentence"] for reading in made["readings"]] == ["the pole has falling over"]
+    both = compare_card.card(ask("clip", frames=300, goal="the post points up and the pole is hanging down"), 0)
+    assert [reading["kind"] for reading in both["readings"]][-2:] == ["clause", "clause"]
+    assert both["readings"][-1]["auroc"] < 0.1 and both["verdict"] != USABLE
+
+
 @pytest.mark.parametrize("sentence", ["the pole is hanging down", "qwv zzxk blorp", "a bowl of noodle soup"])
 def test_bad_sentences_are_not_to_be_trained_with(sentence):
     made = compare_card.card(ask("clip", frames=300, goal=sentence), 0)
@@ -245,6 +254,7 @@ def judged(**changes):
         "spread": 0.6,
         "controls": [{"kind": "gibberish", "sentence": "qwv", "spearman": 0.1}],
         "notes": [],
+        "readings": [],
         "blank": 0.0,
         **changes,
     }
@@ -268,6 +278,11 @@ def test_words_that_the_model_lacks_are_a_note_where_measurement_says_that_the_s
     assert judged(**unknown, truth={"auroc": float("nan"), "auroc_interval": (float("nan"),) * 2}) == WEAK
     assert judged(**unknown, truth={"spearman": 0.6}) == WEAK  # separates, and is unlike the truth elsewhere
     assert judged(**unknown, truth={"spearman": 0.3}, graded=False) == USABLE  # ranks of yes and no say little
+    rephrased = [{"kind": "in words it was taught", "sentence": "a dog", "auroc": 0.5, "spread": 0.9}]
+    assert judged(**unknown, readings=rephrased) == WEAK
+    clause = {"kind": "clause", "sentence": "a dog", "spread": 0.9}
+    assert judged(readings=[{**clause, "auroc": 0.2}]) == WEAK and judged(readings=[{**clause, "auroc": 0.5}]) == USABLE
+    assert judged(readings=[{**clause, "auroc": 0.2, "spread": 0.3}]) == USABLE  # it says next to nothing
     assert judged(**unknown, spread=0.1) == WEAK and judged(**unknown, truth={"auroc": 0.6}) == DO_NOT
     assert judged(range=[0.5] * 5) == DO_NOT and judged(range=[float("nan")] * 5) == DO_NOT
     assert judged(role="bonus") == USABLE
