@@ -14,8 +14,11 @@ import difflib
 import functools
 import importlib
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
 import gymnasium as gym
@@ -35,6 +38,7 @@ from envs.wrappers import EpisodeStatistics, Journal, Observer, disturb
 
 BACKENDS = ("auto", "gym", "workers", "batched", "sync", "async", "vector_entry_point")
 DISTURBANCES = ("sticky", "noisy_tv", "episodic_reward")
+OWNERS = {"ALE/": "ale_py", "MiniHack-": "minihack"}  # how ids begin -> the package to name before them
 MODALITY_OPTIONS = ("frame_size", "text", "signals")
 
 
@@ -296,14 +300,15 @@ def spec_of(env_id: str) -> EnvSpec:
         try:
             importlib.import_module(module)
         except Exception as error:  # what importing executes may raise anything
+            if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(module)):
+                raise ImportError(_needed(env_id, module, error, extra)) from None
             raise ValueError(
                 f"cannot import {module!r} ({error}), but environment {env_id!r} asks for it; install it, or check the "
                 "name"
             ) from None
-    elif name.startswith("ALE/") and name not in registry:
-        raise ValueError(
-            f"unknown environment {env_id!r}; did you mean {f'ale_py:{name}'!r}, after pip install ale_py?"
-        )
+    elif name not in registry and (owner := next((x for begin, x in OWNERS.items() if name.startswith(begin)), "")):
+        wanted = f"'lodestar-rl[{extra}]'" if (extra := _extra_with(owner)) else owner
+        raise ValueError(f"unknown environment {env_id!r}; did you mean '{owner}:{name}', after pip install {wanted}?")
     elif "/" not in name and not any(_stem(name) == _stem(known) for known in registry):
         _import_family_of(name)  # else no package would help: only ours has a namespace
     if name in registry:
@@ -324,11 +329,26 @@ def _import_family_of(name: str) -> None:
             except ImportError as error:  # a missing package is passed over unless it brings this id
                 if name.partition("-")[0] in {i.partition("-")[0] for i in family.ids}:
                     package = family.module.partition(".")[0].replace("_", "-")
-                    source = f"'lodestar-rl[{family.extra}]'" if family.extra else package
-                    wanted = f"environment {name!r} needs the package {package} ({error}); pip install {source}"
-                    raise ImportError(wanted) from None
+                    raise ImportError(_needed(name, package, error, family.extra)) from None
         if name in registry:
             return
+
+
+def _needed(env_id: str, package: str, error: Exception, extra: str) -> str:
+    source = f"'lodestar-rl[{extra}]'" if extra else package
+    return f"environment {env_id!r} needs the package {package} ({error}); pip install {source}"
+
+
+def _extra_with(package: str) -> str:
+    """The extra of ours that installs a package; "" if none does."""
+    with suppress(PackageNotFoundError):
+        for requirement in requires("lodestar-rl") or []:
+            name, _, marker = requirement.partition(";")
+            if re.match(r"[\w-]*", name)[0].lower() == package.lower() and (
+                found := re.search(r"extra == .(\w+)", marker)
+            ):
+                return found[1]
+    return ""
 
 
 def _stem(env_id: str) -> str:

@@ -127,6 +127,15 @@ def test_a_module_prefix_imports_the_module_first(tmp_path, monkeypatch) -> None
         ({"max_episode_steps": 0}, "max_episode_steps=0 is out of range; give at least 1, or None"),
     ],
 )
+def test_a_missing_package_that_an_extra_brings_is_named_with_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "minihack", None)
+    with pytest.raises(ImportError, match=r"needs the package minihack .*; pip install 'lodestar-rl\[minihack\]'$"):
+        make("minihack:MiniHack-Room-5x5-v0")
+    meant = r"did you mean 'minihack:MiniHack-Room-5x5-v0', after pip install 'lodestar-rl\[minihack\]'\?"
+    with pytest.raises(ValueError, match=meant):
+        make("MiniHack-Room-5x5-v0")
+
+
 def test_bad_arguments_are_refused_with_a_sentence(arguments: dict, sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
         make("CartPole-v1", **arguments)

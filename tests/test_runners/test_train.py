@@ -99,6 +99,28 @@ def test_tensorboard_shows_the_configuration_and_the_video(finished):
     assert shown.step == 1536 and shown.encoded_image_string.startswith(b"GIF89a")
 
 
+@pytest.mark.parametrize(("agent", "env"), [("sac", "Pendulum-v1"), ("dqn", "CartPole-v1"), ("dyna", "Pendulum-v1")])
+def test_a_run_too_short_to_learn_logs_its_rewards_and_histograms_where_asked(agent, env, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    where = [f"env={env}", f"agent={agent}", "agent.learning_starts=1000", f"run_dir={tmp_path / 'run'}"]
+    quick = ["total_timesteps=300", "log_every=100", "eval_episodes=0", "video=false", "control=none"]
+    assert main([*where, *quick, "reward=[task,rnd]", "histograms=true"]) == 0
+    rows = read_csv(tmp_path / "run" / "metrics.csv")
+    assert [float(row["reward/task_share"]) for row in rows] == [1.0] * len(rows)  # rnd is 0 until it has a scale
+    assert {"reward/task", "reward/rnd", "reward/total"} <= set(rows[-1]) and float(rows[-1]["reward/rnd"]) > 0
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert {"scores/task", "scores/rnd"} < set(events.Tags()["histograms"])
+    last = events.Histograms("scores/rnd")[-1].histogram_value
+    assert last.num == 300 and last.sum / last.num == pytest.approx(float(rows[-1]["reward/rnd"]), rel=1e-4)
+
+
+def test_histograms_without_tensorboard_are_refused(capsys):
+    assert main(["env=CartPole-v1", "histograms=true", "logger=[]"]) == 2
+    assert "histograms=true has nowhere to go with logger=[]; add tensorboard" in capsys.readouterr().err
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", ["logger", "sync_tensorboard"])
 def test_what_a_run_logs_reaches_weights_and_biases(how, tmp_path, monkeypatch):
