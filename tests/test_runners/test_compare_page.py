@@ -189,9 +189,10 @@ def test_a_sentence_that_is_read_as_the_goal_by_mistake_is_weak():
     made = compare_card.card(ask("clip", frames=300, goal="The pole has toppled over"), 0)
     assert made["truth"]["auroc"] > 0.95 and made["verdict"] == WEAK, made["reasons"]
     assert [reading["sentence"] for reading in made["readings"]] == ["the pole has falling over"]
-    both = compare_card.card(ask("clip", frames=300, goal="the post points up and the pole is hanging down"), 0)
-    assert [reading["kind"] for reading in both["readings"]][-2:] == ["clause", "clause"]
-    assert both["readings"][-1]["auroc"] < 0.1 and both["verdict"] != USABLE
+    both = ask("clip", frames=300, goal="the post points up and the pole is hanging down")
+    readings = compare_card._readings(both, both.sample.truth[both.sample.counted, 0])
+    assert [reading["kind"] for reading in readings][-2:] == ["clause", "clause"]
+    assert readings[-1]["auroc"] < 0.1 and readings[-1]["spread"] > 0.5
 
 
 @pytest.mark.parametrize("sentence", ["the pole is hanging down", "qwv zzxk blorp", "a bowl of noodle soup"])
