@@ -450,6 +450,7 @@ VISITS: dict[str, tuple[str, ...]] = {
     "compare": ("env=CartPole-v1", "reward=rnd", "root=new", "rows=64"),
     "list": ("rnd",),
     "doctor": ("only=cores,packages",),
+    "explain": ("run=.", "episodes=2", "steps=5"),
 }
 
 

@@ -159,6 +159,7 @@ def _verbs(folder: Path, quick: bool) -> dict[str, Callable[[], int]]:
         "evaluate": command("evaluate", saved, "episodes=1"),
         "record": command("record", f"policy={folder / 'run'}", "steps=64", f"out={folder / 'recording.safetensors'}"),
         "watch": command("watch", saved, "episodes=1", "steps=20", f"out={folder / 'video.gif'}"),
+        "explain": command("explain.__main__", saved, "episodes=2", "steps=20", f"out={folder / 'why'}"),
         "export": command("export.__main__", saved, "format=safetensors", f"out={folder / 'export'}"),
         "sweep": command("sweep.__main__", *tiny, "total_timesteps=64", "seed=0,1", f"root={folder / 'sweeps'}"),
         "report": command("report.__main__", str(folder)),
