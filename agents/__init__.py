@@ -26,6 +26,7 @@ TABLE: dict[str, str] = {
     "sac": "agents.sb3.agent:SAC",
     "td3": "agents.sb3.agent:TD3",
     "recurrent_ppo": "agents.sb3.agent:RecurrentPPO",
+    "maskable_ppo": "agents.sb3.agent:MaskablePPO",
     "tqc": "agents.sb3.agent:TQC",
     "crossq": "agents.sb3.agent:CrossQ",
     "qrdqn": "agents.sb3.agent:QRDQN",

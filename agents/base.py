@@ -117,6 +117,7 @@ class BaseAgent(Predictor):
     Config: ClassVar[type[Any]]
     driver: ClassVar[str] = "scorer"  # it takes the reward itself, as `scorer`
     n_envs: ClassVar[int] = 8
+    masks: ClassVar[bool] = False  # whether it reads action masks
     recovers: ClassVar[bool] = False  # whether it returns to finite weights by itself
     scorer_type: ClassVar[type[Any]] = StreamScorer
     assigns_credit: ClassVar[bool] = False  # whether a stream's reward may count otherwise than in a sum
@@ -374,7 +375,8 @@ class BaseAgent(Predictor):
     def beside(self) -> dict[str, Any]:
         """Counts, and the reward with what it has learned."""
         reward = self.scorer.state_dict() if hasattr(self.scorer, "state_dict") else {}
-        return {"streams": list(self.scorer.streams), "reward": reward, **get_state(self, self.in_file)}
+        state = {"streams": list(self.scorer.streams), "reward": reward, **get_state(self, self.in_file)}
+        return state | ({"masked": True} if self.masked else {})
 
     @classmethod
     def load(cls, path: str, envs: Any = None, *, scorer: Any = None, seed: int = 0, device: str = "cpu") -> Self:
@@ -392,6 +394,8 @@ class BaseAgent(Predictor):
         if not state:
             return agent
         set_state(agent, cls.in_file, state)
+        if state.get("masked"):
+            agent.masked = True
         if scorer is not None and {*scorer.streams} != {*state["streams"]}:
             raise ValueError(
                 f"{path} was trained on {' + '.join(state['streams'])}, not on {' + '.join(scorer.streams)}; load it "

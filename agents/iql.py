@@ -132,9 +132,14 @@ class IQL(Predictor):
         return {name: float(value) for name, value in metrics.items()}
 
     def predict(
-        self, observation: Obs, state: Any = None, episode_start: Any = None, deterministic: bool = True
+        self,
+        observation: Obs,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = True,
+        mask: Any = None,
     ) -> tuple[np.ndarray, None]:
-        """Actions for one observation or a batch (B, ...); `state` and `episode_start` are for recurrent policies."""
+        """Actions for one observation or a batch (B, ...); the rest is for recurrent policies, and those with masks."""
         return super().predict(observation, None, episode_start, deterministic)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:

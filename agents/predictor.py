@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from envs.files import regular
+from envs.masks import needed
 from envs.state import pack, unpack
 from envs.transitions import map_obs
 from envs.types import Obs
@@ -46,22 +47,36 @@ class Predictor(ABC):
     """
 
     observation_space: gym.Space
+    action_space: gym.Space
     config: Any
     policy: Any
+    masked: bool = False  # whether it was trained with action masks, which it then needs to act
 
     def predict(
-        self, observation: Obs, state: Any = None, episode_start: Any = None, deterministic: bool = False
+        self,
+        observation: Obs,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        mask: Any = None,
     ) -> tuple[np.ndarray, Any]:
         """Actions for one observation or a batch (B, ...), and the state (B, ...) of a policy that has one, else None.
 
-        `episode_start`, bool (B,), empties that state.
+        `episode_start`, bool (B,), empties that state. `mask`, bool (n,) or (B, n): the actions that are allowed; see
+        `envs.masks`. It is needed where training had masks; agents that use none ignore it.
+
+        Raises:
+            ValueError: for an observation or mask of another shape, and a mask that is missing or allows nothing.
         """
         single = self._is_single(observation)
         rows = map_obs(lambda x: np.asarray(x)[None], observation) if single else observation
         n = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
         starts = np.zeros(n, bool) if episode_start is None else np.asarray(episode_start, bool).reshape(n)
+        given: list[Any] = [rows, state, starts, deterministic]
+        if self.masked:
+            given.append(needed(mask, self.action_space, n))
         with torch.no_grad():
-            actions, state = self._predict(rows, state, starts, deterministic)
+            actions, state = self._predict(*given)
         return (actions[0] if single else actions), state
 
     def _is_single(self, observation: Obs) -> bool:
@@ -77,7 +92,7 @@ class Predictor(ABC):
 
     @abstractmethod
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
-        """As `predict`, of a batch; `starts` bool (B,)."""
+        """As `predict`, of a batch; `starts` bool (B,). If it can be `masked` there is a fifth, `mask`, bool (B, n)."""
 
     def beside(self) -> dict[str, Any]:
         """What a file keeps besides weights and configuration; plain data, see `envs.state.pack`."""

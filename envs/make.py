@@ -1,7 +1,7 @@
 """An id becomes a ready environment.
 
-    gymnasium.make -> what the family repairs -> its observation adapter -> what disturbs -> EpisodeStatistics
-        -> Journal -> Observer
+    gymnasium.make -> what the family repairs -> its observation adapter -> what disturbs -> (ActionMask)
+        -> EpisodeStatistics -> Journal -> Observer
 
 `make` takes any Gymnasium id, ours, or `module:Id-v0`, which imports `module` first. `make_vec` makes n of them,
 `make_batched` n as one array program. `options` says which keyword arguments an id has.

@@ -25,11 +25,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envs.files import regular
+from envs.masks import sample
 from envs.observations import plain
 from envs.transitions import Rollout, Transitions, concatenate, join, map_obs
-from envs.types import MODALITIES, Array, Obs
+from envs.types import MASK, MODALITIES, Array
 
-Act = Callable[[Obs, np.ndarray], Array]  # (observations (N, ...), bool (N,): an episode begins) -> actions (N, ...)
+Act = Callable[..., Array]  # (observations (N, ...), bool (N,): an episode begins) -> actions (N, ...)
 FORMAT = "lodestar recording 1"
 TEXTS = ("text", "obs_text")
 SHIPPED = Path(str(files(__package__) / "recordings"))
@@ -40,7 +41,8 @@ def record(env: gym.Env | VectorEnv, act: Act | None, steps: int, seed: int = 0)
 
     Args:
         env: one environment, or a vector that resets its environments itself.
-        act: the policy, of batches also where there is one environment; None for random actions.
+        act: the policy, of batches also where there is one environment; None for random actions. Where the environment
+            masks its actions, the masks (N, n) are its third argument.
         steps: transitions, summed over environments and rounded up to a whole number for each, at least 1.
         seed: of the first reset, and of random actions.
 
@@ -56,11 +58,19 @@ def record(env: gym.Env | VectorEnv, act: Act | None, steps: int, seed: int = 0)
     envs.action_space.seed(seed)
     obs, infos = envs.reset(seed=seed)
     modality_names = frozenset(MODALITIES) & set(infos)
+    if MASK in modality_names:
+        envs.single_action_space.seed(seed)
     rollout = Rollout(-(-steps // envs.num_envs), envs, modality_names)
     rollout.begin(obs, infos)
     begins = np.ones(envs.num_envs, bool)
     for t in range(rollout.length):
-        rollout.action[t] = envs.action_space.sample() if act is None else act(map_obs(np.array, obs), begins)
+        masks = rollout.modalities[MASK][t] if MASK in modality_names else None
+        if act is not None:
+            rollout.action[t] = act(map_obs(np.array, obs), begins, *([] if masks is None else [masks]))
+        elif masks is None:
+            rollout.action[t] = envs.action_space.sample()
+        else:
+            rollout.action[t] = [sample(envs.single_action_space, mask) for mask in masks]
         step = envs.step(rollout.action[t])
         rollout.write(t, slice(0, envs.num_envs), *step)
         obs = step[0]

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from envs.observations import empty_batch
-from envs.types import MODALITIES, Array, Obs
+from envs.types import MASK, MODALITIES, Array, MaskFault, Obs
 
 Infos = Mapping[str, Any]  # of a vector environment: name -> (N, ...)
 Final = tuple[int, np.ndarray, Obs]  # time, columns (M,), their last observations (M, ...)
@@ -62,6 +62,8 @@ class Transitions:
     obs_text: Array | None = None  # object (...,) of str, caption or message of obs
     signals: Array | None = None  # float32 (..., K), named quantities of next_obs, read from the simulator
     obs_signals: Array | None = None  # float32 (..., K), those of obs
+    action_mask: Array | None = None  # bool (..., A), the actions that next_obs allows
+    obs_action_mask: Array | None = None  # bool (..., A), those that obs allows
     extras: dict[str, Array] = field(default_factory=dict)  # name -> (..., D): embeddings, goals, log-probabilities
 
     @property
@@ -224,6 +226,8 @@ class Rollout:
     def _show(self, row: int, group: slice, infos: Infos) -> None:
         for name in self.modality_names:
             if name not in infos:
+                if name == MASK:
+                    raise MaskFault(f'infos["{MASK}"] is missing, though earlier it was there; give it in every step')
                 option = "frame_size=..." if name == "frame" else f"{name}=True"
                 raise ValueError(f'the reward reads {name}, but infos["{name}"] is missing; make them with {option}')
             value = modality(name, infos[name])
@@ -325,8 +329,8 @@ class OneGroup:
 
 
 def modality(name: str, value: Any) -> np.ndarray:
-    """A modality as an array; texts as objects."""
-    return np.asarray(value, object if name == "text" else None)
+    """A modality as an array; texts as objects, masks as bool."""
+    return np.asarray(value, object if name == "text" else bool if name == MASK else None)
 
 
 def saved(modalities: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -13,11 +13,16 @@ if TYPE_CHECKING:
     from envs.transitions import Transitions
 
 Array = Any  # numpy.ndarray, or torch.Tensor inside a model-based agent
-MODALITIES = ("frame", "text", "signals")  # what an environment may add to its observations, in its info
+MASK = "action_mask"
+MODALITIES = ("frame", "text", "signals", MASK)  # what an environment may add to its observations, in its info
 Obs = Any  # an Array, or a dict of Arrays (a `gymnasium.spaces.Dict` observation)
 Memory = Any  # a dict of arrays with leading axis N, or None
 EnvReset = tuple[Any, dict[str, Any]]  # obs, info
 EnvStep = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]  # obs, reward, terminated, truncated, info
+
+
+class MaskFault(ValueError):
+    """An environment's action mask is missing, has another shape, or allows nothing."""
 
 
 @runtime_checkable

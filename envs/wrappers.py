@@ -35,7 +35,7 @@ from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.wrappers import StickyAction
 
-from envs import render
+from envs import masks, render
 from envs.family import family_of
 from envs.observations import Recorded, is_channels_last
 from envs.types import MODALITIES, EnvReset, EnvStep
@@ -56,10 +56,17 @@ class EpisodeStatistics(Recorded):
         self._success = family_of(env.spec).success
         self._start = time.perf_counter()
         self._return, self._length = 0.0, 0
+        self._looked = False  # for action masks
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         self._return, self._length = 0.0, 0
-        return self.env.reset(seed=seed, options=options)
+        obs, info = self.env.reset(seed=seed, options=options)
+        if not self._looked:
+            self._looked = True
+            if masks.offered(self.env, info):
+                self.env = within = masks.ActionMask(self.env)
+                info = within.begin(info)
+        return obs, info
 
     def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)

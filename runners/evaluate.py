@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from envs.settings import Settings, setting
+from envs.types import MASK
 from runners.cli.command import Command
 from runners.cli.output import Ticker
 from runners.report import statistics
@@ -87,6 +88,7 @@ def play(
     """
     from envs.family import family_of
     from envs.make import make
+    from envs.masks import sample
     from rewards.adapters.guided import guide_modalities, guided
 
     scores = Scores(goal=goal.name if goal else "")
@@ -106,7 +108,8 @@ def play(
             if metrics is not None:
                 metrics.begin(family.sense(env))
             while not ended and length < max_steps:
-                action = env.action_space.sample() if act is None else act(obs, length == 0)
+                mask = (info[MASK],) if MASK in info else ()
+                action = sample(env.action_space, *mask) if act is None else act(obs, length == 0, *mask)
                 obs, reward, terminated, truncated, info = env.step(action)
                 ended, length, total = terminated or truncated, length + 1, total + float(reward)
                 if tick is not None:
@@ -155,8 +158,9 @@ def goal_of(config: TrainConfig) -> Goal | None:
 def policy(model: Any, env_id: str = "") -> Act:
     """The policy of an agent, deterministic unless the family is `sampled`; it keeps an LSTM's state between calls.
 
-    It takes one observation and a bool, or a batch of them and an array (N,). Actions are of the type that the
-    environment samples: a number, not the array () that Stable-Baselines3 predicts, which no table can be indexed with.
+    It takes one observation and a bool, or a batch of them and an array (N,); and the action mask that came with it,
+    for an agent that was trained with masks. Actions are of the type that the environment samples: a number, not the
+    array () that Stable-Baselines3 predicts, which no table can be indexed with.
     """
     from envs.family import family_of
     from envs.make import spec_of
@@ -164,11 +168,12 @@ def policy(model: Any, env_id: str = "") -> Act:
     state: Any = None
     sure = not (env_id and family_of(spec_of(env_id)).sampled)
 
-    def act(obs: Any, begins: Any) -> Any:
+    def act(obs: Any, begins: Any, mask: Any = None) -> Any:
         nonlocal state
         start = np.atleast_1d(begins)
         state = None if start.all() else state
-        action, state = model.predict(obs, state=state, episode_start=start, deterministic=sure)
+        more = {"mask": mask} if getattr(model, "masked", False) else {}
+        action, state = model.predict(obs, state=state, episode_start=start, deterministic=sure, **more)
         return np.asarray(action, model.action_space.dtype)[()]
 
     return act

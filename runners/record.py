@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from envs.family import family_of
+from envs.masks import sample
 from envs.recording import episodes, save
 from envs.recording import record as recorded
 from envs.settings import Settings, setting
@@ -81,14 +82,14 @@ def record(config: RecordConfig) -> dict[str, Any]:
     return meta
 
 
-def acting(model: Any, action_space: Any, noise: float, seed: int) -> Callable[[Any, np.ndarray], np.ndarray]:
+def acting(model: Any, action_space: Any, noise: float, seed: int) -> Callable[..., np.ndarray]:
     """An agent's deterministic policy for batches of observations; a share `noise` of actions is random."""
     rng, best = np.random.default_rng(seed), policy(model)
 
-    def act(obs: Any, begins: Any) -> np.ndarray:
-        actions = np.array(best(obs, begins))
+    def act(obs: Any, begins: Any, masks: Any = None) -> np.ndarray:
+        actions = np.array(best(obs, begins, masks))
         for row in np.flatnonzero(rng.random(len(begins)) < noise):
-            actions[row] = action_space.sample()
+            actions[row] = sample(action_space, None if masks is None else masks[row])
         return actions
 
     return act

@@ -81,7 +81,7 @@ def require(parts: Parts, fresh: bool) -> None:
 def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) -> None:
     """What is about to happen; the composed reward first."""
     print(f"reward: {parts.mix.describe()}")
-    for note in [*parts.mix.notes(), *getattr(parts.model, "notes", [])]:
+    for note in [*parts.mix.notes(), *getattr(parts.model, "notes", []), *parts.notes]:
         print(f"note: {note}")
     if parts.taken:
         print(f"begins {parts.taken}")

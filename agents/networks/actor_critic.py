@@ -27,7 +27,13 @@ from envs.state import Stateful
 from envs.types import Obs
 
 CLIP = 10.0  # standard deviations at which a normalised observation is cut
+MASKED = -1e8  # logit or value of an action that is not allowed: exp is 0 and 0 times it is 0, as of -inf it is not
 ADAM: Any = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-5, "amsgrad": False, "maximize": False}
+
+
+def masked(outputs: Tensor, mask: Any) -> Tensor:
+    """Logits or values (..., n) with `MASKED` where the mask, bool (..., n), is False; as they are without one."""
+    return outputs if mask is None else outputs.masked_fill(~torch.as_tensor(mask, device=outputs.device), MASKED)
 
 
 class Inputs:

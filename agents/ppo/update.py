@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.networks.actor_critic import CLIP, ActorCritic, Flat
+from agents.networks.actor_critic import CLIP, MASKED, ActorCritic, Flat, masked
 from envs.settings import Settings, setting
 
 SIZES = 16  # of batches whose memory is kept
@@ -81,6 +81,7 @@ class PPOConfig(Settings):
     net: str = setting(
         "mlp", "what reads flat observations; glyphs: those with declared parts (NetHack)", choices=("mlp", "glyphs")
     )
+    masks: bool = setting(True, "choose among the actions that the environment's mask allows, where it gives one")
     path: str = setting(
         "auto", "update in NumPy where the network allows it, or by torch's autograd", choices=("auto", "eager")
     )
@@ -97,6 +98,12 @@ class Batch:
     valid: Any = None  # bool (T, M), recurrent only
     starts: Any = None  # bool (T, M), recurrent only: an episode begins here
     hidden: Any = None  # float32 (M, units), recurrent only: before the first row
+    mask: Any = None  # bool (M, outputs), the actions that were allowed; None where all were
+
+    def shuffled(self, order: np.ndarray) -> Batch:
+        """These rows of a batch without images and sequences, in this order, copied."""
+        mask = None if self.mask is None else self.mask[order]
+        return Batch(self.vector[order], {}, self.action[order], self.numbers[order], mask=mask)
 
 
 def sequences(x: np.ndarray, length: int) -> np.ndarray:
@@ -194,11 +201,12 @@ class TorchUpdate:
 
     @torch.no_grad()
     def choose(
-        self, vector: Any, pixels: Any, noise: Any, group: slice = slice(None), starts: Any = None
+        self, vector: Any, pixels: Any, noise: Any, mask: Any, group: slice = slice(None), starts: Any = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Actions (B, choices), values (B, K), log-probabilities (B,) of a group of environments, on the device.
 
-        `starts`, bool (B,), empties the recurrent state where an episode begins.
+        `mask`, bool (B, outputs) or None: which actions are allowed. `starts`, bool (B,), empties the recurrent state
+        where an episode begins.
         """
         features = self.net.features(*self._rows(vector, pixels))
         if self.net.gru is not None:
@@ -206,6 +214,7 @@ class TorchUpdate:
             out, hidden = self.net.unroll(features[None], self.hidden[group], self.tensor(starts)[None])
             features, self.hidden[group] = out[0], hidden
         outputs, values = self.net.heads(features)
+        outputs = masked(outputs, mask)
         action = self.actions.sample(outputs, self.net.log_std, self.tensor(noise))
         return action, values, self.actions.log_prob(outputs, self.net.log_std, action)[0]
 
@@ -224,12 +233,13 @@ class TorchUpdate:
         return self.net.vf_head(self.net.vf(features)).cpu().numpy()
 
     @torch.no_grad()
-    def evaluate(self, vector: Any, pixels: Any, action: Any) -> tuple[np.ndarray, np.ndarray]:
+    def evaluate(self, vector: Any, pixels: Any, action: Any, mask: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """Values (M, K), and log-probabilities of the first len(action) rows: what `NumpyUpdate.evaluate` gives."""
         outputs, values = self.net(*self._rows(vector, pixels))
         if action is None:
             return values.cpu().numpy(), np.empty(0, np.float32)
-        log_prob, _ = self.actions.log_prob(outputs[: len(action)], self.net.log_std, self.tensor(action))
+        outputs = masked(outputs[: len(action)], mask)
+        log_prob, _ = self.actions.log_prob(outputs, self.net.log_std, self.tensor(action))
         return values.cpu().numpy(), log_prob.cpu().numpy()
 
     def update(self, batch: Batch, rows: Any, measure: bool = False) -> dict[str, float]:
@@ -264,6 +274,7 @@ class TorchUpdate:
         index = rows if isinstance(rows, slice) else self.tensor(rows)
         vector, pixels = self._rows(batch.vector, batch.pixels)
         outputs, values = self.net(vector[index], {key: image[index] for key, image in pixels.items()})
+        outputs = masked(outputs, None if batch.mask is None else self.tensor(batch.mask)[index])
         return outputs, values, self.tensor(batch.action)[index], self.tensor(batch.numbers)[index]
 
     def _sequences(self, batch: Batch, columns: Any) -> tuple[Tensor, ...]:
@@ -274,6 +285,7 @@ class TorchUpdate:
         features = self.net.features(*flat).view(length, n, -1)
         out, _ = self.net.unroll(features, batch.hidden[index], self.tensor(batch.starts[:, columns]))
         outputs, values = self.net.heads(out.flatten(0, 1))
+        outputs = masked(outputs, None if batch.mask is None else self.tensor(batch.mask[:, columns]).flatten(0, 1))
         keep = torch.nonzero(self.tensor(batch.valid[:, columns]).flatten()).flatten()
         action, numbers = (self.tensor(x[:, columns]).flatten(0, 1) for x in (batch.action, batch.numbers))
         return outputs[keep], values[keep], action[keep], numbers[keep]
@@ -362,8 +374,8 @@ class NumpyUpdate:
             return vector
         return np.clip((vector - self.mean) * self.scale, -CLIP, CLIP)
 
-    def act(self, vector: np.ndarray, pixels: Any, noise: np.ndarray) -> np.ndarray:
-        """Actions (B, choices) for observations (B, D): the policy's network alone."""
+    def act(self, vector: np.ndarray, pixels: Any, noise: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+        """Actions (B, choices) for observations (B, D), of those that are allowed: the policy's network alone."""
         h = self.prepare(vector)
         for layer, hidden in zip(self.layers, self._buffers_of(len(vector)).hidden):
             h = np.matmul(h, layer.transposed[0], out=hidden[0])
@@ -374,12 +386,16 @@ class NumpyUpdate:
         if self.log_std is not None:
             return outputs + np.exp(self.log_std[:, 0]) * noise
         outputs += noise
+        if mask is not None:
+            outputs[~mask] = MASKED
         if len(self.actions.columns) == 1:
             return outputs.argmax(-1)[:, None]
         return np.stack([outputs[:, c].argmax(-1) for c in self.actions.columns], -1)
 
-    def evaluate(self, vector: np.ndarray, pixels: Any, action: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Values (M, K), and log-probabilities (M',) of the first M' = len(action) rows."""
+    def evaluate(
+        self, vector: np.ndarray, pixels: Any, action: np.ndarray | None, mask: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Values (M, K), and log-probabilities (M',) of the first M' = len(action) = len(mask) rows."""
         rows = len(vector)
         values = np.empty((rows, self.net.vf_head.out_features), np.float32)
         log_prob = np.empty(0 if action is None else len(action), np.float32)
@@ -393,6 +409,8 @@ class NumpyUpdate:
                 taken = np.zeros((end - begin, action.shape[1]), action.dtype)
                 known = min(end, len(log_prob)) - begin
                 taken[:known] = action[begin : begin + known]
+                if mask is not None:
+                    memory.outputs[:, :known][~mask[begin : begin + known].T] = MASKED
                 log_prob[begin : begin + known] = self._distribution(memory, taken)[:known]
         return values, log_prob
 
@@ -435,6 +453,8 @@ class NumpyUpdate:
         vector, action, numbers = memory.take(batch, rows)
         vector = self.prepare(vector)
         self._forward(vector, memory)
+        if batch.mask is not None:
+            memory.outputs[~batch.mask[rows].T] = MASKED  # p is 0 there, and so is every gradient
         log_ratio = self._distribution(memory, action)
         log_ratio -= numbers[:, 0]
         ratio = np.exp(log_ratio)

@@ -47,7 +47,7 @@ _ATTRIBUTES = {
         *("num_timesteps", "_total_timesteps", "_n_updates", "_episode_num", "_n_calls", "exploration_rate"),
         "_current_progress_remaining",
     ),
-    "arrays": ("_last_obs", "_last_episode_starts", "_last_original_obs"),
+    "arrays": ("_last_obs", "_last_episode_starts", "_last_original_obs", "_mask"),
 }
 _WINDOWS = ("ep_info_buffer", "ep_success_buffer")
 _BUFFER_ARRAYS = ("observations", "next_observations", "actions", "dones", "timeouts", "ep_start", "ep_length")
@@ -181,6 +181,8 @@ class SB3Agent:
     actions: ClassVar[tuple[type[spaces.Space], ...]] = ARRAYS
     n_envs: ClassVar[int] = 8  # environments side by side, unless the user says otherwise
     algorithm: ClassVar[str]  # module:class
+    masks: ClassVar[bool] = False  # whether it reads action masks
+    needs_masks: ClassVar[bool] = False
     lstm: ClassVar[bool] = False
 
     @classmethod
@@ -281,6 +283,14 @@ class RecurrentPPO(SB3Agent):
     lstm = True
 
 
+class MaskablePPO(SB3PPO):
+    """PPO among the actions that a mask allows (sb3-contrib; Huang & Ontanon 2020, arXiv 2006.14171)."""
+
+    actions = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    algorithm = "agents.sb3.masked:MaskedPPO"
+    masks = needs_masks = True
+
+
 class OffPolicyAgent(SB3Agent):
     """An agent with a replay buffer: the reward is computed when transitions are sampled."""
 
@@ -293,7 +303,8 @@ class DQN(OffPolicyAgent):
 
     Config = DQNConfig
     actions = (spaces.Discrete,)
-    algorithm = "stable_baselines3:DQN"
+    algorithm = "agents.sb3.masked:MaskedDQN"
+    masks = True
 
 
 class QRDQN(DQN):
@@ -301,6 +312,7 @@ class QRDQN(DQN):
 
     Config = QRDQNConfig
     algorithm = "sb3_contrib:QRDQN"
+    masks = False
 
 
 class SAC(OffPolicyAgent):
@@ -375,7 +387,7 @@ class WorkerVecEnv(VecEnv):
 
     Agents get the numbers of a DummyVecEnv; an episode lost with its worker is truncated, with `info["lost"] = True`
     and no return. Unlike in SubprocVecEnv a worker has several environments and imports no torch, and nothing can hang.
-    Of infos only what `envs.vector.in_process` keeps arrives: return and length, success, frames, texts and signals.
+    Of infos only what `envs.vector.in_process` keeps arrives: return and length, success, and `envs.types.MODALITIES`.
     """
 
     def __init__(self, makers: Sequence[Maker], **options: Any) -> None:

@@ -3,7 +3,7 @@
 A `BufferedVectorEnv` is in SAME_STEP mode. What differs from Gymnasium's SyncVectorEnv:
     - Arrays are returned as they are, not copied, and hold until the next step; rewards are float32.
     - infos are few and dense: `final_obs` with `_final_obs`, `final_info` with `episode` and `is_success`, and the
-      modalities of an `Observer`. Anything else in an environment's info is dropped.
+      modalities of an `Observer`, and action masks (`envs.masks`). Anything else in an environment's info is dropped.
     - Where a worker was lost, its running episodes end as truncated, in a row that is no transition and does not count
       as an episode: `infos["lost"]`, bool (N,), which is there only then.
     - `send` and `recv` step one of the `groups` alone.
@@ -28,9 +28,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from envs.masks import sizes
 from envs.observations import empty_batch, empty_modalities
 from envs.transitions import map_obs, put
-from envs.types import Obs
+from envs.types import MASK, MaskFault, Obs
 from envs.wrappers import Observer
 
 Maker = Callable[[], gym.Env]
@@ -84,6 +85,8 @@ class SharedBuffers:
     turn: np.ndarray  # int64 (N,): in the first row of each stepper, the row it works on; -1 between two steps
     modalities: dict[str, np.ndarray]  # frame uint8 (N, H, W, 3), signals float32 (N, K), text object (N,), which is
     final_modalities: dict[str, np.ndarray]  # never in shared memory
+    masked: np.ndarray  # bool (N,): the environment masks its actions
+    masks: tuple[dict[str, np.ndarray], ...]  # bool (N, A): what `show_masks` adds to both modalities
 
     @classmethod
     def like(cls, env: gym.Env, n: int, new: New) -> SharedBuffers:
@@ -108,11 +111,19 @@ class SharedBuffers:
             turn=new((n,), np.int64),
             modalities=modalities(),
             final_modalities=modalities(),
+            masked=new((n,), bool),
+            masks=tuple({MASK: new((n, sum(sizes(env.action_space)) or 1), bool)} for _ in range(2)),
         )
+
+    def show_masks(self) -> None:
+        """From the first mask on they are among the modalities; whoever never gives one copies none."""
+        self.modalities.update(self.masks[0])
+        self.final_modalities.update(self.masks[1])
 
     def view(self, rows: slice) -> SharedBuffers:
         """Some of the rows."""
-        return SharedBuffers(**{f.name: map_obs(lambda x: x[rows], getattr(self, f.name)) for f in fields(self)})
+        parts = {f.name: map_obs(lambda x: x[rows], getattr(self, f.name)) for f in fields(self) if f.name != "masks"}
+        return SharedBuffers(**parts, masks=tuple(map_obs(lambda x: x[rows], one) for one in self.masks))
 
 
 class Stepper:
@@ -180,7 +191,15 @@ class Stepper:
 
     def _begin_anew(self, row: int, seed: int) -> None:
         """The row has a new environment, whose first episode waits until the lost one has been returned as ended."""
-        self._lost[row] = (seed, *self._envs[row].reset(seed=seed))
+        obs, info = self._envs[row].reset(seed=seed)
+        self._look(row, info)
+        self._lost[row] = (seed, obs, info)
+
+    def _look(self, row: int, info: dict[str, Any]) -> None:
+        """Whether an environment that begins or comes back masks its actions."""
+        if MASK in info and MASK not in self._slots.modalities:
+            self._slots.show_masks()
+        self._slots.masked[row] = MASK in info
 
     def _end_lost(self, row: int) -> None:
         """The lost episode ends on the last observation known, and the new one begins."""
@@ -205,7 +224,7 @@ class Stepper:
 
     def _show(self, row: int, info: dict[str, Any]) -> str | None:
         for name, value in self._slots.modalities.items():
-            value[row] = info[name]
+            value[row] = info[name] if name in info or name != MASK else False  # refused once all are known
         return info.get("text")
 
     def ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
@@ -222,6 +241,7 @@ class Stepper:
         self._lost.pop(row, None)
         obs, info = self._envs[row].reset(seed=seed, options=options)
         put(self._slots.obs, row, obs)
+        self._look(row, info)
         return self._show(row, info)
 
     def restore(self, row: int, state: dict[str, Any]) -> str | None:
@@ -232,6 +252,7 @@ class Stepper:
             return self._slots.modalities["text"][row] if "text" in self._slots.modalities else None
         obs, info = self._envs[row].get_wrapper_attr("restore")(state)
         put(self._slots.obs, row, obs)
+        self._look(row, info)
         return self._show(row, info)
 
     def call(self, row: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -316,6 +337,7 @@ class BufferedVectorEnv(VectorEnv):
             raise ValueError(f"{len(seeds)} seeds and a reset_mask of shape {mask.shape} do not fit {n} environments")
         rows = np.flatnonzero(mask).tolist()
         self._set_texts(self.ask("reset", {row: (seeds[row], options or None) for row in rows}))
+        self._see_masks()
         self.has_reset = True
         return self._slots.obs, self._infos(self._slots, False)
 
@@ -351,6 +373,19 @@ class BufferedVectorEnv(VectorEnv):
         ended = [self._finish(group) for group in range(len(self.groups))]
         return self._result(self._slots, any(ended))
 
+    def _see_masks(self) -> None:
+        """Give masks on if the environments, here or in workers, have written some."""
+        masked = self._slots.masked
+        if not masked.any():
+            return
+        if not masked.all():
+            raise MaskFault(
+                f"environment {int(masked.argmax())} masks its actions and environment {int(masked.argmin())} does "
+                f'not; give info["{MASK}"] in all of a vector, or in none'
+            )
+        for slots in {id(one): one for one in (self._slots, *self._views)}.values():
+            slots.show_masks()
+
     def snapshot(self) -> dict[str, Any]:
         """Plain data from which `restore` brings these or fresh environments to this state."""
         return {"envs": list(self.call("snapshot"))}
@@ -360,6 +395,7 @@ class BufferedVectorEnv(VectorEnv):
         if len(state["envs"]) != self.num_envs:
             raise ValueError(f"the snapshot is of {len(state['envs'])} environments, not of {self.num_envs}")
         self._set_texts(self.ask("restore", {row: (one,) for row, one in enumerate(state["envs"])}))
+        self._see_masks()
         self.has_reset = True
         return self._slots.obs
 
@@ -428,13 +464,19 @@ class InProcess(BufferedVectorEnv):
         self._stepper = Stepper(dict(enumerate(self.envs)), self._slots, everything)
 
     def _ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        return self._stepper.ask(method, arguments)
+        try:
+            return self._stepper.ask(method, arguments)
+        except MaskFault as fault:
+            raise MaskFault(f"environment {self._stepper.row}: {fault}") from None
 
     def _start(self, group: int) -> None:
         """`_wait` does the work."""
 
     def _wait(self, group: int) -> bool:
-        return self._stepper.step(group)
+        try:
+            return self._stepper.step(group)
+        except MaskFault as fault:
+            raise MaskFault(f"environment {self._stepper.row}: {fault}") from None
 
     def close_extras(self, **kwargs: Any) -> None:
         for env in self.envs:

@@ -21,7 +21,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrap
 from gymnasium.vector.utils import iterate
 from gymnasium.wrappers import Autoreset
 
+from envs.masks import with_method
 from envs.steps import from_gym_step, from_vector_step, modalities_of, modalities_of_one
+from envs.types import MASK
 from rewards.adapters.driver import Driver, legible
 from rewards.adapters.observe import observed, observed_vector, reading
 from rewards.mix.mix import Mix
@@ -59,6 +61,8 @@ class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
+        if MASK in info:
+            self.env, info = with_method(self.env, info)
         self.driver.begin(modalities_of_one(info))
         self._obs = self._kept(obs)
         return obs, info

@@ -33,7 +33,7 @@ from torch import nn
 from envs.state import Stateful
 from envs.steps import Chunk, from_replay, from_sb3_step, innermost, lost_in, modalities_in
 from envs.transitions import Transitions, map_obs, refuse, stack
-from envs.types import MODALITIES, Obs
+from envs.types import MASK, MODALITIES, Obs
 from rewards.adapters.driver import Driver, EpisodeTracker
 from rewards.adapters.observe import observe_venv
 from rewards.mix.mix import Mix
@@ -145,7 +145,8 @@ class RewardCallback(BaseCallback):
         if rewards is not new["rewards"]:
             new["rewards"][:] = rewards  # what SB3 stores, and adds its bootstrap value to
         assert self.tracker is not None
-        step = (new["clipped_actions"], rewards, new["new_obs"], new["dones"], new["infos"], self._inner.reset_infos)
+        actions = new.get("clipped_actions", new["actions"])  # MaskablePPO has none to clip
+        step = (actions, rewards, new["new_obs"], new["dones"], new["infos"], self._inner.reset_infos)
         batch = from_sb3_step(self.tracker.cursor, before, *step)
         kept = {"obs": before, "action": batch.action, "reward": batch.reward, "next_obs": batch.next_obs}
         given = {"action": batch.action, "reward": batch.reward, "observation": batch.next_obs}
@@ -168,7 +169,7 @@ class RewardCallback(BaseCallback):
         buffer.rewards[:] = np.sum(episodic, axis=0) + bootstrap if episodic else bootstrap
         lost = ~batch.valid  # rows that SB3 cannot leave out: with this reward they have no advantage and no error
         buffer.rewards[lost] = buffer.values[lost]
-        buffer.compute_returns_and_advantage(last_values=self.locals["values"], dones=self.locals["dones"])
+        buffer.compute_returns_and_advantage(last_values=self._last_values(), dones=self.locals["dones"])
         metrics = {}
         for name, critic in self.critics.items():
             advantages, loss = critic.advantages(batch, self.locals["new_obs"], parts[name])
@@ -180,6 +181,14 @@ class RewardCallback(BaseCallback):
         metrics.update(self.mix.update(batch, raw, timesteps))
         for tag, value in metrics.items():
             self.logger.record(tag, value)
+
+    def _last_values(self) -> torch.Tensor:
+        """Values of the observations after the rollout; MaskablePPO shows its callbacks those of the step before."""
+        if "clipped_actions" in self.locals:
+            return self.locals["values"]
+        policy: Any = self.model.policy
+        with torch.no_grad():
+            return policy.predict_values(policy.obs_to_tensor(self.locals["new_obs"])[0])
 
     def state_dict(self) -> dict[str, Any]:
         """Memory, cursor and side critics, as they stand between two rollouts."""
@@ -288,7 +297,7 @@ class _Rewards:
         self.task[index] = value
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        rows, columns = index
+        rows, columns = self.buffer.sampled = index
         self.buffer.flush()  # before the columns are read
         return self.buffer.relabel(from_replay(self.buffer, *np.broadcast_arrays(rows, columns)))
 
@@ -322,6 +331,7 @@ class _Relabelling(_Base):
         self.rewards: Any = _Rewards(self, self.task_rewards)
         self.steps = np.zeros(shape, np.int64)
         self.columns: dict[str, np.ndarray] = {}
+        self.sampled: Any = None  # rows and columns of the last sample
         self.tracker = EpisodeTracker(mix.streams, self.n_envs, mix.frame_size)
         self.timesteps = 0
         self.metrics: dict[str, float] = {}
@@ -351,6 +361,11 @@ class _Relabelling(_Base):
         refuse({"action": action, "reward": reward, "observation": next_obs}, cursor.step, kept)
         lost = lost_in(infos)
         self.steps[pos] = cursor.step
+        if MASK in infos[0]:
+            masks = np.array([info[MASK] for info in infos], bool)
+            if MASK not in self.columns:
+                self.columns[MASK] = np.ones((self.buffer_size, *masks.shape), bool)
+            self.columns[MASK][pos] = masks
         super().add(obs, next_obs, action, reward, done, infos)
         if self.mix.keeps:
             rows, columns = np.full(self.n_envs, pos), np.arange(self.n_envs)

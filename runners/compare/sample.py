@@ -28,9 +28,11 @@ from gymnasium import spaces
 from envs import recording, render
 from envs.family import family_of
 from envs.make import goals, make
+from envs.masks import sample
 from envs.snapshots.snapshots import get_state, set_state, supported
 from envs.steps import Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions, concatenate
+from envs.types import MASK
 from envs.wrappers import Observer
 from rewards.adapters.guided import guides
 from runners.evaluate import policy
@@ -163,7 +165,7 @@ def take(spec: SampleSpec) -> Sample:
         sampler.env.close()
 
 
-def _policy_of(spec: SampleSpec) -> Callable[[Any, bool], Any]:
+def _policy_of(spec: SampleSpec) -> Callable[..., Any]:
     config, model, mix, _ = load_run(Path(spec.run))
     if config.env != spec.env:
         raise UsageError(f"run={spec.run} is of {config.env}, not of {spec.env}; give a run of the same environment")
@@ -183,6 +185,7 @@ class _Sampler:
         self.axis = self.family.axis(env.spec) if env.spec is not None else None
         self.rng, self.cursor = np.random.default_rng(spec.seed), Cursor(1)
         self.memory: dict[str, Any] = {}  # of the captions
+        self.info: dict[str, Any] = {}  # of the last reset or step
         self.rows: list[Transitions] = []
         self.notes: dict[str, list[Any]] = {name: [] for name in KEPT}
         self.seconds = {"render": 0.0, "step": 0.0}
@@ -224,7 +227,7 @@ class _Sampler:
 
     def step(self, obs: Any, action: Any, source: int, place: float = np.nan) -> tuple[Any, bool]:
         begin = time.perf_counter()
-        next_obs, reward, terminated, truncated, _ = self.env.step(action)
+        next_obs, reward, terminated, truncated, self.info = self.env.step(action)
         self.seconds["step"] += time.perf_counter() - begin
         ends = source in (0, 3)  # a row that is an episode of its own
         found = self.modalities(drawn=True)
@@ -236,12 +239,14 @@ class _Sampler:
         self.notes["degree"].append([goal.degree(self.env) if goal.degree else np.nan for goal in self.goals])
         return next_obs, terminated or truncated
 
-    def episodes(self, source: int, rows: int, act: Callable[[Any, bool], Any] | None) -> None:
+    def episodes(self, source: int, rows: int, act: Callable[..., Any] | None) -> None:
         ended, obs = True, None
         for _ in range(rows):
             if ended:
-                obs = self.begin(self.env.reset()[0])
-            action = self.env.action_space.sample() if act is None else act(obs, ended)
+                obs, self.info = self.env.reset()
+                obs = self.begin(obs)
+            mask = (self.info[MASK],) if MASK in self.info else ()
+            action = sample(self.env.action_space, *mask) if act is None else act(obs, ended, *mask)
             obs, ended = self.step(obs, action, source)
         if rows:  # the next row is another episode
             self.rows[-1] = self.rows[-1].replace(truncated=self.rows[-1].truncated | ~self.rows[-1].terminated)

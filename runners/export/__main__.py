@@ -29,6 +29,7 @@ import numpy as np
 
 from envs.settings import Settings, setting
 from envs.transitions import map_obs
+from envs.types import MASK
 from runners.cli.command import Command
 from runners.run.config import UsageError, to_dict
 from runners.run.folder import EXPORTED, STATUS, read_status
@@ -104,7 +105,7 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
     with closing(subject.make()) as env:
         try:
             policy = convert(subject.agent, subject.model, env.observation_space)
-            obs = observations(env, subject.model, ROWS, config.seed)
+            obs, mask = observations(env, subject.model, ROWS, config.seed)
         except NoForm as reason:
             why = str(reason)
             if config.format == "onnx":
@@ -118,7 +119,7 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
             save(folder, subject.model.policy.state_dict(), {**about(subject), "policy": None, "why": why})
             checked = [f"{FILES[0]}: weights only ({why}); the agent that the configuration describes reads them"]
         else:
-            checked = write(policy, subject, config.format, folder, obs)
+            checked = write(policy, subject, config.format, folder, obs, mask)
         if subject.trained is not None:
             (folder / "README.md").write_text(card(subject.trained, run, checked))
             write_small(folder, run, subject.trained, config.checkpoint)
@@ -164,36 +165,40 @@ def file_subject(config: ExportConfig) -> Subject:
     return Subject("iql", model, lambda: make(config.env, **config.env_options))
 
 
-def observations(env: Any, model: Any, count: int, seed: int) -> Any:
-    """Observations (count, ...) of the agent's own episodes; half of its actions are random, to see more."""
+def observations(env: Any, model: Any, count: int, seed: int) -> tuple[Any, Any]:
+    """Observations (count, ...) of the agent's own episodes, half of whose actions are random; and their masks."""
+    from envs.masks import sample
     from runners.evaluate import policy
 
     rng = np.random.default_rng(seed)
     env.action_space.seed(seed)
-    rows: list[Any] = []
+    rows, masks = list[Any](), list[Any]()
     ended, act = True, policy(model)
     while len(rows) < count:
         if ended:
-            obs, _ = env.reset(seed=int(rng.integers(2**31)))
+            obs, info = env.reset(seed=int(rng.integers(2**31)))
+        mask = info.get(MASK)
         rows.append(map_obs(np.array, obs))
+        masks.append(mask)
         chance = rng.random() < 0.5
-        action = env.action_space.sample() if chance else act(obs, True)
-        obs, _, terminated, truncated, _ = env.step(action)
+        action = sample(env.action_space, mask) if chance else act(obs, True, mask)
+        obs, _, terminated, truncated, info = env.step(action)
         ended = terminated or truncated
     keyed = isinstance(rows[0], dict)
-    return {key: np.stack([row[key] for row in rows]) for key in rows[0]} if keyed else np.stack(rows)
+    seen = {key: np.stack([row[key] for row in rows]) for key in rows[0]} if keyed else np.stack(rows)
+    return seen, np.stack(masks) if getattr(model, "masked", False) else None
 
 
-def write(policy: Policy, subject: Subject, format: str, folder: Path, obs: Any) -> list[str]:
+def write(policy: Policy, subject: Subject, format: str, folder: Path, obs: Any, mask: Any) -> list[str]:
     """Write the formats asked for, read them back, compare them with the agent: a sentence each."""
-    expected, _ = subject.model.predict(obs, deterministic=True)
+    expected, _ = subject.model.predict(obs, deterministic=True, **({} if mask is None else {"mask": mask}))
     sentences = []
     if format != "onnx":
         policy.write(folder, about(subject))
-        sentences.append(compared("policy.safetensors", policy.read(folder).act(obs), expected))
+        sentences.append(compared("policy.safetensors", policy.read(folder).act(obs, mask), expected))
     if format != "safetensors":
         write_onnx(policy, folder / GRAPH)
-        sentences.append(compared(GRAPH, onnx_actions(folder / GRAPH, policy, obs), expected))
+        sentences.append(compared(GRAPH, onnx_actions(folder / GRAPH, policy, obs, mask), expected))
     return sentences
 
 
@@ -201,7 +206,8 @@ def write_onnx(policy: Policy, path: Path) -> None:
     """Write the graph, the batch's size left open, weights inside; the exporter logs, warns and prints: silently."""
     import torch
 
-    example = tuple(torch.from_numpy(np.zeros((2, *shape), dtype)) for shape, dtype in policy.inputs.values())
+    inputs = [*policy.inputs.values(), *([((sum(policy.action.sizes),), "bool")] if policy.action.masked else [])]
+    example = tuple(torch.from_numpy(np.zeros((2, *shape), dtype)) for shape, dtype in inputs)
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
     logging.disable(logging.WARNING)
     try:
@@ -213,7 +219,7 @@ def write_onnx(policy: Policy, path: Path) -> None:
                 path,
                 dynamo=True,
                 opset_version=OPSET,
-                input_names=list(policy.inputs),
+                input_names=policy.names,
                 output_names=["action"],
                 dynamic_shapes=(tuple({0: batch} for _ in example),),
                 external_data=False,
@@ -223,7 +229,7 @@ def write_onnx(policy: Policy, path: Path) -> None:
         logging.disable(logging.NOTSET)
 
 
-def onnx_actions(path: Path, policy: Policy, obs: Any) -> np.ndarray:
+def onnx_actions(path: Path, policy: Policy, obs: Any, mask: Any = None) -> np.ndarray:
     """What the graph does with a batch of observations, by onnxruntime."""
     import onnxruntime
 
@@ -231,8 +237,8 @@ def onnx_actions(path: Path, policy: Policy, obs: Any) -> np.ndarray:
     settings.intra_op_num_threads = settings.inter_op_num_threads = 1
     settings.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
-    columns, _ = policy.columns(obs)
-    return session.run(None, dict(zip(policy.inputs, columns)))[0]
+    columns, _ = policy.columns(obs, mask)
+    return session.run(None, dict(zip(policy.names, columns)))[0]
 
 
 def compared(name: str, actions: np.ndarray, expected: Any) -> str:

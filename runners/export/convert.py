@@ -41,7 +41,12 @@ def convert(name: str, model: Any, observation_space: spaces.Space) -> Policy:
         raise NoForm(f"agent={name} acts by {what[name]}, not by the observation alone")
     with torch.no_grad():
         own: dict[str, Callable[[Any], Policy]] = {"ppo": _ppo, "dyna": _dyna, "iql": _iql}
-        return own[name](model) if name in own else _sb3(name, model, observation_space)
+        policy = own[name](model) if name in own else _sb3(name, model, observation_space)
+    if getattr(model, "masked", False):
+        if policy.action.kind != "choose":
+            raise NoForm(f"agent={name} with action masks of {model.action_space} has no exported form")
+        policy.action.masked = True
+    return policy
 
 
 def _ppo(model: PPO) -> Policy:
@@ -162,7 +167,7 @@ def _values(learner: Any) -> list[nn.Module]:
 
 def _sb3(name: str, model: Any, space: Any) -> Policy:
     policy: Any = model.policy
-    if name in ("sb3_ppo", "a2c"):
+    if name in ("sb3_ppo", "a2c", "maskable_ppo"):
         extractor, layers = policy.pi_features_extractor, [*policy.mlp_extractor.policy_net, policy.action_net]
         decision = _sb3_decision(model.action_space)
     elif name in ("dqn", "qrdqn"):

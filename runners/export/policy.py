@@ -169,23 +169,32 @@ class Decision(nn.Module):
     """Outputs (B, n) as actions (B, *shape) of a dtype as numpy writes it.
 
     The kind is "choose" (from groups of these `sizes`, whose smallest numbers are `starts`), "threshold" (1 where above
-    0), "clip" (to the bounds) or "rescale" (from [-1, 1] to them).
+    0), "clip" (to the bounds) or "rescale" (from [-1, 1] to them). If `masked` it chooses where a mask (B, n) is True.
     """
 
     low: Tensor
     high: Tensor
 
     def __init__(
-        self, kind: str, shape: tuple[int, ...], dtype: str, sizes: tuple[int, ...] = (), starts: tuple[int, ...] = ()
+        self,
+        kind: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        sizes: tuple[int, ...] = (),
+        starts: tuple[int, ...] = (),
+        masked: bool = False,
     ) -> None:
         super().__init__()
+        self.masked = masked
         self.kind, self.shape, self.dtype = kind, tuple(shape), dtype
         self.sizes, self.starts = tuple(sizes), tuple(starts)
         if kind in ("clip", "rescale"):
             self.register_buffer("low", torch.full((math.prod(shape),), -math.inf))
             self.register_buffer("high", torch.full((math.prod(shape),), math.inf))
 
-    def forward(self, out: Tensor) -> Tensor:
+    def forward(self, out: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None:
+            out = torch.where(mask, out, -1e8)
         if self.kind == "choose":
             groups = zip(out.split(self.sizes, dim=-1), self.starts)
             out = torch.stack([group.argmax(-1) + start for group, start in groups], -1)
@@ -199,7 +208,8 @@ class Decision(nn.Module):
 
     def description(self) -> dict[str, Any]:
         """All of it, plain data."""
-        return {name: getattr(self, name) for name in ("kind", "shape", "dtype", "sizes", "starts")}
+        names = ("kind", "shape", "dtype", "sizes", "starts", *(["masked"] if self.masked else []))
+        return {name: getattr(self, name) for name in names}
 
 
 class Policy(nn.Module):
@@ -222,22 +232,41 @@ class Policy(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, *observed: Tensor) -> Tensor:
-        """The entries (B, *shape) in the order of `inputs` -> actions (B, *shape), in the environment's range."""
+        """The entries (B, *shape) in the order of `inputs` -> actions (B, *shape), in the environment's range.
+
+        Of a policy with masks the last one is the mask, bool (B, n).
+        """
         by_name = dict(zip(self.inputs, observed))
         features = [part(by_name[str(part.source)]) for part in self.parts]
-        return self.action(self.layers(torch.cat(features, -1) if len(features) > 1 else features[0]))
+        out = self.layers(torch.cat(features, -1) if len(features) > 1 else features[0])
+        return self.action(out, *observed[len(self.inputs) :])
 
-    def columns(self, obs: Any) -> tuple[list[np.ndarray], bool]:
-        """Entries (B, *shape) of one observation or a batch, in the order of `inputs`, and whether it was one."""
+    @property
+    def names(self) -> list[str]:
+        """Of `forward`'s arguments."""
+        return [*self.inputs, *(["action_mask"] if self.action.masked else [])]
+
+    def columns(self, obs: Any, mask: Any = None) -> tuple[list[np.ndarray], bool]:
+        """`forward`'s arguments for one observation or a batch, in the order of `names`, and whether it was one.
+
+        A ValueError if training had action masks and there is none.
+        """
         values = [np.asarray(obs if self.bare else obs[name]) for name in self.inputs]
         shape, _ = next(iter(self.inputs.values()))
         single = values[0].ndim == len(shape)
-        dtypes = (dtype for _, dtype in self.inputs.values())
+        dtypes = [dtype for _, dtype in self.inputs.values()]
+        if self.action.masked:
+            if mask is None:
+                raise ValueError('this policy was trained with action masks; give one: act(obs, info["action_mask"])')
+            values, dtypes = [*values, np.asarray(mask)], [*dtypes, "bool"]
         return [(x[None] if single else x).astype(dtype, copy=False) for x, dtype in zip(values, dtypes)], single
 
-    def act(self, obs: Any) -> np.ndarray:
-        """The action for one observation, or actions for a batch (B, ...); arrays, or dicts of them."""
-        columns, single = self.columns(obs)
+    def act(self, obs: Any, mask: Any = None) -> np.ndarray:
+        """The action for one observation, or actions for a batch (B, ...); arrays, or dicts of them.
+
+        `mask`, bool (n,) or (B, n): the allowed actions, for a policy that was trained with masks.
+        """
+        columns, single = self.columns(obs, mask)
         with torch.no_grad():
             actions = self(*(torch.from_numpy(np.ascontiguousarray(column)) for column in columns)).numpy()
         return actions[0] if single else actions

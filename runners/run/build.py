@@ -19,7 +19,7 @@ from runners.run.config import TrainConfig, UsageError, from_dict, read
 from runners.run.trust import require, saved_keys
 
 if TYPE_CHECKING:
-    from gymnasium import Space
+    from gymnasium import Env, Space
     from gymnasium.vector import VectorEnv
     from stable_baselines3.common.base_class import BaseAlgorithm
     from stable_baselines3.common.callbacks import BaseCallback
@@ -45,6 +45,7 @@ class Parts:
     n_envs: int
     device: str
     taken: str = ""  # what it begins with of another run
+    notes: tuple[str, ...] = ()  # sentences a user should read before training
 
     @property
     def rollout_size(self) -> int:
@@ -76,7 +77,12 @@ def build(config: TrainConfig, crashes: Path | None = None, mix: Mix | None = No
     n_envs = config.n_envs or agent.n_envs
     with closing(make(config.env, max_episode_steps=config.max_episode_steps, **config.env_options)) as one:
         spaces = one.observation_space, one.action_space
+        masked = masks_actions(one, config.seed)
     agent.check(*spaces)
+    if getattr(agent, "needs_masks", False) and not masked:
+        raise UsageError(f"agent={config.agent_name} needs action masks, and {config.env} gives none; use agent=ppo")
+    deaf = f"{config.env} masks its actions, but agent={config.agent_name} may choose any; ppo, dqn, maskable_ppo obey"
+    notes = (deaf,) if masked and not getattr(agent, "masks", False) else ()
     with networks_that_fit():
         if mix is None:
             mix = make_mix(config.reward, *spaces, gamma=config.agent.gamma, seed=config.seed, device=device)
@@ -84,7 +90,22 @@ def build(config: TrainConfig, crashes: Path | None = None, mix: Mix | None = No
         venv = make_envs(config, agent.driver, n_envs, mix, crashes)
         driver, given = make_driver(agent.driver, mix, spaces[0])
         model = agent.build(config.agent, venv, seed=config.seed, device=device, **given)
-    return Parts(venv, mix, model, driver, n_envs, device)
+    return Parts(venv, mix, model, driver, n_envs, device, notes=notes)
+
+
+def masks_actions(env: Env, seed: int) -> bool:
+    """Whether an environment that is made only to see what it is has action masks; none of our own families has."""
+    from envs.family import OTHER, family_of
+    from envs.masks import offered, sizes
+    from runners.run.progress import random_state, set_random_state
+
+    if family_of(env.spec) is not OTHER or not sizes(env.action_space):
+        return False
+    before = random_state()
+    try:
+        return offered(env, env.reset(seed=seed)[1])
+    finally:
+        set_random_state(before)
 
 
 @contextmanager
@@ -197,6 +218,8 @@ def load_run(run: Path, trust: bool = False, at: str | int = "") -> Trained:
     state, step = load_checkpoint(run, str(at))
     parts = acting(config)
     parts.model.policy.load_state_dict(state["agent"]["modules"]["policy"])  # all that acting needs
+    if state.get("masked"):
+        parts.model.masked = True  # type: ignore[union-attr]
     parts.mix.load_state_dict(state["mix"])
     return Trained(config, parts.model, parts.mix, step)
 

@@ -87,12 +87,14 @@ class Evaluator(Stateful):
         if self._model is None:
             self._model = acting(self.config, self.mix).model
         self._model.policy.load_state_dict(model.policy.state_dict())
+        if getattr(model, "masked", False):
+            self._model.masked = True
         act = policy(self._model, self.config.env)
 
-        def watched(obs: Any, begins: Any) -> Any:
+        def watched(obs: Any, begins: Any, mask: Any = None) -> Any:
             if self.interrupted():
                 raise Interrupted
-            return act(obs, begins)
+            return act(obs, begins, mask)
 
         return watched
 
@@ -102,7 +104,9 @@ class Evaluator(Stateful):
         scores = play(config.env, act, max(config.eval_episodes, 1), mix=self.mix, **limits).to_dict()
         if scores["task_return"] > self.best:
             self.best = scores["task_return"]
-            state = {"agent": {"modules": {"policy": self._model.policy.state_dict()}}, "mix": self.mix.state_dict()}
+            weights = {"modules": {"policy": self._model.policy.state_dict()}}
+            masked = getattr(self._model, "masked", False)
+            state = {"agent": weights, "mix": self.mix.state_dict(), "masked": masked}
             try:
                 checkpoint.save(self.folder / checkpoint.BEST, state, step, keep=1)
             except OSError as error:

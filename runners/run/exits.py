@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from envs.memory import GIB, memory
+from envs.types import MaskFault
 from envs.vector.watchdog import WorkerError
 from runners.run.checkpoint import CheckpointError, VersionError
 from runners.run.config import UsageError
@@ -121,6 +122,8 @@ def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple
     for kind, code in _CODES.items():
         if isinstance(error, kind):
             return code, sentence
+    if isinstance(error, MaskFault):
+        return ENVIRONMENT, f"{sentence} ({step:,} steps were trained)"
     if isinstance(error, WorkerError):
         return ENVIRONMENT, f"{sentence}, after {step:,} steps"
     if isinstance(error, ValueError) and phase == "set-up":

@@ -116,6 +116,7 @@ class Saver(BaseCallback):
         agent: Any = self.model
         return {
             "agent": agent.get_state() if hasattr(agent, "get_state") else sb3.get_state(agent),
+            "masked": getattr(agent, "masked", False),  # by action masks
             "mix": self.mix.state_dict(),
             "driver": self.driver.state_dict() if hasattr(self.driver, "state_dict") else None,
             "envs": venv.snapshot() if hasattr(venv, "snapshot") else venv.env_method("snapshot"),
@@ -136,6 +137,8 @@ class Saver(BaseCallback):
             model.set_state(state["agent"])
         else:
             sb3.set_state(model, state["agent"])
+        if state.get("masked"):
+            model.masked = True
         self.mix.load_state_dict(state["mix"])
         if training:
             if state["driver"] is not None:

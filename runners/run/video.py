@@ -21,15 +21,17 @@ from PIL import Image, ImageDraw, ImageFont
 from envs import render
 from envs.family import family_of
 from envs.make import creator, make, spec_of
+from envs.masks import sample
 from envs.steps import Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions, stack
+from envs.types import MASK
 from rewards.adapters.guided import guided
 from rewards.mix.mix import Mix
 from runners.cli.output import Ticker
 from runners.run.config import TrainConfig
 from runners.run.curve import colours
 
-Act = Callable[[Any, bool], Any]  # (observation, whether an episode begins) -> action
+Act = Callable[..., Any]  # (observation, whether an episode begins, its action mask if it has one) -> action
 
 BACKGROUND, INK = "#16181d", "#c8ccd4"
 SIDE = 448  # pixels of the picture
@@ -121,7 +123,8 @@ def play(
         obs, info = env.reset(seed=seed)
         cursor.begin(modalities_of_one(info))
         while ending == "cut" and len(rows) < steps:
-            action = env.action_space.sample() if act is None else act(obs, not rows)
+            mask = (info[MASK],) if MASK in info else ()
+            action = sample(env.action_space, *mask) if act is None else act(obs, not rows, *mask)
             next_obs, reward, terminated, truncated, info = env.step(action)
             rows.append(from_gym_step(cursor, obs, action, float(reward), next_obs, terminated, truncated, info))
             images.append(picture(env, next_obs, drawn))

@@ -12,8 +12,8 @@ import agents
 from agents.sb3.agent import get_state, policy_name, set_state
 
 
-def venv(env_id, n=1):
-    made = DummyVecEnv([lambda: gym.make(env_id)] * n)
+def venv(env_id, n=1, **kwargs):
+    made = DummyVecEnv([lambda: gym.make(env_id, **kwargs)] * n)
     made.seed(0)
     return made
 
@@ -21,6 +21,7 @@ def venv(env_id, n=1):
 SMALL = {
     "sb3_ppo": {"n_steps": 16, "batch_size": 16, "n_epochs": 1},
     "a2c": {},
+    "maskable_ppo": {"n_steps": 16, "batch_size": 16, "n_epochs": 1},
     "recurrent_ppo": {"n_steps": 16, "batch_size": 16, "n_epochs": 1},
 }
 OFF = {"learning_starts": 8, "batch_size": 8, "buffer_size": 200}
@@ -30,7 +31,11 @@ def build(name, n=2, seed=0):
     cls = agents.get(name)
     env_id = "Pendulum-v1" if name in ("sac", "td3", "tqc", "crossq") else "CartPole-v1"
     config = cls.Config(**SMALL.get(name, OFF))
-    return cls.build(config, venv(env_id, n), seed=seed, device="cpu")
+    if name == "maskable_ppo":
+        made = venv("tests.masked_env:MaskDoors-v0", n, way="method")
+    else:
+        made = venv(env_id, n)
+    return cls.build(config, made, seed=seed, device="cpu")
 
 
 def weights(model):

@@ -1,0 +1,119 @@
+"""Stable-Baselines3's DQN and sb3-contrib's MaskablePPO with action masks (`envs.masks`), which `predict` then needs.
+
+DQN explores, chooses and bootstraps among allowed actions only: the mask of each next observation is a column of the
+replay (`rewards.adapters.sb3`). In environments without masks it is Stable-Baselines3's to the last digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sb3_contrib import MaskablePPO
+from stable_baselines3 import DQN
+from torch import Tensor
+
+from agents.networks.actor_critic import masked
+from envs.masks import needed, sample
+from envs.steps import innermost
+from envs.types import MASK, Obs
+
+
+def _tensors(policy: Any, obs: Obs) -> tuple[Any, int]:
+    """Observations as the policy reads them, and how many they are."""
+    read, _ = policy.obs_to_tensor(obs)
+    return read, len(next(iter(read.values())) if isinstance(read, dict) else read)
+
+
+class MaskedDQN(DQN):
+    """DQN whose replay is a relabelling one.
+
+    Attributes:
+        masked: whether the environments mask their actions, as their first reset says.
+    """
+
+    masked = False
+    _mask: np.ndarray | None = None  # bool (N, n), of the observations to act on next
+
+    def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:
+        before, result = self._last_obs, super()._setup_learn(*args, **kwargs)
+        if self._last_obs is not before:
+            self._read(innermost(self.env).reset_infos)
+        return result
+
+    def _read(self, infos: Sequence[Any]) -> None:
+        self.masked = MASK in infos[0]
+        self._mask = np.stack([info[MASK] for info in infos]).astype(bool) if self.masked else None
+
+    def _sample_action(self, learning_starts: int, action_noise: Any = None, n_envs: int = 1) -> tuple[Any, Any]:
+        if self._mask is None:
+            return super()._sample_action(learning_starts, action_noise, n_envs)
+        if self.num_timesteps < learning_starts:
+            actions = np.array([sample(self.action_space, row) for row in self._mask])
+        else:
+            actions, _ = self.predict(self._last_obs, mask=self._mask)  # type: ignore[arg-type]
+        return actions, actions
+
+    def _store_transition(
+        self, replay_buffer: Any, buffer_action: Any, new_obs: Any, reward: Any, dones: Any, infos: Any
+    ) -> None:
+        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
+        if self.masked:
+            begun = innermost(self.env).reset_infos
+            self._read([begun[row] if done else infos[row] for row, done in enumerate(dones)])
+
+    def predict(  # type: ignore[override]
+        self,
+        observation: Obs,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        mask: Any = None,
+    ) -> tuple[np.ndarray, Any]:
+        """As SB3's; `mask`, bool (n,) or (B, n): the allowed actions, needed if training had masks."""
+        if not self.masked:
+            return super().predict(observation, state, episode_start, deterministic)
+        read, rows = _tensors(self.policy, observation)
+        mask = needed(mask, self.action_space, rows)
+        if not deterministic and np.random.rand() < self.exploration_rate:  # noqa: NPY002 (as SB3 draws)
+            actions = np.array([sample(self.action_space, row) for row in mask])
+        else:
+            self.policy.set_training_mode(False)
+            with torch.no_grad():
+                actions = masked(self.q_net(read), mask).argmax(1).cpu().numpy()
+        return (actions if self.policy.is_vectorized_observation(observation) else actions[0]), state
+
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """As SB3's; the best next action is one that the mask of the next observation allows."""
+        hook = self.q_net_target.register_forward_hook(self._mask_next) if self.masked else None
+        try:
+            super().train(gradient_steps, batch_size)
+        finally:
+            if hook is not None:
+                hook.remove()
+
+    def _mask_next(self, net: Any, inputs: Any, values: Tensor) -> Tensor:
+        buffer: Any = self.replay_buffer
+        return masked(values, buffer.columns[MASK][buffer.sampled])
+
+
+class MaskedPPO(MaskablePPO):
+    """sb3-contrib's MaskablePPO, which refuses to act without a mask."""
+
+    masked = True
+
+    def predict(  # type: ignore[override]
+        self,
+        observation: Obs,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
+        mask: Any = None,
+    ) -> tuple[np.ndarray, Any]:
+        """As sb3-contrib's; `mask` is another name for `action_masks`, bool (n,) or (B, n)."""
+        rows = _tensors(self.policy, observation)[1]
+        mask = needed(action_masks if mask is None else mask, self.action_space, rows)
+        return super().predict(observation, state, episode_start, deterministic, action_masks=mask)

@@ -1,0 +1,131 @@
+"""Action masks: which actions an environment allows, read and checked in one place.
+
+    info["action_mask"]     from `reset` and `step`: bool or 0 and 1 (n,), about the observation returned with it
+    env.action_masks()      the same as a method, sb3-contrib's convention; `info` counts where there are both
+
+n is that of a Discrete space; of MultiDiscrete and MultiBinary each number has its own entries, one after the other,
+and needs one valid value. `ActionMask` goes around an environment when its first reset offers a mask; all others are
+stepped as ever. What it writes travels as one more of `envs.types.MODALITIES`.
+
+The mask of an episode's last observation is used only where time ran out, so a terminal one may be absent or empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from envs.observations import Recorded
+from envs.types import MASK, EnvReset, EnvStep, MaskFault
+
+METHOD = "action_masks"
+
+
+def sizes(space: spaces.Space) -> list[int]:
+    """How many values each number of an action has, which a mask has entries for; none for a Box."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return [int(n) for n in space.nvec.ravel()]
+    return [2] * int(np.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else []
+
+
+def offered(env: gym.Env, info: dict[str, Any]) -> bool:
+    """Whether an environment masks actions, by the info of a reset."""
+    return bool(sizes(env.action_space)) and (MASK in info or env.has_wrapper_attr(METHOD))
+
+
+def with_method(env: gym.Env, info: dict[str, Any]) -> tuple[gym.Env, dict[str, Any]]:
+    """An environment that has just been reset, in an `ActionMask` if it masks actions but has no method to ask."""
+    if not offered(env, info) or env.has_wrapper_attr(METHOD):
+        return env, info
+    within = ActionMask(env)
+    return within, within.begin(info)
+
+
+def allows(mask: np.ndarray, groups: Sequence[int]) -> Any:
+    """Whether masks (..., n), n the sum of `groups`, allow an action, bool (...)."""
+    return np.logical_or.reduceat(mask, np.cumsum([0, *groups[:-1]]), axis=-1).all(-1)
+
+
+def checked(mask: Any, groups: Sequence[int], place: str) -> np.ndarray:
+    """A mask as bool (n,), n the sum of `groups`; a `MaskFault` with `place` in its sentence."""
+    n = sum(groups)
+    fix = f'give bool ({n},), one entry an action, in info["{MASK}"] of every reset and step, or by {METHOD}()'
+    if mask is None:
+        raise MaskFault(f"there is no action mask {place}, though earlier there was; {fix}")
+    mask = np.asarray(mask)
+    if mask.shape != (n,) or mask.dtype.kind not in "biu":
+        raise MaskFault(f"the action mask {place} is {mask.dtype} {mask.shape}; {fix}")
+    mask = mask != 0
+    if not allows(mask, groups):
+        raise MaskFault(f"the action mask {place} allows no action; allow one, or end the episode with terminated=True")
+    return mask
+
+
+def needed(mask: Any, space: spaces.Space, rows: int) -> np.ndarray:
+    """The mask given to a policy that was trained with masks, of one observation or of `rows`, as bool (rows, n)."""
+    if mask is None:
+        raise ValueError(f'this policy was trained with action masks; give one: predict(obs, mask=info["{MASK}"])')
+    mask = np.asarray(mask)
+    mask = mask[None] if mask.ndim == 1 else mask
+    if len(mask) != rows:
+        raise ValueError(f"a mask of {len(mask)} rows does not fit {rows} observations; give one row for each")
+    return np.stack([checked(row, sizes(space), f"given to predict (row {i})") for i, row in enumerate(mask)])
+
+
+def sample(space: spaces.Space, mask: np.ndarray | None = None) -> Any:
+    """A random action, one that the mask allows."""
+    if mask is None or not sizes(space):
+        return space.sample()
+    parts = np.split(mask, np.cumsum(sizes(space))[:-1])
+    chosen = np.array([space.np_random.choice(np.flatnonzero(part)) for part in parts])
+    start = np.ravel(getattr(space, "start", 0))
+    return (chosen + start).reshape(space.shape or ()).astype(space.dtype)[()]
+
+
+class ActionMask(Recorded):
+    """Writes each observation's checked mask into `info["action_mask"]`, and gives it by `action_masks()`.
+
+    Raises:
+        MaskFault: from `reset` and `step`, naming the step of the episode.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self._groups = sizes(env.action_space)
+        self._asks = env.has_wrapper_attr(METHOD)
+        self._mask: Any = None
+        self._step = 0
+
+    def action_masks(self) -> np.ndarray:
+        """The mask of the observation last returned, bool (n,)."""
+        return self._mask
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+        obs, info = self.env.reset(seed=seed, options=options)
+        return obs, self.begin(info)
+
+    def begin(self, info: dict[str, Any]) -> dict[str, Any]:
+        """The info of a reset, with its mask."""
+        self._step = 0
+        return self._write(info, False)
+
+    def step(self, action: Any) -> EnvStep:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._step += 1
+        return obs, reward, terminated, truncated, self._write(info, bool(terminated))
+
+    def _write(self, info: dict[str, Any], over: bool) -> dict[str, Any]:
+        given = info.get(MASK)
+        if given is None and self._asks:
+            given = self.env.get_wrapper_attr(METHOD)()
+        if over and (given is None or not np.any(given)):
+            self._mask = np.ones(sum(self._groups), bool)
+        else:
+            self._mask = checked(given, self._groups, f"at step {self._step} of the episode")
+        return {**info, MASK: self._mask}  # a new dict: the environment may return its own again and again
