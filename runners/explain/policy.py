@@ -22,6 +22,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution, Normal, kl
 from agents.dyna.agent import Dyna
 from agents.ppo.agent import PPO
 from envs.types import Obs
+from runners.run.config import UsageError
 
 Parts = list[Distribution]  # of B states: one (B,) for each number of an action
 
@@ -79,8 +80,10 @@ def divergence(before: Parts, after: Parts) -> float:
 
 
 def view(model: Any, name: str) -> PolicyView:
-    """What can be read of an agent; `name` is for the sentence."""
+    """What can be read of an agent; `name` is for the sentence. A UsageError for one that was trained with masks."""
     policy, space = model.policy, model.action_space
+    if getattr(model, "masked", False):
+        raise UsageError(f"agent={name} acts by action masks, which explain does not read; evaluate and watch do")
     if isinstance(model, PPO):
         return _ppo(model)
     if isinstance(model, OnPolicyAlgorithm) and not hasattr(policy, "lstm_actor"):
