@@ -119,14 +119,6 @@ def test_a_module_prefix_imports_the_module_first(tmp_path, monkeypatch) -> None
         make("no_such_worlds:Theirs-v0")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"frame_size": 4}, "frame_size=4 is out of range; give a side of 8 to 1024 pixels, or None"),
-        ({"frame_size": 64, "render_mode": "human"}, "frames need render_mode=\"rgb_array\", not 'human'"),
-        ({"max_episode_steps": 0}, "max_episode_steps=0 is out of range; give at least 1, or None"),
-    ],
-)
 def test_a_missing_package_that_an_extra_brings_is_named_with_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "minihack", None)
     with pytest.raises(ImportError, match=r"needs the package minihack .*; pip install 'lodestar-rl\[minihack\]'$"):
@@ -136,6 +128,14 @@ def test_a_missing_package_that_an_extra_brings_is_named_with_the_extra(monkeypa
         make("MiniHack-Room-5x5-v0")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"frame_size": 4}, "frame_size=4 is out of range; give a side of 8 to 1024 pixels, or None"),
+        ({"frame_size": 64, "render_mode": "human"}, "frames need render_mode=\"rgb_array\", not 'human'"),
+        ({"max_episode_steps": 0}, "max_episode_steps=0 is out of range; give at least 1, or None"),
+    ],
+)
 def test_bad_arguments_are_refused_with_a_sentence(arguments: dict, sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
         make("CartPole-v1", **arguments)
