@@ -43,7 +43,7 @@ class OfflineConfig(Settings):
         help="recordings, separated by commas: files of python -m runners.record, or pendulum, mountaincar"
     )
     env: str = setting("", "where to evaluate; that of the recordings by default")
-    judge: str = setting("scripted", "scripted, heron, clip, recorded, vlm")
+    judge: str = setting("scripted", "scripted, heron, clip, human, recorded, vlm")
     judge_options: dict[str, Any] = setting({}, "options of the judge, as in judge.mistakes=0.1")
     queries: int = setting(300, "pairs that the judge compares", low=1)
     length: int = setting(25, "steps of a segment", low=1)
@@ -77,6 +77,9 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     require(config.trust, f"data={','.join(config.data)}", saved_keys(named))
     if config.judge == "heron" and meta.get("signals"):
         config.judge_options.setdefault("names", meta["signals"])
+    if config.judge == "human":
+        config.judge_options.setdefault("wait", True)
+        config.judge_options.setdefault("show", "obs" if batch.frame is None else "frame")
     options = meta.get("env_options", {})
     with closing(make(env_id, **options)) as env:
         spaces = env.observation_space, env.action_space

@@ -34,6 +34,7 @@ from envs.transitions import Transitions, concatenate, stack
 from envs.types import Memory
 from rewards.exploration.disagreement import StackedHeads
 from rewards.exploration.learned import Learned, LearnedConfig
+from rewards.preference.answers import PICTURE
 from rewards.preference.judges import make_segment_judge
 from rewards.vision.encoder import ClipEncoder, shared
 
@@ -49,7 +50,7 @@ class BradleyTerryConfig(LearnedConfig):
 
     scale: str = "none"
     gamma: float | None = None
-    judge: str = setting("scripted", "scripted, heron, clip, recorded or vlm")
+    judge: str = setting("scripted", "scripted, heron, clip, human, recorded or vlm")
     judge_options: dict[str, Any] = setting({}, "its options, as in {mistakes: 0.1}; `cached: FILE` keeps its answers")
     of: str = setting(
         "transition",
@@ -159,20 +160,27 @@ class BradleyTerry(Learned):
         config, pairs = self.config, self.labelled
         if pairs.seen >= pairs.due and len(pairs) < config.budget and len(self.segments) > 1:
             pairs.due += config.every * ((pairs.seen - pairs.due) // config.every + 1)
-            metrics = self.session(min(config.queries, config.budget - len(pairs)))
+            metrics = self.session(config.budget - len(pairs))
         return {**metrics, "labels": float(len(pairs))}
 
-    def session(self, queries: int) -> dict[str, float]:
-        """Ask the judge about pairs of segments and learn from the answers; a failing judge changes nothing."""
+    def session(self, most: int) -> dict[str, float]:
+        """Ask the judge about pairs of segments, learn from `most` answers at most; a failing judge changes nothing.
+
+        A judge that answers later gives the answers to earlier questions, often none.
+        """
+        queries = min(self.config.queries, most)
         first, second = map(self.segments.pick, self.draw(queries))
         self.labelled.asked += queries
         try:
-            label = np.asarray(self.judge.compare(first, second), np.float32)
+            first, second, given = self.judge.ask(first, second, most)
+            label, queries = np.asarray(given, np.float32), first.shape[1]
             if label.shape != (queries,) or (label < 0).any() or (label > 1).any():
                 raise ValueError(f"it answered {label} to {queries} pairs; give one number in [0, 1], or NaN, for each")
         except Exception as error:  # a judge may be anything, and training does not depend on its health
             self.failure = f"the judge {self.judge.name} failed and was left out of a session: {error}"
             return {"failed": 1.0}
+        if not queries:
+            return {}
         answered = np.flatnonzero(~np.isnan(label))
         metrics = {"failed": float(not len(answered)), "dropped": 1 - len(answered) / queries}
         if not len(answered):
@@ -305,6 +313,14 @@ class BradleyTerry(Learned):
 
     def preflight(self) -> str:
         return self.judge.reach()
+
+    def close(self) -> None:
+        self.judge.close()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self.embedding == PICTURE:  # pictures are in no checkpoint, and without them there is nothing to show
+            self.segments.pool.clear()
 
     def notes(self) -> list[str]:
         return [*self.judge.notes(), *([self.failure] if self.failure else [])]

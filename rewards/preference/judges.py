@@ -3,7 +3,7 @@
     scripted   the task's own return decides, with the faults of B-Pref's teachers. Synthetic: it knows the answer.
     heron      signals in order of importance decide: the first that differs by more than its margin.
     clip       the segment that looks more like a sentence, as CLIP sees it.
-    recorded   labels from a file; in front of another judge it asks about each pair once.
+    recorded   labels from a file; in front of another judge it asks about each pair once. A person's (`human`), too.
 
 Sources: Lee, Smith, Dragan, Abbeel 2021, "B-Pref", arXiv 2111.03026, section 4 (the teachers); Bukharin et al. 2023,
 "Deep Reinforcement Learning from Hierarchical Preference Design" (HERON), arXiv 2309.02632 (the lexicographic
@@ -16,9 +16,8 @@ where comparisons come from; `clip` is as blind as its model (see `rewards.visio
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,11 @@ import numpy as np
 from envs.driving.vehicle import VEHICLE
 from envs.settings import setting
 from envs.state import Stateful
-from envs.transitions import Transitions, map_obs
+from envs.transitions import Transitions
 from rewards.base import RunningMeanStd
 from rewards.llm.judges.base import SegmentJudge, make_judge
-from rewards.llm.store import AnswerStore, Item, Label, read_rows
+from rewards.llm.store import AnswerStore, Item, Label
+from rewards.preference.answers import KeptAnswers, fingerprint
 
 
 @dataclass(eq=False)
@@ -191,7 +191,8 @@ class RecordedPreferences(SegmentJudge):
 
     The file is an `AnswerStore`, or without a judge also JSON lines or CSV: `first` and `second` (`fingerprint` of a
     segment), `label` in [0, 1]. Without a judge, unknown pairs stay unanswered. What a judge did not answer is not
-    kept, and is asked again.
+    kept, and is asked again. Of a person's answers (`judge=human`), which come with their segments, the reward learns
+    at once, whatever it would have asked.
     """
 
     name = "recorded"
@@ -199,13 +200,20 @@ class RecordedPreferences(SegmentJudge):
     def __init__(self, path: str, judge: SegmentJudge | None = None) -> None:
         self.path, self.judge = path, judge
         self.labels: dict[Item, float] = {}
+        self.kept: KeptAnswers | None = None
         if judge is not None:
             self.requires, self.frame_size, self.embedding = judge.requires, judge.frame_size, judge.embedding
             self.store = AnswerStore(path)
         elif Path(path).is_file():
-            self.labels = dict(read_rows(path, _label, "no label; it needs first, second and a label in [0, 1]"))
+            self.kept = KeptAnswers(path)
+            self.labels = dict(self.kept.labels)
         else:
             raise ValueError(f"judge recorded: there is no file {path}; give one with labels")
+
+    def ask(self, first: Transitions, second: Transitions, most: int) -> tuple[Transitions, Transitions, np.ndarray]:
+        if self.kept is None or not self.kept.has_segments:
+            return super().ask(first, second, most)
+        return self.kept.take(first, most)
 
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
         keys = list(zip(fingerprint(first), fingerprint(second)))
@@ -227,35 +235,22 @@ class RecordedPreferences(SegmentJudge):
 
     def notes(self) -> list[str]:
         if self.judge is None:
-            return [f"{len(self.labels)} labels are read from {self.path}"]
+            return [f"{len(self.labels)} labels are read from {self.path}", *(self.kept.notes() if self.kept else [])]
         return [f"labels are kept in {self.path}", *self.judge.notes()]
 
     def state_dict(self) -> dict[str, Any]:
-        return self.judge.state_dict() if self.judge else {}
+        return self.judge.state_dict() if self.judge else self.kept.state_dict() if self.kept else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.judge:
-            self.judge.load_state_dict(state)
+        for part in filter(None, (self.judge, self.kept)):
+            part.load_state_dict(state)
 
 
 def make_segment_judge(name: str, *, cached: str = "", **options: Any) -> SegmentJudge:
     """A judge of segments by its name; its answers are kept in the file `cached`, so that no pair is asked twice."""
+    if cached and name == "human":
+        raise ValueError(
+            f"cached={cached} does not fit the judge human, which keeps its answers itself; give answers=FILE"
+        )
     judge: SegmentJudge = make_judge(name, "segments", **options)
     return RecordedPreferences(cached, judge) if cached else judge
-
-
-def fingerprint(segments: Transitions) -> list[str]:
-    """A key for each of B segments (L, B) in a file of labels: 16 hexadecimal digits of its states and actions."""
-    columns: list[np.ndarray] = []
-    for part in (segments.obs, segments.action, segments.next_obs):
-        map_obs(columns.append, part)
-    rows = (b"".join(np.ascontiguousarray(x[:, b]).tobytes() for x in columns) for b in range(segments.shape[1]))
-    return [hashlib.sha256(row).hexdigest()[:16] for row in rows]
-
-
-def _label(row: Mapping[str, Any]) -> tuple[Item, float]:
-    first, second, label = ("text", "other", "value") if "text" in row else ("first", "second", "label")
-    value = float(row[label])
-    if not 0 <= value <= 1:
-        raise ValueError("not in [0, 1]")
-    return (str(row[first]), str(row[second])), value

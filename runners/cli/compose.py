@@ -222,6 +222,17 @@ def _unknown_key(key: str, value: Any, kinds: Collection[str], names: list[str])
     return f"{key}={short(value)} is unknown; {hint}"
 
 
+def fill_person(env: str, options: dict[str, Any]) -> None:
+    """Options of the judge `human`, where they are not given: a file for this environment, and what it can show."""
+    from envs.family import family_of
+    from envs.make import spec_of
+    from runners.run.video import can_be_drawn
+
+    other = family_of(spec_of(env)).name == "other"
+    options.setdefault("answers", f"preferences/{env.replace('/', '-').replace(':', '-')}.jsonl")
+    options.setdefault("show", "frame" if can_be_drawn(env) else "obs" if other else "text")
+
+
 def fill_goals(config: Any, given: Collection[str] = ()) -> None:
     """Give a reward without its goal the one that the environment's family declares, and the model trained on it.
 
@@ -237,6 +248,8 @@ def fill_goals(config: Any, given: Collection[str] = ()) -> None:
     from rewards.vision.encoder import MODELS, model_for
 
     for name, options in config.reward.items():
+        if getattr(options, "judge", "") == "human":
+            fill_person(config.env, options.judge_options)
         named = {f"reward.{name}.model", f"reward.{name}.weights"} & {*given}
         if getattr(options, "model", None) in MODELS and not named:
             options.model = model_for(config.env)

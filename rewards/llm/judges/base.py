@@ -44,6 +44,7 @@ JUDGES: dict[str, dict[str, str]] = {
         "heron": "rewards.preference.judges:Heron",
         "clip": "rewards.preference.judges:ClipJudge",
         "recorded": "rewards.preference.judges:RecordedPreferences",
+        "human": "rewards.preference.human:Human",
         "vlm": "rewards.preference.vlm:VLM",
     },
     "subgoals": {
@@ -146,6 +147,13 @@ class SegmentJudge(Judge):
 
         Both have the shape (L, B): L consecutive steps of one episode, B segments side by side; every row is valid.
         """
+
+    def ask(self, first: Transitions, second: Transitions, most: int) -> tuple[Transitions, Transitions, np.ndarray]:
+        """Ask about pairs; returns pairs with their labels, as `compare` gives them, at most `most` new ones.
+
+        They are the same pairs, but of a judge that answers later, or brings pairs of its own.
+        """
+        return first, second, self.compare(first, second)
 
     def embed(self, batch: Transitions) -> np.ndarray:
         """The embedding (N, D) of `batch.frame`; only for judges that name one."""

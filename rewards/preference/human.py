@@ -1,0 +1,262 @@
+"""A person compares two clips on a page of this machine; training never waits for an answer.
+
+    pairs -> questions that wait (the newest) -> page -> answer -> file, on the disk -> the reward's next session
+
+Source: Christiano et al. 2017, arXiv 1706.03741, section 2.2.2: two clips side by side; left, right, equal, or neither
+(skipped, which teaches nothing). Differences: answers are learned from when they are there, and training continues
+meanwhile; questions that nobody has seen are replaced by newer ones, about what the agent does now; an answer can be
+taken back until the reward has learned from it, which is not before the next answer, or ten seconds later.
+
+A run that is killed loses no answer: resumed, it learns from those that its checkpoint had not, and asks anew. At the
+end of training questions stay unanswered; what was answered is in the file, with its segments, and `judge=recorded`
+or another run with the same file begins with it, whatever its seed or agent.
+When it fails: an environment so fast that training ends after a few answers (train again from the file); goals that
+one clip cannot show; frames slow training down, because every step is drawn (`show: obs` draws none).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import sys
+import threading
+import time
+import webbrowser
+from base64 import b64encode
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from envs.settings import setting
+from envs.transitions import Transitions, map_obs
+from rewards.llm.judges.base import SegmentJudge
+from rewards.preference.answers import PICTURE, KeptAnswers, Pair, fingerprint, packed
+from rewards.preference.page import Page, free
+
+PICTURES = 20_000  # newest frames that are kept, a few KB each; questions about older ones are not asked
+HOLD = 10.0  # seconds for which the last answer can be taken back
+ENTRIES = 12  # of an observation that are plotted
+Clip: TypeAlias = dict[str, list[Any]]  # one of frames (JPEG), texts, rows of numbers: what, step by step
+LABELS = {"left": 0.0, "right": 1.0, "equal": 0.5, "skip": math.nan}
+
+
+@dataclass(eq=False)
+class Human(SegmentJudge):
+    """Opens its page with the first question, and prints the address."""
+
+    answers: str = setting(
+        "preferences.jsonl", "file that answers are appended to, and begun with; judge=recorded reads it"
+    )
+    show: str = setting(
+        "frame",
+        "of a clip: its frames, its texts, or a plot of its observations; runners take what the environment has",
+        choices=("frame", "text", "obs"),
+    )
+    frame_size: int | None = setting(160, "height and width of a frame, pixels", low=8, high=1024)
+    port: int = setting(0, "of the page on 127.0.0.1; 0 takes a free one", low=0, high=65535)
+    browser: bool = setting(True, "whether to open it in a browser, where there is a screen and a terminal")
+    wait: bool = setting(False, "whether each session waits until its questions are answered, as for runners.offline")
+
+    name = "human"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.requires = frozenset({"next_obs" if self.show == "obs" else self.show})
+        self.embedding = PICTURE if self.show == "frame" else None
+        self.frame_size = self.frame_size if self.show == "frame" else None
+        self.kept = KeptAnswers(self.answers)
+        if self.kept.path.is_file() and self.kept.path.read_bytes()[:1] not in (b"", b"{"):
+            raise ValueError(
+                f"judge human: answers={self.answers} is of another kind; give a file of JSON lines, or a new one"
+            )
+        self.questions = Questions(self.kept)
+        self.page: Page | None = None
+        self._pictures: dict[int, bytes] = {}
+        self._next = time.time_ns()  # numbers of another process are not met again
+
+    def ask(self, first: Transitions, second: Transitions, most: int) -> tuple[Transitions, Transitions, np.ndarray]:
+        """Put these pairs in place of those that nobody has seen; the answers since the last call, `most` at most."""
+        questions, clips = self.questions, [self._clips(side) for side in (first, second)]
+        new = [
+            Question(pair, first[:, b], second[:, b], (clips[0][b], clips[1][b]))
+            for b, pair in enumerate(zip(fingerprint(first), fingerprint(second)))
+            if clips[0][b] and clips[1][b]
+        ]
+        with questions.lock:
+            self.kept.fit(first)
+            questions.budget = len(self.kept.taken) + most
+            questions.replace(new)
+        if self.page is None and questions.open():
+            self._open()
+        while self.wait and questions.open():
+            time.sleep(0.05)
+        with questions.lock:
+            return self.kept.take(first, most, questions.held(0.0 if self.wait else HOLD))
+
+    def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
+        raise TypeError("a person answers later; call ask")
+
+    def embed(self, batch: Transitions) -> np.ndarray:
+        """Keep the frames, and return the numbers (N, 1) under which they are found."""
+        from PIL import Image
+
+        if batch.frame is None:
+            raise ValueError(f"the judge human shows frames, and these have none; use frame_size={self.frame_size}")
+        for frame in batch.frame:
+            file = io.BytesIO()
+            Image.fromarray(frame).save(file, "JPEG", quality=85, subsampling=0)
+            self._pictures[self._next] = file.getvalue()
+            self._next += 1
+        while len(self._pictures) > PICTURES:
+            del self._pictures[next(iter(self._pictures))]
+        return np.arange(self._next - len(batch.frame), self._next)[:, None]
+
+    def reach(self) -> str:
+        return "" if free(self.port) else f"port={self.port} of the judge human is in use; give another, or 0 for any"
+
+    def notes(self) -> list[str]:
+        return [
+            f"a person compares clips; answers are kept in {self.answers}, which has {len(self.kept):,}",
+            *self.kept.notes(),
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.kept.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kept.load_state_dict(state)
+
+    def close(self) -> None:
+        if self.page is not None:
+            self.page.close()
+            self.page = None
+            print(f"questions: closed; {len(self.kept):,} answers are in {self.answers}", flush=True)
+
+    def _open(self) -> None:
+        self.page = Page(self.questions, self.port)
+        print(f"questions: {self.page.address}", flush=True)
+        screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform in ("win32", "darwin")
+        if self.browser and screen and sys.stdout.isatty():
+            with suppress(webbrowser.Error):
+                webbrowser.open(self.page.address)
+
+    def _clips(self, segments: Transitions) -> list[Clip]:
+        """What is shown of each of B segments (L, B); empty for one whose frames are gone."""
+        count = segments.shape[1]
+        if self.show == "text":
+            return [{"texts": list(map(str, segments.text[:, b]))} for b in range(count)]  # type: ignore[index]
+        if self.show == "obs":
+            parts: list[np.ndarray] = []
+            map_obs(lambda x: parts.append(np.asarray(x, float).reshape(*segments.shape, -1)), segments.next_obs)  # type: ignore[func-returns-value, arg-type, return-value]
+            rows = np.round(np.concatenate(parts, axis=-1)[..., :ENTRIES], 5)
+            return [{"rows": rows[:, b].tolist()} for b in range(count)]
+        numbers = segments.extras.get(PICTURE)
+        if numbers is None:  # `of=frame` keeps the frames themselves
+            numbers = self.embed(segments.flatten()).reshape(*segments.shape, 1)
+        found = [[self._pictures.get(number) for number in numbers[:, b, 0].tolist()] for b in range(count)]
+        return [{"frames": clip} if all(clip) else {} for clip in found]
+
+
+class Question(NamedTuple):
+    """Two segments (L,), and what is shown of each."""
+
+    pair: Pair
+    first: Transitions
+    second: Transitions
+    clips: tuple[Clip, Clip]
+
+    @property
+    def id(self) -> str:
+        return " ".join(self.pair)
+
+
+class Questions:
+    """What is asked, shared by the reward and any number of tabs: one question at a time, the first answer counts."""
+
+    def __init__(self, kept: KeptAnswers) -> None:
+        self.kept, self.lock = kept, threading.RLock()  # to be held around `held`, `replace` and changes of `kept`
+        self.budget = 0
+        self.waiting: list[Question] = []  # the next one last
+        self.current: Question | None = None
+        self.given: list[tuple[Question, float]] = []  # answered and not yet taken; when
+        self.counts = dict.fromkeys(("asked", "answered", "skipped"), 0)
+
+    def replace(self, questions: list[Question]) -> None:
+        """These wait instead of those that nobody has seen, unless they were answered before."""
+        known = self.kept.labels
+        new = {each.pair: each for each in questions}
+        self.waiting = [each for pair, each in new.items() if pair not in known and pair[::-1] not in known]
+
+    def held(self, seconds: float) -> Pair | None:
+        """The pair of the last answer, while it is too young to be learned from; what came before cannot be undone."""
+        if self.given and time.monotonic() - self.given[-1][1] < seconds:
+            self.given = self.given[-1:]
+            return self.given[0][0].pair
+        self.given = []
+        return None
+
+    def open(self) -> bool:
+        """Whether a question waits for an answer."""
+        return (self.current is not None or bool(self.waiting)) and len(self.kept) < self.budget
+
+    def view(self, have: str = "", message: str = "") -> dict[str, Any]:
+        """What the page shows next, as JSON holds it; without its clips if the page `have`s that question."""
+        with self.lock:
+            if not self.open():
+                self.current = None
+            elif self.current is None:
+                self.current = self.waiting.pop()
+                self.counts["asked"] += 1
+            current = self.current
+            question: dict[str, Any] | None = None
+            if current is not None:
+                question = {"id": current.id}
+                if current.id != have:
+                    question["clips"] = [
+                        {kind: [b64encode(x).decode() if isinstance(x, bytes) else x for x in steps]}
+                        for clip in current.clips
+                        for kind, steps in clip.items()
+                    ]
+            return {
+                "question": question,
+                "budget": self.budget,
+                "labels": len(self.kept),
+                "undo": bool(self.given),
+                "file": str(self.kept.path),
+                "message": message,
+                **self.counts,
+            }
+
+    def answer(self, id: str, answer: str) -> dict[str, Any]:
+        """Keep an answer to the question that is shown; one to another question is refused."""
+        with self.lock:
+            current = self.current
+            if current is None or current.id != id:
+                return self.view(message="This question was answered already; here is the next one.")
+            label = LABELS[answer]
+            self.kept.append(current.pair, label, packed(current.first, current.second))
+            self.given.append((current, time.monotonic()))
+            self.counts["skipped" if math.isnan(label) else "answered"] += 1
+            self.current = None
+            self.replace(self.waiting)
+            return self.view()
+
+    def undo(self) -> dict[str, Any]:
+        """Take back the last answer, and ask that question again."""
+        with self.lock:
+            if not self.given:
+                return self.view(message="There is no answer that the reward has not learned from.")
+            question = self.given[-1][0]
+            skipped = math.isnan(self.kept.labels[question.pair])
+            self.kept.append(question.pair, math.nan)
+            del self.kept.labels[question.pair]
+            self.given.pop()
+            self.counts["skipped" if skipped else "answered"] -= 1
+            if self.current is not None:
+                self.waiting.append(self.current)
+                self.counts["asked"] -= 1
+            self.current = question
+            return self.view(message="Taken back; please answer again.")
