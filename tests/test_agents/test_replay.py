@@ -389,6 +389,17 @@ def test_fresh_transitions_are_learned_from_once_in_time_order():
     assert replay.metrics == {"metric": 1.0}
 
 
+def test_what_is_logged_before_the_rewards_have_learned_moves_nothing():
+    mix = scripted_mix(task={}, rnd={"scale": "ema"})
+    replay, batches = lived("Scripted", MODES[0], 40, mix)
+    before = copy.deepcopy((pack(mix.state_dict()), pack(replay.state_dict())))
+    measured = replay.measure()
+    task = np.concatenate([batch.reward[batch.valid] for batch in batches])
+    assert replay.metrics == {} and measured["reward/task"] == pytest.approx(task.mean())
+    assert {"reward/rnd", "reward/total", "rollout/ep_learned_mean"} <= set(measured)
+    np.testing.assert_equal((pack(mix.state_dict()), pack(replay.state_dict())), before)
+
+
 def test_training_and_imagination_are_counted():
     replay, _ = lived("CartPole", MODES[0], 20, sampling="dfs")
     sampler = replay.sampler
