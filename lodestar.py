@@ -4,6 +4,7 @@
     run = ld.load("runs/CartPole-v1/ppo-task+rnd/...")
     run.evaluate(20)["this run"]["task_return"]
     action, _ = run.policy.predict(obs)
+    ld.push_to_hub(run, "me/cartpole");  run = ld.load_from_hub("me/cartpole")
 
     env = ld.wrap(gymnasium.make("CartPole-v1", render_mode="rgb_array"), "clip", goal="pole standing upright")
     stable_baselines3.PPO("MlpPolicy", env).learn(20_000)
@@ -93,6 +94,39 @@ def load(folder: str | Path, *, checkpoint: str | int = "", trust: bool = False)
     if not (Path(folder) / "config.yaml").is_file():
         raise ValueError(f"{folder} is no run's folder (it has no config.yaml); give one below runs/")
     return TrainedRun(Path(folder), checkpoint=checkpoint, trust=trust)
+
+
+def push_to_hub(run: TrainedRun | str | Path, repo: str, *, private: bool | None = None, trust: bool = False) -> str:
+    """Upload a run, what acting needs of it and a card, to the Hugging Face Hub; the repository's address.
+
+    Args:
+        run: a run or its folder.
+        repo: owner/name; made if it is missing, by the account that `hf auth login` or `HF_TOKEN` says.
+        private: whether only you may see a repository that is made.
+        trust: as in `load`.
+
+    Raises:
+        ImportError: without the extra `hub`.
+        ValueError: if it is no run, or a repository that you may not write to.
+        ConnectionError: if the server cannot be reached, or fails.
+    """
+    from runners.export.hub import push
+
+    run = run if isinstance(run, TrainedRun) else load(run, trust=trust)
+    with _as_before():
+        return push(run.folder, repo, private=private, trust=run.trust, at=run.checkpoint)
+
+
+def load_from_hub(
+    repo: str, *, revision: str | None = None, folder: str | Path | None = None, trust: bool = False
+) -> TrainedRun:
+    """Download a run that `push_to_hub` uploaded, into `folder` (runs/hub/<repo>); nothing of it is executed.
+
+    `revision` is a branch, a tag or a commit; `trust` is as in `load`, and the errors are those of `push_to_hub`.
+    """
+    from runners.export.hub import pull
+
+    return load(pull(repo, folder, revision), trust=trust)
 
 
 class TrainedRun:

@@ -27,6 +27,7 @@ from envs.settings import described
 from runners.cli import presets, verbs
 from runners.cli.command import OPTIONS, REST, written
 from runners.cli.compose import HIDDEN
+from runners.cli.declared import key_of
 from runners.list import environment, summary
 from runners.report.results import read_rows
 from runners.run.config import TrainConfig
@@ -189,7 +190,7 @@ def options(config: type, prefix: str, hidden: Any = ()) -> str:
     for name, default, declared in described(config):
         if name in hidden:
             continue
-        key = f"{name.removesuffix(OPTIONS)}.<name>" if name.endswith(OPTIONS) else name
+        key = f"{name.removesuffix(OPTIONS)}.<name>" if name.endswith(OPTIONS) else key_of(name)
         default = declared.otherwise if default is None else default
         shown = "" if name in needed or isinstance(default, dict) or name == REST else f"`{written(default) or EMPTY}`"
         tried = f" (tuned over {written(list(declared.tune))})" if declared.tune else ""

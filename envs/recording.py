@@ -3,11 +3,11 @@
     batch = record(make("Pendulum-v1"), act, steps=20_000, seed=0)      policy -> transitions
     save(path, batch, {"env": "Pendulum-v1"});  batch, meta = load(path)
     for rows in episodes(batch): ...                                     each episode is a slice
-    batch = from_minari("mujoco/hopper/medium-v0")                       Minari's data sets, where that is installed
 
 The file is safetensors: one array for each field of `Transitions` (`obs/KEY` for a dict, `extras/NAME`), texts as codes
 into a JSON list of the different ones. Nothing in it is ever executed. Fields of `obs` repeat those of the `next_obs`
-before, so they are stored for the first step of an episode only.
+before, so they are stored for the first step of an episode only. `envs.datasets` makes transitions of what others
+recorded.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envs.files import regular
 from envs.masks import sample
-from envs.observations import plain
-from envs.transitions import Rollout, Transitions, concatenate, join, map_obs
+from envs.transitions import Rollout, Transitions, map_obs
 from envs.types import MASK, MODALITIES, Array
 
 Act = Callable[..., Array]  # (observations (N, ...), bool (N,): an episode begins) -> actions (N, ...)
@@ -160,46 +159,6 @@ def load(path: str | Path) -> tuple[Transitions, dict[str, Any]]:
         *above, last = name.split("/")
         functools.reduce(lambda place, key: place.setdefault(key, {}), above, tree)[last] = value
     return Transitions(**tree), json.loads(about["meta"])
-
-
-def from_minari(dataset: Any) -> Transitions:
-    """A `minari.MinariDataset`, or the name of one on this machine, as a flat batch.
-
-    Observations are as `envs.observations.PlainObservation` gives them.
-
-    Raises:
-        ImportError: if Minari is not installed.
-        ValueError: for observations that are not numeric.
-    """
-    if isinstance(dataset, str):
-        try:
-            import minari
-        except ImportError:
-            raise ImportError("from_minari needs the package minari; pip install 'lodestar-rl[minari]'") from None
-        dataset = minari.load_dataset(dataset)
-    return concatenate([_minari_episode(dataset.observation_space, episode) for episode in dataset.iterate_episodes()])
-
-
-def _minari_episode(space: gym.Space, episode: Any) -> Transitions:
-    steps = len(episode.rewards)
-    rows = [plain(space, map_obs(lambda x: x[t], episode.observations)) for t in range(steps + 1)]  # noqa: B023
-    obs = join(_numeric, rows)
-    return Transitions(
-        obs=map_obs(lambda x: x[:-1], obs),
-        action=np.asarray(episode.actions),
-        reward=np.asarray(episode.rewards, np.float32),
-        next_obs=map_obs(lambda x: x[1:], obs),
-        terminated=np.asarray(episode.terminations, bool),
-        truncated=np.asarray(episode.truncations, bool),
-        valid=np.ones(steps, bool),
-        step=np.arange(steps),
-    )
-
-
-def _numeric(rows: list[Any]) -> np.ndarray:
-    if (stacked := np.stack(rows)).dtype.kind not in "biuf":
-        raise ValueError(f"observations such as {rows[0]!r} are not numeric; filter them out of the data set first")
-    return stacked
 
 
 def _starts(step: np.ndarray, ended: np.ndarray) -> np.ndarray:

@@ -1,9 +1,13 @@
-"""Run a policy and keep its transitions in a file, to learn from without the environment.
+"""Keep transitions in a file, to learn from without the environment: a policy's, or those that others recorded.
 
     python -m runners.record env=Pendulum-v1 policy=random steps=5000 out=random.safetensors
     python -m runners.record policy=runs/Pendulum-v1/sac-task/20261121-120000-s0 steps=5000 out=good.safetensors
+    python -m runners.record from=D4RL/pen/human-v2 out=pen.safetensors            Minari's, by name or folder
+    python -m runners.record from=pusht frames=64 out=pusht.safetensors            a folder in LeRobot's format
+    python -m runners.record from=replay.pkl env=Pendulum-v1 trust=true            Stable-Baselines3's replay buffer
+    python -m runners.record from=runs/Pendulum-v1/sac-task/20261121-120000-s0     the replay of a run
 
-`runners.offline` learns from such files.
+`runners.offline` learns from such files, and rewards read them as demonstrations.
 """
 
 from __future__ import annotations
@@ -28,31 +32,52 @@ from runners.evaluate import Scores, policy
 from runners.run.build import load_run
 from runners.run.config import UsageError
 
+STEPS = 10_000
+
 
 @dataclass
 class RecordConfig(Settings):
     """One recording."""
 
-    out: str = setting(help="the file to write, as in out=recording.safetensors")
-    env: str = setting("", "any id; that of the run by default")
+    out: str = setting("", "the file to write, as in out=recording.safetensors; of from=, its name in this folder")
+    from_: str = setting(
+        "", "recorded by others: a data set's folder or name, a replay buffer's *.pkl, or a run's folder"
+    )
+    env: str = setting("", "any id; that of the run, or of the data set, by default")
     env_options: dict[str, Any] = setting({}, "options of the environment, as in env.sticky=0.25")
     policy: str = setting("random", "random, or a run's folder")
-    steps: int = setting(10_000, "transitions", low=1)
+    steps: int | None = setting(None, "transitions; 10,000 of a policy, all of others", low=1)
     noise: float = setting(0.0, "share of the steps at which a random action replaces the policy's", low=0, high=1)
     frames: int = setting(0, "side of the frames to keep, pixels; 0 for none", low=0)
+    camera: str = setting("", "whose images are the frames of from=, in LeRobot's format; the first")
     text: bool = setting(False, "whether to keep captions")
     signals: bool = setting(False, "whether to keep named quantities of the state")
     seed: int = setting(0, "of the first episode, and of random actions", low=0)
-    trust: bool = setting(False, "whether the run may name code and servers, as in env=module:Id")
+    trust: bool = setting(
+        False, "whether the run may name code and servers, as in env=module:Id, and a *.pkl may run its code"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.policy == "random" and not self.env:
-            raise UsageError("env= is missing, as in env=Pendulum-v1; or give a run's folder as policy=")
+        if not self.from_:
+            if not self.out:
+                raise UsageError("out= is missing; give the file to write, as in out=recording.safetensors")
+            if self.policy == "random" and not self.env:
+                raise UsageError("env= is missing, as in env=Pendulum-v1; or give a run's folder as policy=")
+            return
+        for name, default in (("policy", "random"), ("noise", 0.0), ("text", False), ("signals", False)):
+            if getattr(self, name) != default:
+                raise UsageError(f"{name}= is of a policy that acts, and from={self.from_} was recorded; leave it out")
+        self.out = self.out or f"{Path(self.from_.rstrip('/')).stem}.safetensors"
 
 
 def record(config: RecordConfig) -> dict[str, Any]:
     """Record and write; returns the file's metadata."""
+    if config.from_:
+        from runners.run.imported import imported
+
+        options = {"most": config.steps, "frame_size": config.frames, "camera": config.camera, "trust": config.trust}
+        return write(config, *imported(config.from_, config.env, config.env_options, **options))
     from envs.make import make
 
     options, env_id, model = dict(config.env_options), config.env, None
@@ -64,20 +89,18 @@ def record(config: RecordConfig) -> dict[str, Any]:
     with closing(make(env_id, **{key: value for key, value in modalities.items() if value}, **options)) as env:
         env.action_space.seed(config.seed)
         act = None if model is None else acting(model, env.action_space, config.noise, config.seed)
-        batch = recorded(env, act, config.steps, config.seed)
+        batch = recorded(env, act, config.steps or STEPS, config.seed)
         signals = list(family_of(env.spec).signals(env.spec)) if config.signals and env.spec else []
+    about = {"policy": config.policy, "noise": config.noise, "seed": config.seed, "signals": signals}
+    return write(config, batch, {"env": env_id, "env_options": options, **about})
+
+
+def write(config: RecordConfig, batch: Transitions, meta: dict[str, Any]) -> dict[str, Any]:
+    """Write the file; its metadata with what there is to count."""
     returns = whole_episodes(batch).returns
-    meta = {
-        "env": env_id,
-        "env_options": {key: value for key, value in options.items() if value is not None},
-        "policy": config.policy,
-        "noise": config.noise,
-        "seed": config.seed,
-        "signals": signals,
-        "transitions": batch.shape[0],
-        "episodes": len(returns),
-        "mean_return": float(np.mean(returns)) if returns else None,
-    }
+    meta["env_options"] = {key: value for key, value in meta["env_options"].items() if value is not None}
+    meta |= {"transitions": batch.shape[0], "episodes": len(returns)}
+    meta["mean_return"] = float(np.mean(returns)) if returns else None
     save(config.out, batch, meta)
     return meta
 
@@ -108,8 +131,10 @@ def whole_episodes(batch: Transitions) -> Scores:
 def record_and_print(config: RecordConfig) -> None:
     """Record, and print what the file holds."""
     meta = record(config)
+    print(*meta.get("notes", ()), sep="\n", end="\n" if meta.get("notes") else "")
     mean = "" if meta["mean_return"] is None else f", mean return {meta['mean_return']:.1f}"
-    print(f"{config.out}: {meta['transitions']:,} transitions of {meta['env']}, {meta['episodes']} episodes{mean}")
+    env = meta["env"] or "an environment that is not named (env=)"
+    print(f"{config.out}: {meta['transitions']:,} transitions of {env}, {meta['episodes']} episodes{mean}")
 
 
 main = Command(RecordConfig, record_and_print, __doc__)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 import agents
 import rewards
@@ -208,3 +209,13 @@ def test_the_rewards_of_your_own_keep_the_contract(monkeypatch):
         exec(block, vars(module))
     check_reward(module.Far)
     check_reward(module.Uncopied)
+
+
+def test_the_citation_names_the_newest_release_and_the_container_holds_every_package():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    version, date = re.search(r"^## ([\d.]+) \((.+)\)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE).groups()
+    assert (citation["cff-version"], citation["version"], citation["date-released"]) == ("1.2.0", version, date)
+    assert {"message", "title", "authors", "license", "repository-code"} <= set(citation)
+    lines = (ROOT / "Containerfile").read_text().splitlines()
+    assert {f"COPY {name} {name}" for name in ("agents", "envs", "rewards", "runners")} <= set(lines)
+    assert lines.index("USER lodestar") < lines.index("RUN lodestar doctor") < lines.index('ENTRYPOINT ["lodestar"]')

@@ -525,7 +525,7 @@ def set_state(model: Any, state: dict[str, Any]) -> None:
         pi, vf = (tuple(torch.as_tensor(x, device=model.device) for x in state["lstm"][key]) for key in ("pi", "vf"))
         model._last_lstm_states = type(states)(pi, vf)
     if "replay" in state:
-        _load_buffer(model.replay_buffer, state["replay"])
+        load_buffer(model.replay_buffer, state["replay"])
 
 
 def _attribute(model: Any, name: str) -> Any:
@@ -553,7 +553,8 @@ def _buffer_state(buffer: Any) -> dict[str, Any]:
     return state
 
 
-def _load_buffer(buffer: Any, state: dict[str, Any]) -> None:
+def load_buffer(buffer: Any, state: dict[str, Any]) -> None:
+    """Restore what `get_state` returned of a replay buffer, under "replay"."""
     buffer.pos, buffer.full = int(state["pos"]), bool(state["full"])
     arrays = _buffer_arrays(buffer)
     for name, value in state["arrays"].items():

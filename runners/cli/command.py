@@ -27,6 +27,7 @@ from types import MappingProxyType
 from typing import Any
 
 from envs.settings import declarations, described
+from runners.cli.declared import key_of
 from runners.cli.output import lasting_output
 from runners.cli.value import cast, parse, read, refuse_twice, split
 from runners.run.config import UsageError, unknown
@@ -92,15 +93,15 @@ class Command:
         hints = typing.get_type_hints(self.config)
         fields = {field.name: field for field in dataclasses.fields(self.config) if field.init}
         groups = {name.removesuffix(OPTIONS): name for name in fields if name.endswith(OPTIONS)}
-        keys = [name for name in fields if name not in groups.values() and name != REST]
+        keys = {key_of(name): name for name in fields if name not in groups.values() and name != REST}
         values: dict[str, Any] = {}
         for argument in argv:
             key = argument.partition("=")[0]
             group, dot, option = key.partition(".")
             if "=" in argument and key in keys:
-                listed = typing.get_origin(hints[key]) is list
-                text = split(argument)[1]
-                values[key] = cast(key, _listed(text), hints[key]) if listed else parse(key, text, hints[key])
+                hint, text = hints[keys[key]], split(argument)[1]
+                listed = typing.get_origin(hint) is list
+                values[keys[key]] = cast(key, _listed(text), hint) if listed else parse(key, text, hint)
             elif "=" in argument and dot and group in groups:
                 values.setdefault(groups[group], {})[option] = read(split(argument)[1])
             elif REST in fields:
@@ -111,7 +112,7 @@ class Command:
         for name, field in fields.items():
             if name not in values and field.default is MISSING and field.default_factory is MISSING:
                 help = declarations(self.config)[name].help
-                raise UsageError(f"{name}= is missing; give {help}")
+                raise UsageError(f"{key_of(name)}= is missing; give {help}")
         return self.config(**values)
 
     def text(self) -> str:
@@ -140,7 +141,7 @@ def options_text(
     for name, default, declared in described(config):
         if name in hidden:
             continue
-        key = prefix + (f"{name.removesuffix(OPTIONS)}.<name>" if name.endswith(OPTIONS) else name)
+        key = prefix + (f"{name.removesuffix(OPTIONS)}.<name>" if name.endswith(OPTIONS) else key_of(name))
         default = "" if name in needed or isinstance(default, dict) else written(default)
         left = "..." if name == REST else f"{key}={defaults.get(name, default)}"
         words = declared.help

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 
-from runners.cli.declared import Declared, choices, fields, options, tree
+from runners.cli.declared import Declared, choices, fields, key_of, options, tree
 from runners.run.trust import admit
 
 # Both hand over the line up to the cursor. Bash has split the last word at = and :, and replaces what stands behind.
@@ -130,5 +130,6 @@ def _own(module: str) -> dict[str, Declared]:
     for node in tree(module).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.targets[0].id == "main":  # type: ignore[attr-defined]
             config = node.value.args[0]
-            return fields(module, config.id) if isinstance(config, ast.Name) else {}
+            found = fields(module, config.id) if isinstance(config, ast.Name) else {}
+            return {key_of(name): declared for name, declared in found.items()}
     return {}

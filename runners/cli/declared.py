@@ -42,6 +42,11 @@ def fields(module: str, cls: str) -> dict[str, Declared]:
     return found
 
 
+def key_of(field: str) -> str:
+    """The key of a field; `from_` is from, which no field can be called."""
+    return field.removesuffix("_")
+
+
 def _lineage(module: str, cls: str) -> Iterator[tuple[ast.ClassDef, str]]:
     """A class and those above it, each with its module, as far as they are ours or the user's."""
     place = _place(module, cls)

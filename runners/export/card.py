@@ -79,8 +79,11 @@ def vision(config: TrainConfig) -> list[str]:
     return sentences
 
 
-def card(trained: Trained, run: Path, checked: list[str]) -> str:
-    """The run card, Markdown, of a run at the checkpoint that is exported; `checked` are sentences about its files."""
+def card(trained: Trained, run: Path, checked: list[str], loaded: str = 'ld.load("<this folder>")') -> str:
+    """The run card, Markdown, of a run at the checkpoint that is exported.
+
+    `checked` are sentences about its files; `loaded` is the expression that loads it.
+    """
     config, _, mix, step = trained
     sampled = family_of(spec_of(config.env)).sampled
     reward, command = scrubbed(mix.describe()), " ".join(map(shlex.quote, settings(config)))
@@ -103,7 +106,7 @@ The reward: {reward}.
 ## How to use it
 
     import lodestar as ld
-    run = ld.load("<this folder>")  # run.policy.predict(obs), run.evaluate(20)
+    run = {loaded}  # run.policy.predict(obs), run.evaluate(20)
 
 `lodestar evaluate run=<this folder>` and `lodestar watch run=<this folder>` take it, too.
 {_elsewhere(checked)}

@@ -210,11 +210,7 @@ def load_run(run: Path, trust: bool = False, at: str | int = "") -> Trained:
 
     A UsageError if it is no run, has no such checkpoint, or names what is not trusted (`runners.run.trust`).
     """
-    if not (run / "config.yaml").exists():
-        raise UsageError(f"run={run} is no run's folder (it has no config.yaml); give one below runs/")
-    saved = read(run / "config.yaml")
-    require(trust, f"run={run}", saved_keys(saved))
-    config = from_dict(saved, trust)
+    config = config_of(run, trust)
     state, step = load_checkpoint(run, str(at))
     parts = acting(config)
     parts.model.policy.load_state_dict(state["agent"]["modules"]["policy"])  # all that acting needs
@@ -222,6 +218,15 @@ def load_run(run: Path, trust: bool = False, at: str | int = "") -> Trained:
         parts.model.masked = True  # type: ignore[union-attr]
     parts.mix.load_state_dict(state["mix"])
     return Trained(config, parts.model, parts.mix, step)
+
+
+def config_of(run: Path, trust: bool = False) -> TrainConfig:
+    """The configuration of a run; a UsageError if it is none, or names what is not trusted."""
+    if not (run / "config.yaml").exists():
+        raise UsageError(f"run={run} is no run's folder (it has no config.yaml); give one below runs/")
+    saved = read(run / "config.yaml")
+    require(trust, f"run={run}", saved_keys(saved))
+    return from_dict(saved, trust)
 
 
 def load_checkpoint(run: Path, at: str = "") -> tuple[dict[str, Any], int]:

@@ -9,7 +9,6 @@ from safetensors.numpy import safe_open, save_file
 from envs import recording
 from envs.make import make, make_vec
 from envs.transitions import Transitions
-from envs.types import MODALITIES
 
 
 class Counter(gym.Env):
@@ -165,59 +164,3 @@ def test_what_is_no_recording_is_refused(tmp_path):
     save_file({"step": np.zeros(1)}, path)
     with pytest.raises(ValueError, match=r"no recording of this format \(None\)"):
         recording.load(path)
-
-
-class Episode:
-    observations = {"at": np.array([[0.0], [1.0], [2.0]]), "picture": np.zeros((3, 4, 5, 3), np.uint8)}
-    actions, rewards = np.array([3, 4]), np.array([1.0, 2.0])
-    terminations, truncations = np.array([False, True]), np.array([False, False])
-
-
-class DataSet:
-    observation_space = spaces.Dict({"at": spaces.Box(0, 9, (1,)), "picture": spaces.Box(0, 255, (4, 5, 3), np.uint8)})
-
-    def iterate_episodes(self):
-        return iter([Episode, Episode])
-
-
-def test_a_data_set_of_minari_has_a_successor_for_every_observation_and_channels_first():
-    batch = recording.from_minari(DataSet())
-    assert batch.obs["at"][:, 0].tolist() == [0, 1, 0, 1]
-    assert batch.next_obs["at"][:, 0].tolist() == [1, 2, 1, 2]
-    assert batch.obs["at"].dtype == batch.reward.dtype == np.float32
-    assert batch.obs["picture"].shape == (4, 3, 4, 5)
-    assert batch.action.tolist() == [3, 4, 3, 4]
-    assert batch.terminated.tolist() == [False, True, False, True]
-    assert batch.step.tolist() == [0, 1, 0, 1]
-    assert set(MODALITIES) & {name for name, value in vars(batch).items() if value is not None} == set()
-
-
-def test_observations_in_words_are_refused():
-    class Words(DataSet):
-        observation_space = spaces.Text(9)
-
-        def iterate_episodes(self):
-            return iter([type("Told", (Episode,), {"observations": ["a", "b", "c"]})])
-
-    with pytest.raises(ValueError, match=r"observations such as 'a' are not numeric"):
-        recording.from_minari(Words())
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # what a data set should say of itself
-def test_a_real_data_set_of_minari_is_read(tmp_path, monkeypatch):
-    minari = pytest.importorskip("minari")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    from minari.data_collector.episode_buffer import EpisodeBuffer
-
-    seen = np.random.default_rng(0).normal(size=(3, 6, 4)).astype(np.float32)
-    last = [False] * 4 + [True]
-    buffers = [EpisodeBuffer(i, None, None, seen[i], np.arange(5) % 2, [1.0] * 5, [False] * 5, last) for i in range(3)]
-    box = spaces.Box(-9, 9, (4,), np.float32)
-    minari.create_dataset_from_buffers(
-        "cartpole/left-v0", buffers, observation_space=box, action_space=spaces.Discrete(2)
-    )
-    batch = recording.from_minari("cartpole/left-v0")
-    assert batch.shape == (15,) and batch.action[:5].tolist() == [0, 1, 0, 1, 0]
-    assert batch.truncated.nonzero()[0].tolist() == [4, 9, 14]
-    np.testing.assert_array_equal(batch.next_obs, seen[:, 1:].reshape(15, 4))
-    assert recording.episodes(batch) == [slice(0, 5), slice(5, 10), slice(10, 15)]

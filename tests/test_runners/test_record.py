@@ -75,6 +75,8 @@ def test_arguments_become_a_configuration_of_the_right_types():
         ("env=a out=a steps=many", r"steps=many is not a whole number"),
         ("env=a out=a text=7", r"text=7 is not true or false"),
         ("env=a out=a agent.x=7", r"key=agent.x is unknown"),
+        ("env=a fron=a", r"key=fron is unknown; did you mean from\?"),
+        ("from=a policy=b", r"policy= is of a policy that acts, and from=a was recorded; leave it out"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments, words):
@@ -89,3 +91,30 @@ def test_the_command_explains_itself_and_answers_mistakes_with_a_sentence(capsys
     assert capsys.readouterr().err == "error: steps=0 is out of range; give a number at least 1\n"
     assert main(["policy=nowhere", "out=x"]) == 2
     assert "nowhere is no run's folder" in capsys.readouterr().err
+
+
+def test_the_replay_of_a_run_and_a_pickle_become_recordings(tmp_path, capsys):
+    from runners.train import main as train
+
+    off = ["video=false", "eval_episodes=0", "control=none", "total_timesteps=128", "max_episode_steps=30"]
+    out = tmp_path / "a.safetensors"
+    for agent, options in (("sb3_dqn", []), ("dyna", ["agent.learning_starts=1000"])):
+        run = tmp_path / agent
+        assert train(["env=CartPole-v1", f"agent={agent}", "n_envs=2", f"run_dir={run}", *off, *options]) == 0
+        assert main([f"from={run}", f"out={out}"]) == 0
+        batch, meta = recording.load(out)
+        assert batch.shape == (128,) and meta["env_options"] == {"max_episode_steps": 30}
+        assert meta["env"] == "CartPole-v1" and meta["episodes"] == batch.ended.sum() > 2
+        assert (batch.reward == 1).all() and set(batch.action) == {0, 1} and batch.action.dtype == np.int64
+        continues = ~batch.ended[:-1] & (batch.step[1:] > 0)
+        np.testing.assert_array_equal(batch.next_obs[:-1][continues], batch.obs[1:][continues])
+        assert (np.abs(batch.obs[batch.step == 0]) <= 0.05).all() and batch.step.max() < 30
+    assert main([f"from={run}", f"out={out}", "env=Pendulum-v1"]) == 2
+    assert (
+        "observations recorded, of shape (4,) and type float32, are not those of Pendulum-v1" in capsys.readouterr().err
+    )
+    (tmp_path / "buffer.pkl").write_bytes(b"\x80\x04}.")
+    assert main([f"from={tmp_path}/buffer.pkl", f"out={out}"]) == 2
+    assert "buffer.pkl is a pickle, which runs whatever code is in it; add trust=true" in capsys.readouterr().err
+    assert main([f"from={tmp_path}/buffer.pkl", f"out={out}", "trust=true"]) == 2
+    assert "holds a dict, not a replay buffer" in capsys.readouterr().err

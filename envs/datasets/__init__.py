@@ -1,0 +1,43 @@
+"""Recordings of others as transitions of ours: Minari, LeRobot's format, replay buffers of Stable-Baselines3.
+
+    read("D4RL/door/human-v2").transitions()          Minari, by its name or folder, where that package is installed
+    read("pusht", frame_size=64).transitions()        a folder in LeRobot's format, version 2 or 3
+    from_sb3(model.replay_buffer)                     a buffer that a program holds
+
+`envs.recording.save` writes them; `runners.record from=` does it all. Nothing in a data set is executed, and no
+environment that it names is imported here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from envs.datasets.dataset import Dataset, Episode
+from envs.datasets.sb3 import from_sb3
+
+__all__ = ["Dataset", "Episode", "from_sb3", "read"]
+
+
+def read(source: str | Path, frame_size: int = 0, camera: str = "") -> Dataset:
+    """The data set in a folder, or Minari's of that name on this machine.
+
+    Args:
+        source: the folder, or the name.
+        frame_size: side of the frames to make of a camera's images, of LeRobot's format; 0 for none.
+        camera: whose; the first by default.
+
+    Raises:
+        ImportError: if a package that it takes is not installed.
+        FileNotFoundError: if there is neither such a folder nor such a name.
+        ValueError: if what is there is of no format that is read.
+    """
+    folder = Path(source)
+    if (folder / "meta" / "info.json").is_file():
+        from envs.datasets.lerobot import from_lerobot
+
+        return from_lerobot(folder, frame_size, camera)
+    from envs.datasets.minari import find, from_minari
+
+    if frame_size:
+        raise ValueError(f"frames are read from LeRobot's format only, which {source} is not; leave frames= out")
+    return from_minari(find(source))

@@ -1,0 +1,188 @@
+"""Episodes that others recorded, as they stored them, and the transitions that they are for environments of ours."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from envs.observations import from_zero, plain
+from envs.transitions import Transitions, concatenate, join
+from envs.types import Array, Obs
+
+
+class Episode(NamedTuple):
+    """T steps of an episode, or of a part of it."""
+
+    obs: Any  # (T + 1, ...): an array, a list, or a dict or tuple of them, as the environment gave it
+    action: Array  # (T, ...)
+    reward: Array  # (T,)
+    terminated: Array  # (T,)
+    truncated: Array  # (T,)
+    frame: Array | None = None  # uint8 (T + 1, H, W, 3)
+
+
+@dataclass
+class Dataset:
+    """Episodes, and what is said of them."""
+
+    episodes: Iterable[Episode]
+    observation_space: spaces.Space  # of what is stored
+    action_space: spaces.Space
+    env: str = ""  # the id of the environment; "" where that is not said
+    env_options: dict[str, Any] = field(default_factory=dict)  # otherwise than it is registered with
+    about: dict[str, Any] = field(default_factory=dict)  # more for a recording's metadata
+    notes: list[str] = field(default_factory=list)  # sentences about what was made of it
+
+    def transitions(self, env: gym.Env | None = None, most: int | None = None) -> Transitions:
+        """A flat batch (N,) of the first `most` transitions, or of all, whose episodes are in time order.
+
+        Observations and actions are as `env` gives and takes them, one of `envs.make.make`; without one, as
+        `envs.observations` makes them of what is stored.
+
+        Raises:
+            ValueError: for what is not numeric, does not fit together, or does not fit `env`.
+        """
+        if isinstance(self.action_space, spaces.Dict | spaces.Tuple | spaces.Text):
+            raise ValueError(f"actions from {self.action_space} are several things; a recording holds one array")
+        batches: list[Transitions] = []
+        see = observing(env, self.observation_space)
+        for episode in self.episodes:
+            if most is not None and sum(batch.shape[0] for batch in batches) >= most:
+                break
+            batches.append(_transitions(episode, see, self.action_space))
+        if not batches:
+            raise ValueError("the data set has no episode; give one that has")
+        batch = concatenate(batches)[:most]
+        return batch if env is None else fitted(batch, env)
+
+
+def observing(env: gym.Env | None, space: spaces.Space) -> Callable[[Any], Any]:
+    """What makes of one stored observation of `space` one of `env`: the wrappers of it from where those are like it."""
+    layers: list[Callable[[Any], Any]] = []
+    while env is not None:
+        if _alike(env.observation_space, space):
+            return lambda obs: functools.reduce(lambda value, layer: layer(value), reversed(layers), obs)
+        if isinstance(env, gym.ObservationWrapper):
+            layers.append(env.observation)
+        env = env.env if isinstance(env, gym.Wrapper) else None
+    return functools.partial(plain, space)
+
+
+def fitted(batch: Transitions, env: gym.Env) -> Transitions:
+    """The batch, its observations and actions in the types of numbers of `env`.
+
+    Raises:
+        ValueError: if they are not those of that environment.
+    """
+    name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+    both = {"obs": ("observations", env.observation_space), "action": ("actions", env.action_space)}
+    made = {}
+    for part in ("obs", "action", "next_obs"):
+        what, space = both.get(part, both["obs"])
+        values = getattr(batch, part)
+        if (cast := _cast(values, space)) is None:
+            raise ValueError(
+                f"the {what} recorded, {_shown(values)}, are not those of {name}, {space}; give the environment "
+                "that they are from, as in env=Pendulum-v1"
+            )
+        made[part] = cast
+    return batch.replace(**made)
+
+
+def _alike(one: spaces.Space, other: spaces.Space) -> bool:
+    if isinstance(one, spaces.Dict) and isinstance(other, spaces.Dict):
+        return set(one) == set(other) and all(_alike(one[key], other[key]) for key in one)
+    if one.shape is None or other.shape is None:  # texts, whose spaces are of many kinds, and tuples
+        return one.shape is other.shape
+    return type(one) is type(other) and one.shape == other.shape and np.can_cast(other.dtype, one.dtype, "same_kind")
+
+
+def _cast(values: Any, space: spaces.Space) -> Any:
+    """Values (N, ...) as a space has them; None if they are none of it."""
+    if isinstance(space, spaces.Dict) or isinstance(values, dict):
+        if not (isinstance(space, spaces.Dict) and isinstance(values, dict) and set(space) == set(values)):
+            return None
+        made = {key: _cast(values[key], space[key]) for key in space}
+        return None if any(value is None for value in made.values()) else made
+    if (
+        space.shape is None
+        or values.shape[1:] != space.shape
+        or not np.can_cast(values.dtype, space.dtype, "same_kind")
+    ):
+        return None
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        high = space.start + (space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        if (values < space.start).any() or (values >= high).any():
+            return None
+    return values.astype(space.dtype, copy=False)
+
+
+def _shown(values: Any) -> str:
+    if isinstance(values, dict):
+        return "{" + ", ".join(f"{key!r}: {_shown(value)}" for key, value in values.items()) + "}"
+    words = f"of shape {values.shape[1:]} and type {values.dtype}"
+    return words if values.dtype.kind == "f" else f"{words} between {values.min()} and {values.max()}"
+
+
+def _transitions(episode: Episode, see: Callable[[Any], Any], action_space: spaces.Space) -> Transitions:
+    steps = len(episode.reward)
+    action = np.asarray(episode.action)
+    lengths = {len(part) for part in _leaves(episode.obs)}
+    if lengths != {steps + 1} or len(action) != steps or not steps:
+        raise ValueError(
+            f"an episode has {steps} rewards, {len(action)} actions and {sorted(lengths)} observations; an observation "
+            "more than actions is needed, and a reward for each"
+        )
+    obs = join(_numeric, [see(_row(episode.obs, t)) for t in range(steps + 1)])
+    if from_zero(action_space) is not action_space:
+        action = action - action_space.start  # type: ignore[attr-defined]
+    elif isinstance(action_space, spaces.Box):
+        action = action.astype(action_space.dtype, copy=False)
+    terminated, truncated = (np.asarray(part, bool) for part in (episode.terminated, episode.truncated))
+    frame = episode.frame
+    return Transitions(
+        obs=_rows(obs, slice(0, -1)),
+        action=action,
+        reward=np.asarray(episode.reward, np.float32),
+        next_obs=_rows(obs, slice(1, None)),
+        terminated=terminated,
+        truncated=truncated,
+        valid=np.ones(steps, bool),
+        step=steps_since(terminated | truncated),
+        frame=None if frame is None else frame[1:],
+        obs_frame=None if frame is None else frame[:-1],
+    )
+
+
+def steps_since(ended: np.ndarray, first: int = 0) -> np.ndarray:
+    """Int64 (T,): steps within the episode; the first row is that many steps into its own."""
+    rows = np.arange(len(ended))
+    last = np.maximum.accumulate(np.where(np.r_[False, ended[:-1]], rows, -first))
+    return rows - last
+
+
+def _rows(obs: Obs, rows: slice) -> Obs:
+    return {key: _rows(part, rows) for key, part in obs.items()} if isinstance(obs, dict) else obs[rows]
+
+
+def _row(obs: Any, t: int) -> Any:
+    if isinstance(obs, dict):
+        return {key: _row(part, t) for key, part in obs.items()}
+    return tuple(_row(part, t) for part in obs) if isinstance(obs, tuple) else obs[t]
+
+
+def _leaves(obs: Any) -> list[Any]:
+    parts = obs.values() if isinstance(obs, dict) else obs if isinstance(obs, tuple) else None
+    return [obs] if parts is None else [leaf for part in parts for leaf in _leaves(part)]
+
+
+def _numeric(rows: list[Any]) -> np.ndarray:
+    if (stacked := np.stack(rows)).dtype.kind not in "biuf":
+        raise ValueError(f"observations such as {rows[0]!r} are not numeric; filter them out of the data set first")
+    return stacked

@@ -1,0 +1,280 @@
+"""Data sets of others: what was collected comes back, every successor, end and type of number with it."""
+
+import io
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from envs.datasets import Dataset, Episode, from_sb3, read
+from envs.datasets.dataset import observing
+from envs.make import make
+from envs.recording import episodes
+
+
+class Keep(gym.Wrapper):
+    """Keeps (obs, action, reward, next_obs, terminated, truncated) of every step."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.rows = []
+
+    def reset(self, **options):
+        self.obs, info = self.env.reset(**options)
+        return self.obs, info
+
+    def step(self, action):
+        answer = self.env.step(action)
+        self.rows.append((self.obs, action, answer[1], *answer[:1], *answer[2:4]))
+        self.obs = answer[0]
+        return answer
+
+
+def same_as(batch, rows):
+    for name, place in (("obs", 0), ("next_obs", 3), ("action", 1), ("terminated", 4), ("truncated", 5)):
+        np.testing.assert_array_equal(getattr(batch, name), np.stack([row[place] for row in rows]), name)
+    np.testing.assert_array_equal(batch.reward, np.array([row[2] for row in rows], np.float32))
+    return True
+
+
+def episode(obs, ends=("terminated",), action=(0, 0)):
+    ended = {name: [False] * (len(action) - 1) + [name in ends] for name in ("terminated", "truncated")}
+    return Episode(obs, np.array(action), np.arange(len(action)), **ended)
+
+
+LINE = spaces.Box(-9, 9, (1,), np.float64)
+COUNTED = np.array([[0.0], [1.0], [2.0]])
+
+
+def test_an_episode_has_a_successor_for_every_observation_and_images_have_channels_first():
+    space = spaces.Dict(
+        {"at": LINE, "both": spaces.Tuple([LINE, LINE]), "image": spaces.Box(0, 255, (4, 5, 3), np.uint8)}
+    )
+    obs = {"at": COUNTED, "both": (COUNTED, -COUNTED), "image": np.zeros((3, 4, 5, 3), np.uint8)}
+    batch = Dataset([episode(obs), episode(obs, ends=())], space, spaces.Discrete(2, start=-1)).transitions()
+    assert batch.obs["at"].ravel().tolist() == [0, 1, 0, 1] and batch.obs["at"].dtype == np.float32
+    assert batch.next_obs["both"].tolist() == [[1, -1], [2, -2], [1, -1], [2, -2]]
+    assert batch.obs["image"].shape == (4, 3, 4, 5)
+    assert batch.action.tolist() == [1, 1, 1, 1]  # counted from 0
+    assert batch.terminated.tolist() == [False, True, False, False] and not batch.truncated.any()
+    assert batch.reward.tolist() == [0, 1, 0, 1] and batch.step.tolist() == [0, 1, 0, 1]
+    assert episodes(batch) == [slice(0, 2), slice(2, 4)]
+
+
+def test_an_end_within_a_stored_episode_begins_another_one():
+    stored = Episode(np.arange(5.0)[:, None], np.zeros(4, int), np.zeros(4), [0, 1, 0, 0], [0, 0, 0, 1])
+    batch = Dataset([stored], LINE, spaces.Discrete(2)).transitions(most=3)
+    assert batch.step.tolist() == [0, 1, 0] and batch.next_obs.ravel().tolist() == [1, 2, 3]
+
+
+def test_observations_are_as_the_environment_of_that_name_gives_them():
+    raw, ours = gym.make("MiniGrid-GoToDoor-5x5-v0"), make("MiniGrid-GoToDoor-5x5-v0")
+    stored = [raw.reset(seed=seed)[0] for seed in range(3)]
+    obs = {key: [one[key] for one in stored] for key in stored[0]}
+    space = spaces.Dict({**raw.observation_space.spaces, "mission": spaces.Text(99)})
+    batch = Dataset([episode(obs)], space, spaces.Discrete(7)).transitions(ours)
+    np.testing.assert_array_equal(batch.obs, np.stack([ours.reset(seed=seed)[0] for seed in range(2)]))
+    assert observing(ours, ours.observation_space)(batch.obs[0]) is batch.obs[0]
+
+
+@pytest.mark.parametrize(
+    ("obs", "action", "env", "words"),
+    [
+        (COUNTED[:2], (0, 0), "", r"2 rewards, 2 actions and \[2\] observations; an observation more than actions"),
+        (["a", "b", "c"], (0, 0), "", r"observations such as 'a' are not numeric"),
+        (
+            COUNTED,
+            (0, 1),
+            "CartPole-v1",
+            r"observations recorded, of shape \(1,\) and type float32, are not those of Cart",
+        ),
+        (
+            np.zeros((3, 4)),
+            (0, 2),
+            "CartPole-v1",
+            r"actions .* between 0 and 2, are not those of CartPole-v1, Discrete\(2\)",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_it_is(obs, action, env, words):
+    space = spaces.Text(9) if isinstance(obs, list) else spaces.Box(-9, 9, obs.shape[1:])
+    with pytest.raises(ValueError, match=words):
+        Dataset([episode(obs, action=action)], space, spaces.Discrete(3)).transitions(make(env) if env else None)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # what a data set should say of itself
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_a_data_set_of_minari_is_what_was_collected(env_id, tmp_path, monkeypatch):
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    env = Keep(gym.make(env_id, max_episode_steps=15))
+    env.action_space.seed(0)
+    buffers = []
+    for i in range(3):
+        first, before, ended = env.reset(seed=i)[0], len(env.rows), False
+        while not ended:
+            ended = any(env.step(env.action_space.sample())[2:4])
+        _, action, reward, obs, *ends = zip(*env.rows[before:])
+        buffers.append(EpisodeBuffer(i, None, None, [first, *obs], list(action), list(reward), *map(list, ends)))
+    made = minari.create_dataset_from_buffers("test/kept-v0", buffers, env=env.env)
+    named, placed = read("test/kept-v0"), read(tmp_path / "test" / "kept-v0")
+    assert same_as(named.transitions(), env.rows) and same_as(placed.transitions(make(env_id)), env.rows)
+    assert (named.env, named.env_options) == (env_id, {"max_episode_steps": 15})
+    assert named.transitions(most=7).shape == (7,) and len(episodes(read("test/kept-v0").transitions())) == 3
+    about = made.storage.data_path / "metadata.json"
+    about.write_text(json.dumps({k: v for k, v in json.loads(about.read_text()).items() if k != "action_space"}))
+    with pytest.raises(ValueError, match=r"does not say its spaces, for which Minari would run"):
+        read("test/kept-v0")
+    (about.parent / "main_data.hdf5").write_bytes(b"torn")
+    with pytest.raises(ValueError, match=r"test/kept-v0 cannot be read \(OSError: "):
+        named.transitions()
+
+
+@pytest.mark.parametrize(("algorithm", "env_id"), [("SAC", "Pendulum-v1"), ("DQN", "CartPole-v1")])
+def test_a_replay_buffer_of_sb3_holds_the_actions_that_were_taken_oldest_first(algorithm, env_id):
+    import stable_baselines3
+
+    venv = stable_baselines3.common.env_util.make_vec_env(env_id, 2, wrapper_class=Keep, seed=0)
+    kind = getattr(stable_baselines3, algorithm)
+    options = {
+        "buffer_size": 440,
+        "learning_starts": 1000,
+        "seed": 0,
+        "device": "cpu",
+        "policy_kwargs": {"net_arch": [4]},
+    }
+    model = kind("MlpPolicy", venv, **options)
+    with pytest.raises(ValueError, match="the replay buffer is empty"):
+        from_sb3(model.replay_buffer)
+    model.learn(500)
+    batch = from_sb3(model.replay_buffer)
+    assert batch.shape == (440,)  # of the 250 steps of each, the last 220
+    assert same_as(batch, [row for rows in venv.get_attr("rows") for row in rows[-220:]])
+    assert batch.step[0] == 1  # the episode began earlier
+    model.replay_buffer.optimize_memory_usage = True
+    with pytest.raises(ValueError, match="optimize_memory_usage=True has overwritten the last observations"):
+        from_sb3(model.replay_buffer)
+
+
+# LeRobot's format ----------------------------------------------------------------------------------------------------
+
+LENGTHS, SUCCEEDS = (5, 4, 6), (True, False, True)
+
+
+def lerobot_columns():
+    rng = np.random.default_rng(0)
+    total, number = sum(LENGTHS), np.repeat(np.arange(3), LENGTHS)
+    last = np.isin(np.arange(total), np.cumsum(LENGTHS) - 1)
+    return {
+        "observation.state": rng.normal(size=(total, 2)).astype(np.float32),
+        "action": rng.normal(size=(total, 2)).astype(np.float32),
+        "next.reward": rng.random(total).astype(np.float32),
+        "next.done": last,
+        "next.success": last & np.array(SUCCEEDS)[number],
+        "episode_index": number,
+        "frame_index": np.concatenate([np.arange(n) for n in LENGTHS]),
+    }
+
+
+def write_lerobot(folder, version, camera):
+    """Three episodes in the layout of a version, with images of one colour in Parquet or in videos."""
+    import imageio
+    import pyarrow as arrow
+    from PIL import Image
+    from pyarrow import parquet
+
+    columns = lerobot_columns()
+    images = [np.full((32, 48, 3), (10 * i, 100, 0), np.uint8) for i in range(sum(LENGTHS))]
+    listed = {"observation.state": 2, "action": 2}
+    arrays = {
+        k: arrow.FixedSizeListArray.from_arrays(arrow.array(v.ravel()), listed[k]) if k in listed else arrow.array(v)
+        for k, v in columns.items()
+    }
+    if camera == "image":
+        cells = []
+        for image in images:
+            Image.fromarray(image).save(file := io.BytesIO(), "PNG")
+            cells.append({"bytes": file.getvalue(), "path": "0.png"})
+        arrays["observation.image"] = arrow.array(cells)
+    table, begins = arrow.table(arrays), np.cumsum((0, *LENGTHS))
+    chunk = "videos/observation.image/chunk-000" if version == "v3.0" else "videos/chunk-000/observation.image"
+    for name in ("data/chunk-000", "meta/episodes/chunk-000" if version == "v3.0" else "meta", chunk):
+        (folder / name).mkdir(parents=True)
+    if version == "v3.0":
+        parquet.write_table(table, folder / "data/chunk-000/file-000.parquet")
+        places = {"chunk_index": [0] * 3, "file_index": [0] * 3, "from_timestamp": begins[:-1] / 10}
+        about = {f"videos/observation.image/{key}": value for key, value in places.items()}
+        about = arrow.table({"episode_index": range(3), "length": LENGTHS, **about})
+        parquet.write_table(about, folder / "meta/episodes/chunk-000/file-000.parquet")
+        tasks = arrow.table({"task_index": [0], "__index_level_0__": ["push the T"]})
+        parquet.write_table(tasks, folder / "meta/tasks.parquet")
+        videos = {"file-000": images}
+    else:
+        for i, (begin, length) in enumerate(zip(begins, LENGTHS)):
+            parquet.write_table(table.slice(begin, length), folder / f"data/chunk-000/episode_{i:06d}.parquet")
+        (folder / "meta/tasks.jsonl").write_text('{"task_index": 0, "task": "push the T"}\n')
+        videos = {f"episode_{i:06d}": images[begins[i] : begins[i + 1]] for i in range(3)}
+    for name, shown in videos.items() if camera == "video" else ():
+        imageio.mimwrite(folder / chunk / f"{name}.mp4", shown, fps=10, macro_block_size=16)
+    kinds = {name: (str(value.dtype), [*value.shape[1:]] or [1]) for name, value in columns.items()}
+    kinds["observation.image"] = camera, [32, 48, 3]
+    features = {name: {"dtype": kind, "shape": shape} for name, (kind, shape) in kinds.items()}
+    info = {"codebase_version": version, "fps": 10, "total_frames": sum(LENGTHS), "features": features}
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    return columns
+
+
+@pytest.mark.parametrize(("version", "camera"), [("v2.1", "video"), ("v2.0", "image"), ("v3.0", "video")])
+def test_a_folder_of_lerobot_keeps_every_action_whose_outcome_is_known(version, camera, tmp_path):
+    pytest.importorskip("pyarrow")
+    columns = write_lerobot(tmp_path / "pusht", version, camera)
+    found = read(tmp_path / "pusht", frame_size=8)
+    batch = found.transitions()
+    kept = np.setdiff1d(np.arange(15), [8])  # the second episode fails: what its last action led to is not stored
+    after = np.array([1, 2, 3, 4, 4, 6, 7, 8, 10, 11, 12, 13, 14, 14])
+    np.testing.assert_array_equal(batch.obs, columns["observation.state"][kept])
+    np.testing.assert_array_equal(batch.next_obs, columns["observation.state"][after])
+    np.testing.assert_array_equal(batch.action, columns["action"][kept])
+    np.testing.assert_array_equal(batch.reward, columns["next.reward"][kept])
+    assert batch.terminated.nonzero()[0].tolist() == [4, 13] and batch.truncated.nonzero()[0].tolist() == [7]
+    assert batch.frame.shape == (14, 8, 8, 3)
+    assert np.abs(batch.frame[:, 4, 4, 0] - 10.0 * after).max() <= 3  # what videos lose
+    assert np.abs(batch.obs_frame[:, 4, 4, 0] - 10.0 * kept).max() <= 3
+    assert found.about == {"dataset": "pusht", "tasks": ["push the T"]} and "next.success" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        ({"codebase_version": "v1.6"}, {}, r"is of LeRobot's version v1.6; versions 2 and 3 are read"),
+        ({"fps": "often"}, {}, r"info.json is not LeRobot's \(ValueError: "),
+        ({"features": {"action": {"dtype": "float32", "shape": [2]}}}, {}, r"has the features action; an observation"),
+        ({}, {"frame_size": 8, "camera": "left"}, r"camera=left is none of .*, which has observation.image"),
+        ({}, {}, r"data has no Parquet file; is the data set whole\?"),
+    ],
+)
+def test_a_folder_that_is_not_lerobots_says_what_is_wrong(change, options, words, tmp_path):
+    features = {name: {"dtype": "float32", "shape": [2]} for name in ("action", "observation.state")}
+    features["observation.image"] = {"dtype": "video", "shape": [4, 4, 3]}
+    info = {"codebase_version": "v3.0", "fps": 10, "total_frames": 1, "features": features}
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").write_text(json.dumps(info | change))
+    with pytest.raises(ValueError, match=words):
+        read(tmp_path, **options)
+
+
+def test_what_is_no_data_set_says_what_is_read(tmp_path):
+    (tmp_path / "text").write_text("a")
+    for source, error, words in (
+        ("nowhere", FileNotFoundError, "nowhere does not exist; give a folder of Minari"),
+        (tmp_path, ValueError, "holds no data set; give a folder"),
+        (tmp_path / "text", ValueError, "is no data set; give a folder"),
+    ):
+        with pytest.raises(error, match=words):
+            read(source)
+    with pytest.raises(ValueError, match="frames are read from LeRobot's format only"):
+        read("test/kept-v0", frame_size=8)
