@@ -206,11 +206,7 @@ class Replay(Stateful):
         return self._transitions(index).map(lambda x: x.reshape(len(times), self.n_envs, *x.shape[1:]))
 
     def recorded(self) -> Transitions:
-        """All transitions as a flat batch (N,), one environment after the other, episodes in time order.
-
-        Raises:
-            ValueError: if it keeps images, and not the last ones of episodes.
-        """
+        """All transitions (N,), one environment after the other; a ValueError where episodes lack their last image."""
         if self.encoding.images and not self.images.follows:
             raise ValueError("this replay keeps images without the last ones of episodes; record the policy instead")
         order = (self._pos - self._filled + np.arange(self._filled)) % self.length

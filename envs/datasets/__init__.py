@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from envs.datasets.dataset import Dataset, Episode
+from envs.datasets.dataset import Dataset, StoredEpisode
 from envs.datasets.sb3 import from_sb3
 
-__all__ = ["Dataset", "Episode", "from_sb3", "read"]
+__all__ = ["Dataset", "StoredEpisode", "from_sb3", "read"]
 
 
 def read(source: str | Path, frame_size: int = 0, camera: str = "") -> Dataset:

@@ -16,7 +16,7 @@ from envs.transitions import Transitions, concatenate, join
 from envs.types import Array, Obs
 
 
-class Episode(NamedTuple):
+class StoredEpisode(NamedTuple):
     """T steps of an episode, or of a part of it."""
 
     obs: Any  # (T + 1, ...): an array, a list, or a dict or tuple of them, as the environment gave it
@@ -31,7 +31,7 @@ class Episode(NamedTuple):
 class Dataset:
     """Episodes, and what is said of them."""
 
-    episodes: Iterable[Episode]
+    episodes: Callable[[], Iterable[StoredEpisode]]  # reads them, each time that it is called
     observation_space: spaces.Space  # of what is stored
     action_space: spaces.Space
     env: str = ""  # the id of the environment; "" where that is not said
@@ -52,7 +52,7 @@ class Dataset:
             raise ValueError(f"actions from {self.action_space} are several things; a recording holds one array")
         batches: list[Transitions] = []
         see = observing(env, self.observation_space)
-        for episode in self.episodes:
+        for episode in self.episodes():
             if most is not None and sum(batch.shape[0] for batch in batches) >= most:
                 break
             batches.append(_transitions(episode, see, self.action_space))
@@ -130,7 +130,7 @@ def _shown(values: Any) -> str:
     return words if values.dtype.kind == "f" else f"{words} between {values.min()} and {values.max()}"
 
 
-def _transitions(episode: Episode, see: Callable[[Any], Any], action_space: spaces.Space) -> Transitions:
+def _transitions(episode: StoredEpisode, see: Callable[[Any], Any], action_space: spaces.Space) -> Transitions:
     steps = len(episode.reward)
     action = np.asarray(episode.action)
     lengths = {len(part) for part in _leaves(episode.obs)}

@@ -8,24 +8,23 @@ there is one, else `next.success`, else `next.done`.
 
 from __future__ import annotations
 
+import functools
 import io
 import json
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from envs.datasets.dataset import Dataset, Episode
+from envs.datasets.dataset import Dataset, StoredEpisode
 from envs.files import read_text, regular
 from envs.memory import refuse_beyond
 from envs.render import resize
 
 ENDS = ("next.terminated", "next.success", "next.done")  # what says that an episode ended for good; the first counts
 IMAGES = ("image", "video")
-Stored = tuple[Episode, int, np.ndarray]  # its number, and the rows of its observations
 
 
 def from_lerobot(folder: Path, frame_size: int = 0, camera: str = "") -> Dataset:
@@ -57,18 +56,15 @@ def from_lerobot(folder: Path, frame_size: int = 0, camera: str = "") -> Dataset
     rows = {name: _column(folder, tables, name, shapes.get(name, ())) for name in names}
     if shapes["action"] == (1,) and rows["action"].dtype.kind in "iu":  # a choice is stored as a vector of one
         rows["action"] = rows["action"][:, 0]
-    episodes = _episodes(rows, seen, end)
-    if frame_size:
-        cells = [cell for table in tables for cell in table[camera].to_pylist()] if stored else None
-        videos = {} if stored else _places(folder, camera, fps)
-        episodes = (_with_frames(*each, frame_size, cells, videos) for each in episodes)
+    cells = [cell for table in tables for cell in table[camera].to_pylist()] if stored else None
+    videos = _places(folder, camera, fps) if frame_size and not stored else {}
     boxes = {name.removeprefix("observation."): _box(rows[name]) for name in seen}
     notes = [f"an episode ended for good where {end} says so" if end else "nothing says that an episode ended for good"]
     notes[0] += "; of others the last action is left out, as its outcome is not stored"
     if "next.reward" not in features:
         notes.append("there is no next.reward, so all rewards are 0")
     return Dataset(
-        (episode for episode, _, _ in episodes),
+        functools.partial(_episodes, rows, seen, end, functools.partial(_with_frames, frame_size, cells, videos)),
         spaces.Dict(boxes) if len(boxes) > 1 else boxes[seen[0].removeprefix("observation.")],
         _box(rows["action"]),
         about={"dataset": folder.name, "tasks": _tasks(folder)},
@@ -76,7 +72,9 @@ def from_lerobot(folder: Path, frame_size: int = 0, camera: str = "") -> Dataset
     )
 
 
-def _episodes(rows: dict[str, np.ndarray], seen: list[str], end: str) -> Iterator[Stored]:
+def _episodes(
+    rows: dict[str, np.ndarray], seen: list[str], end: str, framed: Callable[[StoredEpisode, int, np.ndarray], Any]
+) -> Iterator[StoredEpisode]:
     order = np.lexsort((rows["frame_index"], rows["episode_index"]))
     numbers, starts = np.unique(rows["episode_index"][order], return_index=True)
     for number, at in zip(numbers, np.split(order, starts[1:])):
@@ -90,21 +88,24 @@ def _episodes(rows: dict[str, np.ndarray], seen: list[str], end: str) -> Iterato
         obs: Any = {name.removeprefix("observation."): rows[name][shown] for name in seen}
         obs = obs if len(obs) > 1 else next(iter(obs.values()))
         reward = rows["next.reward"][acted] if "next.reward" in rows else np.zeros(steps)
-        yield Episode(obs, rows["action"][acted], reward, terminated[:steps], truncated), int(number), shown
+        stored = StoredEpisode(obs, rows["action"][acted], reward, terminated[:steps], truncated)
+        yield framed(stored, int(number), shown)
 
 
 def _with_frames(
-    episode: Episode, number: int, shown: np.ndarray, size: int, cells: list[Any] | None, videos: dict[int, Any]
-) -> Stored:
-    """The images of an episode: of rows, or of its video."""
+    size: int, cells: list[Any] | None, videos: dict[int, Any], stored: StoredEpisode, number: int, shown: np.ndarray
+) -> StoredEpisode:
+    """An episode with the images that its observations have in rows, or in its video; without for size 0."""
+    if not size:
+        return stored
     if cells is not None:
-        return episode._replace(frame=np.stack([_decoded(cells[row], size) for row in shown])), number, shown
+        return stored._replace(frame=np.stack([_decoded(cells[row], size) for row in shown]))
     path, first = videos.get(number, (Path(f"of episode {number}"), 0))
     last = len(np.unique(shown))
     images = _video(path, size)[first : first + last] if path.is_file() else np.empty(0)
     if len(images) < last:
         raise ValueError(f"the video {path} has {len(images)} of the {last} images of episode {number}")
-    return episode._replace(frame=images[np.minimum(np.arange(len(shown)), last - 1)]), number, shown
+    return stored._replace(frame=images[np.minimum(np.arange(len(shown)), last - 1)])
 
 
 def _column(folder: Path, tables: list[Any], name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -187,7 +188,7 @@ def _decoded(cell: Any, size: int) -> np.ndarray:
     return resize(np.asarray(Image.open(io.BytesIO(cell["bytes"]), formats=("PNG", "JPEG")).convert("RGB")), size)
 
 
-@lru_cache(maxsize=1)  # version 3 has many episodes in one file
+@functools.lru_cache(maxsize=1)  # version 3 has many episodes in one file
 def _video(path: Path, size: int) -> np.ndarray:
     """All images of a video, uint8 (T, size, size, 3)."""
     import imageio_ffmpeg

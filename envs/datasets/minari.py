@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 
 from gymnasium.envs.registration import EnvSpec, registry
 
-from envs.datasets.dataset import Dataset, Episode
+from envs.datasets.dataset import Dataset, StoredEpisode
 from envs.files import read_json
 
 METADATA = "metadata.json"
@@ -47,13 +48,14 @@ def from_minari(dataset: Any) -> Dataset:
     if spec is not None:
         env, options = spec.id, _options(spec)
     about = {"dataset": dataset.spec.dataset_id}
-    return Dataset(_episodes(dataset), dataset.observation_space, dataset.action_space, env, options, about)
+    episodes = functools.partial(_episodes, dataset)
+    return Dataset(episodes, dataset.observation_space, dataset.action_space, env, options, about)
 
 
-def _episodes(dataset: Any) -> Iterator[Episode]:
+def _episodes(dataset: Any) -> Iterator[StoredEpisode]:
     with _sentence(dataset.spec.dataset_id):
         for one in dataset.iterate_episodes():
-            yield Episode(one.observations, one.actions, one.rewards, one.terminations, one.truncations)
+            yield StoredEpisode(one.observations, one.actions, one.rewards, one.terminations, one.truncations)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs.datasets import Dataset, Episode, from_sb3, read
+from envs.datasets import Dataset, StoredEpisode, from_sb3, read
 from envs.datasets.dataset import observing
 from envs.make import make
 from envs.recording import episodes
@@ -41,7 +41,7 @@ def same_as(batch, rows):
 
 def episode(obs, ends=("terminated",), action=(0, 0)):
     ended = {name: [False] * (len(action) - 1) + [name in ends] for name in ("terminated", "truncated")}
-    return Episode(obs, np.array(action), np.arange(len(action)), **ended)
+    return StoredEpisode(obs, np.array(action), np.arange(len(action)), **ended)
 
 
 LINE = spaces.Box(-9, 9, (1,), np.float64)
@@ -53,7 +53,7 @@ def test_an_episode_has_a_successor_for_every_observation_and_images_have_channe
         {"at": LINE, "both": spaces.Tuple([LINE, LINE]), "image": spaces.Box(0, 255, (4, 5, 3), np.uint8)}
     )
     obs = {"at": COUNTED, "both": (COUNTED, -COUNTED), "image": np.zeros((3, 4, 5, 3), np.uint8)}
-    batch = Dataset([episode(obs), episode(obs, ends=())], space, spaces.Discrete(2, start=-1)).transitions()
+    batch = Dataset(lambda: [episode(obs), episode(obs, ends=())], space, spaces.Discrete(2, start=-1)).transitions()
     assert batch.obs["at"].ravel().tolist() == [0, 1, 0, 1] and batch.obs["at"].dtype == np.float32
     assert batch.next_obs["both"].tolist() == [[1, -1], [2, -2], [1, -1], [2, -2]]
     assert batch.obs["image"].shape == (4, 3, 4, 5)
@@ -64,17 +64,18 @@ def test_an_episode_has_a_successor_for_every_observation_and_images_have_channe
 
 
 def test_an_end_within_a_stored_episode_begins_another_one():
-    stored = Episode(np.arange(5.0)[:, None], np.zeros(4, int), np.zeros(4), [0, 1, 0, 0], [0, 0, 0, 1])
-    batch = Dataset([stored], LINE, spaces.Discrete(2)).transitions(most=3)
+    stored = StoredEpisode(np.arange(5.0)[:, None], np.zeros(4, int), np.zeros(4), [0, 1, 0, 0], [0, 0, 0, 1])
+    batch = Dataset(lambda: [stored], LINE, spaces.Discrete(2)).transitions(most=3)
     assert batch.step.tolist() == [0, 1, 0] and batch.next_obs.ravel().tolist() == [1, 2, 3]
 
 
 def test_observations_are_as_the_environment_of_that_name_gives_them():
-    raw, ours = gym.make("MiniGrid-GoToDoor-5x5-v0"), make("MiniGrid-GoToDoor-5x5-v0")
+    ours = make("MiniGrid-GoToDoor-5x5-v0")
+    raw = gym.make("MiniGrid-GoToDoor-5x5-v0")
     stored = [raw.reset(seed=seed)[0] for seed in range(3)]
     obs = {key: [one[key] for one in stored] for key in stored[0]}
     space = spaces.Dict({**raw.observation_space.spaces, "mission": spaces.Text(99)})
-    batch = Dataset([episode(obs)], space, spaces.Discrete(7)).transitions(ours)
+    batch = Dataset(lambda: [episode(obs)], space, spaces.Discrete(7)).transitions(ours)
     np.testing.assert_array_equal(batch.obs, np.stack([ours.reset(seed=seed)[0] for seed in range(2)]))
     assert observing(ours, ours.observation_space)(batch.obs[0]) is batch.obs[0]
 
@@ -101,7 +102,9 @@ def test_observations_are_as_the_environment_of_that_name_gives_them():
 def test_what_does_not_fit_is_refused_with_what_it_is(obs, action, env, words):
     space = spaces.Text(9) if isinstance(obs, list) else spaces.Box(-9, 9, obs.shape[1:])
     with pytest.raises(ValueError, match=words):
-        Dataset([episode(obs, action=action)], space, spaces.Discrete(3)).transitions(make(env) if env else None)
+        Dataset(lambda: [episode(obs, action=action)], space, spaces.Discrete(3)).transitions(
+            make(env) if env else None
+        )
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # what a data set should say of itself

@@ -98,7 +98,7 @@ def test_the_replay_of_a_run_and_a_pickle_become_recordings(tmp_path, capsys):
 
     off = ["video=false", "eval_episodes=0", "control=none", "total_timesteps=128", "max_episode_steps=30"]
     out = tmp_path / "a.safetensors"
-    for agent, options in (("sb3_dqn", []), ("dyna", ["agent.learning_starts=1000"])):
+    for agent, options in (("dqn", []), ("dyna", ["agent.learning_starts=1000"])):
         run = tmp_path / agent
         assert train(["env=CartPole-v1", f"agent={agent}", "n_envs=2", f"run_dir={run}", *off, *options]) == 0
         assert main([f"from={run}", f"out={out}"]) == 0
