@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.files import read_json
+from runners.run.folder import EXPORTED, read_status
 from runners.run.trust import masked
 
 CHECKPOINTS = ("checkpoints/LATEST", "checkpoints/step_*/*.safetensors", "checkpoints/step_*/*.json")
@@ -52,13 +52,14 @@ def pull(repo: str, folder: str | Path | None = None, revision: str | None = Non
         if "config.yaml" not in {file.rfilename for file in found.siblings or ()}:
             raise ValueError(f"{repo} holds no run of ours (it has no config.yaml); give a repository of push_to_hub")
         place = Path(folder or Path("runs", "hub", *repo.split("/")))
-        shutil.rmtree(place / "checkpoints", ignore_errors=True)  # of another revision
+        if (place / "config.yaml").exists() and (read_status(place) or {}).get("state") != EXPORTED:
+            raise ValueError(f"folder={place} is the folder of a run that trained; give another one")
         api.snapshot_download(repo, revision=found.sha, local_dir=place, allow_patterns=list(FILES))
     return place
 
 
 def write(run: Path, folder: Path, repo: str, trust: bool, at: str | int) -> int:
-    """Write what is uploaded; returns the step of the checkpoint."""
+    """Write what is uploaded, a small run and its card; returns the step of the checkpoint."""
     from runners.export.card import card
     from runners.export.small import write_small
     from runners.run.build import load_run

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -56,6 +57,14 @@ def test_a_run_that_was_pushed_acts_as_before_where_it_is_loaded(run, server, tm
     assert not [path for path in back.folder.rglob("*") if path.is_symlink()]
 
 
+def test_a_run_that_trained_is_not_overwritten_and_one_from_there_is(run, server, tmp_path):
+    ld.push_to_hub(run, "me/cartpole")
+    with pytest.raises(ValueError, match="is the folder of a run that trained; give another one"):
+        ld.load_from_hub("me/cartpole", folder=run.folder)
+    twice = [ld.load_from_hub("me/cartpole", folder=tmp_path / "there").config for _ in range(2)]
+    assert twice[0].agent == twice[1].agent == run.config.agent
+
+
 def test_what_a_foreign_repository_names_is_not_trusted(run, server):
     ld.push_to_hub(run, "me/cartpole")
     held = server.repos["me/cartpole"]
@@ -107,8 +116,6 @@ def test_every_failure_is_one_sentence(run, server, monkeypatch, tmp_path):
 
 def test_paths_of_this_machine_stay_here(run, server, tmp_path):
     other = tmp_path / "copy"
-    import shutil
-
     shutil.copytree(run.folder, other)
     config = yaml.safe_load((other / "config.yaml").read_text()) | {"root": "/home/me/secret"}
     (other / "config.yaml").write_text(yaml.safe_dump(config))
