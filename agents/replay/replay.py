@@ -17,7 +17,6 @@ from torch import Tensor
 
 from agents.networks.actor_critic import SpaceEncoding
 from envs.memory import refuse_beyond
-from envs.recording import by_environment
 from envs.state import Stateful
 from envs.steps import Chunk
 from envs.transitions import Transitions
@@ -204,13 +203,6 @@ class Replay(Stateful):
         """The transitions (T, N) of time rows."""
         index = torch.from_numpy(times[:, None] * self.n_envs + np.arange(self.n_envs)).reshape(-1).to(self.device)
         return self._transitions(index).map(lambda x: x.reshape(len(times), self.n_envs, *x.shape[1:]))
-
-    def recorded(self) -> Transitions:
-        """All transitions (N,), one environment after the other; a ValueError where episodes lack their last image."""
-        if self.encoding.images and not self.images.follows:
-            raise ValueError("this replay keeps images without the last ones of episodes; record the policy instead")
-        order = (self._pos - self._filled + np.arange(self._filled)) % self.length
-        return by_environment(self._at(order)).replace(extras={})
 
     def _learn(self) -> None:
         """Update the scorer with the rows added since the last time."""

@@ -98,8 +98,13 @@ def _replay(run: Path, trust: bool) -> tuple[Transitions, str, dict[str, Any]]:
     with closing(parts.venv):
         parts.mix.load_state_dict(state["mix"])
         if hasattr(model, "replay"):
-            model.replay.load_state_dict(state["agent"]["replay"])
-            batch = model.replay.recorded()
+            replay = model.replay
+            replay.load_state_dict(state["agent"]["replay"])
+            if replay.encoding.images and not replay.images.follows:
+                raise UsageError(f"from={run} keeps images without the last ones of episodes; give policy={run}")
+            rows = replay.sampler.in_order()
+            by_environment = (rows % replay.n_envs).argsort(stable=True)
+            batch = replay.transitions(rows[by_environment]).replace(extras={})
         else:
             from agents.sb3.agent import load_buffer
 
