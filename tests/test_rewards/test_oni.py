@@ -13,7 +13,7 @@ from model_server import ModelServer
 from rollouts import BAD, GOOD, rewards_of, rollout
 from stable_baselines3.common.buffers import ReplayBuffer
 
-from agents.sb3.agent import _buffer_state, _load_buffer
+from agents.sb3.agent import _buffer_state, load_buffer
 from envs.state import pack, unpack
 from rewards.adapters.sb3 import relabelling
 from rewards.check import check_reward
@@ -281,7 +281,7 @@ def test_a_saved_replay_buffer_counts_on(make):
     state = unpack(json.loads(json.dumps(tree)), arrays)
     copy, rewarded = replay_of(make(weight=1.0))
     copy.mix.load_state_dict(state["mix"])
-    _load_buffer(copy, state["buffer"])
+    load_buffer(copy, state["buffer"])
     for t, pair in enumerate(STORY[2:]):
         add(copy, pair, ends=(0, t == 0))
     np.testing.assert_allclose(rewarded(4), REWARDED, rtol=1e-6)

@@ -141,13 +141,13 @@ def test_what_the_rewards_say_of_an_update_is_logged_once():
 
 
 def test_a_saved_buffer_continues_equally():
-    from agents.sb3.agent import _buffer_state, _load_buffer
+    from agents.sb3.agent import _buffer_state, load_buffer
 
     buffer = fill(ReplayBuffer, rewards.make(["task", "count"], *SPACES, gamma=0.9), steps=25)
     copy = relabelling(ReplayBuffer)(
         200, *SPACES, device="cpu", n_envs=2, mix=rewards.make(["task", "count"], *SPACES, gamma=0.9)
     )
-    _load_buffer(copy, _buffer_state(buffer))
+    load_buffer(copy, _buffer_state(buffer))
     rows, columns = np.broadcast_arrays(np.arange(25)[:, None], np.arange(2))
     np.testing.assert_array_equal(copy.rewards[rows, columns], buffer.rewards[rows, columns])
     assert copy.pos == 25
