@@ -1,4 +1,4 @@
-"""Writes docs/reference: a page for each reward, agent, family of environments, command and file of results.
+"""Writes docs/reference: pages for rewards, agents, families of environments, commands, trained agents and results.
 
 They say what the docstrings and field tables say, which `python -m runners.list` and `--help` print, too. Sphinx calls
 `write` before it reads any page; nothing of it is committed.
@@ -33,6 +33,7 @@ from runners.report.results import read_rows
 from runners.run.config import TrainConfig
 
 RESULTS = Path(__file__).resolve().parents[1] / "assets" / "results"
+CARDS = sorted((RESULTS.parent / "agents").glob("*/README.md"))
 LABEL = re.compile(r"^((?:Sources?|Differences[\w ]*|When it fails|Fails when|Raises)[^.:]{0,40}):\s*")
 PICTURES = Path(__file__).parent / "pictures"  # by docs/pictures.py
 EMPTY = '""'
@@ -47,6 +48,10 @@ def write(folder: Path) -> None:
         "agents": ("Agents", {name: agent_page(name) for name in agents.TABLE}),
         "environments": ("Families of environments", {slug(name): family_page(name) for name in families()}),
         "commands": ("Commands and keys", {verb: command_page(verb, place) for verb, place in verbs.verbs().items()}),
+        "trained": (
+            "Trained agents",
+            {path.parent.name: trained_page(path) for path in CARDS},
+        ),
         "results": ("Results", {path.stem: results_page(path) for path in sorted(RESULTS.glob("*.json"))}),
     }
     made["commands"][1]["presets"] = presets_page()
@@ -139,6 +144,16 @@ def presets_page() -> tuple[str, str]:
                 text.append(f"With `{key}={of}`: {assigned(values)}.")
         parts += [f"## {name}", " ".join(text)]
     return "named settings, and where they apply by themselves", page("Presets", parts)
+
+
+def trained_page(path: Path) -> tuple[str, str]:
+    """The card of a trained agent, with a line about it."""
+    scores = json.loads((path.parent / "result.json").read_text())
+    card, ours = path.read_text(), scores["this run"]
+    low, high = ours["task_return_interval"]
+    words = card.partition("\n")[0].removeprefix("# ")
+    line = f"{words}: task return {ours['task_return']:.2f} (IQM {low:.2f} to {high:.2f})"
+    return f"{line}; a random policy {scores['random']['task_return']:.2f}", card
 
 
 def results_page(path: Path) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """The ten trained agents of assets/agents: trained, evaluated by 100 episodes, exported with their cards.
 
 Each is one command of `runners.train`; one that was cut continues, one that is there is left alone until its folder is
-removed. The figures are the task's own return, its 95 % interval and a random policy's, from the cards.
+removed. The figures are those of the cards: the task's mean return, the 95 % interval of its IQM, a random policy's mean.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(folder: Path) -> dict[str, float]:
     from runners.export.__main__ import ExportConfig, export
     from runners.train import train
 
-    figures = {}
+    figures: dict[str, float] = {}
     for name, command in COMMANDS.items():
         place = HOME / name
         if not place.exists():
@@ -61,8 +61,11 @@ def run(folder: Path) -> dict[str, float]:
             (place / "README.md").write_text(finished((place / "README.md").read_text(), name))
         scores = read_json(place / "result.json")
         low, high = scores["this run"]["task_return_interval"]
-        figures |= {f"{name}_return": scores["this run"]["task_return"], f"{name}_low": low, f"{name}_high": high}
-        figures[f"{name}_random"] = scores["random"]["task_return"]
+        figures |= {
+            f"{name}_return": scores["this run"]["task_return"],
+            f"{name}_random": scores["random"]["task_return"],
+        }
+        figures |= {f"{name}_iqm_low": low, f"{name}_iqm_high": high}
     return figures
 
 

@@ -42,8 +42,8 @@ ROWS = 256  # observations that the files are compared on
 TOLERANCE = 1e-4  # largest difference of an action's number, beside the largest number of all of them if that exceeds 1
 GRAPH, OPSET = "policy.onnx", 18
 CHECKPOINTS = "checkpoints"
-FILES = ("policy.safetensors", "policy.json", GRAPH, "README.md")
-FILES += (CHECKPOINTS, "config.yaml", "versions.json", "result.json", STATUS)  # of a run
+OF_A_RUN = (CHECKPOINTS, "config.yaml", "versions.json", "result.json", STATUS)
+FILES = ("policy.safetensors", "policy.json", GRAPH, "README.md", *OF_A_RUN)
 
 
 @dataclass
