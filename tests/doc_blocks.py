@@ -143,7 +143,7 @@ def run_page(page: str) -> list[str]:
     from model_server import ModelServer
 
     def think(text: str, images: list[object]) -> str:
-        return '{"reason": "it says so", "label": "helpful"}'
+        return f'{{"reason": "it says so", "label": "{("helpful", "neutral")[len(text) % 2]}"}}'
 
     with tempfile.TemporaryDirectory() as folder, ModelServer(think) as server:
         return run(page, Path(folder), server.url)
