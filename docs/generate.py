@@ -180,7 +180,7 @@ def features_page() -> str:
     parts = [
         f"What users of such libraries expect, {len(rows)} features: {count['whole']} whole, "
         f"{count['partly']} in part, {count['not']} missing. The states are a judgement of ours. "
-        "`python -m benchmarks features` runs each command, in this order and in one folder; it last did so on "
+        "`python -m benchmarks features` runs each command, in this order and in one folder; recorded on "
         f"{last}. `$LODESTAR_CLONE` is a clone of the repository.",
         "## What is not whole",
         "| | feature | state | why |\n|---|---|---|---|",
