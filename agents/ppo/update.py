@@ -201,7 +201,7 @@ class TorchUpdate:
 
     @torch.no_grad()
     def choose(
-        self, vector: Any, pixels: Any, noise: Any, mask: Any, group: slice = slice(None), starts: Any = None
+        self, vector: Any, pixels: Any, noise: Any, mask: Any = None, group: slice = slice(None), starts: Any = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Actions (B, choices), values (B, K), log-probabilities (B,) of a group of environments, on the device.
 
@@ -374,7 +374,7 @@ class NumpyUpdate:
             return vector
         return np.clip((vector - self.mean) * self.scale, -CLIP, CLIP)
 
-    def act(self, vector: np.ndarray, pixels: Any, noise: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    def act(self, vector: np.ndarray, pixels: Any, noise: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         """Actions (B, choices) for observations (B, D), of those that are allowed: the policy's network alone."""
         h = self.prepare(vector)
         for layer, hidden in zip(self.layers, self._buffers_of(len(vector)).hidden):
