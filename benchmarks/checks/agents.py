@@ -1,7 +1,7 @@
 """The ten trained agents of assets/agents: trained, evaluated by 100 episodes, exported with their cards.
 
 Each is one command of `runners.train`; one that was cut continues, one that is there is left alone until its folder is
-removed. The figures are those of the cards: the task's mean return, the 95 % interval of its IQM, a random policy's mean.
+removed. The figures are the cards': the task's mean return, the 95 % interval of its IQM, a random policy's mean.
 """
 
 from __future__ import annotations
