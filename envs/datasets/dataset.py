@@ -95,7 +95,7 @@ def fitted(batch: Transitions, env: gym.Env) -> Transitions:
     return batch.replace(**made)
 
 
-def _alike(one: spaces.Space, other: spaces.Space) -> bool:
+def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, spaces.Dict) and isinstance(other, spaces.Dict):
         return set(one) == set(other) and all(_alike(one[key], other[key]) for key in one)
     if one.shape is None or other.shape is None:  # texts, whose spaces are of many kinds, and tuples
@@ -103,7 +103,7 @@ def _alike(one: spaces.Space, other: spaces.Space) -> bool:
     return type(one) is type(other) and one.shape == other.shape and np.can_cast(other.dtype, one.dtype, "same_kind")
 
 
-def _cast(values: Any, space: spaces.Space) -> Any:
+def _cast(values: Any, space: Any) -> Any:
     """Values (N, ...) as a space has them; None if they are none of it."""
     if isinstance(space, spaces.Dict) or isinstance(values, dict):
         if not (isinstance(space, spaces.Dict) and isinstance(values, dict) and set(space) == set(values)):

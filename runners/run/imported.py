@@ -26,12 +26,15 @@ def imported(
         UsageError: if `source` is to be trusted first, or holds no transitions.
         ValueError, FileNotFoundError, ImportError: as `envs.datasets.read`.
     """
-    from envs.datasets import read
+    from envs.datasets import Dataset, read
     from envs.datasets.dataset import fitted
     from envs.make import make
 
-    path, dataset, notes, env = Path(source), None, [], None
-    named, theirs = env_id, {}
+    path, named = Path(source), env_id
+    env: Any = None
+    dataset: Dataset | None = None
+    theirs: dict[str, Any] = {}
+    notes: list[str] = []
     if (path / "config.yaml").is_file():
         batch, named, theirs = _replay(path, trust)
     elif path.suffix == ".pkl":
@@ -51,7 +54,7 @@ def imported(
         except Exception as error:  # whatever the code of an environment raises that need not be here
             words = " ".join(str(error).split())
             notes.append(f"{named}, which it names, cannot be made here ({words}), so nothing was compared with it")
-    with closing(env) if env is not None else nullcontext():
+    with nullcontext() if env is None else closing(env):
         if dataset is not None:
             batch = dataset.transitions(env, most)
         elif env is not None:
