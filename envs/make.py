@@ -344,7 +344,7 @@ def _extra_with(package: str) -> str:
     with suppress(PackageNotFoundError):
         for requirement in requires("lodestar-rl") or []:
             name, _, marker = requirement.partition(";")
-            if re.match(r"[\w-]*", name)[0].lower() == package.lower() and (
+            if re.split(r"[^\w-]", name)[0].lower() == package.lower() and (
                 found := re.search(r"extra == .(\w+)", marker)
             ):
                 return found[1]

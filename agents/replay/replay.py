@@ -202,7 +202,9 @@ class Replay(Stateful):
     def _at(self, times: np.ndarray) -> Transitions:
         """The transitions (T, N) of time rows."""
         index = torch.from_numpy(times[:, None] * self.n_envs + np.arange(self.n_envs)).reshape(-1).to(self.device)
-        return self._transitions(index).map(lambda x: x.reshape(len(times), self.n_envs, *x.shape[1:]))
+        return self._transitions(index, self.table[index]).map(
+            lambda x: x.reshape(len(times), self.n_envs, *x.shape[1:])
+        )
 
     def _learn(self) -> None:
         """Update the scorer with the rows added since the last time."""
@@ -305,10 +307,9 @@ class Replay(Stateful):
     def transitions(self, index: Tensor, rows: Tensor | None = None) -> Transitions:
         """The rows at `index` (B,) as a scorer reads them: in NumPy, with the columns of `ReplayScorer.keep`."""
         self.flush()
-        return self._transitions(index, rows)
+        return self._transitions(index, self.table.index_select(0, index) if rows is None else rows)
 
-    def _transitions(self, index: Tensor, rows: Tensor | None = None) -> Transitions:
-        rows = self.table.index_select(0, index) if rows is None else rows
+    def _transitions(self, index: Tensor, rows: Tensor) -> Transitions:
         host, at, encoding = rows.cpu().numpy(), index.cpu().numpy(), self.encoding
         obs, next_obs = host[:, self._obs], host[:, self._next]
         if self.images.follows:
