@@ -55,6 +55,10 @@ class KeptAnswers:
         """Pairs that have a label and segments."""
         return sum(map(self.has_label, self.segments))
 
+    def __bool__(self) -> bool:
+        """An empty file is a file, too."""
+        return True
+
     def has_label(self, pair: Pair) -> bool:
         """Whether a pair was answered, and the answer stands."""
         return not math.isnan(self.labels.get(pair, math.nan))
