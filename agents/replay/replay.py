@@ -202,9 +202,8 @@ class Replay(Stateful):
     def _at(self, times: np.ndarray) -> Transitions:
         """The transitions (T, N) of time rows."""
         index = torch.from_numpy(times[:, None] * self.n_envs + np.arange(self.n_envs)).reshape(-1).to(self.device)
-        return self._transitions(index, self.table[index]).map(
-            lambda x: x.reshape(len(times), self.n_envs, *x.shape[1:])
-        )
+        batch = self._transitions(index, self.table[index])
+        return batch.map(lambda x: x.reshape(len(times), self.n_envs, *x.shape[1:]))
 
     def _learn(self) -> None:
         """Update the scorer with the rows added since the last time."""
@@ -216,9 +215,8 @@ class Replay(Stateful):
     def measure(self) -> dict[str, float]:
         """`metrics`; before there are any, those of the rows so far, without what is pending. Nothing moves."""
         rows = np.arange(self._pos - self._unlearned, self._pos - self._pending.count) % self.length
-        if self.metrics or not len(rows) or not hasattr(self.scorer, "measure"):
-            return self.metrics
-        return dict(self.scorer.measure(self._at(rows), self.timesteps))
+        known = self.metrics or not len(rows) or not hasattr(self.scorer, "measure")
+        return self.metrics if known else self.scorer.measure(self._at(rows), self.timesteps)
 
     def sample(self, batch_size: int, n_step: int = 1) -> Rows:
         """Transitions drawn with replacement; returns of `n_step` rows, fewer where episode or replay ends."""
