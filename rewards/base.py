@@ -81,7 +81,7 @@ class RewardConfig(Settings):
     clip_at: float = setting(0.0, "threshold of clip and centre of sigmoid, in units of the raw score")
     slope: float = setting(10.0, "steepness of sigmoid and par, in 1 / units of the raw score")
     references: int = setting(10, "of par: quantiles of the scores of the first `warmup` transitions", low=1)
-    reference: str = setting("", "of par: a recording whose scores the references are quantiles of, instead")
+    references_from: str = setting("", "of par: a recording whose scores the references are quantiles of, instead")
     credit: str = setting(
         "sum",
         "what an action answers for: the sum of the rewards that follow; min, the least of them (PPO; dense scores"

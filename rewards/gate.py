@@ -64,7 +64,7 @@ class Gate(Reward):
         import rewards  # the table, which lists this file
 
         config = self.config
-        sides = []
+        sides: list[Reward] = []
         for name, options in ((config.of, config.of_options), (config.by, config.by_options)):
             given = rewards.config_of(name, options)
             spaces = (self.observation_space, self.action_space)
@@ -148,4 +148,5 @@ class Gate(Reward):
         return self.of.preflight() or self.by.preflight()
 
     def close(self) -> None:
-        self.of.close(), self.by.close()
+        self.of.close()
+        self.by.close()

@@ -76,8 +76,8 @@ def record(config: RecordConfig) -> dict[str, Any]:
     if config.from_:
         from runners.run.imported import imported
 
-        options = {"most": config.steps, "frame_size": config.frames, "camera": config.camera, "trust": config.trust}
-        return write(config, *imported(config.from_, config.env, config.env_options, **options))
+        source: dict[str, Any] = {"most": config.steps, "frame_size": config.frames, "camera": config.camera}
+        return write(config, *imported(config.from_, config.env, config.env_options, trust=config.trust, **source))
     from envs.make import make
 
     options, env_id, model = dict(config.env_options), config.env, None

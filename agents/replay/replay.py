@@ -215,8 +215,8 @@ class Replay(Stateful):
     def measure(self) -> dict[str, float]:
         """`metrics`; before there are any, those of the rows so far, without what is pending. Nothing moves."""
         rows = np.arange(self._pos - self._unlearned, self._pos - self._pending.count) % self.length
-        known = self.metrics or not len(rows) or not hasattr(self.scorer, "measure")
-        return self.metrics if known else self.scorer.measure(self._at(rows), self.timesteps)
+        measure: Any = getattr(self.scorer, "measure", lambda *_: {})
+        return self.metrics or (measure(self._at(rows), self.timesteps) if len(rows) else {})
 
     def sample(self, batch_size: int, n_step: int = 1) -> Rows:
         """Transitions drawn with replacement; returns of `n_step` rows, fewer where episode or replay ends."""

@@ -17,6 +17,7 @@ import copy
 import functools
 import math
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -339,8 +340,7 @@ class Stream(Stateful):
         self.references: References | None = None
         if config.shape in RELATIVE:
             own = getattr(reward.observation_space, "shape", None)
-            self.references = References(config.references, config.warmup, config.reference, own)
-            self.saved = (*self.saved, "references")
+            self.references = References(config.references, config.warmup, config.references_from, own)
             if self.has_memory:
                 raise ValueError(
                     f"reward.{name}.shape={config.shape} compares scores of states, but {name} remembers the episode; "
@@ -352,6 +352,9 @@ class Stream(Stateful):
                 f"reward.{name}.shape={config.shape} needs a score that depends on the state alone, but {name} "
                 "remembers the episode; use shape=none or clip"
             )
+
+    def _places(self) -> Mapping[str, str]:
+        return {**super()._places(), **({"references": "references"} if self.references else {})}
 
     @property
     def requires(self) -> frozenset[str]:

@@ -56,7 +56,7 @@ def clip(score: np.ndarray, at: float) -> np.ndarray:
     return np.minimum(score - at, 0).astype(np.float32)
 
 
-def sigmoid(score: np.ndarray, at: float, slope: float) -> np.ndarray:
+def sigmoid(score: np.ndarray, at: float | np.ndarray, slope: float) -> np.ndarray:
     """1 / (1 + exp(-slope (score - at))) - 1/2: bounded, zero at `at`; not enough in a task that terminates."""
     return (0.5 * np.tanh(0.5 * slope * (score - at))).astype(np.float32)
 

@@ -206,7 +206,7 @@ class RecordedPreferences(SegmentJudge):
             self.store = AnswerStore(path)
         elif Path(path).is_file():
             self.kept = KeptAnswers(path)
-            self.labels = dict(self.kept.labels)
+            self.labels = {pair: label for pair, label in self.kept.labels.items()}  # noqa: C416 - of a wider type
         else:
             raise ValueError(f"judge recorded: there is no file {path}; give one with labels")
 
@@ -242,8 +242,10 @@ class RecordedPreferences(SegmentJudge):
         return self.judge.state_dict() if self.judge else self.kept.state_dict() if self.kept else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for part in filter(None, (self.judge, self.kept)):
-            part.load_state_dict(state)
+        if self.judge is not None:
+            self.judge.load_state_dict(state)
+        elif self.kept is not None:
+            self.kept.load_state_dict(state)
 
 
 def make_segment_judge(name: str, *, cached: str = "", **options: Any) -> SegmentJudge:

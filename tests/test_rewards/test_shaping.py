@@ -77,14 +77,14 @@ def test_par_is_a_potential_and_telescopes():
 def test_references_of_a_recording_are_there_at_the_first_update(tmp_path):
     batch = rollout([[1.0], [2], [3], [6]])
     recording.save(tmp_path / "a.safetensors", batch.flatten(), {})
-    made = stream(shape="par_step", references=1, reference=str(tmp_path / "a.safetensors"))
+    made = stream(shape="par_step", references=1, references_from=str(tmp_path / "a.safetensors"))
     made.update(batch[:1], made.score(batch[:1], None)[0])
     assert made.references.scores.tolist() == [2.5]
     recording.save(
         tmp_path / "b.safetensors", batch.flatten().replace(next_obs=np.zeros((4, 2)), obs=np.zeros((4, 2))), {}
     )
     with pytest.raises(ValueError, match=r"observations of shape \(2,\), these environments \(1,\)"):
-        stream(shape="par", reference=str(tmp_path / "b.safetensors"))
+        stream(shape="par", references_from=str(tmp_path / "b.safetensors"))
 
 
 def test_what_adds_up_rewards_refuses_the_least_of_them():
