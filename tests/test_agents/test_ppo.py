@@ -454,3 +454,14 @@ def test_a_number_that_is_none_is_named_and_moves_no_weight(what):
     with pytest.raises(FloatingPointError, match=rf"environment 1 gave the {what} nan at step 2 of its episode"):
         model.learn(100)
     assert torch.equal(weights(model), before)
+
+
+def test_successes_are_logged_where_there_are_any():
+    agent = PPO(vector(lambda: Toy(spaces.Box(-1, 1, (2,)))), PPOConfig(n_steps=32, batch_size=32))
+    agent.learn(32, log_interval=None)
+    rows = []
+    agent.logger.dump = lambda step: rows.append(dict(agent.logger.name_to_value))
+    agent.dump_logs()
+    agent.ep_success_buffer.extend([True, False])
+    agent.dump_logs()
+    assert "rollout/success_rate" not in rows[0] and rows[1]["rollout/success_rate"] == 0.5

@@ -324,7 +324,7 @@ def test_a_prediction_costs_cross_entropy_summed_over_blocks_or_squared_error():
     loss = many.loss(prediction, many(np.array([[1, 2], [0, 0]])))
     assert float(loss) == pytest.approx(-np.log([0.75, 0.5, 0.5, 0.1]).sum() / 2, rel=1e-6)
     box = ActionCode(spaces.Box(-1, 1, (2,)), "x")
-    assert float(box.loss(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 3.0]]))) == pytest.approx((1 + 9) / 2)
+    assert float(box.loss(torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 3.0]]))) == pytest.approx((1 + 9) / 2)
 
 
 # -- the base class ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
 
@@ -166,6 +167,11 @@ def test_pairs_are_chosen_by_frequency_and_by_uncertainty(make):
     reward = make("ranking", select="frequency", pairs=9, budget=1)
     reward.update(rollout([GOOD[0]] * 5 + [BAD[0]] * 5 + [GOOD[1], BAD[1]]))
     assert set(next(iter(reward.labels.values))) == {GOOD[0], BAD[0]}
+    counts = Counter({GOOD[0]: 9, BAD[0]: 5, GOOD[1]: 2, BAD[1]: 1})
+    reward = make("ranking", select="frequency", pairs=3)
+    reward.met.see(counts, 17)
+    pairs, priority = reward._questions(counts)
+    assert len(pairs) == 3 and set(pairs[0]) == {GOOD[0], BAD[0]} and priority == sorted(priority, reverse=True)
     reward = make("ranking", select="uncertainty", pairs=2, min_labels=1)
     for _ in range(6):
         metrics = reward.update(rollout(GOOD + BAD))

@@ -1,3 +1,4 @@
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -133,3 +134,10 @@ def test_callback_state_survives_a_save():
     assert fresh.seen_reward
     for key, value in callback.tracker.memory["count"].items():
         np.testing.assert_array_equal(fresh.tracker.memory["count"][key], value)
+
+
+def test_a_reward_that_reads_texts_is_refused_at_the_first_step_of_an_environment_without_them():
+    env = gym.make("CartPole-v1")
+    mix = rewards.make(["oni"], env.observation_space, env.action_space)
+    with pytest.raises(ValueError, match="reads text"):
+        PPO("MlpPolicy", env, n_steps=16, batch_size=16).learn(16, callback=RewardCallback(mix))
