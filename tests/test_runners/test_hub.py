@@ -25,8 +25,9 @@ def run(tmp_path_factory):
 @pytest.fixture
 def server(monkeypatch, tmp_path):
     with hub() as server:
-        for name, value in {"HF_ENDPOINT": server.address, "HF_TOKEN": "letmein", "HF_HUB_DISABLE_XET": "1"}.items():
+        for name, value in {"HF_ENDPOINT": server.address, "HF_TOKEN": "letmein"}.items():
             monkeypatch.setenv(name, value)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)  # read when that is imported
         monkeypatch.chdir(tmp_path)
         yield server
 
