@@ -13,6 +13,8 @@ KNOWN = {  # share of cells whose best policy reaches the goal, at weights 0.05,
     "clip": (1, 1, 1),
     "delta": (1, 1, 1),
     "potential": (1, 1, 1),
+    "par, each step": (0, 0, 0),
+    "par": (1, 1, 1),
 }
 
 
@@ -49,6 +51,6 @@ def test_the_score_peaks_at_the_decoy_and_again_at_the_goal():
 def test_the_study_leaves_a_table_its_figures_and_a_picture(tmp_path):
     figures = shaping_grid.run(tmp_path / "results")
     rows = read_rows(tmp_path / "results" / "shaping_grid.csv")
-    assert len(rows) == len(figures) == 8 * 3
+    assert len(rows) == len(figures) == 10 * 3
     assert figures["shaping_potential_w1"] == 1 and figures["shaping_as_it_is_w0.05"] == 0
     assert (tmp_path / "figures" / "shaping_grid.png").stat().st_size > 10_000

@@ -34,7 +34,10 @@ TINY = {
 COUNT = {"reward": ["task", "count"], "reward.*.weight": 0.5}
 
 
-@pytest.mark.parametrize("name", study.names())
+LARGE = ("exploration", "captions")  # studies whose command lines take seconds to read
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.nightly] * (n in LARGE)) for n in study.names()])
 def test_every_run_of_a_study_is_a_command_line_that_can_be_read(name, tmp_path):
     found = Study.read(name)
     assert found.claim and len(found.claim) <= 110 and found.collected in ("foundation", "ppo", "exploration", "vision",

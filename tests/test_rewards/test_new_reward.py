@@ -105,6 +105,7 @@ def copy(tmp_path_factory):
     return run
 
 
+@pytest.mark.nightly
 def test_every_test_that_goes_through_the_table_passes_with_one_reward_more(copy):
     own = ["tests/test_rewards/test_dummy.py", "tests/test_runners/test_dummy_resumes.py"]
     answer = copy("-m", "pytest", "-rA", "-p", "no:cacheprovider", "-k", CHOSEN, *own, *enumerations())

@@ -144,10 +144,10 @@ def _assert_same_run(first, second):
         pytest.param([*PPO, "agent=sb3_ppo", "reward=[task,rnd]", "reward.rnd.episodic=false"], 1000, id="sb3-critic"),
         pytest.param([*DQN, "reward=rnd"], 999, id="dqn-rnd"),
         pytest.param(CLIP, 256, id="ppo-clip", marks=pytest.mark.nightly),
-        pytest.param([*DYNA, "reward=[task,rnd]"], 200, id="dyna-rnd"),
+        pytest.param([*DYNA, "reward=[task,rnd]"], 200, id="dyna-rnd", marks=pytest.mark.nightly),
         pytest.param([*DYNA, "agent.preset=dhmbpo", "reward=task"], 300, id="dyna-svg", marks=pytest.mark.nightly),
         pytest.param([*WORLD, "reward=[task,rnd]"], 200, id="world_model-rnd"),
-        pytest.param([*SQIRL, "reward=[task,rnd]"], 2000, id="sqirl-rnd"),
+        pytest.param([*SQIRL, "reward=[task,rnd]"], 2000, id="sqirl-rnd", marks=pytest.mark.nightly),
     ],
 )
 def test_kill_9_and_the_same_command_again_end_with_the_same_weights(whole, tmp_path, arguments, step):
@@ -172,9 +172,9 @@ def test_being_killed_twice_makes_no_difference(whole, tmp_path):
         pytest.param([*PPO, "reward=[task,rnd]", "agent.gru=8"], id="ppo"),
         pytest.param([*PPO, "agent=sb3_ppo", "reward=rnd"], id="sb3_ppo"),
         pytest.param([*DQN, "reward=rnd"], id="dqn"),
-        pytest.param([*DYNA, "reward=task"], id="dyna"),
-        pytest.param([*WORLD, "reward=task"], id="world_model"),
-        pytest.param([*SQIRL, "reward=task"], id="sqirl"),
+        pytest.param([*DYNA, "reward=task"], id="dyna", marks=pytest.mark.nightly),
+        pytest.param([*WORLD, "reward=task"], id="world_model", marks=pytest.mark.nightly),
+        pytest.param([*SQIRL, "reward=task"], id="sqirl", marks=pytest.mark.nightly),
     ],
 )
 def test_a_run_that_is_killed_after_its_last_step_is_only_reported(tmp_path, arguments):
