@@ -80,7 +80,8 @@ class PPO(BaseAgent):
         streams = list(self.streams.values())
         self._gamma = np.array([stream.gamma for stream in streams], np.float32)
         self._episodic = np.array([stream.episodic for stream in streams], bool)
-        self._credit = [getattr(stream, "credit", "sum") for stream in streams]
+        kinds = [getattr(stream, "credit", "sum") for stream in streams]
+        self._credit = kinds if {*kinds} != {"sum"} else []
         inputs, actions = Inputs(self.observation_space), Actions(self.action_space)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -173,9 +174,13 @@ class PPO(BaseAgent):
         collector.evaluate()
         ends = (batch.terminated, batch.truncated, batch.valid)
         values = (collector.values, collector.last_values)
-        softened = credit.soften(rewards, self._credit, *ends)
-        advantage = advantages(softened, *values, *ends, self._gamma, self.config.gae_lambda, self._episodic)
-        credit.weakest_link(advantage, rewards, self._credit, *values, *ends)
+        discounts = (self._gamma, self.config.gae_lambda, self._episodic)
+        if not self._credit:
+            advantage = advantages(rewards, *values, *ends, *discounts)
+        else:
+            softened = credit.soften(rewards, self._credit, *ends)
+            advantage = advantages(softened, *values, *ends, *discounts)
+            credit.weakest_link(advantage, rewards, self._credit, *values, *ends)
         self.seen |= rewards.any(axis=(0, 1))
         self._update(advantage, weights, batch.valid)
         self._scored = (batch, raw, timesteps)
