@@ -161,7 +161,9 @@ class BaseAgent(Predictor):
                 "give what rewards.make returns, or None for the task's own reward"
             )
         if not self.assigns_credit or getattr(config, "streams", "") == "sum":
-            getattr(self.scorer, "only_sums", str)(f"this {type(self).__name__}")
+            refuse_credit = getattr(self.scorer, "only_sums", None)  # a scorer of one's own has no credit to assign
+            if refuse_credit is not None:
+                refuse_credit(f"this {type(self).__name__}")
         self.notes: list[str] = []
         self.num_timesteps = self._total_timesteps = self._n_updates = 0
         self.logger = Logger(None, [])  # writes nowhere until `set_logger`

@@ -75,7 +75,14 @@ def needed(mask: Any, space: spaces.Space, rows: int) -> np.ndarray:
     mask = mask[None] if mask.ndim == 1 else mask
     if len(mask) != rows:
         raise ValueError(f"a mask of {len(mask)} rows does not fit {rows} observations; give one row for each")
-    return np.stack([checked(row, sizes(space), f"given to predict (row {i})") for i, row in enumerate(mask)])
+    groups = sizes(space)
+    if mask.shape[1:] == (sum(groups),) and mask.dtype.kind in "biu":
+        allowed = mask != 0
+        if allows(allowed, groups).all():
+            return allowed
+    return np.stack(
+        [checked(row, groups, f"given to predict (row {i})") for i, row in enumerate(mask)]
+    )  # names the row
 
 
 def sample(space: spaces.Space, mask: np.ndarray | None = None) -> Any:

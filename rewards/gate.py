@@ -10,7 +10,7 @@ outcome is there. With r_t the reward `of`, and R the sum over the episode of th
 
 Sources: "Stabilizing Long-term Multi-turn Reinforcement Learning with Gated Rewards" (G-RA), 2025: end; "Hybrid Reward
 Normalization for Process-supervised ..." (PPR, ReNorm), 2025: renorm. Differences: their rewards of turns are known
-when the whole answer is; here what an episode has earned is paid at its last step, which a discount below 1 makes
+when the whole answer is; here what an episode has earned is given at its last step, which a discount below 1 makes
 smaller. `latched` is ours.
 When it fails: R is never reached, so that nothing is ever earned; episodes so long that a reward at their end is far.
 
@@ -42,7 +42,7 @@ class GateConfig(RewardConfig):
     by: str = setting("task", "the reward whose sum over the episode opens the gate")
     by_options: dict[str, Any] = setting({}, "its options")
     at: float = setting(0.5, "the sum that opens it")
-    mode: str = setting("end", "when it pays", choices=("end", "latched", "renorm"))
+    mode: str = setting("end", "when the reward is given", choices=("end", "latched", "renorm"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,21 +91,21 @@ class Gate(Reward):
         given, after = {}, {}
         for side in ("of", "by"):
             given[side], after[side] = self._ask(side, batch, memory)
-        return self._pay(given["of"], given["by"], batch.ended, memory, after)
+        return self._let_through(given["of"], given["by"], batch.ended, memory, after)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         """As `score`, along a rollout (T, N): each side scores it at once."""
         given, after = {}, {}
         for side in ("of", "by"):
             given[side], after[side] = self._ask(side, batch, memory)
-        paid = np.zeros(batch.shape, np.float32)
+        passed = np.zeros(batch.shape, np.float32)
         sums = {key: memory[key] for key in ("sum", "outcome", "steps")}
         for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
-            row, new = self._pay(given["of"][t], given["by"][t], ended, sums, {})
-            paid[t] = np.where(valid, row, 0)
+            row, new = self._let_through(given["of"][t], given["by"][t], ended, sums, {})
+            passed[t] = np.where(valid, row, 0)
             for key, value in new.items():
                 sums[key] = np.where(ended, 0, np.where(valid, value, sums[key]))
-        return paid, {**sums, **self._named(after)}
+        return passed, {**sums, **self._named(after)}
 
     def _ask(self, side: str, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         """Scores of the batch's shape by one of the two, and its memory."""
@@ -118,16 +118,16 @@ class Gate(Reward):
             return values_of(scores), own
         return values_of(reward.score(batch.flatten())).reshape(batch.shape), {}
 
-    def _pay(
+    def _let_through(
         self, r: np.ndarray, by: np.ndarray, ended: np.ndarray, memory: Memory, after: dict[str, Memory]
     ) -> tuple[np.ndarray, Memory]:
         total, outcome, steps = memory["sum"] + r, memory["outcome"] + by, memory["steps"] + 1
         if self.config.mode == "renorm":
-            paid = np.where(ended, total + steps * (np.clip(outcome, 0, 1) - 1), 0)
+            passed = np.where(ended, total + steps * (np.clip(outcome, 0, 1) - 1), 0)
         else:
-            paid = np.where(outcome >= self.config.at, r if self.config.mode == "latched" else total * ended, 0)
+            passed = np.where(outcome >= self.config.at, r if self.config.mode == "latched" else total * ended, 0)
         sums = {"sum": total, "outcome": outcome, "steps": steps}
-        return paid.astype(np.float32), {**sums, **self._named(after)}
+        return passed.astype(np.float32), {**sums, **self._named(after)}
 
     @staticmethod
     def _named(after: dict[str, Memory]) -> dict[str, Any]:

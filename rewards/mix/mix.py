@@ -61,7 +61,7 @@ class Mix:
         self._lasting = [stream for stream in streams if stream.has_memory or not stream.relabelable]
         self.keeps = bool(self._lasting) or any(name in self.requires for name in MODALITIES)
         self._metrics = MixMetrics()
-        self.watched: dict[str, np.ndarray] | None = None  # newest scores by stream, where somebody wants to see them
+        self.watched: dict[str, np.ndarray] | None = None  # newest scores by stream, where a log shows them
         self.on_nan = OnNan()
 
     @property

@@ -93,7 +93,7 @@ class References(Stateful):
         self.recorded: Transitions | None = recording.load(Path(path))[0] if path else None
         given = getattr(getattr(self.recorded, "next_obs", None), "shape", (None,))[1:]
         if self.recorded is not None and shape is not None and given != shape:
-            raise ValueError(f"{path} has observations of shape {given}, these environments {shape}; record them anew")
+            raise ValueError(f"{path} has observations of shape {given}, these environments {shape}; record them again")
 
     def __call__(self, score: np.ndarray, slope: float) -> np.ndarray:
         """`par` of a score, float32; 0 while there are no references."""
