@@ -283,6 +283,25 @@ class Rollout:
             **modalities,
         )
 
+    def timed_out(self) -> tuple[Array, Array, Obs] | None:
+        """Rows, columns and last observations (M, ...) of the episodes that ended while others did for lack of time."""
+        late = [f for f in self.finals if (self.truncated[f[0], f[1]] & ~self.terminated[f[0], f[1]]).any()]
+        if not late:
+            return None
+        every = [obs for _, _, obs in late]
+        parts = isinstance(every[0], dict)
+        last = {k: np.concatenate([obs[k] for obs in every]) for k in every[0]} if parts else np.concatenate(every)
+        times = np.concatenate([np.full(len(columns), t) for t, columns, _ in late])
+        return times, np.concatenate([columns for _, columns, _ in late]), last
+
+    def refuse_finals(self) -> None:
+        """Raise a NotFinite if an observation that an episode ended on holds NaN or infinity."""
+        steps = self.steps()
+        for t, columns, last in self.finals:
+            wide = map_obs(lambda x: np.zeros((1, self.n, *x.shape[1:]), x.dtype), last)
+            put(wide, (0, columns), last)
+            refuse({"observation": wide}, steps[t : t + 1], {"next_obs": wide})
+
     def roll(self) -> None:
         """Begin the next rollout where this one ended."""
         self.first_step = np.where(self.restarted[-1], 0, self.steps()[-1] + 1)

@@ -216,6 +216,22 @@ class Actions:
             action = action + self.start
         return action.reshape(len(action), *self.shape).astype(self.dtype, copy=False)
 
+    def draw_on(self, generator: torch.Generator, *leading: int) -> Tensor:
+        """`draw` on the generator's device."""
+        empty = torch.empty((*leading, self.outputs), device=generator.device)
+        if self.gaussian:
+            return empty.normal_(generator=generator)
+        return -empty.exponential_(generator=generator).clamp_(min=1e-30).log_()
+
+    def to_env_on(self, action: Tensor) -> Tensor:
+        """`to_env` on the action's device, of the policy's type."""
+        if self.gaussian:
+            low, high = (torch.as_tensor(x, device=action.device) for x in (self.low, self.high))
+            action = action.clamp(low, high)
+        else:
+            action = action + torch.as_tensor(self.start, device=action.device)
+        return action.reshape(len(action), *self.shape)
+
     def sample(self, outputs: Tensor, log_std: Tensor | None, noise: Tensor) -> Tensor:
         """Actions (B, choices), a function of the noise drawn for them."""
         return outputs + log_std.exp() * noise if log_std is not None else self.mode(outputs + noise)

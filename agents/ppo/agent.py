@@ -18,20 +18,23 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import torch
 from stable_baselines3.common.running_mean_std import RunningMeanStd
+from torch import Tensor
 
-from agents.base import BaseAgent, OnStep, TaskScorer
+from agents.base import BaseAgent, Episodes, OnStep, TaskScorer, has_reset
 from agents.networks.actor_critic import Actions, ActorCritic, Flat, Glyphs, Inputs, masked
 from agents.ppo import credit
-from agents.ppo.collector import Collector, DeviceCollector
-from agents.ppo.update import NumpyUpdate, PPOConfig, TorchUpdate, advantages
-from envs.transitions import NotFinite, is_finite
-from envs.types import Obs
+from agents.ppo.update import Batch, NumpyUpdate, PPOConfig, TorchUpdate, advantages, sequences
+from envs.masks import allows, checked
+from envs.state import Stateful
+from envs.transitions import NotFinite, OneGroup, OnNan, Rollout, is_finite, map_obs, refuse
+from envs.types import MASK, MODALITIES, Obs
 
 MEASURED = 8  # minibatches of the last epoch whose losses are logged
 
@@ -75,7 +78,7 @@ class PPO(BaseAgent):
 
     def _set_up(self) -> None:
         config, envs, seed = self.config, self.envs, self.seed
-        self.rows_a_batch = self._divide(config, envs.num_envs)
+        self.rows_a_batch = config.rows_a_batch(envs.num_envs)
         self.streams = dict((TaskScorer(config.gamma) if config.streams == "sum" else self.scorer).streams)
         streams = list(self.streams.values())
         self._gamma = np.array([stream.gamma for stream in streams], np.float32)
@@ -109,26 +112,6 @@ class PPO(BaseAgent):
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
         Inputs(observation_space)
         Actions(action_space)
-
-    @staticmethod
-    def _divide(config: PPOConfig, n: int) -> int:
-        """Rows of a minibatch; for a recurrent policy, sequences."""
-        size = n * config.n_steps
-        if config.gru:
-            for name, whole in (("n_steps", config.n_steps), ("batch_size", config.batch_size)):
-                if whole % config.sequence:
-                    raise ValueError(
-                        f"agent.{name}={whole} does not divide into sequences of agent.sequence={config.sequence}; "
-                        f"give agent.sequence={math.gcd(config.n_steps, config.batch_size)}"
-                    )
-        if size % config.batch_size or size < 2:
-            near = [b for b in range(2, size + 1) if size % b == 0] or [2]
-            best = min(near, key=lambda b: abs(math.log(b / config.batch_size)))
-            raise ValueError(
-                f"n_envs * agent.n_steps = {n} * {config.n_steps} = {size} transitions do not divide into minibatches "
-                f"of agent.batch_size={config.batch_size}; give {best}, or another divisor of {size}"
-            )
-        return config.batch_size // config.sequence if config.gru else config.batch_size
 
     def fitted(self, weights: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         """Values of streams that this reward has, too, by their names; the others stay as they are."""
@@ -174,7 +157,7 @@ class PPO(BaseAgent):
         collector.evaluate()
         ends = (batch.terminated, batch.truncated, batch.valid)
         values = (collector.values, collector.last_values)
-        discounts = (self._gamma, self.config.gae_lambda, self._episodic)
+        discounts: Any = (self._gamma, self.config.gae_lambda, self._episodic)
         if not self._credit:
             advantage = advantages(rewards, *values, *ends, *discounts)
         else:
@@ -205,7 +188,7 @@ class PPO(BaseAgent):
             [collector.log_prob[..., None], total[..., None], returns], -1, dtype=np.float32, casting="same_kind"
         )
         if not is_finite(numbers):
-            collector.refuse_finals()
+            collector.rollout.refuse_finals()
             what = "returns" if is_finite(collector.values) else "policy's values"
             raise NotFinite(
                 f"the {what} became {numbers[~np.isfinite(numbers)][0]} after {self.num_timesteps:,} steps: training "
@@ -285,3 +268,331 @@ class PPO(BaseAgent):
         else:
             action = actions.sample(outputs, self.policy.log_std, to(actions.draw(self.rng, len(outputs))))
         return actions.to_env(action.cpu().numpy()), state
+
+
+class Collector(Stateful):
+    """The environments' side of an on-policy agent; its state is where they stand between two rollouts.
+
+    Attributes:
+        rollout: what the environments returned; vector: float32 (T + 1, N, D), what the policy read.
+        chosen: (T, N, choices), the policy's actions; values: (T + 1, N, K).
+        log_prob: (T, N); last_values: (T, N, K), of the last observation of an episode that was truncated.
+        starts: bool (T + 1, N), an episode begins at this observation.
+        seconds: where time went.
+    """
+
+    saved: ClassVar[dict[str, str]] = {
+        "rollout": "rollout",
+        **{key: f"episodes.{name}" for key, name in Episodes.saved.items()},
+        **{"rng": "rng", "hidden": "learner.hidden", "began": "began"},
+    }
+
+    def __init__(
+        self, envs: Any, learner: Any, length: int, streams: int, requires: frozenset[str], seed: int, sequence: int
+    ) -> None:
+        self.envs, self.learner, self.seed, self.sequence = envs, learner, seed, sequence
+        self.inputs, self.actions = learner.net.inputs, learner.net.actions
+        self.recurrent = learner.net.gru is not None
+        self.stepper = envs if hasattr(envs, "recv") else OneGroup(envs)
+        self.rollout = Rollout(length, envs, requires & set(MODALITIES))
+        n = envs.num_envs
+        flat = self.inputs.vector(self.rollout.obs, 2)
+        self._shared = isinstance(self.rollout.obs, np.ndarray) and np.shares_memory(flat, self.rollout.obs)
+        self.vector: Any = flat  # the observations themselves, where they are flat float32 numbers
+        self.chosen = np.zeros((length, n, self.actions.choices), np.float32 if self.actions.gaussian else np.int64)
+        self.values = np.zeros((length + 1, n, streams), np.float32)
+        self.log_prob = np.zeros((length, n), np.float32)
+        self.last_values = np.zeros((length, n, streams), np.float32)
+        self.starts = np.zeros((length + 1, n), bool)
+        self.episodes = Episodes(n)
+        self.seconds = dict.fromkeys(("environment", "inference", "reward", "update"), 0.0)
+        self.rng = np.random.default_rng([seed, 1])
+        self.hidden: list[Any] = []  # (N, units) of a recurrent policy, before the first row of each sequence
+        if self.recurrent:
+            learner.start(n)
+        self.began = self._known = False  # _known: the environments are known to have been reset
+        self.on_nan = OnNan()
+        self.uses_masks, self.masked = True, False  # masked: the environments give masks, and they are used
+
+    def begin(self) -> bool:
+        """Reset the environments, the first time and after a rollout that was stopped; whether that was done."""
+        began = self.began and (self._known or has_reset(self.envs))
+        self.began = self._known = True
+        if began:
+            return False
+        self._begin(*self.envs.reset(seed=self.seed))
+        self.episodes.running[:] = 0
+        return True
+
+    def _begin(self, obs: Any, infos: Any) -> None:
+        self.masked = MASK in infos and self.uses_masks and bool(self.actions.sizes)
+        if self.masked:
+            checked(infos[MASK][0], self.actions.sizes, "of environment 0 at step 0 of its episode")
+            self._read_masks()
+        self.rollout.begin(obs, infos)
+        self.starts[0] = True
+        if self.recurrent:
+            self.learner.start(self.rollout.n)
+
+    def _read_masks(self) -> None:
+        """The environments mask their actions: keep their masks beside the observations."""
+        self.masked = True
+        self.rollout.modality_names = tuple(sorted({*self.rollout.modality_names, MASK}))
+
+    def _mask(self, t: int, group: slice) -> np.ndarray | None:
+        """The actions allowed at row t, bool (B, outputs); None for all. A `MaskFault` where none is."""
+        if not self.masked:
+            return None
+        rollout, groups = self.rollout, self.actions.sizes
+        mask = rollout.modalities[MASK][t, group] | rollout.resetting[group, None]
+        if not (fine := allows(mask, groups)).all():
+            row = group.start + int(np.argmin(fine))
+            step = 0 if t == 0 or rollout.restarted[t - 1, row] else int(rollout.steps()[t - 1, row]) + 1
+            checked(rollout.modalities[MASK][t, row], groups, f"of environment {row} at step {step} of its episode")
+        return mask
+
+    def collect(self, on_step: Callable[[int], bool]) -> bool:
+        """Fill the rollout; while one group of environments steps, the policy looks at the other.
+
+        `on_step` gets the row in which all environments have just stepped; its False stops.
+        """
+        rollout, stepper = self.rollout, self.stepper
+        groups, length = stepper.groups, rollout.length
+        noise = self.actions.draw(self.rng, length, rollout.n)
+        if self.recurrent:
+            self.hidden = [self.learner.hidden.clone() for _ in range(length // self.sequence)]
+        self._read(0, slice(0, rollout.n), map_obs(lambda x: x[0], rollout.obs))
+        now = time.perf_counter()
+        environment = inference = 0.0
+        for t in range(length + 1):
+            for number, group in enumerate(groups):
+                if t > 0:
+                    step = stepper.recv(number)
+                    rollout.write(t - 1, group, *step)
+                    self._read(t, group, step[0])
+                    if self.recurrent:
+                        self._mark(t, group)
+                    before, now = now, time.perf_counter()
+                    environment += now - before
+                if t < length:
+                    self._act(t, group, noise[t, group])
+                    before, now = now, time.perf_counter()
+                    inference += now - before
+                    stepper.send(rollout.action[t, group], number)
+            if t > 0 and not on_step(t - 1):
+                self._abandon(t)
+                return False
+        self.seconds["environment"] += environment
+        self.seconds["inference"] += inference
+        self._refuse()
+        self.episodes.count(rollout.reward, rollout.valid, rollout.ended, rollout.success)
+        return True
+
+    def _refuse(self) -> None:
+        """Stop before NaN or infinity reaches a weight."""
+        rollout, length = self.rollout, self.rollout.length
+        rollout.reward[:] = reward = self.on_nan(rollout.reward)
+        given = {"reward": reward, "observation": self.vector, "action": rollout.action}
+        kept = {"obs": map_obs(lambda x: x[:length], rollout.obs), "action": rollout.action, "reward": reward}
+        refuse(given, rollout.steps, kept | {"next_obs": map_obs(lambda x: x[1:], rollout.obs)})
+
+    def _read(self, t: int, group: slice, obs: Any) -> None:
+        if not self._shared:
+            self.vector[t, group] = self.inputs.vector(obs)
+
+    def _act(self, t: int, group: slice, noise: np.ndarray) -> None:
+        pixels = self.inputs.pixels(map_obs(lambda x: x[t, group], self.rollout.obs)) if self.inputs.images else {}
+        vector = self.vector[t, group]
+        if self.recurrent and t % self.sequence == 0:
+            self.hidden[t // self.sequence][group] = self.learner.hidden[group]
+        mask = self._mask(t, group)
+        if self.learner.deferred:
+            action = self.learner.act(vector, pixels, noise, mask)
+        else:
+            action, values, log_prob = self.learner.act(vector, pixels, noise, mask, group, self.starts[t, group])
+            self.values[t, group], self.log_prob[t, group] = values, log_prob
+        self.chosen[t, group] = action
+        self.rollout.action[t, group] = self.actions.to_env(action)
+
+    def _mark(self, t: int, group: slice) -> None:
+        """Where episodes begin; and the value of a last observation, which needs the state of this moment."""
+        rollout = self.rollout
+        ended = rollout.terminated[t - 1, group] | rollout.truncated[t - 1, group]
+        self.starts[t, group] = ended if rollout.same_step else ~rollout.valid[t - 1, group]
+        if ended.any() and rollout.finals and rollout.finals[-1][0] == t - 1:
+            _, columns, last = rollout.finals[-1]
+            read = (self.inputs.vector(last), self.inputs.pixels(last), self.learner.hidden[columns])
+            self.last_values[t - 1, columns] = self.learner.values(*read)
+
+    def _abandon(self, t: int) -> None:
+        """Stop in the middle: what was collected is dropped."""
+        for number in range(len(self.stepper.groups) if t < self.rollout.length else 0):
+            self.stepper.recv(number)  # already on its way
+        self.rollout.finals.clear()
+        self.rollout.valid[:] = self.rollout.same_step
+        self.began = False
+
+    def batch(self, numbers: np.ndarray) -> Batch:
+        """The rollout as rows to learn from; `numbers` (T, N, 2 + K) as in `Batch`."""
+        length, n = self.rollout.length, self.rollout.n
+        vector, chosen = self.vector[:length], self.chosen
+        pixels = self.inputs.pixels(map_obs(lambda x: x[:length], self.rollout.obs))
+        mask = self._masks()
+        if self.recurrent:
+            cut = functools.partial(sequences, length=self.sequence)
+            images = {key: cut(image) for key, image in pixels.items()}
+            batch = Batch(cut(vector), images, cut(chosen), cut(numbers))
+            batch.valid, batch.starts = cut(self.rollout.valid), cut(self.starts[:length])
+            batch.hidden = self.learner.tensor(torch.cat(self.hidden))
+            batch.mask = None if mask is None else cut(mask)
+            return batch
+        flat = [x.reshape(length * n, *x.shape[2:]) for x in (vector, chosen, numbers)]
+        images = {key: image.reshape(length * n, *image.shape[2:]) for key, image in pixels.items()}
+        return Batch(flat[0], images, flat[1], flat[2], mask=None if mask is None else mask.reshape(length * n, -1))
+
+    def _masks(self) -> np.ndarray | None:
+        """The actions that were allowed, bool (T, N, outputs); None for all."""
+        if not self.masked:
+            return None
+        mask = self.rollout.modalities[MASK][: self.rollout.length]
+        return mask | ~self.rollout.valid[..., None]  # a row that only resets
+
+    def evaluate(self) -> None:
+        """Values and log-probabilities that acting left out, and the values of the observations episodes ended on."""
+        rollout, learner = self.rollout, self.learner
+        length, n = rollout.length, rollout.n
+        pixels = self.inputs.pixels(map_obs(lambda x: x[length], rollout.obs))
+        if self.recurrent:
+            hidden = learner.hidden.clone()
+            hidden[learner.tensor(self.starts[length])] = 0
+            self.values[length] = learner.values(self.vector[length], pixels, hidden)
+            return
+        if learner.deferred:
+            rows = self.vector.reshape((length + 1) * n, -1)
+            masks = self._masks()
+            masks = None if masks is None else masks.reshape(length * n, -1)
+            values, log_prob = learner.evaluate(rows, {}, self.chosen.reshape(length * n, -1), masks)
+            self.values[:], self.log_prob[:] = values.reshape(self.values.shape), log_prob.reshape(length, n)
+        else:
+            self.values[length] = learner.evaluate(self.vector[length], pixels, None)[0]
+        if late := rollout.timed_out():
+            times, columns, last = late
+            self.last_values[times, columns] = learner.evaluate(
+                self.inputs.vector(last), self.inputs.pixels(last), None
+            )[0]
+
+    def roll(self) -> None:
+        """Begin the next rollout where this one ended."""
+        self.rollout.roll()
+        self.starts[0] = self.starts[-1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"starts": self.starts[0].copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if MASK in state["rollout"]["shown"] and self.uses_masks:
+            self._read_masks()
+        super().load_state_dict(state)
+        self.starts[0] = state["starts"]
+
+
+class DeviceCollector(Collector):
+    """Rollouts that stay where a batched environment computes: actions, steps and updates never leave the device.
+
+    Once a rollout, what rewards and advantages are computed from is copied to the host: rewards, flags, values, and the
+    observations if a reward reads them. Meant for environments made with `array="torch"` on a GPU; on the CPU the NumPy
+    ones are faster. Feed-forward policies only.
+
+    Attributes:
+        vector: float32 (T + 1, N, D) on the device; what the host needs is in the attributes of `Collector`.
+
+    Raises:
+        ValueError: for a recurrent policy, and for one on another device than the environments.
+    """
+
+    saved: ClassVar[dict[str, str]] = Collector.saved | {"generator": "generator"}
+
+    def __init__(
+        self, envs: Any, learner: Any, length: int, streams: int, requires: frozenset[str], seed: int, sequence: int
+    ) -> None:
+        super().__init__(envs, learner, length, streams, requires, seed, sequence)
+        device = envs.arrays.device
+        if self.recurrent:
+            raise ValueError('agent.gru is for environments on the host; make them with array="numpy"')
+        if learner.device.type != device.type:
+            raise ValueError(f"the environments compute on {device}, the policy on {learner.device}; give one device")
+        n = envs.num_envs
+        self.reads_obs = bool(requires & {"obs", "next_obs"})
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.vector: Any = torch.zeros(length + 1, n, self.inputs.size, device=device)
+        kind = torch.float32 if self.actions.gaussian else torch.int64
+        self._chosen = torch.zeros(length, n, self.actions.choices, dtype=kind, device=device)
+        self._values = torch.zeros(length + 1, n, streams, device=device)
+        self._log_prob, self._reward = (torch.zeros(length, n, device=device) for _ in range(2))
+        self._flags = torch.zeros(2, length, n, dtype=torch.bool, device=device)  # terminated, truncated
+        self._ends: list[tuple[int, Tensor, Tensor, Tensor]] = []  # time, mask, last observations, success
+
+    def _begin(self, obs: Any, infos: Any) -> None:
+        if MASK in infos and self.uses_masks:
+            raise ValueError('action masks are read on the host; make the environments with array="numpy"')
+        self.vector[0] = obs
+        self.rollout.first_step[:] = 0
+
+    def collect(self, on_step: Callable[[int], bool]) -> bool:
+        length, clock = self.rollout.length, time.perf_counter()
+        noise = self.actions.draw_on(self.generator, length, self.rollout.n)
+        for t in range(length):
+            action, self._values[t], self._log_prob[t] = self.learner.choose(self.vector[t], {}, noise[t], None)
+            self._chosen[t] = action
+            obs, self._reward[t], self._flags[0, t], self._flags[1, t], infos = self.envs.step(
+                self.actions.to_env_on(action)
+            )
+            self.vector[t + 1] = obs
+            if "final_obs" in infos:
+                success = infos["final_info"]["is_success"]
+                self._ends.append((t, infos["_final_obs"].clone(), infos["final_obs"].clone(), success.clone()))
+            if not on_step(t):
+                self._ends.clear()
+                self.began = False
+                return False
+        self._to_host()
+        self.seconds["environment"] += time.perf_counter() - clock  # the device works on all parts at once
+        self._refuse()
+        rollout = self.rollout
+        self.episodes.count(rollout.reward, rollout.valid, rollout.ended, rollout.success)
+        return True
+
+    def _to_host(self) -> None:
+        rollout = self.rollout
+        rollout.reward[:] = self._reward.cpu().numpy()
+        rollout.terminated[:], rollout.truncated[:] = self._flags.cpu().numpy()
+        rollout.action[:] = (
+            self.actions.to_env_on(self._chosen.flatten(0, 1)).cpu().numpy().reshape(rollout.action.shape)
+        )
+        if self.reads_obs:
+            rollout.obs[:] = self.vector.cpu().numpy()
+        for t, mask, last, success in self._ends:
+            columns = np.flatnonzero(mask.cpu().numpy())
+            rollout.finals.append((t, columns, last[mask].cpu().numpy()))
+            rollout.success[t, columns] = success[mask].cpu().numpy()
+
+    def evaluate(self) -> None:
+        self.values[:], self.log_prob[:] = self._values.cpu().numpy(), self._log_prob.cpu().numpy()
+        self.values[-1] = self.learner.values(self.vector[-1], {})
+        for t, mask, last, _ in self._ends:
+            self.last_values[t, mask.cpu().numpy()] = self.learner.values(last[mask], {})
+        self._ends.clear()
+
+    def batch(self, numbers: np.ndarray) -> Batch:
+        tensors = (self.vector[:-1], self._chosen, torch.as_tensor(numbers, device=self.vector.device))
+        vector, chosen, flat = (x.flatten(0, 1) for x in tensors)
+        return Batch(vector, {}, chosen, flat)
+
+    def roll(self) -> None:
+        self.rollout.obs[-1] = self.vector[-1].cpu().numpy()
+        super().roll()
+        self.vector[0] = self.vector[-1]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.vector[0] = torch.as_tensor(self.rollout.obs[0], device=self.vector.device)

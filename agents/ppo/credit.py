@@ -1,7 +1,7 @@
 """What an action answers for, where it is not the discounted sum of the rewards that follow: the least of them.
 
 A sum of scores is what gets hacked: steps that look good are repeated. `credit=min` makes an episode as good as its
-worst step, which suits dense scores ("never let the pole lean") and no others: where most scores are 0, so is the least.
+worst step, which suits dense scores ("never let the pole lean"), no others: where most are 0, so is the least.
 
     min         G_t = min(r_t, G_{t+1}),  A_t = G_t - V(s_t): Monte Carlo, without discount; V follows G. Where an
                 episode goes on beyond what is known (time ran out, the rollout ended), G = min(r_t, V(s_{t+1})).

@@ -86,6 +86,25 @@ class PPOConfig(Settings):
         "auto", "update in NumPy where the network allows it, or by torch's autograd", choices=("auto", "eager")
     )
 
+    def rows_a_batch(self, n_envs: int) -> int:
+        """Rows of a minibatch; for a recurrent policy, sequences. A ValueError where a rollout does not divide."""
+        size = n_envs * self.n_steps
+        if self.gru:
+            for name, whole in (("n_steps", self.n_steps), ("batch_size", self.batch_size)):
+                if whole % self.sequence:
+                    raise ValueError(
+                        f"agent.{name}={whole} does not divide into sequences of agent.sequence={self.sequence}; "
+                        f"give agent.sequence={math.gcd(self.n_steps, self.batch_size)}"
+                    )
+        if size % self.batch_size or size < 2:
+            near = [b for b in range(2, size + 1) if size % b == 0] or [2]
+            best = min(near, key=lambda b: abs(math.log(b / self.batch_size)))
+            raise ValueError(
+                f"n_envs * agent.n_steps = {n_envs} * {self.n_steps} = {size} transitions do not divide into "
+                f"minibatches of agent.batch_size={self.batch_size}; give {best}, or another divisor of {size}"
+            )
+        return self.batch_size // self.sequence if self.gru else self.batch_size
+
 
 @dataclass
 class Batch:

@@ -8,9 +8,9 @@ whose optimal policies are known.
 
 Sources: Ng, Harada, Russell 1999 (potential-based shaping leaves the optimal policies as they are); Gao et al. 2024,
 arXiv 2410.15115 (clip, delta); Fu et al. 2025, arXiv 2502.18770 (centred sigmoid; preference as reward, PAR).
-Differences: the delta of Gao et al. is s_t - s_{t+1}, which makes a score the whole value of a step and fits only scores
-that are values already; here it is what the step gained. References of PAR are answers to the same prompt; here they
-are scores of steps from before training, or of a recording.
+Differences: the delta of Gao et al. is s_t - s_{t+1}, which makes a score the whole value of a step and fits only
+scores that are values already; here it is what the step gained. References of PAR are answers to the same prompt;
+here they are scores of steps from before training, or of a recording.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ class BradleyTerryConfig(LearnedConfig):
 class BradleyTerry(Learned):
     """r(s', a) = mean over K of tanh(f_k(s', a)), where P(2 > 1) = (1 - mistakes) sigmoid(R_2 - R_1) + mistakes / 2.
 
-    With a `floor`, less where the members disagree. R is the sum of r_k over a segment. Members see the labels in orders of their own; the reward is 0 before the first
-    fit, and always in [-1, 1].
+    With a `floor`, less where the members disagree. R is the sum of r_k over a segment. Members see the labels in
+    orders of their own; the reward is 0 before the first fit, and always in [-1, 1].
     """
 
     Config = BradleyTerryConfig

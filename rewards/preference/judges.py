@@ -206,7 +206,7 @@ class RecordedPreferences(SegmentJudge):
             self.store = AnswerStore(path)
         elif Path(path).is_file():
             self.kept = KeptAnswers(path)
-            self.labels = {pair: label for pair, label in self.kept.labels.items()}  # noqa: C416 - of a wider type
+            self.labels = dict(self.kept.labels.items())
         else:
             raise ValueError(f"judge recorded: there is no file {path}; give one with labels")
 

@@ -328,7 +328,8 @@ def _controls(candidate: Candidate, truth: np.ndarray | None, target: np.ndarray
 
 def _readings(candidate: Candidate, truth: np.ndarray) -> list[Card]:
     """The goal in words that the model was taught, and its clauses: AUROC, and spread over that of the goal."""
-    goal, encoder = candidate.sentence("goal"), getattr(candidate.reward, "encoder", None)
+    goal = candidate.sentence("goal")
+    encoder: Any = getattr(candidate.reward, "encoder", None)
     if getattr(encoder, "trained_on", None) is None or "|" in goal or candidate.reward.role == "bonus":
         return []
     clauses = [clause.strip() for clause in CLAUSES.split(goal) if clause.strip()]

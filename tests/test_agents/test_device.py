@@ -65,7 +65,7 @@ def test_on_the_cpu_it_is_the_host_s_agent_to_the_last_digits():
     made = make_vec("CartPole-v1", 8, seed=0, backend="batched")
     host = PPO(made, PPOConfig(**SMALL, path="eager"), seed=0)
     noise = host.policy.actions.draw(np.random.default_rng(0), 16, 8)
-    device.collector._draw = lambda: torch.from_numpy(noise)
+    device.policy.actions.draw_on = lambda generator, *shape: torch.from_numpy(noise)
     host.policy.actions.draw = lambda rng, *shape: noise
     for model in (device, host):
         model.learn(16 * 8 * 3)

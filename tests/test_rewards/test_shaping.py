@@ -89,7 +89,7 @@ def test_references_of_a_recording_are_there_at_the_first_update(tmp_path):
 
 def test_what_adds_up_rewards_refuses_the_least_of_them():
     made = Mix([stream(credit="min")])
-    with pytest.raises(ValueError, match="reward.height.credit=min needs whole rollouts"):
+    with pytest.raises(ValueError, match=r"reward\.height\.credit=min needs whole rollouts"):
         made.only_sums("agent=sac")
     with pytest.raises(ValueError, match="leave episodic=true"):
         stream(credit="min", episodic=False)
