@@ -10,6 +10,7 @@ trained once; a figure is the median of the ratios within a pair, with the 95 % 
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -78,8 +79,13 @@ def _module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import; `from a import b` yields both `a.b` and `a`, as b may be a module."""
+@functools.cache
+def imports(path: Path) -> list[tuple[int, str]]:
+    """(line, module) of every import; `from a import b` gives `a.b` where b is a module, else `a`."""
+    return [*_imports(path)]
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str]]:
     tree = ast.parse(path.read_text())
     checked = {
         id(inner)

@@ -141,7 +141,12 @@ def _assert_same_run(first, second):
             [*PPO, "reward=count", "backend=gym", "agent.gru=8"], 1000, id="ppo-gru", marks=pytest.mark.nightly
         ),
         pytest.param([*PPO, "reward=task", "backend=workers"], 1000, id="ppo-workers", marks=pytest.mark.nightly),
-        pytest.param([*PPO, "agent=sb3_ppo", "reward=[task,rnd]", "reward.rnd.episodic=false"], 1000, id="sb3-critic"),
+        pytest.param(
+            [*PPO, "agent=sb3_ppo", "reward=[task,rnd]", "reward.rnd.episodic=false"],
+            1000,
+            id="sb3-critic",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param([*DQN, "reward=rnd"], 999, id="dqn-rnd"),
         pytest.param(CLIP, 256, id="ppo-clip", marks=pytest.mark.nightly),
         pytest.param([*DYNA, "reward=[task,rnd]"], 200, id="dyna-rnd", marks=pytest.mark.nightly),

@@ -143,6 +143,7 @@ def test_a_sweep_that_is_killed_continues_and_runs_nothing_twice(tmp_path):
     assert "the sweep is gone: this run saves and exits" in log and "continues at step" in log
 
 
+@pytest.mark.nightly
 def test_a_sweep_that_is_terminated_saves_its_runs(tmp_path):
     names = [f"benchmarks.speed.sweep-Waits-v0/ppo-task/s{seed}" for seed in (0, 1)]
     sweep = _start(_argv(tmp_path, f"env={SLOW}", "env.wait=0.05", "seed=0,1", "slots=2"))

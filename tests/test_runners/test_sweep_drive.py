@@ -103,6 +103,7 @@ def test_a_process_that_vanishes_with_0_is_not_finished(tmp_path):
     assert (entry.state, entry.attempts) == ("failed", 2)
 
 
+@pytest.mark.nightly
 def test_a_job_whose_folder_is_taken_after_we_looked_waits_for_it(tmp_path, monkeypatch):
     folder = tmp_path / "jobs" / "a"
     folder.mkdir(parents=True)
