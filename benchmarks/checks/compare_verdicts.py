@@ -1,7 +1,7 @@
 """Does `runners.compare` let a user's own words through, and stop what does not mean the goal?
 
-The sentences and what is counted stand in `verdict_sentences.csv`. The figures are those of the second set, which was
-held out; those of the first, which the rule was made with, have `_first` behind their names.
+The sentences and what is counted stand in `verdict_sentences.csv`. The figures are those of the third set, which was
+held out; those of the first two, which the rules were made with, have `_first` and `_second` behind their names.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ def run(folder: Path) -> dict[str, float]:
     path = folder / "compare-verdicts.csv"
     path.unlink(missing_ok=True)
     results.append_rows(path, rows)
-    first, held_out = (figures([row for row in rows if row["set"] == number]) for number in ("1", "2"))
-    return held_out | {f"{name}_first": value for name, value in first.items()}
+    found = {}
+    for number, suffix in (("1", "_first"), ("2", "_second"), ("3", "")):
+        counts = figures([row for row in rows if row["set"] == number])
+        found |= {f"{name}{suffix}": value for name, value in counts.items()}
+    return found
 
 
 def held_out_sentences() -> list[dict[str, str]]:
