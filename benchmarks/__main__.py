@@ -34,6 +34,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "bad-prompts": ("benchmarks.checks.bad_prompts:run", "vision"),
     "nethack-speed": ("benchmarks.speed.nethack:run", "language"),
     "language-speed": ("benchmarks.speed.language:run", "language"),
+    "progress_model-speed": ("benchmarks.speed.progress_model:run", "rewards2"),
     "judge-faults": ("tests.faults.judge_faults:run", "language"),
     "soak": ("tests.faults.soak:run", "repairs"),
     "outage": ("tests.faults.outage:run", "language"),

@@ -39,6 +39,7 @@ TABLE: dict[str, str] = {
     "effect": "rewards.exploration.effect:Effect",
     "clip": "rewards.vision.clip:Clip",
     "progress": "rewards.vision.progress:Progress",
+    "progress_model": "rewards.vision.progress_model:ProgressModel",
     "self_reference": "rewards.vision.self_reference:SelfReference",
     "contrast": "rewards.vision.contrast:Contrast",
     "synthesis": "rewards.vision.synthesis:Synthesis",

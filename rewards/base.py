@@ -24,7 +24,7 @@ memory)` and returns `(float32 (N,), memory)`. Memory is a dict of arrays with l
 hands it back at the next step and resets the rows whose episode ended. `score` must not write into the memory it was
 given. Where a whole rollout can be scored faster than step by step, override `scan`. A score that depends on the
 episode can be a potential only if all episodes start at the same one, whatever their first state: `starts_at` names it.
-Where one number a row can stand for the memory, `recalls` names it and `recall` computes it: replay relabels with it.
+Where a column can stand for the memory, `recalls` names it and `recall` computes it: replay relabels with it.
 
 A reward that needs frames and reduces them to an embedding which never changes while training (CLIP) names it in
 `embedding` and computes it in `embed`; drivers then keep the embedding (`batch.extras[embedding]`) and drop the image.
@@ -189,6 +189,13 @@ class Reward(ABC):
         leave the memory alone. So a transition from the buffer is scored with what the reward has learnt since.
         """
         raise TypeError(f"{type(self).__name__} names no extra in recalls, so its memory stands for itself")
+
+    def around(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Scores at `obs` and at `next_obs`, float32, of rows of which `recall` kept this.
+
+        Equal where one is not ready. Only for rewards with `recalls` whose scores may be compared (shape=delta).
+        """
+        raise TypeError(f"{type(self).__name__} has no score before a step")
 
     def embed(self, batch: Transitions) -> np.ndarray:
         """The embedding (N, D) of `batch.frame`; only for rewards that name one in `embedding`."""

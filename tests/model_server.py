@@ -70,7 +70,13 @@ class Handler(BaseHTTPRequestHandler):
                 server.busy -= 1
 
     def say(self, content):
-        self.send(200, json.dumps({"choices": [{"message": {"role": "assistant", "content": content}}]}))
+        """Send a text, or {token: log-probability} of the candidates for a single token."""
+        choice = {"message": {"role": "assistant", "content": content}}
+        if isinstance(content, dict):
+            choice["message"]["content"] = max(content, key=content.get)
+            listed = [{"token": token, "logprob": value} for token, value in content.items()]
+            choice["logprobs"] = {"content": [{**listed[0], "top_logprobs": listed}]}
+        self.send(200, json.dumps({"choices": [choice]}))
 
     def send(self, status, text, **headers):
         data = text.encode()

@@ -34,7 +34,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import httpx2
@@ -131,6 +131,7 @@ class Reply:
 
     text: str = ""  # the model's last answer, "" if there was none
     tokens: int = 0  # of question and answer, all attempts, as the server counts them; 0 if it does not, or absurdly
+    candidates: list[tuple[str, float]] = field(default_factory=list)  # first tokens and their log-probabilities
 
 
 class Chat:
@@ -228,7 +229,7 @@ class Chat:
         if status != 200:
             kind = _RefusedError if status in (400, 422) else JudgeError
             raise kind(f"{url} answered {status}: {quote!r}")
-        content, tokens = self._content(data, quote)
+        content, tokens, reply.candidates = self._content(data, quote)
         reply.text, reply.tokens = _masked(content, key, SPOKEN), reply.tokens + tokens
         return reply.text
 
@@ -250,8 +251,8 @@ class Chat:
         except httpx2.TransportError as error:  # its words may be the server's
             raise _RetryError(f"{url} broke off: {type(error).__name__}: {self._quote(str(error))}") from None
 
-    def _content(self, data: bytes, quote: str) -> tuple[str, int]:
-        """The model's text, and the cost of question and answer by the server's count, tokens."""
+    def _content(self, data: bytes, quote: str) -> tuple[str, int, list[tuple[str, float]]]:
+        """The model's text, the cost of question and answer in tokens by the server's count, and `Reply.candidates`."""
         url, model = self.endpoint.url, self.endpoint.model
         if data.lstrip()[:1] == b"<":
             raise JudgeError(f"{url} answered with a web page ({quote!r}); give the API's root, often ending in /v1")
@@ -265,7 +266,11 @@ class Chat:
         if not isinstance(content, str):
             raise JudgeError(f"{model} answered nothing ({None if content is None else type(content).__name__})")
         whole = content.encode("utf-8", "replace").decode()  # half characters, which JSON can hold and no file
-        return whole, tokens if isinstance(tokens, int) and 0 <= tokens <= MOST_TOKENS else 0
+        first: list[tuple[str, float]] = []
+        with suppress(KeyError, IndexError, TypeError, ValueError):
+            listed = choice["logprobs"]["content"][0]["top_logprobs"]
+            first = [(str(one["token"]), min(float(one["logprob"]), 0.0)) for one in listed]
+        return whole, tokens if isinstance(tokens, int) and 0 <= tokens <= MOST_TOKENS else 0, first
 
 
 class Breaker:

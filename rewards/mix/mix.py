@@ -346,7 +346,9 @@ class Stream(Stateful):
                     f"reward.{name}.shape={config.shape} compares scores of states, but {name} remembers the episode; "
                     "use shape=none or clip"
                 )
-        self.keeps_score = self.compares and self.has_memory  # of the step before, beside the reward's own memory
+        self.around = self.compares and self.has_memory and type(reward).around is not Reward.around
+        # of the step before, beside the reward's own memory
+        self.keeps_score = self.compares and self.has_memory and not self.around
         if self.keeps_score and reward.starts_at is None:
             raise ValueError(
                 f"reward.{name}.shape={config.shape} needs a score that depends on the state alone, but {name} "
@@ -379,7 +381,12 @@ class Stream(Stateful):
         if self.has_memory and len(batch.shape) == 1:  # one step of a rollout
             raw, memory = self.score(batch.map(lambda x: x[None]), memory, again)
             return raw[0], memory
-        if self.has_memory:
+        if self.around:
+            kept = batch.extras.get(self.reward.recalls)
+            if kept is None:
+                kept, memory = self.reward.recall(batch, memory)
+            before, raw = self.reward.around(kept)
+        elif self.has_memory:
             given = memory
             raw, memory = self.reward.scan(batch, memory)
         elif isinstance(self.reward, Task):
@@ -399,7 +406,7 @@ class Stream(Stateful):
             if self.keeps_score:
                 before, last = self._last_scores(batch, raw, given[LAST])
                 memory = {**memory, LAST: last}
-            else:
+            elif not self.around:
                 before = values_at_obs(batch, raw, lambda rows: self._at_obs(batch[rows]))
             if self.shape == "delta":
                 raw = delta(before, raw)

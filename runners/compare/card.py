@@ -42,6 +42,7 @@ from safetensors.numpy import load_file, save_file
 import rewards
 from agents.effective_horizon import EffectiveHorizon
 from agents.effective_horizon import effective_horizon as look_ahead
+from envs import recording
 from envs.files import regular
 from envs.make import goals
 from envs.snapshots.clones import Clones
@@ -57,6 +58,7 @@ CHANCE, GOOD = 0.7, 0.85  # AUROC
 SIMILAR = 0.7  # Spearman's correlation with a graded truth
 NARROW, SLIM = 0.05, 0.15  # spread over that of the model's own phrases
 BLANK = 0.2
+SHORTEST = 5  # steps of an episode whose order is looked at
 GIBBERISH = ("qwv zzxk blorp", "frumious jub tove")
 OFF_TOPIC = ("a bowl of noodle soup", "the president gave a speech")
 CLAUSES = re.compile(r"[,;]|\b(?:and|but|while|whereas)\b", re.IGNORECASE)
@@ -93,7 +95,8 @@ class Candidate:
         warm: int | None = None,
         seed: int = 0,
     ) -> None:
-        config = dataclasses.replace(config, weight=1.0, scale="none", shape="none")
+        waits: Card = {"ask": "at_once"} if hasattr(config, "ask") else {}  # nothing comes beside a card
+        config = dataclasses.replace(config, weight=1.0, scale="none", shape="none", **waits)
         self.name, self.config, self.spec, self.sample = name, config, spec, sample
         self.spaces, self.seed, self.warm = spaces, seed, warm
         self.reward: Reward = rewards.get(name)(config, *spaces, seed=seed, device="cpu")
@@ -139,7 +142,8 @@ class Candidate:
             what.append(weights.stat().st_mtime_ns)
         digest = hashlib.sha256(repr(what).encode()).hexdigest()[:12]
         path = self.spec.folder / f"embeddings-{key}-{digest}.safetensors"
-        if path.exists():
+        names = self.stream.has_memory and self.reward.recalls  # of frames, which mean something to this reward alone
+        if path.exists() and not names:
             kept = load_file(regular(path))
         else:
             begin = time.perf_counter()
@@ -204,6 +208,7 @@ def card(candidate: Candidate, goal: int | None) -> Card:
         "readings": [] if truth is None else _readings(candidate, truth[counted]),
         "starc": starc(candidate, target, goal),
         "epic": _canonical_epic(candidate, target),
+        "order": None if truth is None else order(candidate.sample, values, truth),
     }
     found["verdict"], found["reasons"] = verdict(found)
     return found
@@ -318,14 +323,40 @@ def _controls(candidate: Candidate, truth: np.ndarray | None, target: np.ndarray
     for kind, changes in variants.items():
         row: Card = {"kind": kind, "sentence": changes.get("goal", goal)}
         try:
-            values = candidate.again(**changes).values[counted]
+            again = candidate.again(**changes).values
+            values = again[counted]
         except ValueError as error:  # a control that cannot be built has its error as its result
             rows.append({**row, "error": str(error)})
             continue
         low, high = np.quantile(values, [0.05, 0.95]).tolist()
         met = None if truth is None else truth[counted]
+        met_in_time = None if truth is None else order(candidate.sample, again, truth)
+        row |= {"order": met_in_time["reached"]} if met_in_time else {}
         rows.append({**row, "low": low, "high": high, **measures(values, met, target[counted], intervals=False)})
     return rows
+
+
+def order(sample: Sample, values: np.ndarray, truth: np.ndarray) -> Card | None:
+    """Does the score rise with time in episodes that reach the goal? None where none of the sample does.
+
+    `reached`: Spearman's correlation of the score with time until the goal is first met, the mean over `episodes`;
+    `failed`: the same in whole episodes that never meet it (NaN for none); `cut`: the share of the former whose score
+    is higher at the goal than at half of the way. (Value-order correlation: Ma et al. 2024, GVL, arXiv 2411.04549.)
+    """
+    rows = np.flatnonzero(np.isin(sample.source, (1, 2)))
+    found: dict[str, list[float]] = {"reached": [], "failed": [], "cut": []}
+    for part in recording.episodes(sample.batch[rows]) if len(rows) else ():
+        score, met = values[rows][part], np.flatnonzero(truth[rows][part])
+        score = score[: met[0] + 1] if len(met) else score
+        if len(score) < SHORTEST:
+            continue
+        found["reached" if len(met) else "failed"].append(distances.spearman(score, np.arange(len(score))))
+        if len(met):
+            found["cut"].append(float(score[-1] > score[len(score) // 2]))
+    if not found["reached"]:
+        return None
+    means = {name: float(np.mean(each)) if each else math.nan for name, each in found.items()}
+    return {**means, "episodes": len(found["reached"])}
 
 
 def _readings(candidate: Candidate, truth: np.ndarray) -> list[Card]:

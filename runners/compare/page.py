@@ -76,6 +76,10 @@ def facts(card: Card) -> list[tuple[str, str]]:
         rows.append(("with the task's reward", f"Pearson {task['pearson']:.3f}"))
     quantiles = " / ".join(f"{q:.3g}" for q in card["range"])
     rows.append(("range", f"{quantiles} (min, 5 %, median, 95 %, max); {card['nonzero']:.0%} not zero"))
+    if found := card.get("order"):
+        others = "" if np.isnan(found["failed"]) else f"; {found['failed']:.2f} in those that never do"
+        rises = f"{found['reached']:.2f} with time in {found['episodes']} episodes until they meet the goal{others}"
+        rows.append(("value order", f"{rises}; higher at the goal than half-way in {found['cut']:.0%}"))
     if card["spread"] is not None:
         rows.append(("spread", f"{card['spread']:.0%} of the spread of the model's own phrases"))
     if card["phrases"]:
@@ -103,6 +107,7 @@ def _controls(card: Card) -> list[tuple[str, str, str]]:
     rows = []
     for row in card["controls"]:
         area = f"AUROC {row['auroc']:.2f}, " if np.isfinite(row.get("auroc", np.nan)) else ""
+        area += f"order {row['order']:+.2f}, " if "order" in row else ""
         text = row.get("error") or f"{area}Pearson {row['pearson']:+.2f}, range {row['low']:.2f} to {row['high']:.2f}"
         rows.append((row["kind"], row["sentence"], text))
     return rows

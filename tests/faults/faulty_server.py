@@ -131,6 +131,12 @@ def rules(handler: Handler, text: str) -> None:
     handler.say(json.dumps({"reason": "by the rules", "label": label}))
 
 
+def _grade(handler: Handler, text: str) -> None:
+    """The same of every window of frames."""
+    time.sleep(handler.delay)
+    handler.say('{"score": 3}')
+
+
 def _flood(handler: Handler, text: str) -> None:
     handler.send(200, b"", HEAVY)
     for _ in range(HEAVY // 2**16):
@@ -172,6 +178,7 @@ def _key(handler: Handler) -> bytes:
 
 FAULTS: dict[str, Callable[[Handler, str], object]] = {
     "rules": rules,
+    "grade": _grade,
     "429": lambda handler, text: handler.send(429, b"slow down", Retry_After="1"),
     "500": lambda handler, text: handler.send(500, b"oops"),
     "503": lambda handler, text: handler.send(503, b"loading", Retry_After="soon"),

@@ -45,6 +45,7 @@ SENTENCES = (GOAL, "negative=the pole is hanging down", "reference=50")
 REWARDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "clip": (UPRIGHT, (GOAL,)),
     "contrast": (UPRIGHT, SENTENCES),
+    "progress_model": (UPRIGHT, (GOAL,)),
     "synthesis": (("env=highway-fast-v0", "env.vehicles_count=3"), (*SENTENCES, "history=3")),
     "progress": (PENDULUM, ("of=obs", "demos={demos}", "steps=20")),
     "self_reference": (CARTPOLE, ("threshold=15",)),

@@ -324,7 +324,7 @@ def test_embeddings_stand_for_frames(mode, shape):
 
 SHUFFLED = {"judge": "simulated", "judge_options": {"shuffle": True, "positive": 0.5}, "min_labels": 1}
 KNOWN = {"oni": SHUFFLED, "motif": {"data": labels()}}
-WEIGHTS = {"clip", "contrast", "synthesis", "progress", "self_reference"}  # rewards that read CLIP
+WEIGHTS = {"clip", "contrast", "synthesis", "progress", "progress_model", "self_reference"}  # rewards that read CLIP
 
 
 def scripted_mix(**configs):

@@ -27,9 +27,14 @@ STEPS = [divmod(t, 4) for t in range(16)]  # episode and step of what is learnt 
 
 UP = {"goal": "pole vertically upright on top of the cart"}
 DOWN = {"negative": "the pole is hanging down", "reference": 32}
-KNOWN = {"clip": UP | {"baseline": "pole and cart"}, "contrast": UP | DOWN, "synthesis": UP | DOWN | {"history": 3}}
+KNOWN = {
+    "progress_model": UP,
+    "clip": UP | {"baseline": "pole and cart"},
+    "contrast": UP | DOWN,
+    "synthesis": UP | DOWN | {"history": 3},
+}
 SHUFFLED = {"judge": "simulated", "judge_options": {"shuffle": True, "positive": 0.5}, "min_labels": 1}
-KNOWN |= {"oni": SHUFFLED, "motif": {"data": labels()}}
+KNOWN |= {"progress_model": UP, "oni": SHUFFLED, "motif": {"data": labels()}}
 KNOWN |= {"progress": {"demos": demonstrations(), "steps": 20}, "self_reference": {"threshold": -1e9}}
 
 

@@ -47,7 +47,9 @@ class Annotator(Settings):
 
     judge: str = setting(help="one of the judges of its kind")
     judge_options: dict[str, Any] | None = setting(None, "its options")
-    kind: str = setting("texts", "texts, or goals, whose answers are words", choices=("texts", "goals"))
+    kind: str = setting(
+        "texts", "texts, windows of frames, or goals, whose answers are words", choices=("texts", "windows", "goals")
+    )
     pairs: bool = setting(False, "whether items are pairs of texts, of which the judge names the better")
     clock: str = setting("wall", "wall, steps or transcript, see above", choices=("wall", "steps", "transcript"))
     delay: int = setting(0, "environment steps from question to delivery; clock=steps alone", low=0)

@@ -3,6 +3,7 @@
 The kind of a judge is what it is asked about:
 
     texts      label(texts), compare(first, second): how good is what a caption describes, which of two is better?
+    windows    label(windows): how much of a task do some frames of an episode show? (`rewards.vision.progress_model`)
     goals      label(situations): which goal should an agent have that met these captions? (`rewards.language.guidance`)
     segments   compare(first, second): which of two segments of behaviour is better? (`rewards.preference`)
     subgoals   ask(levels): which subgoals lead through a level? (`rewards.language.teacher`)
@@ -37,6 +38,12 @@ JUDGES: dict[str, dict[str, str]] = {
         "openai": "rewards.llm.judges.openai:TextModel",
         "embedding": "rewards.llm.judges.embedding:EmbeddingJudge",
         "simulated": "rewards.llm.judges.local:NoisyJudge",
+    },
+    "windows": {
+        "token": "rewards.llm.judges.windows:TokenShare",
+        "progress": "rewards.llm.judges.windows:FrameProgress",
+        "score": "rewards.llm.judges.windows:WindowGrade",
+        "recorded": "rewards.llm.judges.local:RecordedLabels",
     },
     "goals": {"openai": "rewards.llm.judges.openai:GoalModel"},
     "segments": {

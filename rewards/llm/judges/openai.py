@@ -47,8 +47,8 @@ GOAL_QUESTION = (
 )
 
 
-class _Model(Endpoint, TextJudge):
-    """What both judges share: the server, and a schema of one answer."""
+class ServerJudge(Endpoint, TextJudge):
+    """What judges share that ask one question an item: the server, several items at the same time."""
 
     name = "openai"
 
@@ -62,7 +62,7 @@ class _Model(Endpoint, TextJudge):
     def close(self) -> None:
         self.chat.close()
 
-    def _gather(self, one: Callable[[Any], tuple[float, str, int, str]], asked: Sequence[Any]) -> Answers:
+    def gather(self, one: Callable[[Any], tuple[float, str, int, str]], asked: Sequence[Any]) -> Answers:
         """The answers to B questions; of each `one` returns value, failure, tokens and words."""
         answers: list[Any] = in_parallel(one, asked, self.concurrency)
         values, failures, tokens, raw = zip(*answers) if answers else ((),) * 4
@@ -71,7 +71,7 @@ class _Model(Endpoint, TextJudge):
 
 
 @dataclass(eq=False)
-class TextModel(_Model):
+class TextModel(ServerJudge):
     """Asks a language model about each text; safe to use from several threads."""
 
     goal: str = setting("", 'what is wanted; "" for what the family\'s file says')
@@ -137,11 +137,11 @@ class TextModel(_Model):
             agreed = not failure and values[0] == values[-1]  # NaN, unsure, agrees with nothing
             return values[0] if agreed else np.nan, failure, tokens, "\n".join(texts)[:WORDS]
 
-        return self._gather(one, asked)
+        return self.gather(one, asked)
 
 
 @dataclass(eq=False)
-class GoalModel(_Model):
+class GoalModel(ServerJudge):
     """Names the next goal of an agent. A text is a JSON list of the captions it met last; the goal stands in `raw`."""
 
     goal: str = setting("", "what counts in the whole task; empty for getting far")
@@ -165,4 +165,4 @@ class GoalModel(_Model):
                 return np.nan, str(error), reply.tokens, reply.text
             return np.nan, "" if goal else "an empty goal", reply.tokens, goal
 
-        return self._gather(one, texts)
+        return self.gather(one, texts)

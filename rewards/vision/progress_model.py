@@ -1,0 +1,341 @@
+"""Video reward models behind one interface: how much of a sentence's task the latest frames of an episode show.
+
+    phi(s') = score of the newest window, in [0, 1]; 0 where an episode begins; the reward is phi(s') - phi(s)
+
+Every `every` steps of an episode, and at its end, a window is scored: the first scored frame and the newest ones. A
+server that runs any model with images scores it (`token`, `progress`, `score`: see `rewards.llm.judges.windows`), or a
+file of answers (`recorded`). Without either the suite's own CLIP does, (1 + cosine) / 2 of every frame (`clip`).
+
+Sources: Chen et al. 2026, "TOPReward", arXiv 2602.19313; Liang et al. 2026, "Robometer"; Lee et al. 2026, "RoboReward",
+arXiv 2601.00675. Differences:
+  - windows of a few frames instead of whole videos, of all environments together, each distinct one asked about once;
+  - asked beside training: a replay keeps the windows' names, so that a transition has its reward as soon as both of its
+    windows are scored, and 0 until then. `ask=at_once` waits for the answers instead, for agents without a replay;
+  - a difference by default, as hovering near a goal earns most of a score that is given at every step.
+When it fails: an agent without a replay learns from a window only if it is scored when it is met (`ask=at_once`, or
+pictures that repeat); a model slower than the windows scores the newest; windows that waited when a run was killed are
+asked about only when they are met again; one camera that does not show the goal.
+
+Example:
+    python -m runners.train env=Pendulum-v1 agent=sac reward=progress_model reward.progress_model.judge=token \
+        'reward.progress_model.judge_options={model: qwen3-vl-8b, url: "http://localhost:8000/v1"}' \
+        reward.progress_model.goal="the pendulum points straight up"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from envs.settings import setting
+from envs.state import Stateful
+from envs.transitions import Transitions
+from envs.types import Memory
+from rewards.base import Scored
+from rewards.llm.annotation.annotator import Annotator
+from rewards.llm.client import Breaker, JudgeError, in_parallel
+from rewards.llm.judges.base import make_judge
+from rewards.llm.store import AnswerStore, Label
+from rewards.vision.base import Vision, VisionConfig, shows, unit_mean
+from rewards.vision.encoder import UNTRAINED, ClipEncoder, blanks
+
+FRAMES = 4096  # newest scored frames that are kept for the judge
+WAITING = 512  # windows that may wait for it
+START = 0  # the name of no window: an episode has begun
+
+
+@dataclass
+class ProgressModelConfig(VisionConfig):
+    """Settings of progress_model; model, weights, batch_size and precision are those of CLIP."""
+
+    shape: str = "delta"
+    judge: str = setting(
+        "clip",
+        "what scores: `clip`, this suite's own and offline; `token`, `progress` or `score`, a model on a server; "
+        "`recorded`, a file of its answers",
+        choices=("clip", "token", "progress", "score", "recorded"),
+    )
+    judge_options: dict[str, Any] = setting(
+        {}, 'of a server: {model: qwen3-vl-8b, url: "http://localhost:8000/v1"} and more; of `recorded`: {path: FILE}'
+    )
+    every: int = setting(8, "steps of an episode between two windows", low=1)
+    window: int = setting(8, "frames of one", low=1, high=64)
+    size: int = setting(96, "height and width of the frames that a server sees, pixels", low=8, high=1024)
+    ask: str = setting(
+        "beside",
+        "`beside` training, which never waits, or `at_once`, where every window is scored before its reward is given",
+        choices=("beside", "at_once"),
+    )
+    rate: float = setting(0.0, "windows asked about per 1,000 environment steps; 0 for no limit", low=0)
+    budget: int = setting(0, "answers in total, 0 for no limit", low=0)
+    cache: str = setting("", "*.sqlite of answers, shared by any number of runs")
+
+
+class ProgressModel(Vision):
+    """phi of the newest window of frames; what is not scored yet is not ready."""
+
+    Config = ProgressModelConfig
+    config: ProgressModelConfig
+    control = {"judge": "clip", "judge_options": {}, "weights": UNTRAINED}
+    recalls = "windows"
+
+    def build(self) -> None:
+        config = self.config
+        if config.judge == "clip":
+            super().build()
+            self.goal = unit_mean(self.meanings("goal"))
+            return
+        self.encoder: ClipEncoder | None = None  # type: ignore[assignment]
+        self.frame_size, self.embedding = config.size, f"frame of {config.name}"  # a name
+        self.frames, self.scores = Frames(), ScoredWindows()
+        self.windows: dict[int, str] = {}  # name -> the names of its frames: met since the last question
+        self.fresh: dict[int, float] = {}  # answers that came with `at_once` since the last update
+        remote = config.judge != "recorded"
+        options = {**config.judge_options, "goal": config.goal} | ({"folder": self.frames.path} if remote else {})
+        self.annotator: Annotator | None = None
+        if config.ask == "beside":
+            limits: dict[str, Any] = {"rate": config.rate, "budget": config.budget, "queue": WAITING}
+            limits |= {"cache": config.cache, "clock": "wall" if remote or config.cache else "steps"}
+            self.annotator = Annotator(config.judge, options, "windows", **limits, seed=self.seed)
+            return
+        self.judge = make_judge(config.judge, "windows", **options)
+        self.breaker, self.store = Breaker(), AnswerStore(config.cache)
+
+    def rate(self, seen: np.ndarray) -> np.ndarray:
+        """(1 + cosine) / 2 of CLIP's embeddings, float32 (N,); 0 where a frame shows nothing."""
+        return np.where(shows(seen), (1 + seen @ self.goal) / 2, 0).astype(np.float32)
+
+    def initial_memory(self, n: int) -> Memory:
+        if self.encoder is not None:
+            return None
+        empty = {"seen": np.zeros((n, self.config.window), np.int64), "count": np.zeros(n, np.int64)}
+        return {**empty, "latest": np.full(n, START, np.int64)}
+
+    def embed(self, batch: Transitions) -> np.ndarray:
+        """CLIP's embeddings; for a server names, int64 (N, 1), 0 where a frame is in no window."""
+        if self.encoder is not None:
+            return super().embed(batch)
+        frames = batch.frame
+        if frames is None or frames.dtype != np.uint8 or frames.ndim != 4:
+            given = "none" if frames is None else f"{frames.dtype} of shape {frames.shape}"
+            raise ValueError(
+                f"reward progress_model reads frames, uint8 (N, H, W, 3), and was given {given}; make the environment "
+                f"with frame_size={self.config.size}"
+            )
+        every = self.config.every
+        names = np.zeros((len(frames), 1), np.int64)
+        wanted = np.flatnonzero((batch.step % every == every - 1) | batch.ended)
+        for row in wanted[~blanks(frames[wanted])].tolist() if len(wanted) else ():
+            names[row] = self.frames.keep(frames[row])
+        return names
+
+    def recall(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """The newest window before each row and after it, int64 (T, N, 2)."""
+        names = batch.extras.get(str(self.embedding))
+        names = self.embed(batch.flatten()).reshape(*batch.shape, 1) if names is None else names
+        named, ended = (names[..., 0] != 0) & batch.valid, batch.ended
+        seen, count, latest = (memory[key].copy() for key in ("seen", "count", "latest"))
+        kept = np.empty((*batch.shape, 2), np.int64)
+        for t, (some, ends) in enumerate(zip(named.any(axis=1).tolist(), ended.any(axis=1).tolist())):
+            kept[t, :, 0] = latest
+            for i in np.flatnonzero(named[t]).tolist() if some else ():
+                if count[i] == self.config.window:
+                    seen[i, 1:-1] = seen[i, 2:].copy()
+                    count[i] -= 1
+                seen[i, count[i]] = names[t, i, 0]
+                count[i] += 1
+                latest[i] = self._meet(seen[i, : count[i]].tolist())
+            kept[t, :, 1] = latest
+            if ends:
+                seen[ended[t]], count[ended[t]], latest[ended[t]] = 0, 0, START
+        if self.annotator is None:
+            self._ask_at_once()
+        return kept, {"seen": seen, "count": count, "latest": latest}
+
+    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        if self.encoder is not None:
+            return super().scan(batch, memory)
+        kept = batch.extras.get(self.recalls)
+        if kept is None:
+            kept, memory = self.recall(batch, memory)
+        return self.known(kept[..., 1])[0], memory
+
+    def score(self, batch: Transitions, memory: Memory = None) -> Any:
+        """`Scored`, and the memory with a server; see `Vision.score` for CLIP."""
+        if self.encoder is not None:
+            return super().score(batch, memory)
+        extras = dict(batch.extras)
+        if str(self.embedding) not in extras and self.recalls not in extras:
+            extras[str(self.embedding)] = self.embed(batch)
+        no = np.zeros(batch.shape, bool)  # the caller handles ends and rows that are no transitions
+        row = batch.replace(extras=extras, terminated=no, truncated=no, valid=~no).map(lambda x: x[None])
+        kept = row.extras.get(self.recalls)
+        if kept is None:
+            kept, memory = self.recall(row, memory)
+        return Scored(*self.known(kept[0, :, 1])), memory
+
+    def around(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        before, there = self.known(kept[..., 0])
+        after, too = self.known(kept[..., 1])
+        return np.where(there & too, before, np.float32(0)), np.where(there & too, after, np.float32(0))
+
+    def known(self, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Scores of windows, float32, 0 where there is none yet; and whether there is, bool."""
+        distinct, place = np.unique(names, return_inverse=True)
+        table, fresh = self.scores.table, self.fresh
+        values = np.array([table.get(name, fresh.get(name, math.nan)) for name in distinct.tolist()], np.float32)
+        values = values[place].reshape(names.shape)
+        ready = ~np.isnan(values)
+        values[~ready] = 0
+        return values, ready
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        if self.encoder is not None:
+            return super().update(batch)
+        rows = int(batch.valid.sum())
+        if not rows:
+            return {}
+        self.scores.now += rows
+        self.scores.table.update(self.fresh)
+        self.fresh.clear()
+        metrics = {}
+        if self.annotator is not None:
+            asked, now = list(self.windows.values()), self.scores.now
+            self.windows.clear()
+            self.annotator.offer(asked, now)
+            self.scores.table.update(
+                (name_of(str(item)), value) for item, value in self.annotator.take(now) if not math.isnan(value)
+            )
+            metrics = self.annotator.metrics()
+        return {**metrics, "scored": len(self.scores.table) - 1.0}
+
+    def notes(self) -> list[str]:
+        if self.encoder is not None:
+            return super().notes()
+        return self.judge.notes() if self.annotator is None else self.annotator.notes()
+
+    def preflight(self) -> str:
+        if self.encoder is not None:
+            return ""
+        return str(self.judge.reach()) if self.annotator is None else self.annotator.preflight()
+
+    def close(self) -> None:
+        if self.encoder is not None:
+            return
+        for part in (self.annotator,) if self.annotator is not None else (self.judge, self.store):
+            part.close()
+        self.frames.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, but for the windows that wait: their frames end with this process."""
+        state = super().state_dict()
+        if "annotator" in state:
+            state["annotator"]["queue"]["waiting"] = []
+        return state
+
+    def _meet(self, frames: Sequence[int]) -> int:
+        """The name of a window of frames, which is to be scored if it is not yet."""
+        item = " ".join(map(file_name, frames))
+        name = name_of(item)
+        if name not in self.scores.table and name not in self.fresh:
+            self.windows[name] = item
+            if len(self.windows) > WAITING:
+                del self.windows[next(iter(self.windows))]
+        return name
+
+    def _ask_at_once(self) -> None:
+        """Score the windows that were met; what fails now is asked about when it is met again."""
+        items, identity, was_open = list(self.windows.values()), self.judge.identity, self.breaker.open
+        self.windows.clear()
+        found = self.store.get(identity, items) if items else {}
+        new = [item for item in items if item not in found]
+        if self.config.budget:
+            new = new[: max(self.config.budget - len(self.fresh) - len(self.scores.table) + 1, 0)]
+
+        def ask(item: str) -> float:
+            begin, answers = time.monotonic(), self.judge.label([item])
+            if answers.failed[0]:
+                raise JudgeError(answers.failure)
+            value, raw = float(answers.value[0]), answers.raw[0] if answers.raw else ""
+            self.store.put(identity, [Label(item, value, raw, time.monotonic() - begin, answers.tokens)])
+            return value
+
+        given = in_parallel(ask, new, getattr(self.judge, "concurrency", 1), self.breaker) if new else []
+        for item, value in [*found.items(), *zip(new, given)]:
+            if not isinstance(value, JudgeError) and not math.isnan(value):
+                self.fresh[name_of(str(item))] = value
+        if self.breaker.open and not was_open:
+            why = next(value for value in given if isinstance(value, JudgeError))
+            print(f"progress_model: {why}; trying again in {self.breaker.pause:g} s", file=sys.stderr, flush=True)
+
+
+class ScoredWindows(Stateful):
+    """Window -> its score, and the environment steps that were seen."""
+
+    saved = ("now", "table")
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.table: dict[int, float] = {START: 0.0}
+
+    def state_dict(self) -> dict[str, Any]:
+        """As arrays: keys of a saved dict are texts."""
+        names, values = np.array([*self.table], np.int64), np.array([*self.table.values()], np.float32)
+        return {"now": self.now, "names": names, "values": values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.now = int(state["now"])
+        self.table = dict(zip(np.asarray(state["names"]).tolist(), np.asarray(state["values"]).tolist()))
+
+
+class Frames:
+    """The newest frames, by a name made of their bytes, in files that a judge in another process reads."""
+
+    def __init__(self, capacity: int = FRAMES) -> None:
+        self.capacity = capacity
+        self._folder = TemporaryDirectory(prefix="lodestar-frames-", ignore_cleanup_errors=True)
+        self.path = self._folder.name
+        self._kept: dict[int, None] = {}
+
+    def keep(self, frame: np.ndarray) -> int:
+        """The name of a frame, uint8 (H, W, 3), not 0; it is on the disk unless that is full."""
+        name = _digest(str(frame.shape).encode() + frame.tobytes())
+        if name not in self._kept:
+            self._kept[name] = None
+            with suppress(OSError):
+                np.save(Path(self.path) / f"{file_name(name)}.npy", frame)
+            if len(self._kept) > self.capacity:
+                oldest = next(iter(self._kept))
+                del self._kept[oldest]
+                (Path(self.path) / f"{file_name(oldest)}.npy").unlink(missing_ok=True)
+        return name
+
+    def close(self) -> None:
+        """Remove them."""
+        self._folder.cleanup()
+
+
+def file_name(name: int) -> str:
+    """A frame's name in an item and on the disk: 16 hexadecimal digits."""
+    return f"{name % 2**64:016x}"
+
+
+def name_of(item: str) -> int:
+    """The name of the window that an item describes."""
+    return _digest(item.encode())
+
+
+def _digest(data: bytes) -> int:
+    """64 bits that name some bytes, equal in every process, never 0."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True) or 1
