@@ -29,7 +29,7 @@ def run(folder: Path) -> dict[str, float]:
     path = folder / "progress_model-speed.csv"
     path.unlink(missing_ok=True)
     with FaultyServer("minigrid", delay=0.2) as server:
-        options = {"model": "grades", "url": server.url("grade"), "attempts": 1}
+        options = {"model": "grades", "url": server.url("rules"), "attempts": 1}
         asked = {"judge": "score", "judge_options": options, "goal": "the pole stands upright"}
         variants = {"without": _learning({"task": None}), "with": _learning({"task": None, "progress_model": asked})}
         rates = interleave(path, "cartpole", ROUNDS, variants)["wall"]

@@ -208,15 +208,14 @@ class ProgressModel(Vision):
         self.scores.now += rows
         self.scores.table.update(self.fresh)
         self.fresh.clear()
-        metrics = {}
+        metrics: dict[str, float] = {}
         if self.annotator is not None:
             asked, now = list(self.windows.values()), self.scores.now
             self.windows.clear()
             self.annotator.offer(asked, now)
-            self.scores.table.update(
-                (name_of(str(item)), value) for item, value in self.annotator.take(now) if not math.isnan(value)
-            )
-            metrics = self.annotator.metrics()
+            taken = {name_of(str(item)): value for item, value in self.annotator.take(now) if not math.isnan(value)}
+            self.scores.table.update(taken)
+            metrics = self.annotator.metrics() | ({"score": float(np.mean([*taken.values()]))} if taken else {})
         return {**metrics, "scored": len(self.scores.table) - 1.0}
 
     def notes(self) -> list[str]:
