@@ -36,7 +36,8 @@ TABLE: dict[str, str] = {
     "re3": "rewards.exploration.re3:RE3",
     "submodular": "rewards.exploration.submodular:Submodular",
     "deir": "rewards.exploration.deir:DEIR",
-    "effect": "rewards.exploration.effect:Effect",
+    "effect": "rewards.effect:Effect",
+    "contrastive_ucb": "rewards.exploration.contrastive_ucb:ContrastiveUCB",
     "clip": "rewards.vision.clip:Clip",
     "progress": "rewards.vision.progress:Progress",
     "progress_model": "rewards.vision.progress_model:ProgressModel",
@@ -49,6 +50,7 @@ TABLE: dict[str, str] = {
     "subgoals": "rewards.language.subgoals:Subgoals",
     "lare": "rewards.language.lare:LaRe",
     "guidance": "rewards.language.guidance:Guidance",
+    "code": "rewards.design.code:Code",
 }
 table: Table[Reward] = Table("reward", TABLE, needs=("Config", "score", "update", "requires"))
 names, get, register = table.names, table.get, table.register

@@ -336,21 +336,23 @@ def describe(text: str) -> str:
     return ast.get_docstring(ast.parse(read(text))) or "" if text in shipped() else text
 
 
-def prompts() -> dict[str, str]:
-    """Section -> text of `prompts/factors.txt`; "version" is the first line."""
-    first, *parts = re.split(r"^=== (\w+)\n", PROMPTS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+def prompts(path: Path = PROMPTS) -> dict[str, str]:
+    """Section -> text of `prompts/factors.txt`, or another file of its form; "version" is the first line."""
+    first, *parts = re.split(r"^=== (\w+)\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {"version": first.strip(), **{name: text.strip() for name, text in zip(parts[::2], parts[1::2])}}
 
 
 def question(goal: str, described: str, obs_size: int, action_size: int) -> str:
     """What a model is asked for one task."""
-    text = prompts()
-    rules = text["rules"].format(
-        numpy=", ".join(sorted(NUMPY)), methods=", ".join(sorted(METHODS)), builtins=", ".join(BUILTINS), loop=LOOP
+    return prompts()["candidate"].format(
+        goal=goal, describe=described, obs_size=obs_size, action_size=action_size, rules=rules()
     )
-    return text["candidate"].format(
-        goal=goal, describe=described, obs_size=obs_size, action_size=action_size, rules=rules
-    )
+
+
+def rules() -> str:
+    """What code may use, for its author."""
+    names = {"numpy": sorted(NUMPY), "methods": sorted(METHODS), "builtins": BUILTINS}
+    return prompts()["rules"].format(**{kind: ", ".join(each) for kind, each in names.items()}, loop=LOOP)
 
 
 def code_in(answer: str) -> str:
@@ -385,11 +387,9 @@ def verified(source: str, batches: Sequence[tuple[np.ndarray, np.ndarray]], **li
 
 
 @dataclass(eq=False)
-class Author(ModelJudge):
-    """A language model that writes factors."""
+class CodeModel(ModelJudge):
+    """A language model that writes code; every answer is kept."""
 
-    candidates: int = setting(5, "answers that are weighed against each other", low=1)
-    repairs: int = setting(5, "times that code may be tried", low=1)
     timeout: float = 120.0
     max_tokens: int = 4096
     seed: int = setting(0, "of the candidates, which differ by it, and of the waits between attempts")
@@ -400,6 +400,26 @@ class Author(ModelJudge):
         super().__post_init__()
         self.asked = 0
 
+    def ask(self, text: str, temperature: float, numbers: Iterable[int]) -> list[str | JudgeError]:
+        """Answers to a text, one a number, at the same time; or why there is none."""
+
+        def ask(seed: int) -> str:
+            self.asked += 1
+            return str(self.chat.ask([text], temperature=temperature, seed=seed))
+
+        seeds = {json.dumps([temperature, self.seed + i, text]): self.seed + i for i in numbers}
+        kept, asked = self.ask_kept(seeds, ask, str)
+        answers = {**kept, **asked}
+        return [answers[key] for key in seeds]
+
+
+@dataclass(eq=False)
+class Author(CodeModel):
+    """A language model that writes factors."""
+
+    candidates: int = setting(5, "answers that are weighed against each other", low=1)
+    repairs: int = setting(5, "times that code may be tried", low=1)
+
     @property
     def identity(self) -> str:
         return f"code {prompts()['version']} {self.model}"
@@ -408,11 +428,11 @@ class Author(ModelJudge):
         """What `verify` returns for the first code that it accepts; ValueError without a model, or one."""
         text, errors = prompts(), []
         try:
-            drafts = self._ask(asked, 1.0, range(self.candidates))
+            drafts = self._usable(asked, 1.0, range(self.candidates))
             answer = drafts[0]
             if len(drafts) > 1:
                 listed = "\n\n".join(f"Answer {i + 1}:\n{draft}" for i, draft in enumerate(drafts))
-                answer = self._ask(text["summary"].format(question=asked, answers=listed), 0.3, [0])[0]
+                answer = self._usable(text["summary"].format(question=asked, answers=listed), 0.3, [0])[0]
             for _ in range(self.repairs):
                 code = ""
                 try:
@@ -422,7 +442,7 @@ class Author(ModelJudge):
                     errors.append(str(error))
                 if len(errors) < self.repairs:
                     again = text["repair"].format(error=errors[-1], code=code or answer, question=asked)
-                    answer = self._ask(again, 0.3, [len(errors)])[0]
+                    answer = self._usable(again, 0.3, [len(errors)])[0]
         except JudgeError as error:
             raise ValueError(
                 f"no factors without the model {self.model}: {error}; start the server, or give code=FILE"
@@ -436,17 +456,10 @@ class Author(ModelJudge):
         kept = f", answers in {self.answers}" if self.answers else ""
         return [f"the factors' code was written by {self.model}, asked {self.asked} times in this run{kept}"]
 
-    def _ask(self, text: str, temperature: float, numbers: Iterable[int]) -> list[str]:
-        """Answers to a text, one a number, at the same time, without what failed; raises if all did."""
-
-        def ask(seed: int) -> str:
-            self.asked += 1
-            return str(self.chat.ask([text], temperature=temperature, seed=seed))
-
-        seeds = {json.dumps([temperature, self.seed + i, text]): self.seed + i for i in numbers}
-        kept, asked = self.ask_kept(seeds, ask, str)
-        answers = {**kept, **asked}
-        usable = [answer for key in seeds if isinstance(answer := answers[key], str)]
+    def _usable(self, text: str, temperature: float, numbers: Iterable[int]) -> list[str]:
+        """Answers without what failed; raises if all did."""
+        answers = self.ask(text, temperature, numbers)
+        usable = [answer for answer in answers if isinstance(answer, str)]
         if not usable:
-            raise next(answer for answer in answers.values() if isinstance(answer, JudgeError))
+            raise next(answer for answer in answers if isinstance(answer, JudgeError))
         return usable

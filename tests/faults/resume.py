@@ -57,6 +57,7 @@ REWARDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "motif": (PENDULUM, ("data={labels}",)),
     "subgoals": (GRID, ("teacher_options={accuracy: 0.7}",)),
     "lare": (CARTPOLE, ("code=cartpole", "hidden=8", "layers=1", "subset=4", "batch_size=16", "steps=5")),
+    "code": (CARTPOLE, ("file={coded}",)),
     "guidance": (PENDULUM, ("goals=recorded", "answers={answers}", "every=5", "weight=1")),
 }
 
@@ -137,9 +138,11 @@ def files(folder: Path) -> dict[str, Path]:
         "demos": SHIPPED / "pendulum.safetensors",
         "labels": folder / "labels.jsonl",
         "answers": folder / "answers.jsonl",
+        "coded": folder / "coded.py",
     }
     if made["answers"].is_file():
         return made
+    made["coded"].write_text('def reward(obs, action, next_obs):\n    return {"first": next_obs[:, 0]}\n')
     env = make("Pendulum-v1", text=True)
     env.reset(seed=0)
     env.action_space.seed(0)

@@ -2,7 +2,7 @@ import numpy as np
 from gymnasium import spaces
 from test_mix import rollout
 
-from rewards.exploration.effect import Effect, EffectConfig
+from rewards.effect import Effect, EffectConfig
 
 
 def test_an_action_that_changed_nothing_earns_nothing():

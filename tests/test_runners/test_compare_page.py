@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scripted import labels
+from scripted import coded, labels
 
 import rewards
 from agents.effective_horizon import EffectiveHorizon
@@ -136,6 +136,7 @@ OPTIONS = {
     "self_reference": {"of": "obs"},
     "oni": {"judge": "simulated", "judge_options": {"shuffle": True}},
     "motif": {"data": labels()},
+    "code": {"file": coded()},
 }
 
 

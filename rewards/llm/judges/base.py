@@ -8,6 +8,7 @@ The kind of a judge is what it is asked about:
     segments   compare(first, second): which of two segments of behaviour is better? (`rewards.preference`)
     subgoals   ask(levels): which subgoals lead through a level? (`rewards.language.teacher`)
     code       write(question, verify): code that computes factors of a task (`rewards.language.lare`)
+    rewards    propose(brief, count, number): code of reward functions (`rewards.design.authors`)
 
 A judge never sees the environment, the agent or the reward. It answers a question with a number or with NaN, unsure:
 NaN is an answer too, never a silent 0. A question that got no usable answer is `failed`: it may be asked again, an
@@ -60,6 +61,11 @@ JUDGES: dict[str, dict[str, str]] = {
         "openai": "rewards.language.teacher:ModelTeacher",
     },
     "code": {"openai": "rewards.language.lare:Author"},
+    "rewards": {
+        "openai": "rewards.design.authors:ModelAuthor",
+        "recorded": "rewards.design.authors:RecordedAuthor",
+        "random": "rewards.design.authors:RandomAuthor",
+    },
 }
 
 
@@ -199,5 +205,5 @@ def _nearest(given: str, names: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names) or 'none'}"
 
 
-WHAT = {"subgoals": "teacher", "code": "judge of factors"}  # in errors
+WHAT = {"subgoals": "teacher", "code": "judge of factors", "rewards": "author"}  # in errors
 SILENT = ("seed", "device")  # options that runners give to every judge

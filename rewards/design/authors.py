@@ -1,0 +1,162 @@
+"""Who writes the code of rewards: a language model, a file of answers, or chance, which is the control.
+
+A file of answers is what a model, or a person, wrote; `runners.design` keeps one of every search, and it repeats it:
+
+    === 1
+    An answer, with code in a block as a model gives it.
+    === 1
+    Another of the first round.
+
+Those that ship, named by what they are for, were written for this suite in that form; no model on a server was asked.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from envs.files import read_text
+from envs.settings import setting
+from rewards.language.lare import CodeModel, prompts, rules
+from rewards.llm.client import JudgeError
+from rewards.llm.judges.base import Judge
+from rewards.llm.judges.prompts import FOLDER
+
+SHIPPED = Path(__file__).with_name("recorded")
+PROMPTS = FOLDER / "rewards.txt"
+DEEPEST = 3  # operations in a random component
+
+
+@dataclass(frozen=True)
+class Brief:
+    """What an author is asked: the task, what the numbers are and how many, and how earlier code did."""
+
+    task: str
+    describe: str
+    obs_size: int
+    action_size: int
+    feedback: str = ""
+
+    @property
+    def text(self) -> str:
+        """As a model reads it."""
+        fields = {key: value for key, value in vars(self).items() if key != "feedback"}
+        asked = prompts(PROMPTS)["candidate"].format(**fields, rules=rules())
+        return "\n\n".join(filter(None, [asked, self.feedback]))
+
+
+class RewardAuthor(Judge):
+    """Writes reward functions."""
+
+    @abstractmethod
+    def propose(self, brief: Brief, count: int, number: int) -> Sequence[str | JudgeError]:
+        """Answers of round `number`, counted from 1, with code in them; or why there is none."""
+
+
+@dataclass(eq=False)
+class ModelAuthor(CodeModel, RewardAuthor):
+    """A language model on a server."""
+
+    temperature: float = setting(1.0, "of its answers, which have to differ", low=0)
+
+    @property
+    def identity(self) -> str:
+        return f"reward {prompts(PROMPTS)['version']} {self.model}"
+
+    def propose(self, brief: Brief, count: int, number: int) -> Sequence[str | JudgeError]:
+        return self.ask(brief.text, self.temperature, range(count))
+
+    def notes(self) -> list[str]:
+        return [f"the code was written by {self.model}, asked {self.asked} times"]
+
+
+@dataclass(eq=False)
+class RecordedAuthor(RewardAuthor):
+    """Answers in a file."""
+
+    file: str = setting(help="a file of answers, or the name of one that ships: " + "mountaincar, pendulum")
+
+    name = "recorded"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        path = SHIPPED / f"{self.file}.txt"
+        try:
+            text = read_text(path if path.is_file() else Path(self.file).resolve())
+        except OSError as error:
+            names = ", ".join(sorted(each.stem for each in SHIPPED.glob("*.txt")))
+            raise ValueError(
+                f"judge.file={self.file!r} cannot be read ({type(error).__name__}); give a file of answers, or {names}"
+            ) from None
+        _, *parts = re.split(r"^=== (\d+)$\n?", text, flags=re.MULTILINE)
+        self.answers = [(int(number), answer) for number, answer in zip(parts[::2], parts[1::2])]
+        self.refuse_if(
+            not parts, "judge.file={file!r} has no answers; each begins with a line such as === 1, its round"
+        )
+
+    def propose(self, brief: Brief, count: int, number: int) -> Sequence[str | JudgeError]:
+        return [answer for of, answer in self.answers if of == number][:count]
+
+    def notes(self) -> list[str]:
+        return [f"the code stands in {self.file}"]
+
+
+@dataclass(eq=False)
+class RandomAuthor(RewardAuthor):
+    """Random formulas in the form that the others write: what choosing by the task's return does without an author."""
+
+    seed: int = setting(0, "of the formulas", low=0)
+
+    name = "random"
+
+    def propose(self, brief: Brief, count: int, number: int) -> Sequence[str | JudgeError]:
+        return [formula(brief, np.random.default_rng([self.seed, number, index])) for index in range(count)]
+
+    def notes(self) -> list[str]:
+        return [f"the code was drawn at random, seed {self.seed}"]
+
+
+def formula(brief: Brief, rng: np.random.Generator) -> str:
+    """Code of one to four weighted components, each up to three operations on numbers of a step."""
+
+    def leaf() -> str:
+        i = int(rng.integers(brief.obs_size))
+        kinds = [f"obs[:, {i}]", f"next_obs[:, {i}]", f"(next_obs[:, {i}] - obs[:, {i}])"]
+        kinds += [f"action[:, {int(rng.integers(brief.action_size))}]"]
+        return str(rng.choice(kinds))
+
+    def grown(depth: int) -> str:
+        if depth == 0:
+            return leaf()
+        inner, scale = grown(depth - 1), 10.0 ** rng.uniform(-1, 1)
+        one = [
+            f"np.abs({inner})",
+            f"({inner}) ** 2",
+            f"np.tanh({scale:.2g} * {inner})",
+            f"np.sin({scale:.2g} * {inner})",
+        ]
+        two = [f"({inner} {sign} {leaf()})" for sign in "+-*"]
+        return str(rng.choice([*one, f"np.exp(-{scale:.2g} * ({inner}) ** 2)", *two]))
+
+    parts = []
+    for index in range(int(rng.integers(1, 5))):
+        weight = float(rng.choice([-1, 1])) * 10.0 ** rng.uniform(-1, 1)
+        parts.append(f'"part{index}": {weight:.2g} * {grown(int(rng.integers(DEEPEST + 1)))}')
+    return f"def reward(obs, action, next_obs):\n    return {{{', '.join(parts)}}}\n"
+
+
+def record(path: Path, rounds: Sequence[Sequence[str]]) -> None:
+    """Write the answers of all rounds so far as `RecordedAuthor` reads them."""
+    quoted = [(number, re.sub(r"^===", " ===", each, flags=re.MULTILINE))
+              for number, answers in enumerate(rounds, start=1) for each in answers]  # fmt: skip
+    path.write_text("".join(f"=== {number}\n{answer.rstrip()}\n" for number, answer in quoted), encoding="utf-8")
+
+
+def with_feedback(brief: Brief, **facts: str) -> Brief:
+    """The brief of the next round: `facts` are what `prompts/rewards.txt` names in its feedback."""
+    return replace(brief, feedback=prompts(PROMPTS)["feedback"].format(**facts))

@@ -1,0 +1,186 @@
+"""Code: the reward is a short function, written by a person or a language model and run without trusting it.
+
+    def reward(obs, action, next_obs):           arrays (B, D), (B, A), (B, D): B steps, one a row
+        height = np.sin(3 * next_obs[:, 0])
+        return {"height": height, "speed": 10 * next_obs[:, 1] ** 2}
+
+Its components are arrays (B,); their sum is the reward, and the mean of each is logged under its name (code/height).
+`runners.design` asks for such code, tries it, and writes the best into a file; `file` names that one or your own.
+Sources: Ma et al. 2023, "Eureka: Human-Level Reward Design via Coding Large Language Models" (arXiv 2310.12931); Xie et
+al. 2023, "Text2Reward: Reward Shaping with Language Models for Reinforcement Learning" (arXiv 2309.11489).
+Differences: the code reads observations, not the simulator's variables; it is NumPy over a batch in a sandbox without
+files, network or other processes (`rewards.llm.sandbox.process`), where the sources call `exec` where they train.
+When it fails: observations lack what the task is about; the sum can be farmed (`rewards.gate`, `shape=potential`); code
+that fails in the middle of a run is 0 from then on, and a note says so.
+
+Example:
+    python -m runners.train env=MountainCar-v0 reward=code reward.code.file=my_reward.py
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs.files import read_text
+from envs.settings import setting
+from envs.transitions import Transitions
+from envs.types import Memory
+from rewards.base import Reward, RewardConfig
+from rewards.exploration.learned import IMAGE, Layout, refuse_rows
+from rewards.language.lare import verified
+from rewards.llm.sandbox.process import LONGEST, Sandbox, SandboxError
+
+MOST = 12  # components
+WATCHED = 512  # rows of an update whose components are logged
+NAME = re.compile(r"[a-z]\w{0,39}", re.ASCII)
+Rows = tuple[np.ndarray, np.ndarray]  # obs beside next_obs (B, 2 D), action (B, A)
+
+
+@dataclass
+class CodeConfig(RewardConfig):
+    """Settings of code."""
+
+    file: str = setting("", "with reward(obs, action, next_obs); `runners.design` writes one")
+    timeout: float = setting(5.0, "seconds for one batch, after which its code is stopped", above=0)
+    keys: list[str] = setting(
+        [], "entries of a Dict observation that it reads, in the order of their names; [] for all"
+    )
+
+
+class Code(Reward):
+    """r(s, a, s') = the sum of the components that the code returns."""
+
+    Config = CodeConfig
+    requires = frozenset({"obs", "action", "next_obs"})
+    role = "goal"
+
+    def build(self) -> None:
+        config = self.config
+        self.layout = layout_of(self.observation_space, config.keys)
+        try:
+            source = read_text(Path(config.file).resolve(), errors="strict")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"reward.code.file={config.file!r} cannot be read ({type(error).__name__}); give a file with "
+                "reward(obs, action, next_obs), as `python -m runners.design` writes it"
+            ) from None
+        actions = int(np.prod(self.action_space.shape or ()))
+        try:
+            self.names, program = translated(source, self.layout.size)
+            self.program = Sandbox(program, 2 * self.layout.size, actions, timeout=config.timeout)
+        except SandboxError as error:
+            raise ValueError(f"reward.code.file={config.file!r} was refused: {_of_reward(error)}") from None
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        """Float32 (N,), in the code's own units."""
+        return self.components(batch).sum(axis=1)
+
+    def components(self, batch: Transitions) -> np.ndarray:
+        """What each part of the sum gave, float32 (N, k), in the order of `names`."""
+        return self.program(*rows_of(self.layout, batch))
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        """Learns nothing; the mean of each component over at most 512 rows."""
+        flat = batch.flatten()
+        rows = np.flatnonzero(flat.valid)
+        if not len(rows):
+            return {}
+        means = self.components(flat[rows[:: -(-len(rows) // WATCHED)]]).mean(axis=0)
+        return dict(zip(self.names, map(float, means)))
+
+    def notes(self) -> list[str]:
+        lines = [f"the reward is the code in {self.config.file}: {' + '.join(self.names)}"]
+        return lines + [_of_reward(note) for note in self.program.notes()]
+
+    def close(self) -> None:
+        self.program.close()
+
+
+def layout_of(space: Any, keys: Sequence[str] = ()) -> Layout:
+    """How code reads observations of a space as D numbers; a ValueError for images and what has no numbers."""
+    layout = Layout(space, keys, "code", channels=0, smallest_image=IMAGE)
+    if layout.images:
+        raise ValueError(f"reward code reads numbers, not the images of {space}; choose keys without")
+    return layout
+
+
+def rows_of(layout: Layout, batch: Transitions) -> Rows:
+    """Flat transitions as code reads them, float32."""
+    both = [layout.flatten(obs) for obs in (batch.obs, batch.next_obs)]
+    for rows in both:
+        refuse_rows(rows, "code")
+    action = np.asarray(batch.action)
+    return np.concatenate(both, axis=1), action.reshape(len(action), int(np.prod(action.shape[1:]))).astype(np.float32)
+
+
+def translated(source: str, size: int) -> tuple[tuple[str, ...], str]:
+    """Names of the components, and the code as the sandbox takes it, for observations of `size` numbers.
+
+    Nothing is run. A SandboxError if the code defines no reward(obs, action, next_obs) that ends with a dict.
+    """
+    if len(source.encode("utf-8", "replace")) > LONGEST:
+        raise SandboxError(f"the code has more than {LONGEST:,} bytes; write less")
+    try:
+        tree = ast.parse(source)
+        made = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in ("reward", "factors")]
+        if [node.name for node in made] != ["reward"] or len(made[0].args.args) != 3:
+            raise SandboxError("the code must define one function reward(obs, action, next_obs), and no factors")
+        last = made[0].body[-1]
+        if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Dict):
+            raise SandboxError('reward must end with its components, as in return {"height": height, "speed": speed}')
+        names = [getattr(key, "value", None) for key in last.value.keys]
+        wrong = [name for name in names if not (isinstance(name, str) and NAME.fullmatch(name))]
+        if wrong or not 0 < len({*names}) == len(names) <= MOST:
+            raise SandboxError(f"components have 1 to {MOST} different names of small letters, digits and _")
+        last.value = ast.List(last.value.values, ast.Load())
+        code = ast.unparse(ast.fix_missing_locations(tree))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if isinstance(error, SandboxError):
+            raise
+        raise SandboxError(f"the code is no Python: {type(error).__name__}: {str(error)[:200]}") from None
+    return tuple(map(str, names)), (
+        f"{code}\n\ndef factors(obs, action):\n"
+        f"    parts = reward(obs[:, :{size}], action, obs[:, {size}:])\n"
+        f"    return np.stack([np.broadcast_to(np.ravel(parts[i]), len(obs)) for i in range({len(names)})], axis=1)\n"
+    )
+
+
+def tried(source: str, size: int, batches: Sequence[Rows], **limits: Any) -> tuple[str, ...]:
+    """Names of the components of code that does well on batches of transitions.
+
+    A SandboxError, one sentence for its author, if it is refused, fails, takes too long, gives what is not finite,
+    mixes rows, or gives every row the same sum.
+    """
+    names, program = translated(source, size)
+    try:
+        sandbox = verified(program, batches, **limits)
+        try:
+            parts = sandbox.run(*batches[-1])
+        finally:
+            sandbox.close()
+    except SandboxError as error:
+        raise SandboxError(_of_reward(error)) from None
+    if np.ptp(parts.sum(axis=1)) <= 1e-5 * np.abs(parts).max():
+        raise SandboxError("the sum of the components is the same in all transitions")
+    return names
+
+
+def code_in(answer: str) -> str:
+    """The last block of an answer that defines reward, or all of it; raises SandboxError if nothing does."""
+    blocks = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", answer, re.DOTALL)
+    for block in [answer, *blocks][::-1]:
+        if re.search(r"^def reward\(", block, re.MULTILINE):
+            return block.strip() + "\n"
+    raise SandboxError("the answer has no block of code that defines reward(obs, action, next_obs)")
+
+
+def _of_reward(text: object) -> str:
+    """A sentence of the sandbox, in whose words the code is that of factors."""
+    return re.sub(r"\bfactors\b", "reward", str(text))

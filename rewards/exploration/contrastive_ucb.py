@@ -1,0 +1,168 @@
+"""Contrastive UCB: a count of visits in features that tell which next states follow a state and an action.
+
+Where P(s'|s, a) = psi(s')' phi(s, a), telling true next states from others of the batch recovers phi, and the width of
+a linear regression in phi is an upper confidence bonus, as 1/sqrt(1 + n) is where states can be counted.
+Source: Qiu et al. 2022, "Contrastive UCB: Provably Efficient Contrastive Self-Supervised Learning in Online
+Reinforcement Learning" (arXiv 2207.14800), algorithm 1; the loss is InfoNCE over the batch.
+Differences from the authors' code:
+    a transition is added to Sigma once, when it is collected, and not at every draw from a replay; it does not count in
+    its own bonus;
+    Sigma is summed again, over a sample of all transitions so far, after every `again` of them, as phi has moved;
+    phi has norm 1, so that the bonus is at most 1 / sqrt(ridge) whatever the scale of a network; ridge 1, not 1e-5;
+    the features are a network of their own, not the layers of a Q-function; there are no Markov games.
+`phi=random` is the control that never learns. `phi=outer` is the product of what is observed with the action: where
+observations are one-hot this is 1/sqrt(1 + n(s, a)), exactly.
+Fails when: more things differ than there are features; noise that an action switches on, which is learnt like all else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy, normalize
+
+from envs.settings import setting
+from envs.state import Stateful
+from envs.transitions import Transitions
+from envs.types import Memory
+from rewards.exploration.learned import Learned, LearnedConfig
+
+KEPT = 20_000  # transitions that Sigma is summed over again
+BYTES = 2**27  # that these may take
+WIDEST = 2048  # features of phi=outer; a matrix of their square is inverted
+
+
+@dataclass
+class ContrastiveUCBConfig(LearnedConfig):
+    """Settings of Contrastive UCB; `weight` is the paper's beta [0.1 to 1]."""
+
+    weight: Any = 0.1
+    scale: str = "none"
+    gamma: float | None = None
+    phi: str = setting(
+        "contrast",
+        "what features are: learnt by contrast; random; outer, observation times action",
+        choices=("contrast", "random", "outer"),
+    )
+    ridge: float = setting(1.0, "lambda; Sigma starts as this times the identity", above=0, tune=(0.1, 10.0, "log"))
+    temperature: float = setting(
+        0.1, "of the contrast: similarities are divided by it", above=0, tune=(0.03, 1.0, "log")
+    )
+    again: int = setting(10_000, "transitions after which Sigma is summed with the features of now", low=1)
+
+
+class ContrastiveUCB(Learned):
+    """r(s, a) = sqrt(phi' Sigma^-1 phi), Sigma = ridge I + sum of phi phi' over all of training, |phi(s, a)| = 1."""
+
+    Config = ContrastiveUCBConfig
+    requires = frozenset({"obs", "action", "next_obs"})
+
+    def build(self) -> None:
+        super().build()
+        config = self.config
+        self.learns = config.phi == "contrast"
+        size, width = self.layout.size, config.features
+        if config.phi == "outer":
+            width = size * self.actions.size
+            if width > WIDEST:
+                raise ValueError(
+                    f"reward.contrastive_ucb.phi=outer has {width} features for observations of {size} numbers, more "
+                    f"than {WIDEST}; take phi=contrast or random"
+                )
+        else:
+            self.trunk = self.net(config.hidden, config.hidden)
+            self.features = self.head(config.hidden + self.actions.size, config.hidden, width)
+            self.psi = self.net(config.hidden, width)
+            self.train_on(self.trunk, self.features, self.psi)
+        rows = min(KEPT, BYTES // (4 * (size + self.actions.size)))
+        self.sigma = Covariance(width, config.ridge, 0 if config.phi == "outer" else rows)
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        """Float32 (N,), in (0, 1 / sqrt(ridge)]."""
+        return self.sigma.width(self.phi(self.rows(batch.obs), self.actions(batch.action)))
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        """Learn features, then count each new transition once."""
+        metrics = super().update(batch)
+        flat = batch.flatten()
+        flat = flat if np.all(flat.valid) else flat[np.asarray(flat.valid)]
+        if len(flat.step) == 0:
+            return metrics
+        rows, action = self.rows(flat.obs), self.actions(flat.action)
+        self.sigma.add(self.phi(rows, action))
+        self.sigma.keep(np.concatenate([rows, action.cpu().numpy()], axis=1), self.rng)
+        if self.sigma.capacity and self.sigma.since >= self.config.again:
+            kept, taken = np.split(self.sigma.kept, [self.layout.size], axis=1)
+            self.sigma.again(self.phi(kept, torch.from_numpy(np.ascontiguousarray(taken)).to(self.device)))
+        return {**metrics, "rank": self.sigma.rank}
+
+    def phi(self, rows: np.ndarray, action: torch.Tensor) -> np.ndarray:
+        """Features (N, D), norm 1, of rows (N, size) as they are and coded actions (N, A)."""
+        if self.config.phi == "outer":
+            product = torch.from_numpy(rows)[:, :, None] * action.cpu()[:, None, :]
+            return normalize(product.flatten(1), dim=1).numpy()
+        return self.in_pieces(self.encode, self.whiten(rows), action).cpu().numpy()
+
+    def encode(self, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        """As `phi`, of whitened rows."""
+        return normalize(self.features(torch.cat([self.trunk(x).relu(), action], dim=1)), dim=1)
+
+    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
+        return self.inputs(batch.obs), self.actions(batch.action), self.inputs(batch.next_obs)
+
+    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+        x, action, after = columns
+        similar = self.encode(x, action) @ normalize(self.psi(after), dim=1).T / self.config.temperature
+        return {"contrast_loss": cross_entropy(similar, torch.arange(len(x), device=similar.device))}
+
+
+class Covariance(Stateful):
+    """ridge I + the sum of phi phi', its inverse, and a sample of what was summed (Vitter 1985, algorithm R)."""
+
+    saved = ("matrix", "inverse", "kept", "seen", "since")
+
+    def __init__(self, features: int, ridge: float, capacity: int) -> None:
+        self.ridge, self.capacity = ridge, capacity
+        self.matrix: np.ndarray = ridge * np.eye(features)
+        self.inverse: np.ndarray = np.eye(features) / ridge
+        self.kept = np.zeros((0, 0), np.float32)
+        self.seen = self.since = 0  # rows of all time; of those, rows since the last `again`
+
+    @property
+    def rank(self) -> float:
+        """Effective number of features that were visited: the trace of (Sigma - ridge I) Sigma^-1."""
+        return float(len(self.matrix) - self.ridge * np.trace(self.inverse))
+
+    def width(self, phi: np.ndarray) -> np.ndarray:
+        """sqrt(phi' Sigma^-1 phi) of rows (N, D): float32 (N,)."""
+        phi = phi.astype(np.float64)
+        return np.sqrt(np.maximum(((phi @ self.inverse) * phi).sum(axis=1), 0)).astype(np.float32)
+
+    def add(self, phi: np.ndarray) -> None:
+        """Sum rows (N, D)."""
+        rows = phi.astype(np.float64)
+        self.matrix = self.matrix + rows.T @ rows
+        self.inverse = np.linalg.inv(self.matrix)
+
+    def keep(self, rows: np.ndarray, rng: np.random.Generator) -> None:
+        """Let rows (N, W) into the sample, each with the chance that all of them so far have."""
+        new, self.since = len(rows), self.since + len(rows)
+        places = np.arange(self.seen, self.seen + new)
+        self.seen += new
+        if not self.capacity:
+            return
+        room = self.capacity - len(self.kept)
+        if room:
+            self.kept = np.concatenate([self.kept.reshape(-1, rows.shape[1]), rows[:room]])
+        late = places >= self.capacity
+        drawn = rng.integers(0, places[late] + 1)
+        inside = drawn < self.capacity
+        self.kept[drawn[inside]] = rows[late][inside]
+
+    def again(self, phi: np.ndarray) -> None:
+        """Sum once more: features (M, D) of the sample stand for all rows seen."""
+        self.matrix, self.since = self.ridge * np.eye(len(self.matrix)), 0
+        self.add(phi * np.sqrt(self.seen / len(phi)))

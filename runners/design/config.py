@@ -1,0 +1,79 @@
+"""What a search for a reward is going to do, checked before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envs.settings import setting
+from runners.cli.compose import compose
+from runners.cli.value import replaced
+from runners.run.config import LOG_EVERY, UsageError
+from runners.sweep.config import JobsConfig
+from runners.sweep.grid import safe
+from runners.sweep.job import Job
+
+SEARCH_SEED = 1000  # the first that candidates are tried with; test seeds begin at 0
+
+
+@dataclass
+class DesignConfig(JobsConfig):
+    """One search. `train` is a run with the task's own reward, `argv` what every run is given without its reward."""
+
+    method: str = setting("code", "what designs the reward", choices=("code",))
+    task: str = setting("", "code: what the task is, for a model: a sentence or more")
+    describe: str = setting(
+        "", "code: what each number of obs and action is, for a model; or cartpole, pendulum, mountain_car_continuous"
+    )
+    judge: str = setting("recorded", "code: who writes it", choices=("openai", "recorded", "random"))
+    judge_options: dict[str, Any] = setting({}, "judge.file=, judge.model=, judge.url=, judge.answers=, ...")
+    rounds: int = setting(3, "code: times that the author is asked; raised later, the search continues", low=1)
+    candidates: int = setting(4, "code: proposals in a round", low=1)
+    seeds: int = setting(1, "code: runs of each candidate, with seeds 1000, 1001, ...", low=1)
+    finalists: int = setting(2, "code: candidates that run again on the test seeds", low=1)
+    test_seeds: int = setting(3, "code: runs of each of them and of the task's own reward", low=1, high=SEARCH_SEED)
+    comment: str = setting("", "code: a sentence for the author, or a file of yours that is read before each round")
+    data: list[str] = setting([], "recordings to check candidates on, or to cluster; random steps by default")
+    frames: int = setting(500, "random steps, where there is no data", low=10, high=100_000)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse("run_dir", "resume")
+        for key in (argument.partition("=")[0] for argument in self.rest):
+            if key.split(".")[0] == "reward":
+                raise UsageError(f"{key}= cannot be given here, as the reward is what is designed; leave it out")
+        self.train, _ = compose(self.rest)
+        if self.train.eval_episodes == 0:
+            raise UsageError("eval_episodes=0 leaves nothing to judge a reward by; give 1 or more")
+        if self.judge == "openai" and not (self.task.strip() and self.describe.strip()):
+            raise UsageError(
+                "judge=openai needs task= (what the task is) and describe= (what each number of an observation and an "
+                "action means)"
+            )
+        log_every = min(LOG_EVERY, max(int(self.train.total_timesteps) // 20, 1))
+        self.argv = tuple(replaced(("control=none", "video=false", f"log_every={log_every}"), self.rest))
+        name = self.name or f"{self.train.env}-{self.method}" + f"-{self.judge}" * (self.method == "code")
+        self.folder = Path(self.root).absolute() / "design" / safe(name)
+
+    def run(self, name: str, seed: int, reward: str = "task", **options: Any) -> Job:
+        """Training on one reward; `options` are its own."""
+        own = {f"reward.{reward}.{key}": value for key, value in options.items()}
+        return self.job(self.folder, name, self.argv, {"reward": reward, **own, "seed": seed})
+
+    def fixed(self) -> dict[str, Any]:
+        """What must be the same for a search to continue in its folder; more rounds and other comments may come."""
+        free = (
+            "rest",
+            "name",
+            "root",
+            "launcher",
+            "launcher_options",
+            "slots",
+            "gpus",
+            "rounds",
+            "comment",
+            "finalists",
+        )
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in (*free, "test_seeds")}
+        return {"argv": list(self.argv), **own}
