@@ -19,7 +19,6 @@ from envs.transitions import Transitions
 from envs.types import Memory
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.vision.encoder import LODESTAR, UNTRAINED, shared
-from rewards.vision.word_order import exchanged
 
 LONGEST = 500  # characters; the towers read 77 tokens at most
 
@@ -119,8 +118,6 @@ class Vision(Reward):
         lines = [known["supervision"]]
         for sentence in self.sentences:
             lines += self._unfamiliar(sentence, known)
-            if phrase := exchanged(sentence, known["phrases"]):
-                lines.append(f"{sentence!r} says {phrase!r} the other way round; this model hardly reads word order")
         return lines
 
     def _unfamiliar(self, sentence: str, known: dict[str, Any]) -> list[str]:

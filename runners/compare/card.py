@@ -15,8 +15,7 @@ choice, checked against sentences known to be good and bad (`benchmarks bad-prom
 A model may read a sentence as the goal that does not mean it. Two other readings of it are scored, too: the sentence
 with each word that the model was never taught exchanged for the nearest one that it was, whose AUROC must not be below
 0.7 (a pole that "toppled" may be read as upright, one that is "falling" is not); and its clauses, none of which may
-have an AUROC below 0.3 at half of its spread ("the flag is at the peak and the car is in the valley"). And a sentence
-that relates two things the other way round than all phrases that the model was taught is weak (`word_order`).
+have an AUROC below 0.3 at half of its spread ("the flag is at the peak and the car is in the valley").
 
 Intervals resample rows as if they were independent; those of episodes are not, so they are a little too narrow.
 
@@ -63,7 +62,6 @@ GIBBERISH = ("qwv zzxk blorp", "frumious jub tove")
 OFF_TOPIC = ("a bowl of noodle soup", "the president gave a speech")
 CLAUSES = re.compile(r"[,;]|\b(?:and|but|while|whereas)\b", re.IGNORECASE)
 UNFAMILIAR = "is not like what this model was taught"
-EXCHANGED = "the other way round; this model"
 QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
 ROWS, DRAWS = 256, 32  # of the canonical EPIC
 GAMMA = 0.99
@@ -513,7 +511,6 @@ def verdict(found: Card) -> tuple[str, list[str]]:
         wrong.append(f"{nonsense[0]['sentence']!r} does as well (Spearman {nonsense[0]['spearman']:.2f})")
     works = truth["auroc_interval"][0] >= GOOD and not (found["graded"] and truth["spearman"] < SIMILAR)
     doubts += [note.split(";")[0] for note in found["notes"] if UNFAMILIAR in note and not works]
-    doubts += [note for note in found["notes"] if EXCHANGED in note]
     for other in found["readings"]:
         if other["kind"] != "clause" and other["auroc"] < CHANCE:
             doubts.append(f"said {other['kind']}, {other['sentence']!r}, it does not work (AUROC {other['auroc']:.2f})")
