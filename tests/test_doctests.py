@@ -16,7 +16,8 @@ SHOWN = {
     "rewards.adapters.gym": ("RewardWrapper", "VectorRewardWrapper"),
     "rewards.adapters.sb3": ("RewardVecEnv", "RewardCallback", "relabelling"),
     "agents.ppo.agent": ("PPO",),
-    "agents.ppo.update": ("PPOConfig",),
+    "agents.networks.actor_critic": ("stream_gradients", "cosines"),
+    "agents.ppo.config": ("PPOConfig",),
 }
 
 

@@ -6,6 +6,7 @@
     ActorCritic    separate networks for policy and values; pixels share a convolutional trunk; a GRU if asked for
     Glyphs         a trunk for observations in parts (NetHack)
     Flat           all parameters as one vector, with Adam
+    cosines        between the policy gradients of reward streams, which `stream_gradients` gives
 
 Sources: layer sizes, orthogonal initialisation and activations are those of Stable-Baselines3's PPO, the convolutions
 Mnih et al. 2015's. Differences: a value head of K outputs; small images get small convolutions.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -306,6 +308,10 @@ class ActorCritic(nn.Module):
         known = {id(x) for x in stacks}
         return [*stacks, *(x for x in self.parameters() if id(x) not in known)]
 
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Those that an action depends on: all but the values' own."""
+        return [x for name, x in self.named_parameters() if not name.startswith("vf")]
+
     def features(self, vector: Tensor, pixels: dict[str, Tensor]) -> Tensor:
         """Normalised flat part and convolved images, (B, F)."""
         if self.normalize_obs:
@@ -482,3 +488,44 @@ class Flat(Stateful):
             steps += 1
         lists: Any = ([self.value], [self.grad], [self.mean], [self.square], [], [self.steps])
         torch._fused_adam_(*lists, lr=learning_rate, **ADAM)
+
+
+def stream_gradients(
+    log_prob: Tensor, advantages: Mapping[str, Tensor], parameters: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    """Stream -> its policy gradient (P,), the mean over rows of A_k * grad log pi: one number for each parameter.
+
+    It is linear in the advantages, so that of a weighted reward is sum_k w_k g_k (Sutton et al. 2000).
+
+    Args:
+        log_prob: (M,), log-probabilities of the actions taken, a function of the parameters.
+        advantages: stream -> (M,), of these actions.
+        parameters: the policy's; one that `log_prob` does not depend on has gradient 0.
+
+    Example:
+        >>> logit = torch.zeros(1, requires_grad=True)  # two actions, both with probability 1/2
+        >>> log_prob = torch.log_softmax(torch.cat([logit, torch.zeros(1)]), -1)
+        >>> {k: g.tolist() for k, g in stream_gradients(log_prob, {"task": torch.tensor([4.0, 0])}, [logit]).items()}
+        {'task': [1.0]}
+    """
+    found: dict[str, Tensor] = {}
+    for name, advantage in advantages.items():
+        ascended = (log_prob * advantage).mean()
+        parts = torch.autograd.grad(ascended, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
+        found[name] = torch.cat([part.reshape(-1) for part in parts])
+    return found
+
+
+def cosines(gradients: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
+    """Stream -> stream -> cosine of their gradients, in [-1, 1]; NaN where one is 0, which has no direction.
+
+    As in Yu et al. 2020 (PCGrad), arXiv 2001.06782, definition 1. From few rows it is the cosine of two noises.
+
+    Example:
+        >>> cosines({"task": torch.tensor([2.0, 0.0]), "bonus": torch.tensor([-3.0, 0.0])})["task"]["bonus"]
+        -1.0
+    """
+    rows = torch.stack(list(gradients.values())).double()
+    units = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)  # 0 / 0 is NaN
+    table = (units @ units.T).clamp(-1, 1).tolist()
+    return {name: dict(zip(gradients, row)) for name, row in zip(gradients, table)}

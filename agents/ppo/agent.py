@@ -16,7 +16,6 @@ Fails when: the reward needs more exploration than noise and bonuses give; off-p
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -30,13 +29,13 @@ from torch import Tensor
 from agents.base import BaseAgent, Episodes, OnStep, TaskScorer, has_reset
 from agents.networks.actor_critic import Actions, ActorCritic, Flat, Glyphs, Inputs, masked
 from agents.ppo import credit
-from agents.ppo.update import Batch, NumpyUpdate, PPOConfig, TorchUpdate, advantages, sequences
+from agents.ppo.balance import Balance
+from agents.ppo.config import PPOConfig
+from agents.ppo.update import Batch, NumpyUpdate, TorchUpdate, advantages, alignment, epochs, metrics, sequences
 from envs.masks import allows, checked
 from envs.state import Stateful
 from envs.transitions import NotFinite, OneGroup, OnNan, Rollout, is_finite, map_obs, refuse
 from envs.types import MASK, MODALITIES, Obs
-
-MEASURED = 8  # minibatches of the last epoch whose losses are logged
 
 
 class PPO(BaseAgent):
@@ -95,7 +94,12 @@ class PPO(BaseAgent):
         self.flat = Flat.over(self.policy.ordered())
         on_device = getattr(getattr(envs, "arrays", None), "is_torch", False)
         fast = config.path == "auto" and not on_device and self.device.type == "cpu" and self.policy.is_mlp
-        self.learner: Any = (NumpyUpdate if fast else TorchUpdate)(self.policy, self.flat, config)
+        self.autograd = TorchUpdate(self.policy, self.flat, config)
+        self.learner: Any = NumpyUpdate(self.policy, self.flat, config) if fast else self.autograd
+        self.few, self.every = config.rows_a_gradient(envs.num_envs, len(streams))
+        self.balance = Balance(config, list(self.streams)) if config.balance != "none" else None
+        if self.balance is not None:
+            self.saved = {**self.saved, "balance": "balance"}  # type: ignore[misc]
         settings = (envs, self.learner, config.n_steps, len(streams), self.scorer.requires, seed)
         collect: type[Collector] = DeviceCollector if on_device else Collector
         self.collector = collect(*settings, config.sequence if config.gru else config.n_steps)
@@ -194,23 +198,17 @@ class PPO(BaseAgent):
                 f"the {what} became {numbers[~np.isfinite(numbers)][0]} after {self.num_timesteps:,} steps: training "
                 f"diverged; lower agent.learning_rate={config.learning_rate}, or scale the reward; no weight has moved"
             )
-        batch = self.learner.begin_update(collector.batch(numbers))
+        batch = collector.batch(numbers)
+        rows = np.arange(batch.valid.shape[1]) if config.gru else np.flatnonzero(valid)
+        due = len(self.streams) > 1 and self._n_updates // config.n_epochs % self.every == 0
+        pulls = self._pulls(batch, rows, weights) if due else {}
+        if self.balance is not None:
+            numbers[..., 1] = self.balance(pulls, advantage, weights * self.seen, valid)
+            self.record(self.balance.metrics)
+            batch = collector.batch(numbers)
         if config.anneal:
             self.learner.learning_rate = config.learning_rate * max(1 - self.num_timesteps / self._total_timesteps, 0.0)
-        rows = np.arange(batch.valid.shape[1]) if config.gru else np.flatnonzero(valid)
-        narrow = not config.gru and not batch.pixels and math.prod(batch.vector.shape) < 2**18
-        measured: list[dict[str, float]] = []
-        often = max(len(rows) // self.rows_a_batch // MEASURED, 1)
-        for epoch in range(config.n_epochs):
-            order: Any = self.rng.permutation(rows)
-            # All rows at once are cheaper than a minibatch at a time, as long as they stay in the cache.
-            shuffled = batch.shuffled(order) if narrow else batch
-            for begin in range(0, len(order), self.rows_a_batch):
-                end = min(begin + self.rows_a_batch, len(order))
-                measure = epoch == config.n_epochs - 1 and begin // self.rows_a_batch % often == 0
-                result = self.learner.update(shuffled, slice(begin, end) if narrow else order[begin:end], measure)
-                if measure:
-                    measured.append(result)
+        measured = epochs(self.learner, self.learner.begin_update(batch), rows, self.rows_a_batch, config, self.rng)
         self.learner.end_update()
         self._n_updates += config.n_epochs
         if not np.isfinite(measured[-1]["value_loss"]) or not bool(torch.isfinite(self.flat.value.sum())):
@@ -218,20 +216,18 @@ class PPO(BaseAgent):
                 f"the loss of the policy became {measured[-1]['value_loss']} after {self.num_timesteps:,} steps; lower "
                 f"agent.learning_rate={config.learning_rate}, or scale the reward"
             )
-        self._record(measured, returns[valid], collector.values[:-1][valid])
-
-    def _record(self, measured: list[dict[str, float]], returns: np.ndarray, values: np.ndarray) -> None:
-        """Losses, and the share of each stream's variance (of rows (M, K)) that its value explains."""
-        for key in measured[0]:
-            self.logger.record(f"train/{key}", float(np.mean([m[key] for m in measured])))
-        for column, name in enumerate(self.streams):
-            variance = returns[:, column].var()
-            explained = 1 - (returns[:, column] - values[:, column]).var() / variance if variance > 0 else np.nan
-            suffix = f"_{name}" if len(self.streams) > 1 else ""
-            self.logger.record(f"train/explained_variance{suffix}", float(explained))
+        self.record(metrics(measured, returns[valid], collector.values[:-1][valid], list(self.streams)))
         if self.policy.log_std is not None:
             self.logger.record("train/std", float(self.policy.log_std.detach().exp().mean()))
         self.logger.record("train/learning_rate", self.learner.learning_rate)
+
+    def _pulls(self, batch: Batch, rows: np.ndarray, weights: np.ndarray) -> dict[str, Tensor]:
+        """Stream -> its policy gradient on few of the rows; their cosines are logged."""
+        few = np.random.default_rng(self.num_timesteps).permutation(rows)[: self.few]
+        seen = {name: column for column, name in enumerate(self.streams) if self.seen[column]}
+        pulls = self.autograd.gradients(batch, few, seen)
+        self.record(alignment(pulls, dict(zip(self.streams, weights.mean((0, 1)).tolist()))))
+        return pulls
 
     def _update_statistics(self, valid: np.ndarray) -> None:
         """Let the statistics of the observations move: between two rollouts, so that a rollout has one meaning."""

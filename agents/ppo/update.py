@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,83 +28,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.networks.actor_critic import CLIP, MASKED, ActorCritic, Flat, masked
-from envs.settings import Settings, setting
+from agents.networks.actor_critic import CLIP, MASKED, ActorCritic, Flat, cosines, masked, stream_gradients
+from agents.ppo.config import PPOConfig
 
 SIZES = 16  # of batches whose memory is kept
 WIDE = 64  # inputs from which on it is faster to leave out those that are never used
 ROWS = 1024  # of a forward pass over a rollout: what it touches then fits into the cache
-
-
-@dataclass
-class PPOConfig(Settings):
-    """Settings of `agents.ppo.agent.PPO`; defaults are Stable-Baselines3's, but for the length of a rollout.
-
-    Example:
-        >>> PPOConfig(n_steps=32).gamma
-        0.99
-        >>> PPOConfig(gamma=2)
-        Traceback (most recent call last):
-        ValueError: agent.gamma=2 is out of range; give a number in (0, 1]
-    """
-
-    prefix = "agent."
-    learning_rate: float = setting(3e-4, "of Adam", above=0, high=1, tune=(1e-5, 1e-2, "log"))
-    gamma: float = setting(
-        0.99, "discount of every stream that has none of its own", above=0, high=1, tune=(0.9, 0.9997)
-    )
-    net_arch: list[int] = setting([64, 64], "units of the hidden layers", low=1)
-    n_steps: int = setting(
-        256,
-        "steps of each environment between two updates (SB3 2048, for one environment)",
-        low=1,
-        tune=(64, 128, 256, 512, "choice"),
-    )
-    batch_size: int = setting(
-        64,
-        "transitions a minibatch, over which advantages are normalised; must divide n_steps * n_envs",
-        low=2,
-        tune=(32, 64, 128, 256, "choice"),
-    )
-    n_epochs: int = setting(10, "passes over a rollout", low=1, tune=(2, 20, "log"))
-    gae_lambda: float = setting(0.95, "of the advantages", low=0, high=1, tune=(0.8, 1.0))
-    clip_range: float = setting(0.2, "of the policy's ratio", above=0, high=1, tune=(0.1, 0.4))
-    entropy_weight: float = setting(0.0, "of the entropy bonus", low=0, high=10, tune=(1e-5, 0.1, "log"))
-    value_weight: float = setting(0.5, "of the value loss", low=0, high=1000, tune=(0.1, 1.0))
-    max_grad_norm: float = setting(0.5, "longer gradients are shortened to it", above=0, tune=(0.3, 5.0, "log"))
-    anneal: bool = setting(False, "whether the learning rate falls to 0 over training")
-    normalize_obs: bool = setting(False, "centre observations and divide by their running standard deviation")
-    gru: int = setting(0, "units of a recurrent layer, for observations that hide the state; 0 for none", low=0)
-    sequence: int = setting(32, "steps a recurrent policy is trained through at once; must divide n_steps", low=1)
-    streams: str = setting(
-        "separate", "a value for every reward stream; sum: one value of their weighted sum", choices=("separate", "sum")
-    )
-    net: str = setting(
-        "mlp", "what reads flat observations; glyphs: those with declared parts (NetHack)", choices=("mlp", "glyphs")
-    )
-    masks: bool = setting(True, "choose among the actions that the environment's mask allows, where it gives one")
-    path: str = setting(
-        "auto", "update in NumPy where the network allows it, or by torch's autograd", choices=("auto", "eager")
-    )
-
-    def rows_a_batch(self, n_envs: int) -> int:
-        """Rows of a minibatch; for a recurrent policy, sequences. A ValueError where a rollout does not divide."""
-        size = n_envs * self.n_steps
-        if self.gru:
-            for name, whole in (("n_steps", self.n_steps), ("batch_size", self.batch_size)):
-                if whole % self.sequence:
-                    raise ValueError(
-                        f"agent.{name}={whole} does not divide into sequences of agent.sequence={self.sequence}; "
-                        f"give agent.sequence={math.gcd(self.n_steps, self.batch_size)}"
-                    )
-        if size % self.batch_size or size < 2:
-            near = [b for b in range(2, size + 1) if size % b == 0] or [2]
-            best = min(near, key=lambda b: abs(math.log(b / self.batch_size)))
-            raise ValueError(
-                f"n_envs * agent.n_steps = {n_envs} * {self.n_steps} = {size} transitions do not divide into "
-                f"minibatches of agent.batch_size={self.batch_size}; give {best}, or another divisor of {size}"
-            )
-        return self.batch_size // self.sequence if self.gru else self.batch_size
+MEASURED = 8  # minibatches of the last epoch whose losses are logged
 
 
 @dataclass
@@ -187,6 +118,53 @@ def advantages(
         np.add(out[t], scratch, out=out[t])
     out = out.reshape(length, n, streams)
     return out if valid.all() else np.where(valid[..., None], out, np.float32(0))
+
+
+def epochs(
+    learner: Any, batch: Batch, rows: np.ndarray, size: int, config: PPOConfig, rng: np.random.Generator
+) -> list[dict[str, float]]:
+    """Minibatches of `size` rows, or sequences, over a rollout; what some of the last epoch's looked like."""
+    narrow = not config.gru and not batch.pixels and math.prod(batch.vector.shape) < 2**18
+    measured: list[dict[str, float]] = []
+    often = max(len(rows) // size // MEASURED, 1)
+    for epoch in range(config.n_epochs):
+        order: Any = rng.permutation(rows)
+        # All rows at once are cheaper than a minibatch at a time, as long as they stay in the cache.
+        shuffled = batch.shuffled(order) if narrow else batch
+        for begin in range(0, len(order), size):
+            end = min(begin + size, len(order))
+            measure = epoch == config.n_epochs - 1 and begin // size % often == 0
+            result = learner.update(shuffled, slice(begin, end) if narrow else order[begin:end], measure)
+            if measure:
+                measured.append(result)
+    return measured
+
+
+def alignment(pulls: Mapping[str, Tensor], weights: Mapping[str, float]) -> dict[str, float]:
+    """Tags `stream/<name>/cosine`: of a stream's policy gradient with the task's, without a task with the sum's.
+
+    Args:
+        pulls: stream -> its gradient (P,), of the streams that have been other than zero; NaN for the others.
+        weights: stream -> its weight, of all of them.
+    """
+    vectors, against = dict(pulls), "task"
+    if "task" not in weights and pulls:
+        vectors[against := ""] = torch.stack([weights[name] * pull for name, pull in pulls.items()]).sum(0)
+    table = cosines(vectors) if against in vectors else {}
+    others = [name for name in weights if name != "task"]
+    return {f"stream/{name}/cosine": table[name][against] if name in table else math.nan for name in others}
+
+
+def metrics(
+    measured: list[dict[str, float]], returns: np.ndarray, values: np.ndarray, streams: list[str]
+) -> dict[str, float]:
+    """Tags: mean losses, and the share of each stream's variance (of rows (M, K)) that its value explains."""
+    found = {f"train/{key}": float(np.mean([m[key] for m in measured])) for key in measured[0]}
+    for column, name in enumerate(streams):
+        variance = returns[:, column].var()
+        explained = 1 - (returns[:, column] - values[:, column]).var() / variance if variance > 0 else np.nan
+        found[f"train/explained_variance{f'_{name}' if len(streams) > 1 else ''}"] = float(explained)
+    return found
 
 
 class TorchUpdate:
@@ -288,6 +266,23 @@ class TorchUpdate:
                 }
         self.flat.step(self.learning_rate, self.config.max_grad_norm)
         return measured
+
+    def scored(self, batch: Batch, rows: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities (B,), functions of the weights; those when acting, (B,); advantages (B, K), centred.
+
+        The advantages are returns minus what the values are now, so before an update those that it is about to follow.
+        """
+        take = self._sequences if self.net.gru is not None else self._flat_rows
+        outputs, values, action, numbers = take(batch, rows)
+        log_prob, _ = self.actions.log_prob(outputs, self.net.log_std, action)
+        advantage = numbers[:, 2:] - values.detach()
+        return log_prob, numbers[:, 0], advantage - advantage.mean(0)
+
+    def gradients(self, batch: Batch, rows: Any, streams: Mapping[str, int]) -> dict[str, Tensor]:
+        """Stream (name -> its column) -> its policy gradient (P,) on some rows, for a recurrent policy sequences."""
+        log_prob, _, advantage = self.scored(batch, rows)
+        given = {name: advantage[:, column] for name, column in streams.items()}
+        return stream_gradients(log_prob, given, self.net.policy_parameters())
 
     def _flat_rows(self, batch: Batch, rows: Any) -> tuple[Tensor, ...]:
         index = rows if isinstance(rows, slice) else self.tensor(rows)

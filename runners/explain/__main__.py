@@ -94,7 +94,6 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
 
 def of_streams(seen: PolicyView, played: PlayedRows, env: Any, gae_lambda: float, seed: int) -> dict[str, Any]:
     """What streams contribute and want, and the moments to look at, as plain data."""
-    from agents.gradients import angles
     from runners.explain import measures
 
     streams, moments = measures.contributions(played), {}
@@ -111,7 +110,7 @@ def of_streams(seen: PolicyView, played: PlayedRows, env: Any, gae_lambda: float
     more: dict[str, Any] = {"explains": explains}
     if sum(weight != 0 for weight in played.weights.values()) > 1:
         more |= {"flips": measures.flips(played, found), "step": measures.steps(played, seen, by_episode, seed)}
-    for name, of in angles(by_episode, task, seed=seed).items():
+    for name, of in measures.angles(by_episode, task, seed=seed).items():
         numbers = of | {key: values[name] for key, values in more.items() if name in values}
         streams[name] |= {key: value for key, value in numbers.items() if math.isfinite(value)}
     against = measures.disagreement(found)

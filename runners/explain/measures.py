@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.gradients import stream_gradients
-from agents.networks.actor_critic import Inputs
+from agents.networks.actor_critic import Inputs, cosines, stream_gradients
 from envs.types import Obs
 from runners.explain.episodes import OUTSIDE, PlayedRows
 from runners.explain.policy import PolicyView, divergence, log_prob
@@ -107,6 +106,41 @@ def gradients(played: PlayedRows, view: PolicyView, found: Mapping[str, np.ndarr
         for name, one in stream_gradients(likely, given, view.parameters).items():
             listed[name].append(one * float((end - begin) / len(played.episode)))
     return {name: torch.stack(each) for name, each in listed.items()}
+
+
+def angles(
+    by_episode: Mapping[str, Tensor], task: str, draws: int = 1000, seed: int = 0
+) -> dict[str, dict[str, float]]:
+    """How a stream's gradient stands to the task's, and how sure that is, from the gradients of E episodes.
+
+    Args:
+        by_episode: stream -> (E, P), what each episode adds to its gradient.
+        task: the stream that the others are compared with.
+        draws: of the bootstrap over episodes, and of the halves.
+
+    Returns:
+        Stream -> "cosine" with the task's gradient, "low" and "high", its 95 % interval, and "repeats": the cosine with
+        its own on the other half of the episodes, mean over halves. Near 0 the gradient is noise, and so is the cosine.
+    """
+    names, rng = list(by_episode), torch.Generator().manual_seed(seed)
+    count, table = len(by_episode[task]), cosines({name: each.sum(0) for name, each in by_episode.items()})
+    rows = torch.cat(list(by_episode.values())).double()
+    products = (rows @ rows.T).view(len(names), count, len(names), count)
+    drawn = torch.nn.functional.one_hot(torch.randint(count, (draws, count), generator=rng), count).sum(1).double()
+    halves = (torch.rand(draws, count, generator=rng).argsort(1) < count // 2).double()
+
+    def cosine(a: int, b: int, x: Tensor, y: Tensor) -> Tensor:
+        parts = (((u @ products[i, :, j]) * v).sum(1) for i, j, u, v in ((a, b, x, y), (a, a, x, x), (b, b, y, y)))
+        between, one, other = parts
+        return between / (one * other).sqrt()
+
+    found: dict[str, dict[str, float]] = {}
+    for k, name in enumerate(names):
+        resampled = cosine(k, names.index(task), drawn, drawn)
+        low, high = torch.nanquantile(resampled, torch.tensor([0.025, 0.975]).double()).tolist()
+        repeats = float(cosine(k, k, halves, 1 - halves).mean())
+        found[name] = {"cosine": table[name][task], "low": low, "high": high, "repeats": repeats}
+    return found
 
 
 def flips(played: PlayedRows, found: Mapping[str, np.ndarray]) -> dict[str, float]:

@@ -1,0 +1,105 @@
+"""What can be set of PPO."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from envs.settings import Settings, setting
+
+
+@dataclass
+class PPOConfig(Settings):
+    """Settings of `agents.ppo.agent.PPO`; defaults are Stable-Baselines3's, but for the length of a rollout.
+
+    Example:
+        >>> PPOConfig(n_steps=32).gamma
+        0.99
+        >>> PPOConfig(gamma=2)
+        Traceback (most recent call last):
+        ValueError: agent.gamma=2 is out of range; give a number in (0, 1]
+    """
+
+    prefix = "agent."
+    learning_rate: float = setting(3e-4, "of Adam", above=0, high=1, tune=(1e-5, 1e-2, "log"))
+    gamma: float = setting(
+        0.99, "discount of every stream that has none of its own", above=0, high=1, tune=(0.9, 0.9997)
+    )
+    net_arch: list[int] = setting([64, 64], "units of the hidden layers", low=1)
+    n_steps: int = setting(
+        256,
+        "steps of each environment between two updates (SB3 2048, for one environment)",
+        low=1,
+        tune=(64, 128, 256, 512, "choice"),
+    )
+    batch_size: int = setting(
+        64,
+        "transitions a minibatch, over which advantages are normalised; must divide n_steps * n_envs",
+        low=2,
+        tune=(32, 64, 128, 256, "choice"),
+    )
+    n_epochs: int = setting(10, "passes over a rollout", low=1, tune=(2, 20, "log"))
+    gae_lambda: float = setting(0.95, "of the advantages", low=0, high=1, tune=(0.8, 1.0))
+    clip_range: float = setting(0.2, "of the policy's ratio", above=0, high=1, tune=(0.1, 0.4))
+    entropy_weight: float = setting(0.0, "of the entropy bonus", low=0, high=10, tune=(1e-5, 0.1, "log"))
+    value_weight: float = setting(0.5, "of the value loss", low=0, high=1000, tune=(0.1, 1.0))
+    max_grad_norm: float = setting(0.5, "longer gradients are shortened to it", above=0, tune=(0.3, 5.0, "log"))
+    anneal: bool = setting(False, "whether the learning rate falls to 0 over training")
+    normalize_obs: bool = setting(False, "centre observations and divide by their running standard deviation")
+    gru: int = setting(0, "units of a recurrent layer, for observations that hide the state; 0 for none", low=0)
+    sequence: int = setting(32, "steps a recurrent policy is trained through at once; must divide n_steps", low=1)
+    streams: str = setting(
+        "separate", "a value for every reward stream; sum: one value of their weighted sum", choices=("separate", "sum")
+    )
+    balance: str = setting(
+        "none",
+        "streams by their weights; or by their policy gradients: a direction in which none loses (min_norm), or without"
+        " what each has against the others (project)",
+        choices=("none", "min_norm", "project"),
+    )
+    balance_only: list[str] = setting([], "streams that are balanced, the others are added by weight; none for all")
+    net: str = setting(
+        "mlp", "what reads flat observations; glyphs: those with declared parts (NetHack)", choices=("mlp", "glyphs")
+    )
+    masks: bool = setting(True, "choose among the actions that the environment's mask allows, where it gives one")
+    path: str = setting(
+        "auto", "update in NumPy where the network allows it, or by torch's autograd", choices=("auto", "eager")
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse_if(
+            self.balance_only and self.balance == "none",
+            "agent.balance_only={balance_only} balances nothing; give agent.balance=min_norm or project",
+        )
+
+    def rows_a_batch(self, n_envs: int) -> int:
+        """Rows of a minibatch; for a recurrent policy, sequences. A ValueError where a rollout does not divide."""
+        size = n_envs * self.n_steps
+        if self.gru:
+            for name, whole in (("n_steps", self.n_steps), ("batch_size", self.batch_size)):
+                if whole % self.sequence:
+                    raise ValueError(
+                        f"agent.{name}={whole} does not divide into sequences of agent.sequence={self.sequence}; "
+                        f"give agent.sequence={math.gcd(self.n_steps, self.batch_size)}"
+                    )
+        if size % self.batch_size or size < 2:
+            near = [b for b in range(2, size + 1) if size % b == 0] or [2]
+            best = min(near, key=lambda b: abs(math.log(b / self.batch_size)))
+            raise ValueError(
+                f"n_envs * agent.n_steps = {n_envs} * {self.n_steps} = {size} transitions do not divide into "
+                f"minibatches of agent.batch_size={self.batch_size}; give {best}, or another divisor of {size}"
+            )
+        return self.batch_size // self.sequence if self.gru else self.batch_size
+
+    def rows_a_gradient(self, n_envs: int, streams: int) -> tuple[int, int]:
+        """How many rows (sequences) the gradients of K streams are taken on, and every how many rollouts.
+
+        Where they only are looked at, they cost at most 2.5 % of the minibatches: K + 1 passes, and 8 minibatches for
+        entering autograd. Where they decide, they are taken on more rows, once a rollout.
+        """
+        decide = self.balance != "none"
+        rows, minibatches = 1024 if decide else 256, self.n_epochs * n_envs * self.n_steps / self.batch_size
+        cost = 8 + (1 + 2 * streams) / 3 * rows / self.batch_size
+        every = 1 if decide else math.ceil(cost / (0.025 * minibatches))
+        return max(rows // self.sequence, 1) if self.gru else rows, every
