@@ -32,7 +32,7 @@ _TASKS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "Crafter-v0": ("envs.crafter.family:Crafter", 10_000, {}),
     **{
         f"Probe{kind.capitalize()}-v0": ("envs.exploration.probe:Probe", None, {"kind": kind})
-        for kind in ("value", "observation", "discount", "policy", "joint")
+        for kind in ("value", "observation", "discount", "policy", "joint", "arms")
     },
 }
 

@@ -45,6 +45,7 @@ TABLE: dict[str, str] = {
     "contrast": "rewards.vision.contrast:Contrast",
     "synthesis": "rewards.vision.synthesis:Synthesis",
     "bradley_terry": "rewards.preference.bradley_terry:BradleyTerry",
+    "self_play": "rewards.preference.self_play:SelfPlay",
     "oni": "rewards.language.oni:ONI",
     "motif": "rewards.language.motif:Motif",
     "subgoals": "rewards.language.subgoals:Subgoals",

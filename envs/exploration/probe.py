@@ -1,10 +1,11 @@
-"""Five tiny environments that each isolate one thing an agent must get right; the first that fails says where to look.
+"""Tiny environments. Five isolate one thing each that an agent must get right; the first that fails says where to look.
 
     lodestar/ProbeValue-v0         one step, reward 1: the value of the only observation becomes 1
     lodestar/ProbeObservation-v0   one step, reward = observation, +1 or -1: the value must distinguish two observations
     lodestar/ProbeDiscount-v0      two steps, reward 1 at the end: values become gamma at obs 0 and 1 at obs 1
     lodestar/ProbePolicy-v0        one step, two actions, reward 1 for action 1, else -1: the policy becomes action 1
     lodestar/ProbeJoint-v0         one step, reward 1 iff the action is 1 at obs +1 or 0 at obs -1, else -1
+    lodestar/ProbeArms-v0          one step, three actions, reward 0: a bandit whose arms only a judge tells apart
 
 Observations are Box(-1, 1, (1,)) float32, episodes terminate. The first three have a single action, so that nothing but
 the value can go wrong. The idea is folklore in debugging deep reinforcement learning.
@@ -28,7 +29,7 @@ class Probe(gym.Env):
     """One environment per `kind`; see the module."""
 
     metadata: dict[str, Any] = {"render_modes": []}
-    KINDS = ("value", "observation", "discount", "policy", "joint")
+    KINDS = ("value", "observation", "discount", "policy", "joint", "arms")
 
     def __init__(self, kind: str, render_mode: str | None = None) -> None:
         if kind not in self.KINDS:
@@ -37,7 +38,7 @@ class Probe(gym.Env):
             raise ValueError(f"probes have nothing to render; leave render_mode={render_mode!r} and frames out")
         self.kind, self.render_mode = kind, render_mode
         self.observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
-        self.action_space = spaces.Discrete(2 if kind in ("policy", "joint") else 1)
+        self.action_space = spaces.Discrete({"policy": 2, "joint": 2, "arms": 3}.get(kind, 1))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         super().reset(seed=seed)
@@ -51,7 +52,7 @@ class Probe(gym.Env):
             self._value = 1.0
             return self._obs(), 0.0, False, False, {}
         wrong = {"policy": action != 1, "joint": (action == 1) != (self._value > 0)}.get(self.kind, False)
-        reward = self._value if self.kind == "observation" else -1.0 if wrong else 1.0
+        reward = self._value if self.kind == "observation" else -1.0 if wrong else float(self.kind != "arms")
         return self._obs(), reward, True, False, {}
 
     def _obs(self) -> np.ndarray:
@@ -65,11 +66,11 @@ def _terminates(spec: EnvSpec) -> Ends:
 
 FAMILY = Family(
     name="probe",
-    description="probes: five tiny environments to debug an agent with",
+    description="probes: tiny environments to debug an agent with, and a bandit without rewards",
     ids=tuple(f"lodestar/Probe{kind.capitalize()}-v0" for kind in Probe.KINDS),
     knows=lambda spec: entry(spec).startswith("envs.exploration.probe:"),
     aim=lambda spec: "take the action that is rewarded",
     terminates=_terminates,
-    # The probes with a single action cannot fail.
-    success=lambda env, total, terminated, info: total > 0 if simulator(env).action_space.n > 1 else None,
+    # The probes with a single action cannot fail, and no arm is a success.
+    success=lambda env, total, terminated, info: total > 0 if simulator(env).action_space.n == 2 else None,
 )

@@ -74,7 +74,10 @@ class Disagreement(Learned):
 
 
 class StackedHeads(nn.Module):
-    """K networks of one shape as one: two matrix products for all. (B, inputs) or (K, B, inputs) -> (K, B, outputs)."""
+    """K networks of one shape as one: two matrix products for all. (B, inputs) or (K, B, inputs) -> (K, B, outputs).
+
+    `levels=-1` leaves out the last layer, for what it reads.
+    """
 
     def __init__(self, members: list[nn.Sequential]) -> None:
         super().__init__()
@@ -82,8 +85,8 @@ class StackedHeads(nn.Module):
         self.weights = nn.ParameterList(torch.stack([m.weight.detach().T for m in level]) for level in zip(*layers))
         self.biases = nn.ParameterList(torch.stack([m.bias.detach()[None] for m in level]) for level in zip(*layers))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, levels: int | None = None) -> torch.Tensor:
         x = x.expand(len(self.weights[0]), -1, -1)
-        for level, (weight, bias) in enumerate(zip(self.weights, self.biases)):
+        for level, (weight, bias) in enumerate(zip([*self.weights][:levels], self.biases)):
             x = torch.baddbmm(bias, x.relu_() if level else x, weight)
         return x

@@ -4,76 +4,68 @@ Sources: Christiano et al. 2017, "Deep Reinforcement Learning from Human Prefere
 (the model of Bradley and Terry with errors, the ensemble, queries where it disagrees); Lee, Smith, Abbeel 2021,
 "PEBBLE", arXiv 2106.05091 (old transitions are relabelled after each fit); Wang et al. 2024, "RL-VLM-F", arXiv
 2402.03681 (a model as the judge, unsure pairs dropped, training until 97 % are right); Yan et al. 2024, "Reward-Robust
-RLHF in LLMs", arXiv 2409.15360 (`floor`).
+RLHF in LLMs", arXiv 2409.15360 (`floor`); Nath et al. 2024, "Learning Goal-Conditioned Representations for Language
+Reward Models", arXiv 2407.13887 (`goals`); Rashidinejad, Tian 2024, "Sail into the Headwind", arXiv 2412.09544
+(POWER-DL: `dynamic`).
 Differences:
   - relabelling is what a replay buffer that computes rewards when it is sampled does anyway; `relabel=false` freezes
     them when they are stored, for comparison;
   - `of=frame` reads CLIP embeddings, where RL-VLM-F trains a convolutional network on the images;
   - segments are drawn from recent behaviour only; there is no phase of unsupervised exploration before the first fit;
   - inputs are whitened by the statistics of the segments that the judge compared;
-  - passes also end when labels held out get no better.
+  - passes also end when labels held out get no better;
+  - `of=history` gives each member a recurrent network over the steps of the episode so far, taught on segments as if
+    they were episodes (`rewards.preference.history`); a replay keeps its rewards, as no transition holds an episode;
+  - `goals` contrasts a step of the better segment with a later one of it, against later ones of the worse segments of
+    the minibatch; the source samples tokens of answers;
+  - `dynamic` moves a session's targets towards the members' mean after each pass; the next session begins with the
+    judge's labels again.
 When it fails: episodes that end early, whose length says what a segment cannot; a judge whose answers depend on more
-than a segment shows; behaviour so uniform that all pairs are equal. Segments of one step are single states.
+than a segment shows, or go in circles (`self_play`); behaviour so uniform that all pairs are equal. Segments of one
+step are single states; an episode much longer than a segment, with `of=history`.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import log_softmax, logsigmoid, normalize
 
 from envs.settings import setting
-from envs.state import Stateful
-from envs.transitions import Transitions, concatenate, stack
+from envs.transitions import Transitions
 from envs.types import Memory
 from rewards.exploration.disagreement import StackedHeads
-from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.preference.answers import PICTURE
+from rewards.preference.history import StackedGRU
 from rewards.preference.judges import make_segment_judge
+from rewards.preference.segments import Segments
+from rewards.preference.sessions import LabelledPairs, Sessions, SessionsConfig
 from rewards.vision.encoder import ClipEncoder, shared
 
 FRAMES = 256  # a pass through CLIP
 FEW = 10  # labels held out; fewer say nothing about when to stop
-# what a segment always holds
-PARTS = ("obs", "action", "reward", "next_obs", "terminated", "truncated", "valid", "step")
+TEMPERATURE = 0.1  # of the contrast of `goals`, in cosines
 
 
 @dataclass
-class BradleyTerryConfig(LearnedConfig):
+class BradleyTerryConfig(SessionsConfig):
     """Settings of bradley_terry; PEBBLE's and RL-VLM-F's value in brackets where it differs."""
 
-    scale: str = "none"
-    gamma: float | None = None
     judge: str = setting("scripted", "scripted, heron, clip, human, recorded or vlm")
     judge_options: dict[str, Any] = setting({}, "its options, as in {mistakes: 0.1}; `cached: FILE` keeps its answers")
     of: str = setting(
         "transition",
-        "`transition` reads the action and the next observation, `frame` the CLIP embedding of the frame",
-        choices=("transition", "frame"),
+        "`transition` reads the action and the next observation, `history` those of all steps of the episode so far, "
+        "`frame` the CLIP embedding of the frame",
+        choices=("transition", "history", "frame"),
     )
     model: str = setting("lodestar", "whose embedding `of=frame` reads, as in `reward.clip.model`")
     weights: str = setting("", "as `reward.clip.weights`")
-    length: int = setting(25, "steps of a segment, L [50; 1 for frames]", low=1)
-    pool: int = setting(
-        400,
-        "newest segments that pairs are drawn from; frames of so many are kept where the judge reads them",
-        low=2,
-    )
-    seed_steps: int = setting(1000, "transitions before the first queries", low=0)
-    every: int = setting(
-        1000,
-        "transitions from one session of queries to the next; a session waits for the driver's next update, and there "
-        "is at most one in each",
-        low=1,
-    )
-    queries: int = setting(20, "pairs that are labelled in one session", low=1)
-    budget: int = setting(1000, "labels in total", low=1)
     draw: str = setting(
         "uniform",
         "`uniform`, or `disagreement`: the pairs that the members disagree about most, among ten times as many",
@@ -84,23 +76,31 @@ class BradleyTerryConfig(LearnedConfig):
     floor: float = setting(
         1.0, "r = floor * mean + (1 - floor) * least of the members: less is earned where they disagree", low=0, high=1
     )
-    epochs: int = setting(50, "most passes over the labels in one session")
     enough: float = setting(
         0.97, "a session ends when the members are right about this share of the labels they learn from", low=0, high=1
     )
-    held_out: float = setting(0.1, "share of the labels that are kept to judge the reward by", low=0, below=1)
     patience: int = setting(10, "passes without progress on the labels held out, after which a session ends", low=1)
-    batch_size: int = setting(32, "pairs in a minibatch [128]")
-    max_grad_norm: float = 10.0
-    relabel: bool = setting(True, "whether old transitions are relabelled after each fit")
+    relabel: bool = setting(True, "whether old transitions are relabelled after each fit; never with of=history")
+    goals: float = setting(
+        0.0, "weight of a contrast by which states that lead to what follows in the better segment look alike", low=0
+    )
+    dynamic: float = setting(
+        0.0,
+        "share of the way that the targets of labels move to the model's answer in a pass, so that doubtful ones lose "
+        "weight",
+        low=0,
+        below=1,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.draw == "disagreement" and self.members < 2:
-            raise ValueError("reward.bradley_terry.draw=disagreement needs members of 2 or more; one always agrees")
+            raise ValueError(f"{self.prefix}draw=disagreement needs members of 2 or more; one always agrees")
+        if self.goals and self.length < 2:
+            raise ValueError(f"{self.prefix}goals={self.goals} contrasts two steps of a segment; give length=2 or more")
 
 
-class BradleyTerry(Learned):
+class BradleyTerry(Sessions):
     """r(s', a) = mean over K of tanh(f_k(s', a)), where P(2 > 1) = (1 - mistakes) sigmoid(R_2 - R_1) + mistakes / 2.
 
     With a `floor`, less where the members disagree. R is the sum of r_k over a segment. Members see the labels in
@@ -108,7 +108,6 @@ class BradleyTerry(Learned):
     """
 
     Config = BradleyTerryConfig
-    role = "goal"
 
     def build(self) -> None:
         config, space, device = self.config, self.observation_space, self.device
@@ -122,26 +121,59 @@ class BradleyTerry(Learned):
         self.embedding = self.encoder.name if self.encoder else self.judge.embedding
         self.keeps_frames = "frame" in self.judge.requires and self.judge.embedding != self.embedding
         self.frame_size = self.judge.frame_size or (self.encoder.size if self.encoder else None)
-        self.relabelable = config.relabel
+        self.relabelable = config.relabel and config.of != "history"
         super().build()
         self.observation_space = space
         if self.layout.images:
-            raise ValueError(f"reward bradley_terry cannot read the images of {space}; take of=frame")
-        inputs = self.layout.size + (0 if self.encoder else self.actions.size)
-        members = [self.head(inputs, config.hidden, config.features, 1) for _ in range(config.members)]
-        self.ensemble = StackedHeads(members).to(device)
+            raise ValueError(f"reward {config.name} cannot read the images of {space}; take of=frame")
+        self.ensemble = self.networks(self.layout.size + (0 if self.encoder else self.actions.size)).to(device)
         self.train_on(self.ensemble)
         kept = self.requires & {"frame", "obs_frame", "text", "obs_text", "signals", "obs_signals"}
-        self.segments = Segments(config.length, config.pool, kept, (self.embedding,) if self.embedding else ())
-        self.labelled = _LabelledPairs(config.seed_steps)
-        self.failure = ""
+        self.segments = self.gather(config.length, config.pool, kept, (self.embedding,) if self.embedding else ())
+        self.labelled = LabelledPairs(config.seed_steps)
 
-    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        """Float32 (N,) in [-1, 1]; 0 before the first fit."""
+    def gather(self, *settings: Any) -> Segments:
+        """What pairs are drawn from."""
+        return Segments(*settings)
+
+    def networks(self, inputs: int) -> StackedHeads | StackedGRU:
+        """The members, which read `inputs` numbers of a step."""
+        config = self.config
+        if config.of == "history":
+            return StackedGRU(config.members, inputs, config.hidden, self.generator)
+        return StackedHeads([self.head(inputs, config.hidden, config.features, 1) for _ in range(config.members)])
+
+    def initial_memory(self, n: int) -> Memory:
+        """Of `of=history`: the members' states."""
+        shape = (n, self.config.members, self.config.hidden)
+        return {"states": np.zeros(shape, np.float32)} if self.config.of == "history" else None
+
+    def score(self, batch: Transitions, memory: Memory = None) -> Any:
+        """Float32 (N,) in [-1, 1]; 0 before the first fit. With a memory, that and what is remembered then."""
+        if memory is not None:
+            scores, after = self.scan(batch.map(lambda x: x[None]), memory)
+            return scores[0], after
         if not self.labelled.fits:
             return np.zeros(batch.shape, np.float32)
         rows, actions = self.seen(batch)
         return self.in_pieces(self.mean, self.whiten(rows), torch.from_numpy(actions).to(self.device)).cpu().numpy()
+
+    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """As `score`, along a rollout (T, N); only with a memory."""
+        assert isinstance(self.ensemble, StackedGRU)
+        rows, actions = self.seen(batch.flatten())
+        x = torch.cat([self.whiten(rows), torch.from_numpy(actions).to(self.device)], dim=-1)
+        valid, ended = (torch.from_numpy(np.array(part)).to(self.device) for part in (batch.valid, batch.ended))
+        h, states = torch.from_numpy(memory["states"]).to(self.device).transpose(0, 1), []
+        with torch.no_grad():
+            gates = self.ensemble.gates(x).unflatten(1, batch.shape)
+            for t in range(batch.shape[0]):
+                h = torch.where(valid[t, :, None], self.ensemble.step(gates[:, t], h), h)
+                states.append(h)
+                h = h * ~ended[t, :, None]
+            score = self.blend(torch.tanh(self.ensemble.head(torch.stack(states, dim=1)))).cpu().numpy()
+        after = {"states": h.transpose(0, 1).contiguous().cpu().numpy()}
+        return (score if self.labelled.fits else np.zeros(batch.shape, np.float32)), after
 
     def embed(self, batch: Transitions) -> np.ndarray:
         """Embeddings of `batch.frame`, float16 (N, D): those that `of=frame` reads, or the judge's own."""
@@ -149,65 +181,33 @@ class BradleyTerry(Learned):
             return self.judge.embed(batch)
         return self.encoder.embed(batch.frame, FRAMES, "bradley_terry with of=frame")
 
-    def update(self, batch: Transitions) -> dict[str, float]:
-        """Collect segments, and ask and learn when due."""
-        fresh = int(np.sum(batch.valid))
-        if not fresh:
-            return {}
-        self.segments.add(batch)
-        self.labelled.seen += fresh
-        metrics: dict[str, float] = {}
-        config, pairs = self.config, self.labelled
-        if pairs.seen >= pairs.due and len(pairs) < config.budget and len(self.segments) > 1:
-            pairs.due += config.every * ((pairs.seen - pairs.due) // config.every + 1)
-            metrics = self.session(config.budget - len(pairs))
-        return {**metrics, "labels": float(len(pairs))}
-
     def session(self, most: int) -> dict[str, float]:
-        """Ask the judge about pairs of segments, learn from `most` answers at most; a failing judge changes nothing.
-
-        A judge that answers later gives the answers to earlier questions, often none.
-        """
         queries = min(self.config.queries, most)
         first, second = map(self.segments.pick, self.draw(queries))
         self.labelled.asked += queries
-        try:
-            first, second, given = self.judge.ask(first, second, most)
-            label, queries = np.asarray(given, np.float32), first.shape[1]
-            if label.shape != (queries,) or (label < 0).any() or (label > 1).any():
-                raise ValueError(f"it answered {label} to {queries} pairs; give one number in [0, 1], or NaN, for each")
-        except Exception as error:  # a judge may be anything, and training does not depend on its health
-            self.failure = f"the judge {self.judge.name} failed and was left out of a session: {error}"
+        asked = self.ask(self.judge, first, second, most)
+        if asked is None:
             return {"failed": 1.0}
-        if not queries:
+        first, second, label = asked
+        if not len(label):
             return {}
         answered = np.flatnonzero(~np.isnan(label))
-        metrics = {"failed": float(not len(answered)), "dropped": 1 - len(answered) / queries}
+        metrics = {"failed": float(not len(answered)), "dropped": 1 - len(answered) / len(label)}
         if not len(answered):
-            self.failure = f"the judge {self.judge.name} answered none of {queries} pairs"
             return metrics
         return metrics | self.learn_from(first[:, answered], second[:, answered], label[answered])
 
     def draw(self, queries: int) -> tuple[np.ndarray, np.ndarray]:
-        """Places in the pool of the first and the second segment of each pair, never the same one."""
-        count = len(self.segments)
-        chosen = self.config.draw == "disagreement" and self.labelled.fits > 0
-        drawn = 10 * queries if chosen else queries
-        one = self.rng.integers(count, size=drawn)
-        two = (one + 1 + self.rng.integers(count - 1, size=drawn)) % count
-        if chosen:
-            sums = self.sums(self.segments.pick(np.arange(count)))
-            chance = 1 / (1 + np.exp(sums[:, one] - sums[:, two]))
-            best = np.argsort(-chance.std(axis=0), kind="stable")[:queries]
-            one, two = one[best], two[best]
-        return one, two
-
-    def sums(self, segments: Transitions) -> np.ndarray:
-        """Each member's return of segments (L, B): float32 (K, B)."""
-        rows, actions = self.seen(segments.flatten())
+        """As any session draws them; with `disagreement`, those the members disagree about, of ten times as many."""
+        if not (self.config.draw == "disagreement" and self.labelled.fits > 0):
+            return super().draw(queries)
+        one, two = super().draw(10 * queries)
+        sides = [self.read(self.segments.pick(places)) for places in (one, two)]
+        rows, actions = (np.stack(parts, axis=1) for parts in zip(*sides))
         with torch.no_grad():
-            each = self.members(self.whiten(rows), torch.from_numpy(actions).to(self.device))
-        return each.unflatten(1, segments.shape).sum(dim=1).cpu().numpy()
+            chance = torch.sigmoid(self._logits(self.inputs_of(rows, actions))).cpu().numpy()
+        best = np.argsort(-chance.std(axis=0), kind="stable")[:queries]
+        return one[best], two[best]
 
     def learn_from(self, first: Transitions, second: Transitions, label: np.ndarray) -> dict[str, float]:
         """Take in pairs of segments (L, B), each with the chance (B,) that the second is better, and fit.
@@ -215,11 +215,7 @@ class BradleyTerry(Learned):
         Metrics: agreement (share of the decided pairs that the task's return decides alike), ties (share), and those of
         `fit_labels` where there was something to learn.
         """
-        sides = [self.seen(side.flatten()) for side in (first, second)]
-        rows, actions = (
-            np.stack([part.reshape(*first.shape, part.shape[1]) for part in parts]).transpose(2, 0, 1, 3)
-            for parts in zip(*sides)
-        )
+        rows, actions = (np.stack(parts, axis=1) for parts in zip(self.read(first), self.read(second)))
         if self.config.normalize_obs == "running":
             self.statistics.update(rows.reshape(-1, rows.shape[-1]))
         self.labelled.add(rows, actions, label, self.rng.random(len(label)) < self.config.held_out)
@@ -241,15 +237,18 @@ class BradleyTerry(Learned):
     def fit_labels(self) -> dict[str, float]:
         """Passes over all labels until enough are right, those held out get no better, or `epochs` are over."""
         config, pairs = self.config, self.labelled
-        x = torch.cat([self.whiten(pairs.rows), torch.from_numpy(pairs.actions).to(self.device)], dim=-1)
-        y = torch.from_numpy(pairs.label).to(self.device)
+        x, y = self.inputs_of(pairs.rows, pairs.actions), torch.from_numpy(pairs.label).to(self.device)
+        targets = y.clone()
         learnt, kept = np.flatnonzero(~pairs.held), np.flatnonzero(pairs.held)
         if len(learnt) == 0:
             learnt = kept
         best, waited, passes, right, loss = math.inf, 0, 0, 0.0, 0.0
         while passes < config.epochs and right < config.enough and waited < config.patience:
-            right, loss = self._one_pass(x, y, learnt)
+            right, loss = self._one_pass(x, y, targets, learnt)
             passes += 1
+            if config.dynamic:
+                with torch.no_grad():
+                    targets[learnt] += config.dynamic * (self._chance(x[learnt]).mean(dim=0) - targets[learnt])
             if len(kept) >= FEW:
                 error = self._held_out(x[kept], y[kept])[1]
                 best, waited = (error, 0) if error < best else (best, waited + 1)
@@ -257,9 +256,11 @@ class BradleyTerry(Learned):
         metrics = {"loss": loss, "train_accuracy": right, "passes": float(passes)}
         if (pairs.label[kept] != 0.5).any():
             metrics["accuracy"] = self._held_out(x[kept], y[kept])[0]
-        return metrics | {"spread": float(self.members(x.flatten(0, 2)).detach().std(dim=0, correction=0).mean())}
+        return metrics | {"spread": float(self.opinions(x).detach().std(dim=0, correction=0).mean())}
 
-    def _one_pass(self, x: torch.Tensor, y: torch.Tensor, learnt: np.ndarray) -> tuple[float, float]:
+    def _one_pass(
+        self, x: torch.Tensor, y: torch.Tensor, targets: torch.Tensor, learnt: np.ndarray
+    ) -> tuple[float, float]:
         """Every member once through the labels, in its own order; share of right answers, and loss of a member."""
         config = self.config
         order = self.rng.permuted(np.tile(learnt, (config.members, 1)), axis=1)
@@ -268,8 +269,9 @@ class BradleyTerry(Learned):
         for i in range(0, share, config.batch_size):
             index = torch.from_numpy(order[:, i : min(i + config.batch_size, share)]).to(self.device)
             logits = self._logits(x[index])
-            losses = self._loss(logits, y[index])
-            self.descend(losses.mean(dim=1).sum())
+            losses = self._loss(logits, targets[index])
+            contrast = config.goals * self._contrast(x[index], y[index]) if config.goals else 0
+            self.descend(losses.mean(dim=1).sum() + contrast)
             results.append(torch.stack([_right(logits, y[index]), losses.detach()]).flatten(1))
         right, loss = torch.cat(results, dim=1)
         return float(right.nanmean()), float(loss.mean())
@@ -282,7 +284,7 @@ class BradleyTerry(Learned):
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         """R_2 - R_1 of pairs (B, 2, L, inputs), or of other pairs for each member (K, B, 2, L, inputs): (K, B)."""
-        sums = self.members(x.flatten(-4, -2)).unflatten(1, x.shape[-4:-1]).sum(dim=-1)
+        sums = self.along(x.flatten(-4, -3)).unflatten(1, x.shape[-4:-2]).sum(dim=-1)
         return sums[..., 1] - sums[..., 0]
 
     def _loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -293,15 +295,60 @@ class BradleyTerry(Learned):
         second = (1 - eps) * torch.sigmoid(logits) + eps / 2
         return -y * torch.log(second) - (1 - y) * torch.log(1 - second)
 
+    def _chance(self, x: torch.Tensor) -> torch.Tensor:
+        """How probable each member finds it that the second of pairs (B, 2, L, inputs) is called better: (K, B)."""
+        eps = self.config.mistakes
+        return (1 - eps) * torch.sigmoid(self._logits(x)) + eps / 2
+
+    def _contrast(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """`contrast` of pairs (K, B, 2, L, inputs), summed over the members: a step and one that comes later."""
+        now = int(self.rng.integers(x.shape[-2] - 1))
+        later = int(self.rng.integers(now + 1, x.shape[-2]))
+        states = self.represent(x.flatten(1, 2)).unflatten(1, (y.shape[1], 2))
+        second = (y > 0.5)[..., None]
+        ones, twos = (torch.where(second, states[:, :, 1, t], states[:, :, 0, t]) for t in (now, later))
+        others = torch.where(second, states[:, :, 0, later], states[:, :, 1, later])
+        decided = (y != 0.5).float()
+        return (contrast(ones, twos, others) * decided).sum() / decided.sum().clamp(min=1) * len(y)
+
+    def represent(self, x: torch.Tensor) -> torch.Tensor:
+        """What the members make of each step of other sequences for each (K, B, L, inputs): (K, B, L, features)."""
+        if isinstance(self.ensemble, StackedGRU):
+            return self.ensemble.states(x)
+        return self.ensemble(x.flatten(1, 2), levels=-1).unflatten(1, x.shape[1:3])
+
     def members(self, *inputs: torch.Tensor) -> torch.Tensor:
         """r_k of rows (N, inputs), or of other rows for each member (K, N, inputs): (K, N), in [-1, 1]."""
         return torch.tanh(self.ensemble(torch.cat(inputs, dim=-1)).squeeze(-1))
 
+    def along(self, x: torch.Tensor) -> torch.Tensor:
+        """r_k of every step of sequences (B, L, inputs), or of others for each member (K, B, L, inputs): (K, B, L)."""
+        if isinstance(self.ensemble, StackedGRU):
+            return torch.tanh(self.ensemble(x))
+        return self.members(x.flatten(-3, -2)).unflatten(1, x.shape[-3:-1])
+
+    def opinions(self, x: torch.Tensor) -> torch.Tensor:
+        """What the members may differ about in pairs (B, 2, L, inputs): numbers (K, ...)."""
+        return self.along(x.flatten(0, 1))
+
     def mean(self, *inputs: torch.Tensor) -> torch.Tensor:
         """The reward of rows (N, inputs): (N,)."""
-        each, floor = self.members(*inputs), self.config.floor
-        mean = each.mean(dim=0)
+        return self.blend(self.members(*inputs))
+
+    def blend(self, each: torch.Tensor) -> torch.Tensor:
+        """One number of the members' (K, ...)."""
+        mean, floor = each.mean(dim=0), self.config.floor
         return mean if floor == 1 else floor * mean + (1 - floor) * each.amin(dim=0)
+
+    def read(self, segments: Transitions) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs of the members for segments (L, B): rows (B, L, size) to be whitened, and actions (B, L, A)."""
+        parts = self.seen(segments.flatten())
+        rows, actions = (part.reshape(*segments.shape, part.shape[1]).swapaxes(0, 1) for part in parts)
+        return rows, actions
+
+    def inputs_of(self, rows: np.ndarray, actions: np.ndarray) -> torch.Tensor:
+        """The same as one tensor (..., inputs)."""
+        return torch.cat([self.whiten(rows), torch.from_numpy(actions).to(self.device)], dim=-1)
 
     def seen(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
         """Inputs of the members for flat transitions: rows (N, size) to be whitened, and actions (N, A)."""
@@ -332,101 +379,11 @@ def _right(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.where(y == 0.5, torch.nan, right)
 
 
-class _LabelledPairs(Stateful):
-    """Labelled pairs as the members read them, and counts."""
+def contrast(ones: torch.Tensor, later: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """InfoNCE of features (K, B, D): -log of e^(one . later) / (that + the sum over the batch of e^(one . other)).
 
-    saved = ("rows", "actions", "label", "held", "seen", "due", "asked", "fits")
-
-    def __init__(self, due: int) -> None:
-        self.rows = self.actions = np.zeros((0, 2, 1, 1), np.float32)  # (n, 2, L, ...), rows not whitened
-        self.label = np.zeros(0, np.float32)  # (n,), the chance that the second is better
-        self.held = np.zeros(0, bool)  # (n,), kept to judge by
-        # transitions; of them when the next session is; pairs; sessions that were learnt from
-        self.seen, self.due, self.asked, self.fits = 0, due, 0, 0
-
-    def __len__(self) -> int:
-        return len(self.label)
-
-    def add(self, *columns: np.ndarray) -> None:
-        for name, new in zip(("rows", "actions", "label", "held"), columns):
-            setattr(self, name, np.concatenate([getattr(self, name), new]) if len(self) else new)
-
-
-def cut(batch: Transitions, usable: np.ndarray, length: int) -> tuple[Transitions, np.ndarray]:
-    """Cut the usable rows of a rollout (T, N) into segments of `length` steps, side by side and one after the other:
-    segments (L, M), in the order of their last steps; and bool (T, N), the rows that the next rollout may complete.
+    The products are those of directions, over a temperature; returns (K, B).
     """
-    t = np.arange(len(usable))[:, None]
-    follows = np.zeros_like(usable)
-    follows[1:] = usable[1:] & usable[:-1] & ~batch.ended[:-1] & (batch.step[1:] == batch.step[:-1] + 1)
-    place = (t - np.maximum.accumulate(np.where(usable & ~follows, t, 0), axis=0)) % length  # within its segment
-    last, env = np.nonzero(usable & (place == length - 1))
-    rows = last - np.arange(length - 1, -1, -1)[:, None]
-    continues = usable[-1] & ~batch.ended[-1] & (place[-1] < length - 1)
-    left = t >= len(usable) - np.where(continues, place[-1] + 1, 0)
-    return batch[rows, env[None]], left
-
-
-class Segments:
-    """The newest `capacity` segments of `length` steps, and the rows that may become one.
-
-    A segment is consecutive valid steps of one episode; what is left of an episode that is too short is dropped.
-    Beside observations, actions and rewards `modality_names` (frames, texts, signals) and `extras` are kept.
-    """
-
-    def __init__(
-        self, length: int, capacity: int, modality_names: frozenset[str] = frozenset(), extras: tuple[str, ...] = ()
-    ):
-        self.length, self.modality_names, self.extras = length, modality_names, extras
-        self.pool: deque[Transitions] = deque(maxlen=capacity)  # each (L,)
-        self.tail: Transitions | None = None  # (M,) rows of unfinished segments, in time order
-        self.left = np.zeros((0, 0), bool)  # (<L, N), where those rows were
-
-    def __len__(self) -> int:
-        return len(self.pool)
-
-    def add(self, batch: Transitions) -> None:
-        """Take in fresh transitions: (T, N) in time order, or (T,) of one environment."""
-        batch = self.slim(batch)
-        if len(batch.shape) == 1:
-            batch = batch.map(lambda x: x[:, None])
-        usable = np.asarray(batch.valid, bool)
-        if self.tail is not None and self.left.shape[1] == batch.shape[1]:
-            tail, left = self.tail, self.left
-            batch = concatenate([tail.map(lambda x: _scatter(x, left)), batch])
-            usable = np.concatenate([left, usable])
-        segments, left = cut(batch, usable, self.length)
-        self.pool.extend(segments[:, m] for m in range(segments.shape[1]))
-        self.left = left[-self.length + 1 :] if self.length > 1 else left[:0]
-        self.tail = batch[len(left) - len(self.left) :][self.left] if self.left.any() else None
-
-    def slim(self, batch: Transitions) -> Transitions:
-        """The batch without the fields that are never read."""
-        absent = {
-            name: None for name in vars(batch) if name not in (*PARTS, "extras") and name not in self.modality_names
-        }
-        extras = {key: value for key, value in batch.extras.items() if key in self.extras}
-        return batch.replace(extras=extras, **absent)
-
-    def pick(self, rows: np.ndarray) -> Transitions:
-        """Segments (L, B) by their places (B,) in the pool."""
-        return stack([self.pool[row] for row in rows]).map(lambda x: x.swapaxes(0, 1))
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it has gathered, as `load_state_dict` takes it."""
-        whole = stack(list(self.pool)) if self.pool else None
-        return {"pool": whole and vars(whole), "tail": self.tail and vars(self.tail), "left": self.left}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        whole, tail = (part and Transitions(**part) for part in (state["pool"], state["tail"]))
-        self.pool.clear()
-        self.pool.extend(whole[m] for m in range(whole.shape[0] if whole else 0))
-        self.tail, self.left = tail, np.array(state["left"], bool)
-
-
-def _scatter(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Rows (M, ...) -> (T, N, ...) with the rows where `places` (T, N) is True and nothing elsewhere."""
-    spread = np.zeros((*places.shape, *rows.shape[1:]), rows.dtype)
-    spread[places] = rows
-    return spread
+    ones, later, others = (normalize(x, dim=-1) for x in (ones, later, others))
+    near, far = (ones * later).sum(dim=-1, keepdim=True), ones @ others.transpose(-1, -2)
+    return -log_softmax(torch.cat([near, far], dim=-1) / TEMPERATURE, dim=-1)[..., 0]

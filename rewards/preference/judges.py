@@ -1,6 +1,7 @@
 """Judges of segments that need no person: synthetic teachers, an order of importance, CLIP, and labels from a file.
 
     scripted   the task's own return decides, with the faults of B-Pref's teachers. Synthetic: it knows the answer.
+    circle     each discrete action beats the one before it, the first the last: stone, paper, scissors. Synthetic.
     heron      signals in order of importance decide: the first that differs by more than its margin.
     clip       the segment that looks more like a sentence, as CLIP sees it.
     recorded   labels from a file; in front of another judge it asks about each pair once. A person's (`human`), too.
@@ -90,6 +91,23 @@ def lexicographic_preference(
     label = (np.take_along_axis(gap, decides, axis=1)[:, 0] > 0).astype(np.float32)
     label[~differs.any(axis=1)] = 0.5
     return label
+
+
+@dataclass(eq=False)
+class Circle(SegmentJudge):
+    """Synthetic labels without an order: of two last actions in a circle the one within half a turn ahead is better."""
+
+    arms: int = setting(3, "discrete actions in the circle, the first of them 0", low=3)
+
+    name = "circle"
+    requires = frozenset({"action"})
+
+    def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
+        ahead = (np.asarray(second.action[-1]) - first.action[-1]).reshape(first.shape[1]) % self.arms
+        return np.where((ahead == 0) | (2 * ahead == self.arms), 0.5, 2 * ahead < self.arms).astype(np.float32)
+
+    def notes(self) -> list[str]:
+        return ["labels are synthetic: each action beats the one before it, so that none is best"]
 
 
 @dataclass(eq=False)

@@ -345,7 +345,7 @@ def test_car_racing_looks_down_on_its_track() -> None:
 
 @pytest.mark.parametrize(
     ("probe", "actions", "steps"),
-    [("Value", 1, 1), ("Observation", 1, 1), ("Discount", 1, 2), ("Policy", 2, 1), ("Joint", 2, 1)],
+    [("Value", 1, 1), ("Observation", 1, 1), ("Discount", 1, 2), ("Policy", 2, 1), ("Joint", 2, 1), ("Arms", 3, 1)],
 )
 def test_probes_pay_what_they_say(probe: str, actions: int, steps: int) -> None:
     env = make(f"lodestar/Probe{probe}-v0", seed=0)
@@ -369,6 +369,7 @@ def test_probes_pay_what_they_say(probe: str, actions: int, steps: int) -> None:
             "Discount": {(0.0, 0, (0.0, 1.0))},
             "Policy": {(0.0, 0, (-1.0,)), (0.0, 1, (1.0,))},
             "Joint": {(-1.0, 0, (1.0,)), (-1.0, 1, (-1.0,)), (1.0, 0, (-1.0,)), (1.0, 1, (1.0,))},
+            "Arms": {(0.0, action, (0.0,)) for action in range(3)},
         }[probe]
     )
 

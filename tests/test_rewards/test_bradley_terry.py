@@ -15,7 +15,7 @@ from envs.transitions import Transitions
 from rewards.adapters.sb3 import relabelling
 from rewards.check import check_reward
 from rewards.llm.judges.base import SegmentJudge
-from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
+from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig, contrast
 
 BOX, PUSH = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Box(-1.0, 1.0, (1,), np.float32)
 SMALL = {"length": 2, "seed_steps": 4, "every": 8, "queries": 6, "epochs": 3, "hidden": 8, "features": 8}
@@ -209,7 +209,8 @@ def test_labels_that_all_say_the_same_teach_nothing(value, said):
 def test_disagreement_asks_about_the_pairs_that_members_see_differently():
     reward = made(draw="disagreement", queries=5, pool=50, length=1)
     reward.update(walk(steps=60))
-    sums = reward.sums(reward.segments.pick(np.arange(50)))
+    every = reward.inputs_of(*reward.read(reward.segments.pick(np.arange(50))))
+    sums = reward.along(every).sum(dim=-1).detach().numpy()
     spread = lambda i, j: (1 / (1 + np.exp(sums[:, i] - sums[:, j]))).std(axis=0)  # noqa: E731
     asked = [spread(*reward.draw(5)).mean() for _ in range(20)]
     i, j = np.random.default_rng(0).integers(50, size=(2, 2000))
@@ -319,3 +320,39 @@ def test_one_member_cannot_disagree():
 def test_a_judge_that_does_not_exist_is_refused_when_the_reward_is_made():
     with pytest.raises(ValueError, match=r"no judge 'hero'; did you mean 'heron'\?"):
         made(judge="hero")
+
+
+def test_a_contrast_is_the_cross_entropy_of_what_follows_among_what_follows_elsewhere():
+    x, y = torch.tensor([[[2.0, 0.0]]]), torch.tensor([[[0.0, 3.0]]])
+    near = math.log(1 + math.exp(-10))  # cosines of 1 and 0 over a temperature of 0.1
+    assert contrast(x, x, y).item() == pytest.approx(near, rel=1e-3)
+    assert contrast(x, y, x).item() == pytest.approx(10 + near)
+    assert contrast(x, x, x).item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("of", ["transition", "history"])
+def test_a_contrast_teaches_the_states_and_leaves_out_pairs_that_are_equal(of):
+    reward = made(goals=1.0, of=of, length=3)
+    pairs = torch.randn(3, 4, 2, 3, 3, generator=torch.Generator().manual_seed(0))
+    equal = reward._contrast(pairs, torch.full((3, 4), 0.5))
+    taught = reward._contrast(pairs, torch.ones(3, 4))
+    assert equal == 0 and taught > 0
+    reward.descend(taught)
+    assert reward.update(walk())["labels"] == 6
+    with pytest.raises(ValueError, match=r"goals=1\.0 contrasts two steps of a segment; give length=2 or more"):
+        made(goals=1.0, length=1)
+
+
+def test_targets_move_to_the_members_answer_and_labels_stay():
+    reward, seen = made(dynamic=0.5, epochs=2, enough=1.0, held_out=0.0, members=1), []
+    real = reward._one_pass
+
+    def spied(x, y, targets, learnt):
+        seen.append((y.clone(), targets.clone(), reward._chance(x[learnt]).mean(dim=0).detach()))
+        return real(x, y, targets, learnt)
+
+    reward._one_pass = spied
+    reward.update(walk())
+    (label, first, _), (same, second, chance) = seen
+    assert torch.equal(label, first) and torch.equal(label, same)
+    assert torch.allclose(second, 0.5 * label + 0.5 * chance)

@@ -43,6 +43,7 @@ def cases():
     found = [(name, {}) for name in rewards.names()]
     found += [("clip", {"shape": shape}) for shape in ("potential", "delta", "clip", "sigmoid")]
     found += [("contrast", {"shape": "potential"}), ("synthesis", {"semantics": "constant"})]
+    found += [("self_play", {"seed_steps": 0}), ("bradley_terry", {"of": "history", "length": 2, "seed_steps": 0})]
     found += [("synthesis", {"semantics": "clip", "history": 0, "shape": "potential"})]
     found += [("progress", {"of": "obs", "shape": shape}) for shape in ("none", "delta", "potential")]
     found += [("self_reference", {"of": "frame"})]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from envs.transitions import Transitions
-from rewards.preference.bradley_terry import Segments, cut
+from rewards.preference.segments import Segments, cut
 
 
 def rollout(steps, ended=None, valid=None, start=0, **more):

@@ -49,6 +49,7 @@ JUDGES: dict[str, dict[str, str]] = {
     "goals": {"openai": "rewards.llm.judges.openai:GoalModel"},
     "segments": {
         "scripted": "rewards.preference.judges:Scripted",
+        "circle": "rewards.preference.judges:Circle",
         "heron": "rewards.preference.judges:Heron",
         "clip": "rewards.preference.judges:ClipJudge",
         "recorded": "rewards.preference.judges:RecordedPreferences",

@@ -1,0 +1,177 @@
+"""Self-play: an episode is worth the share of comparisons that it wins against the agent's own last episodes.
+
+A reward behind comparisons exists only where these have an order. Judges may go in circles (a beats b, b beats c, c
+beats a); then the best that can be had is a mixture that nothing beats more often than not, the minimax winner, and
+that is where win rates against oneself lead. A judge compares whole episodes, a network P learns to say what it would:
+
+    R(x) = mean over x' of P(x over x'), x' the last B episodes
+    P(x over x') = sigmoid(u(x) - u(x') + a(x) . b(x') - a(x') . b(x))
+
+u alone is the model of Bradley and Terry; the rest, antisymmetric like it, is what goes in circles. An episode is
+read as a summary: means and mean squares of the next observations and actions, the last observation, and its length.
+
+Source: Swamy et al. 2024, "A Minimaximalist Approach to Reinforcement Learning from Human Feedback" (SPO), arXiv
+2401.04056.
+Differences:
+  - R is given at the episode's last step, as soon as it is known; the source gives R / H to each of H steps, which
+    `spread` does where whole rollouts are at hand (PPO, the callback of Stable-Baselines3's on-policy agents): steps
+    of earlier rollouts then count at the last one, and wrappers and replays still give all of it there;
+  - the source asks the judge about every pair; here a network that learned from `budget` answers stands in;
+  - a judge sees `length` steps of an episode, equally far apart; the rewards in between are summed (`WholeEpisodes`).
+When it fails: episodes that never end, or end early, which a discount makes look better or worse than they are; what a
+summary does not hold (the order of events); one episode in the queue, against which a reward is a coin. As the queue
+improves the same behaviour earns less: a value function follows.
+
+Example:
+    python -m runners.train env=lodestar/ProbeArms-v0 reward=self_play reward.self_play.judge=circle
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from envs.settings import setting
+from envs.transitions import Transitions
+from envs.types import Memory
+from rewards.base import RunningMeanStd
+from rewards.exploration.disagreement import StackedHeads
+from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
+from rewards.preference.segments import SUMMARY, WholeEpisodes, Segments
+
+
+@dataclass
+class SelfPlayConfig(BradleyTerryConfig):
+    """Settings of self_play; the source's value in brackets where it differs. See bradley_terry for the others."""
+
+    judge: str = setting("scripted", "scripted, circle, heron, clip, human, recorded or vlm; of whole episodes")
+    of: str = setting("transition", "what is summed up, as in bradley_terry", choices=("transition", "frame"))
+    length: int = setting(25, "steps that a judge is shown of an episode, L", low=1)
+    pool: int = setting(200, "newest episodes that pairs are drawn from", low=2)
+    queue: int = setting(50, "newest episodes that an episode is compared with, B [10 to 1000]; 1 is a coin", low=1)
+    rank: int = setting(8, "numbers in a and b; 0 is Bradley-Terry of episodes, which knows no circles", low=0)
+    spread: bool = setting(False, "whether each of H steps is given R / H, where whole rollouts are scored")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse_if(self.queue > self.pool, f"{self.prefix}queue={{queue}} exceeds pool={{pool}}; give at most that")
+        self.refuse_if(self.goals, f"{self.prefix}goals={{goals}} contrasts steps; an episode has one summary: give 0")
+
+
+class SelfPlay(BradleyTerry):
+    """R(x) = mean over the queue of P(x over x'), at the last step of x; 1/2 before the first fit and for an equal x'.
+
+    The memory holds the running episode: sums of what is summed up, the last observation, the number of steps.
+    """
+
+    Config = SelfPlayConfig
+
+    def build(self) -> None:
+        super().build()
+        self.relabelable = False
+        self.requires = self.requires | {"terminated", "truncated"}
+        self.statistics = RunningMeanStd((self.width,))  # of summaries
+
+    def gather(self, *settings: Any) -> Segments:
+        length, capacity, *kept = settings
+        return WholeEpisodes(length, capacity, self.summarise, *kept)
+
+    def networks(self, inputs: int) -> StackedHeads:
+        config, self.summed = self.config, 2 * inputs
+        self.width = self.summed + self.layout.size + 1
+        widths = (config.hidden, config.features, 1 + 2 * config.rank)
+        return StackedHeads([self.head(self.width, *widths) for _ in range(config.members)])
+
+    def initial_memory(self, n: int) -> Memory:
+        last = np.zeros((n, self.layout.size), np.float32)
+        return {"sums": np.zeros((n, self.summed)), "last": last, "steps": np.zeros(n, np.int64)}
+
+    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """Along a rollout (T, N); `spread` over those of its steps that are in it."""
+        rows, moments = (part.reshape(*batch.shape, -1) for part in self.moments(batch.flatten()))
+        sums, last, steps = memory["sums"], memory["last"], memory["steps"]
+        valid, ended = np.asarray(batch.valid, bool), batch.ended
+        ends, found = [], []
+        for t, live in enumerate(valid):
+            sums, steps = np.where(live[:, None], sums + moments[t], sums), steps + live
+            last = np.where(live[:, None], rows[t], last)
+            if ended[t].any():
+                over = np.flatnonzero(ended[t] & live)
+                ends += [(t, n, steps[n]) for n in over]
+                found.append(summary(sums[over], last[over], steps[over]))
+                sums[ended[t]], last[ended[t]], steps[ended[t]] = 0, 0, 0
+        raw = np.zeros(batch.shape, np.float32)
+        for (t, n, taken), rate in zip(ends, self.win_rates(np.concatenate(found)) if ends else ()):
+            inside = min(taken, t + 1) if self.config.spread else 1
+            raw[t + 1 - inside : t + 1, n] = rate / taken
+            raw[t, n] = rate - (inside - 1) * np.float32(rate / taken)
+        return raw, {"sums": sums, "last": last, "steps": steps}
+
+    def win_rates(self, summaries: np.ndarray) -> np.ndarray:
+        """Summaries (M, D) -> the share of the queue that each wins against, float32 (M,)."""
+        if not self.labelled.fits:
+            return np.full(len(summaries), 0.5, np.float32)
+        newest = [episode.extras[SUMMARY][0] for episode in [*self.segments.pool][-self.config.queue :]]
+        with torch.no_grad():
+            own, others = (self.ensemble(self.whiten(x)) for x in (summaries, np.stack(newest)))
+            return self.blend(torch.sigmoid(margins(own, others)).mean(dim=2)).cpu().numpy()
+
+    def session(self, most: int) -> dict[str, float]:
+        """Also metrics: `circles`, the share of triples in the queue that go in one, 1/4 if P were random."""
+        metrics = super().session(most)
+        if not self.labelled.fits or len(self.segments) < 3:
+            return metrics
+        newest = np.stack([episode.extras[SUMMARY][0] for episode in [*self.segments.pool][-self.config.queue :]])
+        with torch.no_grad():
+            outputs = self.ensemble(self.whiten(newest))
+            wins = (margins(outputs, outputs).mean(dim=0) > 0).cpu().numpy().astype(np.int64)
+        triples = max(math.comb(len(wins), 3), 1)
+        return metrics | {"circles": float(np.trace(wins @ wins @ wins)) / 3 / triples}
+
+    def summarise(self, episode: Transitions) -> np.ndarray:
+        """The summary of a whole episode (H,): float32 (D,)."""
+        rows, moments = self.moments(episode)
+        return summary(moments.sum(axis=0)[None], rows[-1:], np.array([len(rows)]))[0]
+
+    def moments(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
+        """Of flat transitions: rows (N, size), and what is summed up, float64 (N, 2 inputs)."""
+        rows, actions = self.seen(batch)
+        x = np.concatenate([rows, actions], axis=1, dtype=np.float64)
+        return rows, np.concatenate([x, x * x], axis=1)
+
+    def read(self, segments: Transitions) -> tuple[np.ndarray, np.ndarray]:
+        """Summaries of episodes (L, B), as rows (B, 1, D), and no actions."""
+        found = np.asarray(segments.extras[SUMMARY][0], np.float32)[:, None]
+        return found, np.zeros((*found.shape[:2], 0), np.float32)
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits that the second of pairs of summaries (B, 2, 1, D), or (K, B, 2, 1, D), is better: (K, B)."""
+        outputs = self.ensemble(x.flatten(-4, -2)).unflatten(1, x.shape[-4:-2])
+        return margins(outputs[:, :, None, 1], outputs[:, :, None, 0])[..., 0, 0]
+
+    def opinions(self, x: torch.Tensor) -> torch.Tensor:
+        return self._logits(x)
+
+    def notes(self) -> list[str]:
+        coin = ["the queue holds one episode, so that a reward is a coin's; give queue=10 or more"]
+        return [*super().notes(), *(coin if self.config.queue == 1 else [])]
+
+
+def summary(sums: np.ndarray, last: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """What is read of episodes: means (N, ...), the last observation, log2 of the steps; float32 (N, D)."""
+    count = steps[:, None].astype(np.float64)
+    return np.concatenate([sums / count, last, np.log2(count)], axis=1).astype(np.float32)
+
+
+def margins(own: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Logits that own episodes (..., M, outputs) are better than others (..., B, outputs): (..., M, B).
+
+    Outputs are u, a, b. What is exchanged changes its sign, so an episode against itself gives exactly 0.
+    """
+    rank = own.shape[-1] // 2
+    (u, a, b), (v, c, d) = (x.split([1, rank, rank], dim=-1) for x in (own, others))
+    return u - v.transpose(-1, -2) + a @ d.transpose(-1, -2) - b @ c.transpose(-1, -2)

@@ -1,0 +1,118 @@
+"""What rewards learned from comparisons have in common: segments are gathered, judges asked, answers kept and counted.
+
+A subclass sets `segments` and `labelled` when it is built, and defines `session`: draw pairs, `ask`, learn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from envs.settings import setting
+from envs.state import Stateful
+from envs.transitions import Transitions
+from rewards.exploration.learned import Learned, LearnedConfig
+from rewards.llm.judges.base import SegmentJudge
+from rewards.preference.segments import Segments
+
+Asked = tuple[Transitions, Transitions, np.ndarray]  # first and second segments (L, B), labels float32 (B,)
+
+
+@dataclass
+class SessionsConfig(LearnedConfig):
+    """When and how often judges are asked, and for how long their answers are learnt from."""
+
+    scale: str = "none"
+    gamma: float | None = None
+    length: int = setting(25, "steps of a segment, L [50; 1 for frames]", low=1)
+    pool: int = setting(
+        400,
+        "newest segments that pairs are drawn from; frames of so many are kept where the judge reads them",
+        low=2,
+    )
+    seed_steps: int = setting(1000, "transitions before the first queries", low=0)
+    every: int = setting(
+        1000,
+        "transitions from one session of queries to the next; a session waits for the driver's next update, and there "
+        "is at most one in each",
+        low=1,
+    )
+    queries: int = setting(20, "pairs that are labelled in one session", low=1)
+    budget: int = setting(1000, "labels in total", low=1)
+    epochs: int = setting(50, "most passes over the labels in one session")
+    held_out: float = setting(0.1, "share of the labels that are kept to judge the reward by", low=0, below=1)
+    batch_size: int = setting(32, "pairs in a minibatch [128]")
+    max_grad_norm: float = 10.0
+
+
+class LabelledPairs(Stateful):
+    """Labelled pairs as the networks read them, and counts."""
+
+    columns: ClassVar[tuple[str, ...]] = ("rows", "actions", "label", "held")
+    saved = (*columns, "seen", "due", "asked", "fits")
+
+    def __init__(self, due: int) -> None:
+        self.rows = self.actions = np.zeros((0, 2, 1, 1), np.float32)  # (n, 2, L, ...), rows not whitened
+        self.label = np.zeros(0, np.float32)  # (n,), the chance that the second is better
+        self.held = np.zeros(0, bool)  # (n,), kept to judge by
+        # transitions; of them when the next session is; pairs; sessions that were learnt from
+        self.seen, self.due, self.asked, self.fits = 0, due, 0, 0
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def add(self, *columns: np.ndarray) -> None:
+        for name, new in zip(self.columns, columns):
+            setattr(self, name, np.concatenate([getattr(self, name), new]) if len(self) else new)
+
+
+class Sessions(Learned):
+    """Base class: collects segments, and asks and learns when due."""
+
+    Config = SessionsConfig
+    role = "goal"
+    segments: Segments
+    labelled: LabelledPairs
+    failure = ""
+
+    def session(self, most: int) -> dict[str, float]:
+        """Ask about pairs of segments, and learn from `most` answers at most; a failing judge changes nothing."""
+        raise NotImplementedError(f"{type(self).__name__} must define session()")
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        fresh = int(np.sum(batch.valid))
+        if not fresh:
+            return {}
+        self.segments.add(batch)
+        self.labelled.seen += fresh
+        metrics: dict[str, float] = {}
+        config, pairs = self.config, self.labelled
+        if pairs.seen >= pairs.due and len(pairs) < config.budget and len(self.segments) > 1:
+            pairs.due += config.every * ((pairs.seen - pairs.due) // config.every + 1)
+            metrics = self.session(config.budget - len(pairs))
+        return {**metrics, "labels": float(len(pairs))}
+
+    def draw(self, queries: int) -> tuple[np.ndarray, np.ndarray]:
+        """Places in the pool of the first and the second segment of each pair, never the same one."""
+        count = len(self.segments)
+        one = self.rng.integers(count, size=queries)
+        return one, (one + 1 + self.rng.integers(count - 1, size=queries)) % count
+
+    def ask(self, judge: SegmentJudge, first: Transitions, second: Transitions, most: int) -> Asked | None:
+        """What a judge says of pairs of segments, NaN where it is unsure; None if it failed: `failure` says how.
+
+        One that answers later gives the answers to earlier questions, often none.
+        """
+        try:
+            first, second, given = judge.ask(first, second, most)
+            label, queries = np.asarray(given, np.float32), first.shape[1]
+            if label.shape != (queries,) or (label < 0).any() or (label > 1).any():
+                raise ValueError(f"it answered {label} to {queries} pairs; give one number in [0, 1], or NaN, for each")
+        except Exception as error:  # a judge may be anything, and training does not depend on its health
+            self.failure = f"the judge {judge.name} failed and was left out of a session: {error}"
+            return None
+        if queries and np.isnan(label).all():
+            self.failure = f"the judge {judge.name} answered none of {queries} pairs"
+        return first, second, label
