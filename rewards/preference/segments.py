@@ -94,7 +94,7 @@ class Segments:
         self.tail, self.left = tail, np.array(state["left"], bool)
 
 
-class WholeEpisodes(Segments):
+class LastEpisodes(Segments):
     """The newest `capacity` whole episodes of any length, each shown as `length` of its steps, equally far apart.
 
     Its last step is one of them. A reward is the sum of all since the step shown before, so that the sum over what is

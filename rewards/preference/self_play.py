@@ -17,8 +17,8 @@ Differences:
     `spread` does where whole rollouts are at hand (PPO, the callback of Stable-Baselines3's on-policy agents): steps
     of earlier rollouts then count at the last one, and wrappers and replays still give all of it there;
   - the source asks the judge about every pair; here a network that learned from `budget` answers stands in;
-  - a judge sees `length` steps of an episode, equally far apart; the rewards in between are summed (`WholeEpisodes`).
-When it fails: episodes that never end, or end early, which a discount makes look better or worse than they are; what a
+  - a judge sees `length` steps of an episode, equally far apart; the rewards in between are summed (`LastEpisodes`).
+When it fails: episodes that never end, or end early, where the learner discounts (`gamma` of this stream is 1); what a
 summary does not hold (the order of events); one episode in the queue, against which a reward is a coin. As the queue
 improves the same behaviour earns less: a value function follows.
 
@@ -41,7 +41,7 @@ from envs.types import Memory
 from rewards.base import RunningMeanStd
 from rewards.exploration.disagreement import StackedHeads
 from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
-from rewards.preference.segments import SUMMARY, WholeEpisodes, Segments
+from rewards.preference.segments import SUMMARY, LastEpisodes, Segments
 
 
 @dataclass
@@ -49,6 +49,7 @@ class SelfPlayConfig(BradleyTerryConfig):
     """Settings of self_play; the source's value in brackets where it differs. See bradley_terry for the others."""
 
     judge: str = setting("scripted", "scripted, circle, heron, clip, human, recorded or vlm; of whole episodes")
+    gamma: float | None = 1.0  # what comes once an episode would look better the earlier that ends
     of: str = setting("transition", "what is summed up, as in bradley_terry", choices=("transition", "frame"))
     length: int = setting(25, "steps that a judge is shown of an episode, L", low=1)
     pool: int = setting(200, "newest episodes that pairs are drawn from", low=2)
@@ -78,7 +79,7 @@ class SelfPlay(BradleyTerry):
 
     def gather(self, *settings: Any) -> Segments:
         length, capacity, *kept = settings
-        return WholeEpisodes(length, capacity, self.summarise, *kept)
+        return LastEpisodes(length, capacity, self.summarise, *kept)
 
     def networks(self, inputs: int) -> StackedHeads:
         config, self.summed = self.config, 2 * inputs

@@ -11,7 +11,7 @@ from test_bradley_terry import BOX, PUSH, SMALL, Says, walk
 from envs.transitions import Transitions
 from rewards.check import check_reward
 from rewards.preference.judges import make_segment_judge
-from rewards.preference.segments import SUMMARY, WholeEpisodes
+from rewards.preference.segments import SUMMARY, LastEpisodes
 from rewards.preference.self_play import SelfPlay, SelfPlayConfig, margins
 
 ARMS = spaces.Discrete(3)
@@ -111,7 +111,7 @@ def test_whole_episodes_of_any_length_reach_the_judge_with_their_sums():
 
 
 def test_episodes_that_are_not_whole_are_no_episodes():
-    found = WholeEpisodes(2, 9, lambda episode: np.zeros(1))
+    found = LastEpisodes(2, 9, lambda episode: np.zeros(1))
     batch = in_episodes(walk(steps=12, envs=1))
     found.add(batch[2:8])  # begins within the first one
     assert len(found) == 0 and found.left.shape == (3, 1)
