@@ -48,7 +48,9 @@ from envs.snapshots.clones import Clones
 from envs.transitions import Transitions
 from rewards import compare as distances
 from rewards.base import Reward, RewardConfig, Scored
+from rewards.exploration.learned import IMAGE, Layout
 from rewards.mix.mix import Mix, Stream
+from runners.compare import finite
 from runners.compare.sample import Sample, SampleSpec, load_or_enumerate
 from runners.run.config import UsageError
 
@@ -207,6 +209,7 @@ def card(candidate: Candidate, goal: int | None) -> Card:
         "starc": starc(candidate, target, goal),
         "epic": _canonical_epic(candidate, target),
         "order": None if truth is None else order(candidate.sample, values, truth),
+        "audit": audit(candidate, goal),
     }
     found["verdict"], found["reasons"] = verdict(found)
     return found
@@ -392,6 +395,36 @@ def starc(candidate: Candidate, target: np.ndarray, goal: int | None) -> Card | 
         "distance": distances.starc_distance(*fitted),
         "distance_interval": distances.interval(distances.starc_distance, *fitted),
         "kind": "on the sample's distribution, discount 0.9, values fitted",
+    }
+
+
+def audit(candidate: Candidate, goal: int | None) -> Card | None:
+    """How easily the best actions under the reward flip, and how early it tells them, on a model of the environment.
+
+    None for a reward with a memory, and where actions are not discrete or observations no numbers.
+    """
+    sample, (space, actions) = candidate.sample, candidate.spaces
+    try:
+        layout = Layout(space, [], candidate.name, channels=0, smallest_image=IMAGE)
+        if candidate.stream.has_memory or layout.images:
+            return None
+        if (mdp := load_or_enumerate(candidate.spec)) is not None:
+            model, sample = finite.enumerated(mdp, layout), mdp.sample
+            values = candidate.score(candidate.embedded(sample.batch, f"{candidate.spec.key}-states"))
+            target = _target(sample, goal)[0]
+        else:
+            rows = sample.uniform
+            model = finite.clustered(sample.batch[rows], layout, actions, seed=candidate.seed)
+            values, target = candidate.values[rows], _target(sample, goal)[0][rows]
+    except ValueError:
+        return None
+    own, task = model.table(values), model.table(target)
+    return {
+        "tied": finite.ties(own, model.transition, GAMMA),
+        "tied_target": finite.ties(task, model.transition, GAMMA),
+        "moved": finite.moved(own, model.transition, GAMMA),
+        "informativeness": finite.informativeness(own, task, model.transition, GAMMA),
+        "kind": f"{'exact' if model.exact else 'clustered'}, {len(model.states)} states",
     }
 
 

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from runners.compare.card import DO_NOT, NOT_JUDGED, USABLE, WEAK, Candidate, Card
+from runners.compare.finite import EPS
 from runners.report import html
 
 REWARD, TRUTH, OTHER, INK = "#2f6fad", "#c07a1f", "#b9bec6", "#33383f"
@@ -72,6 +73,14 @@ def facts(card: Card) -> list[tuple[str, str]]:
     rows.append(("EPIC distance", ", ".join(distances) or "undefined for this reward"))
     far = starc and f"{starc['distance']:.3f} {_interval(starc, 'distance')} ({starc['kind']})"
     rows.append(("STARC distance", far or "none: it has a memory"))
+    if audit := card["audit"]:
+        tied = (
+            f"the best two tie in {audit['tied']:.0%} of states (under the target in {audit['tied_target']:.0%}); noise"
+        )
+        tied += f" of {EPS:.0%} of the range changes {audit['moved']:.0%} of greedy choices ({audit['kind']})"
+        early = audit["informativeness"]
+        rows.append(("best actions", tied))
+        rows.append(("informativeness", "undefined" if early is None else f"{early:.2f} (1 tells at once, 0 nothing)"))
     if truth:
         rows.append(("with the task's reward", f"Pearson {task['pearson']:.3f}"))
     quantiles = " / ".join(f"{q:.3g}" for q in card["range"])

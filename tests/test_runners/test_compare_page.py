@@ -217,6 +217,9 @@ def test_starc_is_exact_in_a_small_environment():
     assert found["kind"] == "exact, 32 states"
     # A reward that is positive everywhere keeps an agent away from the goal, where the episode ends.
     assert compare_card.starc(rnd, rnd.values, 0)["distance"] > 0.9
+    audits = [compare_card.audit(candidate, None) for candidate in (task, rnd)]
+    assert audits[0]["kind"] == "exact, 32 states" and audits[0]["tied"] == audits[0]["tied_target"]
+    assert audits[0]["informativeness"] > 0.5 > 0 > audits[1]["informativeness"]  # a bonus at the start misleads
     table, transition = mdp.table(mdp.sample.batch.reward), mdp.transition
     distances = [starc(table, x * table, transition, gamma=0.99) for x in (3, -1)]
     assert distances == pytest.approx([0, 1], abs=1e-7)
