@@ -31,7 +31,9 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
 
     The first panel has the task's and the learned return over environment steps; where they part, it is shaded. If the
     agent's reward is not the task's alone, a second sets one against the other, a point a row of the log; with several
-    streams a third shows their shares of the reward. A random policy's score and the control's curve are drawn too.
+    streams a third shows their shares of the reward, and a fourth which of them moved the policy: their shares of its
+    direction where `agent.balance` adds them up, else the cosines of their policy gradients with the task's. A random
+    policy's score and the control's curve are drawn too.
     """
     import matplotlib
 
@@ -42,8 +44,11 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
     steps, task = _columns(rows, TASK_RETURN)
     both, proxy, truth = _columns(rows, LEARNED_RETURN, TASK_RETURN)
     learned = len(proxy) > 0 and not np.allclose(proxy, truth)
-    shares = _shares(rows)
-    panels = 1 + learned + (len(shares) > 1)
+    shares = _by_stream(rows, r"reward/(\w+)_share")
+    moved, moved_by = _by_stream(rows, r"stream/(\w+)/share"), "share of the policy's direction"
+    if not moved:
+        moved, moved_by = _by_stream(rows, r"stream/(\w+)/cosine"), "cosine with the task's policy gradient"
+    panels = 1 + learned + (len(shares) > 1) + bool(moved)
     figure, axes = pyplot.subplots(1, panels, figsize=(7 + 3.6 * (panels - 1), 4), layout="constrained", squeeze=False)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     axis = axes[0, 0]
@@ -63,7 +68,9 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
         handles, labels = handles + more[0], labels + more[1]
         _against(axes[0, 1], both, proxy, truth)
     if len(shares) > 1:
-        _stack(axes[0, -1], shares)
+        _streams(axes[0, 1 + learned], shares, "share of the reward")
+    if moved:
+        _streams(axes[0, -1], moved, moved_by)
     for one in figure.axes:
         one.spines["top"].set_visible(False)
     figure.legend(handles, labels, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
@@ -97,19 +104,20 @@ def _against(axis: Any, steps: np.ndarray, proxy: np.ndarray, truth: np.ndarray)
         axis.set_title(f"correlation {np.corrcoef(proxy, truth)[0, 1]:.2f}", fontsize=9, loc="left")
 
 
-def _stack(axis: Any, shares: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    for (name, colour), (steps, values) in zip(colours(shares).items(), shares.values()):
+def _streams(axis: Any, lines: dict[str, tuple[np.ndarray, ...]], label: str) -> None:
+    for (name, colour), (steps, values) in zip(colours(lines).items(), lines.values()):
         axis.plot(steps, values, color=colour, linewidth=1.5, label=name, marker="" if len(steps) > 1 else "o")
-    axis.set(xlabel="environment steps", ylabel="share of the reward", ylim=(0, 1))
+    low = -1 if "cosine" in label else 0
+    axis.set(xlabel="environment steps", ylabel=label, ylim=(low, 1))
+    if low:
+        axis.axhline(0, color=GREY, linewidth=0.6)
     axis.legend(frameon=False, fontsize=9)
 
 
-def _shares(rows: list[dict[str, str]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Stream -> (steps, its share of the mean absolute reward)."""
-    names = {
-        found[1] for row in rows for tag in row if row[tag] and (found := re.fullmatch(r"reward/(\w+)_share", tag))
-    }
-    return {name: _columns(rows, f"reward/{name}_share") for name in sorted(names)}  # type: ignore[misc]
+def _by_stream(rows: list[dict[str, str]], tags: str) -> dict[str, tuple[np.ndarray, ...]]:
+    """Stream -> (steps, values) of the tags that fit the pattern, whose group is the stream's name."""
+    found = {match[1]: tag for row in rows for tag in row if row[tag] and (match := re.fullmatch(tags, tag))}
+    return {name: _columns(rows, found[name]) for name in sorted(found)}
 
 
 def _columns(rows: list[dict[str, str]], *tags: str) -> tuple[np.ndarray, ...]:

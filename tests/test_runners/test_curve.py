@@ -25,6 +25,12 @@ def test_several_streams_show_their_shares(tmp_path):
     assert drawn(tmp_path, "10,1,5,0.9,0.1", "20,,,,", "30,3,6,0.2,0.8").shape[1] == round(14.2 * 130)
 
 
+def test_what_moved_the_policy_has_a_panel(tmp_path):
+    rows = ["10,1,5,0.9,0.1,-0.5", "20,,,,,nan", "30,3,6,0.2,0.8,0.5"]
+    (tmp_path / "metrics.csv").write_text("\n".join([f"{HEADER},stream/rnd/cosine", *rows]) + "\n")
+    assert image.imread(curve(tmp_path, "title")).shape[1] == round(17.8 * 130)
+
+
 def test_an_alarm_is_shaded(tmp_path):
     quiet = drawn(tmp_path, *(f"{i},{i},{i + 1},," for i in range(20)))
     alarmed = drawn(tmp_path, *(f"{i},{20 - i},{i},," for i in range(20)))
