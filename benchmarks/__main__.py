@@ -25,6 +25,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "foundation": ("benchmarks.speed.foundation:run", "foundation"),
     "ppo": ("benchmarks.speed.ppo:run", "ppo"),
     "peers": ("benchmarks.peers.peers:run", "ppo"),
+    "imitation": ("benchmarks.peers.imitation:run", "rewards2"),
     "exploration-speed": ("benchmarks.speed.exploration:run", "exploration"),
     "pseudo_counts": ("benchmarks.checks.pseudo_counts:run", "exploration"),
     "highway-speed": ("benchmarks.speed.highway:run", "vision"),

@@ -9,7 +9,8 @@
     columns: {name: source}         further columns: a key of the evaluation, a tag of metrics.csv, or "max TAG"
     figures: {key: column}          of every cell, as in "{task}_{arm}": IQM over seeds with its interval, or
                                     "STATISTIC column"; the column `score` is the task's
-    shares: {key: [of, low, high]}  (of - low) / (high - low) of the figures of these keys; [of, high]: of / high
+    shares: {key: [of, low, high]}  (of - low) / (high - low) of the figures of these keys; [of, high]: of / high;
+                                    [of]: that figure under another name
     recorded: why                   it cannot be run; its results are those of 0.1.0
 
 `reward.*.x` is the option x of every reward but the task's. A task, an arm or a cell may also set `seeds` (0: not run),
@@ -331,7 +332,11 @@ def figures(study: Study, rows: Rows) -> dict[str, float]:
                     found |= _figure(key.format(task=task, arm=arm), wanted.replace("score", score), mine)
     for key, parts in study.shares.items():
         if found.keys() >= set(parts):
-            of, low, high = found[parts[0]], found[parts[1]] if parts[2:] else 0.0, found[parts[-1]]
+            of, low, high = (
+                found[parts[0]],
+                found[parts[1]] if parts[2:] else 0.0,
+                found[parts[-1]] if parts[1:] else 1.0,
+            )
             found |= {key: (of - low) / (high - low)} if high > low else {}
     return found
 

@@ -145,6 +145,7 @@ def make_vec(
     backend: str = "sync",
     processes: int | None = None,
     workers: Mapping[str, Any] | None = None,
+    wrap: Callable[[gym.Env], gym.Env] | None = None,
     **kwargs: Any,
 ) -> VectorEnv:
     """Make `n` environments that step together; number i is seeded with `seed + i`.
@@ -163,6 +164,7 @@ def make_vec(
             "vector_entry_point": what the id is registered with; its observations are not adapted.
         processes: for "workers"; None for one per usable core.
         workers: for "workers": further arguments of `envs.vector.workers.Workers`, such as {"step_timeout": 10}.
+        wrap: goes around each environment, in this process.
         **kwargs: as in `make`.
 
     Raises:
@@ -183,10 +185,14 @@ def make_vec(
     same_step = autoreset_mode == AutoresetMode.SAME_STEP
     if backend == "auto":
         common = {"max_episode_steps", "array", "device"}
-        batched = env_id in PROGRAMS and set(kwargs) <= _supported(env_id) | common
+        batched = wrap is None and env_id in PROGRAMS and set(kwargs) <= _supported(env_id) | common
         backend = "sync" if not same_step else "batched" if batched else "gym"
     if not same_step and backend in ("gym", "workers", "batched"):
         raise ValueError(f'backend="{backend}" resets in SAME_STEP mode, not {autoreset_mode}; use "sync" or "async"')
+    if wrap is not None and backend not in ("gym", "sync"):
+        raise ValueError(
+            f'backend="{backend}" keeps its environments where nothing can be wrapped around them; use "gym"'
+        )
     for name, value in (("workers", dict(workers or {}) or None), ("processes", processes)):
         if value is not None and backend != "workers":
             raise ValueError(f'{name}={value} is for backend="workers", not "{backend}"; leave it out')
@@ -194,7 +200,7 @@ def make_vec(
         return make_batched(env_id, n, seed=seed, **kwargs)
     if backend == "vector_entry_point":
         return _make_registered(env_id, n, seed, autoreset_mode, kwargs)
-    makers = [functools.partial(make, env_id, seed=seed + i, **kwargs) for i in range(n)]
+    makers = [functools.partial(_make_wrapped, wrap, env_id, seed=seed + i, **kwargs) for i in range(n)]
     if backend == "gym":
         return InProcess(makers)
     if backend == "workers":
@@ -203,6 +209,11 @@ def make_vec(
         return AsyncVectorEnv(makers, autoreset_mode=autoreset_mode)
     with all_or_none(makers) as made:
         return SyncVectorEnv(made, autoreset_mode=autoreset_mode)
+
+
+def _make_wrapped(wrap: Callable[[gym.Env], gym.Env] | None, env_id: str, **kwargs: Any) -> gym.Env:
+    env = make(env_id, **kwargs)
+    return env if wrap is None else wrap(env)
 
 
 def make_batched(

@@ -78,12 +78,16 @@ class EpisodeStatistics(Recorded):
             ) from None
         self._length += 1
         if terminated or truncated:
-            elapsed = round(time.perf_counter() - self._start, 6)
-            info["episode"] = {"r": self._return, "l": self._length, "t": elapsed}
-            success = self._success(self.env, self._return, bool(terminated), info)
-            if success is not None:
-                info["is_success"] = bool(info.get("is_success", success))
+            self.conclude(info, bool(terminated))
         return obs, reward, terminated, truncated, info
+
+    def conclude(self, info: dict[str, Any], terminated: bool) -> None:
+        """Write the statistics of the episode that ends here, by its own rules or (not `terminated`) by others."""
+        elapsed = round(time.perf_counter() - self._start, 6)
+        info["episode"] = {"r": self._return, "l": self._length, "t": elapsed}
+        success = self._success(self.env, self._return, terminated, info)
+        if success is not None:
+            info["is_success"] = bool(info.get("is_success", success))
 
 
 class Journal(Recorded):

@@ -44,6 +44,8 @@ TABLE: dict[str, str] = {
     "self_reference": "rewards.vision.self_reference:SelfReference",
     "contrast": "rewards.vision.contrast:Contrast",
     "synthesis": "rewards.vision.synthesis:Synthesis",
+    "discriminator": "rewards.demonstrations.discriminator:DemosDiscriminator",
+    "success": "rewards.demonstrations.success:Success",
     "bradley_terry": "rewards.preference.bradley_terry:BradleyTerry",
     "self_play": "rewards.preference.self_play:SelfPlay",
     "oni": "rewards.language.oni:ONI",

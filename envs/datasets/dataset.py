@@ -81,7 +81,14 @@ def fitted(batch: Transitions, env: gym.Env) -> Transitions:
         ValueError: if they are not those of that environment.
     """
     name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-    both = {"obs": ("observations", env.observation_space), "action": ("actions", env.action_space)}
+    return in_spaces(batch, env.observation_space, env.action_space, name)
+
+
+def in_spaces(
+    batch: Transitions, observation_space: spaces.Space, action_space: spaces.Space, name: str
+) -> Transitions:
+    """As `fitted`, for the spaces of what has that name."""
+    both = {"obs": ("observations", observation_space), "action": ("actions", action_space)}
     made = {}
     for part in ("obs", "action", "next_obs"):
         what, space = both.get(part, both["obs"])

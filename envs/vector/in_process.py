@@ -91,11 +91,14 @@ class SharedBuffers:
     @classmethod
     def like(cls, env: gym.Env, n: int, new: New) -> SharedBuffers:
         """Buffers for `n` environments like `env`, their arrays made by `new`, always in the same order."""
+        shown = env
+        while isinstance(shown, gym.Wrapper) and not isinstance(shown, Observer):
+            shown = shown.env
 
         def modalities() -> dict[str, np.ndarray]:
-            if not isinstance(env, Observer):
+            if not isinstance(shown, Observer):
                 return {}
-            return empty_modalities(n, env.frame_size, env.caption is not None, len(env.signals), new)
+            return empty_modalities(n, shown.frame_size, shown.caption is not None, len(shown.signals), new)
 
         return cls(
             obs=empty_batch(env.observation_space, (n,), new),

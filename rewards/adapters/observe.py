@@ -23,13 +23,14 @@ from envs.render import name_of
 from envs.steps import innermost
 from envs.types import MODALITIES
 from envs.wrappers import Observer, VectorObserver
+from rewards.adapters.ending import ending, endings
 from rewards.mix.mix import Mix
 
 Read = Callable[[Any], Any]  # an observation as rewards read it
 
 
 def observed(env: gym.Env, mix: Mix) -> gym.Env:
-    """The environment with what the mix reads in its infos, as far as it can be had; itself if nothing is missing."""
+    """The environment with what the mix reads in its infos, as far as it can be had, and ended as rewards end it."""
     wanted, frame_size = _wanted(mix), mix.frame_size
     layer: gym.Env = env
     while isinstance(layer, gym.Wrapper):
@@ -40,7 +41,8 @@ def observed(env: gym.Env, mix: Mix) -> gym.Env:
     text = "text" in wanted and family.name != "other"
     signals = "signals" in wanted and env.spec is not None and bool(family.signals(env.spec))
     size = frame_size if "frame" in wanted and env.render_mode == "rgb_array" else None
-    return Observer(env, size, text, signals) if size is not None or text or signals else env
+    shown = size is not None or text or signals
+    return ending(Observer(env, size, text, signals) if shown else env, mix)
 
 
 def observed_vector(envs: VectorEnv, mix: Mix) -> VectorEnv:
@@ -49,6 +51,11 @@ def observed_vector(envs: VectorEnv, mix: Mix) -> VectorEnv:
     if isinstance(inner, SyncVectorEnv):
         inner.envs = [observed(env, mix) for env in inner.envs]
         return envs
+    if ends := endings(mix):
+        raise ValueError(
+            f"the reward {next(iter(ends))!r} ends episodes, and {envs} keeps its environments to itself; use "
+            "SyncVectorEnv"
+        )
     drawn = "frame" in wanted and envs.render_mode == "rgb_array"
     if not drawn or mix.frame_size is None or envs.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP:
         return envs
@@ -58,7 +65,7 @@ def observed_vector(envs: VectorEnv, mix: Mix) -> VectorEnv:
 def observe_venv(venv: Any, mix: Mix) -> None:
     """The same of a Stable-Baselines3 VecEnv, whose environments are wrapped where they stand."""
     inner = innermost(venv)
-    if _wanted(mix) and isinstance(made := getattr(inner, "envs", None), list):
+    if (_wanted(mix) or endings(mix)) and isinstance(made := getattr(inner, "envs", None), list):
         inner.envs = [observed(env, mix) for env in made]
 
 

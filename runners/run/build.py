@@ -137,21 +137,30 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path 
     """The environments of a run: a Gymnasium vector for our agents, a VecEnv for Stable-Baselines3's."""
     from agents.sb3.agent import make_venv
     from envs.make import make_vec
+    from rewards.adapters.ending import ending, endings
     from rewards.adapters.guided import guided, guides
 
     options: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, "frame_size": mix.frame_size}
     options |= {name: name in mix.requires for name in ("text", "signals")} | config.env_options
     watchdog = {"step_timeout": config.step_timeout, "on_error": config.on_env_error, "crash_folder": crashes}
     workers = watchdog if config.backend == "workers" else None
+    ends = endings(mix)
+    if ends and (guides(mix) or config.backend in ("batched", "workers")):
+        beside = f"backend={config.backend}" if config.backend in ("batched", "workers") else next(iter(guides(mix)))
+        raise UsageError(
+            f"reward.{next(iter(ends))}.ends=true asks each environment alone, beside which {beside} does not work; "
+            "leave one out"
+        )
+    end = functools.partial(ending, mix=mix) if ends else None
     if driver == "scorer":
-        envs = make_vec(config.env, n, seed=config.seed, backend=config.backend, workers=workers, **options)
+        envs = make_vec(config.env, n, seed=config.seed, backend=config.backend, workers=workers, wrap=end, **options)
         return guided(envs, mix)
     unfit = ("batched", "workers") if guides(mix) else ("batched",)
     if config.backend in unfit:
         raise UsageError(
             f"backend={config.backend} does not fit agent={config.agent_name}; use agent=ppo, or backend=auto"
         )
-    wrap = functools.partial(guided, mix=mix) if guides(mix) else None
+    wrap = functools.partial(guided, mix=mix) if guides(mix) else end
     return make_venv(config.env, n, config.seed, workers=workers, wrap=wrap, **options)
 
 

@@ -28,7 +28,7 @@ PLACES = ("root", "run_dir")  # where a run is written to
 SENTENCES = ("goal", "baseline", "negative", "describe")  # options that are words for a model, not names
 WRITTEN = re.compile(r"cache|cached|transcript|answers|\w*dir")  # options that name what is written
 READ = re.compile(
-    r"model|weights|demos|references_from|data|code|rulebook|\w*file|\w*path"
+    r"model|weights|demos|goals|others|references_from|data|code|rulebook|\w*file|\w*path"
 )  # and what is read, where it exists
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 JOINTS = re.compile(r"[.:/\\\0]")  # what joins the parts of a module's name, of a path, of an address

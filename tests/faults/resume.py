@@ -48,6 +48,8 @@ REWARDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "progress_model": (UPRIGHT, (GOAL,)),
     "synthesis": (("env=highway-fast-v0", "env.vehicles_count=3"), (*SENTENCES, "history=3")),
     "progress": (PENDULUM, ("of=obs", "demos={demos}", "steps=20")),
+    "discriminator": (PENDULUM, ("demos={demos}", *TINY)),
+    "success": (PENDULUM, ("goals={demos}", "which=all", "online=true", "hidden=8", "batch_size=16")),
     "self_reference": (CARTPOLE, ("threshold=15",)),
     "bradley_terry": (
         PENDULUM,

@@ -137,6 +137,7 @@ OPTIONS = {
     "oni": {"judge": "simulated", "judge_options": {"shuffle": True}},
     "motif": {"data": labels()},
     "code": {"file": coded()},
+    "success": {"which": "all", "online": True},
 }
 
 
@@ -152,7 +153,8 @@ def ask(name, env_id=CARTPOLE, frames=60, warm=None, **options):
 
 @pytest.mark.parametrize("name", sorted(set(rewards.TABLE) - {"synthesis"}))
 def test_there_is_a_card_for_every_reward(name, demos):
-    candidate = ask(name, **({"demos": str(demos)} if name == "progress" else {}))
+    reads = {"demos", "goals"} & set(vars(rewards.get(name).Config()))
+    candidate = ask(name, **dict.fromkeys(reads, str(demos)))
     made = compare_card.card(candidate, 0)
     assert made["verdict"] in (USABLE, WEAK, DO_NOT) and made["reasons"]
     assert np.isfinite(made["range"]).all() and 0 <= made["nonzero"] <= 1 and made["rows"] == 60

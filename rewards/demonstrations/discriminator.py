@@ -1,0 +1,148 @@
+"""Imitate a recording: a network learns to tell its transitions from the agent's, whose likeness to them is rewarded.
+
+    gail   r = -log(1 - D)                 above 0; D(s, a) is the chance that a transition is a demonstrator's
+    airl   r = log D - log(1 - D) = g(s, a) + gamma h(s') - h(s)         either sign; h(s') counts 0 at a terminal state
+    sqil   r = 1 for the transitions of the recording, 0 for all others; nothing is learned
+
+Sources: Ho, Ermon 2016, "Generative Adversarial Imitation Learning", arXiv 1606.03476, algorithm 1; Fu, Luo, Levine
+2018, "Learning Robust Rewards with Adversarial Inverse RL", arXiv 1710.11248, equation 4 (the shaping term); Reddy,
+Dragan, Levine 2020, "SQIL", arXiv 1905.11108; `of=next_obs`: Torabi, Warnell, Stone 2018, arXiv 1807.06158. The penalty
+of the slope: Mescheder, Geiger, Nowozin 2018, arXiv 1801.04406.
+Differences:
+    a reward does not know the policy, so AIRL's D has no pi(a | s) in it: its logit is the ratio of densities itself,
+    and g is not freed of the dynamics;
+    negatives are the transitions since the last update, with a replay also those it holds no more;
+    the slope is penalised towards 0, halfway between both kinds, instead of GAIL's entropy of the policy, which is
+    the agent's;
+    SQIL's rewards follow the transition, not the buffer it came from: an agent that does exactly what was recorded
+    earns 1, too. On its own transitions alone it has nothing to learn from where that never happens, which is
+    everywhere but in small discrete worlds: a replay has to hold the demonstrations.
+Fails when: the end of an episode says more than the way (gail, above 0 everywhere, wants to live on, so in tasks that
+succeed by ending take airl, or shape=potential); the demonstrations are few and the observations many, so that any
+detail tells them apart; the recording is of a bad policy, which it imitates as faithfully.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, softplus
+
+from envs.settings import setting
+from envs.transitions import Transitions
+from envs.types import Memory
+from rewards.demonstrations.recorded import recorded
+from rewards.exploration.learned import Learned, LearnedConfig
+
+TINY = 1e-6
+SHARE = 4  # one row of so many is asked for its slope, which costs three times a row's cross-entropy
+GAMMA = 0.99  # of the shaping term, where the stream takes the learner's
+EXTREME = 20.0  # largest logit, so that one sure answer does not outweigh an episode
+
+
+@dataclass
+class DemosDiscriminatorConfig(LearnedConfig):
+    """Settings of the discriminator."""
+
+    scale: str = "none"
+    gamma: float | None = None
+    learning_rate: float = 2e-3
+    batch_size: int = 512
+    demos: str = setting("", "a recording of what is to be imitated, or the name of one that ships")
+    form: str = setting("gail", "what D is turned into; see above", choices=("gail", "airl", "sqil"))
+    of: str = setting(
+        "action",
+        "what a demonstrator is known by, beside an observation: the `action`, or how the `next_obs` differs",
+        choices=("action", "next_obs"),
+    )
+    penalty: float = setting(0.1, "of the squared slope of the logit, between both kinds of transitions", low=0)
+
+
+class DemosDiscriminator(Learned):
+    """logit D(s, a) = f(s, a), or f(s, s'); for airl g + gamma h(s') - h(s)."""
+
+    Config = DemosDiscriminatorConfig
+    config: DemosDiscriminatorConfig
+    role = "goal"
+    requires = frozenset({"obs", "action", "next_obs", "terminated"})
+
+    def build(self) -> None:
+        super().build()
+        config = self.config
+        self.demos = recorded(config.demos, f"{config.prefix}demos", self.observation_space, self.action_space)
+        self.demos = self.demos.replace(**dict.fromkeys(("frame", "obs_frame", "text", "obs_text")), extras={})
+        if config.form == "sqil":
+            self.learns, self.known = False, set(self._pairs(self.demos))
+            return
+        self.watch(self.demos)
+        change = np.sqrt(np.square(self.rows(self.demos.next_obs) - self.rows(self.demos.obs)).mean(0))
+        self.change = np.where(change > TINY, change, self.statistics.std).astype(np.float32)  # of a step
+        self.encoder = self.net(config.features)
+        self.beside: torch.nn.Module = torch.nn.Identity() if config.of == "action" else self.net(config.features)
+        more = self.actions.size if config.of == "action" else config.features
+        self.judge = self.head(config.features + more, config.hidden, 1, gain=0.1)
+        trained = [self.encoder, self.beside, self.judge]
+        if config.form == "airl":
+            self.potential = self.net(config.hidden, 1)
+            trained.append(self.potential)
+        self.train_on(*trained)
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        """Float32 (N,)."""
+        if self.config.form == "sqil":
+            return np.array([pair in self.known for pair in self._pairs(batch)], np.float32)
+        return self.in_pieces(self.reward, *self.columns(batch)).cpu().numpy()
+
+    def reward(self, *columns: Tensor) -> Tensor:
+        """What the logits of rows (N, ...) earn, (N,)."""
+        logit = self.logit(*columns).clamp(-EXTREME, EXTREME)
+        return logit if self.config.form == "airl" else softplus(logit)
+
+    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
+        """Whitened s and s', what stands beside s, and whether the episode continues (N, 1)."""
+        obs, next_obs = self.rows(batch.obs), self.rows(batch.next_obs)
+        if self.config.of == "action":
+            beside = self.actions(batch.action)
+        else:  # a step is small beside the states that it lies between
+            beside = torch.from_numpy(((next_obs - obs) / self.change).clip(-5, 5)).to(self.device)
+        continues = torch.from_numpy(~np.asarray(batch.terminated)[:, None]).to(self.device, torch.float32)
+        return self.whiten(obs), self.whiten(next_obs), beside, continues
+
+    def logit(self, obs: Tensor, next_obs: Tensor, beside: Tensor, continues: Tensor) -> Tensor:
+        """Log-odds (N,) of a demonstration."""
+        logit = self.judge(torch.relu(torch.cat([self.encoder(obs), self.beside(beside)], dim=1)))
+        if self.config.form == "airl":
+            gamma = GAMMA if self.config.gamma is None else self.config.gamma
+            logit = logit + gamma * continues * self.potential(next_obs) - self.potential(obs)
+        return logit.squeeze(1)
+
+    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
+        """Cross-entropy of a minibatch against as many demonstrations, and the penalty of the slope between them."""
+        n = len(columns[0])
+        demos = self.columns(self.demos[self.rng.integers(len(self.demos.step), size=n)])
+        logits = self.logit(*(torch.cat(pair) for pair in zip(demos, columns)))
+        labels = torch.zeros_like(logits)
+        labels[:n] = 1
+        losses = {"loss": binary_cross_entropy_with_logits(logits, labels)}
+        if self.config.penalty:
+            some = -(-n // SHARE)
+            share = torch.from_numpy(self.rng.random((some, 1), np.float32)).to(self.device)
+            between = [one[:some].lerp(two[:some], share).requires_grad_() for one, two in zip(columns, demos)]
+            slopes = torch.autograd.grad(self.logit(*between).sum(), between, create_graph=True, allow_unused=True)
+            square = sum(slope.square().sum(1) for slope in slopes if slope is not None)
+            losses["penalty_loss"] = self.config.penalty * torch.as_tensor(square).mean()
+        return losses
+
+    def _pairs(self, batch: Transitions) -> list[bytes]:
+        """What makes a transition the same: both observations, as replays keep them."""
+        return [row.tobytes() for row in np.concatenate([self.rows(batch.obs), self.rows(batch.next_obs)], axis=1)]
+
+    def notes(self) -> list[str]:
+        """What is imitated; for sqil also what it needs."""
+        lines = [f"{len(self.demos.step):,} transitions are imitated, whatever they were worth"]
+        if self.config.form == "sqil":
+            lines.append("sqil gives 0 to all but the recorded transitions, so the agent's replay must hold them")
+        return lines

@@ -1,0 +1,34 @@
+"""Recordings as rewards read them: refused, with their option's name, where they are not of this environment."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+
+from envs.datasets.dataset import in_spaces
+from envs.recording import load
+from envs.transitions import Transitions
+
+LEAST = 10  # transitions that something can be learned from
+
+
+def recorded(path: str, key: str, observation_space: gym.Space, action_space: gym.Space) -> Transitions:
+    """The valid transitions (N,) of the recording that the option `key` names, N at least 10.
+
+    Raises:
+        ValueError: if there is none, or it holds too little, or was made in other spaces.
+    """
+    if not path:
+        raise ValueError(
+            f"{key} is empty; name a recording (python -m runners.record writes one), as in {key}=demos.safetensors"
+        )
+    try:
+        batch = load(path)[0]
+    except FileNotFoundError as error:
+        raise ValueError(f"{key}={error}; python -m runners.record writes one") from None
+    batch = batch[batch.valid]
+    if len(batch.step) < LEAST:
+        raise ValueError(f"{key}={path} holds {len(batch.step)} transitions; record at least {LEAST}")
+    try:
+        return in_spaces(batch, observation_space, action_space, "this run")
+    except ValueError as error:
+        raise ValueError(f"{key}={path}: {error}") from None

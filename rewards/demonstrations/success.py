@@ -1,0 +1,254 @@
+"""Success, learned from examples: a classifier tells states of the goal from others, and what it takes for one earns 1.
+
+    r(s') = 1[sigmoid(f(s')) >= at]        `value=logit`: f(s') itself, between -20 and 20
+    f(s') = linear(relu(LayerNorm(dropout(linear(s')))))        on observations, or on CLIP's embeddings of frames
+
+Offline f is fitted once, to goals and others alike often. With `online=true` it goes on learning while the agent does,
+goals against all that the agent meets as well (VICE), so that what it was fooled by stops earning; mixing rows and
+labels, labels short of 0 and 1, and a penalty on steep slopes keep it from being sure.
+Sources: Luo, Hu, Xu, Tan, Berg, Sharma, Schaal, Finn, Gupta, Levine 2024, "SERL", arXiv 2401.16013, and its
+code; Fu, Singh, Ghosh, Yang, Levine 2018, "Variational Inverse Control with Events", arXiv 1805.11686.
+Differences:
+    CLIP's embedding, or the observation as it is, in place of a pretrained ResNet;
+    `consecutive` successes in a row are asked for before one counts, which wipes out a classifier's single mistakes;
+    slopes are penalised towards 0, weight 0.1, not towards 1 with weight 10, which outweighs the labels in few numbers;
+    every fifth episode of the recordings is kept to judge by, and no row of it is trained on.
+VICE's best answer in a state that the agent visits as often as the goals show it is 1/2: once the policy is good,
+threshold with at=0.5 flickers; lower `at`, or take value=logit.
+Fails when: the states that an agent can reach are unlike all others that were recorded (offline, it is taken in by
+them); goal and way look alike; `ends=true` with a classifier that errs ends episodes early.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from envs.recording import episodes
+from envs.settings import setting
+from envs.transitions import Transitions
+from envs.types import Memory
+from rewards.demonstrations.recorded import recorded
+from rewards.exploration.learned import dense
+from rewards.vision.latent import Latent, LatentConfig
+
+EXTREME = 20.0  # largest logit
+KEPT = 5  # one episode of so many is kept to judge by
+SMOOTHING = 0.1  # of labels, online
+SLOPE = 0.1  # weight of the penalty of squared slopes, online
+RUN = "successes before"  # the extra that stands for the memory
+
+
+@dataclass
+class SuccessConfig(LatentConfig):
+    """Settings of `success`; SERL's values where it says any."""
+
+    shape: str = "none"
+    goals: str = setting("", "a recording that shows the goal")
+    which: str = setting(
+        "ends",
+        "its states that do: `ends`, the last of each episode that terminated, or `all`",
+        choices=("ends", "all"),
+    )
+    others: str = setting("", "a recording of what is not the goal; empty takes the states that `which` leaves over")
+    online: bool = setting(False, "whether it goes on learning, against what the agent meets (VICE)")
+    value: str = setting(
+        "threshold", "what a state is worth: `threshold` (0 or 1), or `logit`", choices=("threshold", "logit")
+    )
+    at: float = setting(0.5, "chance from which on a state is a success", above=0, below=1)
+    consecutive: int = setting(1, "successes in a row before one counts", low=1)
+    ends: bool = setting(
+        False, "whether an episode ends with a success; in one process, step by step, which costs time"
+    )
+    steps: int = setting(500, "minibatches that it is fitted with before training", low=0)
+    batch_size: int = setting(128, "rows of each kind in one", low=1)
+    hidden: int = setting(256, "units", low=1)
+    dropout: float = setting(0.1, "share of the units dropped in training", low=0, below=1)
+    learning_rate: float = setting(3e-4, "of Adam", above=0, high=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse_if(
+            self.value == "logit" and (self.ends or self.consecutive > 1),
+            "reward.success.value=logit has no successes to count (consecutive={consecutive}, ends={ends}); take "
+            "value=threshold",
+        )
+
+
+class Success(Latent):
+    """1 where the classifier, and `consecutive` - 1 states before, say success."""
+
+    Config = SuccessConfig
+    config: SuccessConfig
+    role = "goal"
+
+    def build(self) -> None:
+        super().build()
+        config = self.config
+        self.recalls = RUN if config.consecutive > 1 else ""  # type: ignore[misc]
+        self.bar = math.log(config.at / (1 - config.at))
+        self.rng = np.random.default_rng(self.seed)
+        self.goals, self.others = self._recorded()
+        self.classifier = Classifier(self.size, config.hidden, torch.Generator().manual_seed(self.seed))
+        self.classifier.to(self.device).measure(np.concatenate([self.goals[0], self.others[0]]))
+        self.optimizer = torch.optim.Adam(self.classifier.parameters(), lr=config.learning_rate, fused=True)
+        if len(self.others[0]):
+            self.learn(self.others[0], config.steps)
+
+    def initial_memory(self, n: int) -> Memory:
+        return {"run": np.zeros(n, np.float32)} if self.recalls else None
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray | tuple[np.ndarray, Memory]:
+        if self.recalls:
+            raw, after = self.scan(batch.map(lambda x: x[None]), memory)
+            return raw[0], after
+        logits = self.logits(batch)
+        if self.config.value == "logit":
+            return logits.clip(-EXTREME, EXTREME)
+        return (logits >= self.bar).astype(np.float32)
+
+    def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        success = self.logits(batch) >= self.bar
+        before, after = self._runs(success, batch, memory) if RUN not in batch.extras else (batch.extras[RUN], memory)
+        return (success & (before + 1 >= self.config.consecutive)).astype(np.float32), after
+
+    def recall(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        return self._runs(self.logits(batch) >= self.bar, batch, memory)
+
+    def logits(self, batch: Transitions) -> np.ndarray:
+        """Log-odds of success, float32 of the batch's shape."""
+        return self.classifier.ask(self.states(batch))
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        """What of its successes the task did not reward (`unrewarded`); online it learns, and judges what it kept."""
+        flat = batch.flatten()
+        if not flat.valid.any():
+            return {}
+        flat = flat[flat.valid]
+        metrics, states = {}, self.states(flat)
+        if self.config.online:
+            steps = -(-len(states) // self.config.batch_size)
+            metrics = {"loss": self.learn(np.concatenate([states, self.others[0]]), steps), **self.errors()}
+        success = self.classifier.ask(states) >= self.bar
+        metrics["successes"] = float(success.mean())
+        if success.any():
+            metrics["unrewarded"] = float((flat.reward[success] <= 0).mean())
+        return metrics
+
+    def learn(self, others: np.ndarray, steps: int) -> float:
+        """Minibatches of goals and of `others` (M, D); the mean loss."""
+        config, total = self.config, 0.0
+        labels = torch.cat([torch.ones(config.batch_size), torch.zeros(config.batch_size)]).to(self.device)
+        for _ in range(steps):
+            both = [part[self.rng.integers(len(part), size=config.batch_size)] for part in (self.goals[0], others)]
+            x, y, n = self.classifier.whiten(np.concatenate(both)), labels, len(labels)
+            if config.online:
+                share = torch.from_numpy(self.rng.random((n, 1), np.float32)).to(self.device)  # Beta(1, 1)
+                mate = torch.from_numpy(self.rng.permutation(n)).to(self.device)
+                x, y = x.lerp(x[mate], share).requires_grad_(), y.lerp(y[mate], share[:, 0])
+                y = y * (1 - SMOOTHING) + SMOOTHING / 2
+            kept = (self.rng.random((n, config.hidden), np.float32) >= config.dropout) / np.float32(1 - config.dropout)
+            logits = self.classifier(x, torch.from_numpy(kept).to(self.device))
+            loss = binary_cross_entropy_with_logits(logits, y)
+            if config.online:
+                (slope,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
+                loss = loss + SLOPE * slope.square().sum(1).mean()
+            if math.isfinite(value := float(loss.detach())):
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+            total += value
+        return total / max(steps, 1)
+
+    def errors(self) -> dict[str, float]:
+        """Shares of the rows kept to judge by that it gets wrong, of each kind of which there are some."""
+        kinds = {"false_negative": (self.goals[1], False), "false_positive": (self.others[1], True)}
+        asked = {
+            name: (self.classifier.ask(rows) >= self.bar, wrong) for name, (rows, wrong) in kinds.items() if len(rows)
+        }
+        return {name: float((said == wrong).mean()) for name, (said, wrong) in asked.items()}
+
+    def notes(self) -> list[str]:
+        """How often it errs on what it did not see."""
+        found = ", ".join(f"{name.replace('_', ' ')}s {value:.1%}" for name, value in self.errors().items())
+        kept = len(self.goals[1]), len(self.others[1])
+        return [f"of {kept[0]} goals and {kept[1]} others that were kept to judge by: {found or 'nothing is known'}"]
+
+    def _runs(self, success: np.ndarray, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """Successes in a row before each row of a rollout (T, N), float32; and the memory after."""
+        run, before = memory["run"], np.empty(batch.shape, np.float32)
+        for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
+            before[t] = run
+            run = np.where(ended, np.float32(0), np.where(valid, (run + 1) * success[t], run))
+        return before, {"run": run}
+
+    def _recorded(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """States (M, D) of the goal and others, each in rows to learn from and rows to judge by."""
+        config, prefix = self.config, self.config.prefix
+        batch, states, kept = self._states(config.goals, f"{prefix}goals")
+        goal = batch.terminated if config.which == "ends" else np.ones(len(states), bool)
+        if not goal[~kept].any():
+            raise ValueError(
+                f"{prefix}goals={config.goals} has no episode that terminated; take {prefix}which=all if all of it "
+                "shows the goal, or record episodes that reach it"
+            )
+        goals, rest = (states[goal & ~kept], states[goal & kept]), (states[~goal & ~kept], states[~goal & kept])
+        if config.others:
+            _, states, kept = self._states(config.others, f"{prefix}others")
+            rest = states[~kept], states[kept]
+        if not len(rest[0]) and not config.online:
+            raise ValueError(
+                f"{prefix}others is empty, and {prefix}goals={config.goals} shows nothing but goals; name a recording "
+                f"of something else, or learn from what the agent meets: {prefix}online=true"
+            )
+        return goals, rest
+
+    def _states(self, path: str, key: str) -> tuple[Transitions, np.ndarray, np.ndarray]:
+        """A recording, what its actions led to (N, D), and bool (N,): the rows of every fifth episode."""
+        batch = recorded(path, key, self.observation_space, self.action_space)
+        if self.encoder is not None and batch.frame is None:
+            raise ValueError(f"{key}={path} has no frames; record with frames={self.frame_size}, or take of=obs")
+        kept = np.zeros(len(batch.step), bool)
+        for rows in episodes(batch)[KEPT - 1 :: KEPT]:
+            kept[rows] = True
+        return batch, self.states(batch), kept
+
+
+class Classifier(nn.Module):
+    """Whitened states -> log-odds of success."""
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, size: int, hidden: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("scale", torch.ones(size))
+        self.first, self.norm = dense(size, (hidden,), generator), nn.LayerNorm(hidden)
+        self.last = dense(hidden, (1,), generator)
+
+    def forward(self, x: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
+        """Log-odds (M,) of whitened states (M, D); `kept` (M, hidden) multiplies the units."""
+        x = self.first(x)
+        return self.last(torch.relu(self.norm(x if kept is None else x * kept))).squeeze(1)
+
+    def measure(self, states: np.ndarray) -> None:
+        """Whiten by the mean and the deviation of these states (M, D)."""
+        spread = states.std(0)
+        self.mean.copy_(torch.from_numpy(states.mean(0)))
+        self.scale.copy_(torch.from_numpy(np.where(spread > 1e-6, spread, 1)))
+
+    def whiten(self, states: np.ndarray) -> torch.Tensor:
+        """States (M, D) as the network sees them."""
+        x = torch.from_numpy(np.ascontiguousarray(states)).to(self.mean.device)
+        return ((x - self.mean) / self.scale).clamp(-5, 5)
+
+    def ask(self, states: np.ndarray) -> np.ndarray:
+        """Log-odds, float32 of the leading shape of states (..., D)."""
+        with torch.no_grad():
+            return self(self.whiten(states.reshape(-1, states.shape[-1]))).cpu().numpy().reshape(states.shape[:-1])
