@@ -1,7 +1,7 @@
 """An id becomes a ready environment.
 
     gymnasium.make -> what the family repairs -> its observation adapter -> what disturbs -> (ActionMask)
-        -> EpisodeStatistics -> Journal -> Observer
+        -> EpisodeStatistics -> Journal -> (StartCurriculum) -> Observer
 
 `make` takes any Gymnasium id, ours, or `module:Id-v0`, which imports `module` first. `make_vec` makes n of them,
 `make_batched` n as one array program. `options` says which keyword arguments an id has.
@@ -55,6 +55,7 @@ def make(
     sticky: float | None = None,
     noisy_tv: str | None = None,
     episodic_reward: bool = False,
+    starts: str = "",
     **kwargs: Any,
 ) -> gym.Env:
     """Make one environment.
@@ -71,6 +72,7 @@ def make(
         sticky: probability in [0, 1) that the previous action is repeated instead; see `envs.wrappers`.
         noisy_tv: "always" or "on_demand", noise in the observation; see `envs.wrappers`.
         episodic_reward: whether an episode's reward comes in one sum at its end; see `envs.wrappers`.
+        starts: where episodes begin, see `envs.snapshots.curriculum`; "" for the environment's own starts.
         **kwargs: options of the family's adapter (see its file); the rest goes to the environment.
 
     Raises:
@@ -111,6 +113,10 @@ def make(
             env = plain_actions(family.adapt(env, **options))
         env = disturb(env, sticky=sticky, noisy_tv=noisy_tv, episodic_reward=episodic_reward)
         env = Journal(EpisodeStatistics(env))
+        if starts:
+            from envs.snapshots.curriculum import starting
+
+            env = starting(env, starts)
         if frame_size is not None or text or signals:
             env = Observer(env, frame_size, text, signals)
     except BaseException:

@@ -122,7 +122,7 @@ class SnapshotReset(gym.Wrapper):
     one that did is truncated after `truncate` steps; an early reset leads into one with `probability`.
     """
 
-    STATE = ("steps", "_borrowed", "_age", "_return")  # see `envs.snapshots.snapshots`
+    STATE: tuple[str, ...] = ("steps", "_borrowed", "_age", "_return")  # see `envs.snapshots.snapshots`
 
     def __init__(
         self,

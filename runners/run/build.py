@@ -142,6 +142,7 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path 
 
     options: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, "frame_size": mix.frame_size}
     options |= {name: name in mix.requires for name in ("text", "signals")} | config.env_options
+    options |= {"starts": config.starts} if config.starts else {}
     watchdog = {"step_timeout": config.step_timeout, "on_error": config.on_env_error, "crash_folder": crashes}
     workers = watchdog if config.backend == "workers" else None
     ends = endings(mix)

@@ -56,6 +56,11 @@ class TrainConfig(Settings):
     )
     max_episode_steps: int | None = setting(None, "truncate episodes here; null keeps the environment's limit", low=1)
     n_envs: int = setting(0, "environments side by side; 0 takes the agent's own number", low=0, high=65_536)
+    starts: str = setting(
+        "",
+        "where episodes of training begin: variance (states that the agent came through, by how much returns from "
+        "there differ), uniform, clusters, or a file of a teacher's snapshots (S3RL); empty for the environment's own",
+    )
     backend: str = setting(
         "auto",
         "what steps them: batched (array programs of ours), gym (this process), workers, auto",
@@ -178,6 +183,8 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
         del values["env_options"]
     if config.on_nan == "stop":  # likewise
         del values["on_nan"]
+    if not config.starts:
+        del values["starts"]
     if not config.init_from:
         del values["init_from"], values["init"]
     return values

@@ -1,0 +1,142 @@
+"""ExIt: episodes of training begin where returns differ most, in states that the agent itself came through.
+
+    p(start) = 0.9 s / sum s + 0.1 / n,   s = the deviation of the newest returns seen from the start
+
+A start that always succeeds, or never, teaches nothing; one whose returns differ is at the edge of what the agent can
+do. An episode leaves one of its states, drawn evenly, with the return that followed it; what was tried less than twice
+counts as the most informative. When the collection is full, the least informative makes room, and only every eighth
+episode leaves a state, so that each is tried about four times.
+
+Source: Jiang et al. 2025, "Bootstrapping Task Spaces for Self-Improvement" (ExIt), arXiv 2509.04575: partial histories
+as new tasks, by the variance of their group's returns. Differences: simulators' states instead of histories of a
+language model; returns of single episodes instead of groups; each of N environments has a collection of its own.
+Controls, `by`: `uniform`, any state of the collection; `clusters`, evenly over clusters of what was observed in them,
+as S3RL does with a teacher's states (`envs.snapshots.s3rl`).
+When it fails: rewards so rare that all returns are 0, which makes it uniform; returns that differ by chance alone draw
+it to noise; what an agent can only do from an ordinary start is seen in half of the episodes only.
+
+Example:
+    python -m runners.train env=MountainCar-v0 starts=variance
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
+
+from envs.snapshots import snapshots as simulator
+from envs.snapshots.s3rl import SnapshotReset, Snapshots
+from envs.snapshots.snapshots import get_state, set_state, supported
+from envs.types import EnvReset, EnvStep
+
+BY = ("variance", "uniform", "clusters")
+CAPACITY, SHARE, MEMORY, CLUSTERS = 64, 0.5, 8, 6  # states; episodes that begin in one; returns kept of each; clusters
+LEAVES = SHARE / 4  # share of the episodes that leave a state, once the collection is full
+EVENLY = 0.1  # share of the choices that are uniform
+
+
+def starting(env: gym.Env, starts: str) -> gym.Env:
+    """The environment with other starts: a `StartCurriculum` by one of `BY`, or S3RL from a file of snapshots."""
+    if starts in BY:
+        return StartCurriculum(env, starts)
+    try:
+        return SnapshotReset(env, Snapshots.load(starts))
+    except OSError as error:
+        raise ValueError(
+            f"starts={starts} is no file ({error.strerror}); give {', '.join(BY)}, or a file of snapshots"
+        ) from None
+
+
+class StartCurriculum(SnapshotReset):
+    """Half of all resets, `SHARE`, lead into states that the agent came through; the others are the environment's own.
+
+    Everything is drawn from the environment's `np_random`, so a seed fixes it.
+    """
+
+    STATE = (*SnapshotReset.STATE, "_pool", "_chosen", "_found", "_moves", "_total")
+
+    def __init__(self, env: gym.Env, by: str = "variance") -> None:
+        gym.Wrapper.__init__(self, env)
+        supported(env)
+        self.by, self.truncate = by, sys.maxsize
+        self.steps = 0
+        self._start = time.perf_counter()
+        self._pool: list[dict[str, Any]] = []  # state, obs, returns: the oldest first
+        self._chosen = -1  # where the running episode began in the pool; -1: elsewhere
+        self._found: dict[str, Any] | None = None  # the state that it leaves, and the return before it
+        self._borrowed, self._age, self._return, self._moves, self._total = False, 0, 0.0, 0, 0.0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._age, self._return, self._moves, self._total = 0, 0.0, 0, 0.0
+        self._chosen, self._found = -1, None
+        self._borrowed = bool(self._pool) and self.np_random.random() < SHARE
+        if not self._borrowed:
+            return obs, info
+        self._chosen = self._choose()
+        obs = set_state(self.env, self._pool[self._chosen]["state"])
+        for wrapper in simulator.layers(self.env):
+            if isinstance(wrapper, TimeLimit):
+                cast(Any, wrapper)._elapsed_steps = 0
+        if "step_count" in vars(self.unwrapped):  # MiniGrid's own clock
+            cast(Any, self.unwrapped).step_count = 0
+        return obs, {}
+
+    def step(self, action: Any) -> EnvStep:
+        obs, reward, terminated, truncated, info = super().step(action)
+        self._moves += 1
+        self._total += float(reward)
+        if terminated or truncated:
+            self._learn()
+        elif self.np_random.random() * self._moves < 1:  # each state of the episode is kept with the same probability
+            seen = np.asarray(spaces.flatten(self.env.observation_space, obs), np.float32)
+            self._found = {"state": get_state(self.env), "obs": seen, "before": self._total}
+        return obs, reward, terminated, truncated, info
+
+    def _choose(self) -> int:
+        """The number of the state that an episode begins in."""
+        count = len(self._pool)
+        if self.by == "variance":
+            return int(self.np_random.choice(count, p=chances([one["returns"] for one in self._pool])))
+        if self.by == "clusters":
+            states = Snapshots([], np.stack([one["obs"] for one in self._pool]))
+            members = states.clusters(min(CLUSTERS, count))
+            own = members[self.np_random.integers(len(members))]
+            return int(own[self.np_random.integers(len(own))])
+        return int(self.np_random.integers(count))
+
+    def _learn(self) -> None:
+        """Keep the return of an episode that has ended where it began, and the state that it leaves."""
+        if self._chosen >= 0:
+            one = self._pool[self._chosen]
+            one["returns"] = [*one["returns"], self._total][-MEMORY:]
+        full = len(self._pool) == CAPACITY
+        if self._found is None or (full and self.np_random.random() >= LEAVES):
+            return
+        if full:
+            p = chances([one["returns"] for one in self._pool])
+            del self._pool[int(p.argmin()) if self.by == "variance" else 0]
+        rest = self._total - self._found["before"]
+        self._pool.append({"state": self._found["state"], "obs": self._found["obs"], "returns": [rest]})
+        self._found = None
+
+
+def chances(returns: Sequence[Sequence[float]]) -> np.ndarray:
+    """The probability of each start (n,), from the newest returns seen from it.
+
+    Example:
+        >>> chances([[0, 1], [1, 1], [0, 0], [1]]).round(3).tolist()
+        [0.475, 0.025, 0.025, 0.475]
+    """
+    score = np.array([np.std(each) if len(each) > 1 else np.nan for each in returns])
+    tried = ~np.isnan(score)
+    score[~tried] = score[tried].max() if tried.any() and score[tried].max() > 0 else 1.0
+    even = np.full(len(score), 1 / len(score))
+    return (1 - EVENLY) * score / score.sum() + EVENLY * even if score.sum() > 0 else even
