@@ -62,7 +62,8 @@ class RewardConfig(Settings):
     weight: Any = setting(
         1.0,
         "multiplies the scaled reward: a number, or a schedule over environment steps; linear:1:0:200000 goes from 1 to"
-        " 0 in 200,000 steps and stays there; also cosine:, exp: and step:",
+        " 0 in 200,000 steps and stays there; also cosine:, exp: and step:; learned, by what serves the task (PPO,"
+        " agent.blend)",
         tune=(1e-3, 10.0, "log"),
     )
     scale: str = setting(

@@ -30,6 +30,7 @@ from agents.base import BaseAgent, Episodes, OnStep, TaskScorer, has_reset
 from agents.networks.actor_critic import Actions, ActorCritic, Flat, Glyphs, Inputs, masked
 from agents.ppo import credit
 from agents.ppo.balance import Balance
+from agents.ppo.blend import Blend
 from agents.ppo.config import PPOConfig
 from agents.ppo.update import Batch, NumpyUpdate, TorchUpdate, advantages, alignment, epochs, metrics, sequences
 from envs.masks import allows, checked
@@ -98,8 +99,10 @@ class PPO(BaseAgent):
         self.learner: Any = NumpyUpdate(self.policy, self.flat, config) if fast else self.autograd
         self.few, self.every = config.rows_a_gradient(envs.num_envs, len(streams))
         self.balance = Balance(config, list(self.streams)) if config.balance != "none" else None
-        if self.balance is not None:
-            self.saved = {**self.saved, "balance": "balance"}  # type: ignore[misc]
+        blend = Blend(config, self.streams, seed, self.device)
+        self.blend = blend if config.blend != "none" else None
+        on = {name: name for name in ("balance", "blend") if getattr(self, name) is not None}
+        self.saved = {**self.saved, **on}  # type: ignore[misc]
         settings = (envs, self.learner, config.n_steps, len(streams), self.scorer.requires, seed)
         collect: type[Collector] = DeviceCollector if on_device else Collector
         self.collector = collect(*settings, config.sequence if config.gru else config.n_steps)
@@ -200,8 +203,12 @@ class PPO(BaseAgent):
             )
         batch = collector.batch(numbers)
         rows = np.arange(batch.valid.shape[1]) if config.gru else np.flatnonzero(valid)
-        due = len(self.streams) > 1 and self._n_updates // config.n_epochs % self.every == 0
-        pulls = self._pulls(batch, rows, weights) if due else {}
+        few, pulls, mean = rows[: self.few], dict[str, Tensor](), weights.mean((0, 1))
+        if len(self.streams) > 1 and self._n_updates // config.n_epochs % self.every == 0:
+            few = np.random.default_rng(self.num_timesteps).permutation(rows)[: self.few]
+            seen = {name: column for column, name in enumerate(self.streams) if self.seen[column]}
+            pulls = self.autograd.gradients(batch, few, seen)
+            self.record(alignment(pulls, dict(zip(self.streams, mean.tolist()))))
         if self.balance is not None:
             numbers[..., 1] = self.balance(pulls, advantage, weights * self.seen, valid)
             self.record(self.balance.metrics)
@@ -210,6 +217,9 @@ class PPO(BaseAgent):
             self.learner.learning_rate = config.learning_rate * max(1 - self.num_timesteps / self._total_timesteps, 0.0)
         measured = epochs(self.learner, self.learner.begin_update(batch), rows, self.rows_a_batch, config, self.rng)
         self.learner.end_update()
+        if self.blend is not None:
+            self.blend(self.autograd, batch, few, pulls, mean * self.seen, collector.rollout)
+            self.record(self.blend.metrics)
         self._n_updates += config.n_epochs
         if not np.isfinite(measured[-1]["value_loss"]) or not bool(torch.isfinite(self.flat.value.sum())):
             raise FloatingPointError(
@@ -220,14 +230,6 @@ class PPO(BaseAgent):
         if self.policy.log_std is not None:
             self.logger.record("train/std", float(self.policy.log_std.detach().exp().mean()))
         self.logger.record("train/learning_rate", self.learner.learning_rate)
-
-    def _pulls(self, batch: Batch, rows: np.ndarray, weights: np.ndarray) -> dict[str, Tensor]:
-        """Stream -> its policy gradient on few of the rows; their cosines are logged."""
-        few = np.random.default_rng(self.num_timesteps).permutation(rows)[: self.few]
-        seen = {name: column for column, name in enumerate(self.streams) if self.seen[column]}
-        pulls = self.autograd.gradients(batch, few, seen)
-        self.record(alignment(pulls, dict(zip(self.streams, weights.mean((0, 1)).tolist()))))
-        return pulls
 
     def _update_statistics(self, valid: np.ndarray) -> None:
         """Let the statistics of the observations move: between two rollouts, so that a rollout has one meaning."""

@@ -58,6 +58,13 @@ class PPOConfig(Settings):
         choices=("none", "min_norm", "project"),
     )
     balance_only: list[str] = setting([], "streams that are balanced, the others are added by weight; none for all")
+    blend: str = setting(
+        "none",
+        "how weights that are `learned` find what serves the task: aligned (by the next rollout's gradient), implicit"
+        " (by where the policy would end), search (by trying: ten rollouts a step)",
+        choices=("none", "aligned", "implicit", "search"),
+    )
+    blend_rate: float = setting(0.2, "of learned weights: a rollout's step of softplus^-1, at most", above=0, high=10)
     net: str = setting(
         "mlp", "what reads flat observations; glyphs: those with declared parts (NetHack)", choices=("mlp", "glyphs")
     )
@@ -71,6 +78,14 @@ class PPOConfig(Settings):
         self.refuse_if(
             self.balance_only and self.balance == "none",
             "agent.balance_only={balance_only} balances nothing; give agent.balance=min_norm or project",
+        )
+        self.refuse_if(
+            self.balance != "none" and self.blend != "none",
+            "agent.balance={balance} and agent.blend={blend} both decide what a stream counts; give one of them",
+        )
+        self.refuse_if(
+            self.gru and self.blend == "implicit",
+            "agent.blend=implicit needs second derivatives, which agent.gru={gru} lacks; take aligned or search",
         )
 
     def rows_a_batch(self, n_envs: int) -> int:
@@ -98,7 +113,7 @@ class PPOConfig(Settings):
         Where they only are looked at, they cost at most 2.5 % of the minibatches: K + 1 passes, and 8 minibatches for
         entering autograd. Where they decide, they are taken on more rows, once a rollout.
         """
-        decide = self.balance != "none"
+        decide = self.balance != "none" or self.blend in ("aligned", "implicit")
         rows, minibatches = 1024 if decide else 256, self.n_epochs * n_envs * self.n_steps / self.batch_size
         cost = 8 + (1 + 2 * streams) / 3 * rows / self.batch_size
         every = 1 if decide else math.ceil(cost / (0.025 * minibatches))

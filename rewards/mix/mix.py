@@ -31,6 +31,7 @@ from rewards.mix.shaping import PAIRED, RELATIVE, References, clip, delta, poten
 from rewards.task import Task
 
 SCHEDULES = ("linear", "cosine", "exp", "step")
+LEARNED = "learned"  # a weight that an agent finds; 1 at first
 LAST = "last score"  # in the memory of a stream
 PATIENCE = 3  # updates in a row whose loss is not finite
 EVERY = 10  # finite updates between two copies of the weights
@@ -94,8 +95,13 @@ class Mix:
         return [f"{name}: {sentence}" for name, sentence in found.items() if sentence]
 
     def only_sums(self, who: str) -> None:
-        """Refuse streams whose `credit` is no sum, for what adds up rewards: ValueError."""
+        """Refuse, for what adds up rewards, streams whose `credit` is no sum or whose weight is learned: ValueError."""
         for name, stream in self.streams.items():
+            if stream.learned:
+                raise ValueError(
+                    f"reward.{name}.weight=learned needs whole rollouts and a value for every stream, which {who} has "
+                    "not; take agent=ppo with agent.blend=aligned and streams=separate, or give a number"
+                )
             if stream.credit != "sum":
                 raise ValueError(
                     f"reward.{name}.credit={stream.credit} needs whole rollouts and a value for every stream, which "
@@ -326,7 +332,10 @@ class Stream(Stateful):
         self.episodic = config.episodic
         self.scale = make_scale(config.scale, self.gamma, config.episodic)
         self.has_scale = config.scale != "none"
+        self.learned = config.weight == LEARNED  # by the agent, which moves `weight.start`
         self.warmup, self.freeze = config.warmup, config.freeze
+        if self.learned and not self.freeze:
+            self.freeze = max(self.warmup, 1)  # a scale that moves on would undo what the weight learns
         self.shape, self.clip_at, self.slope = config.shape, config.clip_at, config.slope
         self.compares = config.shape in PAIRED  # needs the score of obs as well
         self.has_memory = reward.initial_memory(1) is not None
@@ -356,7 +365,8 @@ class Stream(Stateful):
             )
 
     def _places(self) -> Mapping[str, str]:
-        return {**super()._places(), **({"references": "references"} if self.references else {})}
+        more = {"references": "references"} if self.references else {}
+        return {**super()._places(), **more, **({"weight": "weight.start"} if self.learned else {})}
 
     @property
     def requires(self) -> frozenset[str]:
@@ -550,7 +560,8 @@ class Schedule:
         kind, *numbers = str(spec).split(":")
         try:
             if not numbers:
-                self.kind, self.start, self.end, self.steps = "constant", float(kind), float(kind), 1.0
+                self.start = self.end = 1.0 if spec == LEARNED else float(kind)
+                self.kind, self.steps = "constant", 1.0
             else:
                 self.kind = kind
                 self.start, self.end, self.steps = (float(x) for x in numbers)
@@ -559,7 +570,7 @@ class Schedule:
         if self.kind not in ("constant", *SCHEDULES):
             raise ValueError(
                 f"weight={spec!r} is neither a number nor KIND:START:END:STEPS "
-                f"with KIND one of {', '.join(SCHEDULES)}, as in linear:1:0:200000"
+                f"with KIND one of {', '.join(SCHEDULES)}, as in linear:1:0:200000, nor {LEARNED}"
             )
         if not (math.isfinite(self.start) and math.isfinite(self.end) and min(self.start, self.end) >= 0):
             raise ValueError(f"weight={spec!r} must be finite and at least 0; to penalise, change the reward's sign")

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 TASK, LEARNED, GREY, ALARM = "#4c9be8", "#f2a541", "#9aa0aa", "#d9607c"
 STREAMS = ("#5fbf77", "#9d7fe0", "#3fb8b0", "#b58a5a", "#c77fb5", "#7d8f3c")
+MOVERS = {  # tags that say what moved the policy, and their words; the first that a run has is drawn
+    "weight": "learned weight",
+    "share": "share of the policy's direction",
+    "cosine": "cosine with the task's policy gradient",
+}
 
 
 def colours(streams: Iterable[str]) -> dict[str, str]:
@@ -31,9 +36,9 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
 
     The first panel has the task's and the learned return over environment steps; where they part, it is shaded. If the
     agent's reward is not the task's alone, a second sets one against the other, a point a row of the log; with several
-    streams a third shows their shares of the reward, and a fourth which of them moved the policy: their shares of its
-    direction where `agent.balance` adds them up, else the cosines of their policy gradients with the task's. A random
-    policy's score and the control's curve are drawn too.
+    streams a third shows their shares of the reward, and a fourth which of them moved the policy: weights that are
+    learned, their shares of its direction where `agent.balance` adds them up, else the cosines of their policy
+    gradients with the task's. A random policy's score and the control's curve are drawn too.
     """
     import matplotlib
 
@@ -45,9 +50,10 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
     both, proxy, truth = _columns(rows, LEARNED_RETURN, TASK_RETURN)
     learned = len(proxy) > 0 and not np.allclose(proxy, truth)
     shares = _by_stream(rows, r"reward/(\w+)_share")
-    moved, moved_by = _by_stream(rows, r"stream/(\w+)/share"), "share of the policy's direction"
-    if not moved:
-        moved, moved_by = _by_stream(rows, r"stream/(\w+)/cosine"), "cosine with the task's policy gradient"
+    moved, moved_by = dict[str, tuple[np.ndarray, ...]](), ""
+    for kind, label in MOVERS.items():
+        if not moved:
+            moved, moved_by = _by_stream(rows, rf"stream/(\w+)/{kind}"), label
     panels = 1 + learned + (len(shares) > 1) + bool(moved)
     figure, axes = pyplot.subplots(1, panels, figsize=(7 + 3.6 * (panels - 1), 4), layout="constrained", squeeze=False)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
@@ -108,7 +114,7 @@ def _streams(axis: Any, lines: dict[str, tuple[np.ndarray, ...]], label: str) ->
     for (name, colour), (steps, values) in zip(colours(lines).items(), lines.values()):
         axis.plot(steps, values, color=colour, linewidth=1.5, label=name, marker="" if len(steps) > 1 else "o")
     low = -1 if "cosine" in label else 0
-    axis.set(xlabel="environment steps", ylabel=label, ylim=(low, 1))
+    axis.set(xlabel="environment steps", ylabel=label, ylim=(low, None if "weight" in label else 1))
     if low:
         axis.axhline(0, color=GREY, linewidth=0.6)
     axis.legend(frameon=False, fontsize=9)

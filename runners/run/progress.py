@@ -69,6 +69,7 @@ TAGS: dict[str, str] = {
     "reward/nan": "rewards so far that were NaN or infinite and replaced by 0 (on_nan=zero)",
     "stream/<name>/cosine": "of the stream's policy gradient with the task's, or else with the sum's, -1 to 1 (PPO)",
     "stream/<name>/share": "of the stream among those that agent.balance adds up, as unit gradients, 0 to 1",
+    "stream/<name>/weight": "of a stream with weight=learned",
     "env/restarts": "worker processes replaced so far, written when one was",
     "<name>/<metric>": "what a reward reports about its own learning, explained in its file",
     "train/<metric>": "losses and schedules of the agent, as Stable-Baselines3 names them",

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from matplotlib import image
 
 from runners.run.curve import curve
@@ -25,9 +26,10 @@ def test_several_streams_show_their_shares(tmp_path):
     assert drawn(tmp_path, "10,1,5,0.9,0.1", "20,,,,", "30,3,6,0.2,0.8").shape[1] == round(14.2 * 130)
 
 
-def test_what_moved_the_policy_has_a_panel(tmp_path):
+@pytest.mark.parametrize("tag", ["cosine", "weight"])
+def test_what_moved_the_policy_has_a_panel(tmp_path, tag):
     rows = ["10,1,5,0.9,0.1,-0.5", "20,,,,,nan", "30,3,6,0.2,0.8,0.5"]
-    (tmp_path / "metrics.csv").write_text("\n".join([f"{HEADER},stream/rnd/cosine", *rows]) + "\n")
+    (tmp_path / "metrics.csv").write_text("\n".join([f"{HEADER},stream/rnd/{tag}", *rows]) + "\n")
     assert image.imread(curve(tmp_path, "title")).shape[1] == round(17.8 * 130)
 
 
