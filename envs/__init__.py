@@ -24,6 +24,7 @@ _TASKS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "ButtonGrid-v0": ("envs.exploration.factored:ButtonGrid", 100, {}),
     "Carla-v0": ("envs.driving.carla:Carla", None, {}),
     "DeepSea-v0": ("envs.exploration.family:DeepSea", None, {}),
+    "PointMaze-v0": ("envs.exploration.family:PointMaze", 50, {}),
     "NetHackScore-v0": ("envs.nethack.tasks:Score", 5000, {}),
     "NetHackOracle-v0": ("envs.nethack.tasks:Oracle", 5000, {}),
     "NetHackOracleSober-v0": ("envs.nethack.tasks:Oracle", 5000, {"sober": True}),

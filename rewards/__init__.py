@@ -48,6 +48,7 @@ TABLE: dict[str, str] = {
     "success": "rewards.demonstrations.success:Success",
     "bradley_terry": "rewards.preference.bradley_terry:BradleyTerry",
     "self_play": "rewards.preference.self_play:SelfPlay",
+    "users": "rewards.preference.users:Users",
     "oni": "rewards.language.oni:ONI",
     "motif": "rewards.language.motif:Motif",
     "subgoals": "rewards.language.subgoals:Subgoals",

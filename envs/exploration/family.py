@@ -2,6 +2,7 @@
 
     lodestar/NoisyRooms-v0   a row of rooms and no task: what is explored, and does noise hold the agent?
     lodestar/DeepSea-v0      one treasure among 2^size ways down, each step towards it costs: does exploration go deep?
+    lodestar/PointMaze-v0    a point in corridors like a T, two ends that people may want: whose reward is it?
 
 Sources:
     NoisyRooms   the mazes with a noisy television of Burda et al. 2018, "Large-Scale Study of Curiosity-Driven
@@ -220,6 +221,49 @@ class DeepSea(CellWorld):
         return enlarged(plan)
 
 
+class PointMaze(CellWorld):
+    """A point (x, y) in [-1, 1]^2 that moves by up to 0.1 a step along each axis, in a T: a stem, and a bar above it.
+
+    Observation: its place, float32 (2,). Action: its step over 0.1, (2,) in [-1, 1]; walls stop the axis that leads
+    into them. It starts anywhere. The task's reward is x, so its goal is the right end of the bar; people may prefer
+    the left one. An episode lasts 50 steps and succeeds if it ends at the right, x > 0.8.
+    """
+
+    STATE = ("place",)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self._setup(render_mode, 2, 2, low=-1.0)
+        self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.place = np.zeros(2, np.float32)
+
+    def _begin(self) -> None:
+        tries = self.np_random.uniform(-1, 1, (64, 2)).astype(np.float32)
+        self.place = tries[in_the_t(tries).argmax()]
+
+    def step(self, action: Any) -> EnvStep:
+        for axis in (0, 1):
+            moved = self.place.copy()
+            moved[axis] = np.clip(moved[axis] + 0.1 * np.clip(action[axis], -1, 1), -1, 1)
+            self.place = moved if in_the_t(moved) else self.place
+        return self._obs(), float(self.place[0]), False, False, self._info()
+
+    def _obs(self) -> np.ndarray:
+        return self.place.copy()
+
+    def _picture(self) -> np.ndarray:
+        across = np.linspace(-1, 1, 21, dtype=np.float32)
+        cells = np.stack(np.meshgrid(across, -across), axis=-1)
+        plan = np.where(in_the_t(cells)[..., None], FLOOR, WALL).astype(np.uint8)
+        nearest = np.abs(cells - self.place).sum(axis=-1).argmin()
+        plan[np.unravel_index(nearest, plan.shape[:2])] = AGENT
+        return enlarged(plan)
+
+
+def in_the_t(place: np.ndarray) -> np.ndarray:
+    """Whether places (..., 2) in [-1, 1]^2 are in the corridors, bool (...)."""
+    return (np.abs(place[..., 0]) <= 0.2) | (place[..., 1] >= 0.6)
+
+
 def corridor(rooms: int) -> np.ndarray:
     """NoisyRooms: (cell, action) -> cell, int64 (n_cells, 5)."""
     wide = SIDE + 1
@@ -288,6 +332,8 @@ def enlarged(plan: np.ndarray) -> np.ndarray:
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     inner = simulator(env)
+    if isinstance(inner, PointMaze):
+        return f"the point is {'in the stem' if inner.place[1] < 0.6 else 'left' if inner.place[0] < 0 else 'right'}"
     if isinstance(inner, DeepSea):
         row, column = divmod(inner.cell, inner.size)
         return f"the diver is in row {row + 1} and column {column + 1} of {inner.size}"
@@ -300,18 +346,22 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
 def _aim(spec: EnvSpec) -> str:
     if entry(spec).endswith(":DeepSea"):
         return "dive to the treasure, which lies in the last row and the last column"
+    if entry(spec).endswith(":PointMaze"):
+        return "go to the right end of the corridor"
     return "go through the doors from room to room and reach the last room"
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
     inner = simulator(env)
+    if isinstance(inner, PointMaze):
+        return bool(inner.place[0] > 0.8)
     return bool(inner.treasure if isinstance(inner, DeepSea) else inner.arrived)
 
 
 FAMILY = Family(
     name="exploration",
-    description="rooms with endless noise, and a treasure that only deep exploration finds",
-    ids=("lodestar/NoisyRooms-v0", "lodestar/DeepSea-v0"),
+    description="rooms with endless noise, a treasure that only deep exploration finds, a point with two goals",
+    ids=("lodestar/NoisyRooms-v0", "lodestar/DeepSea-v0", "lodestar/PointMaze-v0"),
     knows=lambda spec: entry(spec).startswith("envs.exploration.family:"),
     caption=_caption,
     aim=_aim,

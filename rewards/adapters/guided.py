@@ -7,6 +7,9 @@ A reward with a memory of the episode may have
     begin(memory, modalities, mask)         optional: the memory after what comes with first observations (frames,
                                             texts, signals, each (N, ...)) of the environments in `mask`, bool (N,)
 
+One without a memory is given the numbers of the episodes instead, int64 (N,), which count up from the environment's:
+`guide(episode)` is then who is served, what is wanted, and so on, for the whole episode.
+
 and the policy then reads (n + D,) numbers instead of the environment's (n,):
 
     mix = make_mix(...); env = guided(env, mix)         around one environment or a vector; as it is without a guide
@@ -15,8 +18,9 @@ The wrapper keeps the reward's memory as the drivers of a mix do: scored step by
 memory of its own, beside the one of the driver that computes rewards. An episode's last observation comes with its own
 guide vector, also where the next episode's first one has taken its place (`final_obs`).
 
-Limits: flat observations, Box (n,). A guide may read texts and signals, but no observations: with guide vectors
-appended, the driver that computes rewards would give it others than this wrapper.
+Limits: flat observations, Box (n,). A guide with a memory may read texts and signals, but no observations: with guide
+vectors appended, the driver that computes rewards would give it others than this wrapper. One without finds its own
+vector at the end of the observations it scores, if it is the only guide.
 """
 
 from __future__ import annotations
@@ -68,7 +72,8 @@ def guided_space(space: spaces.Space, mix: Mix) -> spaces.Space:
         raise ValueError(f"{names} guides beside flat float observations, not {space}; flatten them")
     for name, reward in guiding.items():
         read = sorted({"obs", "next_obs", "frame", "obs_frame"} & reward.requires)
-        if read:
+        alone = reward.initial_memory(1) is None and len(guiding) == 1
+        if read and not alone:
             raise ValueError(f"the reward {name!r} guides, so it may read texts and signals, but not {', '.join(read)}")
     more = np.full(sum(reward.guides for reward in guiding.values()), np.inf, np.float32)
     low, high = (np.asarray(bound, np.float32) for bound in (space.low, space.high))
@@ -87,26 +92,31 @@ def make_mix(given: Any, observation_space: spaces.Space, action_space: spaces.S
 class _GuideTracker(EpisodeTracker):
     """The guides' memories of N running episodes, and their guide vectors."""
 
+    saved = ("memory", "cursor", "episode")
+
     def __init__(self, mix: Mix, n: int) -> None:
         super().__init__(guides(mix), n, mix.frame_size)
+        self.episode = np.arange(n) - 1  # number of the running episode, the environment's own at first
 
     def begin(self, modalities: Mapping[str, Any], mask: np.ndarray | None = None) -> None:
         super().begin(modalities, mask)
         mask = np.ones(self.n, bool) if mask is None else np.asarray(mask, bool)
+        self.episode = self.episode + mask
         for name, reward in self.sources.items():
             if hasattr(reward, "begin"):
                 self.memory[name] = reward.begin(self.memory[name], modalities, mask)
 
     def observe(self, batch: Transitions) -> None:
         """One step, (N,); rows that are no transitions change nothing."""
-        for name, reward in self.sources.items():
-            before = self.memory[name]
+        for name, before in self.memory.items():
+            reward: Any = self.sources[name]
             _, after = reward.score(batch, before)
             self.memory[name] = after if batch.valid.all() else merge_memory(after, before, ~batch.valid)
 
     def vectors(self) -> np.ndarray:
         """Guide vectors, float32 (N, D)."""
-        return np.concatenate([reward.guide(self.memory[name]) for name, reward in self.sources.items()], axis=1)  # type: ignore[union-attr]
+        given = [reward.guide(self.memory.get(name, self.episode)) for name, reward in self.sources.items()]  # type: ignore[union-attr]
+        return np.concatenate(given, axis=1)
 
 
 class GuidedEnv(gym.Wrapper, RecordConstructorArgs):

@@ -374,3 +374,29 @@ def test_a_swing_by_energy_holds_the_sparse_pendulum_up_for_success() -> None:
     for _ in range(200):
         *_, info = env.step(np.zeros(1, np.float32))
     assert info["episode"]["r"] == 0 and info["is_success"] is False
+
+
+# PointMaze
+
+
+def test_a_point_stays_in_its_corridors_and_slides_along_their_walls() -> None:
+    env = make("lodestar/PointMaze-v0", seed=0, render_mode="rgb_array")
+    env.reset()
+    inner = env.unwrapped
+    inner.place = np.float32([0.15, 0.0])
+    obs, reward, terminated, truncated, _ = env.step(np.float32([1, 1]))  # a wall to the right, none above
+    assert (
+        obs.tolist() == pytest.approx([0.15, 0.1]) and reward == pytest.approx(0.15) and not (terminated or truncated)
+    )
+    obs, *_ = walk(env, [np.float32([0, 5])] * 20)  # a step is cut to 0.1
+    assert obs.tolist() == pytest.approx([0.15, 1.0])
+    assert families()["exploration"].caption(env, {}) == "the point is right"
+    *_, truncated, info = walk(env, [np.float32([1, 0])] * 29)
+    assert truncated and info["is_success"] and info["episode"]["l"] == 50
+    picture = env.render()
+    assert (picture[PIXELS * 0, -1] == AGENT).all() and (picture == np.array(FLOOR)).all(axis=-1).any()
+    starts = np.array([env.reset()[0] for _ in range(100)])
+    assert ((abs(starts[:, 0]) <= 0.2) | (starts[:, 1] >= 0.6)).all() and starts[:, 0].min() < -0.8 < 0.8 < starts[
+        :, 0
+    ].max()
+    check_env(make("lodestar/PointMaze-v0"), skip_render_check=True)

@@ -1,0 +1,284 @@
+"""Users: people who want different things are each inferred from a few answers, and rewarded for their own.
+
+One reward for all is the average of those who disagree, which fits none of them. Here the answers of a user give a
+vector z, and the reward is of states and z; the policy reads z beside its observation, so that one policy serves all.
+
+    q(z | answers) = N(m, s^2)    from the mean of f(better, worse, how sure) over a user's answers
+    P(second over first) = sigmoid(sum g(s2, z) - sum g(s1, z))
+    loss = cross-entropy + kl_weight * KL(q || N(0, 1))
+    r(s', z) = mean over M reference states s* of sigmoid(g(s', z) - g(s*, z))
+
+The last line keeps scale: g is known up to a monotone map for every z, the share of states that a state beats is not.
+
+Source: Poddar et al. 2024, "Personalizing RLHF with Variational Preference Learning" (VPL), arXiv 2408.10075.
+Differences:
+  - answers, the better segment first, pass one network and their mean another, so that neither their number nor any
+    order matters; the source reads N of them, as they were asked, side by side;
+  - z is inferred from some answers and judged by others; the source reconstructs those that it read;
+  - the classifier of the source's scale, D(s, s*, z), is a difference, so that references are looked at once;
+  - KL has the 1/2 of its definition, which the authors' code lacks; the loss is a mean, so kl_weight is smaller;
+  - the reward is learned while the policy is, and z moves with it; the source labels recordings and learns offline.
+When it fails: users whose answers do not tell them apart; a user without answers, who is served with z = 0; a z that a
+running policy has not met. `user=all` needs flat observations and environments from `ld.wrap` or `runners.train`, where
+z stands beside them (`rewards.adapters.guided`).
+
+Example:
+    python -m runners.train env=lodestar/PointMaze-v0 reward=users reward.users.user=all
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
+
+from envs.settings import setting
+from envs.transitions import Transitions
+from envs.types import Memory
+from rewards.llm.judges.base import SegmentJudge
+from rewards.preference.judges import RecordedPreferences, make_segment_judge
+from rewards.preference.segments import Segments
+from rewards.preference.sessions import LabelledPairs, Sessions, SessionsConfig
+
+TWO = {"for": {"judge": "scripted"}, "against": {"judge": "scripted", "mistakes": 1.0}}
+ALL = "all"
+PATIENCE = 10  # passes without progress on the answers held out
+
+
+@dataclass
+class UsersConfig(SessionsConfig):
+    """Settings of users; the source's value in brackets where it differs."""
+
+    users: dict[str, Any] = setting(
+        TWO,
+        "name -> judge and its options, as in {ann: {judge: recorded, path: ann.jsonl}}; two synthetic ones, of whom "
+        "the second wants the opposite of the task, unless given",
+    )
+    user: str = setting("", "whose reward it is; empty for the first; all: episode by episode the next one's")
+    latent: int = setting(8, "numbers in z, D [8 to 32]; 0 is one reward for all users, the control", low=0)
+    answers: int = setting(4, "answers that z is inferred from while learning, N [4 to 16]", low=1)
+    kl_weight: float = setting(0.01, "of the KL of a z, beside the mean cross-entropy of an answer", low=0)
+    references: int = setting(64, "states that a state is compared with, M", low=1)
+    budget: int = setting(500, "answers in total, of all users together", low=1)
+    queries: int = setting(20, "pairs in one session; each user is asked about all of them", low=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.users:
+            raise ValueError(
+                f"{self.prefix}users={{}} names none; give judges by name, as in {{ann: {{judge: human}}}}"
+            )
+        if self.user not in ("", ALL, *self.users):
+            raise ValueError(f"{self.prefix}user={self.user} is unknown; give one of {', '.join(self.users)}, or {ALL}")
+
+
+class UserAnswers(LabelledPairs):
+    """Answers with the number of the user, and of the pair where others were asked about it, too; what follows of them.
+
+    `z` (U, D) are the users', `references` (M, size) states to compare with.
+    """
+
+    columns = ("rows", "label", "held", "user", "pair")
+    saved = (*columns, "seen", "due", "asked", "fits", "z", "references", "judges")
+
+    def __init__(self, due: int, judges: dict[str, SegmentJudge], latent: int) -> None:
+        super().__init__(due)
+        self.user = self.pair = np.zeros(0, np.int64)  # (n,); pair -1 where it was not the one asked about
+        self.z, self.references = np.zeros((len(judges), latent), np.float32), np.zeros((1, 1), np.float32)
+        self.judges = judges
+
+
+class Users(Sessions):
+    """r(s', z) in [0, 1]: the share of reference states that s' is better than for the user with z; 0 before a fit."""
+
+    Config = UsersConfig
+    labelled: UserAnswers
+    control: ClassVar[dict[str, Any] | None] = {"latent": 0}
+
+    def build(self) -> None:
+        config, space = self.config, self.observation_space
+        self.guides = config.latent if config.user == ALL else 0  # numbers that the policy reads
+        judges = {name: self._judge(place, name) for place, name in enumerate(config.users)}
+        self.requires = frozenset({"next_obs"}).union(*(judge.requires for judge in judges.values()))
+        seeing = [name for name, judge in judges.items() if judge.embedding or "frame" in judge.requires]
+        if seeing:
+            raise ValueError(f"{config.prefix}users: the judge of {seeing[0]} reads frames; give show=obs, or another")
+        if self.guides:  # z comes with the observations
+            size = max(int(np.prod(space.shape or (0,))) - self.guides, 1)
+            self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        super().build()
+        self.observation_space = space
+        if self.layout.images:
+            raise ValueError(f"reward users cannot read the images of {space}; give observations as numbers")
+        hidden, size, latent = config.hidden, self.layout.size, config.latent
+        self.reads = self.head(2 * config.length * size + 1, hidden, hidden, config.features)
+        self.infers = self.head(config.features, hidden, 2 * latent)
+        self.rates = self.head(size + latent, hidden, hidden, 1)
+        self.train_on(self.reads, self.infers, self.rates)
+        self.segments = Segments(config.length, config.pool, self.requires & {"text", "signals"})
+        self.labelled = UserAnswers(config.seed_steps, judges, latent)
+
+    def _judge(self, place: int, name: str) -> SegmentJudge:
+        options = dict(self.config.users[name])
+        kind = options.pop("judge", "scripted")
+        if kind == "human":
+            options = {"answers": f"preferences/{name}.jsonl", "show": "obs", **options}
+        made = make_segment_judge(kind, **{"seed": self.seed + 500 + place, "device": self.device, **options})
+        if isinstance(made, RecordedPreferences) and made.judge is None and not made.labels:
+            raise ValueError(
+                f"{self.config.prefix}users: {name} has no answers in {made.path}; give some, or leave out"
+            )
+        return made
+
+    def guide(self, episode: np.ndarray) -> np.ndarray:
+        """The z that the policy reads in the episodes of these numbers (N,): float32 (N, D), user after user."""
+        return self.labelled.z[episode % len(self.labelled.z)]
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        """Float32 (N,); with user=all z is the end of each observation."""
+        if not self.labelled.fits:
+            return np.zeros(batch.shape, np.float32)
+        names, chosen = [*self.config.users], self.config.user
+        z = np.tile(self.labelled.z[names.index(chosen) if chosen in names else 0], (len(batch.step), 1))
+        if self.guides:
+            z = np.asarray(batch.next_obs, np.float32)[:, -self.guides :]
+        state = self.whiten(self.own_rows(batch.next_obs))
+        return self.in_pieces(self.share, state, torch.from_numpy(z).to(self.device)).cpu().numpy()
+
+    def own_rows(self, obs: Any) -> np.ndarray:
+        """Observations (N, ...) without the z beside them, as rows (N, size)."""
+        return self.rows(obs[:, : -self.guides] if self.guides else obs)
+
+    def share(self, state: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        """r of whitened states (N, size) for z (N, D): (N,)."""
+        kinds, which = z[:1], torch.zeros(len(z), dtype=torch.long, device=z.device)
+        if z.shape[1]:
+            kinds, which = torch.unique(z, dim=0, return_inverse=True)
+        known = self.whiten(self.labelled.references).expand(len(kinds), -1, -1)
+        theirs = self.rate(known, kinds[:, None])
+        return torch.sigmoid(self.rate(state, z)[:, None] - theirs[which]).mean(dim=1)
+
+    def rate(self, state: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        """g of whitened states (..., size) and z that fits them: (...)."""
+        beside = z.expand(*state.shape[:-1], z.shape[-1])
+        return self.rates(torch.cat([state, beside], dim=-1)).squeeze(-1)
+
+    def session(self, most: int) -> dict[str, float]:
+        answers, config = self.labelled, self.config
+        queries = min(config.queries, most // len(answers.judges))
+        if not queries:
+            return {}
+        first, second = map(self.segments.pick, self.draw(queries))
+        number, held = answers.asked + np.arange(queries), self.rng.random(queries) < config.held_out
+        answers.asked += queries
+        taken, self.failure = 0, ""
+        for user, judge in enumerate(answers.judges.values()):
+            asked = self.ask(judge, first, second, queries)
+            if asked is None or np.isnan(asked[2]).all():
+                continue
+            one, two, label = asked
+            given = np.flatnonzero(~np.isnan(label))
+            same = one is first  # not an answer to an earlier question
+            sides = [
+                self.own_rows(side.flatten().next_obs).reshape(*side.shape, -1).swapaxes(0, 1) for side in (one, two)
+            ]
+            rows = np.stack(sides, axis=1)[given]
+            if config.normalize_obs == "running":
+                self.statistics.update(rows.reshape(-1, rows.shape[-1]))
+            kept = held if same else self.rng.random(len(label)) < config.held_out
+            pair = number if same else np.full(len(label), -1)
+            answers.add(rows, label[given], kept[given], np.full(len(given), user), pair[given])
+            taken += len(given)
+        return self.fit_answers() if taken else {"failed": 1.0}
+
+    def fit_answers(self) -> dict[str, float]:
+        """Passes over all answers until `epochs` are over, or those held out get no better; then every user's z."""
+        config, answers = self.config, self.labelled
+        x, y = self.whiten(answers.rows), torch.from_numpy(answers.label).to(self.device)
+        learnt, kept = np.flatnonzero(~answers.held), np.flatnonzero(answers.held)
+        learnt = learnt if len(learnt) else kept
+        best, waited, losses = np.inf, 0, [torch.zeros(2)]
+        for _ in range(config.epochs):
+            losses = []
+            for rows in np.array_split(self.rng.permutation(learnt), -(-len(learnt) // config.batch_size)):
+                mean, log_var = self.posterior(x, y, self.examples(rows, learnt))
+                noise = torch.from_numpy(self.rng.standard_normal(mean.shape, np.float32)).to(self.device)
+                loss = cross_entropy(self.logits(x[rows], mean + noise * torch.exp(log_var / 2)), y[rows])
+                kl = divergence(mean, log_var).mean()
+                self.descend(loss + config.kl_weight * kl)
+                losses.append(torch.stack([loss, kl]).detach())
+            if len(kept) >= config.batch_size:
+                error = float(cross_entropy(torch.from_numpy(self.predict(x, y, kept, learnt)), y[kept].cpu()))
+                best, waited = (error, 0) if error < best else (best, waited + 1)
+            if waited >= PATIENCE:
+                break
+        answers.fits += 1
+        states = answers.rows.reshape(-1, answers.rows.shape[-1])
+        answers.references = states[self.rng.integers(len(states), size=config.references)]
+        with torch.no_grad():
+            for user in np.unique(answers.user):
+                answers.z[user] = self.posterior(x, y, np.flatnonzero(answers.user == user)[None])[0][0].cpu().numpy()
+        loss, kl = torch.stack(losses).mean(dim=0).tolist()
+        return {"loss": loss, "kl": kl, **self.accuracy(x, y, kept, learnt)}
+
+    def accuracy(self, x: torch.Tensor, y: torch.Tensor, kept: np.ndarray, learnt: np.ndarray) -> dict[str, float]:
+        """How often answers held out are predicted, from N others of the same user; and where users disagree."""
+        answers = self.labelled
+        kept = kept[answers.label[kept] != 0.5]
+        if not len(kept):
+            return {}
+        second, pair = answers.label[kept] > 0.5, answers.pair[kept]
+        right = (self.predict(x, y, kept, learnt) > 0) == second
+        both = np.intersect1d(pair[second], pair[~second])
+        differ = np.isin(pair, both[both >= 0])
+        found = {"accuracy": float(right.mean()), "disagreeing": float(differ.mean())}
+        return found | ({"accuracy_disagreeing": float(right[differ].mean())} if differ.any() else {})
+
+    def predict(self, x: torch.Tensor, y: torch.Tensor, rows: np.ndarray, learnt: np.ndarray) -> np.ndarray:
+        """Logits of answers (B,), each from N answers of its user among those `learnt`."""
+        with torch.no_grad():
+            return self.logits(x[rows], self.posterior(x, y, self.examples(rows, learnt))[0]).cpu().numpy()
+
+    def examples(self, rows: np.ndarray, learnt: np.ndarray) -> np.ndarray:
+        """For each of B answers the places of N answers of its user, drawn among those `learnt`: (B, N)."""
+        users, drawn = self.labelled.user, np.empty((len(rows), self.config.answers), np.int64)
+        for user in np.unique(users[rows]):
+            own, mine = learnt[users[learnt] == user], users[rows] == user
+            drawn[mine] = self.rng.choice(own if len(own) else learnt, (mine.sum(), self.config.answers))
+        return drawn
+
+    def posterior(self, x: torch.Tensor, y: torch.Tensor, places: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and log-variance of z, (B, D) each, given the answers (n, 2, L, size), (n,) at `places` (B, N)."""
+        index = torch.from_numpy(places).to(self.device)
+        pairs, sure = x[index], 2 * y[index] - 1
+        better = torch.where(sure[..., None, None, None] > 0, pairs.flip(2), pairs)
+        seen = torch.cat([better.flatten(2), sure.abs()[..., None]], dim=-1)
+        mean, log_var = self.infers(self.reads(seen).mean(dim=1)).chunk(2, dim=-1)
+        return mean, log_var
+
+    def logits(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        """Logits that the second of whitened pairs (B, 2, L, size) is better for z (B, D): (B,)."""
+        sums = self.rate(x, z[:, None, None]).sum(dim=-1)
+        return sums[:, 1] - sums[:, 0]
+
+    def preflight(self) -> str:
+        return next(filter(None, (judge.reach() for judge in self.labelled.judges.values())), "")
+
+    def close(self) -> None:
+        for judge in self.labelled.judges.values():
+            judge.close()
+
+    def notes(self) -> list[str]:
+        notes = [f"{name}: {note}" for name, judge in self.labelled.judges.items() for note in judge.notes()]
+        silent = [name for place, name in enumerate(self.config.users) if place not in self.labelled.user]
+        waiting = [f"no answers yet of {', '.join(silent)}, for whom z is 0"] if silent and self.labelled.fits else []
+        return [*notes, *waiting, *([self.failure] if self.failure else [])]
+
+
+def divergence(mean: torch.Tensor, log_var: torch.Tensor) -> torch.Tensor:
+    """KL(N(mean, e^log_var) || N(0, 1)) of (..., D), summed over D, in nats."""
+    return 0.5 * (mean.square() + log_var.exp() - 1 - log_var).sum(dim=-1)
