@@ -45,6 +45,7 @@ TABLE: dict[str, str] = {
     "contrast": "rewards.vision.contrast:Contrast",
     "synthesis": "rewards.vision.synthesis:Synthesis",
     "discriminator": "rewards.demonstrations.discriminator:DemosDiscriminator",
+    "hilp": "rewards.demonstrations.hilp:Hilp",
     "success": "rewards.demonstrations.success:Success",
     "bradley_terry": "rewards.preference.bradley_terry:BradleyTerry",
     "self_play": "rewards.preference.self_play:SelfPlay",

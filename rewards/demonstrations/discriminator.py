@@ -11,7 +11,8 @@ of the slope: Mescheder, Geiger, Nowozin 2018, arXiv 1801.04406.
 Differences:
     a reward does not know the policy, so AIRL's D has no pi(a | s) in it: its logit is the ratio of densities itself,
     and g is not freed of the dynamics;
-    negatives are the transitions since the last update, with a replay also those it holds no more;
+    negatives are the transitions since the last update alone (a replay's agent takes few steps between two: raise
+    `epochs`);
     the slope is penalised towards 0, halfway between both kinds, instead of GAIL's entropy of the policy, which is
     the agent's;
     SQIL's rewards follow the transition, not the buffer it came from: an agent that does exactly what was recorded

@@ -50,6 +50,7 @@ REWARDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "progress": (PENDULUM, ("of=obs", "demos={demos}", "steps=20")),
     "discriminator": (PENDULUM, ("demos={demos}", *TINY)),
     "success": (PENDULUM, ("goals={demos}", "which=all", "online=true", "hidden=8", "batch_size=16")),
+    "hilp": (PENDULUM, ("data={demos}", "hidden=8", "steps=20")),
     "self_reference": (CARTPOLE, ("threshold=15",)),
     "bradley_terry": (
         PENDULUM,

@@ -326,6 +326,7 @@ SHUFFLED = {"judge": "simulated", "judge_options": {"shuffle": True, "positive":
 KNOWN = {"oni": SHUFFLED, "motif": {"data": labels()}, "code": {"file": coded()}}
 WEIGHTS = {"clip", "contrast", "synthesis", "progress", "progress_model", "self_reference"}  # rewards that read CLIP
 KNOWN |= {"discriminator": {"demos": demonstrations()}}
+KNOWN |= {"hilp": {"data": demonstrations(), "steps": 3}}
 KNOWN |= {"success": {"goals": demonstrations(), "steps": 5, "consecutive": 2}}
 
 

@@ -36,6 +36,7 @@ KNOWN = {
 SHUFFLED = {"judge": "simulated", "judge_options": {"shuffle": True, "positive": 0.5}, "min_labels": 1}
 KNOWN |= {"progress_model": UP, "oni": SHUFFLED, "motif": {"data": labels()}, "code": {"file": coded()}}
 KNOWN |= {"progress": {"demos": demonstrations(), "steps": 20}, "self_reference": {"threshold": -1e9}}
+KNOWN |= {"hilp": {"data": demonstrations(), "steps": 3}}
 KNOWN |= {"discriminator": {"demos": demonstrations()}, "success": {"goals": demonstrations(), "steps": 20}}
 
 
@@ -49,7 +50,7 @@ def cases():
     found += [("progress", {"of": "obs", "shape": shape}) for shape in ("none", "delta", "potential")]
     found += [("self_reference", {"of": "frame"})]
     found += [("discriminator", {"form": "airl", "of": "next_obs"}), ("success", {"of": "frame"})]
-    found += [("success", {"consecutive": 2})]
+    found += [("success", {"consecutive": 2}), ("hilp", {"value": "direction", "shape": "none"})]
     found += [("oni", {"model": model}) for model in ("classification", "ranking", "count")]
     found += [("task", {"shape": "clip", "clip_at": 0.5}), ("rnd", {"shape": "potential"}), ("rnd", {"scale": "ema"})]
     return [

@@ -1,0 +1,176 @@
+"""Time as a distance: states are embedded so that how far apart they are is how many steps lie between them.
+
+    V(s, g) = -||phi(s) - phi(g)||, learned from a recording of anything: r = -1 a step until s is g, and no actions
+    value=distance    -||phi(s') - phi(g)||, as a potential: a step towards the goal in time, not in space
+    value=direction   <phi(s') - phi(s), z>, z = (phi(g) - phi(s)) / ||phi(g) - phi(s)||
+
+Two heads phi_i are fitted as IQL fits a value: the target heads say how much better the recorded step was than V, the
+better steps count `expectile` / (1 - `expectile`) times as much, and each head follows its own target. Goals are later
+states of the same episode, or any. The goal is a prompt: another one needs no further learning.
+Source: Park, Kreiman, Levine 2024, "Foundation Policies with Hilbert Representations" (HILP), arXiv 2402.15567,
+equations 5 and 8.
+Differences: it is learned before training and stays; ReLU instead of GELU and LayerNorm; equal observations are the
+same state, where the source compares rows; the source learns one policy for all z, this is a reward for any agent.
+Fails when: ways have one direction (V is symmetric), or cannot be laid out in a flat space: a square of four states has
+a diagonal of 1.99 steps and 1.41 sides; in a world of chance a high expectile takes luck for skill.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from envs.recording import episodes
+from envs.settings import setting
+from envs.transitions import Transitions
+from envs.types import Memory
+from rewards.demonstrations.recorded import recorded
+from rewards.exploration.learned import dense
+from rewards.vision.latent import Latent, LatentConfig
+
+TINY = 1e-6
+LATER = 0.625  # share of the goals that are later states of the same episode
+
+
+@dataclass
+class HilpConfig(LatentConfig):
+    """Settings of `hilp`; the source's value in brackets where it differs."""
+
+    data: str = setting("", "a recording of how states follow one another, good or bad")
+    row: int = setting(-1, "of `data`: the transition whose outcome is the goal; -1 is the last", low=-np.inf)
+    place: list[float] = setting([], "the goal as an observation (of=obs) instead")
+    value: str = setting("distance", "what a step is worth; see above", choices=("distance", "direction"))
+    features: int = setting(16, "numbers in phi, d [32]", low=1)
+    hidden: int = setting(128, "units of each of two layers [512, three]", low=1)
+    steps: int = setting(5000, "minibatches that phi is learned from [1,000,000]", low=1)
+    batch_size: int = setting(256, "transitions in one [1024]", low=1)
+    learning_rate: float = setting(1e-3, "of Adam [3e-4]", above=0, high=1)
+    discount: float = setting(0.99, "of V", above=0, below=1)
+    expectile: float = setting(0.95, "how much more better steps count", above=0, below=1)
+    follow: float = setting(0.005, "share of the heads in their targets after each step", above=0, high=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse_if(
+            self.value == "direction" and self.shape not in ("none", "clip"),
+            "reward.hilp.shape={shape} of value=direction would be a difference of differences; take shape=none",
+        )
+
+
+class Hilp(Latent):
+    """How near the goal is, in steps."""
+
+    Config = HilpConfig
+    config: HilpConfig
+    role = "goal"
+
+    def build(self) -> None:
+        super().build()
+        config, key = self.config, f"{self.config.prefix}data"
+        self.way = config.value == "direction"
+        if self.way:
+            self.requires |= {"obs" if config.of == "obs" else "obs_frame"}
+        batch = recorded(config.data, key, self.observation_space, self.action_space)
+        if self.encoder is not None and batch.frame is None:
+            raise ValueError(f"{key}={config.data} has no frames; record with frames={self.frame_size}, or take of=obs")
+        before, after = self.states(batch.at_obs()), self.states(batch)
+        ends = np.concatenate([np.full(rows.stop - rows.start, rows.stop - 1) for rows in episodes(batch)])
+        self.hilbert = Hilbert(self.size, config.features, config.hidden, torch.Generator().manual_seed(self.seed))
+        self.hilbert.to(self.device)
+        self.error = self.hilbert.fit(before, after, ends, config, np.random.default_rng(self.seed))
+        self.place = self._goal(after)
+        self.goal = self.hilbert.phi(self.place)[0]
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        """Float32 (N,)."""
+        after = self.hilbert.phi(self.states(batch))
+        if not self.way:
+            return -np.linalg.norm(after - self.goal, axis=1)
+        before = self.hilbert.phi(self.states(batch.at_obs()))
+        z = self.goal - before
+        return ((after - before) * z).sum(1) / np.maximum(np.linalg.norm(z, axis=1), np.float32(TINY))
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        super().load_state_dict(state)
+        self.goal = self.hilbert.phi(self.place)[0]
+
+    def notes(self) -> list[str]:
+        """How far the goal is from what was recorded, and how well distances fit."""
+        return [f"distances between recorded states are off by {self.error:.2f} steps at the end (mean, discounted)"]
+
+    def _goal(self, after: np.ndarray) -> np.ndarray:
+        """The goal's state, (1, D)."""
+        place, row, prefix = self.config.place, self.config.row, self.config.prefix
+        if place and (self.encoder is not None or len(place) != self.size):
+            raise ValueError(
+                f"{prefix}place has {len(place)} numbers; give the {self.size} of an observation with of=obs, or a row "
+                f"of the recording: {prefix}row=100"
+            )
+        if not place and not -len(after) <= row < len(after):
+            raise ValueError(f"{prefix}row={row} is not among the {len(after)} rows of {self.config.data}")
+        return np.array([place], np.float32) if place else after[row][None]
+
+
+class Hilbert(nn.Module):
+    """Two embeddings of whitened states; the first one is phi."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, size: int, features: int, hidden: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("scale", torch.ones(size))
+        self.heads = nn.ModuleList(dense(size, (hidden, hidden, features), generator) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both embeddings (2, M, d) of whitened states (M, D)."""
+        return torch.stack([head(x) for head in self.heads])
+
+    def whiten(self, states: np.ndarray) -> Tensor:
+        """States (M, D) as the network sees them."""
+        x = torch.from_numpy(np.ascontiguousarray(states)).to(self.mean.device)
+        return ((x - self.mean) / self.scale).clamp(-5, 5)
+
+    def phi(self, states: np.ndarray) -> np.ndarray:
+        """Embeddings, float32 (M, d), of states (M, D)."""
+        with torch.no_grad():
+            return self.heads[0](self.whiten(states)).cpu().numpy()
+
+    def fit(
+        self, before: np.ndarray, after: np.ndarray, ends: np.ndarray, config: HilpConfig, rng: np.random.Generator
+    ) -> float:
+        """Learn from states (N, D), what followed them, and the last row of each one's episode; the mean last error."""
+        spread = after.std(0)
+        self.mean.copy_(torch.from_numpy(after.mean(0)))
+        self.scale.copy_(torch.from_numpy(np.where(spread > TINY, spread, 1)))
+        x, y, size, gamma = self.whiten(before), self.whiten(after), config.batch_size, config.discount
+        target = copy.deepcopy(self).requires_grad_(False)
+        optimizer = torch.optim.Adam(self.parameters(), lr=config.learning_rate, fused=True)
+        errors = []
+        for _ in range(config.steps):
+            row = rng.integers(len(x), size=size)
+            later = np.minimum(row + rng.geometric(1 - gamma, size) - 1, ends[row])
+            aim = np.where(rng.random(size) < LATER, later, rng.integers(len(x), size=size))
+            i, j = (torch.from_numpy(rows).to(x.device) for rows in (row, aim))
+            three = torch.cat([x[i], y[i], y[j]])
+            with torch.no_grad():
+                here, there, goal = target(three).split(size, 1)
+                going = ((x[i] - y[j]).abs().amax(1) > TINY).float()
+                ahead = -(there - goal).norm(dim=2) * gamma * going - going
+                better = ahead.amin(0) + (here - goal).norm(dim=2).mean(0) >= 0
+                weight = torch.where(better, config.expectile, 1 - config.expectile)
+            here, _, goal = self(three).split(size, 1)
+            gap = ahead + ((here - goal).square().sum(2) + TINY).sqrt()
+            optimizer.zero_grad()
+            (weight * gap.square()).sum(0).mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                for old, new in zip(target.parameters(), self.parameters()):
+                    old.lerp_(new, config.follow)
+            errors.append(gap.detach().abs().mean())
+        return float(torch.stack(errors[-max(config.steps // 10, 1) :]).mean())
