@@ -32,6 +32,8 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "vision-speed": ("benchmarks.speed.vision:run", "vision"),
     "shaping_grid": ("benchmarks.checks.shaping_grid:run", "vision"),
     "offline": ("benchmarks.checks.offline:run", "vision"),
+    "design": ("benchmarks.checks.design:run", "rewards2"),
+    "exprd": ("benchmarks.checks.exprd:run", "rewards2"),
     "bad-prompts": ("benchmarks.checks.bad_prompts:run", "vision"),
     "nethack-speed": ("benchmarks.speed.nethack:run", "language"),
     "language-speed": ("benchmarks.speed.language:run", "language"),

@@ -56,6 +56,7 @@ TABLE: dict[str, str] = {
     "lare": "rewards.language.lare:LaRe",
     "guidance": "rewards.language.guidance:Guidance",
     "code": "rewards.design.code:Code",
+    "table": "rewards.design.table:StateTable",
 }
 table: Table[Reward] = Table("reward", TABLE, needs=("Config", "score", "update", "requires"))
 names, get, register = table.names, table.get, table.register

@@ -84,5 +84,15 @@ def coded() -> str:
     return file
 
 
+@functools.cache
+def tabled(size: int = 4, actions: int = 3) -> str:
+    """A file with a reward of two states for each action, for observations of so many numbers."""
+    file = f"{_FOLDER.name}/table-{size}-{actions}.json"
+    with open(file, "w") as lines:
+        rewards = [[float(action) for action in range(actions)], [-1.0] * actions]
+        json.dump({"states": [[0.0] * size, [3.0] * size], "rewards": rewards}, lines)
+    return file
+
+
 _FOLDER = tempfile.TemporaryDirectory()
 gym.register("ScriptedWorld-v0", entry_point=ScriptedWorld)

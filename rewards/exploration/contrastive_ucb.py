@@ -5,6 +5,7 @@ a linear regression in phi is an upper confidence bonus, as 1/sqrt(1 + n) is whe
 Source: Qiu et al. 2022, "Contrastive UCB: Provably Efficient Contrastive Self-Supervised Learning in Online
 Reinforcement Learning" (arXiv 2207.14800), algorithm 1; the loss is InfoNCE over the batch.
 Differences from the authors' code:
+    features learn from a sample of all transitions so far, as many at each update as are new;
     a transition is added to Sigma once, when it is collected, and not at every draw from a replay; it does not count in
     its own bonus;
     Sigma is summed again, over a sample of all transitions so far, after every `again` of them, as phi has moved;
@@ -39,6 +40,8 @@ WIDEST = 2048  # features of phi=outer; a matrix of their square is inverted
 class ContrastiveUCBConfig(LearnedConfig):
     """Settings of Contrastive UCB; `weight` is the paper's beta [0.1 to 1]."""
 
+    features: int = setting(128, "size of phi and psi, D [32 to 128]: at most so many things are told apart")
+    hidden: int = setting(128, "width of the hidden layers")
     weight: Any = 0.1
     scale: str = "none"
     gamma: float | None = None
@@ -77,7 +80,7 @@ class ContrastiveUCB(Learned):
             self.features = self.head(config.hidden + self.actions.size, config.hidden, width)
             self.psi = self.net(config.hidden, width)
             self.train_on(self.trunk, self.features, self.psi)
-        rows = min(KEPT, BYTES // (4 * (size + self.actions.size)))
+        rows = min(KEPT, BYTES // (4 * (2 * size + self.actions.size)))
         self.sigma = Covariance(width, config.ridge, 0 if config.phi == "outer" else rows)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
@@ -85,19 +88,30 @@ class ContrastiveUCB(Learned):
         return self.sigma.width(self.phi(self.rows(batch.obs), self.actions(batch.action)))
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        """Learn features, then count each new transition once."""
-        metrics = super().update(batch)
+        """Learn features from a sample of all transitions so far, then count each new one once."""
         flat = batch.flatten()
         flat = flat if np.all(flat.valid) else flat[np.asarray(flat.valid)]
         if len(flat.step) == 0:
-            return metrics
-        rows, action = self.rows(flat.obs), self.actions(flat.action)
+            return {}
+        rows, action, after = self.rows(flat.obs), self.actions(flat.action), self.rows(flat.next_obs)
+        self.sigma.keep(np.concatenate([rows, action.cpu().numpy(), after], axis=1), self.rng)
+        metrics = super().update(flat)
         self.sigma.add(self.phi(rows, action))
-        self.sigma.keep(np.concatenate([rows, action.cpu().numpy()], axis=1), self.rng)
         if self.sigma.capacity and self.sigma.since >= self.config.again:
-            kept, taken = np.split(self.sigma.kept, [self.layout.size], axis=1)
-            self.sigma.again(self.phi(kept, torch.from_numpy(np.ascontiguousarray(taken)).to(self.device)))
+            self.sigma.again(self.phi(*self.kept(self.sigma.kept)[:2]))
         return {**metrics, "rank": self.sigma.rank}
+
+    def epoch(self, columns: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """As many rows as are new, drawn from all so far: a policy that stands still would make features forget."""
+        kept = self.sigma.kept
+        rows, action, after = self.kept(kept[self.rng.integers(len(kept), size=len(columns[0]))])
+        return self.whiten(rows), action, self.whiten(after)
+
+    def kept(self, rows: np.ndarray) -> tuple[np.ndarray, torch.Tensor, np.ndarray]:
+        """The parts of rows of the sample: obs and next_obs as they are, coded actions."""
+        size = self.layout.size
+        action = torch.from_numpy(np.ascontiguousarray(rows[:, size:-size])).to(self.device)
+        return rows[:, :size], action, rows[:, -size:]
 
     def phi(self, rows: np.ndarray, action: torch.Tensor) -> np.ndarray:
         """Features (N, D), norm 1, of rows (N, size) as they are and coded actions (N, A)."""

@@ -18,7 +18,9 @@ When it fails: a clustered recording is a rough model: actions that were not tak
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
@@ -57,6 +59,25 @@ def enumerated(mdp: FiniteMDP, layout: Layout) -> FiniteModel:
     cell = np.stack(np.divmod(np.arange(states * actions), actions), axis=1)
     start = np.eye(states)[0]
     return FiniteModel(mdp.transition[:-1, :, :-1], layout.flatten(mdp.sample.batch.obs)[::actions], cell, start)
+
+
+def tabular(env: gym.Env) -> tuple[FiniteModel, np.ndarray, np.ndarray] | None:
+    """Of an environment with a table P[s][a] of (probability, next, reward, terminated), as Gymnasium's toy text has;
+    the states and the mean rewards of its rows. None where there is no such table.
+    """
+    world: Any = env.unwrapped
+    if not isinstance(table := getattr(world, "P", None), dict):
+        return None
+    states, actions = len(table), len(table[0])
+    transition, rewards = np.zeros((states, actions, states)), np.zeros((states, actions))
+    for state, row in table.items():
+        for action, outcomes in row.items():
+            for chance, after, reward, terminated in outcomes:
+                rewards[state, action] += chance * reward
+                transition[state, action, after] += chance * (not terminated)
+    cell = np.stack(np.divmod(np.arange(states * actions), actions), axis=1)
+    start = np.asarray(getattr(world, "initial_state_distrib", np.full(states, 1 / states)))
+    return FiniteModel(transition, np.eye(states), cell, start), cell[:, 0], rewards.ravel()
 
 
 def clustered(

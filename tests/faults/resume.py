@@ -66,6 +66,7 @@ REWARDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "subgoals": (GRID, ("teacher_options={accuracy: 0.7}",)),
     "lare": (CARTPOLE, ("code=cartpole", "hidden=8", "layers=1", "subset=4", "batch_size=16", "steps=5")),
     "code": (CARTPOLE, ("file={coded}",)),
+    "table": (CARTPOLE, ("file={tabled}",)),
     "guidance": (PENDULUM, ("goals=recorded", "answers={answers}", "every=5", "weight=1")),
 }
 
@@ -147,9 +148,11 @@ def files(folder: Path) -> dict[str, Path]:
         "labels": folder / "labels.jsonl",
         "answers": folder / "answers.jsonl",
         "coded": folder / "coded.py",
+        "tabled": folder / "table.json",
     }
     if made["answers"].is_file():
         return made
+    made["tabled"].write_text('{"states": [[0, 0, 0, 0], [1, 1, 1, 1]], "rewards": [[1, 2], [3, 4]]}')
     made["coded"].write_text('def reward(obs, action, next_obs):\n    return {"first": next_obs[:, 0]}\n')
     env = make("Pendulum-v1", text=True)
     env.reset(seed=0)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from scripted import FRAME, ScriptedWorld, coded, demonstrations, labels, script
+from scripted import FRAME, ScriptedWorld, coded, demonstrations, labels, script, tabled
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -34,7 +34,8 @@ KNOWN = {
     "synthesis": UP | DOWN | {"history": 3},
 }
 SHUFFLED = {"judge": "simulated", "judge_options": {"shuffle": True, "positive": 0.5}, "min_labels": 1}
-KNOWN |= {"progress_model": UP, "oni": SHUFFLED, "motif": {"data": labels()}, "code": {"file": coded()}}
+KNOWN |= {"progress_model": UP, "oni": SHUFFLED, "motif": {"data": labels()}}
+KNOWN |= {"code": {"file": coded()}, "table": {"file": tabled()}}
 KNOWN |= {"progress": {"demos": demonstrations(), "steps": 20}, "self_reference": {"threshold": -1e9}}
 KNOWN |= {"hilp": {"data": demonstrations(), "steps": 3}}
 KNOWN |= {"discriminator": {"demos": demonstrations()}, "success": {"goals": demonstrations(), "steps": 20}}

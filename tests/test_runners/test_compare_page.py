@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scripted import coded, labels
+from scripted import coded, labels, tabled
 
 import rewards
 from agents.effective_horizon import EffectiveHorizon
@@ -139,6 +139,7 @@ OPTIONS = {
     "code": {"file": coded()},
     "hilp": {"steps": 50},
     "success": {"which": "all", "online": True},
+    "table": {"file": tabled(5, 2)},
 }
 
 

@@ -1,0 +1,80 @@
+"""Table: a reward for each of a few states and each action, as `runners.design method=exprd` solves for it.
+
+The file is JSON: `states` (S, D), observations laid out as numbers; `rewards` (S, A). What is observed counts as the
+nearest of the states, each number in units of its deviation among them.
+Source: Devidze et al. 2021, "Explicable Reward Design for Reinforcement Learning Agents" (NeurIPS 2021).
+When it fails: states that look alike are one state; far from all of them the nearest means nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gymnasium import spaces
+
+from envs.files import LARGE, read_text
+from envs.settings import setting
+from envs.transitions import Transitions
+from envs.types import Memory
+from rewards.base import Reward, RewardConfig
+from rewards.design.code import layout_of, rows_of
+
+AT_ONCE = 4096  # rows, to bound memory
+
+
+@dataclass
+class TableConfig(RewardConfig):
+    """Settings of table."""
+
+    file: str = setting("", "JSON with states and rewards; `runners.design method=exprd` writes one")
+
+
+class StateTable(Reward):
+    """r(s, a) = rewards[nearest(s), a]."""
+
+    Config = TableConfig
+    requires = frozenset({"obs", "action", "next_obs"})
+    role = "goal"
+
+    def build(self) -> None:
+        file, space = self.config.file, self.action_space
+        self.layout = layout_of(self.observation_space)
+        if not isinstance(space, spaces.Discrete):
+            raise ValueError(f"reward table has a column for each action, not {space}; take Discrete actions")
+        try:
+            page = json.loads(read_text(Path(file).resolve(), LARGE))
+            states, table = (np.array(page[key], np.float64) for key in ("states", "rewards"))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"reward.table.file={file!r} cannot be read ({type(error).__name__}); give one that "
+                "`python -m runners.design method=exprd` wrote"
+            ) from None
+        if states.shape != (len(table), self.layout.size) or table.shape[1:] != (int(space.n),):
+            raise ValueError(
+                f"reward.table.file={file!r} has states {states.shape} and rewards {table.shape}, this environment "
+                f"observations of {self.layout.size} numbers and {space.n} actions; design it there"
+            )
+        deviation = states.std(axis=0)
+        self.scale = np.where(deviation > 1e-6, deviation, 1.0)
+        self.start = int(space.start)
+        self.states, self.table = states / self.scale, table.astype(np.float32)
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        """Float32 (N,)."""
+        both, action = rows_of(self.layout, batch)
+        return self.table[self.nearest(both[:, : self.layout.size]), action[:, 0].astype(int) - self.start]
+
+    def nearest(self, rows: np.ndarray) -> np.ndarray:
+        """Which of the states each row (N, D) is, int (N,)."""
+        found = np.zeros(len(rows), np.int64)
+        for i in range(0, len(rows), AT_ONCE):
+            x = rows[i : i + AT_ONCE] / self.scale
+            found[i : i + AT_ONCE] = ((self.states**2).sum(axis=1) - 2 * x @ self.states.T).argmin(axis=1)
+        return found
+
+    def notes(self) -> list[str]:
+        active = int((self.table != 0).any(axis=1).sum())
+        return [f"the reward is {self.config.file}: not 0 in {active} of {len(self.table)} states"]
