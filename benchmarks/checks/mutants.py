@@ -122,6 +122,31 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a li
         "self._generations = [0] * self.processes",
         "self._generations = [1] * self.processes",
     ): "another seed of the first episode after a loss",
+    (
+        "rewards/language/subgoals.py",
+        '"index": np.zeros(n, np.int64),  # of the current subgoal',
+        '"index": np.ones(n, np.int64),  # of the current subgoal',
+    ): "the plan is zeros until `begin` writes it and the index together, so every row of it is no subgoal",
+    (
+        "agents/dynamics/rollout.py",
+        "elif self._grad:",
+        "elif not (self._grad):",
+    ): "values stacked at the end or written in place are the same, and so are their gradients; it costs memory",
+    (
+        "rewards/llm/judges/base.py",
+        "value = np.where(np.isnan(one) | np.isnan(two), np.nan, (1 + np.sign(two - one)) / 2)",
+        "value = np.where(np.isnan(one) & np.isnan(two), np.nan, (1 + np.sign(two - one)) / 2)",
+    ): "the difference to NaN is NaN already",
+    (
+        "rewards/language/teacher.py",
+        "queue = deque([(level.x, level.y)] if 0 <= level.x < width and 0 <= level.y < height else [])",
+        "queue = deque([(level.x, level.y)] if 0 <= level.x < width or 0 <= level.y < height else [])",
+    ): "the loop drops a cell outside the grid",
+    (
+        "agents/ppo/agent.py",
+        "self.last_values = np.zeros((length, n, streams), np.float32)",
+        "self.last_values = np.ones((length, n, streams), np.float32)",
+    ): "an entry is read where an episode was truncated, and there it was written",
 }
 OPERATORS: dict[type, tuple[str, str]] = {
     ast.Lt: ("<", "<="),

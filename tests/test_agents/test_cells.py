@@ -189,6 +189,12 @@ def test_simnorm_makes_simplices():
     torch.testing.assert_close(cell.normalized(x), torch.tensor([[0.25, 0.75, 0.5, 0.5]]))
 
 
+def test_what_is_zero_adds_nothing_to_the_grus_input():
+    cell = cell_of("rssm")
+    for layer in (cell.from_action, cell.from_embed, cell.gates):
+        assert not layer(torch.zeros(1, layer.in_features)).any()
+
+
 def test_the_grus_update_by_hand():
     cell = RSSM(1, 1, memory=1, groups=1, classes=2, hidden=1)
     with torch.no_grad():

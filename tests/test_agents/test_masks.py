@@ -21,7 +21,7 @@ from envs.batched import classic
 from envs.batched.base import Arrays
 from envs.masks import checked, sample
 from envs.types import MaskFault
-from envs.vector.in_process import InProcess
+from envs.vector.in_process import InProcess, SharedBuffers, Stepper
 from rewards.adapters.sb3 import RewardCallback, relabelling
 
 SMALL = {"n_steps": 32, "batch_size": 32, "n_epochs": 2, "net_arch": [16], "sequence": 8}
@@ -219,6 +219,13 @@ def test_workers_that_are_replaced_give_masks_again():
             infos = vector.step(infos["action_mask"].argmax(-1))[4]
     finally:
         vector.close()
+
+
+def test_one_that_takes_the_place_of_a_lost_one_masks_from_its_beginning():
+    env = envs.make.make("tests.masked_env:MaskDoors-v0", seed=0)
+    slots = SharedBuffers.like(env, 1, np.zeros)
+    Stepper({0: env}, slots, (slice(0, 1),), lost={0: 7})
+    assert slots.masked.tolist() == [True] and "action_mask" in slots.modalities
 
 
 # --------------------------------------------------------------------------------------------------------------- faults

@@ -12,7 +12,7 @@ from gymnasium.envs.registration import registry
 from gymnasium.vector import AutoresetMode
 
 import rewards
-from envs.batched import PROGRAMS
+from envs.batched import PROGRAMS, _classic
 from envs.family import entry
 from envs.make import make, make_batched
 from envs.steps import Cursor, from_vector_step
@@ -51,6 +51,16 @@ def test_asking_what_is_known_imports_neither_torch_nor_a_simulator():
     )
     answer = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert answer.stdout.strip() == "[]", answer.stdout + answer.stderr
+
+
+def test_classic_control_is_known_by_its_name_and_one_pendulum_by_its_torques():
+    known = {env_id: _classic(env_id) for env_id in ("CartPole-v1", "lodestar/PendulumUpright-v0")}
+    assert known == {env_id: PROGRAMS[env_id] for env_id in known}
+    assert [program.path.partition(":")[2] for program in known.values()] == [
+        "BatchedCartPole",
+        "BatchedPendulumUpright",
+    ]
+    assert [set(program.arguments) for program in known.values()] == [set(), {"torques"}]
 
 
 @pytest.mark.parametrize("env_id", SOME)

@@ -78,6 +78,7 @@ def test_what_happens_is_told_in_words_and_paid_once(env):
     stand_before(env, "tree")
     _, reward, _, _, info = env.step(ACTIONS["do"])
     assert info["text"] == "collected wood" and reward == 1 and info["achievements"]["collect_wood"] == 1
+    assert [goal.name for goal in goals("lodestar/Crafter-v0") if goal.truth(env)] == ["collect_wood"]
     stand_before(env, "tree")
     _, reward, _, _, info = env.step(ACTIONS["do"])
     assert info["text"] == "collected wood" and reward == 0 and info["achievements"]["collect_wood"] == 2

@@ -7,8 +7,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from PIL import Image
 
-from envs.datasets import Dataset, StoredEpisode, from_sb3, read
+from envs.datasets import Dataset, StoredEpisode, from_sb3, lerobot, read
 from envs.datasets.dataset import observing
 from envs.make import make
 from envs.recording import episodes
@@ -187,7 +188,6 @@ def write_lerobot(folder, version, camera):
     """Three episodes in the layout of a version, with images of one colour in Parquet or in videos."""
     import imageio
     import pyarrow as arrow
-    from PIL import Image
     from pyarrow import parquet
 
     columns = lerobot_columns()
@@ -248,6 +248,70 @@ def test_a_folder_of_lerobot_keeps_every_action_whose_outcome_is_known(version, 
     assert np.abs(batch.frame[:, 4, 4, 0] - 10.0 * after).max() <= 3  # what videos lose
     assert np.abs(batch.obs_frame[:, 4, 4, 0] - 10.0 * kept).max() <= 3
     assert found.about == {"dataset": "pusht", "tasks": ["push the T"]} and "next.success" in found.notes[0]
+
+
+def test_rows_of_lerobot_become_episodes_whose_last_action_needs_an_outcome():
+    rows = {"episode_index": np.array([1, 0, 1, 0, 0, 2]), "frame_index": np.array([1, 2, 0, 0, 1, 0])}
+    rows |= {"action": np.arange(6.0)[:, None], "observation.state": 10 * np.arange(6.0)[:, None]}
+    rows |= {"next.done": np.arange(6) == 0, "next.reward": np.arange(6.0)}
+
+    def found(end, seen=("observation.state",), rows=rows):
+        return list(lerobot._episodes(rows, [*seen], end, lambda *each: each))
+
+    (first, number, shown), (second, *rest) = found("next.done")
+    assert (number, shown.tolist()) == (0, [3, 4, 1]) and [rest[0], rest[1].tolist()] == [1, [2, 0, 0]]
+    assert [each.obs.ravel().tolist() for each in (first, second)] == [[30, 40, 10], [20, 0, 0]]
+    assert [each.action.ravel().tolist() for each in (first, second)] == [[3, 4], [2, 0]]
+    assert [each.reward.tolist() for each in (first, second)] == [[3, 4], [2, 0]]
+    assert [each.terminated.tolist() for each in (first, second)] == [[False, False], [False, True]]
+    assert [each.truncated.tolist() for each in (first, second)] == [[False, True], [False, False]]
+    few = {name: values for name, values in rows.items() if not name.startswith("next")} | {
+        "observation.b": np.zeros(6)
+    }
+    (first, *_), (second, *_) = found("", ("observation.state", "observation.b"), few)
+    assert first.obs.keys() == {"state", "b"} and len(second.action) == 1 and second.truncated.tolist() == [True]
+    assert not first.reward.any() and not second.terminated.any()
+
+
+def test_frames_of_lerobot_are_those_of_the_rows_or_of_a_part_of_a_video(tmp_path, monkeypatch):
+    def png(grey):
+        Image.fromarray(np.full((4, 4, 3), grey, np.uint8)).save(file := io.BytesIO(), "PNG")
+        return {"bytes": file.getvalue()}
+
+    stored = lerobot.StoredEpisode(*[np.zeros(3)] * 5)
+    assert lerobot._with_frames(0, None, {}, stored, 7, np.array([0])) is stored
+    given = lerobot._with_frames(4, [png(10), png(20)], {}, stored, 7, np.array([1, 0, 0])).frame
+    assert given[:, 0, 0, 0].tolist() == [20, 10, 10] and given.shape == (3, 4, 4, 3)
+    with pytest.raises(ValueError, match="not in the Parquet file but apart"):
+        lerobot._with_frames(4, [{"path": "0.png"}], {}, stored, 7, np.array([0]))
+    (video := tmp_path / "videos" / "chunk-000" / "eye" / "episode_000007.mp4").parent.mkdir(parents=True)
+    video.touch()
+    (tmp_path / "videos" / "chunk-000" / "eye" / "episode_000008.mp4").touch()
+    assert lerobot._places(tmp_path, "ear", 10) == {}
+    places = lerobot._places(tmp_path, "eye", 10)
+    assert places[7] == (video, 0) and len(places) == 2
+    monkeypatch.setattr(lerobot, "_video", lambda path, size: np.arange(8) + size)
+    for first, rows, images in ((0, [5, 6, 7], [4, 5, 6]), (4, [5, 6, 6], [8, 9, 9])):
+        frame = lerobot._with_frames(4, None, {7: (video, first)}, stored, 7, np.array(rows)).frame
+        assert frame.tolist() == images
+    with pytest.raises(ValueError, match=r"episode_000007.mp4 has 2 of the 3 images of episode 7"):
+        lerobot._with_frames(4, None, {7: (video, 6)}, stored, 7, np.arange(3))
+    with pytest.raises(ValueError, match=r"the video of episode 9 has 0 of the 1 images"):
+        lerobot._with_frames(4, None, {}, stored, 9, np.array([0]))
+
+
+def test_recorded_numbers_say_the_space_they_are_in_and_sentences_the_task(tmp_path):
+    for values, space in (
+        (np.zeros((5, 2), np.float32), spaces.Box(-np.inf, np.inf, (2,), np.float32)),
+        (np.array([3, 0]), spaces.Discrete(4)),
+        (np.array([[True, False]]), spaces.Box(0, 1, (2,), np.int64)),
+        (np.array([[3, -4], [1, 0]]), spaces.Box(-4, 3, (2,), np.int64)),
+    ):
+        assert lerobot._box(values) == space
+    assert lerobot._tasks(tmp_path) == []
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "tasks.jsonl").write_text('{"task": "push"}\n\n{"task": "pull"}\n')
+    assert lerobot._tasks(tmp_path) == ["push", "pull"]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """The signals of six driving environments, against cars put where the answer is known."""
 
 import math
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from highway_env.road.lane import StraightLane
+from highway_env.road.road import RoadNetwork
 
-from envs.driving.vehicle import FAR, VEHICLE, bend, lanes, names, read, seconds, sense
+from envs.driving.vehicle import FAR, VEHICLE, _ahead, bend, lanes, names, read, seconds, sense
 from envs.make import make, spec_of
 
 ROADS = ["highway-fast-v0", "merge-v0", "roundabout-v0", "intersection-v0", "racetrack-v0"]
@@ -128,6 +131,15 @@ def test_the_gap_goes_on_into_the_lane_that_follows() -> None:
     other(env, ("il1", "o1", 0), 20.0)
     turn = env.unwrapped.road.network.get_lane(("ir0", "il1", 0)).length
     assert read(sense(env)).gap == pytest.approx(10 + turn + 20 - 5, abs=1e-4)
+
+
+def test_the_lane_that_follows_is_the_one_that_begins_where_the_own_ends() -> None:
+    network = RoadNetwork()
+    for origin, end, x, y in (("a", "b", 0, 0), ("b", "c", 100, 1), ("b", "c", 100, 0), ("b", "c", 100, -1)):
+        network.add_lane(origin, end, StraightLane([x, y], [x + 100, y]))
+    car = SimpleNamespace(lane_index=("a", "b", 0))
+    assert [(*lane.start, offset) for lane, offset in _ahead(network, car, 100.0)] == [(0, 0, 0)]
+    assert [(*lane.start, offset) for lane, offset in _ahead(network, car, 101.0)] == [(0, 0, 0), (100, 0, 100)]
 
 
 def test_completion_is_time_on_the_highway_and_metres_where_there_is_a_way() -> None:

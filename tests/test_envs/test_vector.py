@@ -15,7 +15,7 @@ from agents.sb3.agent import make_venv
 from envs.make import make, make_vec
 from envs.steps import Cursor, from_vector_step, modalities_of
 from envs.transitions import map_obs
-from envs.vector.in_process import InProcess
+from envs.vector.in_process import InProcess, SharedBuffers, Stepper
 from envs.vector.workers import Workers
 from rewards.adapters.gym import VectorRewardWrapper
 
@@ -255,6 +255,41 @@ def test_no_environment_stays_open_when_not_all_can_be_made(build, options: dict
     with pytest.raises((RuntimeError, ValueError), match=sentence):
         build("test/Counted-v0", 3, **options)
     assert Counted.made >= 1 and Counted.open == 0
+
+
+def test_the_step_after_a_loss_ends_the_lost_episode_and_begins_another() -> None:
+    envs = dict(enumerate(make() for make in _makers("CartPole-v1", 2)))
+    slots = SharedBuffers.like(envs[0], 2, np.zeros)
+    stepper = Stepper(envs, slots, (slice(0, 2),), lost={1: 7})
+    stepper.reset(0, 3, None)
+    slots.obs[1], slots.reward[:], slots.success[:] = 9.0, 5.0, 2
+    assert stepper.call(1, "snapshot", (), {}) == {"lost": 7} and "lost" not in stepper.call(0, "snapshot", (), {})
+    first = make("CartPole-v1", seed=0).reset(seed=7)[0]
+    assert stepper.step(0)
+    assert slots.lost.tolist() == slots.truncated.tolist() == [False, True] and not slots.terminated.any()
+    assert slots.reward.tolist() == [1, 0] and slots.success.tolist() == [2, 0] and (slots.final_obs[1] == 9).all()
+    np.testing.assert_array_equal(slots.obs[1], first)
+    assert not stepper.step(0)
+    assert not slots.lost.any() and not slots.truncated.any() and slots.reward.tolist() == [1, 1]
+    assert slots.turn.tolist() == [-1, 0]
+    assert stepper.restore(1, {"lost": 8}) is None and stepper.call(1, "snapshot", (), {}) == {"lost": 8}
+    stepper.reset(1, 3, None)
+    np.testing.assert_array_equal(slots.obs[1], make("CartPole-v1", seed=0).reset(seed=3)[0])
+    assert not stepper.step(0) and not slots.lost.any()
+
+
+def test_closing_a_vector_closes_its_environments() -> None:
+    Counted.made = Counted.open = 0
+    vec = make_vec("test/Counted-v0", 3, backend="gym", good=9)
+    assert Counted.open == 3
+    vec.close()
+    assert Counted.open == 0
+
+
+def test_a_wrapper_is_found_around_each_environment() -> None:
+    stepper = InProcess(_makers("CartPole-v1", 1))._stepper
+    kinds = (gym.wrappers.TimeLimit, gym.Wrapper, gym.wrappers.ClipAction, gym.Env)
+    assert [stepper.wrapped(0, kind) for kind in kinds] == [True, True, False, True]
 
 
 def test_methods_and_attributes_are_called_in_every_environment() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rewards.llm.annotation.annotator import Annotator
+from rewards.llm.annotation.worker import _reply, put
 from rewards.llm.judges import base as judge
 from rewards.llm.judges.base import Answers, TextJudge
 
@@ -278,6 +279,41 @@ def test_what_cannot_be_is_refused(options, sentence):
     given = {"judge": "letters", "judge_options": {}, "clock": "steps", **options}
     with pytest.raises(ValueError, match=sentence):
         Annotator(**given)
+
+
+@pytest.mark.parametrize(
+    ("items", "value", "failed", "failure"),
+    [
+        (["a", "b?", "b!"], [1, None, 0], [False, False, True], ""),
+        ([["b", "a"], ["a", "a"]], [1, 0.5], [False, False], ""),
+        (["", "a"], [None, None], [True, True], "the judge raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_the_judges_process_answers_in_json(items, value, failed, failure):
+    replies = []
+    _reply(Letters(tokens=5), {"id": 3, "items": items}, replies.append)
+    [reply] = json.loads(json.dumps(replies))
+    assert 0 <= reply.pop("seconds") < 60 and reply.pop("raw") == [failure] * len(items) * bool(failure)
+    texts = 2 * len(items) if isinstance(items[0], list) else len(items)
+    tokens = 0 if failure else 5 * texts
+    assert reply == {"id": 3, "tokens": tokens, "value": value, "failed": failed, "failure": failure}
+
+
+def test_another_number_of_answers_than_of_questions_is_a_failure(monkeypatch):
+    monkeypatch.setattr(Letters, "label", lambda self, texts: Answers.of([1.0]))
+    replies = []
+    _reply(Letters(), {"id": 0, "items": ["a", "b"]}, replies.append)
+    assert replies[0]["failure"] == "the judge raised ValueError: (1,) answers to 2 questions"
+
+
+def test_a_value_beyond_0_and_1_is_a_failure_and_costs_stay_within_reason(monkeypatch):
+    given = Answers.of([-0.01, 0.0, 1.0, 1.01])
+    given.tokens = -5
+    monkeypatch.setattr(Letters, "label", lambda self, texts: given)
+    answers = put(Letters(), list("abcd"))
+    np.testing.assert_array_equal(answers.value, np.float32([np.nan, 0, 1, np.nan]))
+    assert answers.failed.tolist() == [True, False, False, True] and answers.tokens == 0
+    assert answers.failure == "the judge gave a value outside [0, 1]"
 
 
 def test_texts_where_pairs_were_agreed_on_are_refused():

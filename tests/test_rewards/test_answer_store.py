@@ -117,6 +117,14 @@ def test_torn_pages_are_noticed_when_they_are_read(file, capsys):
     assert "is broken" in sentence and Path(f"{file}.bad").exists()
 
 
+def test_a_file_that_is_found_whole_when_it_is_opened_once_more_stays_where_it_is(file, capsys):
+    cache = AnswerStore(file)
+    cache.put("a", [Label("text", 1.0)])
+    cache._connection.close()
+    assert cache.get("a", ["text"]) == {"text": 1.0}
+    assert said(capsys) == [] and not Path(f"{file}.bad").exists()
+
+
 def test_a_store_that_cannot_be_opened_is_reported_once_and_keeps_nothing(tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
     cache = AnswerStore(tmp_path / "file" / "labels.sqlite")

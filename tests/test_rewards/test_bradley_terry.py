@@ -235,6 +235,38 @@ def test_a_session_ends_when_enough_labels_are_right_or_those_held_out_get_no_be
     assert metrics["passes"] < 200
 
 
+def test_passes_end_by_the_labels_held_out_by_those_learnt_and_by_their_number(monkeypatch):
+    def passes(errors, right=(), **options):
+        reward = made(**{"patience": 2, "epochs": 20, "enough": 0.9, **options})
+        held = np.arange(20) < 10
+        columns = np.zeros((20, 2, 2, 2)), np.zeros((20, 2, 2, 1)), np.arange(20) % 2
+        reward.labelled.add(*(column.astype(np.float32) for column in columns), held)
+        errors, right = iter([*errors, *[errors[-1]] * 20]), iter([*right, *[0.0] * 30])
+        monkeypatch.setattr(reward, "_held_out", lambda x, y: (0.75, next(errors)))
+        monkeypatch.setattr(reward, "_one_pass", lambda x, y, learnt: (next(right), float(len(learnt))))
+        metrics = reward.fit_labels()
+        assert metrics["loss"] == 10 and metrics["accuracy"] == 0.75
+        return metrics["passes"]
+
+    assert passes([3, 2, 2, 1]) == 6 and passes([1]) == 3
+    assert passes(range(99, 0, -1)) == 20
+    assert passes(range(99, 0, -1), right=[0.5, 0.9]) == 2
+
+
+def test_one_segment_is_no_pair_and_labels_count_in_the_statistics():
+    reward = made(seed_steps=0)
+    assert reward.update(walk(steps=2, envs=1)) == {"labels": 0.0}
+    assert reward.update(walk(steps=8, envs=1))["labels"] == 6
+    assert reward.statistics.count == pytest.approx(6 * 2 * 2)
+
+
+def test_agreement_and_ties_are_shares_of_the_labels():
+    reward, batch = made(), walk(steps=2, envs=5)
+    batch = batch.replace(reward=np.array([[0, 1, 2, 3, 4]] * 2, np.float32))
+    metrics = reward.learn_from(batch[:, [0, 1, 2, 3, 4]], batch[:, [1, 0, 3, 4, 4]], np.float32([1, 0, 0, 0.5, 0]))
+    assert metrics["ties"] == pytest.approx(1 / 5) and metrics["agreement"] == 3 / 4
+
+
 def test_relabelling_changes_rewards_of_old_transitions_and_frozen_ones_stay():
     rewarded = {}
     for relabel in (True, False):
@@ -299,6 +331,7 @@ def test_it_continues_where_it_was_saved_with_a_judge_of_its_own():
     one, two = made(judge_options={"mistakes": 0.4}), made(seed=5, judge_options={"mistakes": 0.4})
     batch = walk(steps=24)
     one.update(batch[:12])
+    two.update(walk(steps=24, seed=1))
     two.load_state_dict(copy.deepcopy(one.state_dict()))
     for reward in (one, two):
         reward.update(batch[12:])

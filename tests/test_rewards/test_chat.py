@@ -1,8 +1,10 @@
 """The client against a real server on this machine, well-behaved and not."""
 
+import asyncio
 import datetime
 import email.utils
 import json
+import random
 import re
 import socket
 import time
@@ -47,8 +49,9 @@ def test_an_answer_with_a_schema_is_decoded(server):
     assert form["type"] == "json_schema" and form["json_schema"]["schema"] == YES
 
 
-def test_a_server_that_refuses_the_schema_is_asked_without_it_from_then_on(server):
-    server.plan = [status(400, '{"error": "response_format is not supported"}')]
+@pytest.mark.parametrize("number", [400, 422])
+def test_a_server_that_refuses_the_schema_is_asked_without_it_from_then_on(server, number):
+    server.plan = [status(number, '{"error": "response_format is not supported"}')]
     asking = chat(server)
     assert asking.ask(["Bright?", WHITE], YES) == {"yes": True}
     assert asking.ask(["Bright?", WHITE], YES) == {"yes": True}
@@ -227,9 +230,8 @@ def test_waits_double_with_full_jitter_and_the_servers_wish_counts_up_to_a_limit
     monkeypatch.setattr("tenacity.nap.time.sleep", waits.append)
     server.plan = [status(500), status(500), status(429, Retry_After="7"), status(429, Retry_After="3600")]
     chat(server, backoff=1.0, longest=20.0, attempts=9, seed=1).ask(["How bright?", WHITE])
-    assert 0 <= waits[0] <= 1 and 0 <= waits[1] <= 2
-    assert waits[2] == 7.0
-    assert waits[3] == 20.0
+    drawn = random.Random(1)
+    assert waits == [drawn.uniform(0, 1), drawn.uniform(0, 2), 7.0, 20.0]
     again = []
     monkeypatch.setattr("tenacity.nap.time.sleep", again.append)
     server.plan = [status(500), status(500)]
@@ -272,9 +274,23 @@ def test_a_value_fits_its_schema_or_does_not():
     assert [fits(value, one) for value in (0, 1, -1)] == [True] * 3
     assert [fits(value, one) for value in (2, True, 1.0, "1", None)] == [False] * 5
     assert fits(0.5, {"type": "number", "minimum": 0, "maximum": 1})
-    assert not fits(1.5, {"type": "number", "minimum": 0, "maximum": 1})
+    share = {"type": "number", "minimum": 0, "maximum": 1}
+    assert [fits(value, share) for value in (-0.1, 0, 1, 1.5)] == [False, True, True, False]
     assert fits(["a", "b"], {"type": "array", "items": {"type": "string"}})
     assert not fits(["a", 1], {"type": "array", "items": {"type": "string"}})
+
+
+def test_the_body_and_the_address_are_those_that_were_given_without_what_is_none():
+    endpoint = Endpoint("tiny", "http://a/v1/", body={"temperature": None, "top_p": 0.5}, max_tokens=7)
+    assert endpoint.url == "http://a/v1" and endpoint.options == {"max_tokens": 7, "top_p": 0.5}
+
+
+def test_a_closed_client_holds_no_connection(server):
+    asking = chat(server)
+    asking.ask(["?", WHITE])
+    asking.close()
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), asking._loop).result()
+    assert asking._client.is_closed
 
 
 def test_options_out_of_range_are_refused():
@@ -282,6 +298,7 @@ def test_options_out_of_range_are_refused():
         ({"model": ""}, r"model is empty"),
         ({"url": "localhost:8000"}, r"url='localhost:8000' is no web address"),
         ({"url": "http://a:port/"}, r"is no web address"),
+        ({"url": "http://me:secret@a/v1"}, r"url holds a login"),
         ({"timeout": 0}, r"timeout=0 is out of range"),
         ({"attempts": 0}, r"attempts=0 is out of range"),
     ]:

@@ -318,6 +318,41 @@ def test_a_name_server_that_hangs_does_not_hold_us(monkeypatch):
     assert time.time() - start < 2.5
 
 
+def test_the_hub_is_looked_for_at_its_own_port_or_at_that_of_the_proxy(monkeypatch):
+    import socket
+
+    asked, proxies = [], {}
+    monkeypatch.setattr(encoder_module, "getproxies", lambda: proxies)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = server.getsockname()
+        assert encoder_module._reachable(f"http://127.0.0.1:{here[1]}")
+        monkeypatch.setattr(socket, "create_connection", lambda place, timeout: asked.append(place) or server.dup())
+        for url in ("https://hub", "http://hub", "https://hub:99/x"):
+            assert encoder_module._reachable(url)
+        proxies["https"] = "http://proxy:3128"
+        assert encoder_module._reachable("https://hub")
+    assert asked == [("hub", 443), ("hub", 80), ("hub", 99), ("proxy", 3128)]
+
+
+def test_weights_are_in_the_cache_of_the_hub_or_of_addresses(monkeypatch, tmp_path):
+    import huggingface_hub
+    import open_clip
+
+    known, there = {}, {("a/b", "open_clip_pytorch_model.bin"): "path", ("a/b", "c.bin"): object()}
+    monkeypatch.setattr(open_clip, "get_pretrained_cfg", lambda model, tag: known if model == "ViT-B-32" else {})
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *place: there.get(place))
+    (tmp_path / "d.pt").touch()
+
+    def cached(model="ViT-B/32", **given):
+        known.clear()
+        known.update(given)
+        return encoder_module._cached(model, "tag", tmp_path)
+
+    assert cached(hf_hub="a/b/") and not cached(hf_hub="a/b/c.bin") and not cached(hf_hub="a/x/")
+    assert cached(url="https://x/y/d.pt") and not cached(url="https://x/y/e.pt") and not cached(hf_hub="")
+    assert not cached("another", url="https://x/y/d.pt")
+
+
 def test_a_bare_file_gets_the_preprocessing_of_its_kind():
     """open_clip assumes OpenAI's mean for any bare file, which is wrong for SigLIP."""
     assert encoder_module._preprocessing("ViT-B-16-SigLIP", __file__)["mean"] == [0.5, 0.5, 0.5]

@@ -41,6 +41,8 @@ def test_the_reward_is_the_sum_of_its_components_and_each_is_logged(code):
     assert made.update(batch) == {"gain": 2.5, "push": 0.5}
     assert made.update(batch.replace(valid=np.array([True, False]))) == {"gain": 8, "push": 0}
     assert "gain + push" in made.notes()[0]
+    long = batch[np.arange(1200) % 2]
+    assert made.update(long.replace(action=np.arange(1200) % 3 % 2 * 1.0))["push"] == 0  # of every third row alone
 
 
 def test_it_keeps_the_contract(code):
@@ -91,6 +93,7 @@ def test_a_file_that_is_missing_or_refused_and_images_are_one_sentence(code, tmp
 def test_the_last_block_that_defines_reward_is_taken_however_much_is_said():
     talk = "Let me think. " * 1000
     assert code_in(f"{talk}\n```python\nx = 1\n```\n```python\n{GAIN}```\n{talk}") == GAIN
+    assert code_in(f"```python\n{GAIN}```\n```\nprint(1)\n```") == GAIN
     with pytest.raises(SandboxError, match="no block of code that defines reward"):
         code_in(talk)
 

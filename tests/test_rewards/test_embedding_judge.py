@@ -72,6 +72,8 @@ def test_of_two_captions_the_nearer_is_better_and_a_small_difference_is_none():
     assert near[0] > near[1] + 0.1 and near[1] > near[2] + 0.1
     answers = judge.compare(["The altar glows.", "It's a wall.", "It's a wall."], ["An altar is here."] * 2 + ["stone"])
     assert answers.value.tolist() == [0, 1, 0.5]
+    judge.threshold = float(near[1])
+    assert judge.label(["The altar glows.", "An altar is here."]).value.tolist() == [1, 0]
 
 
 def test_what_cannot_be_is_refused():

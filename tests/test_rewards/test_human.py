@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -124,6 +125,53 @@ def test_the_last_answer_can_be_taken_back_until_it_is_learned_from(judge, monke
     assert "not learned from" in tab("/undo", {})["message"]
     again = KeptAnswers(judge.answers)
     assert sorted(again.labels.values()) == [0.0, 1.0] and len(again) == 2
+
+
+def test_questions_and_answers_are_counted_also_when_one_is_taken_back(judge):
+    questions = judge.questions
+    first, second = pairs(count=3)
+    judge.page = False  # no server is needed
+    assert judge.ask(first, second, 2)[2].tolist() == [] and questions.budget == 2
+    shown = [questions.view(), questions.answer(questions.current.id, "skip"), questions.undo()]
+    shown += [questions.answer(questions.current.id, "left"), questions.answer(questions.current.id, "equal")]
+    counts = [(seen["asked"], seen["answered"], seen["skipped"], seen["labels"], seen["undo"]) for seen in shown]
+    assert counts == [
+        (1, 0, 0, 0, False),
+        (2, 0, 1, 0, True),
+        (1, 0, 0, 0, False),
+        (2, 1, 0, 1, True),
+        (2, 2, 0, 2, True),
+    ]
+    assert shown[2]["question"]["id"] == shown[0]["question"]["id"] != shown[1]["question"]["id"]
+    assert shown[4]["question"] is None and len(questions.waiting) == 1  # the budget is spent
+    judge.page = None
+
+
+def test_a_session_may_wait_for_its_answers_and_texts_are_shown_step_by_step(tmp_path):
+    judge, found = Human(answers=str(tmp_path / "a.jsonl"), show="text", wait=True), []
+    sides = [
+        side.replace(text=np.array([[f"{name}{t}{b}" for b in range(2)] for t in range(L)], object))
+        for name, side in zip("ab", pairs(count=2))
+    ]
+    thread = threading.Thread(target=lambda: found.append(judge.ask(*sides, 10)))
+    thread.start()
+    while judge.page is None:
+        time.sleep(0.01)
+    tab = Tab(judge.page.address)
+    assert tab.seen["question"]["clips"] == [{"texts": [f"{name}{t}1" for t in range(L)]} for name in "ab"]
+    tab.answer("left")
+    tab.answer("right")
+    thread.join(10)
+    assert found[0][2].tolist() == [0.0, 1.0] and "has 2" in judge.notes()[0]
+    judge.close()
+
+
+def test_the_first_twelve_numbers_of_an_observation_are_plotted(judge):
+    wide = pairs(count=1)[0].replace(
+        next_obs={"a": np.full((L, 1, 1), 7.0), "b": np.arange(L * 20.0).reshape(L, 1, 20) / 3}
+    )
+    [clip] = judge._clips(wide)
+    assert len(clip["rows"]) == L and clip["rows"][1] == [7.0, *np.round(np.arange(20, 31) / 3, 5)]
 
 
 def learner(path, judge="human", **options):

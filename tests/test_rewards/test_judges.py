@@ -256,6 +256,23 @@ def test_labels_that_a_person_wrote_are_read_as_lines_of_json_or_as_a_table(tmp_
         assert RecordedPreferences(str(path)).compare(first, second).tolist() == [1.0, 1.0, 1.0]
 
 
+def test_labels_without_segments_and_those_of_a_judge_are_of_the_pairs_that_are_asked(tmp_path):
+    first, second = segments(np.zeros((2, 3))), segments(np.ones((2, 3)), seed=1)
+    (path := tmp_path / "labels.jsonl").write_text(
+        "".join(
+            json.dumps({"first": a, "second": b, "label": 0.25}) + "\n"
+            for a, b in zip(fingerprint(first[:, :2]), fingerprint(second[:, :2]))
+        )
+    )
+    for judge, expected in (
+        (RecordedPreferences(str(path)), [0.25, 0.25, np.nan]),
+        (make_segment_judge("scripted", cached=str(tmp_path / "a.sqlite")), [1, 1, 1]),
+    ):
+        one, two, label = judge.ask(first, second, 1)
+        np.testing.assert_array_equal(label, np.float32(expected))
+        assert one is first and two is second
+
+
 def test_a_file_that_holds_something_else_is_refused(tmp_path):
     path = tmp_path / "labels.jsonl"
     with pytest.raises(ValueError, match=r"there is no file"):

@@ -324,6 +324,14 @@ def test_no_simulation_passes_for_the_judge_it_simulates():
     assert "a control without meaning" in make_judge("simulated", shuffle=True).notes()[0]
 
 
+def test_a_simulation_closes_the_judge_it_simulates_if_there_is_one(transcript):
+    judge, closed = make_judge("simulated", of="recorded", of_options={"path": str(transcript)}), []
+    judge.other.close = lambda: closed.append(judge.other)
+    judge.close()
+    assert closed == [judge.other]
+    make_judge("simulated", shuffle=True).close()
+
+
 def test_a_judge_that_is_asked_elsewhere_is_not_simulated():
     with pytest.raises(ValueError, match=r"of='openai' is asked outside this process"):
         make_judge("simulated", of="openai", of_options={"model": "tiny", "goal": "to win"})

@@ -11,7 +11,17 @@ from model_server import ModelServer
 
 from envs.transitions import Transitions, concatenate
 from rewards.check import check_reward
-from rewards.language.lare import LaRe, LaReConfig, WholeEpisodes, decomposition_loss, describe, draw, shipped
+from rewards.language.lare import (
+    LaRe,
+    LaReConfig,
+    WholeEpisodes,
+    code_in,
+    decomposition_loss,
+    describe,
+    draw,
+    shipped,
+)
+from rewards.llm.sandbox.process import SandboxError
 
 BOX, PUSH = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Box(-1.0, 1.0, (1,), np.float32)
 SMALL = {"hidden": 16, "layers": 1, "steps": 3, "subset": 4, "batch_size": 16}
@@ -139,6 +149,14 @@ def test_an_episode_with_a_gap_and_one_of_other_environments_are_dropped():
     assert kept.add(2, **columns([0], [1], [1], [1])) == []
 
 
+def test_an_episode_that_is_too_long_is_left_out_and_counted(monkeypatch):
+    monkeypatch.setattr("rewards.language.lare.LONGEST", 4)
+    reward = made()
+    assert reward.update(walk((4, 5), envs=2))["episodes"] == 2
+    assert {len(rows) for rows, _, _ in reward.episodes.kept} == {4} and reward.episodes.dropped == 2
+    assert "2 episodes were longer than 4 steps and were left out" in reward.notes()
+
+
 def test_the_newest_episodes_are_kept():
     kept = WholeEpisodes(2)
     kept.add(1, **columns([0] * 3, [0] * 3, [1] * 3, [1, 2, 3]))
@@ -171,6 +189,14 @@ def test_an_episode_that_time_cut_off_is_learnt_from_like_one_that_terminated():
     reward.update(batch.replace(truncated=batch.terminated, terminated=np.zeros_like(batch.terminated)))
     assert [total for _, _, total in reward.episodes.kept] == batch.reward[[1, 4], 0].tolist()
     assert reward.episodes.learnt == 1
+
+
+def test_a_step_descends_the_mean_over_the_episodes_drawn(monkeypatch):
+    reward, descended = made(batch_size=16, subset=4), []
+    monkeypatch.setattr(reward, "descend", descended.append)
+    metrics = reward.update(walk((20,)))
+    assert metrics["loss"] == pytest.approx(np.mean([float(loss.detach()) for loss in descended]), rel=1e-6)
+    assert len(descended) == 3 and reward.episodes.learnt == 1
 
 
 LEARNT = {"hidden": 32, "layers": 2, "steps": 200, "subset": 10, "batch_size": 80, "learning_rate": 5e-3}
@@ -218,6 +244,7 @@ def test_it_continues_where_it_was_saved_with_the_code_it_had(code):
     two = made(seed=5, code=code("def factors(obs, action):\n    return obs * 3\n"))
     batch = walk((5,) * 8)
     one.update(batch[:17])
+    two.update(walk((5,), seed=1))
     two.load_state_dict(copy.deepcopy(one.state_dict()))
     for reward in (one, two):
         reward.update(batch[17:])
@@ -292,6 +319,14 @@ def test_a_model_writes_the_code_and_its_answers_are_replayed_without_it(tmp_pat
     again = made(**ASKED, judge_options=options, answers=str(answers))  # the server is gone
     assert again.phi.source == reward.phi.source
     assert again.author.asked == 0
+
+
+def test_of_an_answer_the_last_block_with_factors_is_read_or_all_of_it():
+    other, helper = SQUARES.replace("** 2", "** 3"), "```\nprint(1)\n```\n"
+    assert code_in(f"First:\n```python\n{SQUARES}```\nor\n```py\n{other}```\nUse it so:\n{helper}") == other
+    assert code_in(f"```python\n{SQUARES}```\n{helper}") == SQUARES and code_in(f"\n{SQUARES}\n\n") == SQUARES
+    with pytest.raises(SandboxError, match=r"no block of code that defines factors"):
+        code_in(f"    def factors(obs, action): indented, so no definition of the file\n{helper}")
 
 
 @pytest.mark.parametrize(

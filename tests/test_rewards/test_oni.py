@@ -219,6 +219,7 @@ def test_a_run_that_was_saved_continues_equally(make, model):
         reward.update(batch)
     tree, arrays = pack(reward.state_dict())
     copy = make(model, delay=7, rate=300, seed=5)
+    copy.update(rollout(GOOD + BAD))
     copy.load_state_dict(deepcopy(unpack(json.loads(json.dumps(tree)), arrays)))
     for batch in rounds[3:]:
         one, two = reward.update(batch), copy.update(batch)
@@ -311,6 +312,10 @@ def test_without_a_goal_or_a_family_no_judge_is_asked_and_the_note_says_so(make)
     assert reward.annotator is None and reward.update(rollout(GOOD)) == {"met": 3, "rewarded": 0}
     assert "no judge labels the captions" in reward.notes()[0]
     assert "without a judge" in make("count").notes()[0]
+
+
+def test_labels_come_by_the_clock_unless_the_judge_is_here_and_no_cache_is_shared(make, tmp_path):
+    assert make().annotator.clock == "steps" and make(cache=str(tmp_path / "a.sqlite")).annotator.clock == "wall"
 
 
 def test_the_notes_name_the_judge(make):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from rewards.llm.sandbox import process as module
+from rewards.llm.sandbox import worker
 from rewards.llm.sandbox.process import Sandbox, SandboxError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,6 +174,11 @@ def test_behind_the_first_wall_there_is_no_key_in_the_environment(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_check")
+def test_behind_the_first_wall_there_is_no_folder_to_import_from():
+    assert box(OS + "    return obs[:, :1] * 0 + os['sys'].path.__len__()")(OBS, ACTION).tolist() == [[0]] * 3
+
+
+@pytest.mark.usefixtures("no_check")
 def test_behind_the_first_wall_an_answer_that_is_forged_is_no_answer():
     head = "os['write'](0, b'\\xff\\xff\\xff\\x7f\\xff\\xff\\xff\\x7f')"
     with pytest.raises(SandboxError, match=r"factors returned 2147483647 numbers a row"):
@@ -250,6 +256,44 @@ def test_the_process_ends_with_its_owner_and_leaves_no_folder(tmp_path):
     pid = sandbox.pid
     del sandbox
     assert gone(pid)
+
+
+def test_while_nothing_is_asked_it_lives_as_long_as_its_parent(monkeypatch):
+    waits = iter(([], [0], []))
+    monkeypatch.setattr(worker.select, "select", lambda *_: (next(waits), [], []))
+    monkeypatch.setattr(worker.os, "_exit", sys.exit)
+    worker.wait_for_request(os.getppid())
+    with pytest.raises(SystemExit, match="0"):
+        worker.wait_for_request(os.getpid())
+
+
+def test_an_error_is_explained_by_the_line_of_the_code_that_raised_it():
+    source = "def half(x):\n    return 1 / x\n\ny = 3\nhalf(0)\n"
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(compile(source, "factors", "exec"), {})
+    assert worker.explain(caught.value, source) == "ZeroDivisionError: division by zero, in the line: return 1 / x"
+    assert worker.explain(ValueError("none"), source) == "ValueError: none"
+
+
+def test_only_the_parts_of_numpy_that_are_there_can_be_imported():
+    assert worker.within_numpy("numpy.linalg", None) is np.linalg
+    for name in ("os", "numpy.nowhere", "numpy", "numpylinalg"):
+        with pytest.raises(ImportError, match=f"{name} cannot be imported here"):
+            worker.within_numpy(name)
+
+
+def test_the_process_writes_and_reads_all_of_it_piece_by_piece(monkeypatch):
+    sent, given = [], [b"ab", b"cde", b"f"]
+    monkeypatch.setattr(worker.os, "write", lambda file, view: sent.append(bytes(view[:3])) or len(sent[-1]))
+    worker.give(np.arange(2, dtype=np.uint32))
+    assert b"".join(sent) == np.arange(2, dtype=np.uint32).tobytes() and len(sent) == 3
+    asked = []
+    monkeypatch.setattr(worker.os, "read", lambda file, count: asked.append(count) or given.pop(0))
+    assert worker.take(6) == b"abcdef" and asked == [6, 4, 1]
+    given.append(b"")
+    monkeypatch.setattr(worker.os, "_exit", sys.exit)
+    with pytest.raises(SystemExit, match="0"):
+        worker.take(1)
 
 
 def test_it_outlives_the_thread_that_started_it():

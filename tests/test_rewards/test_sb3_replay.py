@@ -166,9 +166,9 @@ def test_n_steps_that_would_be_ignored_are_refused_and_those_of_the_buffer_are_t
     env = DummyVecEnv([lambda: gym.make("CartPole-v1")])
     mix = one(Level, env.observation_space, env.action_space)
 
-    def learn(buffer_class, **given):
+    def learn(buffer_class, n=3, **given):
         buffer = {"replay_buffer_class": relabelling(buffer_class), "replay_buffer_kwargs": {"mix": mix, **given}}
-        model = DQN("MlpPolicy", env, n_steps=3, gamma=0.5, learning_starts=8, batch_size=8, buffer_size=50, **buffer)
+        model = DQN("MlpPolicy", env, n_steps=n, gamma=0.5, learning_starts=8, batch_size=8, buffer_size=50, **buffer)
         return model.learn(30, callback=RelabelCallback())
 
     with pytest.warns(UserWarning, match="n_steps=3"):  # SB3's own, before ours
@@ -177,3 +177,4 @@ def test_n_steps_that_would_be_ignored_are_refused_and_those_of_the_buffer_are_t
                 learn(buffer_class, **given)
         buffer = learn(NStepReplayBuffer, n_steps=3, gamma=0.5).replay_buffer
     assert set(buffer.sample(64).rewards.unique().tolist()) <= {1.0, 1.5, 1.75}
+    assert learn(NStepReplayBuffer, n=1, n_steps=1, gamma=0.9).replay_buffer.gamma == 0.9  # one step is not discounted

@@ -24,6 +24,7 @@ from rewards.language.teacher import (
     WALL,
     ModelTeacher,
     NoisyPlanner,
+    RecordedPlans,
     level_of,
     question,
     sensible,
@@ -161,6 +162,14 @@ def test_rows_are_independent_and_each_gets_the_plan_of_its_own_level():
     np.testing.assert_allclose(subject.guide(again) * 7, [[1, 0], [1, 0]], atol=1e-6)
 
 
+def test_a_grid_that_is_higher_than_wide_is_measured_by_its_height():
+    subject = reward()
+    high = drawn("\n###\n#A#\n#.#\n#.#\n#G#\n###\n")
+    memory = subject.begin(subject.initial_memory(1), {"signals": high[None]}, np.ones(1, bool))
+    assert memory["agent"].tolist() == [[1, 1, 6]]
+    np.testing.assert_allclose(subject.guide(memory), [[0, 3 / 6]])
+
+
 def test_an_episode_is_planned_when_its_first_step_is_scored_if_not_before():
     subject = reward()
     value, memory = subject.score(transition(drawn(), drawn(changes=[TAKEN]), 0), subject.initial_memory(1))
@@ -229,6 +238,20 @@ def test_a_box_is_opened_for_the_key_that_lies_nowhere():
     hidden = drawn("\n#######\n#A..DB#\n#..X###\n#######\n")
     plan = ["open the red box", "pick up the yellow key", "open the yellow door", "pick up the blue ball"]
     assert words(hidden) == plan
+
+
+def test_the_nearest_box_is_opened_and_one_key_opens_all_doors_of_its_colour():
+    box = solve(level_of(drawn("\n########\n#...ADB#\n#X..X###\n########\n")))[0][1:3]
+    assert box == (4, 2)
+    doors = words(drawn("\n########\n#AKD.DG#\n########\n"))
+    assert doors == ["pick up the yellow key", *["open the yellow door"] * 2, "go to the green goal"]
+
+
+def test_of_several_balls_the_blue_one_is_wanted_and_without_it_none():
+    red = [(x, 1, (6, 0, 0)) for x in (4, 5)]
+    assert words(drawn("\n#######\n#AKDBB#\n#######\n", changes=red)) == []
+    assert words(drawn("\n#######\n#AKDBB#\n#######\n", changes=red[:1]))[-1] == "pick up the blue ball"
+    assert words(drawn("\n#######\n#AKDB.#\n#######\n", changes=red[:1]))[-1] == "pick up the red ball"
 
 
 def test_without_a_way_or_a_wish_there_is_no_plan():
@@ -327,6 +350,20 @@ def test_a_recorded_plan_belongs_to_its_level_whatever_the_seed(tmp_path):
     assert "1 levels" in subject.notes()[0]
 
 
+def test_a_recorded_step_may_name_the_key_that_a_box_hides_or_nothing_and_stays_inside(tmp_path):
+    level = level_of(drawn(changes=[(1, 3, (7, 0, 0))]))
+    steps = [(1, 3, "the green key"), (1, 3, "a key"), (1, 2, None), (5, 3, ""), (7, 1, ""), (1, 5, ""), (-1, 1, "")]
+    plan = [{"do": "pick up", "x": x, "y": y, "thing": thing} for x, y, thing in steps]
+    (file := tmp_path / "plans.jsonl").write_text(json.dumps({"level": level.key, "plan": plan}))
+    [rows] = RecordedPlans(str(file)).ask([level])
+    assert rows == [
+        (2, 1, 3, KEY, GREEN, 0),
+        (2, 1, 3, KEY, 0, 0),
+        (2, 1, 2, KEY, YELLOW, 0),
+        (2, 5, 3, GOAL, GREEN, 0),
+    ]
+
+
 @pytest.mark.parametrize(
     "line", ["nonsense", '{"level": "a"}', '{"level": "a", "plan": [{"do": "fly", "x": 1, "y": 1}]}']
 )
@@ -369,9 +406,19 @@ def test_a_server_that_fails_leaves_no_subgoal_and_is_asked_again_later_but_not_
         assert teacher.metrics() == {"teacher_asked": 4, "teacher_failed": 3}
 
 
+def test_only_the_newest_plans_are_kept_at_hand(monkeypatch):
+    monkeypatch.setattr("rewards.language.teacher.CACHE", 2)
+    teacher, levels = NoisyPlanner(), np.stack([drawn(max_steps=steps) for steps in (1, 2, 3)])
+    plans = teacher.plans(levels, 4)
+    assert (plans == plans[0]).all() and plans[0, :, 0].tolist() == [2, 3, 1, 0]
+    assert list(teacher._known) == [level_of(one).key for one in levels[1:]]
+
+
 def test_signals_tell_the_level_and_equal_levels_have_equal_keys():
     level = level_of(drawn())
     assert level.grid.shape == (5, 7, 3) and (level.x, level.y) == (1, 1) and len(level.key) == 16
     assert level_of(drawn()).key == level.key != level_of(drawn(agent=(2, 1))).key
     assert level_of(np.zeros(len(HEAD), np.float32)) is None
     assert level_of(np.full(28, np.nan, np.float32)) is None
+    assert level_of(drawn()[:-3]) is None and level_of(drawn()[:-1]) is None  # no whole row, no whole cell
+    assert level_of(np.where(np.arange(len(drawn())) == 5, 0, drawn())) is None
