@@ -392,8 +392,8 @@ def _only_types(node: ast.If) -> bool:
 def coverage(root: Path, kept: Path = ROOT / "build" / "mutants") -> Covering:
     """Which tests run each line, those that run the fewest lines first.
 
-    Test files that changed since the last call are measured, all of them the first time: for ten minutes. If others'
-    lines have moved since, a mutant only meets worse tests; without the folder `kept` all is measured anew.
+    Test files that changed since the last call, or ran a file that did, are measured, all of them the first time: for
+    ten minutes. Lines that have moved would give a mutant tests that do not run it.
     """
     from coverage import CoverageData
 
@@ -401,17 +401,24 @@ def coverage(root: Path, kept: Path = ROOT / "build" / "mutants") -> Covering:
     listing, data = kept / "tests.json", CoverageData(str(kept / "coverage"))
     known = json.loads(listing.read_text()) if listing.exists() else {}
     files = sorted(path.relative_to(root).as_posix() for path in root.glob("tests/**/test_*.py"))
-    now = {file: hashlib.sha256((root / file).read_bytes()).hexdigest() for file in files}
-    changed = [file for file in files if known.get(file, {}).get("is") != now[file]]
+    sources = [path.relative_to(root).as_posix() for package in PACKAGES for path in (root / package).rglob("*.py")]
+    now = {file: hashlib.sha256((root / file).read_bytes()).hexdigest() for file in [*files, *sources]}
+    held = {file: {file: known[file]["is"], **known[file].get("ran", {})} for file in files if file in known}
+    changed = [file for file in files if any(now.get(name) != was for name, was in held.get(file, {"": ""}).items())]
     data.read()
     if changed:
         seconds = _measure(root, changed)
         new = CoverageData(str(root / ".coverage"))
         new.read()
         data.update(new)
+        ran: dict[str, dict[str, str]] = defaultdict(dict)
+        for name in new.measured_files() & now.keys():
+            for contexts in new.contexts_by_lineno(name).values():
+                for context in contexts:
+                    ran[context.partition("::")[0]][name] = now[name]
         for file in changed:
             mine = {test: spent for test, spent in seconds.items() if test.startswith(f"{file}::")}
-            known[file] = {"is": now[file], "seconds": mine}
+            known[file] = {"is": now[file], "ran": ran[file], "seconds": mine}
         listing.write_text(json.dumps({file: known[file] for file in files}))
     return _by_line(data, {test: spent for file in files for test, spent in known[file]["seconds"].items()})
 

@@ -100,3 +100,5 @@ def test_what_tests_run_is_measured_and_kept_until_they_change(tmp_path, monkeyp
     test.write_text("from agents.a import score\ndef test_four(): assert score(4) == 4\n")
     assert not covering(11) and covering(12) == ["tests/test_a.py::test_four"]
     assert measured == [["tests/test_a.py"]] * 2
+    (tmp_path / "agents" / "a.py").write_text("# one line more\n" + SOURCE)
+    assert covering(13) == ["tests/test_a.py::test_four"] and covering(13) and len(measured) == 3

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from PIL import Image
 
 from envs.datasets import Dataset, StoredEpisode, from_sb3, lerobot, read
-from envs.datasets.dataset import observing
+from envs.datasets.dataset import _cast, observing
 from envs.make import make
 from envs.recording import episodes
 
@@ -106,6 +106,23 @@ def test_what_does_not_fit_is_refused_with_what_it_is(obs, action, env, words):
         Dataset(lambda: [episode(obs, action=action)], space, spaces.Discrete(3)).transitions(
             make(env) if env else None
         )
+
+
+def test_values_fit_a_space_up_to_its_ends_and_choices_are_counted_from_zero():
+    for space, fine, beyond in (
+        (spaces.Discrete(3), [0, 2], [3]),
+        (spaces.Discrete(3, start=2), [2, 4], [1]),
+        (spaces.Discrete(3, start=2), [2, 4], [5]),
+        (spaces.MultiDiscrete([2, 3]), [[1, 2], [0, 0]], [[1, 3]]),
+    ):
+        assert _cast(np.array(fine), space).tolist() == fine and _cast(np.array(beyond), space) is None
+    assert _cast(np.zeros((2, 3)), spaces.Box(0, 1, (3,), np.float32)).dtype == np.float32
+    assert _cast(np.zeros((2, 2)), spaces.Box(0, 1, (3,))) is None
+    assert _cast(np.zeros(2), spaces.Discrete(3)) is None  # numbers with a point are no choices
+    both = spaces.Dict(a=spaces.Discrete(2), b=spaces.Discrete(2))
+    assert _cast({"a": np.array([1]), "b": np.array([2])}, both) is None and _cast({"a": np.array([1])}, both) is None
+    counted = Dataset(lambda: [episode(COUNTED, action=(2, 4))], LINE, spaces.Discrete(3, start=2)).transitions()
+    assert counted.action.tolist() == [0, 2] and counted.valid.all() and counted.step.tolist() == [0, 1]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # what a data set should say of itself

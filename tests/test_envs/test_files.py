@@ -36,6 +36,13 @@ def test_nothing_is_written_through_a_link_or_into_a_pipe(strange, tmp_path):
     assert read_text(tmp_path / "file") == "secret and more"
 
 
+def test_a_file_may_be_as_large_as_it_should_and_no_larger(tmp_path):
+    (tmp_path / "file").write_bytes(b"1234")
+    assert read_bytes(tmp_path / "file", 4) == b"1234"
+    with pytest.raises(NoRegularFile, match=r"file has 4 bytes, more than the 3 that belong there"):
+        read_bytes(tmp_path / "file", 3)
+
+
 def test_a_device_is_no_regular_file_either():
     with pytest.raises(NoRegularFile):
         read_bytes("/dev/zero")

@@ -83,6 +83,19 @@ def test_chunk_gives_back_rows_in_time_order_and_saves_the_waiting_ones():
         assert not each.full
 
 
+def test_a_chunk_doubles_its_room_up_to_its_length_and_keeps_its_rows():
+    chunk, room = Chunk(150), []
+    for t in range(150):
+        assert not chunk.full
+        chunk.add({"x": np.full(2, t)}, np.full((2, 1), -t))
+        room.append(chunk._capacity)
+    assert chunk.full and room[0] == room[63] == 64 and room[64] == room[127] == 128 and room[128] == 150
+    rows, more = chunk.take()
+    assert rows["x"][:, 1].tolist() == list(range(150)) and more.shape == (150, 2, 1) and (more[1:] < 0).all()
+    chunk.add({"x": np.full(2, 7)}, np.zeros((2, 1)))
+    assert chunk.count == 1 and chunk.take()[0]["x"].tolist() == [[7, 7]]
+
+
 def test_chunk_grows_only_as_far_as_it_is_filled():
     chunk = Chunk(10**9)  # must not ask for terabytes
     for value in range(200):

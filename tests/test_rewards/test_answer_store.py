@@ -43,6 +43,8 @@ def test_answers_are_found_again_by_judge_and_text(file):
 def test_the_key_hangs_on_all_of_the_question():
     keys = {key_of("a", "b"), key_of("b", "a"), key_of("a", ("b", "")), key_of("a", ("", "b")), key_of("ab", "")}
     assert len(keys) == 5 and all(len(key) == 64 for key in keys)
+    assert key_of("a", "b").startswith("3554d2b8a1e34099")  # as in the files written so far
+    assert key_of("a", ("b", "c")).startswith("52fe8509acf606a7")
 
 
 def test_the_first_of_two_answers_stays(file):

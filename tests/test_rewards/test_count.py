@@ -5,7 +5,7 @@ import pytest
 from gymnasium import spaces
 
 from envs.transitions import Transitions
-from rewards.exploration.count import Count, CountConfig
+from rewards.exploration.count import Count, CountConfig, Hash
 
 CELLS, ACTIONS = spaces.Discrete(10), spaces.Discrete(2)
 IMAGE = spaces.Box(0, 255, (3, 8, 8), np.uint8)
@@ -48,6 +48,15 @@ def walk(count, *steps):
         bonus, memory = count.score(visits(cells), memory)
         given.append(bonus.tolist())
     return given
+
+
+def test_the_key_of_a_cell_is_that_of_the_checkpoints_written_so_far():
+    box, grey = spaces.Box(-1, 1, (2,), np.float32), spaces.Box(0, 255, (3, 3), np.uint8)
+    pose = np.float32([[0.31, -0.52], [0, 0]])
+    assert Hash(box, [], 0.1)(pose).tolist() == [1897395071811289409, 1]
+    assert Hash(grey, [], 0.1)(np.arange(18).reshape(2, 3, 3)).tolist() == [10454969264582038734, 17600544659481082946]
+    both = {"a": np.array([3, 0]), "b": pose}
+    assert Hash(spaces.Dict(a=spaces.Discrete(5), b=box), [], 0.1)(both).tolist() == [10035103500902373714, 1]
 
 
 def test_a_first_visit_gives_one_and_a_return_gives_no_reward():

@@ -16,6 +16,7 @@ from envs.transitions import Transitions
 from rewards.adapters.guided import guided
 from rewards.check import check_reward
 from rewards.language import guidance
+from rewards.language.captioned import key
 from rewards.language.guidance import CRAFTER, RECENT, Guidance, GuidanceConfig, _newest, meaning
 from rewards.llm.client import IN_A_ROW
 from rewards.llm.judges.base import make_judge
@@ -69,6 +70,11 @@ def test_an_event_before_its_turn_is_passed_over():
     reward = built(every=1000)
     _, goals, _ = walk(reward, rollout("placed a table", "made a wood pickaxe", "collected wood"))
     assert [goal for (goal,) in goals] == [GOALS[0], GOALS[0], GOALS[3]]
+
+
+def test_situations_are_named_as_in_the_checkpoints_written_so_far():
+    assert key("collected wood") == 10442565780051403777 and key("") == 0
+    assert guidance._situation_of(["collected wood", "drank water"]) == 16757961966445949997
 
 
 def test_each_environment_has_its_own_goal():

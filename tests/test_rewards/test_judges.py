@@ -302,6 +302,12 @@ def test_a_fingerprint_is_of_states_and_actions_and_of_nothing_else():
     assert fingerprint(one[:, 1:]) == fingerprint(one)[1:]
 
 
+def test_fingerprints_are_those_of_the_files_written_so_far():
+    x, no = np.arange(8, dtype=np.float32).reshape(2, 2, 2), np.zeros((2, 2), bool)
+    known = Transitions(x, x[..., :1], x[..., 0], x + 1, no, no, ~no, no.astype(int))
+    assert fingerprint(known) == ["501308d0a0b4f150", "ec1c4528aeec4fbd"]
+
+
 def test_segments_of_dict_observations_have_fingerprints_too():
     one = segments(seed=1)
     as_dict = Transitions(**{**vars(one), "obs": {"x": one.obs}, "next_obs": {"x": one.next_obs}})

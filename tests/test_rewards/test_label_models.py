@@ -41,6 +41,17 @@ def test_buckets_are_distinct_numbers_in_range_and_case_means_nothing():
     assert found[0] == 0 and (np.diff(found.astype(int)) > 0).all() and found[-1] < BUCKETS
     assert len(buckets("")) >= 1
     np.testing.assert_array_equal(buckets("DOOR"), buckets("door"))
+    assert buckets("A 7").tolist() == [
+        0,
+        994,
+        2226,
+        2467,
+        2750,
+        3026,
+        3125,
+        3239,
+        3755,
+    ]  # as in the models saved so far
 
 
 def test_characters_are_cut_and_filled_up():
@@ -117,12 +128,19 @@ def test_a_saved_model_learns_on_equally(encoder):
     assert model.predict(TEXTS).tolist() == copy.predict(TEXTS).tolist()
 
 
-def test_predicting_nothing_is_fine_and_pieces_do_not_matter():
+def test_predicting_nothing_is_fine_and_pieces_do_not_matter(monkeypatch):
     model = make()
     model.fit(TEXTS, LABELS, 8)
     assert model.predict([]).shape == (0,)
     alone = np.concatenate([model.predict([text]) for text in TEXTS])
     np.testing.assert_allclose(model.predict(TEXTS), alone, rtol=1e-5)
+    monkeypatch.setattr("rewards.language.label_models.PIECE", 3)
+    np.testing.assert_allclose(model.predict(TEXTS), alone, rtol=1e-5)
+    labels = np.where(np.arange(7) < 3, alone < 0, alone > 0).astype(float)  # the first three wrong
+    labels[3] = 0.5
+    assert model.accuracy(TEXTS, labels) == 0.5
+    monkeypatch.setattr("rewards.language.label_models.HELD_OUT", 4)
+    assert model.accuracy(TEXTS, labels) == 0.75
 
 
 def test_rewards_are_what_stands_above_mean_and_quantile():

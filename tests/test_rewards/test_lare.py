@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import runpy
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from model_server import ModelServer
 from envs.transitions import Transitions, concatenate
 from rewards.check import check_reward
 from rewards.language.lare import (
+    SHIPPED,
     LaRe,
     LaReConfig,
     WholeEpisodes,
@@ -279,12 +281,22 @@ def test_shipped_factors_run_and_are_described(name):
     assert "action[:, 0]:" in described
 
 
-def test_the_pendulums_factors_are_the_parts_of_its_reward():
-    obs = np.array([[0, 1, 2], [-1, 0, 0]], np.float32)  # a quarter turn, and hanging down
-    box = spaces.Box(-8.0, 8.0, (3,), np.float32)
-    reward = LaRe(LaReConfig(**SMALL, code="pendulum"), box, spaces.Box(-2.0, 2.0, (1,), np.float32))
-    found = reward.phi(obs, np.array([[1.5], [-2]], np.float32))
-    assert found == pytest.approx(np.array([[np.pi**2 / 4, 4, 2.25], [np.pi**2, 0, 4]]), rel=1e-5)
+@pytest.mark.parametrize(
+    ("name", "obs", "action", "expected"),
+    [
+        ("cartpole", [[-1.2, 2, -0.209, 0.5], [2.4, -3, 0, -1]], [[1], [0]], [[0.5, 1, 4, 0.25, 1], [1, 0, 9, 1, 1]]),
+        ("cartpole", [[0, 0, 0.1, -0.1]], [[0]], [[0, 0.1 / 0.209, 0, 0.01, -1]]),
+        ("mountain_car_continuous", [[np.pi / 6, -0.035]], [[0.5]], [[1.25, 1, 0.25, 0.25, -0.5, 1]]),
+        ("mountain_car_continuous", [[-np.pi / 6, 0.07], [0.44, 0]], [[0.5], [1]], [[0, -1, 1, 0.25, 0.5, 0], None]),
+        ("pendulum", [[0, 1, 2], [-1, 0, 0]], [[1.5], [-2]], [[np.pi**2 / 4, 4, 2.25], [np.pi**2, 0, 4]]),
+    ],
+)
+def test_shipped_factors_by_hand(name, obs, action, expected):
+    found = runpy.run_path(str(SHIPPED / f"{name}.py"))["factors"](np.array(obs, float), np.array(action, float))
+    if expected[-1] is None:
+        assert found[1, -1] == 0  # the flag stands beyond 0.44
+        found, expected = found[:1], expected[:1]
+    np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 ASKED = {

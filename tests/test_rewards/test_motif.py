@@ -82,6 +82,7 @@ def test_single_labels_will_do(labels):
     reward = make(labels)
     assert all(rewards_of(reward, GOOD)) and not any(rewards_of(reward, BAD))
     assert "70 labels of 70 captions" in reward.notes()[0] and "100% of the 14 held out" in reward.notes()[0]
+    assert reward.model.steps == 100 and make(labels, batch_size=8, epochs=15).model.steps == 15 * 7
 
 
 def test_a_cache_of_answers_will_do(tmp_path):

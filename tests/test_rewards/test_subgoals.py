@@ -418,6 +418,7 @@ def test_signals_tell_the_level_and_equal_levels_have_equal_keys():
     level = level_of(drawn())
     assert level.grid.shape == (5, 7, 3) and (level.x, level.y) == (1, 1) and len(level.key) == 16
     assert level_of(drawn()).key == level.key != level_of(drawn(agent=(2, 1))).key
+    assert level.key == "10be1a80eff772ec"  # as in the recordings written so far
     assert level_of(np.zeros(len(HEAD), np.float32)) is None
     assert level_of(np.full(28, np.nan, np.float32)) is None
     assert level_of(drawn()[:-3]) is None and level_of(drawn()[:-1]) is None  # no whole row, no whole cell
