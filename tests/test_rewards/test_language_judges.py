@@ -324,6 +324,17 @@ def test_no_simulation_passes_for_the_judge_it_simulates():
     assert "a control without meaning" in make_judge("simulated", shuffle=True).notes()[0]
 
 
+def test_pairs_of_which_one_side_is_longer_are_refused(transcript):
+    recorded = {"path": str(transcript)}
+    for judge in (
+        make_judge("recorded", **recorded),
+        make_judge("simulated", of="recorded", of_options=recorded, accuracy=0.5),
+        make_judge("openai", model="m", goal="g"),
+    ):
+        with pytest.raises(ValueError, match=r"zip\(\) argument 2 is longer than argument 1"):
+            judge.compare(["key"], ["fog", "key", "newt"])
+
+
 def test_a_simulation_closes_the_judge_it_simulates_if_there_is_one(transcript):
     judge, closed = make_judge("simulated", of="recorded", of_options={"path": str(transcript)}), []
     judge.other.close = lambda: closed.append(judge.other)
