@@ -40,6 +40,7 @@ SHORT = {
 SHORT["sweep"] = [*SHORT["train"], "seed=0"]
 SHORT["tune"] += SHORT["train"]
 SHORT["transfer"] += SHORT["train"]
+SHORT["design"] = ["rounds=1", "candidates=2", "finalists=1", "test_seeds=1", *SHORT["train"]]
 # What a page's program takes for granted.
 BEFORE = {
     "exploration": "from stable_baselines3 import SAC\npolicy = lambda obs: [0.0]\n",
@@ -143,6 +144,8 @@ def run_page(page: str) -> list[str]:
     from model_server import ModelServer
 
     def think(text: str, images: list[object]) -> str:
+        if "reward(obs, action, next_obs)" in text:
+            return 'def reward(obs, action, next_obs):\n    return {"first": next_obs[:, 0]}\n'
         return f'{{"reason": "it says so", "label": "{("helpful", "neutral")[len(text) % 2]}"}}'
 
     with tempfile.TemporaryDirectory() as folder, ModelServer(think) as server:

@@ -40,7 +40,7 @@ WIDEST = 2048  # features of phi=outer; a matrix of their square is inverted
 class ContrastiveUCBConfig(LearnedConfig):
     """Settings of Contrastive UCB; `weight` is the paper's beta [0.1 to 1]."""
 
-    features: int = setting(128, "size of phi and psi, D [32 to 128]: at most so many things are told apart")
+    features: int = setting(128, "size of phi and psi, D [32 to 128]: it distinguishes at most so many things")
     hidden: int = setting(128, "width of the hidden layers")
     weight: Any = 0.1
     scale: str = "none"

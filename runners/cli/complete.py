@@ -34,7 +34,15 @@ _lodestar() {
 compdef _lodestar lodestar
 """
 SCRIPTS = {"bash": BASH, "zsh": ZSH}
-TRAINS = ("train", "sweep", "tune", "transfer", "compare", "annotate")  # verbs that take the keys of `train`, too
+TRAINS = (
+    "train",
+    "sweep",
+    "tune",
+    "transfer",
+    "design",
+    "compare",
+    "annotate",
+)  # verbs that take the keys of `train`, too
 
 
 def complete(line: str, verbs: dict[str, str]) -> list[str]:

@@ -77,7 +77,7 @@ def search(config: DesignConfig) -> Proposal:
             found: list[Proposal] = []
             base = train(config, log, launcher, {"task": {"reward": "task"}}, SEARCH_SEED, config.seeds)["task"]
             for number in range(1, config.rounds + 1):
-                fresh = proposals(config, author, told(config, brief, found, base, number), batches, number)
+                fresh = proposals(config, author, next_brief(config, brief, found, base, number), batches, number)
                 named = {each.name: _reward(config, each) for each in fresh if not each.error}
                 returns = train(config, log, launcher, named, SEARCH_SEED, config.seeds)
                 for each in fresh:
@@ -179,7 +179,7 @@ def train(
     return {name: [x for x in each if x is not None] for name, each in found.items() if len(each) == count}
 
 
-def told(
+def next_brief(
     config: DesignConfig, brief: authors.Brief, found: list[Proposal], base: list[float], number: int
 ) -> authors.Brief:
     """The brief of a round: how the best did so far, what became of the others, a comment."""

@@ -1,4 +1,4 @@
-"""Rewards of a finite model by linear programs: few states, the same optimal policy, told as early as may be.
+"""Rewards of a finite model by linear programs: few states, the same optimal policy, good actions shown early.
 
 exprd      among rewards |R| <= max |R0| that are 0 outside the active states Z and keep the optimal policy, with gaps
            at least as large, the most informative one (see `runners.compare.finite`), less l1 * sum |R|. Z begins with
@@ -9,7 +9,7 @@ adaptive   among those, the one that moves a learner's policy pi most towards th
 Sources: Devidze et al. 2021, "Explicable Reward Design for Reinforcement Learning Agents" (NeurIPS 2021); the same
 authors 2024, "Informativeness of Reward Functions in Reinforcement Learning" (AAMAS 2024).
 Differences: SciPy's HiGHS; one policy instead of a loop over all optimal ones, which are exponentially many: another
-optimal action may become worse, a bad one never good; only the states whose bounds the program pays most for are tried.
+optimal action may become worse, a bad one never good; only the states whose bounds cost the program most are tried.
 When it fails: more than 600 pairs of state and action; a clustered recording whose model is wrong; an informative
 reward is not one that explores.
 """
@@ -67,12 +67,12 @@ def solve(config: DesignConfig) -> Path:
         obs = np.round(model.states[state], 2)
         where = f"one-hot {obs.argmax()}" if len(obs) > 8 and obs.sum() == obs.max() == 1 else obs.tolist()
         print(f"  {where}: {np.round(reward[state], 3).tolist()}")
-    told = [informativeness(each, task, model.transition, gamma) or 0.0 for each in (reward, task)]
+    early = [informativeness(each, task, model.transition, gamma) or 0.0 for each in (reward, task)]
     tied = ties(reward, model.transition, gamma)
-    print(f"informativeness {told[0]:.2f}, of the task's own {told[1]:.2f}; best actions tie in {tied:.0%} of states")
+    print(f"informativeness {early[0]:.2f}, of the task's own {early[1]:.2f}; best actions tie in {tied:.0%} of states")
     path = config.folder / "table.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = {"command": config.command("runners.design"), "informativeness": told[0], "gamma": gamma}
+    page = {"command": config.command("runners.design"), "informativeness": early[0], "gamma": gamma}
     page |= {"states": model.states.tolist(), "rewards": reward.tolist()}
     write_atomically(path, json.dumps(page) + "\n")
     print(f"use it:  python -m runners.train env={config.train.env} reward=table reward.table.file={path}")

@@ -38,8 +38,8 @@ def test_the_chain_needs_no_more_than_the_tasks_own_state_and_gaps_do_not_shrink
 def test_more_states_tell_more_and_all_keep_the_optimal_policy():
     line, task = corridor(40)
     found = {states: exprd(task, line, 0.95, states) for states in (1, 3, 5)}
-    told = [informativeness(reward, task, line, 0.95) for reward, _ in found.values()]
-    assert told[0] < told[1] < told[2]
+    early = [informativeness(reward, task, line, 0.95) for reward, _ in found.values()]
+    assert early[0] < early[1] < early[2]
     for states, (reward, active) in found.items():
         assert len(active) == states and active[0] == 39
         assert not reward[np.setdiff1d(np.arange(40), active)].any()
