@@ -34,15 +34,8 @@ _lodestar() {
 compdef _lodestar lodestar
 """
 SCRIPTS = {"bash": BASH, "zsh": ZSH}
-TRAINS = (
-    "train",
-    "sweep",
-    "tune",
-    "transfer",
-    "design",
-    "compare",
-    "annotate",
-)  # verbs that take the keys of `train`, too
+# verbs that take the keys of `train`, too
+TRAINS = ("train", "sweep", "tune", "transfer", "design", "compare", "annotate")
 
 
 def complete(line: str, verbs: dict[str, str]) -> list[str]:
