@@ -142,7 +142,9 @@ def labelled(
     if reward.embedding:
         batch = batch.replace(extras={**batch.extras, reward.embedding: reward.embed(batch)})
     metrics = reward.update(batch)
-    rewards = reward.score(batch)
+    memory = reward.initial_memory(1)  # of reward.of=history, along the recorded episodes
+    column = batch.map(lambda x: x[:, None])
+    rewards = reward.score(batch) if memory is None else reward.scan(column, memory)[0][:, 0]
     if not rewards.any():
         raise UsageError(f"no reward could be learned: {' '.join(reward.notes())}")
     if np.ptp(batch.reward) > 0:

@@ -143,3 +143,9 @@ def test_values_out_of_range_are_refused(capsys):
         with pytest.raises(ValueError, match=words):
             config(**changes)
     assert main(["judge=scripted"]) == 2 and "data= is missing; give recordings" in capsys.readouterr().err
+
+
+def test_a_reward_of_histories_scores_a_recording_along_its_episodes(recorded):
+    asked = config(reward_options={"of": "history", "hidden": 16, "members": 2, "epochs": 30})
+    rewards, metrics, _ = labelled(asked, recorded, BOX, TWO)
+    assert rewards.shape == (800,) and metrics["correlation"] > 0.5
