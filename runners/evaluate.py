@@ -1,8 +1,10 @@
 """How good a policy is by the task's own reward: return, success, goal steps, beside a random policy.
 
     python -m runners.evaluate run=runs/CartPole-v1/ppo-task+rnd/20261121-120000-s0 episodes=20
+    python -m runners.evaluate run=runs/... episodes=20 estimator=mfmc cheap=50 cheap_episodes=400
 
-The learned reward is never its own judge; it appears in the video only.
+The learned reward is never its own judge; it appears in the video only. `estimator=mfmc` narrows the interval of the
+return by many more episodes that are cut after a few steps (`runners.report.mfmc`).
 """
 
 from __future__ import annotations
@@ -228,6 +230,11 @@ class EvaluateConfig(Settings):
     episodes: int = setting(20, "how many", low=1)
     checkpoint: str = setting("", "environment steps of the checkpoint to evaluate, or best; the newest")
     seed: int = setting(0, "of the first episode", low=0)
+    estimator: str = setting(
+        "mean", "of the return: mean, or mfmc, which adds cheap episodes", choices=("mean", "mfmc")
+    )
+    cheap: int = setting(50, "mfmc: steps after which a cheap episode is cut", low=1)
+    cheap_episodes: int = setting(400, "mfmc: how many, the whole ones among them", low=4)
     video: bool = setting(True, "whether to record one episode to video.mp4 in the run's folder")
     trust: bool = setting(False, "whether the run may name code and servers, as in env=module:Id")
 
@@ -244,9 +251,26 @@ def evaluate(config: EvaluateConfig) -> None:
     episodes = columns["this run"]["episodes"]
     print(f"{trained.env_label}, agent {trained.agent_name}, reward {trained.rewards}, {episodes} episodes")
     print(table(columns))
+    if config.estimator == "mfmc":
+        print(controlled(config, trained, model, mix, columns["this run"]["returns"]))
     if config.video:
         act, seed = policy(model, trained.env), SEED + 1000 * config.seed
         print(f"video: {record_video(trained, act, mix, run / 'video.mp4', seed)}")
+
+
+def controlled(config: EvaluateConfig, trained: TrainConfig, model: Any, mix: Mix, dear: list[float]) -> str:
+    """The mean return by `mfmc`, given those of whole episodes, as a sentence."""
+    from runners.report.mfmc import mfmc
+
+    limits = {**limits_of(trained, config.seed), "tick": Ticker("evaluating, cut short")}
+    limits |= {"max_episode_steps": config.cheap, "max_steps": config.cheap * config.cheap_episodes}
+    cheap = play(trained.env, policy(model, trained.env), config.cheap_episodes, mix=mix, **limits)
+    found = mfmc(dear, cheap.returns)
+    return (
+        f"mean task return by mfmc: {found.value:.4g} ({found.low:.4g} to {found.high:.4g}), from {len(dear)} whole "
+        f"episodes and {len(cheap.returns)} of {config.cheap} steps; correlation {found.correlation:.2f}, variance "
+        f"{found.ratio:.2f} of that of the whole ones alone"
+    )
 
 
 main = Command(EvaluateConfig, evaluate, __doc__)

@@ -6,6 +6,14 @@ Sources: Qu et al. 2025, "Latent Reward: LLM-Empowered Credit Assignment in Epis
 arXiv 2412.11120), factors and their decoder; Ren et al. 2022, "Learning Long-Term Reward Redistribution via Randomized
 Return Decomposition" (arXiv 2111.13485), the loss with its bias corrected, RRD-L(RD): a few steps stand for an episode.
 Without code this is plain return decomposition, phi(s, a) = (s, a): the control for what the factors add.
+
+    form=implicit    r(s, a) = beta (log pi(a|s) - log pi_0(a|s)), psi the outputs of a policy pi, pi_0 that of psi = 0
+    success=0.5      episodes succeed or fail, return > 0.5: sigmoid(sum of r) is fitted by cross-entropy
+
+An implicit reward only compares actions of one state, E_0[exp(r / beta)] = 1 there, so it cannot credit a state for
+being reached; nor what all actions share, so returns are fitted less their mean. Source: Yuan et al. 2024, "Free
+Process Rewards without Process Labels", arXiv 2412.01981; pi_0 is a language model there, and draws evenly here (a Box:
+a normal around 0 with deviation 1, of actions scaled to [-1, 1]).
 Differences:
   - without code psi reads (s, a), where published code of both adds s - s';
   - code runs in a sandbox (`rewards.llm.sandbox.process`), not in this process, and returns one array (B, k); it is
@@ -28,6 +36,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -37,6 +46,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from envs.files import read_text
 from envs.settings import setting
@@ -71,6 +81,15 @@ class LaReConfig(LearnedConfig):
     describe: str = setting("", "what each number of obs and action is, for the model; or the name of a shipped task")
     answers: str = setting("", "*.sqlite that keeps the model's answers; the same questions need no server again")
     timeout: float = setting(5.0, "seconds for the factors of one batch, after which its code is stopped", above=0)
+    form: str = setting(
+        "network",
+        "`network`: psi is the reward of a step; `implicit`: log-probabilities of a policy that psi is, without code",
+        choices=("network", "implicit"),
+    )
+    beta: float = setting(1.0, "implicit: reward for one nat", above=0, tune=(0.05, 5.0, "log"))
+    success: float | None = setting(
+        None, "fit successes, episodes with a return above it, by cross-entropy; null fits returns", low=-math.inf
+    )
     per: str = setting(
         "step",
         "`step` fits the mean reward of a step, as the sources do; `episode` the sum, so that long episodes count",
@@ -88,6 +107,8 @@ class LaReConfig(LearnedConfig):
         super().__post_init__()
         if self.code and self.judge:
             raise ValueError(f"reward.lare.code={self.code!r} and judge={self.judge!r} both give factors; give one")
+        if self.form == "implicit" and (self.code or self.judge):
+            raise ValueError("reward.lare.form=implicit reads obs and action themselves; leave code and judge out")
         if self.judge and not (self.goal.strip() and self.describe.strip()):
             raise ValueError(
                 f"reward.lare.judge={self.judge!r} needs goal (what the task is) and describe (what each number of an "
@@ -113,7 +134,10 @@ class LaRe(Learned):
         if self.phi is not None:
             inputs = self.phi.width
             self.statistics = RunningMeanStd((inputs,))
-        self.psi = self.head(inputs, *[config.hidden] * config.layers, 1, gain=0.01)
+        outputs = 1
+        if config.form == "implicit":
+            inputs, outputs = self.layout.size, self.actions.size
+        self.psi = self.head(inputs, *[config.hidden] * config.layers, outputs, gain=0.01)
         self.train_on(self.psi)
         self.episodes = WholeEpisodes(config.episodes)
 
@@ -176,6 +200,8 @@ class LaRe(Learned):
 
     def decode(self, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         """The reward of rows (N, size) and (N, A): (N,)."""
+        if self.config.form == "implicit":
+            return self.config.beta * log_ratio(self.psi(x), action, self.actions.blocks)
         return self.psi(torch.cat([x, action], dim=1)).squeeze(-1)
 
     def _surprise(self, fresh: list[Episode]) -> dict[str, float]:
@@ -184,7 +210,17 @@ class LaRe(Learned):
             return {}
         with torch.no_grad():
             sums = [float(self.decode(*self.prepared(rows, actions)).double().sum()) for rows, actions, _ in fresh]
-        return {"error": float(np.mean([abs(each - total) for each, (_, _, total) in zip(sums, fresh)]))}
+        targets = self._targets([total for _, _, total in fresh])
+        if self.config.success is not None:
+            return {"accuracy": float(np.mean((np.array(sums) > 0) == (targets > 0)))}
+        return {"error": float(np.mean(np.abs(sums - targets)))}
+
+    def _targets(self, totals: list[float]) -> np.ndarray:
+        """What the sums of episodes are fitted to, float32 (B,), given their returns."""
+        if self.config.success is not None:
+            return (np.array(totals) > self.config.success).astype(np.float32)
+        shared = np.mean([total for _, _, total in self.episodes.kept]) if self.config.form == "implicit" else 0.0
+        return (np.array(totals) - shared).astype(np.float32)
 
     def _fit(self) -> dict[str, float]:
         """Gradient steps on subsets of the episodes."""
@@ -193,7 +229,7 @@ class LaRe(Learned):
             return {}
         x, actions = self.prepared(*(np.concatenate([one[i] for one in kept]) for i in (0, 1)))
         lengths = np.array([len(one[0]) for one in kept])
-        starts, totals = np.cumsum(lengths) - lengths, np.array([one[2] for one in kept], np.float32)
+        starts, totals = np.cumsum(lengths) - lengths, self._targets([one[2] for one in kept])
         typical = float(lengths.mean()) if config.per == "episode" else None
         losses = []
         for _ in range(config.steps):
@@ -204,7 +240,11 @@ class LaRe(Learned):
             rows = torch.from_numpy(np.where(inside, place + starts[picked][:, None], 0).ravel()).to(self.device)
             guess = self.decode(x.index_select(0, rows), actions.index_select(0, rows)).view(place.shape)
             facts = (torch.from_numpy(x).to(self.device, torch.float32) for x in (inside, length, totals[picked]))
-            loss = decomposition_loss(guess, *facts, typical=typical)
+            loss = (
+                decomposition_loss(guess, *facts, typical=typical)
+                if config.success is None
+                else success_loss(guess, *facts)
+            )
             self.descend(loss.mean())
             losses.append(loss.detach().mean())
         self.episodes.learnt += 1
@@ -255,6 +295,28 @@ def decomposition_loss(
     var = ((guess - mean[:, None]).square() * inside).sum(dim=1) / (count - 1).clamp(min=1)
     loss = (mean - total / length).square() - var * (1 - count / length) / count
     return loss if typical is None else loss * (length / typical).square()
+
+
+def success_loss(
+    guess: torch.Tensor, inside: torch.Tensor, length: torch.Tensor, success: torch.Tensor
+) -> torch.Tensor:
+    """Cross-entropy of sigmoid(T times the mean over K of r) and success, (B,); arguments as `decomposition_loss`.
+
+    T times the mean is the sum where K is T, else an estimate of it.
+    """
+    total = (guess * inside).sum(dim=1) / inside.sum(dim=1) * length
+    return binary_cross_entropy_with_logits(total, success, reduction="none")
+
+
+def log_ratio(out: torch.Tensor, action: torch.Tensor, blocks: Sequence[int]) -> torch.Tensor:
+    """log pi(a|s) - log pi_0(a|s), (N,), pi_0 being pi where `out` (N, A) is 0.
+
+    pi chooses from each block of one-hot actions (N, A) by softmax; without blocks it is normal around `out`.
+    """
+    if not blocks:
+        return (out * action - out.square() / 2).sum(dim=1)
+    parts = [part.log_softmax(dim=1) + math.log(part.shape[1]) for part in out.split(list(blocks), dim=1)]
+    return (torch.cat(parts, dim=1) * action).sum(dim=1)
 
 
 Episode = tuple[np.ndarray, np.ndarray, float]  # rows (T, D), actions (T, A), return

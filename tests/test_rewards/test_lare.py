@@ -21,7 +21,9 @@ from rewards.language.lare import (
     decomposition_loss,
     describe,
     draw,
+    log_ratio,
     shipped,
+    success_loss,
 )
 from rewards.llm.sandbox.process import SandboxError
 
@@ -362,3 +364,48 @@ def test_code_that_is_missing_or_hostile_is_refused_when_the_reward_is_made(code
         made(**{**ASKED, "judge": "opnai"})
     with pytest.raises(ValueError, match=r"reads numbers, not the images"):
         made(spaces=(spaces.Box(0, 255, (3, 64, 64), np.uint8), PUSH))
+
+
+def test_an_implicit_reward_is_a_policys_log_ratio_to_one_that_draws_evenly():
+    one_hot = torch.eye(2)
+    found = log_ratio(torch.tensor([[1.0, 0.0]] * 2), one_hot, [2])
+    p = np.e / (1 + np.e)
+    assert found.tolist() == pytest.approx([np.log(2 * p), np.log(2 * (1 - p))], abs=1e-6)  # 0.380, -0.620
+    both = log_ratio(torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0]]), torch.tensor([[1.0, 0, 1, 0, 0]]), [2, 3])
+    assert both.tolist() == pytest.approx([np.log(2 * p)], abs=1e-6)  # three even choices add nothing
+    normal = log_ratio(torch.tensor([[1.0], [1.0], [1.0]]), torch.tensor([[0.5], [1.0], [-1.0]]), [])
+    assert normal.tolist() == pytest.approx([0.0, 0.5, -1.5])  # a m - m^2 / 2
+
+
+def test_the_loss_of_a_success_by_hand():
+    facts = (torch.ones(1, 2), torch.tensor([2.0]), torch.tensor([1.0]))
+    assert success_loss(torch.tensor([[0.5, 1.5]]), *facts).item() == pytest.approx(np.log1p(np.exp(-2.0)))
+    facts = (torch.ones(1, 2), torch.tensor([4.0]), torch.tensor([0.0]))  # two steps of four stand for all
+    assert success_loss(torch.tensor([[0.5, 1.5]]), *facts).item() == pytest.approx(np.log1p(np.exp(4.0)))
+
+
+def test_an_implicit_reward_finds_the_step_that_decided():
+    """Two steps with two actions each; the first one's decides, which is told at the end."""
+    rng = np.random.default_rng(0)
+    action = rng.integers(0, 2, (400, 1))
+    obs = np.tile(np.float32([[1, 0], [0, 1]]), (200, 1))[:, None]
+    reward = np.zeros((400, 1), np.float32)
+    reward[1::2] = action[::2]
+    ended = np.zeros((400, 1), bool)
+    ended[1::2] = True
+    batch = walk((2,) * 200, envs=1).replace(obs=obs, action=action, reward=reward, terminated=ended)
+    given = {**LEARNT, "form": "implicit", "success": 0.5, "beta": 2.0, "subset": 2, "normalize_obs": "none"}
+    implicit = made(spaces=(BOX, spaces.Discrete(2)), **given)
+    implicit.update(batch)
+    score = implicit.score(batch.flatten())
+    first, second = score[::2], score[1::2]
+    chosen = action[::2, 0] == 1
+    assert first[chosen].min() > 1.0 and first[~chosen].max() < -1.0 and np.abs(second).max() < 0.3
+    assert np.exp(score / 2.0).reshape(200, 2)[:, 0].mean() == pytest.approx(1.0, abs=0.2)  # even draws of one state
+    assert implicit.update(batch)["accuracy"] == 1.0
+    check_reward(LaRe(LaReConfig(**{**SMALL, "form": "implicit"}), BOX, PUSH))
+
+
+def test_an_implicit_reward_takes_no_code():
+    with pytest.raises(ValueError, match="form=implicit reads obs and action themselves; leave code and judge out"):
+        LaReConfig(form="implicit", code="pendulum")
