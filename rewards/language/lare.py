@@ -8,7 +8,8 @@ Return Decomposition" (arXiv 2111.13485), the loss with its bias corrected, RRD-
 Without code this is plain return decomposition, phi(s, a) = (s, a): the control for what the factors add.
 
     form=implicit    r(s, a) = beta (log pi(a|s) - log pi_0(a|s)), psi the outputs of a policy pi, pi_0 that of psi = 0
-    success=0.5      episodes succeed or fail, return > 0.5: sigmoid(sum of r) is fitted by cross-entropy
+    success=0.5      episodes succeed or fail, return > 0.5: sigmoid(sum of r) is fitted by cross-entropy, once both
+                     are there
 
 An implicit reward only compares actions of one state, E_0[exp(r / beta)] = 1 there, so it cannot credit a state for
 being reached; nor what all actions share, so returns are fitted less their mean. Source: Yuan et al. 2024, "Free
@@ -230,6 +231,8 @@ class LaRe(Learned):
         x, actions = self.prepared(*(np.concatenate([one[i] for one in kept]) for i in (0, 1)))
         lengths = np.array([len(one[0]) for one in kept])
         starts, totals = np.cumsum(lengths) - lengths, self._targets([one[2] for one in kept])
+        if config.success is not None and np.ptp(totals) == 0:  # failures alone would blame every step
+            return {}
         typical = float(lengths.mean()) if config.per == "episode" else None
         losses = []
         for _ in range(config.steps):

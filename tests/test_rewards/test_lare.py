@@ -396,6 +396,8 @@ def test_an_implicit_reward_finds_the_step_that_decided():
     batch = walk((2,) * 200, envs=1).replace(obs=obs, action=action, reward=reward, terminated=ended)
     given = {**LEARNT, "form": "implicit", "success": 0.5, "beta": 2.0, "subset": 2, "normalize_obs": "none"}
     implicit = made(spaces=(BOX, spaces.Discrete(2)), **given)
+    assert "loss" not in implicit.update(batch.replace(reward=0 * reward))  # all fail
+    implicit = made(spaces=(BOX, spaces.Discrete(2)), **given)
     implicit.update(batch)
     score = implicit.score(batch.flatten())
     first, second = score[::2], score[1::2]
