@@ -6,7 +6,7 @@ the potential of the optimal values, the upper bound; exprd with 3 states, 5 and
 episodes for the policy of then; and exprd's 5 states with rewards shuffled, the control. exprd_return_ratio is the mean
 return over 300 episodes of exprd with 5 states over that of the potential. Verdict, written before the first run:
 shown if that is at least 0.5 and exprd with 5 states needs fewer episodes to 95 % of the optimum than the task's reward
-and the control, beyond the interval.
+and the control, beyond the interval. One seed tried beforehand: 3 and 5 states never reach the goal, all states do.
 """
 
 from __future__ import annotations
