@@ -10,7 +10,8 @@
     figures: {key: column}          of every cell, as in "{task}_{arm}": IQM over seeds with its interval, or
                                     "STATISTIC column"; the column `score` is the task's
     shares: {key: [of, low, high]}  (of - low) / (high - low) of the figures of these keys; [of, high]: of / high;
-                                    [of]: that figure under another name
+                                    [of]: that figure under another name; [least, ...], [most, ...] of figures and of
+                                    shares above; [gap, ...]: the most that one of them lacks to 1
     recorded: why                   it cannot be run; its results are those of 0.1.0
 
 `reward.*.x` is the option x of every reward but the task's. A task, an arm or a cell may also set `seeds` (0: not run),
@@ -58,6 +59,11 @@ STATISTICS: dict[str, Callable[[list[float]], Any]] = {
     "min": np.min,
     "max": np.max,
     "count": len,
+}
+EXTREMES: dict[str, Callable[[list[float]], float]] = {
+    "least": min,
+    "most": max,
+    "gap": lambda values: 1 - min(values),
 }
 Keys = dict[str, Any]
 Rows = list[dict[str, Any]]
@@ -331,7 +337,9 @@ def figures(study: Study, rows: Rows) -> dict[str, float]:
                 if "solved_at" not in wanted or (timed and not isinstance(keys, str)):
                     found |= _figure(key.format(task=task, arm=arm), wanted.replace("score", score), mine)
     for key, parts in study.shares.items():
-        if found.keys() >= set(parts):
+        if parts[0] in EXTREMES and found.keys() >= set(parts[1:]):
+            found[key] = EXTREMES[parts[0]]([found[part] for part in parts[1:]])
+        elif found.keys() >= set(parts):
             of, low, high = (
                 found[parts[0]],
                 found[parts[1]] if parts[2:] else 0.0,

@@ -48,7 +48,7 @@ def test_every_run_of_a_study_is_a_command_line_that_can_be_read(name, tmp_path)
     known = {*found.header(), "score"}
     assert {wanted.split(" else ")[0].split()[-1] for wanted in found.figures.values()} <= known
     keys = {key.format(task=t, arm=a) for key in found.figures for t in found.tasks for a in found.arms}
-    assert {key for keys_of in found.shares.values() for key in keys_of} <= keys
+    assert {key for keys_of in found.shares.values() for key in keys_of} <= keys | {*found.shares, *study.EXTREMES}
     for task, about in found.tasks.items():
         assert set(about.get("arms", ())) <= set(found.arms) and about.get("score", found.score) in known, task
 

@@ -1,0 +1,139 @@
+"""Hand-written goals for the studies `balance` and `blend`: two kinds of coin, a pendulum's two wishes, an auxiliary.
+
+    env=benchmarks.goals:Coins-v0 reward=[benchmarks.goals:Gold,benchmarks.goals:Copper]
+
+Each score is 0 to 1 a step, gold's 0 or 100, so that a sum of them forgets copper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control.pendulum import PendulumEnv
+
+from envs.settings import setting
+from envs.transitions import Transitions
+from envs.types import EnvReset, EnvStep, Memory
+from rewards.base import Reward, RewardConfig
+
+SIDE, STEPS = 5, 50
+MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])
+
+
+class Worse:
+    """Two sums of an episode; what the smaller of them grows by is the reward, so a return is the smaller sum."""
+
+    def begin(self) -> None:
+        self.sums = np.zeros(2)
+
+    def grow(self, *scores: float) -> float:
+        before = self.sums.min()
+        self.sums += scores
+        return float(self.sums.min() - before)
+
+
+class Coins(Worse, gym.Env):
+    """A grid with a gold and a copper coin; one that is taken lies elsewhere at once. 50 steps.
+
+    Observation, float32 (8,): the agent's cell, the way to gold and to copper in sides of the grid, whether this step
+    took gold and whether it took copper. The return is the smaller number of coins, which no agent here is given.
+    """
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (8,), np.float32)
+    action_space = gym.spaces.Discrete(len(MOVES))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+        super().reset(seed=seed)
+        self.begin()
+        self.cells = self.np_random.integers(SIDE, size=(3, 2))
+        self.taken = np.zeros(2, bool)
+        return self._obs(), {}
+
+    def step(self, action: Any) -> EnvStep:
+        self.cells[0] = np.clip(self.cells[0] + MOVES[action], 0, SIDE - 1)
+        self.taken = (self.cells[1:] == self.cells[0]).all(1)
+        self.cells[1:][self.taken] = self.np_random.integers(SIDE, size=(int(self.taken.sum()), 2))
+        return self._obs(), self.grow(*self.taken), False, False, {}
+
+    def _obs(self) -> np.ndarray:
+        agent, *coins = self.cells / (SIDE - 1)
+        return np.concatenate([agent, *(coin - agent for coin in coins), self.taken]).astype(np.float32)
+
+
+class Wishes(Worse, PendulumEnv):
+    """Gymnasium's Pendulum, whose return is the smaller of two sums: how upright it is, how little torque is used."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+        self.begin()
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> EnvStep:
+        obs, _, *rest = super().step(action)
+        torque = min(abs(float(np.asarray(action).ravel()[0])), self.max_torque)
+        return (obs, self.grow((1 + float(obs[0])) / 2, 1 - torque / 2), *rest)
+
+
+gym.register("Coins-v0", Coins, max_episode_steps=STEPS)
+gym.register("Wishes-v0", Wishes, max_episode_steps=200)
+
+
+class Written(Reward):
+    """A reward without options of its own."""
+
+    Config = RewardConfig
+    requires = frozenset({"next_obs"})
+    role = "goal"
+
+
+class Gold(Written):
+    """100 for a step that takes gold."""
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        return 100 * np.asarray(batch.next_obs, np.float32)[:, -2]
+
+
+class Copper(Written):
+    """1 for a step that takes copper."""
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        return np.asarray(batch.next_obs, np.float32)[:, -1]
+
+
+class Upright(Written):
+    """How far up a pendulum stands, 0 to 1."""
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        return (1 + np.asarray(batch.next_obs, np.float32)[:, 0]) / 2
+
+
+class Thrift(Written):
+    """How little torque is used, 0 to 1: 1 - |u| / 2."""
+
+    requires = frozenset({"action"})
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        return 1 - np.abs(np.asarray(batch.action, np.float32)[:, 0]) / 2
+
+
+@dataclass
+class HintConfig(RewardConfig):
+    """Which hint."""
+
+    kind: str = setting("good", "good, the height; harmful, minus that; noise", choices=("good", "harmful", "noise"))
+
+
+class Hint(Written):
+    """The height of CartPoleUpright's pole or of MountainCarGoal's car, -1 to 1; minus that; or noise."""
+
+    Config = HintConfig
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        obs = np.asarray(batch.next_obs, np.float32)
+        if self.config.kind == "noise":
+            return np.sin(1e4 * obs.sum(1))
+        return (obs[:, 2] if obs.shape[1] == 5 else np.sin(3 * obs[:, 0])) * (
+            -1 if self.config.kind == "harmful" else 1
+        )
