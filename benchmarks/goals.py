@@ -71,9 +71,9 @@ class Wishes(Worse, PendulumEnv):
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> EnvStep:
-        obs, _, *rest = super().step(action)
+        obs, _, terminated, truncated, info = super().step(action)
         torque = min(abs(float(np.asarray(action).ravel()[0])), self.max_torque)
-        return (obs, self.grow((1 + float(obs[0])) / 2, 1 - torque / 2), *rest)
+        return obs, self.grow((1 + float(obs[0])) / 2, 1 - torque / 2), terminated, truncated, info
 
 
 gym.register("Coins-v0", Coins, max_episode_steps=STEPS)
