@@ -86,6 +86,14 @@ def test_what_a_broken_reward_changed_in_the_process_is_changed_back():
     assert hash.__module__ == "builtins" and "hash" not in vars(__import__("broken_rewards"))
 
 
+def test_a_reward_that_learns_by_the_global_generator_is_named():
+    def update(self, batch):
+        self.weights.mean = np.random.normal(size=self.weights.mean.shape)
+        return {}
+
+    assert "two instances with the same seed score differently" in caught(Honest, {"update": update})
+
+
 def test_a_reward_that_ignores_its_seed_is_named_if_it_should_not():
     members = {"__init__": same_for_all, "update": update_returning({})}
     check_reward(broken(**members))
