@@ -123,6 +123,7 @@ def test_no_answer_is_given_beyond_the_budget(fork):
 def test_success_of_the_environment_counts_where_no_return_is_named():
     found = effective_horizon(Clones("MiniGrid-Empty-5x5-v0"), k_max=1, m_max=1, seeds=2)
     assert (found.k, found.m) == (1, 1)
+    assert gorp(Clones("MiniGrid-Empty-5x5-v0"), None, k=1, m=1, max_steps=1).success is False  # cut off on its way
 
 
 def test_what_cannot_be_asked_is_refused(fork):
