@@ -147,6 +147,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a li
         "self.last_values = np.zeros((length, n, streams), np.float32)",
         "self.last_values = np.ones((length, n, streams), np.float32)",
     ): "an entry is read where an episode was truncated, and there it was written",
+    (
+        "rewards/exploration/memories.py",
+        "begins = np.zeros_like(ended)",
+        "begins = np.ones_like(ended)",
+    ): "all but the first row are written, and before the first row there was no write to count from",
 }
 OPERATORS: dict[type, tuple[str, str]] = {
     ast.Lt: ("<", "<="),

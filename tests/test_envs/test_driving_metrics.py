@@ -38,7 +38,13 @@ def test_the_speed_of_a_collision_is_the_higher_one_around_it_and_episodes_witho
     assert found["collision rate"] == 0.25
     assert found["collision speed, km/h"] == pytest.approx(3.6 * 25 / 4)  # and not 3, braked by the collision
     found = drive(1.0, [signals(20), signals(22, crashed=1)])
-    assert found["collision speed, km/h"] == pytest.approx(3.6 * 22)
+    assert found["collision speed, km/h"] == pytest.approx(3.6 * 22) and found["collision rate"] == 1
+    assert drive(1.0, [signals(8, crashed=1), signals(9)])["collision speed, km/h"] == pytest.approx(3.6 * 8)
+
+
+def test_a_jerk_takes_three_states_and_an_acceleration_two() -> None:
+    found = [drive(1.0, [*map(signals, speeds)]) for speeds in ((5, 8), (5, 8, 9))]
+    assert [each["acceleration, m/s2"] for each in found] == [3, 2] and [each["jerk, m/s3"] for each in found] == [0, 2]
 
 
 def test_every_episode_counts_alike_however_long() -> None:

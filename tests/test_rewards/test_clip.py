@@ -353,6 +353,12 @@ def test_weights_are_in_the_cache_of_the_hub_or_of_addresses(monkeypatch, tmp_pa
     assert not cached("another", url="https://x/y/d.pt")
 
 
+def test_only_a_folder_with_phrases_says_what_a_model_was_taught(tmp_path):
+    assert encoder_module._phrases(None) is None and encoder_module._phrases(tmp_path) is None
+    (tmp_path / "phrases.json").write_text('{"near": 0.5}')
+    assert encoder_module._phrases(tmp_path) == {"near": 0.5}
+
+
 def test_a_bare_file_gets_the_preprocessing_of_its_kind():
     """open_clip assumes OpenAI's mean for any bare file, which is wrong for SigLIP."""
     assert encoder_module._preprocessing("ViT-B-16-SigLIP", __file__)["mean"] == [0.5, 0.5, 0.5]
