@@ -12,7 +12,8 @@ Without code this is plain return decomposition, phi(s, a) = (s, a): the control
                      are there
 
 An implicit reward only compares actions of one state, E_0[exp(r / beta)] = 1 there, so it cannot credit a state for
-being reached; nor what all actions share, so returns are fitted less their mean. Source: Yuan et al. 2024, "Free
+being reached; nor what all actions share, so returns are fitted less their mean. Evenly drawn actions earn at most 0 on
+average, so where episodes can end early an agent may learn to end them (CartPole did). Source: Yuan et al. 2024, "Free
 Process Rewards without Process Labels", arXiv 2412.01981; pi_0 is a language model there, and draws evenly here (a Box:
 a normal around 0 with deviation 1, of actions scaled to [-1, 1]).
 Differences:
