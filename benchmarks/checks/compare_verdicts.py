@@ -27,7 +27,7 @@ def run(folder: Path) -> dict[str, float]:
     path = folder / "compare-verdicts.csv"
     path.unlink(missing_ok=True)
     results.append_rows(path, rows)
-    found = {}
+    found: dict[str, float] = {}
     for number, suffix in (("1", "_first"), ("2", "_second"), ("3", "")):
         counts = figures([row for row in rows if row["set"] == number])
         found |= {f"{name}{suffix}": value for name, value in counts.items()}
