@@ -243,7 +243,7 @@ def test_passes_end_by_the_labels_held_out_by_those_learnt_and_by_their_number(m
         reward.labelled.add(*(column.astype(np.float32) for column in columns), held)
         errors, right = iter([*errors, *[errors[-1]] * 20]), iter([*right, *[0.0] * 30])
         monkeypatch.setattr(reward, "_held_out", lambda x, y: (0.75, next(errors)))
-        monkeypatch.setattr(reward, "_one_pass", lambda x, y, learnt: (next(right), float(len(learnt))))
+        monkeypatch.setattr(reward, "_one_pass", lambda *given: (next(right), float(len(given[-1]))))
         metrics = reward.fit_labels()
         assert metrics["loss"] == 10 and metrics["accuracy"] == 0.75
         return metrics["passes"]

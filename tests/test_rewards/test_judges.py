@@ -58,7 +58,7 @@ def test_every_judge_of_the_table_but_the_far_one_is_made_by_name():
         judge = make_segment_judge(name, seed=1, **options.get(name, {}))
         assert isinstance(judge, SegmentJudge)
         assert judge.name == name
-    assert set(JUDGES["segments"]) == {"scripted", "heron", "clip", "recorded", "vlm", "human"}
+    assert set(JUDGES["segments"]) == {"scripted", "heron", "clip", "recorded", "vlm", "human", "circle"}
 
 
 def test_an_unknown_judge_or_option_is_refused_with_the_nearest():
