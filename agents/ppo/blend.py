@@ -20,9 +20,9 @@ one number a stream instead of a function of the state, no learned discount; `al
 curvature turns (far from a maximum), after the first step as `aligned`.
 Fails when: gradients are mostly noise, so that the cosine between two rollouts is near 0 and weights hardly move: one
 seed of CartPoleUpright kept a harmful hint (weight 0.8 to 1 after 80,000 steps), though the same rollout's cosine was
--0.5 and below; take a larger `blend_rate` and more rows a rollout. When a reward serves late what it harms at first, since only the next rollout is asked; or a stream is noise:
-nothing pulls its weight either way. `search` needs ten rollouts for a step. On small networks `aligned` costs 3 to 5 %
-of PPO's frames a second, `implicit` 20 to 32 %.
+-0.5 and below; take a larger `blend_rate` and more rows a rollout. Also when a reward serves late what it harms at
+first, since only the next rollout is asked, and when a stream is noise: nothing pulls its weight either way. `search`
+needs ten rollouts for a step. On small networks `aligned` costs 3 to 5 % of the frames a second, `implicit` 20 to 32 %.
 """
 
 from __future__ import annotations
