@@ -114,11 +114,11 @@ def listing(folder: Path) -> str:
     for name in study.names():
         found = study.Study.read(name)
         lines.append(
-            f"    {name:<18}{found.claim}" + (" (recorded with 0.1.0)" if _is_old(folder / f"{name}.csv") else "")
+            f"    {name:<22}{found.claim}" + (" (recorded with 0.1.0)" if _is_old(folder / f"{name}.csv") else "")
         )
     lines += ["", "measurements:"]
     for name, (place, _) in CODE.items():
-        lines.append(f"    {name:<18}{_first_line(*place.split(':'))}")
+        lines.append(f"    {name:<22}{_first_line(*place.split(':'))}")
     return "\n".join(lines)
 
 

@@ -76,8 +76,8 @@ class Wishes(Worse, PendulumEnv):
         return obs, self.grow((1 + float(obs[0])) / 2, 1 - torque / 2), terminated, truncated, info
 
 
-gym.register("Coins-v0", Coins, max_episode_steps=STEPS)
-gym.register("Wishes-v0", Wishes, max_episode_steps=200)
+gym.register("Coins-v0", f"{__name__}:Coins", max_episode_steps=STEPS)
+gym.register("Wishes-v0", f"{__name__}:Wishes", max_episode_steps=200)
 
 
 class Written(Reward):

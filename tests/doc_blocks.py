@@ -22,9 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 FENCED = re.compile(r"^```(shell|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^    .+\n)+", re.MULTILINE)
 COMMAND = re.compile(r"(lodestar|python -m (runners\.)?)\s*\b")
-# Not run, and why: tests must not change what is installed, download, or take hours.
+# Not run, and why: tests must not change what is installed, download, take hours, or wait for a person's answers.
 LEFT_OUT = re.compile(
     r"pip install|make \w+|weights=openai|python -m (tests|benchmarks)\b|^(vllm|ollama|llama-server) "
+    r"|judge=human|path: preferences/"
 )
 SHORT = {
     "train": ["total_timesteps=64", "eval_episodes=1", "video=false", "control=none"],

@@ -64,6 +64,7 @@ class LabelledPairs(Stateful):
         return len(self.label)
 
     def add(self, *columns: np.ndarray) -> None:
+        """Append rows of every column, in the order of `columns`."""
         for name, new in zip(self.columns, columns):
             setattr(self, name, np.concatenate([getattr(self, name), new]) if len(self) else new)
 

@@ -155,7 +155,8 @@ def ask(name, env_id=CARTPOLE, frames=60, warm=None, **options):
 
 @pytest.mark.parametrize("name", sorted(set(rewards.TABLE) - {"synthesis"}))
 def test_there_is_a_card_for_every_reward(name, demos):
-    reads = {"demos", "goals", *(["data"] if name == "hilp" else [])} & set(vars(rewards.get(name).Config()))
+    named = {"success": "goals", "hilp": "data"}.get(name, "demos")
+    reads = {named} & set(vars(rewards.get(name).Config()))
     candidate = ask(name, **dict.fromkeys(reads, str(demos)))
     made = compare_card.card(candidate, 0)
     assert made["verdict"] in (USABLE, WEAK, DO_NOT) and made["reasons"]
