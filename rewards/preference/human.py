@@ -170,6 +170,7 @@ class Question(NamedTuple):
 
     @property
     def id(self) -> str:
+        """The fingerprints of both segments."""
         return " ".join(self.pair)
 
 

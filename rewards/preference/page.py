@@ -27,11 +27,19 @@ ANSWERS = ("left", "right", "equal", "skip")
 
 
 class Asks(Protocol):
-    """What the page shows and tells; each returns what to show next, as JSON holds it."""
+    """What the page shows and sends; each returns what to show next, as JSON holds it."""
 
-    def view(self, have: str = "") -> dict[str, Any]: ...
-    def answer(self, id: str, answer: str) -> dict[str, Any]: ...
-    def undo(self) -> dict[str, Any]: ...
+    def view(self, have: str = "") -> dict[str, Any]:
+        """The current question; its clips only if it is not the one that the page has."""
+        ...
+
+    def answer(self, id: str, answer: str) -> dict[str, Any]:
+        """Take an answer to the question of that id: left, right, equal or skip."""
+        ...
+
+    def undo(self) -> dict[str, Any]:
+        """Take the last answer back, while it has not been learned from."""
+        ...
 
 
 class Page:
