@@ -3,7 +3,7 @@
 lodestar/ProbeArms-v0 gives no rewards; the judge `circle` prefers each arm to the one before. SPO (`self_play`) should
 circle around the mixture that nothing beats, so that the shares of the arms over training go to a third each;
 Bradley-Terry (`bradley_terry`, the control) must put one arm above the others and pick it. Both learn from 300 answers,
-with one pass over each rollout: larger steps make larger circles. Settings were chosen on seed 100.
+with one pass over each rollout, chosen on seed 0, where four made larger circles (0.106); the rest on seed 100.
 
 Verdict, written before the first run: shown if the largest distance of a share from a third, over the last half of
 training and the mean over five seeds, is at most 0.05 with self_play and at least 0.5 with bradley_terry.
