@@ -257,7 +257,7 @@ class BradleyTerry(Sessions):
         metrics = {"loss": loss, "train_accuracy": right, "passes": float(passes)}
         if (pairs.label[kept] != 0.5).any():
             metrics["accuracy"] = self._held_out(x[kept], y[kept])[0]
-        return metrics | {"spread": float(self.opinions(x).detach().std(dim=0, correction=0).mean())}
+        return metrics | {"spread": float(self.predictions(x).detach().std(dim=0, correction=0).mean())}
 
     def _one_pass(
         self, x: torch.Tensor, y: torch.Tensor, targets: torch.Tensor, learnt: np.ndarray
@@ -328,7 +328,7 @@ class BradleyTerry(Sessions):
             return torch.tanh(self.ensemble(x))
         return self.members(x.flatten(-3, -2)).unflatten(1, x.shape[-3:-1])
 
-    def opinions(self, x: torch.Tensor) -> torch.Tensor:
+    def predictions(self, x: torch.Tensor) -> torch.Tensor:
         """What the members may differ about in pairs (B, 2, L, inputs): numbers (K, ...)."""
         return self.along(x.flatten(0, 1))
 

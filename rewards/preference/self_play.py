@@ -154,7 +154,7 @@ class SelfPlay(BradleyTerry):
         outputs = self.ensemble(x.flatten(-4, -2)).unflatten(1, x.shape[-4:-2])
         return margins(outputs[:, :, None, 1], outputs[:, :, None, 0])[..., 0, 0]
 
-    def opinions(self, x: torch.Tensor) -> torch.Tensor:
+    def predictions(self, x: torch.Tensor) -> torch.Tensor:
         return self._logits(x)
 
     def notes(self) -> list[str]:

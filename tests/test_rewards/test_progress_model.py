@@ -53,7 +53,7 @@ def make(server, judge="progress", ask="at_once", more=None, **settings):
     return ProgressModel(ProgressModelConfig(judge=judge, judge_options=judge_options, ask=ask, **given), *SPACES)
 
 
-def film(levels, ended=(), n=1):
+def windows_of(levels, ended=(), n=1):
     """A rollout (T, n) whose frames have these brightnesses, each with its own corner; episodes end where named."""
     shape = (len(levels), n)
     frame = np.broadcast_to(np.uint8(levels)[:, None, None, None, None], (*shape, 8, 8, 3)).copy()
@@ -67,7 +67,7 @@ def film(levels, ended=(), n=1):
 
 
 def seen(level):
-    """The brightness of a frame of `film`."""
+    """The brightness of a frame of `windows_of`."""
     return (63 * level + 255 - level) / 64 / 255
 
 
@@ -99,7 +99,7 @@ def test_progress_is_that_of_the_last_frame_and_success_and_a_grade_its_fifth(se
 
 def test_windows_are_scored_every_few_steps_and_at_the_end_and_the_reward_is_what_they_gained(server):
     reward, levels = make(server), [10, 20, 30, 40, 250, 60, 70]
-    batch = film(levels, ended=[4])  # windows after steps 1, 3 and 4; a new episode, a window after its step 1
+    batch = windows_of(levels, ended=[4])  # windows after steps 1, 3 and 4; a new episode, a window after its step 1
     mix = Mix([Stream("progress_model", reward, gamma=0.9)])
     batch = mix.embed(batch)
     assert batch.frame is None
@@ -119,15 +119,15 @@ def test_windows_are_scored_every_few_steps_and_at_the_end_and_the_reward_is_wha
 
 def test_a_long_episode_keeps_its_first_frame_and_the_newest(server):
     reward = make(server, every=1)
-    kept, memory = reward.recall(film([10, 20, 30, 40, 50]), reward.initial_memory(1))
-    names = [reward.frames.keep(film([level]).frame[0, 0]) for level in (10, 40, 50)]
+    kept, memory = reward.recall(windows_of([10, 20, 30, 40, 50]), reward.initial_memory(1))
+    names = [reward.frames.keep(windows_of([level]).frame[0, 0]) for level in (10, 40, 50)]
     assert memory["seen"][0].tolist() == names and len(np.unique(kept)) == 6
     reward.close()
 
 
 def test_a_window_that_several_environments_show_is_asked_about_once(server):
     reward, count = make(server, every=1), len(server.seen)
-    scores, _ = reward.scan(film([77, 78], n=4), reward.initial_memory(4))
+    scores, _ = reward.scan(windows_of([77, 78], n=4), reward.initial_memory(4))
     assert len(server.seen) == count + 2 and (scores == scores[:, :1]).all() and scores.all()
     reward.close()
 
@@ -135,7 +135,7 @@ def test_a_window_that_several_environments_show_is_asked_about_once(server):
 def test_beside_training_a_replay_is_relabelled_when_the_answers_come(server):
     reward = make(server, ask="beside", every=1)
     mix = Mix([Stream("progress_model", reward, gamma=0.9)])
-    batch = mix.embed(film([100, 110, 120, 130], ended=[3]))
+    batch = mix.embed(windows_of([100, 110, 120, 130], ended=[3]))
     kept, _ = mix.keep(batch, mix.initial_memory(1))
     rows = batch.replace(extras=kept).flatten()[[2, 0, 3, 1]]
     scored, _ = reward.score(batch[0], reward.initial_memory(1))
@@ -160,7 +160,7 @@ def test_beside_training_a_replay_is_relabelled_when_the_answers_come(server):
 def test_a_fault_of_the_server_is_no_score_and_a_sentence(server, plan, capsys):
     reward = make(server, every=1, more={"timeout": 0.2})
     reward.breaker.failures = 1
-    batch, memory = film([201, 202]), reward.initial_memory(1)
+    batch, memory = windows_of([201, 202]), reward.initial_memory(1)
     server.plan += [plan] * 4
     scores, _ = reward.scan(batch[:1], memory)
     assert not scores.any() and "progress_model: " in capsys.readouterr().err
@@ -173,14 +173,14 @@ def test_a_fault_of_the_server_is_no_score_and_a_sentence(server, plan, capsys):
 def test_a_judge_that_failed_too_often_is_left_alone(server):
     reward, count = make(server, every=1), len(server.seen)
     server.plan += [status(500)] * 40
-    reward.scan(film(range(150, 190)), reward.initial_memory(1))
+    reward.scan(windows_of(range(150, 190)), reward.initial_memory(1))
     assert len(server.seen) - count <= 5 + 8 and reward.breaker.open  # those in flight are not called back
     server.plan.clear()
     reward.close()
 
 
 def test_recorded_answers_keep_the_contract_and_need_no_server(server, tmp_path):
-    cache, batch = str(tmp_path / "answers.sqlite"), film([30, 90, 150, 210], ended=[3])
+    cache, batch = str(tmp_path / "answers.sqlite"), windows_of([30, 90, 150, 210], ended=[3])
     first = make(server, cache=cache)
     expected, _ = first.scan(batch, first.initial_memory(1))
     first.close()
@@ -192,19 +192,19 @@ def test_recorded_answers_keep_the_contract_and_need_no_server(server, tmp_path)
     beside.scan(batch, memory)
     assert beside.update(batch)["scored"] == 2
     np.testing.assert_array_equal(beside.scan(batch, memory)[0], expected)
-    check_reward(beside, transitions=film([30, 90, 150, 210] * 2, ended=[3, 7], n=2))
+    check_reward(beside, transitions=windows_of([30, 90, 150, 210] * 2, ended=[3, 7], n=2))
 
 
 def test_a_budget_ends_the_questions(server):
     reward, count = make(server, every=1, budget=2), len(server.seen)
-    scores, _ = reward.scan(film([141, 142, 143]), reward.initial_memory(1))
+    scores, _ = reward.scan(windows_of([141, 142, 143]), reward.initial_memory(1))
     assert len(server.seen) == count + 2 and (scores != 0).sum() == 2
     reward.close()
 
 
 def test_the_oldest_frames_make_room_and_equal_ones_share_a_file():
     frames = Frames(capacity=2)
-    names = [frames.keep(film([level]).frame[0, 0]) for level in (1, 2, 2, 3)]
+    names = [frames.keep(windows_of([level]).frame[0, 0]) for level in (1, 2, 2, 3)]
     kept = sorted(path.stem for path in Path(frames.path).iterdir())
     assert names[1] == names[2] and kept == sorted(map(file_name, names[2:]))
     frames.close()
@@ -238,5 +238,5 @@ def test_a_server_needs_a_sentence_and_frames(server):
         make(server, goal=" ")
     reward = make(server)
     with pytest.raises(ValueError, match=r"was given none; make the environment with frame_size=8"):
-        reward.embed(film([1]).replace(frame=None).flatten())
+        reward.embed(windows_of([1]).replace(frame=None).flatten())
     reward.close()

@@ -1,4 +1,4 @@
-"""Users: a KL by hand, two of opposite wishes told apart by four answers, whose reward it is, missing answers."""
+"""Users: a KL by hand, two of opposite wishes distinguished by four answers, whose reward it is, missing answers."""
 
 import copy
 import math
