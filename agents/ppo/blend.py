@@ -10,19 +10,20 @@
     search     two windows of rollouts with phi + s and phi - s from the same policy, s random signs: phi moves towards
                the one in which an episode earned more of the task's reward, and its policy is kept
 
-grad J is taken on the NEXT rollout: the same would correlate with theta'. Inner products and lengths are averages over
-rollouts, and a step of phi is `blend_rate` times a cosine. A rollout without any task reward moves nothing: what the
+grad J is taken on the NEXT rollout: the same would correlate with theta'. A step of phi is `blend_rate` times the mean
+inner product of the rollouts so far over its root mean square (Adam's step): a sign that lasts counts, however small
+gradients are beside their noise. A rollout without any task reward moves nothing: what the
 task wants is not known there. The sum of the weights stays at most their number: what serves is kept, not enlarged.
 
 Source: Gupta et al. 2023, "Behavior Alignment via Reward Function Optimization" (BARFI), arXiv 2310.19007. Differences:
 one number a stream instead of a function of the state, no learned discount; `aligned` is a meta-gradient of one step
 (Zheng et al. 2018, LIRPG, arXiv 1804.06459); lambda pulls towards today's policy, and conjugate gradients end where the
 curvature turns (far from a maximum), after the first step as `aligned`.
-Fails when: gradients are mostly noise, so that the cosine between two rollouts is near 0 and weights hardly move: one
-seed of CartPoleUpright kept a harmful hint (weight 0.8 to 1 after 80,000 steps), though the same rollout's cosine was
--0.5 and below; take a larger `blend_rate` and more rows a rollout. Also when a reward serves late what it harms at
-first, since only the next rollout is asked, and when a stream is noise: nothing pulls its weight either way. `search`
-needs ten rollouts for a step. On small networks `aligned` costs 3 to 5 % of the frames a second, `implicit` 20 to 32 %.
+Fails when: gradients are mostly noise, so that the signs of inner products do not last and weights wander (with cosines
+in place of this step one seed of CartPoleUpright kept a harmful hint for 80,000 steps); when a reward serves late what
+it harms at first, since only the next rollout is asked; and when a stream is noise: nothing pulls its weight either way.
+`search` needs ten rollouts for a step. On small networks `aligned` costs 3 to 5 % of the frames a second, `implicit` 20
+to 32 %.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Blend(Stateful):
         ValueError: for a weight to learn and no way to, the other way round, and without a task to serve.
     """
 
-    saved = ("inner", "lengths", "directions", "trial", "rng")
+    saved = ("inner", "squares", "directions", "trial", "rng")
 
     def __init__(self, config: PPOConfig, streams: Mapping[str, Any], seed: int, device: torch.device) -> None:
         self.config, self.device, self.names = config, device, list(streams)
@@ -72,7 +73,7 @@ class Blend(Stateful):
                 f"{key} learns what serves the task, which must be a stream and have a fixed weight; give "
                 f"reward=[task,{other}] reward.task.weight=1"
             )
-        self.inner, self.lengths = np.zeros(len(names)), np.zeros((2, len(names)))
+        self.inner, self.squares = np.zeros(len(names)), np.zeros(len(names))
         self.directions: Tensor | None = None  # (L, P), d theta' / d w of the rollout before
         self.trial: dict[str, Any] | None = None  # of search: where it began, its signs, what its windows earned
         self.rng = np.random.default_rng([seed, 3])
@@ -118,14 +119,12 @@ class Blend(Stateful):
     def _agree(self, goal: Tensor) -> None:
         """Ascend the inner products of the task's gradient (P,) with where the weights led."""
         assert self.directions is not None
-        rows = torch.cat([self.directions, goal[None]])
-        products = (rows @ rows.T).double().cpu().numpy()
-        lengths = np.stack([np.diag(products)[:-1], np.full(len(self.inner), products[-1, -1])])
-        self.inner = RHO * self.inner + (1 - RHO) * products[-1, :-1]
-        self.lengths = RHO * self.lengths + (1 - RHO) * lengths
-        size = np.sqrt(self.lengths.prod(0))
-        cosine = np.divide(self.inner, size, out=np.zeros_like(size), where=size > 0)
-        self._set(phi_of(self.weights) + self.config.blend_rate * cosine)
+        found = (self.directions @ goal).double().cpu().numpy()
+        self.inner = RHO * self.inner + (1 - RHO) * found
+        self.squares = RHO * self.squares + (1 - RHO) * np.square(found)
+        size = np.sqrt(self.squares)
+        step = np.divide(self.inner, size, out=np.zeros_like(size), where=size > 0)
+        self._set(phi_of(self.weights) + self.config.blend_rate * step)
 
     def _set(self, phi: np.ndarray) -> None:
         weights = np.logaddexp(0.0, np.maximum(phi, LEAST))
@@ -165,8 +164,8 @@ class Blend(Stateful):
             gain = trial["score"] - score
             if gain > 0:
                 _put(flat, trial["end"])
-            self.lengths[0] = RHO * self.lengths[0] + (1 - RHO) * abs(gain)
-            size = self.lengths[0, 0]
+            self.squares = RHO * self.squares + (1 - RHO) * gain**2
+            size = float(np.sqrt(self.squares[0]))
             self._set(trial["phi"] + STEP * float(np.clip(gain / size, -1, 1) if size else 0) * trial["signs"])
         phi, signs = phi_of(self.weights), self.rng.choice([-1.0, 1.0], len(self.learned))
         counts = {"rollouts": 0, "earned": 0.0, "episodes": 0}

@@ -68,7 +68,8 @@ def test_weights_follow_the_next_rollouts_task_gradient_and_their_sum_does_not_g
     blend(learner, None, None, first, None, one_rollout())
     assert blend.weights.tolist() == [1, 1]  # the same rollout's gradient is not asked
     blend(learner, None, None, {"task": torch.tensor([5.0, 0.0])}, None, one_rollout())
-    phi = np.log(np.e - 1) + np.array([0.2, -0.2])  # cosines 1 and -1
+    first_step = 0.2 * 0.1 * 10 / np.sqrt(0.1 * 10**2)  # <g, d> = 10, over its root mean square
+    phi = np.log(np.e - 1) + np.array([first_step, -first_step])
     raw = np.log1p(np.exp(phi))
     assert blend.weights == pytest.approx(raw * min(1, 2 / raw.sum())) and blend.weights.sum() <= 2
     before = blend.weights
