@@ -1,4 +1,4 @@
-"""Hand-written goals for the studies `balance` and `blend`: two kinds of coin, a pendulum's two wishes, an auxiliary.
+"""Hand-written goals for the studies balance, blend, gate and hacking: coins, wishes, a farm, a car, a hint.
 
     env=benchmarks.goals:Coins-v0 reward=[benchmarks.goals:Gold,benchmarks.goals:Copper]
 
@@ -76,6 +76,49 @@ class Wishes(Worse, PendulumEnv):
         return obs, self.grow((1 + float(obs[0])) / 2, 1 - torque / 2), terminated, truncated, info
 
 
+class Farm(gym.Env):
+    """A row of 11 cells: the episode begins in the middle, a farm is three cells to the left, the goal at the end.
+
+    Observation, float32 (2,): the cell, 0 to 1, and whether it is the farm. The goal ends the episode with 1.
+    """
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+        super().reset(seed=seed)
+        self.cell = 5
+        return self._obs(), {}
+
+    def step(self, action: Any) -> EnvStep:
+        self.cell = int(np.clip(self.cell + action - 1, 0, 10))
+        return self._obs(), float(self.cell == 10), self.cell == 10, False, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.cell / 10, self.cell == 2], np.float32)
+
+
+class Speed(gym.Env):
+    """A car that random play drives slowly: v' = 0.9 v + 0.3 u, 100 steps. A step earns |v| up to 1, and 2 - |v| above.
+
+    Observation, float32 (1,): v, -3 to 3. Half throttle is best: among slow episodes the faster is always the better.
+    """
+
+    observation_space = gym.spaces.Box(-3.0, 3.0, (1,), np.float32)
+    action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+        super().reset(seed=seed)
+        self.v = 0.0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> EnvStep:
+        self.v = 0.9 * self.v + 0.3 * float(np.clip(np.asarray(action).ravel()[0], -1, 1))
+        return np.array([self.v], np.float32), 1 - abs(1 - abs(self.v)), False, False, {}
+
+
+gym.register("Farm-v0", f"{__name__}:Farm", max_episode_steps=STEPS)
+gym.register("Speed-v0", f"{__name__}:Speed", max_episode_steps=100)
 gym.register("Coins-v0", f"{__name__}:Coins", max_episode_steps=STEPS)
 gym.register("Wishes-v0", f"{__name__}:Wishes", max_episode_steps=200)
 
@@ -107,6 +150,13 @@ class Upright(Written):
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         return (1 + np.asarray(batch.next_obs, np.float32)[:, 0]) / 2
+
+
+class Harvest(Written):
+    """0.1 for a step that ends on the farm."""
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        return 0.1 * np.asarray(batch.next_obs, np.float32)[:, 1]
 
 
 class Thrift(Written):
