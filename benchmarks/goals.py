@@ -77,7 +77,7 @@ class Wishes(Worse, PendulumEnv):
 
 
 class Farm(gym.Env):
-    """A row of 11 cells: the episode begins in the middle, a farm is three cells to the left, the goal at the end.
+    """A row of 11 cells: the episode begins in the middle, a farm is two cells to the right, the goal at the end.
 
     Observation, float32 (2,): the cell, 0 to 1, and whether it is the farm. The goal ends the episode with 1.
     """
@@ -95,7 +95,7 @@ class Farm(gym.Env):
         return self._obs(), float(self.cell == 10), self.cell == 10, False, {}
 
     def _obs(self) -> np.ndarray:
-        return np.array([self.cell / 10, self.cell == 2], np.float32)
+        return np.array([self.cell / 10, self.cell == 7], np.float32)
 
 
 class Speed(gym.Env):
