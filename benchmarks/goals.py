@@ -77,13 +77,16 @@ class Wishes(Worse, PendulumEnv):
 
 
 class Farm(gym.Env):
-    """A row of 11 cells: the episode begins in the middle, a farm is two cells to the right, the goal at the end.
+    """A row of 11 cells: the episode begins in the middle, the goal is at the right end, and a cell is the farm.
 
     Observation, float32 (2,): the cell, 0 to 1, and whether it is the farm. The goal ends the episode with 1.
     """
 
     observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
     action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, farm: int) -> None:
+        self.farm = farm
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         super().reset(seed=seed)
@@ -95,7 +98,7 @@ class Farm(gym.Env):
         return self._obs(), float(self.cell == 10), self.cell == 10, False, {}
 
     def _obs(self) -> np.ndarray:
-        return np.array([self.cell / 10, self.cell == 7], np.float32)
+        return np.array([self.cell / 10, self.cell == self.farm], np.float32)
 
 
 class Speed(gym.Env):
@@ -117,7 +120,8 @@ class Speed(gym.Env):
         return np.array([self.v], np.float32), 1 - abs(1 - abs(self.v)), False, False, {}
 
 
-gym.register("Farm-v0", f"{__name__}:Farm", max_episode_steps=STEPS)
+for name, cell in {"FarmAside-v0": 2, "FarmOnTheWay-v0": 7}.items():
+    gym.register(name, f"{__name__}:Farm", max_episode_steps=STEPS, kwargs={"farm": cell})
 gym.register("Speed-v0", f"{__name__}:Speed", max_episode_steps=100)
 gym.register("Coins-v0", f"{__name__}:Coins", max_episode_steps=STEPS)
 gym.register("Wishes-v0", f"{__name__}:Wishes", max_episode_steps=200)
