@@ -15,8 +15,10 @@ Sources: "MARBLE: Multi-Aspect Reward Balance for Diffusion RL", its abstract: m
 Frank and Wolfe's method with pairwise steps, Lacoste-Julien & Jaggi 2015, arXiv 1511.05932, section 2; Yu et al. 2020,
 arXiv 2001.06782, algorithm 1: project. Differences: the vectors have length 1, so a reward's scale does not matter to
 min_norm; other weights than 1 give up its guarantee, 0 removes a stream; project takes streams in order, not at random.
-Fails when: a stream is noise. It has a veto like every other; name those that are balanced in `balance_only`. It costs
-5 to 8 % of PPO's frames a second on small networks.
+Fails when: a stream is noise. It has a veto like every other; name those that are balanced in `balance_only`. And where
+one goal must lose first for the other to win: a pendulum that should be upright with little torque hangs still, as no
+direction serves both there, while a weight of 10 on the first swings it up (`python -m benchmarks balance`). It costs 5
+to 8 % of PPO's frames a second on small networks.
 """
 
 from __future__ import annotations
