@@ -3,21 +3,23 @@
 A value V(s) is fitted to an upper expectile of Q(s, a) over the recorded actions, Q to r + gamma V(s'), and the policy
 imitates the recorded actions, each as strongly as its advantage Q - V is large.
 
-Source: Kostrikov, Nair & Levine 2021, "Offline Reinforcement Learning with Implicit Q-Learning", arXiv 2110.06169,
-equations 5 (expectile), 6 (Q) and 7 (policy).
+Sources: Kostrikov, Nair & Levine 2021, "Offline Reinforcement Learning with Implicit Q-Learning", arXiv 2110.06169,
+equations 5 (expectile), 6 (Q) and 7 (policy). Other losses of V: Garg et al. 2023, "Extreme Q-Learning", arXiv
+2301.02328 (`gumbel`); Sikchi et al. 2023, "Dual RL" (f-DVL), arXiv 2302.08560 (`chi_square`, and `quantile`, its total
+variation).
 
-Differences from the source:
+Differences from the sources:
   - the three losses are minimised in one step of Adam, at one learning rate without decay; each sees the others of the
     step before;
   - observations are whitened with the data's mean and deviation, and rewards divided by their deviation, so that beta
     means the same for a learned reward; the source scales the task's rewards per benchmark;
-  - discrete actions, with one value each.
+  - discrete actions, with one value each; squares for Q, where f-DVL's code has Huber's loss;
+  - chi_square is straight below 0. The code's is flat on [-4, 0] and rises again below that; the exact conjugate lets V
+    overshoot Q even where there is a single action.
 With beta=0 every action counts the same: behaviour cloning.
 
-d3rlpy has an IQL too. It requires gymnasium==1.0.0 (2.8.1) beside the abandoned gym; this project 1.2 or newer.
-
-When it fails: data that never comes near what is wanted; a reward at every step in data where episodes end at
-different times, if the learned reward's zero is arbitrary.
+When it fails: data that never comes near what is wanted; `gumbel` without a clip, whose exponential diverges;
+a reward at every step in data where episodes end at different times, if the learned reward's zero is arbitrary.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import gymnasium as gym
 import numpy as np
@@ -51,8 +53,18 @@ class IQLConfig(Settings):
     prefix = "agent."
     learning_rate: float = setting(3e-4, "of Adam", above=0, high=1)
     gamma: float = setting(0.99, "discount", above=0, high=1)
+    value_loss: str = setting(
+        "expectile", "what makes V more than the mean of Q", choices=("expectile", "gumbel", "chi_square", "quantile")
+    )
     expectile: float = setting(
         0.7, "tau: 0.5 is the value of the recorded policy, near 1 that of its best actions", above=0, below=1
+    )
+    level: float = setting(
+        0.8, "lambda of chi_square and quantile: V is the (2 lambda - 1) / lambda quantile of Q", above=0.5, below=1
+    )
+    temperature: float = setting(1.0, "of gumbel: the smaller, the nearer to the best action [1 to 10]", above=0)
+    gumbel_clip: float | None = setting(
+        7.0, "gumbel: what Q - V over the temperature is cut at; null for none", above=0
     )
     beta: float = setting(3.0, "how much more a better action is imitated; 0 is behaviour cloning", low=0)
     max_weight: float = setting(100.0, "what exp(beta * advantage) is cut at", above=0)
@@ -69,43 +81,67 @@ def expectile_loss(gap: Tensor, expectile: float) -> Tensor:
     return torch.where(gap < 0, 1 - expectile, expectile) * gap.square()
 
 
+def gumbel_loss(gap: Tensor, temperature: float, clip: float | None, *, rescaled: bool = False) -> Tensor:
+    """XQL's e^z - z - 1 of z = min(gap / temperature, clip), elementwise; times e^-max(z) if `rescaled`."""
+    z = (gap / temperature).clamp(max=math.inf if clip is None else clip)
+    most = z.detach().amax().clamp(min=-1) if rescaled else z.new_zeros(())
+    return torch.exp(z - most) - (z + 1) * torch.exp(-most)
+
+
+def chi_square_loss(gap: Tensor, level: float) -> Tensor:
+    """f-DVL's level (x + x^2 / 4) - (1 - level) gap, elementwise; x is the gap where it is above 0, else 0."""
+    above = gap.clamp(min=0)
+    return level * (above + above.square() / 4) - (1 - level) * gap
+
+
+def quantile_loss(gap: Tensor, level: float) -> Tensor:
+    """The same without the square."""
+    return level * gap.clamp(min=0) - (1 - level) * gap
+
+
 def imitation_weights(advantage: Tensor, beta: float, most: float) -> Tensor:
     """Equation 7's exp(beta * advantage), at most `most`."""
     return torch.exp(beta * advantage).clamp(max=most)
 
 
 class IQL(Predictor):
-    """Learns from transitions and their rewards.
+    """Learns from transitions and a signal about each, which is its reward.
 
     Args:
         observation_space: numbers, no images.
         action_space: Discrete, or a Box with finite bounds.
         data: a flat batch (N,); rows that are not valid are left out. None for a policy that only acts.
-        rewards: float32 (N,), what each transition is worth; None for the task's.
+        signal: float32 (N,), what each transition is worth; None for the task's reward.
 
     Raises:
-        ValueError: for a space it cannot use, for data without a valid transition, for rewards that are not finite or
+        ValueError: for a space it cannot use, for data without a valid transition, for signals that are not finite or
             do not fit the data.
     """
 
+    Config: ClassVar[type[Any]] = IQLConfig
+    learns_from: ClassVar[str] = "rewards"
+
     def __init__(
         self,
-        config: IQLConfig,
+        config: Any,
         observation_space: gym.Space,
         action_space: gym.Space,
         data: Transitions | None = None,
-        rewards: np.ndarray | None = None,
+        signal: Any = None,
         *,
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
         self.config, self.observation_space, self.action_space = config, observation_space, action_space
+        name = type(self).__name__
         if Inputs(observation_space).images:
-            raise ValueError(f"IQL cannot read images, and {observation_space} has some; record embeddings or states")
+            raise ValueError(
+                f"{name} cannot read images, and {observation_space} has some; record embeddings or states"
+            )
         self.discrete = isinstance(action_space, spaces.Discrete)
         if not (self.discrete or (isinstance(action_space, spaces.Box) and action_space.is_bounded())):
             raise ValueError(
-                f"IQL cannot choose actions from {action_space}; give Discrete or a Box with finite bounds"
+                f"{name} cannot choose actions from {action_space}; give Discrete or a Box with finite bounds"
             )
         self.encoding = SpaceEncoding(observation_space, action_space)
         self.device = torch.device(device)
@@ -116,19 +152,22 @@ class IQL(Predictor):
         self.policy = self.net
         self._flat = Flat.over([p for p in self.net.parameters() if p.requires_grad])
         self._target = self._copied()
-        self._rows = None if data is None else self._table(data, rewards)
+        self._rows = None if data is None else self._table(data, signal)
 
     def learn(self, steps: int) -> dict[str, float]:
-        """Take `steps` minibatches; returns losses and mean advantage of the last one."""
+        """Take `steps` minibatches; returns losses and means of the last one.
+
+        Raises:
+            FloatingPointError: if the networks diverge.
+        """
         if self._rows is None:
             raise ValueError("this IQL was loaded to act and has no data; build one with data to learn")
-        rows, size = self._rows, self.config.batch_size
         metrics: dict[str, Tensor] = {}
         for step in range(steps):
             if step % AHEAD == 0:
-                shape = (min(AHEAD, steps - step), size)
-                draws = torch.randint(len(rows), shape, generator=self._generator, device=self.device)
-            metrics = self._step(rows[draws[step % AHEAD]])
+                draws = self._draw(min(AHEAD, steps - step))
+            metrics = self._step(self._rows[draws[step % AHEAD]])
+        self._refuse_diverged()
         return {name: float(value) for name, value in metrics.items()}
 
     def predict(
@@ -145,34 +184,44 @@ class IQL(Predictor):
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:
         vector = self.net.whitened(torch.as_tensor(self.encoding.vector(obs), device=self.device))
         unused = vector.new_zeros(len(vector), self.net.log_std.shape[0])
-        outputs = _run(self.net.layers(PI), self.net.inputs(vector, unused, PI))[0]
+        outputs = run(self.net.layers(PI), self.net.inputs(vector, unused, PI))[0]
         chosen = self._chosen(self.net.policy(outputs), deterministic).cpu().numpy()
         return chosen + self.encoding.action_space.start if self.discrete else self.encoding.decode(chosen), None
 
     @classmethod
     def load(
         cls, path: str, observation_space: gym.Space, action_space: gym.Space, *, seed: int = 0, device: str = "cpu"
-    ) -> IQL:
+    ) -> Self:
         """Read a policy back; a file of another kind of agent, or for other spaces, raises a ValueError."""
         both = (observation_space, action_space)
-        model, _ = cls._from_file(path, lambda c: cls(IQLConfig(**c), *both, seed=seed, device=device), "these spaces")
+        model, _ = cls._from_file(path, lambda c: cls(cls.Config(**c), *both, seed=seed, device=device), "these spaces")
         model._target = model._copied()
         return model
+
+    def _draw(self, steps: int) -> Tensor:
+        """Rows of the table for so many minibatches, (steps, batch_size)."""
+        assert self._rows is not None
+        shape = (steps, self.config.batch_size)
+        return torch.randint(len(self._rows), shape, generator=self._generator, device=self.device)
+
+    def _refuse_diverged(self) -> None:
+        if not bool(self._flat.value.isfinite().all()):
+            rate = self.config.learning_rate
+            raise FloatingPointError(f"{type(self).__name__} diverged; lower agent.learning_rate={rate}")
 
     def _step(self, rows: Tensor) -> dict[str, Tensor]:
         """One minibatch: equations 5, 6 and 7, each with the networks of the step before."""
         config, net, width = self.config, self.net, self.encoding.obs_size
-        obs, next_obs, action, reward, continues = rows.split([width, width, rows.shape[1] - 2 * width - 2, 1, 1], -1)
+        obs, next_obs, action, signal, continues = rows.split([width, width, rows.shape[1] - 2 * width - 2, 1, 1], -1)
         inputs = net.inputs(obs, action)
         with torch.no_grad():
-            target = net.q(_run(self._target, inputs[Q]), action).amin(0)
-            next_value = _run(net.layers(V), net.inputs(next_obs, action, V))[0, :, :1]
-            bootstrapped = reward + config.gamma * continues * next_value
-        outputs = _run(net.layers(), inputs)
+            target = net.q(run(self._target, inputs[Q]), action).amin(0)
+            next_value = run(net.layers(V), net.inputs(next_obs, action, V))[0, :, :1]
+        outputs = run(net.layers(), inputs)
         gap = target - outputs[2, :, :1]
         weight = imitation_weights(gap.detach(), config.beta, config.max_weight)
-        value_loss = expectile_loss(gap, config.expectile).mean()
-        q_loss = (net.q(outputs[Q], action) - bootstrapped).square().mean((1, 2)).sum()
+        value_loss = self._value_loss(gap)
+        q_loss = self._q_loss(net.q(outputs[Q], action), signal, continues, next_value, obs, outputs[3])
         policy_loss = -(weight * net.log_prob(net.policy(outputs[3]), action)).mean()
         self._flat.grad.zero_()
         (value_loss + q_loss + policy_loss).backward()
@@ -182,33 +231,53 @@ class IQL(Predictor):
                 for x, y in zip(old, new):
                     x.lerp_(y, config.tau)
         losses = {"value_loss": value_loss, "q_loss": q_loss, "policy_loss": policy_loss, "advantage": gap.mean()}
+        losses["value"] = outputs[2, :, 0].mean()
         return {name: loss.detach() for name, loss in losses.items()}
+
+    def _value_loss(self, gap: Tensor) -> Tensor:
+        """Of what V is below the target of Q, (B, 1)."""
+        config = self.config
+        if config.value_loss == "expectile":
+            return expectile_loss(gap, config.expectile).mean()
+        if config.value_loss == "gumbel":
+            return gumbel_loss(gap, config.temperature, config.gumbel_clip, rescaled=True).mean()
+        return (chi_square_loss if config.value_loss == "chi_square" else quantile_loss)(gap, config.level).mean()
+
+    def _q_loss(
+        self, q: Tensor, signal: Tensor, continues: Tensor, next_value: Tensor, obs: Tensor, policy: Tensor
+    ) -> Tensor:
+        """Of the values (2, B, 1) of recorded actions, from that of what followed (B, 1); equation 6, of both."""
+        return (q - (signal + self.config.gamma * continues * next_value)).square().mean((1, 2)).sum()
 
     def _copied(self) -> list[tuple[Tensor, Tensor]]:
         return [(weight.detach().clone(), bias.detach().clone()) for weight, bias in self.net.layers(Q)]
 
-    def _table(self, data: Transitions, rewards: np.ndarray | None) -> Tensor:
-        """All that a step reads of a transition, side by side: obs, next_obs, action, reward, whether it continues."""
-        worth = np.asarray(data.reward if rewards is None else rewards, np.float32)
+    def _table(self, data: Transitions, signal: Any) -> Tensor:
+        """All that a step reads of a transition, side by side: obs, next_obs, action, signal, whether it continues."""
+        worth, what = np.asarray(data.reward if signal is None else signal, np.float32), self.learns_from
         if worth.shape != data.shape or len(data.shape) != 1:
             raise ValueError(
-                f"rewards of shape {worth.shape} for data of shape {data.shape}; give a flat batch and one each"
+                f"{what} of shape {worth.shape} for data of shape {data.shape}; give a flat batch and one each"
             )
         if not np.isfinite(worth).all():
-            raise ValueError(f"{np.sum(~np.isfinite(worth))} rewards are not finite; every transition needs a number")
+            raise ValueError(f"{np.sum(~np.isfinite(worth))} {what} are not finite; every transition needs a number")
         keep = np.asarray(data.valid, bool)
         if not keep.any():
             raise ValueError("the data has no valid transition; give a recording")
-        worth, data = worth[keep], data[keep]
+        worth, data = self._units(worth[keep]), data[keep]
         obs, next_obs = (torch.tensor(self.encoding.vector(x)) for x in (data.obs, data.next_obs))
         everything = torch.cat([obs, next_obs])
         self.net.mean.copy_(everything.mean(0))
         self.net.std.copy_(everything.std(0).clamp(min=1e-3))
-        spread = float(worth.std()) if self.config.normalize_reward else 1.0
-        numbers = np.stack([worth / (spread if spread > 0 else 1.0), ~np.asarray(data.terminated, bool)], -1)
+        numbers = np.stack([worth, ~np.asarray(data.terminated, bool)], -1)
         whitened = [self.net.whitened(x.to(self.device)) for x in (obs, next_obs)]
         action = torch.tensor(self.encoding.encode(data.action), device=self.device)
         return torch.cat([*whitened, action, torch.tensor(numbers, dtype=torch.float32, device=self.device)], -1)
+
+    def _units(self, worth: np.ndarray) -> np.ndarray:
+        """The signals (N,) of valid transitions as the networks learn them."""
+        spread = float(worth.std()) if self.config.normalize_reward else 1.0
+        return worth / (spread if spread > 0 else 1.0)
 
     def _chosen(self, outputs: Tensor, deterministic: bool) -> Tensor:
         if self.discrete:
@@ -276,7 +345,7 @@ class _Networks(nn.Module):
         return -(0.5 * scaled.square() + log_std).sum(-1, keepdim=True)
 
 
-def _run(layers: list[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
+def run(layers: list[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
     """(K, B, in) through K networks -> (K, B, out)."""
     for weight, bias in layers[:-1]:
         x = torch.baddbmm(bias, x, weight).relu_()

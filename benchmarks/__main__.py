@@ -4,8 +4,8 @@
     python -m benchmarks list       what there is
 
 Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
-foundation.json, ppo.json, exploration.json, vision.json, language.json, model_based.json, users.json and
-experiments.json. A study whose CSV has no column `commit` was recorded with 0.1.0.
+foundation.json, ppo.json, exploration.json, vision.json, language.json, model_based.json, users.json,
+experiments.json, rewards2.json and agents2.json. A study whose CSV has no column `commit` was recorded with 0.1.0.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "vision-speed": ("benchmarks.speed.vision:run", "vision"),
     "shaping_grid": ("benchmarks.checks.shaping_grid:run", "vision"),
     "offline": ("benchmarks.checks.offline:run", "vision"),
+    "offline_shelf": ("benchmarks.checks.offline_shelf:run", "agents2"),
     "design": ("benchmarks.checks.design:run", "rewards2"),
     "exprd": ("benchmarks.checks.exprd:run", "rewards2"),
     "bad-prompts": ("benchmarks.checks.bad_prompts:run", "vision"),

@@ -117,10 +117,10 @@ def concatenate(batches: list[Transitions]) -> Transitions:
 
 
 def join(function: Callable[[list[Array]], Array], values: list[Any]) -> Any:
-    """One observation of several, entry by entry if they are dicts; None stays None."""
+    """One observation of several, entry by entry if they are dicts; None if one of them is."""
     if isinstance(values[0], Mapping):
         return {key: join(function, [value[key] for value in values]) for key in values[0]}
-    return None if values[0] is None else function(values)
+    return None if any(value is None for value in values) else function(values)
 
 
 def never(obs: Array, action: Array, next_obs: Array) -> Array:

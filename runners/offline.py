@@ -1,11 +1,15 @@
-"""Learn from recordings and comparisons alone: no reward, no interaction with the environment.
+"""Learn from recordings alone: their rewards, a judge's comparisons, or demonstrations; the environment only evaluates.
 
     python -m runners.offline data=pendulum                            a recording that ships
     python -m runners.offline data=random.safetensors,good.safetensors judge=scripted queries=300 seed=0
+    python -m runners.offline data=pendulum judge=none agent.value_loss=chi_square     its own rewards
+    python -m runners.offline data=pendulum algo=recoil demos=pendulum_good            imitate, with what else there is
+    python -m runners.offline data=cube-single-play-v0.npz env=ogbench:cube-single-v0 trust=true algo=cloning
 
 A judge compares pairs of segments of the recordings; `bradley_terry` fits a reward to its answers and labels every
-transition with it; IQL learns a policy from that. Beside it: IQL on the task's own rewards, behaviour cloning, the
-returns of the recorded episodes, and a random policy. The environment is used to evaluate only.
+transition with it, and `algo` learns a policy from that (preferences); `cpl` learns from the answers themselves. Beside
+it: the same on the task's own rewards (true), behaviour cloning, the returns of the recorded episodes, and a random
+policy. Data are files of runners.record or OGBench (*.npz), or data sets of Minari, by name or folder.
 
 Source: Venkataraman et al. 2024, "Real-World Offline Reinforcement Learning from Vision Language Model Feedback", arXiv
 2411.05273 (with judge=vlm).
@@ -13,11 +17,13 @@ Source: Venkataraman et al. 2024, "Real-World Offline Reinforcement Learning fro
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from contextlib import closing
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
@@ -26,13 +32,33 @@ from envs.settings import Settings, setting
 from runners.cli.command import Command
 from runners.evaluate import play, policy, table
 from runners.record import whole_episodes
-from runners.run.config import UsageError
+from runners.run.config import UsageError, unknown
 from runners.run.trust import require, saved_keys
 
 if TYPE_CHECKING:
+    from agents.cpl import Comparisons
     from envs.transitions import Transitions
+    from rewards.preference.bradley_terry import BradleyTerry
 
 ARMS = ("preferences", "true", "cloning")
+
+
+class Algo(NamedTuple):
+    """What learns: its class, what it can learn from, and settings of its own."""
+
+    place: str
+    arms: tuple[str, ...] = ARMS
+    options: dict[str, Any] = {}
+
+
+ALGOS = {
+    "iql": Algo("agents.iql:IQL"),
+    "dyna": Algo("agents.dyna.offline:OfflineDyna"),
+    "recoil": Algo("agents.recoil:ReCOIL", ("demos", "cloning")),
+    "cpl": Algo("agents.cpl:CPL", ("preferences", "cloning")),
+    "cpl_kl": Algo("agents.cpl:CPL", ("preferences", "cloning"), {"kl": True}),
+    "cloning": Algo("agents.iql:IQL", ("cloning",), {"beta": 0.0}),  # which ignores rewards
+}
 
 
 @dataclass
@@ -43,36 +69,51 @@ class OfflineConfig(Settings):
         help="recordings, separated by commas: files of python -m runners.record, or pendulum, mountaincar"
     )
     env: str = setting("", "where to evaluate; that of the recordings by default")
-    judge: str = setting("scripted", "scripted, heron, clip, human, recorded, vlm")
+    algo: str = setting("iql", "what learns", choices=tuple(ALGOS))
+    demos: list[str] = setting([], "of recoil: recordings of what is to be imitated")
+    judge: str = setting("scripted", "scripted, heron, clip, human, recorded, vlm; none leaves preferences out")
     judge_options: dict[str, Any] = setting({}, "options of the judge, as in judge.mistakes=0.1")
     queries: int = setting(300, "pairs that the judge compares", low=1)
     length: int = setting(25, "steps of a segment", low=1)
     reward_options: dict[str, Any] = setting({}, "other options of bradley_terry, as in reward.of=frame")
-    steps: int = setting(10_000, "minibatches of IQL", low=1)
-    agent_options: dict[str, Any] = setting({}, "options of IQL, as in agent.beta=10")
-    arms: list[str] = setting(list(ARMS), "policies to train", choices=ARMS)
+    steps: int = setting(10_000, "minibatches of each policy", low=1)
+    agent_options: dict[str, Any] = setting({}, "options of the algorithm, as in agent.beta=10")
+    arms: list[str] = setting([], "policies to train; all that algo has", choices=(*ARMS, "demos"))
     episodes: int = setting(20, "of each evaluation", low=1)
-    out: str = setting("", "where to keep the policy learned from preferences, *.safetensors")
+    out: str = setting("", "where to keep the policy of the first arm, *.safetensors")
     seed: int = setting(0, "of everything", low=0)
     device: str = setting("cpu", "as torch writes it")
     trust: bool = setting(False, "whether the data may name an environment's code, as in module:Id")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        has = [arm for arm in ALGOS[self.algo].arms if arm != "preferences" or self.judge != "none"]
+        self.arms = self.arms or has
+        if foreign := [arm for arm in self.arms if arm not in has]:
+            given = f"arms={foreign[0]} does not go with algo={self.algo} and judge={self.judge}"
+            raise UsageError(f"{given}; give {' or '.join(has)}")
+        if bool(self.demos) != ("demos" in has):
+            given = f"demos=[{','.join(self.demos)}] does not go with algo={self.algo}"
+            raise UsageError(f"{given}; demonstrations are for recoil, which needs some, as in demos=pendulum_good")
 
 
 def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, Any]:
     """Label, learn, evaluate, on `batch` if it is given, transitions for `config.env`, else on `config.data`.
 
-    Returns `arms`, name -> `Scores.to_dict`, `labels`, metrics of the learned reward, and `notes`, sentences.
+    Returns `arms`, name -> `Scores.to_dict`, `labels`, metrics of the comparisons and what was learned of them,
+    `learned`, arm -> the algorithm's metrics, and `notes`, sentences.
     """
     meta: dict[str, Any] = {"env": config.env}
     if batch is None:
-        batch, meta = load(config.data)  # before the imports, which take seconds
+        batch, meta = load(config.data, config.env, trust=config.trust)  # before the imports, which take seconds
     import torch
 
-    from agents.iql import IQL, IQLConfig
     from envs.make import make
 
     torch.set_num_threads(1)
     env_id = config.env or meta["env"]
+    if not env_id:
+        raise UsageError(f"env= is missing: data={','.join(config.data)} does not say where to evaluate")
     named = {"env": "" if config.env else env_id, "env_options": meta.get("env_options")}
     require(config.trust, f"data={','.join(config.data)}", saved_keys(named))
     if config.judge == "heron" and meta.get("signals"):
@@ -83,17 +124,20 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     options = meta.get("env_options", {})
     with closing(make(env_id, **options)) as env:
         spaces = env.observation_space, env.action_space
+    batch, data, is_demo = recorded(config, batch, *spaces)
     labels: dict[str, float] = {}
-    notes: list[str] = []
-    columns: dict[str, dict[str, Any]] = {}
+    notes = list(meta.get("notes", ()))
+    columns, learned = dict[str, dict[str, Any]](), dict[str, dict[str, float]]()
     for arm in config.arms:
-        rewards = batch.reward
+        algo, signal = ALGOS["cloning" if arm == "cloning" else config.algo], is_demo if arm == "demos" else None
         if arm == "preferences":
-            rewards, labels, notes = labelled(config, batch, *spaces)
-        own = config.agent_options | ({"beta": 0.0} if arm == "cloning" else {})  # beta 0 ignores rewards
-        model = IQL(IQLConfig(**own), *spaces, batch, rewards, seed=config.seed, device=config.device)
-        model.learn(config.steps)
-        if arm == "preferences" and config.out:
+            ask: Any = compared if config.algo.startswith("cpl") else labelled
+            signal, labels, said = ask(config, batch, *spaces)
+            notes += said
+        model = build(algo, config, spaces, data, signal)
+        metrics = model.learn(config.steps)
+        learned[arm] = metrics if isinstance(metrics, dict) else {}  # dyna's are in its log
+        if arm == config.arms[0] and config.out:
             Path(config.out).parent.mkdir(parents=True, exist_ok=True)
             model.save(config.out)
         columns[arm] = play(env_id, policy(model), config.episodes, seed=config.seed, options=options).to_dict()
@@ -101,15 +145,52 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     scores = whole_episodes(batch)
     if scores.returns:
         columns["the data"] = scores.to_dict()
-    return {"arms": columns, "labels": labels, "notes": notes}
+    return {"arms": columns, "labels": labels, "learned": learned, "notes": notes}
 
 
-def load(files: list[str]) -> tuple[Transitions, dict[str, Any]]:
-    """Recordings of one environment as one batch, and the metadata of the first; a UsageError if of several."""
-    from envs.recording import load as read
+def build(algo: Algo, config: OfflineConfig, spaces: tuple[Space, Space], data: Transitions, signal: Any) -> Any:
+    """What learns from a signal about transitions; a UsageError for options that `config.algo` lacks."""
+    module, _, name = algo.place.partition(":")
+    kind = getattr(import_module(module), name)
+    known = [field.name for field in dataclasses.fields(kind.Config)]
+    for option in config.agent_options:
+        if option not in known and algo.place == ALGOS[config.algo].place:
+            raise UsageError(unknown("option", f"agent.{option}", [f"agent.{each}" for each in known]))
+    own = {option: value for option, value in config.agent_options.items() if option in known} | algo.options
+    about = {"data": data, "signal": signal, "seed": config.seed, "device": config.device}
+    return getattr(kind, "of", kind)(kind.Config(**own), *spaces, **about)
+
+
+def recorded(
+    config: OfflineConfig, batch: Transitions, observation_space: Space, action_space: Space
+) -> tuple[Transitions, Transitions, np.ndarray]:
+    """The data, the same with the demonstrations behind it, and bool (N,): which are those.
+
+    A ValueError where nothing can be learned from them.
+    """
+    from envs.datasets.dataset import learnable
     from envs.transitions import concatenate
 
-    batches, metas = zip(*(read(Path(name)) for name in files))
+    spaces = (observation_space, action_space, config.env or "the environment")
+    source = f"data={','.join(config.data)}"
+    batch = data = learnable(batch, *spaces, source)
+    if "true" in config.arms and not np.ptp(batch.reward) and not batch.terminated.any():
+        same = f"every reward of {source} is {batch.reward[0]:g} and no episode terminates"
+        raise UsageError(f"{same}, so that all policies are as good; give arms=preferences, or arms=cloning")
+    if config.demos:
+        demos = load(config.demos, config.env, trust=config.trust)[0]
+        data = concatenate([batch, learnable(demos, *spaces, f"demos={','.join(config.demos)}")])
+    return batch, data, np.arange(data.shape[0]) >= batch.shape[0]
+
+
+def load(files: list[str], env: str = "", *, trust: bool = False) -> tuple[Transitions, dict[str, Any]]:
+    """Recordings of one environment as one batch, and the metadata of the first; a UsageError if of several.
+
+    Data sets of others are compared with `env`, and `trust` lets them name an environment's code.
+    """
+    from envs.transitions import concatenate
+
+    batches, metas = zip(*(_read(name, env, trust) for name in files))
     tasks = [(meta.get("env", ""), meta.get("env_options", {})) for meta in metas]
     if any(task != tasks[0] for task in tasks):
         names = ",".join(files)
@@ -117,13 +198,22 @@ def load(files: list[str]) -> tuple[Transitions, dict[str, Any]]:
     return concatenate(list(batches)), metas[0]
 
 
-def labelled(
-    config: OfflineConfig, batch: Transitions, observation_space: Space, action_space: Space
-) -> tuple[np.ndarray, dict[str, float], list[str]]:
-    """The reward of every transition that fits the judge's answers: float32 (N,), metrics, sentences.
+def _read(name: str, env: str, trust: bool) -> tuple[Transitions, dict[str, Any]]:
+    from envs.datasets.minari import METADATA, NAME
+    from envs.recording import load as read
+    from runners.run.imported import imported
 
-    A UsageError if the recording lacks what the judge reads, or no reward fits its answers.
-    """
+    path = Path(name)
+    folder = (path / "data").is_dir() or (path / METADATA).is_file()
+    if folder or path.suffix == ".npz" or (not path.exists() and NAME.fullmatch(name)):
+        return imported(name, env, {}, most=None, frame_size=0, camera="", trust=trust)
+    return read(path)
+
+
+def judged(
+    config: OfflineConfig, batch: Transitions, observation_space: Space, action_space: Space
+) -> tuple[BradleyTerry, Transitions]:
+    """A `bradley_terry` with the judge, and the batch with what it reads; a UsageError if the recording lacks that."""
     from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
 
     asked = {"queries": config.queries, "budget": config.queries, "length": config.length}
@@ -141,6 +231,17 @@ def labelled(
         )
     if reward.embedding:
         batch = batch.replace(extras={**batch.extras, reward.embedding: reward.embed(batch)})
+    return reward, batch
+
+
+def labelled(
+    config: OfflineConfig, batch: Transitions, observation_space: Space, action_space: Space
+) -> tuple[np.ndarray, dict[str, float], list[str]]:
+    """The reward of every transition that fits the judge's answers: float32 (N,), metrics, sentences.
+
+    A UsageError if the recording lacks what the judge reads, or no reward fits its answers.
+    """
+    reward, batch = judged(config, batch, observation_space, action_space)
     metrics = reward.update(batch)
     memory = reward.initial_memory(1)  # of reward.of=history, along the recorded episodes
     column = batch.map(lambda x: x[:, None])
@@ -150,6 +251,22 @@ def labelled(
     if np.ptp(batch.reward) > 0:
         metrics["correlation"] = float(np.corrcoef(rewards, batch.reward)[0, 1])  # with the task's, step by step
     return rewards, metrics, reward.notes()
+
+
+def compared(
+    config: OfflineConfig, batch: Transitions, observation_space: Space, action_space: Space
+) -> tuple[Comparisons, dict[str, float], list[str]]:
+    """The judge's answers themselves, about the segments that `labelled` asks about, metrics, and sentences."""
+    from agents.cpl import Comparisons
+
+    reward, batch = judged(config, batch, observation_space, action_space)
+    reward.segments.add(batch)
+    if len(reward.segments) < 2:
+        raise UsageError(f"the data has no two segments of {config.length} steps to compare; give a smaller length=")
+    pairs, metrics = reward.compared(config.queries)
+    if pairs is None or (pairs[2] == 0.5).all():
+        raise UsageError(f"the judge {config.judge} preferred nothing: {' '.join(reward.notes())}")
+    return Comparisons(*pairs), metrics | {"labels": float(len(pairs[2]))}, reward.notes()
 
 
 def report(config: OfflineConfig) -> None:

@@ -1,7 +1,8 @@
-"""Recordings of others as transitions of ours: Minari, LeRobot's format, replay buffers of Stable-Baselines3.
+"""Recordings of others as transitions of ours: Minari, LeRobot's format, OGBench, buffers of Stable-Baselines3.
 
     read("D4RL/door/human-v2").transitions()          Minari, by its name or folder, where that package is installed
     read("pusht", frame_size=64).transitions()        a folder in LeRobot's format, version 2 or 3
+    read("cube-single-play-v0.npz").transitions()     a file of OGBench
     from_sb3(model.replay_buffer)                     a buffer that a program holds
 
 `envs.recording.save` writes them; `runners.record from=` does it all. Nothing in a data set is executed, and no
@@ -19,10 +20,10 @@ __all__ = ["Dataset", "StoredEpisode", "from_sb3", "read"]
 
 
 def read(source: str | Path, frame_size: int = 0, camera: str = "") -> Dataset:
-    """The data set in a folder, or Minari's of that name on this machine.
+    """The data set in a folder, in a file of OGBench (*.npz), or Minari's of that name on this machine.
 
     Args:
-        source: the folder, or the name.
+        source: the folder, the file, or the name.
         frame_size: side of the frames to make of a camera's images, of LeRobot's format; 0 for none.
         camera: whose; the first by default.
 
@@ -36,6 +37,10 @@ def read(source: str | Path, frame_size: int = 0, camera: str = "") -> Dataset:
         from envs.datasets.lerobot import from_lerobot
 
         return from_lerobot(folder, frame_size, camera)
+    if folder.suffix == ".npz" and not frame_size:
+        from envs.datasets.ogbench import from_ogbench
+
+        return from_ogbench(folder)
     from envs.datasets.minari import find, from_minari
 
     if frame_size:

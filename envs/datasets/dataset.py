@@ -102,6 +102,33 @@ def in_spaces(
     return batch.replace(**made)
 
 
+def learnable(
+    batch: Transitions, observation_space: spaces.Space, action_space: spaces.Space, name: str, key: str
+) -> Transitions:
+    """The valid rows of the recording that `key` names, `in_spaces`.
+
+    Raises:
+        ValueError: if there are none, or all are alike, if something is not finite, or an action outside its space.
+    """
+    batch = batch[np.asarray(batch.valid, bool)]
+    try:
+        batch = in_spaces(batch, observation_space, action_space, name)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+    rows, seen = batch.shape[0], [*_leaves(batch.obs), *_leaves(batch.next_obs), batch.action]
+    if not rows or (rows > 1 and all((part == part[:1]).all() for part in seen)):
+        raise ValueError(f"{key} holds {rows} transitions, all of them alike; give a recording to learn from")
+    if wrong := sum(int(np.sum(~np.isfinite(part))) for part in (*seen, batch.reward)):
+        raise ValueError(f"{key}: {wrong} numbers are NaN or infinite; leave those transitions out")
+    if isinstance(action_space, spaces.Box):
+        slack = 1e-3 * (action_space.high - action_space.low)  # of numbers that were rounded
+        outside = (batch.action < action_space.low - slack) | (batch.action > action_space.high + slack)
+        if count := int(outside.reshape(rows, -1).any(1).sum()):
+            between = f"{batch.action.min():g} to {batch.action.max():g}"
+            raise ValueError(f"{key}: {count} of {rows} actions, {between}, are outside {action_space}; scale them")
+    return batch
+
+
 def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, spaces.Dict) and isinstance(other, spaces.Dict):
         return set(one) == set(other) and all(_alike(one[key], other[key]) for key in one)

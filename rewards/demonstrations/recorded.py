@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gymnasium as gym
 
-from envs.datasets.dataset import in_spaces
+from envs.datasets.dataset import learnable
 from envs.recording import load
 from envs.transitions import Transitions
 
@@ -28,7 +28,4 @@ def recorded(path: str, key: str, observation_space: gym.Space, action_space: gy
     batch = batch[batch.valid]
     if len(batch.step) < LEAST:
         raise ValueError(f"{key}={path} holds {len(batch.step)} transitions; record at least {LEAST}")
-    try:
-        return in_spaces(batch, observation_space, action_space, "this run")
-    except ValueError as error:
-        raise ValueError(f"{key}={path}: {error}") from None
+    return learnable(batch, observation_space, action_space, "this run", f"{key}={path}")

@@ -45,7 +45,7 @@ from rewards.preference.answers import PICTURE
 from rewards.preference.history import StackedGRU
 from rewards.preference.judges import make_segment_judge
 from rewards.preference.segments import Segments
-from rewards.preference.sessions import LabelledPairs, Sessions, SessionsConfig
+from rewards.preference.sessions import Asked, LabelledPairs, Sessions, SessionsConfig
 from rewards.vision.encoder import ClipEncoder, shared
 
 FRAMES = 256  # a pass through CLIP
@@ -183,20 +183,25 @@ class BradleyTerry(Sessions):
         return self.encoder.embed(batch.frame, FRAMES, "bradley_terry with of=frame")
 
     def session(self, most: int) -> dict[str, float]:
+        pairs, metrics = self.compared(most)
+        return metrics if pairs is None else metrics | self.learn_from(*pairs)
+
+    def compared(self, most: int) -> tuple[Asked | None, dict[str, float]]:
+        """Pairs that are drawn, and on which the judge is sure; None if there are none. And metrics."""
         queries = min(self.config.queries, most)
         first, second = map(self.segments.pick, self.draw(queries))
         self.labelled.asked += queries
         asked = self.ask(self.judge, first, second, most)
         if asked is None:
-            return {"failed": 1.0}
+            return None, {"failed": 1.0}
         first, second, label = asked
         if not len(label):
-            return {}
+            return None, {}
         answered = np.flatnonzero(~np.isnan(label))
         metrics = {"failed": float(not len(answered)), "dropped": 1 - len(answered) / len(label)}
         if not len(answered):
-            return metrics
-        return metrics | self.learn_from(first[:, answered], second[:, answered], label[answered])
+            return None, metrics
+        return (first[:, answered], second[:, answered], label[answered]), metrics
 
     def draw(self, queries: int) -> tuple[np.ndarray, np.ndarray]:
         """As any session draws them; with `disagreement`, those the members disagree about, of ten times as many."""

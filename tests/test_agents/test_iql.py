@@ -7,7 +7,16 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.iql import IQL, IQLConfig, _run, expectile_loss, imitation_weights
+from agents.iql import (
+    IQL,
+    IQLConfig,
+    chi_square_loss,
+    expectile_loss,
+    gumbel_loss,
+    imitation_weights,
+    quantile_loss,
+    run,
+)
 from envs.transitions import Transitions
 
 STATES, TWO = spaces.Discrete(3), spaces.Discrete(2)
@@ -33,14 +42,14 @@ CORRIDOR = batch(
 )
 
 
-def learned(expectile, beta=3.0, steps=500):
+def learned(expectile=0.7, beta=3.0, steps=500, **loss):
     numbers = {"learning_rate": 2e-2, "gamma": GAMMA, "tau": 0.2, "batch_size": 48, "normalize_reward": False}
-    model = IQL(IQLConfig(expectile=expectile, beta=beta, net_arch=[], **numbers), STATES, TWO, CORRIDOR)
+    model = IQL(IQLConfig(expectile=expectile, beta=beta, net_arch=[], **numbers, **loss), STATES, TWO, CORRIDOR)
     model.learn(steps)
     model.config.learning_rate /= 20  # a row is a sixth of a minibatch on average only
     model.learn(steps // 2)
     with torch.no_grad():
-        outputs = _run(model.net.layers(), model.net.inputs(model.net.whitened(torch.eye(3)), torch.zeros(3, 2)))
+        outputs = run(model.net.layers(), model.net.inputs(model.net.whitened(torch.eye(3)), torch.zeros(3, 2)))
     q, v, policy = outputs[:2].mean(0), outputs[2, :, 0], torch.softmax(outputs[3], -1)
     return model, v.numpy(), q.numpy(), policy.numpy()
 
@@ -49,6 +58,17 @@ def test_the_expectile_loss_weighs_shortfall_and_excess_unequally():
     gaps = torch.tensor([2.0, -2.0, 0.0])
     torch.testing.assert_close(expectile_loss(gaps, 0.7), torch.tensor([0.7 * 4, 0.3 * 4, 0.0]))
     torch.testing.assert_close(expectile_loss(gaps, 0.5), gaps.square() / 2)
+
+
+def test_the_other_losses_of_v_have_the_values_of_their_formulas():
+    gaps = torch.tensor([-6.0, -3.0, -1.0, 0.0, 2.0])
+    torch.testing.assert_close(chi_square_loss(gaps, 0.8), torch.tensor([1.2, 0.6, 0.2, 0, 2.0]))
+    torch.testing.assert_close(quantile_loss(gaps, 0.8), torch.tensor([1.2, 0.6, 0.2, 0, 1.2]))
+    z = torch.tensor([0.0, 1.0, -1.0, 9.0])
+    loss = gumbel_loss(10 * z, 10.0, 2.0)
+    torch.testing.assert_close(loss, torch.tensor([0, math.e - 2, math.exp(-1), math.exp(2) - 3]))
+    torch.testing.assert_close(gumbel_loss(10 * z, 10.0, 2.0, rescaled=True), loss * math.exp(-2))
+    assert gumbel_loss(torch.tensor([1e4]), 1.0, None, rescaled=True).item() == pytest.approx(1)  # not infinite
 
 
 def test_an_action_is_imitated_as_the_exponential_of_its_advantage_says_up_to_a_limit():
@@ -64,8 +84,8 @@ def test_a_step_regresses_the_slow_q_and_the_value_of_what_follows():
     slow, fast = model._target[0][1].clone(), model.net.layers(slice(2))[0][1].detach().clone()
     model._flat.step = lambda *_: None
     with torch.no_grad():
-        outputs = _run(model.net.layers(), model.net.inputs(model._rows[:, :3], torch.zeros(6, 2)))
-        after = _run(model.net.layers(), model.net.inputs(model._rows[:, 3:6], torch.zeros(6, 2)))[2, :, 0]
+        outputs = run(model.net.layers(), model.net.inputs(model._rows[:, :3], torch.zeros(6, 2)))
+        after = run(model.net.layers(), model.net.inputs(model._rows[:, 3:6], torch.zeros(6, 2)))[2, :, 0]
     metrics = model._step(model._rows)
     chosen = [0, 1] * 3  # the recorded actions
     gap = torch.minimum(*slow[:, 0, chosen]) - outputs[2, :, 0]
@@ -94,6 +114,19 @@ def test_at_expectile_one_half_the_values_are_those_of_whoever_acted():
     np.testing.assert_allclose(v, [0.35125, 0.225, 0.5], atol=0.02)
     np.testing.assert_allclose(q[0], [0.2025, 0.5], atol=0.02)
     assert policy.argmax(-1).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("loss", "values"),
+    [
+        ({"value_loss": "quantile"}, [0.81, 0.9, 1]),  # the 0.75-quantile of two returns is the larger one
+        ({"value_loss": "chi_square"}, [0.81, 0.9, 1]),
+        # E[exp(Q - V)] = 1: V(2) = log((1 + e) / 2), V(1) = log((1 + exp(0.9 V(2))) / 2), Q(0, on) = 0.9 V(1)
+        ({"value_loss": "gumbel"}, [0.3986, 0.3175, 0.6201]),
+    ],
+)
+def test_values_of_a_corridor_by_the_other_losses(loss, values):
+    np.testing.assert_allclose(learned(**loss)[1], values, atol=0.03)
 
 
 def test_without_beta_it_imitates_what_was_done_however_good():
@@ -185,6 +218,8 @@ def test_what_it_cannot_use_is_refused():
         ({"beta": -1}, r"agent.beta=-1 is out of range"),
         ({"gamma": 1.5}, r"agent.gamma=1.5 is out of range"),
         ({"batch_size": 0}, r"agent.batch_size=0 is out of range"),
+        ({"level": 1.0}, r"agent.level=1.0 is out of range; give a number in \(0.5, 1\)"),  # nothing pulls V down
+        ({"value_loss": "huber"}, r"agent.value_loss='huber' is unknown; give one of expectile, gumbel"),
     ]:
         with pytest.raises(ValueError, match=words):
             IQLConfig(**options)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.checks import bad_prompts, offline, pseudo_counts
+from benchmarks.checks import bad_prompts, offline, offline_shelf, pseudo_counts
 from runners.report import results
 
 
@@ -78,3 +78,29 @@ def test_figures_of_the_counts_are_means_of_the_middle_half(tmp_path, monkeypatc
     assert len(results.read_rows(tmp_path / "pseudo_counts.csv")) == 5 * 4
     assert set(figures) == {f"{a}_{c}" for a in pseudo_counts.ARMS for c in ("rank_correlation", "times_count")}
     assert figures["rnd_rank_correlation"] == pytest.approx(0.5) and figures["coin_flip_times_count"] == 9
+
+
+def test_offline_returns_are_normalised_by_random_and_the_best_arm_and_a_run_that_diverged_is_worth_nothing():
+    def row(arm, seed, task_return, value=1.0):
+        random = "" if task_return == "" else -1200
+        return {"arm": arm, "seed": seed, "return": task_return, "random": random, "value": value, "accuracy": ""}
+
+    rows = [row("iql", seed, -200 - seed) for seed in (-1, 0, 1)] + [
+        row("cpl_300", 0, -700),
+        row("xql_open", 0, "", "inf"),
+    ]
+    rows += [row("xql", 0, -400, 3.0), row("fdvl_0.6", 0, -450, 11.0), row("fdvl", 0, -450), row("quantile", 0, -600)]
+    found = offline_shelf.figures(rows)
+    assert found["iql_return"] == 1 and found["cpl_return_300"] == 0.5 and found["xql_open_return"] == 0
+    assert found["fdvl_return_0.6"] == found["fdvl_return"] == 0.75 and found["fdvl_astray"] == 0.5
+    assert found["xql_astray"] == 0 and found["xql_open_astray"] == 1
+
+
+def test_arms_of_the_offline_shelf_are_settings_that_its_runner_takes():
+    from runners.offline import OfflineConfig
+
+    for options in offline_shelf.arms().values():
+        if options.get("algo") == "recoil":
+            options["demos"] = ["pendulum_good"]
+        config = OfflineConfig(["pendulum"], **options)
+        assert len(config.arms) == 1

@@ -155,6 +155,33 @@ def test_a_data_set_of_minari_is_what_was_collected(env_id, tmp_path, monkeypatc
         named.transitions()
 
 
+def test_a_file_of_ogbench_keeps_an_action_for_every_observation_but_the_last(tmp_path):
+    """Two trajectories of three and two rows, and one that the file cuts short."""
+    obs = np.arange(14, dtype=np.float32).reshape(7, 2)
+    action, terminals = np.linspace(-1, 1, 7, dtype=np.float32)[:, None], np.array([0, 0, 1, 0, 1, 0, 0], np.float32)
+    place = tmp_path / "cube-single-play-v0.npz"
+    np.savez_compressed(place, observations=obs, actions=action, terminals=terminals, qpos=np.zeros((7, 3)))
+    found = read(place)
+    batch, kept = found.transitions(), np.array([0, 1, 3, 5])
+    np.testing.assert_array_equal(batch.obs, obs[kept])
+    np.testing.assert_array_equal(batch.next_obs, obs[kept + 1])
+    np.testing.assert_array_equal(batch.action, action[kept])
+    assert batch.truncated.tolist() == [False, True, True, True] and not batch.terminated.any()
+    assert batch.step.tolist() == [0, 1, 0, 0] and not batch.reward.any() and "has no rewards" in found.notes[0]
+    pixels, whole = np.zeros((7, 4, 4, 3), np.uint8), np.arange(7)
+    np.savez(place, observations=pixels, actions=whole, terminals=terminals, rewards=np.arange(7.0))
+    batch = read(place).transitions()
+    assert batch.obs.shape == (4, 3, 4, 4) and batch.action.tolist() == batch.reward.tolist() == [0, 1, 3, 5]
+    np.savez(place, observations=obs, actions=action[:5], terminals=terminals)
+    with pytest.raises(ValueError, match=r"v0.npz has rows of .*'actions': 5.*; OGBench's files have as many"):
+        read(place)
+    torn = place.read_bytes()[:-40]
+    for content in (torn, b"no archive", b""):
+        place.write_bytes(content)
+        with pytest.raises(ValueError, match=r"v0.npz cannot be read \(.*\); fetch it again"):
+            read(place)
+
+
 @pytest.mark.parametrize(("algorithm", "env_id"), [("SAC", "Pendulum-v1"), ("DQN", "CartPole-v1")])
 def test_a_replay_buffer_of_sb3_holds_the_actions_that_were_taken_oldest_first(algorithm, env_id):
     import stable_baselines3

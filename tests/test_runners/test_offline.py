@@ -60,6 +60,33 @@ def config(**changes):
     return OfflineConfig(**{**options, **changes})
 
 
+def record_of(env_id, steps=20):
+    from envs.make import make
+    from envs.recording import record
+
+    env = make(env_id)
+    batch = record(env, None, steps, seed=0)
+    env.close()
+    return batch
+
+
+MODEL = {
+    "members": 2,
+    "model_hidden": [32],
+    "net_arch": [32],
+    "model_every": 40,
+    "batch_size": 64,
+    "learning_rate": 3e-3,
+}
+PLAIN = {"judge": "none", "steps": 200}
+ALGORITHMS = {
+    "cpl": {"agent_options": {**FAST, "alpha": 1.0}},
+    "cpl_kl": {"agent_options": {**FAST, "alpha": 1.0}},
+    "recoil": {"agent_options": FAST, "demos": ["good"]},
+    "dyna": {"agent_options": MODEL, **PLAIN},
+}
+
+
 @pytest.mark.nightly
 def test_a_policy_learned_from_comparisons_does_as_well_as_one_that_was_told_the_rewards(recorded):
     found = run(config(), recorded)
@@ -143,6 +170,66 @@ def test_values_out_of_range_are_refused(capsys):
         with pytest.raises(ValueError, match=words):
             config(**changes)
     assert main(["judge=scripted"]) == 2 and "data= is missing; give recordings" in capsys.readouterr().err
+
+
+def test_every_algorithm_has_its_arms_and_refuses_the_others():
+    assert config(algo="dyna", judge="none").arms == ["true", "cloning"]
+    assert config(algo="cpl").arms == ["preferences", "cloning"] and config(algo="cloning").arms == ["cloning"]
+    assert config(algo="recoil", demos=["pendulum_good"]).arms == ["demos", "cloning"]
+    for changes, words in [
+        (
+            {"algo": "cpl", "arms": ["true"]},
+            r"arms=true does not go with algo=cpl and judge=scripted; give preferences or",
+        ),
+        ({"judge": "none", "arms": ["preferences"]}, r"arms=preferences .* judge=none; give true or cloning"),
+        ({"algo": "recoil"}, r"demos=\[\] does not go with algo=recoil; .* as in demos=pendulum_good"),
+        ({"demos": ["a"]}, r"demos=\[a\] does not go with algo=iql"),
+    ]:
+        with pytest.raises(UsageError, match=words):
+            config(**changes)
+
+
+@pytest.mark.parametrize("algo", ["cpl", "cpl_kl", "recoil", pytest.param("dyna", marks=pytest.mark.nightly)])
+def test_every_algorithm_obeys_where_cloning_does_not(algo, recorded, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save("good", recorded[recorded.reward > 0][:100], {"env": "Obey-v0"})
+    found = run(config(algo=algo, **ALGORITHMS[algo]), recorded)
+    returns = {name: scores["task_return"] for name, scores in found["arms"].items()}
+    assert returns.pop(next(iter(returns))) > 6.5 and (algo == "recoil" or returns["cloning"] < 6)
+
+
+def test_what_nothing_can_be_learned_from_is_a_sentence(recorded, tmp_path):
+    nothing = recorded.replace(reward=np.zeros(800, np.float32))
+    same = recorded.replace(obs=np.zeros((800, 2), np.float32), next_obs=np.zeros((800, 2), np.float32))
+    for batch, words in [
+        (nothing, r"every reward of data=x is 0 and no episode terminates, so that all policies are as good"),
+        (same.replace(action=np.zeros(800, int)), r"data=x holds 800 transitions, all of them alike"),
+        (recorded.replace(valid=np.zeros(800, bool)), r"data=x holds 0 transitions"),
+        (recorded.replace(obs=recorded.obs * np.nan), r"data=x: 1600 numbers are NaN or infinite"),
+        (recorded.replace(action=recorded.action + 1), r"data=x: the actions recorded, .* are not those of Obey-v0"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            run(config(), batch)
+    with pytest.raises(UsageError, match=r"option=agent.betta is unknown; did you mean agent.beta"):
+        run(config(arms=["true"], agent_options={"betta": 1}), recorded)
+    save(tmp_path / "whole", recorded, {"env": "Obey-v0"})
+    (tmp_path / "half").write_bytes((tmp_path / "whole").read_bytes()[:20_000])
+    with pytest.raises(ValueError, match=r"half is no recording"):
+        run(config(data=[f"{tmp_path}/half"], arms=["cloning"]))
+    wide = record_of("Pendulum-v1")
+    with pytest.raises(ValueError, match=r"data=x: 20 of 20 actions, 9 to 9, are outside Box\(-2.0, 2.0"):
+        run(config(env="Pendulum-v1"), wide.replace(action=np.full_like(wide.action, 9)))
+
+
+def test_files_of_ogbench_are_read_and_say_no_environment(tmp_path, capsys):
+    batch = record_of("Pendulum-v1")
+    ends = np.arange(20) % 10 == 9
+    np.savez(tmp_path / "a.npz", observations=batch.obs, actions=batch.action, terminals=ends)
+    line = [f"data={tmp_path}/a.npz", "algo=cloning", "steps=5", "episodes=1", "agent.net_arch=[8]"]
+    assert main(line) == 2 and "a.npz does not say where to evaluate" in capsys.readouterr().err
+    assert main([*line, "env=Pendulum-v1"]) == 0
+    printed = capsys.readouterr().out
+    assert "has no rewards: they are 0" in printed and "the data" in printed
 
 
 def test_a_reward_of_histories_scores_a_recording_along_its_episodes(recorded):

@@ -1,0 +1,87 @@
+"""ReCOIL: imitate a few demonstrations with the help of any other recording, without rewards or a discriminator.
+
+Values are high along the demonstrations and fall with the steps that lead there, so that actions of the recording which
+lead there are imitated, too. Cloning them alone knows nothing beside them, and cloning everything the average.
+
+Source: Sikchi et al. 2023, "Dual RL: Unification and New Methods for Reinforcement and Imitation Learning", arXiv
+2302.08560, and the authors' code. They differ; both are here, with t = 2 / (1 - gamma):
+
+    form=code   half (Q - t)^2 on demonstrations, half (Q - y)^2 on everything; y = -2 + gamma V(s'), at an end -t
+    form=paper  mixture (E_all[Q(s, pi)] - E_demos[Q(s, a)]) + E_mix[(gamma V(s') - Q(s, a))^2] / 4
+
+V is an implicit maximum over recorded actions, in `code` of everything; the policy is IQL's, on all rows.
+Differences from the source: the demonstrations are among everything, so that values spread from where both meet; values
+are in units of 1 / (1 - gamma) unless `normalize_reward` is off (the code's 200 is that of 0.99); Q(s, pi) is that of
+one sampled action.
+When it fails: a recording that shares no states with the demonstrations; demonstrations of several ways at once;
+`paper` asks Q about actions that nothing was recorded of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from agents.iql import IQL, IQLConfig, Q, run
+from envs.settings import setting
+
+
+@dataclass
+class ReCOILConfig(IQLConfig):
+    """Settings of `ReCOIL`: those of `IQL`, and the form."""
+
+    gamma: float = setting(0.99, "discount", above=0, below=1)
+    batch_size: int = setting(256, "transitions a step, half of them demonstrations", low=2)
+    value_loss: str = "gumbel"
+    normalize_reward: bool = setting(True, "whether values are in units of 1 / (1 - gamma)")
+    form: str = setting("code", "as the authors' code has it, or their paper", choices=("code", "paper"))
+    mixture: float = setting(0.5, "of paper: share of demonstrations", above=0, below=1)
+
+
+class ReCOIL(IQL):
+    """`IQL` whose signal is 1 where a transition is a demonstration, else 0."""
+
+    Config = ReCOILConfig
+    learns_from = "demonstrations"
+
+    def _units(self, worth: np.ndarray) -> np.ndarray:
+        demos = np.flatnonzero(worth)
+        if not 0 < len(demos) < len(worth):
+            raise ValueError(
+                f"{len(demos)} of {len(worth)} transitions are demonstrations; ReCOIL needs some, and some others"
+            )
+        self._kinds = [torch.from_numpy(rows).to(self.device) for rows in (np.arange(len(worth)), demos)]
+        return worth
+
+    def _draw(self, steps: int) -> Tensor:
+        """As many of everything, first, as of the demonstrations."""
+        shape = (steps, self.config.batch_size // 2)
+        place: Any = {"generator": self._generator, "device": self.device}
+        return torch.cat([kind[torch.randint(len(kind), shape, **place)] for kind in self._kinds], 1)
+
+    def _value_loss(self, gap: Tensor) -> Tensor:
+        return super()._value_loss(gap[: len(gap) // 2] if self.config.form == "code" else gap)
+
+    def _q_loss(
+        self, q: Tensor, signal: Tensor, continues: Tensor, next_value: Tensor, obs: Tensor, policy: Tensor
+    ) -> Tensor:
+        config, net = self.config, self.net
+        demo = torch.arange(len(obs), device=obs.device)[:, None] >= len(obs) // 2  # as drawn
+        unit = 1 - config.gamma if config.normalize_reward else 1.0
+        if config.form == "code":
+            top = 2 * unit / (1 - config.gamma)
+            following = continues * next_value - (1 - continues) * top
+            target = torch.where(demo, top, config.gamma * following - 2 * unit)
+            return (q - target).square().mean((1, 2)).sum()
+        with torch.no_grad():
+            chosen = self._chosen(net.policy(policy), False)
+            action = one_hot(chosen, policy.shape[1]).to(obs) if self.discrete else chosen.clamp(-1, 1)
+        own = net.q(run(net.layers(Q), net.inputs(obs, action, Q)), action)
+        share = 2 * torch.where(demo, config.mixture, 1 - config.mixture)  # of a half
+        error = share * (config.gamma * continues * next_value - q).square() / 4
+        return (2 * unit * config.mixture * torch.where(demo, -q, own) + error).mean((1, 2)).sum()
