@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,14 +32,6 @@ from envs.transitions import Transitions
 
 FEW = 10  # comparisons held out; fewer say nothing about when to stop
 EVERY = 50  # steps between two looks at them
-
-
-class Comparisons(NamedTuple):
-    """Pairs of segments, and what a judge said."""
-
-    first: Transitions  # (L, M)
-    second: Transitions  # (L, M)
-    label: np.ndarray  # (M,), the chance that the second is better
 
 
 @dataclass
@@ -68,7 +60,10 @@ def cpl_loss(first: Tensor, second: Tensor, label: Tensor, bias: float) -> Tenso
 
 
 class CPL(IQL):
-    """The policy of an `IQL`, from `Comparisons`; log pi(a | s) of a Box is -|a - mean|^2, as in the authors' code."""
+    """The policy of an `IQL`; its signal: first and second segments (L, M), and how likely the second is better (M,).
+
+    log pi(a | s) of a Box is -|a - mean|^2, as in the authors' code.
+    """
 
     Config = CPLConfig
 
@@ -129,11 +124,11 @@ class CPL(IQL):
 
     def _table(self, data: Transitions, signal: Any) -> Tensor:
         rows = super()._table(data, None)
-        if not isinstance(signal, Comparisons) or not len(signal.label) or (signal.label == 0.5).all():
+        if signal is None or (signal[2] == 0.5).all():
             raise ValueError("CPL learns from comparisons that say which segment is better; give it some")
         seen = np.stack([self.encoding.vector(side.obs, leading=2) for side in signal[:2]])  # (2, L, M, D)
         done = np.stack([self.encoding.encode(side.action) for side in signal[:2]])
         obs, self._action = (torch.from_numpy(x).to(self.device).movedim(2, 0) for x in (seen, done))
         self._obs = self.net.whitened(obs)  # (M, 2, L, D)
-        self._label = torch.tensor(signal.label, dtype=torch.float32, device=self.device)
+        self._label = torch.tensor(signal[2], dtype=torch.float32, device=self.device)
         return rows

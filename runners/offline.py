@@ -36,9 +36,9 @@ from runners.run.config import UsageError, unknown
 from runners.run.trust import require, saved_keys
 
 if TYPE_CHECKING:
-    from agents.cpl import Comparisons
     from envs.transitions import Transitions
     from rewards.preference.bradley_terry import BradleyTerry
+    from rewards.preference.sessions import Asked
 
 ARMS = ("preferences", "true", "cloning")
 
@@ -137,6 +137,7 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
         model = build(algo, config, spaces, data, signal)
         metrics = model.learn(config.steps)
         learned[arm] = metrics if isinstance(metrics, dict) else {}  # dyna's are in its log
+        labels |= {key: value for key, value in learned[arm].items() if key == "accuracy"}  # of cpl
         if arm == config.arms[0] and config.out:
             Path(config.out).parent.mkdir(parents=True, exist_ok=True)
             model.save(config.out)
@@ -255,10 +256,8 @@ def labelled(
 
 def compared(
     config: OfflineConfig, batch: Transitions, observation_space: Space, action_space: Space
-) -> tuple[Comparisons, dict[str, float], list[str]]:
+) -> tuple[Asked, dict[str, float], list[str]]:
     """The judge's answers themselves, about the segments that `labelled` asks about, metrics, and sentences."""
-    from agents.cpl import Comparisons
-
     reward, batch = judged(config, batch, observation_space, action_space)
     reward.segments.add(batch)
     if len(reward.segments) < 2:
@@ -266,7 +265,7 @@ def compared(
     pairs, metrics = reward.compared(config.queries)
     if pairs is None or (pairs[2] == 0.5).all():
         raise UsageError(f"the judge {config.judge} preferred nothing: {' '.join(reward.notes())}")
-    return Comparisons(*pairs), metrics | {"labels": float(len(pairs[2]))}, reward.notes()
+    return pairs, metrics | {"labels": float(len(pairs[2]))}, reward.notes()
 
 
 def report(config: OfflineConfig) -> None:

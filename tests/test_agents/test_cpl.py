@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_iql import LINE, STICK, line
 
-from agents.cpl import CPL, Comparisons, CPLConfig, cpl_loss
+from agents.cpl import CPL, CPLConfig, cpl_loss
 from agents.iql import IQL, IQLConfig
 
 FAST = {"net_arch": [16], "learning_rate": 1e-2, "alpha": 1.0}
@@ -28,7 +28,7 @@ def compared(count=400, length=3, right=1.0):
     segments = data.map(lambda x: x.reshape(length, count, *x.shape[1:]))
     first, second = (segments[:, rows] for rows in np.random.default_rng(1).integers(count, size=(2, count)))
     label = (second.reward.sum(0) > first.reward.sum(0)).astype(np.float32)
-    return data, Comparisons(first, second, label)
+    return data, (first, second, label)
 
 
 def towards(model):
@@ -53,14 +53,14 @@ def test_beside_the_cloned_policy_comparisons_begin_as_coin_flips():
     model = CPL(CPLConfig(kl=True, **FAST), LINE, STICK, data, pairs)
     model._before = model._sums(slice(None)).detach()
     assert model._loss(slice(None)).item() == pytest.approx(math.log(2))
-    probable = -(((model.predict(pairs.second.obs[0])[0] - pairs.second.action[0]) / 2) ** 2)  # in [-1, 1]
+    probable = -(((model.predict(pairs[1].obs[0])[0] - pairs[1].action[0]) / 2) ** 2)  # in [-1, 1]
     first_step = model._log_prob(model._obs[:, 1, 0], model._action[:, 1, 0]).detach().numpy()
     np.testing.assert_allclose(first_step, probable, atol=1e-5)
 
 
 def test_what_it_cannot_use_is_refused(tmp_path):
     data, pairs = compared(20)
-    for wrong in (None, pairs._replace(label=np.full(20, 0.5))):
+    for wrong in (None, (*pairs[:2], np.full(20, 0.5))):
         with pytest.raises(ValueError, match=r"CPL learns from comparisons that say which segment is better"):
             CPL(CPLConfig(), LINE, STICK, data, wrong)
     with pytest.raises(ValueError, match=r"agent.bias=0.0 is out of range; give a number in \(0, 1\]"):
