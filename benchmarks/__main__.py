@@ -58,6 +58,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "wheel": ("benchmarks.checks.wheel:run", "users"),
     "users": ("benchmarks.users:run", "users"),
     "features": ("benchmarks.features:run", "users"),
+    "effects": ("benchmarks.effects:run", "effects"),
     "house": ("benchmarks.house:run", "house"),
     "house-tests": ("benchmarks.house:run_tests", "house"),
 }

@@ -12,6 +12,7 @@
     shares: {key: [of, low, high]}  (of - low) / (high - low) of the figures of these keys; [of, high]: of / high;
                                     [of]: that figure under another name; [least, ...], [most, ...] of figures and of
                                     shares above; [gap, ...]: the most that one of them lacks to 1
+    system, verdict                 which system's effect it shows, and when it does: see effects.py
     recorded: why                   it cannot be run; its results are those of 0.1.0
 
 `reward.*.x` is the option x of every reward but the task's. A task, an arm or a cell may also set `seeds` (0: not run),
@@ -115,6 +116,8 @@ class Study:
     columns: dict[str, str] = field(default_factory=dict)
     figures: dict[str, str] = field(default_factory=dict)
     shares: dict[str, list[str]] = field(default_factory=dict)
+    system: str = ""
+    verdict: dict[str, list[Any]] = field(default_factory=dict)
     recorded: str = ""
 
     @classmethod

@@ -22,6 +22,7 @@ from gymnasium.envs.registration import registry
 
 import agents
 import rewards
+from benchmarks.effects import VERDICTS, effects
 from envs.family import families
 from envs.settings import described
 from runners.cli import presets, verbs
@@ -57,6 +58,7 @@ def write(folder: Path) -> None:
     made["commands"][1]["presets"] = presets_page()
     folder.mkdir(parents=True)
     (folder / "features.md").write_text(features_page())
+    (folder / "effects.md").write_text(effects_page())
     for part, (title, pages) in made.items():
         (folder / part).mkdir(parents=True)
         for name, (_, text) in pages.items():
@@ -169,6 +171,23 @@ def results_page(path: Path) -> tuple[str, str]:
         f"| figure | value |\n|---|---|\n{rows}",
     ]
     return f"{len(found['figures'])} figures, {found['date']}", page(path.stem, parts)
+
+
+def effects_page() -> str:
+    """Every system's claim, figures and verdict, the decided ones first."""
+    found = sorted(effects(), key=lambda effect: VERDICTS.index(effect.verdict.partition(" (")[0]))
+    parts = [
+        "What each system claims and what was measured. The conditions of a verdict were written down before the first "
+        "run; less than five seeds show nothing. Values are interquartile means over seeds, with intervals of "
+        "95 %. `python -m benchmarks NAME` runs a row again; hours are those of one core.",
+        "| system | claim | verdict | figures | seeds | hours | command |\n|---|---|---|---|---|---|---|",
+    ]
+    for effect in found:
+        values = "<br>".join(f"`{key}` {value:.3g}{effect.interval(key)}" for key, value in effect.figures.items())
+        cells = [prose(effect.system), prose(effect.claim), f"**{effect.verdict}**", values, str(effect.seeds or "")]
+        cells += [f"{effect.hours:.1f}" if effect.hours else "", f"`benchmarks {effect.name}`"]
+        parts[-1] += "\n| " + " | ".join(cell.strip() for cell in cells) + " |"
+    return page("Effects", parts)
 
 
 def features_page() -> str:
