@@ -26,6 +26,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "ppo": ("benchmarks.speed.ppo:run", "ppo"),
     "peers": ("benchmarks.peers.peers:run", "ppo"),
     "imitation": ("benchmarks.peers.imitation:run", "rewards2"),
+    "trees-speed": ("benchmarks.peers.trees:run", "agents2"),
     "exploration-speed": ("benchmarks.speed.exploration:run", "exploration"),
     "pseudo_counts": ("benchmarks.checks.pseudo_counts:run", "exploration"),
     "highway-speed": ("benchmarks.speed.highway:run", "vision"),

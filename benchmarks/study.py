@@ -10,8 +10,8 @@
     figures: {key: column}          of every cell, as in "{task}_{arm}": IQM over seeds with its interval, or
                                     "STATISTIC column"; the column `score` is the task's
     shares: {key: [of, low, high]}  (of - low) / (high - low) of the figures of these keys; [of, high]: of / high;
-                                    [of]: that figure under another name; [least, ...], [most, ...] of figures and of
-                                    shares above; [gap, ...]: the most that one of them lacks to 1
+                                    [of]: that figure under another name; [least, ...], [most, ...], [mean, ...] of
+                                    figures and of shares above; [gap, ...]: the most that one of them lacks to 1
     system, verdict                 which system's effect it shows, and when it does: see effects.py
     recorded: why                   it cannot be run; its results are those of 0.1.0
 
@@ -63,6 +63,7 @@ STATISTICS: dict[str, Callable[[list[float]], Any]] = {
 }
 EXTREMES: dict[str, Callable[[list[float]], float]] = {
     "least": min,
+    "mean": lambda values: float(np.mean(values)),
     "most": max,
     "gap": lambda values: 1 - min(values),
 }

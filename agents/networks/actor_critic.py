@@ -312,6 +312,15 @@ class ActorCritic(nn.Module):
         """Those that an action depends on: all but the values' own."""
         return [x for name, x in self.named_parameters() if not name.startswith("vf")]
 
+    def values_from(self, weights: Mapping[str, Tensor], places: Sequence[int | None]) -> dict[str, Tensor]:
+        """Weights of the K values out of another policy's `weights`: of its value in places[k], or those of now."""
+        heads = {key: x.clone() for key, x in self.state_dict().items() if key.startswith("vf_head.")}
+        for key, rows in heads.items():
+            for row, place in enumerate(places):
+                if place is not None:
+                    rows[row] = weights[key][place]
+        return heads
+
     def features(self, vector: Tensor, pixels: dict[str, Tensor]) -> Tensor:
         """Normalised flat part and convolved images, (B, F)."""
         if self.normalize_obs:
@@ -453,7 +462,7 @@ class Flat(Stateful):
     @classmethod
     def over(cls, parameters: list[nn.Parameter]) -> Flat:
         """Of a module, whose parameters become views in this order; whatever writes into one writes into the other."""
-        flat = cls(torch.cat([p.detach().reshape(-1) for p in parameters]))
+        flat = cls(torch.cat([p.detach().reshape(-1) for p in parameters] or [torch.zeros(0)]))
         begin = 0
         for p in parameters:
             end = begin + p.numel()

@@ -28,10 +28,12 @@ from torch import Tensor
 
 from agents.base import BaseAgent, Episodes, OnStep, TaskScorer, has_reset
 from agents.networks.actor_critic import Actions, ActorCritic, Flat, Glyphs, Inputs, masked
+from agents.networks.trees import TreePolicy
 from agents.ppo import credit
 from agents.ppo.balance import Balance
 from agents.ppo.blend import Blend
 from agents.ppo.config import PPOConfig
+from agents.ppo.trees import TreesUpdate
 from agents.ppo.update import Batch, NumpyUpdate, TorchUpdate, advantages, alignment, epochs, metrics, sequences
 from envs.masks import allows, checked
 from envs.state import Stateful
@@ -88,15 +90,19 @@ class PPO(BaseAgent):
         inputs, actions = Inputs(self.observation_space), Actions(self.action_space)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            trunk = Glyphs(self.observation_space) if config.net == "glyphs" else None
-            self.policy = ActorCritic(
-                inputs, actions, list(config.net_arch), len(streams), config.gru, config.normalize_obs, trunk
-            ).to(self.device)
+            if config.net == "trees":
+                self.policy: ActorCritic = TreePolicy(inputs, actions, len(streams), config.tree_depth)
+            else:
+                trunk = Glyphs(self.observation_space) if config.net == "glyphs" else None
+                sizes = (list(config.net_arch), len(streams), config.gru, config.normalize_obs)
+                self.policy = ActorCritic(inputs, actions, *sizes, trunk)
+            self.policy.to(self.device)
         self.flat = Flat.over(self.policy.ordered())
         on_device = getattr(getattr(envs, "arrays", None), "is_torch", False)
         fast = config.path == "auto" and not on_device and self.device.type == "cpu" and self.policy.is_mlp
         self.autograd = TorchUpdate(self.policy, self.flat, config)
-        self.learner: Any = NumpyUpdate(self.policy, self.flat, config) if fast else self.autograd
+        kind = TreesUpdate if config.net == "trees" else NumpyUpdate if fast else None
+        self.learner: Any = kind(self.policy, self.flat, config) if kind else self.autograd  # type: ignore[arg-type]
         self.few, self.every = config.rows_a_gradient(envs.num_envs, len(streams))
         self.balance = Balance(config, list(self.streams)) if config.balance != "none" else None
         blend = Blend(config, self.streams, seed, self.device)
@@ -125,12 +131,9 @@ class PPO(BaseAgent):
         before, now = state.get("streams"), list(self.scorer.streams)
         if before is None or before == now:
             return weights
-        heads = {key: x.clone() for key, x in self.policy.state_dict().items() if key.startswith("vf_head.")}
-        for key, rows in heads.items():
-            for row, name in enumerate(self.streams if self.config.streams == "separate" else ()):
-                if name in before:
-                    rows[row] = weights[key][before.index(name)]
-        return {**weights, **heads}
+        known = before if self.config.streams == "separate" else []
+        places = [known.index(name) if name in known else None for name in self.streams]
+        return {**weights, **self.policy.values_from(weights, places)}
 
     def begin_rollout(self) -> None:
         if self.collector.begin():

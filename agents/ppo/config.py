@@ -66,8 +66,15 @@ class PPOConfig(Settings):
     )
     blend_rate: float = setting(0.2, "of learned weights: a rollout's step of softplus^-1, at most", above=0, high=10)
     net: str = setting(
-        "mlp", "what reads flat observations; glyphs: those with declared parts (NetHack)", choices=("mlp", "glyphs")
+        "mlp",
+        "what reads flat observations; glyphs: those with declared parts (NetHack); trees: boosted trees instead of a "
+        "network, one more a minibatch, so take large ones, as batch_size=512",
+        choices=("mlp", "glyphs", "trees"),
     )
+    tree_depth: int = setting(4, "questions a tree asks", low=1, high=10)
+    tree_bins: int = setting(32, "thresholds an input may be compared with, and 1 [256]", low=2, high=1024)
+    tree_rate: float = setting(0.1, "share of the gradient that a tree adds to the policy's outputs", above=0, high=10)
+    tree_value_rate: float = setting(0.02, "the same of the values", above=0, high=1)
     masks: bool = setting(True, "choose among the actions that the environment's mask allows, where it gives one")
     path: str = setting(
         "auto", "update in NumPy where the network allows it, or by torch's autograd", choices=("auto", "eager")
@@ -87,6 +94,11 @@ class PPOConfig(Settings):
             self.gru and self.blend == "implicit",
             "agent.blend=implicit needs second derivatives, which agent.gru={gru} lacks; take aligned or search",
         )
+        for name, value in (("gru", self.gru), ("normalize_obs", self.normalize_obs), ("blend", self.blend != "none")):
+            self.refuse_if(
+                value and self.net == "trees",
+                f"agent.{name}={{{name}}} is for networks, and agent.net={{net}} has no use for it; leave one out",
+            )
 
     def rows_a_batch(self, n_envs: int) -> int:
         """Rows of a minibatch; for a recurrent policy, sequences. A ValueError where a rollout does not divide."""

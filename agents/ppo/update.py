@@ -227,7 +227,7 @@ class TorchUpdate:
             assert hidden is not None
             starts = torch.zeros(1, len(features), dtype=torch.bool, device=self.device)
             features = self.net.unroll(features[None], hidden, starts)[0][0]
-        return self.net.vf_head(self.net.vf(features)).cpu().numpy()
+        return self.net.heads(features)[1].cpu().numpy()
 
     @torch.no_grad()
     def evaluate(self, vector: Any, pixels: Any, action: Any, mask: Any = None) -> tuple[np.ndarray, np.ndarray]:
@@ -264,8 +264,11 @@ class TorchUpdate:
                     "approx_kl": float((ratio - 1 - (log_prob - old)).mean()),
                     "clip_fraction": float(((ratio - 1).abs() > clip).float().mean()),
                 }
-        self.flat.step(self.learning_rate, self.config.max_grad_norm)
+        self._descend()
         return measured
+
+    def _descend(self) -> None:
+        self.flat.step(self.learning_rate, self.config.max_grad_norm)
 
     def scored(self, batch: Batch, rows: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities (B,), functions of the weights; those when acting, (B,); advantages (B, K), centred.
@@ -286,10 +289,13 @@ class TorchUpdate:
 
     def _flat_rows(self, batch: Batch, rows: Any) -> tuple[Tensor, ...]:
         index = rows if isinstance(rows, slice) else self.tensor(rows)
-        vector, pixels = self._rows(batch.vector, batch.pixels)
-        outputs, values = self.net(vector[index], {key: image[index] for key, image in pixels.items()})
+        outputs, values = self._outputs(batch, index)
         outputs = masked(outputs, None if batch.mask is None else self.tensor(batch.mask)[index])
         return outputs, values, self.tensor(batch.action)[index], self.tensor(batch.numbers)[index]
+
+    def _outputs(self, batch: Batch, index: Any) -> tuple[Tensor, Tensor]:
+        vector, pixels = self._rows(batch.vector, batch.pixels)
+        return self.net(vector[index], {key: image[index] for key, image in pixels.items()})
 
     def _sequences(self, batch: Batch, columns: Any) -> tuple[Tensor, ...]:
         index = self.tensor(columns)

@@ -130,7 +130,7 @@ def moment(played: PlayedRows, row: int, later: int, numbers: dict[str, float], 
 
 
 def of_policy(seen: PolicyView, played: PlayedRows, env: Any, seed: int) -> dict[str, Any]:
-    """What it reads, most first, and the tree that imitates it; empty where there is none."""
+    """What it reads, most first, what its own trees ask about, and the tree that imitates it; empty for none."""
     from gymnasium import spaces
 
     from agents.networks.actor_critic import Inputs
@@ -146,6 +146,8 @@ def of_policy(seen: PolicyView, played: PlayedRows, env: Any, seed: int) -> dict
         moved = reading.saliency(seen, *played.at(drawn), parts, seed)
         order = np.argsort(-moved, kind="stable")
         reads = [{"part": parts[i].label, "moved": float(moved[i]), "cell": parts[i].cell} for i in order]
+    entries = list(names) if len(names) == inputs.size else [f"entry {i}" for i in range(inputs.size)]
+    splits = reading.splits(model, entries)
     if signals and not 0 < inputs.size <= ENTRIES:  # what the state was when it acted
         read, names = np.asarray(batch.obs_signals), signals
     else:
@@ -154,7 +156,7 @@ def of_policy(seen: PolicyView, played: PlayedRows, env: Any, seed: int) -> dict
     actions = np.asarray(batch.action) if seen.blind else seen.choices(batch.obs, played.memory)
     discrete, rows = not isinstance(model.action_space, spaces.Box), actions.reshape(len(actions), -1)
     tree = reading.imitate(read, listed, rows, played.episode, discrete, meanings(env)) if read.shape[1] else None
-    return {"reads": reads, "tree": tree}
+    return {"reads": reads, "splits": splits, "tree": tree}
 
 
 def meanings(env: Any) -> list[str]:

@@ -61,6 +61,9 @@ def lines(found: Found) -> list[str]:
     text += ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
     if found["reads"]:
         text.append("reads: " + ", ".join(f"{each['part']} {each['moved']:.2f}" for each in found["reads"][:6]))
+    if splits := found["splits"]:
+        asked = ", ".join(f"{each['part']} {each['shares'][0]:.2f}" for each in splits["parts"][:6])
+        text.append(f"its {splits['count']:,} trees ask about: {asked}")
     if found["tree"]:
         text += [fidelity(found["tree"]), *(f"  {line}" for line in found["tree"]["rules"])]
     return [*text, *(f"left out: {sentence}" for sentence in found["left_out"])]

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from agents.networks.trees import Trees
 from envs.types import Obs
 from runners.explain.measures import SIDE
 from runners.explain.policy import PolicyView
@@ -71,6 +72,23 @@ def saliency(view: PolicyView, obs: Obs, memory: Any, parts: list[Hidden], seed:
             given = {**obs, part.key: shaped} if isinstance(obs, dict) else shaped
             found[number] += view.moved(obs, given, memory).mean() / REPEATS
     return found
+
+
+def splits(model: Any, names: list[str]) -> dict[str, Any]:
+    """What the questions of a policy of boosted trees are about; nothing of another policy.
+
+    Returns their `count`, `of` what they are (the policy, the value of each stream), and `parts`: each entry of the
+    observation with its shares of the gain of all questions, one for each of these, what the policy asks about first.
+    """
+    trees = getattr(model.policy, "trunk", None)
+    if not isinstance(trees, Trees):
+        return {}
+    gain, outputs = trees.importance.cpu().double().numpy(), model.policy.actions.outputs
+    gain = np.c_[gain[:, :outputs].sum(1), gain[:, outputs:]]
+    shares = gain / np.maximum(gain.sum(0), 1e-12)
+    order = [i for i in np.argsort(-shares[:, 0], kind="stable") if shares[i].any()]
+    parts = [{"part": names[i], "shares": shares[i].tolist()} for i in order]
+    return {"count": len(trees.leaf), "of": ["policy", *(f"value of {name}" for name in model.streams)], "parts": parts}
 
 
 def imitate(

@@ -53,6 +53,8 @@ def _ppo(model: PPO) -> Policy:
     net, inputs = model.policy, model.policy.inputs
     if net.gru is not None:
         raise NoForm("agent=ppo with agent.gru acts by a GRU's memory, not by the observation alone")
+    if model.config.net == "trees":
+        raise NoForm("agent.net=trees has no exported form")
     parts, begin = [], 0
     join: list[nn.Module] = []
     if net.trunk is not None:

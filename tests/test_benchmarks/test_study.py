@@ -40,7 +40,7 @@ LARGE = ("exploration", "captions")  # studies whose command lines take seconds 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.nightly] * (n in LARGE)) for n in study.names()])
 def test_every_run_of_a_study_is_a_command_line_that_can_be_read(name, tmp_path):
     found = Study.read(name)
-    collected = ("foundation", "ppo", "exploration", "vision", "language", "model_based", "rewards2")
+    collected = ("foundation", "ppo", "exploration", "vision", "language", "model_based", "rewards2", "agents2")
     assert found.claim and len(found.claim) <= 110 and found.collected in collected
     assert bool(found.recorded) != bool(found.tasks and found.figures)
     jobs = study.jobs_of(found, tmp_path, [])

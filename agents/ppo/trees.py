@@ -1,0 +1,60 @@
+"""The update of PPO for boosted trees: where a network makes a step of Adam, the ensemble gets a tree.
+
+Each minibatch takes the gradient of PPO's loss at the outputs F of its rows, times the number of rows, because the loss
+is their mean; a tree is fitted to it and subtracted, at one rate for the policy's outputs and another for the values. F
+of all rows of the rollout is kept, so that a tree is evaluated once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agents.networks.actor_critic import Flat
+from agents.networks.trees import Bins, Tree, TreePolicy, fit
+from agents.ppo.config import PPOConfig
+from agents.ppo.update import Batch, TorchUpdate
+
+
+class TreesUpdate(TorchUpdate):
+    """Acts and evaluates as `TorchUpdate`; Adam moves nothing but the deviation of a Gaussian, if there is one."""
+
+    net: TreePolicy
+
+    def __init__(self, net: TreePolicy, flat: Flat, config: PPOConfig) -> None:
+        super().__init__(net, flat, config)
+        outputs, values = net.actions.outputs, net.trunk.width - net.actions.outputs
+        self.rates = np.array([config.tree_rate] * outputs + [config.tree_value_rate] * values, np.float32)
+
+    def begin_update(self, batch: Batch) -> Batch:
+        """The batch with the numbers of its rows where its observations are."""
+        vector = self.tensor(batch.vector)
+        self.vector = vector.cpu().numpy()
+        self.bins, self.grown = Bins.of(self.vector, self.config.tree_bins), list[Tree]()
+        with torch.no_grad():
+            self.outputs = self.net.trunk(vector)
+        return dataclasses.replace(batch, vector=np.arange(len(vector))[:, None])
+
+    def end_update(self) -> None:
+        """The trees of this update become part of the policy."""
+        self.net.trunk.grow(self.grown)
+
+    def _outputs(self, batch: Batch, index: Any) -> tuple[Tensor, Tensor]:
+        self.taken = self.tensor(batch.vector)[index, 0]
+        self.given = self.outputs[self.taken].requires_grad_()
+        return self.net.heads(self.given)
+
+    def _descend(self) -> None:
+        if self.net.log_std is not None:
+            super()._descend()
+        assert self.given.grad is not None
+        gradient = (self.given.grad * len(self.given)).cpu().numpy()
+        bins = self.bins._replace(place=self.bins.place[self.taken.cpu().numpy()])
+        tree, share = fit(bins, gradient, self.config.tree_depth), self.learning_rate / self.config.learning_rate
+        tree = tree._replace(leaf=-np.float32(share) * self.rates * tree.leaf)
+        self.outputs += self.tensor(tree.at(self.vector))
+        self.grown.append(tree)
