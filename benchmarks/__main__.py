@@ -45,6 +45,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "outage": ("tests.faults.outage:run", "language"),
     "model_based": ("benchmarks.speed.model_based:run", "model_based"),
     "circle": ("benchmarks.checks.circle:run", "rewards2"),
+    "resip": ("benchmarks.checks.resip:run", "agents2"),
     "oracle": ("benchmarks.checks.oracle:run", "model_based"),
     "mutants": ("benchmarks.checks.mutants:run", "repairs"),
     "repairs": ("benchmarks.checks.repairs:run", "repairs"),

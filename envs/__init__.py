@@ -9,6 +9,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+policy_loader = ""  # "module:function" by which a text names a policy, see `envs.residual`; set where one can be loaded
+
 # id -> entry point, steps until truncation, constructor arguments
 _TASKS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "CartPoleUpright-v0": ("envs.classic.tasks:CartPoleUpright", 200, {}),
@@ -25,6 +27,7 @@ _TASKS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "Carla-v0": ("envs.driving.carla:Carla", None, {}),
     "DeepSea-v0": ("envs.exploration.family:DeepSea", None, {}),
     "PointMaze-v0": ("envs.exploration.family:PointMaze", 50, {}),
+    "Peg-v0": ("envs.exploration.peg:Peg", 60, {}),
     "NetHackScore-v0": ("envs.nethack.tasks:Score", 5000, {}),
     "NetHackOracle-v0": ("envs.nethack.tasks:Oracle", 5000, {}),
     "NetHackOracleSober-v0": ("envs.nethack.tasks:Oracle", 5000, {"sober": True}),

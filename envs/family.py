@@ -104,7 +104,7 @@ class Family:
 
 FILES = (
     *("classic.family", "mujoco.family", "minigrid.family", "nethack.family", "driving.family", "driving.carla"),
-    *("exploration.family", "exploration.factored", "crafter.family", "exploration.probe"),
+    *("exploration.family", "exploration.factored", "exploration.peg", "crafter.family", "exploration.probe"),
 )
 OTHER = Family("other", "any other Gymnasium id, or module:Id-v0", ids=(), knows=lambda spec: True)
 

@@ -1,6 +1,6 @@
 """An id becomes a ready environment.
 
-    gymnasium.make -> what the family repairs -> its observation adapter -> what disturbs -> (ActionMask)
+    gymnasium.make -> what the family repairs -> its observation adapter -> what disturbs -> (Residual) -> (ActionMask)
         -> EpisodeStatistics -> Journal -> (StartCurriculum) -> Observer
 
 `make` takes any Gymnasium id, ours, or `module:Id-v0`, which imports `module` first. `make_vec` makes n of them,
@@ -31,13 +31,14 @@ from envs.batched import PROGRAMS
 from envs.family import Goal, entry, families, family_of
 from envs.mujoco.sparse import warn_if_sparse
 from envs.observations import plain_actions
+from envs.residual import Residual, ResidualVector
 from envs.transitions import Ends
 from envs.vector.in_process import InProcess, all_or_none
 from envs.vector.workers import Workers
 from envs.wrappers import EpisodeStatistics, Journal, Observer, disturb
 
 BACKENDS = ("auto", "gym", "workers", "batched", "sync", "async", "vector_entry_point")
-DISTURBANCES = ("sticky", "noisy_tv", "episodic_reward")
+DISTURBANCES = ("sticky", "noisy_tv", "episodic_reward", "base", "base_scale")
 OWNERS = {"ALE/": "ale_py", "MiniHack-": "minihack"}  # how ids begin -> the package to name before them
 MODALITY_OPTIONS = ("frame_size", "text", "signals")
 
@@ -55,6 +56,8 @@ def make(
     sticky: float | None = None,
     noisy_tv: str | None = None,
     episodic_reward: bool = False,
+    base: Any = None,
+    base_scale: float = 0.1,
     starts: str = "",
     **kwargs: Any,
 ) -> gym.Env:
@@ -72,6 +75,7 @@ def make(
         sticky: probability in [0, 1) that the previous action is repeated instead; see `envs.wrappers`.
         noisy_tv: "always" or "on_demand", noise in the observation; see `envs.wrappers`.
         episodic_reward: whether an episode's reward comes in one sum at its end; see `envs.wrappers`.
+        base, base_scale: a frozen policy to whose actions these are added, times the scale; see `envs.residual`.
         starts: where episodes begin, see `envs.snapshots.curriculum`; "" for the environment's own starts.
         **kwargs: options of the family's adapter (see its file); the rest goes to the environment.
 
@@ -112,6 +116,7 @@ def make(
         if adapt:
             env = plain_actions(family.adapt(env, **options))
         env = disturb(env, sticky=sticky, noisy_tv=noisy_tv, episodic_reward=episodic_reward)
+        env = env if base is None else Residual(env, base, base_scale)
         env = Journal(EpisodeStatistics(env))
         if starts:
             from envs.snapshots.curriculum import starting
@@ -189,6 +194,11 @@ def make_vec(
     off = (("text", False), ("signals", False), ("episodic_reward", False))
     kwargs = {key: value for key, value in kwargs.items() if value is not None and (key, value) not in off}
     same_step = autoreset_mode == AutoresetMode.SAME_STEP
+    if "base" in kwargs and same_step and wrap is None:  # asked for all environments at once
+        base, scale = kwargs.pop("base"), kwargs.pop("base_scale", 0.1)
+        plain = {"seed": seed, "backend": backend, "processes": processes, "workers": workers, **kwargs}
+        with all_or_none([lambda: make_vec(env_id, n, **plain)]) as (vector,):
+            return ResidualVector(vector(), base, scale)
     if backend == "auto":
         common = {"max_episode_steps", "array", "device"}
         batched = wrap is None and env_id in PROGRAMS and set(kwargs) <= _supported(env_id) | common
@@ -292,15 +302,15 @@ def termination(env_id: str, **options: Any) -> Ends | None:
     """Which transitions terminate, as a function of (obs, action, next_obs); None where these do not determine it.
 
     The rules are the simulators' own, with their limits as `options`, those that `make` is given, say; what changes
-    observations (a `noisy_tv`) makes the result None. The function takes arrays (B, D), (B, A), (B, D), NumPy's or
-    torch's, and returns bool (B,). Observations are float32 and simulators compute in float64, so a state within a
-    rounding of a limit may fall on its other side.
+    observations (a `noisy_tv`) or actions (a `base`) makes the result None. The function takes arrays (B, D), (B, A),
+    (B, D), NumPy's or torch's, and returns bool (B,). Observations are float32 and simulators compute in float64, so a
+    state within a rounding of a limit may fall on its other side.
 
     Raises:
         ValueError: if the id is unknown.
     """
     spec = spec_of(env_id)
-    if options.pop("noisy_tv", None) is not None:
+    if options.pop("noisy_tv", None) is not None or options.pop("base", None) is not None:
         return None
     return family_of(spec).terminates(dataclasses.replace(spec, kwargs={**spec.kwargs, **options}))
 
@@ -390,7 +400,7 @@ def options(env_id: str) -> dict[str, inspect.Parameter]:
 
     Example:
         >>> sorted(options("Pendulum-v1"))[:2]
-        ['episodic_reward', 'g']
+        ['base', 'base_scale']
     """
     spec, ours = spec_of(env_id), _parameters(make)
     family, reserved = family_of(spec), ours | _parameters(make_vec)

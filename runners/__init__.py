@@ -22,3 +22,7 @@ if sys.argv[:1] == ["-m"]:  # a command, not an import
     if sentence := name_collision():
         print(f"error: {sentence}", file=sys.stderr)
         raise SystemExit(2)
+
+import envs
+
+envs.policy_loader = "runners.run.policies:load"

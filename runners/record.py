@@ -2,6 +2,7 @@
 
     python -m runners.record env=Pendulum-v1 policy=random steps=5000 out=random.safetensors
     python -m runners.record policy=runs/Pendulum-v1/sac-task/20261121-120000-s0 steps=5000 out=good.safetensors
+    python -m runners.record env=lodestar/Peg-v0 policy=my_file:script noise=0.2 out=demos.safetensors
     python -m runners.record from=D4RL/pen/human-v2 out=pen.safetensors            Minari's, by name or folder
     python -m runners.record from=pusht frames=64 out=pusht.safetensors            a folder in LeRobot's format
     python -m runners.record from=replay.pkl env=Pendulum-v1 trust=true            Stable-Baselines3's replay buffer
@@ -31,6 +32,7 @@ from runners.cli.command import Command
 from runners.evaluate import Scores, policy
 from runners.run.build import load_run
 from runners.run.config import UsageError
+from runners.run.policies import load
 
 STEPS = 10_000
 
@@ -45,7 +47,7 @@ class RecordConfig(Settings):
     )
     env: str = setting("", "any id; that of the run, or of the data set, by default")
     env_options: dict[str, Any] = setting({}, "options of the environment, as in env.sticky=0.25")
-    policy: str = setting("random", "random, or a run's folder")
+    policy: str = setting("random", "random, a run's folder; for env=, a policy's file or my_file:function, too")
     steps: int | None = setting(None, "transitions; 10,000 of a policy, all of others", low=1)
     noise: float = setting(0.0, "share of the steps at which a random action replaces the policy's", low=0, high=1)
     frames: int = setting(0, "side of the frames to keep, pixels; 0 for none", low=0)
@@ -80,14 +82,18 @@ def record(config: RecordConfig) -> dict[str, Any]:
         return write(config, *imported(config.from_, config.env, config.env_options, trust=config.trust, **source))
     from envs.make import make
 
-    options, env_id, model = dict(config.env_options), config.env, None
-    if config.policy != "random":
+    options, env_id = dict(config.env_options), config.env
+    model: Any = None
+    named = config.policy != "random"
+    if named and (not env_id or Path(config.policy).is_dir()):
         run, model, *_ = load_run(Path(config.policy), config.trust)
         env_id = env_id or run.env
         options = {"max_episode_steps": run.max_episode_steps, **run.env_options, **options}
     modalities: dict[str, Any] = {"frame_size": config.frames or None, "text": config.text, "signals": config.signals}
     with closing(make(env_id, **{key: value for key, value in modalities.items() if value}, **options)) as env:
         env.action_space.seed(config.seed)
+        if named and model is None:
+            model = load(config.policy, env.observation_space, env.action_space)
         act = None if model is None else acting(model, env.action_space, config.noise, config.seed)
         batch = recorded(env, act, config.steps or STEPS, config.seed)
         signals = list(family_of(env.spec).signals(env.spec)) if config.signals and env.spec else []

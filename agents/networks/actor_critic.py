@@ -265,6 +265,7 @@ class ActorCritic(nn.Module):
         gru: units of a recurrent layer in front of both networks; 0 for none.
         normalize_obs: whether the flat part is centred, divided by its standard deviation, and cut at `CLIP`.
         trunk: what the flat part goes through first, for both networks; has a `width`. None for nothing.
+        zero_last, log_std: whether the policy's outputs begin at exactly 0; where a Gaussian's log-deviations begin.
     """
 
     obs_mean: Tensor
@@ -279,6 +280,8 @@ class ActorCritic(nn.Module):
         gru: int = 0,
         normalize_obs: bool = False,
         trunk: Any = None,
+        zero_last: bool = False,
+        log_std: float = 0.0,
     ) -> None:
         super().__init__()
         self.inputs, self.actions, self.normalize_obs, self.trunk = inputs, actions, normalize_obs, trunk
@@ -291,9 +294,9 @@ class ActorCritic(nn.Module):
             width = gru
         self.pi, self.vf = _hidden(width, net_arch), _hidden(width, net_arch)
         last = net_arch[-1] if net_arch else width
-        self.pi_head = linear(last, actions.outputs, 0.01)
+        self.pi_head = linear(last, actions.outputs, 0.0 if zero_last else 0.01)
         self.vf_head = linear(last, streams, 1.0)
-        self.log_std = nn.Parameter(torch.zeros(actions.outputs)) if actions.gaussian else None
+        self.log_std = nn.Parameter(torch.full((actions.outputs,), float(log_std))) if actions.gaussian else None
         self.register_buffer("obs_mean", torch.zeros(inputs.size))
         self.register_buffer("obs_scale", torch.ones(inputs.size))  # multiplies: 1 / standard deviation
 

@@ -95,7 +95,7 @@ class PPO(BaseAgent):
             else:
                 trunk = Glyphs(self.observation_space) if config.net == "glyphs" else None
                 sizes = (list(config.net_arch), len(streams), config.gru, config.normalize_obs)
-                self.policy = ActorCritic(inputs, actions, *sizes, trunk)
+                self.policy = ActorCritic(inputs, actions, *sizes, trunk, config.zero_last, config.log_std)
             self.policy.to(self.device)
         self.flat = Flat.over(self.policy.ordered())
         on_device = getattr(getattr(envs, "arrays", None), "is_torch", False)

@@ -65,6 +65,10 @@ class PPOConfig(Settings):
         choices=("none", "aligned", "implicit", "search"),
     )
     blend_rate: float = setting(0.2, "of learned weights: a rollout's step of softplus^-1, at most", above=0, high=10)
+    zero_last: bool = setting(
+        False, "whether the policy begins at action 0: a residual begins as its base (`env.base`)"
+    )
+    log_std: float = setting(0.0, "where log-deviations of a Gaussian policy begin", low=-10, high=2)
     net: str = setting(
         "mlp",
         "what reads flat observations; glyphs: those with declared parts (NetHack); trees: boosted trees instead of a "

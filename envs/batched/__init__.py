@@ -38,6 +38,7 @@ _GRIDS = {
 _NETHACK = ("NetHackScore-v0", *(f"lodestar/NetHack{name}-v0" for name in ("Score", "Oracle", "OracleSober")))
 _ROOMS = Program("envs.batched.exploration:BatchedNoisyRooms", _names("rooms noise bits code dense_size"))
 _SEA = Program("envs.batched.exploration:BatchedDeepSea", _names("size stochastic mapping_seed"))
+_PEG = Program("envs.batched.exploration:BatchedPeg", _names("eps"))
 _GRID = Program("envs.batched.minigrid:BatchedMiniGrid", modalities=_names("text"))
 _ROAD = Program("envs.batched.highway.env:BatchedHighway", _names("config"), _names("frame_size signals"))
 _GAME = Program(
@@ -58,6 +59,7 @@ PROGRAMS: dict[str, Program] = {
     **{f"MiniGrid-{name}{size}": _GRID for name, sizes in _GRIDS.items() for size in sizes.split()},
     "lodestar/NoisyRooms-v0": _ROOMS,
     "lodestar/DeepSea-v0": _SEA,
+    "lodestar/Peg-v0": _PEG,
     **dict.fromkeys(("highway-v0", "highway-fast-v0"), _ROAD),
     **dict.fromkeys((*_NETHACK, "lodestar/NetHackStaircase3-v0", "lodestar/NetHackStaircase4-v0"), _GAME),
 }

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from envs.batched.base import BatchedEnv, Step
+from envs.exploration import peg
 from envs.exploration.family import PERIOD, START, STAY, first_noise, next_noise
 from envs.types import Array
 
@@ -140,3 +141,19 @@ class BatchedDeepSea(BatchedCells):
 
     def _success(self, terminated: Array) -> Array:
         return self._treasure
+
+
+class BatchedPeg(BatchedEnv):
+    """`envs.exploration.peg.Peg`; `state` holds `pose` and `hole`, float32 (N, 3)."""
+
+    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+        return dict(zip(("pose", "hole"), peg.begin(rng, count)))
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        pose = self.state["pose"]
+        pose[...] = peg.moved(self.xp, pose, self.state["hole"], actions, self.world.eps)
+        inside = pose[:, 1] <= -peg.DEPTH
+        return 1.0 * inside, inside
+
+    def _observe(self, state: dict[str, Array], out: Array) -> None:
+        out[...] = peg.observed(self.xp, state["pose"], state["hole"])

@@ -71,6 +71,7 @@ TAGS: dict[str, str] = {
     "stream/<name>/share": "of the stream among those that agent.balance adds up, as unit gradients, 0 to 1",
     "stream/<name>/weight": "of a stream with weight=learned",
     "env/restarts": "worker processes replaced so far, written when one was",
+    "residual/clipped": "share of steps at which base and residual together left the range of actions (env.base)",
     "<name>/<metric>": "what a reward reports about its own learning, explained in its file",
     "train/<metric>": "losses and schedules of the agent, as Stable-Baselines3 names them",
     "time/fps": "environment steps per second since the start of this process",
@@ -207,6 +208,9 @@ class Saver(BaseCallback):
         self._logged = self.model.num_timesteps
         if hasattr(self.driver, "before_log"):
             self.driver.before_log()
+        venv: Any = self.training_env
+        for tag, value in venv.measured().items() if hasattr(venv, "measured") else ():
+            self.logger.record(tag, value)
         if hasattr(self.model, "start_time"):  # Stable-Baselines3 reads a clock that may be set meanwhile
             self.model.start_time = time.time_ns() - (time.monotonic_ns() - self._started)
         self.model.dump_logs()  # type: ignore[attr-defined]

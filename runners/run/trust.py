@@ -28,7 +28,7 @@ PLACES = ("root", "run_dir")  # where a run is written to
 SENTENCES = ("goal", "baseline", "negative", "describe")  # options that are words for a model, not names
 WRITTEN = re.compile(r"cache|cached|transcript|answers|\w*dir")  # options that name what is written
 READ = re.compile(
-    r"model|weights|demos|goals|others|references_from|data|code|rulebook|\w*file|\w*path"
+    r"base|model|weights|demos|goals|others|references_from|data|code|rulebook|\w*file|\w*path"
 )  # and what is read, where it exists
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 JOINTS = re.compile(r"[.:/\\\0]")  # what joins the parts of a module's name, of a path, of an address
@@ -69,7 +69,7 @@ def saved_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
 def admit(arguments: Iterable[str]) -> None:
     """Let what a command line names, as in `env=my_file:Id`, be found in the working directory, behind all else."""
     for key, _, text in (argument.partition("=") for argument in arguments):
-        if key.split(".")[0] in ("env", "reward", "agent") and JOINTS.search(text) and not _is_number(text):
+        if key.split(".")[0] in ("env", "reward", "agent", "policy") and JOINTS.search(text) and not _is_number(text):
             _search_here()
 
 

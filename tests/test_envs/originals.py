@@ -4,7 +4,7 @@ import numpy as np
 from minigrid.core.constants import COLOR_TO_IDX
 
 from envs.batched.classic import BatchedClassic
-from envs.batched.exploration import BatchedCells
+from envs.batched.exploration import BatchedCells, BatchedPeg
 from envs.batched.highway.env import DELTAS, BatchedHighway
 from envs.batched.minigrid import code
 
@@ -24,7 +24,7 @@ def read(env, original):
     inner = original.unwrapped
     if isinstance(env, BatchedClassic):
         return {"x": np.asarray(inner.state, env.DTYPE)}
-    if isinstance(env, BatchedCells):
+    if isinstance(env, BatchedCells | BatchedPeg):
         return {name: getattr(inner, name) for name in env.state}
     return traffic(inner) if isinstance(env, BatchedHighway) else level(env, original)
 

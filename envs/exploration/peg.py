@@ -1,0 +1,114 @@
+"""A task of precision: put a peg into a hole that is hardly wider, `lodestar/Peg-v0`.
+
+Source: what ResiP is about (Ankile et al. 2024, arXiv 2407.16677: assembly by a cloned policy that is right but for the
+last millimetres), reduced to a plane: cloning comes near the hole, sparse rewards alone never find it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envs.exploration.family import AGENT, FLOOR, WALL, CellWorld, enlarged
+from envs.family import Family, entry, simulator
+from envs.types import Array, EnvStep
+
+SPEED = 0.05  # of the peg, at an action of 1
+DEPTH = 0.1  # at which it is in
+FREE = 0.1  # height above the surface that the demonstrator aligns at
+
+
+class Peg(CellWorld):
+    """A peg in a plane, with place and angle, above a surface with a hole in it, which lies anywhere at any angle.
+
+    Observation, float32 (6,): x, y and angle of the peg's tip and of the hole's mouth. Action: the peg's velocity, (3,)
+    in [-1, 1]. Contact: nothing gets below the surface unless it is within `eps` of the hole's middle and of its angle;
+    the peg slides along it, and between the walls of the hole. The reward is 1 at the end, which is 0.1 deep in the
+    hole; 60 steps are given.
+    """
+
+    STATE = ("pose", "hole")
+
+    def __init__(self, eps: float = 0.02, render_mode: str | None = None) -> None:
+        if not 0 < eps <= 1:
+            raise ValueError(f"eps={eps} is out of range; give half the play of the hole, such as 0.02")
+        self._setup(render_mode, 6, 1)
+        self.eps, self.cell = eps, None
+        self.observation_space = spaces.Box(-2.0, 2.0, (6,), np.float32)
+        self.action_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+        self.pose, self.hole = np.zeros(3, np.float32), np.zeros(3, np.float32)
+
+    def _begin(self) -> None:
+        self.pose, self.hole = (part[0] for part in begin(self.np_random, 1))
+
+    def step(self, action: Any) -> EnvStep:
+        self.pose = moved(np, self.pose, self.hole, np.asarray(action, np.float32), self.eps)
+        inside = bool(self.pose[1] <= -DEPTH)
+        return self._obs(), float(inside), inside, False, {}
+
+    def _obs(self) -> np.ndarray:
+        return observed(np, self.pose, self.hole)
+
+    def _picture(self) -> np.ndarray:
+        """The surface, the hole, and the last third of the peg."""
+        across = np.linspace(-1.2, 1.2, 25, dtype=np.float32)
+        x, y = np.meshgrid(across, -across)
+        (u, v), (tip_x, tip_y, angle) = turned(np, x - self.hole[0], y - self.hole[1], -self.hole[2]), self._obs()[:3]
+        side, up = turned(np, x - tip_x, y - tip_y, -angle)
+        plan = np.where(((v > 0) | (np.abs(u) < 0.08))[..., None], FLOOR, WALL).astype(np.uint8)
+        plan[(np.abs(side) < 0.08) & (up > -0.05) & (up < 0.4)] = AGENT
+        return enlarged(plan)
+
+
+def begin(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Poses of pegs as the holes see them (beside, above, turned) and of holes (x, y, angle); float32 (count, 3)."""
+    low, high = np.array([[-0.5, 0.3, -0.5], [-0.5, -0.5, -0.5]]), np.array([[0.5, 0.8, 0.5], [0.5, 0.5, 0.5]])
+    both = rng.uniform(low, high, (count, 2, 3)).astype(np.float32)
+    return both[:, 0], both[:, 1]
+
+
+def turned(xp: Any, x: Array, y: Array, angle: Array) -> tuple[Array, Array]:
+    """The vector (x, y), turned by an angle."""
+    cos, sin = xp.cos(angle), xp.sin(angle)
+    return cos * x - sin * y, sin * x + cos * y
+
+
+def moved(xp: Any, pose: Array, hole: Array, action: Array, eps: float) -> Array:
+    """The pose (..., 3) after a step, as the hole sees it; all are arrays of `xp`, NumPy or torch."""
+    velocity = SPEED * xp.clip(action, -1, 1)
+    right, up = turned(xp, velocity[..., 0], velocity[..., 1], -hole[..., 2])
+    beside, above = xp.clip(pose[..., 0] + right, -1, 1), xp.clip(pose[..., 1] + up, -1, 1)
+    angle, inside = xp.clip(pose[..., 2] + velocity[..., 2], -1, 1), pose[..., 1] < 0
+    beside, angle = (xp.where(inside, xp.clip(x, -eps, eps), x) for x in (beside, angle))
+    fits = (abs(beside) <= eps) & (abs(angle) <= eps)
+    return xp.stack([beside, xp.where(fits, above, xp.clip(above, 0, 1)), angle], -1)
+
+
+def observed(xp: Any, pose: Array, hole: Array) -> Array:
+    """What is seen of a pose (..., 3) and a hole (..., 3): (..., 6), in the plane."""
+    x, y = turned(xp, pose[..., 0], pose[..., 1], hole[..., 2])
+    tip = xp.stack([hole[..., 0] + x, hole[..., 1] + y, hole[..., 2] + pose[..., 2]], -1)
+    return xp.concatenate([tip, hole], -1)
+
+
+def demonstrator(obs: np.ndarray) -> np.ndarray:
+    """A script that knows the way: align above the hole, then go down; float32 (N, 6) -> (N, 3)."""
+    hole = obs[..., 3:]
+    beside, above = turned(np, obs[..., 0] - hole[..., 0], obs[..., 1] - hole[..., 1], -hole[..., 2])
+    angle = obs[..., 2] - hole[..., 2]
+    aligned = (np.abs(beside) < 0.005) & (np.abs(angle) < 0.005)
+    right, up = (np.clip(x / SPEED, -1, 1) for x in (-beside, np.where(aligned, -1, FREE - above)))
+    x, y = turned(np, right, up, hole[..., 2])
+    return np.clip(np.stack([x, y, -angle / SPEED], -1), -1, 1).astype(np.float32)
+
+
+FAMILY = Family(
+    name="precision",
+    description="a peg and a hole that is hardly wider",
+    ids=("lodestar/Peg-v0",),
+    knows=lambda spec: entry(spec).startswith("envs.exploration.peg:"),
+    aim=lambda spec: "put the peg into the hole",
+    success=lambda env, total, terminated, info: bool(simulator(env).pose[1] <= -DEPTH),
+)

@@ -1,0 +1,75 @@
+"""A policy by a text, for `env.base=` and `runners.record policy=`.
+
+runs/Pendulum-v1/sac-task/...   a run's folder, or an exported one
+cloned.safetensors              what `runners.offline out=` wrote
+model.zip                       Stable-Baselines3's: its weights are read, nothing that is pickled in it is executed
+my_file:function                observations (N, D) -> actions (N, A)
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from gymnasium import Space
+from gymnasium.envs.registration import load_env_creator
+
+from envs.residual import Script
+from runners.run.build import load_run
+from runners.run.config import UsageError
+
+OFFLINE = {"Cloning": "agents.cloning:Cloning", "IQL": "agents.iql:IQL"}  # whose files hold a policy alone
+SB3 = {"common": "ActorCriticPolicy", "sac": "SACPolicy", "td3": "TD3Policy", "dqn": "DQNPolicy"}  # by package
+
+
+def load(source: str, observation_space: Space, action_space: Space) -> Any:
+    """What `source` names, with Stable-Baselines3's `predict`, for these spaces; on the CPU.
+
+    Raises:
+        UsageError: if it names no policy of a kind that is read.
+        ValueError: if it is for other spaces.
+    """
+    path, both = Path(source), (observation_space, action_space)
+    if (path / "config.yaml").is_file():
+        return load_run(path).model
+    if path.suffix == ".zip" and path.is_file():
+        return _from_zip(path, *both)
+    if path.suffix == ".safetensors" and path.is_file():
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as file:
+            kind = (file.metadata() or {}).get("agent", "")
+        if kind not in OFFLINE:
+            raise UsageError(f"{path} holds no policy of {', '.join(OFFLINE)} (but {kind!r}); give its run's folder")
+        agent: Any = load_env_creator(OFFLINE[kind])
+        return agent.load(str(path), *both)
+    try:
+        return Script(load_env_creator(source), action_space)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"{source} is no policy ({error}); give a run's folder, a *.safetensors of runners.offline, a *.zip of "
+            "Stable-Baselines3, or my_file:function"
+        ) from None
+
+
+def _from_zip(path: Path, observation_space: Space, action_space: Space) -> Any:
+    import torch
+
+    try:
+        with zipfile.ZipFile(path) as file:
+            data = json.loads(file.read("data"))
+            weights = torch.load(io.BytesIO(file.read("policy.pth")), "cpu", weights_only=True)
+        module, options = data["policy_class"]["__module__"], data["policy_kwargs"]
+        _, package, _ = module.split(".")
+        if ":serialized:" in options:
+            raise ValueError(f"its options {', '.join(options)} are pickled")
+        kind: Any = load_env_creator(f"stable_baselines3.{package}.policies:{SB3[package]}")
+        policy = kind(observation_space, action_space, lambda _: 0.0, **options)
+        policy.load_state_dict(weights)
+    except (LookupError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        words = " ".join(str(error).split())
+        raise UsageError(f"{path} cannot be read here ({words:.300}); in Python, give make(..., base=model)") from None
+    return policy
