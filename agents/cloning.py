@@ -24,12 +24,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.networks.actor_critic import CLIP, Flat, SpaceEncoding
+from agents.iql import IQL
+from agents.networks.actor_critic import CLIP, SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.predictor import Predictor
 from envs.recording import episodes
@@ -55,96 +55,74 @@ class CloningConfig(Settings):
     net_arch: list[int] = setting([256, 256, 256], "units of the hidden layers", low=1)
 
 
-class Cloning(Predictor):
+class Cloning(IQL):
     """Imitates recorded actions; its state between calls is each row's chunk, and how many of its actions were taken.
 
-    Args:
-        observation_space: numbers, no images.
-        action_space: Discrete, or a Box with finite bounds.
-        data: a flat batch (N,) in time order; rows that are not valid are left out. None for a policy that only acts.
-        rewards: not read; other agents that learn from recordings are given some.
-
-    Raises:
-        ValueError: for a space it cannot use, for data without a valid transition, and actions outside their space.
+    Built and loaded as `IQL` is, whose signal it does not read; a ValueError also refuses actions outside their space.
     """
 
-    def __init__(
-        self,
-        config: CloningConfig,
-        observation_space: gym.Space,
-        action_space: gym.Space,
-        data: Transitions | None = None,
-        rewards: np.ndarray | None = None,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        self.config, self.observation_space, self.action_space = config, observation_space, action_space
-        self.encoding = SpaceEncoding(observation_space, action_space)
-        if self.encoding.images:
-            raise ValueError(f"cloning cannot read images, and {observation_space} has some; record states")
-        self.device = torch.device(device)
-        self._generator = torch.Generator(self.device).manual_seed(seed)
-        self.policy = (_Mixture if config.head == "mixture" else _Diffusion)(self.encoding, config, seed).to(
-            self.device
-        )
-        self._flat = Flat.over(list(self.policy.parameters()))
-        self._table = None if data is None else self._chunked(data)
+    Config = CloningConfig
 
     def learn(self, steps: int) -> dict[str, float]:
-        """Take `steps` minibatches; returns the mean loss of the last hundred."""
-        if self._table is None:
-            raise ValueError("this policy was loaded to act and has no data; build one with data to learn")
-        losses: list[Tensor] = []
-        for step in range(steps):
-            size = (self.config.batch_size,)
-            rows = torch.randint(len(self._table[0]), size, generator=self._generator, device=self.device)
-            loss = self.policy.loss(*(column[rows] for column in self._table), self._generator)
-            self._flat.grad.zero_()
-            loss.backward()
-            self._flat.step(self.config.learning_rate * (1 - step / steps), LONGEST)
-            losses = [*losses[-99:], loss.detach()]
-        return {"loss": float(torch.stack(losses).mean())}
+        """Take `steps` minibatches; returns the loss of the last one."""
+        self._step_size = steps, steps  # left, of
+        return super().learn(steps)
+
+    def _networks(self, seed: int) -> Any:
+        return (_Mixture if self.config.head == "mixture" else _Diffusion)(self.encoding, self.config, seed)
+
+    def _copied(self) -> list[Any]:
+        return []  # there is no target
+
+    def _step(self, rows: Tensor) -> dict[str, Tensor]:
+        width = self.encoding.obs_size
+        loss = self.net.loss(rows[:, :width], *rows[:, width:].chunk(2, -1), self._generator)
+        self._flat.grad.zero_()
+        loss.backward()
+        left, steps = self._step_size
+        self._flat.step(self.config.learning_rate * left / steps, LONGEST)
+        self._step_size = left - 1, steps
+        return {"loss": loss.detach()}
+
+    def predict(
+        self,
+        observation: Obs,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        mask: Any = None,
+    ) -> tuple[np.ndarray, Any]:
+        """As every `Predictor`'s, with a state."""
+        return Predictor.predict(self, observation, state, episode_start, deterministic)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
-        vector = self.policy.whitened(torch.as_tensor(self.encoding.vector(obs), device=self.device))
+        vector = self.net.whitened(torch.as_tensor(self.encoding.vector(obs), device=self.device))
         count, length = len(vector), self.config.chunk
         chunk, at = np.zeros((count, length, self.encoding.action_size), np.float32), np.full(count, length)
         if state is not None:
             chunk[:], at[:] = state["chunk"], state["at"]
         over = np.flatnonzero(starts | (at >= length))
         if len(over):
-            drawn = self.policy.draw(vector[torch.as_tensor(over)], None if deterministic else self._generator)
+            drawn = self.net.draw(vector[torch.as_tensor(over)], None if deterministic else self._generator)
             chunk[over], at[over] = drawn.cpu().numpy().reshape(len(over), length, -1), 0
         return self.encoding.decode(chunk[np.arange(count), at]), {"chunk": chunk, "at": at + 1}
 
-    @classmethod
-    def load(
-        cls, path: str, observation_space: gym.Space, action_space: gym.Space, *, seed: int = 0, device: str = "cpu"
-    ) -> Cloning:
-        """Read a policy back; a file of another kind of agent, or for other spaces, raises a ValueError."""
-        both = (observation_space, action_space)
-        return cls._from_file(path, lambda c: cls(CloningConfig(**c), *both, seed=seed, device=device), "these spaces")[
-            0
-        ]
-
-    def _chunked(self, data: Transitions) -> list[Tensor]:
+    def _table(self, data: Transitions, signal: Any) -> Tensor:
         """Whitened observations (M, D), the chunks that followed (M, H * A), and 1 for actions of the same episode."""
         data = data[np.asarray(data.valid, bool)]
         if not data.shape[0]:
             raise ValueError("the data has no valid transition; give a recording")
-        obs, action = self.encoding.vector(data.obs), self.encoding.encode(data.action)
-        if not (np.isfinite(obs).all() and (most := np.abs(action).max()) < 1.001):
-            what = f"actions at {most:.3g} times the bounds of {self.action_space}" if np.isfinite(obs).all() else "NaN"
-            raise ValueError(f"the data has {what}; record it in this environment")
+        obs, action = torch.tensor(self.encoding.vector(data.obs)), self.encoding.encode(data.action)
+        if not (most := np.abs(action).max()) < 1.001:
+            raise ValueError(f"the data has actions at {most:.3g} times the bounds of {self.action_space}")
         last = np.concatenate([np.full(rows.stop - rows.start, rows.stop - 1) for rows in episodes(data)])[:, None]
         rows = np.arange(len(obs))[:, None] + np.arange(self.config.chunk)
-        counts = np.repeat(rows <= last, action.shape[1], axis=1).astype(np.float32)
+        counts = np.repeat(rows <= last, action.shape[1], axis=1)
         chunks = action[np.minimum(rows, last)].reshape(len(obs), -1)
-        vector, *others = (torch.as_tensor(x, device=self.device) for x in (obs, chunks, counts))
-        self.policy.mean.copy_(vector.mean(0))
-        self.policy.std.copy_(vector.std(0, correction=0).clamp(min=1e-3))
-        return [self.policy.whitened(vector), *others]
+        self.net.mean.copy_(obs.mean(0))
+        self.net.std.copy_(obs.std(0, correction=0).clamp(min=1e-3))
+        both = torch.as_tensor(np.concatenate([chunks, counts], -1, dtype=np.float32), device=self.device)
+        return torch.cat([self.net.whitened(obs.to(self.device)), both], -1)
 
 
 class _Head(nn.Module):

@@ -148,7 +148,7 @@ class IQL(Predictor):
         self._generator = torch.Generator(self.device).manual_seed(seed)
         with torch.random.fork_rng(devices=[]):  # torch draws initial weights from its global generator
             torch.default_generator.manual_seed(seed)
-            self.net = _Networks(self.encoding, config.net_arch).to(self.device)
+            self.net = self._networks(seed).to(self.device)
         self.policy = self.net
         self._flat = Flat.over([p for p in self.net.parameters() if p.requires_grad])
         self._target = self._copied()
@@ -161,7 +161,9 @@ class IQL(Predictor):
             FloatingPointError: if the networks diverge.
         """
         if self._rows is None:
-            raise ValueError("this IQL was loaded to act and has no data; build one with data to learn")
+            raise ValueError(
+                f"this {type(self).__name__} was loaded to act and has no data; build one with data to learn"
+            )
         metrics: dict[str, Tensor] = {}
         for step in range(steps):
             if step % AHEAD == 0:
@@ -248,6 +250,9 @@ class IQL(Predictor):
     ) -> Tensor:
         """Of the values (2, B, 1) of recorded actions, from that of what followed (B, 1); equation 6, of both."""
         return (q - (signal + self.config.gamma * continues * next_value)).square().mean((1, 2)).sum()
+
+    def _networks(self, seed: int) -> Any:
+        return _Networks(self.encoding, self.config.net_arch)
 
     def _copied(self) -> list[tuple[Tensor, Tensor]]:
         return [(weight.detach().clone(), bias.detach().clone()) for weight, bias in self.net.layers(Q)]

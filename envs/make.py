@@ -194,11 +194,15 @@ def make_vec(
     off = (("text", False), ("signals", False), ("episodic_reward", False))
     kwargs = {key: value for key, value in kwargs.items() if value is not None and (key, value) not in off}
     same_step = autoreset_mode == AutoresetMode.SAME_STEP
-    if "base" in kwargs and same_step and wrap is None:  # asked for all environments at once
+    if "base" in kwargs and same_step and wrap is None and backend not in ("sync", "async", "vector_entry_point"):
         base, scale = kwargs.pop("base"), kwargs.pop("base_scale", 0.1)
-        plain = {"seed": seed, "backend": backend, "processes": processes, "workers": workers, **kwargs}
-        with all_or_none([lambda: make_vec(env_id, n, **plain)]) as (vector,):
-            return ResidualVector(vector(), base, scale)
+        own: Any = {"seed": seed, "backend": backend, "processes": processes, "workers": workers, **kwargs}
+        vector = make_vec(env_id, n, **own)
+        try:
+            return ResidualVector(vector, base, scale)
+        except BaseException:
+            vector.close()
+            raise
     if backend == "auto":
         common = {"max_episode_steps", "array", "device"}
         batched = wrap is None and env_id in PROGRAMS and set(kwargs) <= _supported(env_id) | common

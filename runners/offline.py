@@ -57,8 +57,9 @@ ALGOS = {
     "recoil": Algo("agents.recoil:ReCOIL", ("demos", "cloning")),
     "cpl": Algo("agents.cpl:CPL", ("preferences", "cloning")),
     "cpl_kl": Algo("agents.cpl:CPL", ("preferences", "cloning"), {"kl": True}),
-    "cloning": Algo("agents.iql:IQL", ("cloning",), {"beta": 0.0}),  # which ignores rewards
+    "cloning": Algo("agents.cloning:Cloning", ("cloning",)),
 }
+BESIDE = Algo("agents.iql:IQL", ("cloning",), {"beta": 0.0})  # cloning as an arm of the others; it ignores rewards
 
 
 @dataclass
@@ -129,7 +130,8 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     notes = list(meta.get("notes", ()))
     columns, learned = dict[str, dict[str, Any]](), dict[str, dict[str, float]]()
     for arm in config.arms:
-        algo, signal = ALGOS["cloning" if arm == "cloning" else config.algo], is_demo if arm == "demos" else None
+        algo = BESIDE if arm == "cloning" != config.algo else ALGOS[config.algo]
+        signal = is_demo if arm == "demos" else None
         if arm == "preferences":
             ask: Any = compared if config.algo.startswith("cpl") else labelled
             signal, labels, said = ask(config, batch, *spaces)

@@ -50,12 +50,12 @@ def arms() -> dict[str, dict[str, Any]]:
         for place, strength in enumerate(strengths):
             own = {"agent_options": {**AGENT, **options, key: strength}, "arms": ["true"]}
             found[name if place == DEFAULT else f"{name}_{strength:g}"] = own
-    found["cloning"] = {"algo": "cloning", "agent_options": AGENT}
+    found["cloning"] = {"arms": ["cloning"], "agent_options": AGENT}
     for form in ("code", "paper"):
         given = {"algo": "recoil", "agent_options": {**AGENT, "form": form}, "arms": ["demos"]}
         found["recoil" if form == "code" else "recoil_paper"] = given
     found["cloning_union"] = {"algo": "recoil", "agent_options": AGENT, "arms": ["cloning"]}
-    found["cloning_one"] = {"algo": "cloning", "agent_options": AGENT}
+    found["cloning_one"] = {"arms": ["cloning"], "agent_options": AGENT}
     for queries in (30, 300, 3000):
         for mistakes in (0.0, 0.2):
             asked = {"queries": queries, "judge_options": {"mistakes": mistakes}, "arms": ["preferences"]}

@@ -26,7 +26,7 @@ def cloned(data, **options):
 
 def test_a_chunk_is_cut_at_the_end_of_its_episode():
     model = cloned(batch([0, 1, 2, 3, 4], [0, 0.5, 1, 1.5, 2], [3, 2]), chunk=3)
-    _, chunks, counts = model._table
+    _, chunks, counts = model._rows.split([1, 3, 3], -1)
     np.testing.assert_allclose(counts, [[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 0], [1, 0, 0]])
     np.testing.assert_allclose(
         (chunks * counts).numpy() * 2, [[0, 0.5, 1], [0.5, 1, 0], [1, 0, 0], [1.5, 2, 0], [2, 0, 0]]
@@ -102,7 +102,7 @@ def test_discrete_actions_are_imitated_and_a_file_brings_the_policy_back(tmp_pat
 
 
 def test_what_cannot_be_cloned_is_a_sentence():
-    with pytest.raises(ValueError, match="cloning cannot read images"):
+    with pytest.raises(ValueError, match="Cloning cannot read images"):
         Cloning(CloningConfig(), spaces.Box(0, 255, (3, 8, 8), np.uint8), STICK)
     with pytest.raises(ValueError, match=r"the data has actions at 2 times the bounds of Box\(-2"):
         cloned(batch([0, 0], [4, 0], [2]))
