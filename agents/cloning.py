@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from agents.iql import IQL
 from agents.networks.actor_critic import CLIP, SpaceEncoding
 from agents.networks.stacked import Stacked
-from agents.predictor import Predictor
 from envs.recording import episodes
 from envs.settings import Settings, setting
 from envs.transitions import Transitions
@@ -83,17 +82,6 @@ class Cloning(IQL):
         self._flat.step(self.config.learning_rate * left / steps, LONGEST)
         self._step_size = left - 1, steps
         return {"loss": loss.detach()}
-
-    def predict(
-        self,
-        observation: Obs,
-        state: Any = None,
-        episode_start: Any = None,
-        deterministic: bool = False,
-        mask: Any = None,
-    ) -> tuple[np.ndarray, Any]:
-        """As every `Predictor`'s, with a state."""
-        return Predictor.predict(self, observation, state, episode_start, deterministic)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         vector = self.net.whitened(torch.as_tensor(self.encoding.vector(obs), device=self.device))

@@ -179,11 +179,11 @@ class IQL(Predictor):
         episode_start: Any = None,
         deterministic: bool = True,
         mask: Any = None,
-    ) -> tuple[np.ndarray, None]:
-        """Actions for one observation or a batch (B, ...); the rest is for recurrent policies, and those with masks."""
-        return super().predict(observation, None, episode_start, deterministic)
+    ) -> tuple[np.ndarray, Any]:
+        """Actions for one observation or a batch (B, ...); the rest is for policies with a state, or masks."""
+        return super().predict(observation, state, episode_start, deterministic)
 
-    def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:
+    def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         vector = self.net.whitened(torch.as_tensor(self.encoding.vector(obs), device=self.device))
         unused = vector.new_zeros(len(vector), self.net.log_std.shape[0])
         outputs = run(self.net.layers(PI), self.net.inputs(vector, unused, PI))[0]

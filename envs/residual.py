@@ -17,6 +17,7 @@ the log) the agent acts less than it learns of. The base keeps its own clock: it
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -31,26 +32,16 @@ import envs
 from envs.types import EnvReset, EnvStep
 
 
-class Script:
+def script(act: Callable[[np.ndarray], np.ndarray], action_space: spaces.Space) -> Any:
     """A function from observations (N, D) to actions (N, A) as a policy."""
-
-    def __init__(self, act: Callable[[np.ndarray], np.ndarray], action_space: spaces.Space) -> None:
-        self.act, self.action_space = act, action_space
-
-    def predict(self, obs: np.ndarray, *_: Any, **__: Any) -> tuple[np.ndarray, None]:
-        """Actions for a batch, and no state."""
-        return np.asarray(self.act(obs)), None
+    return SimpleNamespace(predict=lambda obs, **_: (np.asarray(act(obs)), None), action_space=action_space)
 
 
 class Frozen:
     """A policy that N running episodes ask, and what it remembers of them.
 
-    Args:
-        base: has Stable-Baselines3's `predict`, or is a function of observations, or is a text that names one.
-        scale: what residuals are multiplied by, above 0.
-
-    Raises:
-        ValueError: for spaces that are not flat boxes, a base for others, a text that names none.
+    `base` has Stable-Baselines3's `predict`, is a function of observations, or is a text that names one. A ValueError
+    refuses spaces that are not flat boxes, and a base that is for others.
     """
 
     def __init__(self, base: Any, scale: float, observation_space: spaces.Space, action_space: spaces.Space) -> None:
@@ -67,7 +58,7 @@ class Frozen:
             if not envs.policy_loader:
                 raise ValueError(f"base={base} is a text, which commands alone read; give the policy, or a function")
             base = load_env_creator(envs.policy_loader)(base, *both)
-        self.policy = base if hasattr(base, "predict") else Script(base, action_space)
+        self.policy = base if hasattr(base, "predict") else script(base, action_space)
         for name, space in zip(("observation_space", "action_space"), both):
             if (own := getattr(base, name, space)).shape != space.shape:
                 raise ValueError(f"base={base} has the {name} {own}, this environment {space}; give one of its own")
@@ -115,11 +106,10 @@ class Residual(gym.Wrapper, RecordConstructorArgs):
         return self.base.see(obs[None], np.zeros(1, bool))[0], *rest
 
 
-class ResidualVector(VectorWrapper, RecordConstructorArgs):
+class ResidualVector(VectorWrapper):
     """A vector in SAME_STEP mode with a frozen policy in it, asked for all at once; its snapshots hold its memory."""
 
     def __init__(self, env: VectorEnv, base: Any, scale: float = 0.1) -> None:
-        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, base=base, scale=scale)
         super().__init__(env)
         self.base = Frozen(base, scale, env.single_observation_space, env.single_action_space)
         self.single_observation_space, self.single_action_space = self.base.observation_space, self.base.action_space
@@ -127,9 +117,10 @@ class ResidualVector(VectorWrapper, RecordConstructorArgs):
         self.action_space = batch_space(self.single_action_space, env.num_envs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        begins = np.asarray((options or {}).get("reset_mask", np.ones(self.num_envs, bool)))
+        if options:
+            raise ValueError(f"options={options} are not known beside a base; reset all environments without")
         obs, infos = self.env.reset(seed=seed, options=options)
-        return self.base.see(obs, begins), infos
+        return self.base.see(obs, np.ones(self.num_envs, bool)), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         obs, rewards, terminations, truncations, infos = self.env.step(self.base.add(np.asarray(actions)))

@@ -71,8 +71,7 @@ def begin(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]
 
 def turned(xp: Any, x: Array, y: Array, angle: Array) -> tuple[Array, Array]:
     """The vector (x, y), turned by an angle."""
-    cos, sin = xp.cos(angle), xp.sin(angle)
-    return cos * x - sin * y, sin * x + cos * y
+    return xp.cos(angle) * x - xp.sin(angle) * y, xp.sin(angle) * x + xp.cos(angle) * y
 
 
 def moved(xp: Any, pose: Array, hole: Array, action: Array, eps: float) -> Array:

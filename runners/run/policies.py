@@ -17,7 +17,7 @@ from typing import Any
 from gymnasium import Space
 from gymnasium.envs.registration import load_env_creator
 
-from envs.residual import Script
+from envs.residual import script
 from runners.run.build import load_run
 from runners.run.config import UsageError
 
@@ -26,12 +26,7 @@ SB3 = {"common": "ActorCriticPolicy", "sac": "SACPolicy", "td3": "TD3Policy", "d
 
 
 def load(source: str, observation_space: Space, action_space: Space) -> Any:
-    """What `source` names, with Stable-Baselines3's `predict`, for these spaces; on the CPU.
-
-    Raises:
-        UsageError: if it names no policy of a kind that is read.
-        ValueError: if it is for other spaces.
-    """
+    """What `source` names, with `predict`, on the CPU; a UsageError or ValueError if it is none, or of other spaces."""
     path, both = Path(source), (observation_space, action_space)
     if (path / "config.yaml").is_file():
         return load_run(path).model
@@ -47,7 +42,7 @@ def load(source: str, observation_space: Space, action_space: Space) -> Any:
         agent: Any = load_env_creator(OFFLINE[kind])
         return agent.load(str(path), *both)
     try:
-        return Script(load_env_creator(source), action_space)
+        return script(load_env_creator(source), action_space)
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(
             f"{source} is no policy ({error}); give a run's folder, a *.safetensors of runners.offline, a *.zip of "

@@ -36,22 +36,22 @@ def test_a_chunk_is_cut_at_the_end_of_its_episode():
 def test_the_loss_of_a_mixture_is_its_negative_log_likelihood_and_ignores_what_does_not_count():
     model = cloned(batch([0, 0], [0, 0], [2]), chunk=2, components=2, net_arch=[1])
     with torch.no_grad():
-        for weight in model.policy.net.stack:
+        for weight in model.net.net.stack:
             weight.zero_()
-        bias = model.policy.net.stack[-1][0, 0]  # 2 logits; each means and log-deviations of 2
+        bias = model.net.net.stack[-1][0, 0]  # 2 logits; each means and log-deviations of 2
         bias[:2], bias[6] = torch.log(torch.tensor([0.75, 0.25])), 1.0
     chunk, counts = torch.tensor([[1.0, 9.0]]), torch.tensor([[1.0, 0.0]])
-    found = model.policy.loss(torch.zeros(1, 1), chunk, counts, None)
+    found = model.net.loss(torch.zeros(1, 1), chunk, counts, None)
     assert float(found.detach()) == pytest.approx(-np.log(0.75 * np.exp(-0.5) + 0.25))
-    assert model.policy.draw(torch.zeros(1, 1), None).tolist() == [[0, 0]]  # the likelier one
+    assert model.net.draw(torch.zeros(1, 1), None).tolist() == [[0, 0]]  # the likelier one
 
 
 def test_diffusion_comes_from_any_noise_to_what_its_network_believes():
     model = cloned(batch([0, 0], [0, 0], [2]), chunk=2, head="diffusion")
-    model.policy.clean = lambda obs, noisy, kept: torch.tensor([[0.25, -0.5]]).expand(len(obs), -1)
-    drawn = model.policy.draw(torch.zeros(3, 1), torch.Generator().manual_seed(0))
+    model.net.clean = lambda obs, noisy, kept: torch.tensor([[0.25, -0.5]]).expand(len(obs), -1)
+    drawn = model.net.draw(torch.zeros(3, 1), torch.Generator().manual_seed(0))
     torch.testing.assert_close(drawn, torch.tensor([[0.25, -0.5]]).expand(3, -1))
-    kept = model.policy.kept
+    kept = model.net.kept
     assert kept[0] == 1 and kept[-1] < 0.001 and (kept.diff() < 0).all()
 
 
@@ -65,7 +65,7 @@ def test_of_two_ways_one_is_taken_and_a_single_gaussian_walks_into_the_wall(head
     first, state = model.predict(np.zeros((1, 1), np.float32), deterministic=True)
     second, _ = model.predict(np.zeros((1, 1), np.float32), state=state, deterministic=True)
     assert abs(first.item()) == pytest.approx(1.6, abs=0.2) and second.item() == pytest.approx(first.item(), abs=0.3)
-    drawn = [model.predict(np.zeros((64, 1), np.float32))[0] for _ in range(2)]
+    drawn = [model.predict(np.zeros((64, 1), np.float32), deterministic=False)[0] for _ in range(2)]
     assert (np.abs(drawn) > 1.2).mean() > 0.8 and {-1, 1} == {*np.sign(drawn[0]).ravel()}
     if head == "mixture":
         control = cloned(data, chunk=2, components=1)
@@ -75,8 +75,8 @@ def test_of_two_ways_one_is_taken_and_a_single_gaussian_walks_into_the_wall(head
 
 def test_a_chunk_is_carried_out_without_looking_until_it_is_over_or_an_episode_begins():
     model = cloned(batch([0, 0], [0, 0], [2]), chunk=2)
-    model.policy.draw = lambda obs, generator: torch.cat([obs, obs + 0.5], -1) / 2  # actions 0 and 1 of a chunk
-    model.policy.whitened = lambda vector: vector
+    model.net.draw = lambda obs, generator: torch.cat([obs, obs + 0.5], -1) / 2  # actions 0 and 1 of a chunk
+    model.net.whitened = lambda vector: vector
     state, seen = None, []
     for t, starts in enumerate([[True, True], [False, False], [False, False], [False, True]]):
         obs = np.full((2, 1), 0.1 * t, np.float32)
