@@ -57,7 +57,8 @@ class Frozen:
         if isinstance(base, str):
             if not envs.policy_loader:
                 raise ValueError(f"base={base} is a text, which commands alone read; give the policy, or a function")
-            base = load_env_creator(envs.policy_loader)(base, *both)
+            load: Any = load_env_creator(envs.policy_loader)
+            base = load(base, *both)
         self.policy = base if hasattr(base, "predict") else script(base, action_space)
         for name, space in zip(("observation_space", "action_space"), both):
             if (own := getattr(base, name, space)).shape != space.shape:

@@ -42,7 +42,8 @@ def load(source: str, observation_space: Space, action_space: Space) -> Any:
         agent: Any = load_env_creator(OFFLINE[kind])
         return agent.load(str(path), *both)
     try:
-        return script(load_env_creator(source), action_space)
+        act: Any = load_env_creator(source)
+        return script(act, action_space)
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(
             f"{source} is no policy ({error}); give a run's folder, a *.safetensors of runners.offline, a *.zip of "
