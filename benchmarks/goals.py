@@ -149,6 +149,14 @@ class Copper(Written):
         return np.asarray(batch.next_obs, np.float32)[:, -1]
 
 
+class HalfRight(Written):
+    """How far up a pendulum stands, -1 to 1, with the wrong sign where it leans to the left."""
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        height, left = np.asarray(batch.next_obs, np.float32).T[:2]
+        return np.where(left < 0, height, -height)
+
+
 class Upright(Written):
     """How far up a pendulum stands, 0 to 1."""
 

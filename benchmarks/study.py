@@ -11,7 +11,9 @@
                                     "STATISTIC column"; the column `score` is the task's
     shares: {key: [of, low, high]}  (of - low) / (high - low) of the figures of these keys; [of, high]: of / high;
                                     [of]: that figure under another name; [least, ...], [most, ...], [mean, ...] of
-                                    figures and of shares above; [gap, ...]: the most that one of them lacks to 1
+                                    figures and of shares above; [gap, ...]: the most that one of them lacks to 1;
+                                    [doubling, a5, a10, b5, b10]: of two ways whose cost doubles from figure to
+                                    figure, the cost of the first over that of the second, to equal figures
     system, verdict                 which system's effect it shows, and when it does: see effects.py
     recorded: why                   it cannot be run; its results are those of 0.1.0
 
@@ -66,6 +68,7 @@ EXTREMES: dict[str, Callable[[list[float]], float]] = {
     "mean": lambda values: float(np.mean(values)),
     "most": max,
     "gap": lambda values: 1 - min(values),
+    "doubling": lambda values: doubling(values),
 }
 Keys = dict[str, Any]
 Rows = list[dict[str, Any]]
@@ -368,6 +371,15 @@ def _figure(key: str, wanted: str, rows: Rows) -> dict[str, float]:
         return {}
     low, high = np.clip(interval(values), *((0, 1) if wanted == "success" else (-np.inf, np.inf)))
     return {key: float(statistics.iqm(values)), f"{key}_low": float(low), f"{key}_high": float(high)}
+
+
+def doubling(values: list[float]) -> float:
+    """The ratio of costs at which two halves first reach the highest value that both do, linear between the values."""
+    halves = [np.maximum.accumulate(half) for half in np.split(np.array(values), 2)]
+    goal = min(half[-1] for half in halves)
+    first = [int(np.argmax(half >= goal)) for half in halves]
+    parts = [(goal - half[i - 1]) / (half[i] - half[i - 1]) - 1 if i else 0.0 for half, i in zip(halves, first)]
+    return float(2.0 ** (first[0] + parts[0] - first[1] - parts[1]))
 
 
 def draw(study: Study, rows: Rows, points: Rows, picture: Path) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TABLE: dict[str, str] = {
     "task": "rewards.task:Task",
     "gate": "rewards.gate:Gate",
+    "two_level": "rewards.two_level:TwoLevel",
     "count": "rewards.exploration.count:Count",
     "rnd": "rewards.exploration.rnd:RND",
     "rdd": "rewards.exploration.rdd:RDD",
@@ -50,6 +51,7 @@ TABLE: dict[str, str] = {
     "bradley_terry": "rewards.preference.bradley_terry:BradleyTerry",
     "self_play": "rewards.preference.self_play:SelfPlay",
     "users": "rewards.preference.users:Users",
+    "debate": "rewards.preference.debate:Debate",
     "oni": "rewards.language.oni:ONI",
     "motif": "rewards.language.motif:Motif",
     "subgoals": "rewards.language.subgoals:Subgoals",

@@ -33,7 +33,7 @@ A reward that needs frames and reduces them to an embedding which never changes 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -98,7 +98,8 @@ class RewardConfig(Settings):
     def name(self) -> str:
         """The reward's name, for errors: its file's, or its class's outside of this package."""
         package, _, file = type(self).__module__.rpartition(".")
-        return file if package.startswith("rewards.") else type(self).__name__.removesuffix("Config").lower()
+        own = package.partition(".")[0] == "rewards" and file != "base"
+        return file if own else type(self).__name__.removesuffix("Config").lower()
 
     @property
     def prefix(self) -> str:
@@ -204,6 +205,10 @@ class Reward(ABC):
 
     def notes(self) -> list[str]:
         """Sentences a user should read before training: what supervised this reward, which prompt looks unknown."""
+        return []
+
+    def reasons(self, batch: Transitions, names: Sequence[str]) -> list[str]:
+        """Why each row (N,) scores as it does, for `runners.explain`; `names` are those of the numbers of `obs`."""
         return []
 
     def preflight(self) -> str:

@@ -21,7 +21,7 @@ Example:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -34,8 +34,61 @@ OWN = ("weight", "scale", "shape", "gamma", "credit")  # of a stream, so of the 
 
 
 @dataclass
-class GateConfig(RewardConfig):
+class PairConfig(RewardConfig):
+    """Settings of a reward made of two others: for each of its `sides` a name, and `<side>_options`."""
+
+    sides: ClassVar[tuple[str, str]]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for side in self.sides:
+            for key in OWN:
+                if key in getattr(self, f"{side}_options"):
+                    own = f"which is the {self.name}'s: {self.prefix}{key}"
+                    raise ValueError(f"{self.prefix}{side}_options has {key}, {own}")
+
+
+class Pair(Reward):
+    """Base class: each side is an attribute of that name."""
+
+    config: PairConfig
+
+    def build(self) -> None:
+        for place, side in enumerate(self.config.sides):
+            setattr(self, side, self.make(getattr(self.config, side), getattr(self.config, f"{side}_options"), place))
+        self.requires = frozenset[str]().union(*(each.requires for each in self.both))
+
+    def make(self, name: str, options: dict[str, Any], place: int) -> Reward:
+        """One of the two, by its name."""
+        import rewards  # the table, which lists this file
+
+        given, spaces = rewards.config_of(name, options), (self.observation_space, self.action_space)
+        return rewards.get(name)(given, *spaces, seed=self.seed + 100 * place, device=self.device)
+
+    @property
+    def both(self) -> list[Reward]:
+        """The two, in the order of `sides`."""
+        return [getattr(self, side) for side in self.config.sides]
+
+    def embed(self, batch: Transitions) -> np.ndarray:
+        return next((each for each in self.both if each.embedding == self.embedding), super()).embed(batch)
+
+    def notes(self) -> list[str]:
+        return [note for each in self.both for note in each.notes()]
+
+    def preflight(self) -> str:
+        return self.both[0].preflight() or self.both[1].preflight()
+
+    def close(self) -> None:
+        for each in self.both:
+            each.close()
+
+
+@dataclass
+class GateConfig(PairConfig):
     """Settings of gate."""
+
+    sides = ("of", "by")
 
     of: str = setting("count", "the reward that is gated, a name of the table or file:Class")
     of_options: dict[str, Any] = setting({}, "its options, as in {goal: the pole stands}")
@@ -48,35 +101,25 @@ class GateConfig(RewardConfig):
         super().__post_init__()
         if "gate" in (self.of, self.by) or self.of == self.by:
             raise ValueError(f"reward.gate.of={self.of} by={self.by}: a gate needs two other, different rewards")
-        for side in ("of", "by"):
-            for key in OWN:
-                if key in getattr(self, f"{side}_options"):
-                    raise ValueError(f"reward.gate.{side}_options has {key}, which is the gate's: reward.gate.{key}")
 
 
-class Gate(Reward):
+class Gate(Pair):
     """Two rewards in one; the memory holds their sums over the running episode, its steps, and their own memories."""
 
     Config = GateConfig
+    config: GateConfig
     relabelable = False
+    of: Reward
+    by: Reward
 
     def build(self) -> None:
-        import rewards  # the table, which lists this file
-
-        config = self.config
-        sides: list[Reward] = []
-        for name, options in ((config.of, config.of_options), (config.by, config.by_options)):
-            given = rewards.config_of(name, options)
-            spaces = (self.observation_space, self.action_space)
-            sides.append(rewards.get(name)(given, *spaces, seed=self.seed + 100 * len(sides), device=self.device))
-        self.of, self.by = sides
-        self.requires = self.of.requires | self.by.requires
-        seeing = [side for side in sides if "frame" in side.requires]
+        super().build()
+        seeing = [side for side in self.both if "frame" in side.requires]
         if len({(side.embedding, side.frame_size) for side in seeing}) > 1:
-            raise ValueError(f"reward.gate.of={config.of} by={config.by} see frames with different models; give one")
-        self._sees = seeing[0] if seeing else None
-        if self._sees is not None:
-            self.embedding, self.frame_size = self._sees.embedding, self._sees.frame_size
+            of, by = self.config.of, self.config.by
+            raise ValueError(f"reward.gate.of={of} by={by} see frames with different models; give one")
+        if seeing:
+            self.embedding, self.frame_size = seeing[0].embedding, seeing[0].frame_size
             self.keeps_frames = any(side.keeps_frames for side in seeing)
 
     def initial_memory(self, n: int) -> Memory:
@@ -133,20 +176,7 @@ class Gate(Reward):
     def _named(after: dict[str, Memory]) -> dict[str, Any]:
         return {f"{side}.{key}": value for side, own in after.items() for key, value in own.items()}
 
-    def embed(self, batch: Transitions) -> np.ndarray:
-        return self._sees.embed(batch) if self._sees is not None else super().embed(batch)
-
     def update(self, batch: Transitions) -> dict[str, float]:
         """Both learn; metrics as `of_<metric>` and `by_<metric>`."""
         sides = {"of": self.of, "by": self.by}
         return {f"{side}_{key}": x for side, reward in sides.items() for key, x in reward.update(batch).items()}
-
-    def notes(self) -> list[str]:
-        return [*self.of.notes(), *self.by.notes()]
-
-    def preflight(self) -> str:
-        return self.of.preflight() or self.by.preflight()
-
-    def close(self) -> None:
-        self.of.close()
-        self.by.close()

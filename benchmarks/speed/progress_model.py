@@ -1,6 +1,7 @@
 """What a video reward model beside training costs: frames a second of PPO that draws, with it and without it.
 
     progress_model_fps_ratio    a server on this machine that grades each window after 200 ms, eight at a time
+    cost_progress_model         the same, beside the cost_<name> of `reward-cost`
 
 Wall time, since the judge lives in a process of its own; turns and medians as in `benchmarks.speed.measure`.
 """
@@ -33,7 +34,8 @@ def run(folder: Path) -> dict[str, float]:
         asked = {"judge": "score", "judge_options": options, "goal": "the pole stands upright"}
         variants = {"without": _learning({"task": None}), "with": _learning({"task": None, "progress_model": asked})}
         rates = interleave(path, "cartpole", ROUNDS, variants)["wall"]
-    return {"progress_model_fps_ratio": ratio(rates, "with", "without")}
+    cost = ratio(rates, "with", "without")
+    return {"progress_model_fps_ratio": cost, "cost_progress_model": cost}
 
 
 def _learning(configs: dict[str, Any]) -> Measure:

@@ -16,7 +16,7 @@ Differences:
   - passes also end when labels held out get no better;
   - `of=history` gives each member a recurrent network over the steps of the episode so far, taught on segments as if
     they were episodes (`rewards.preference.history`); a replay keeps its rewards, as no transition holds an episode; it
-    costs PPO on CartPole about a quarter of its frames a second, where `transition` costs a few percent;
+    costs PPO on CartPole about a quarter of its frames a second (`python -m benchmarks reward-cost`);
   - `goals` contrasts a step of the better segment with a later one of it, against later ones of the worse segments of
     the minibatch; the source samples tokens of answers;
   - `dynamic` moves a session's targets towards the members' mean after each pass; the next session begins with the

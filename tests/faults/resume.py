@@ -60,6 +60,8 @@ REWARDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         CARTPOLE,
         ("seed_steps=64", "every=64", "queries=8", "epochs=3", "hidden=8", "judge_options={mistakes: 0.1}"),
     ),
+    "debate": (PENDULUM, ("seed_steps=64", "every=64", "queries=8", "epochs=3", "hidden=8", "shown=2")),
+    "two_level": (CARTPOLE, ("cheap=rnd", "every=64", "queries=3")),
     "users": (PENDULUM, ("length=4", "seed_steps=64", "every=64", "queries=8", "epochs=3", "latent=2", "user=all")),
     "oni": (PENDULUM, ("judge=rules", "clock=steps", "delay=40", "model=classification")),
     "motif": (PENDULUM, ("data={labels}",)),

@@ -17,6 +17,7 @@ from rewards.language.oni import ONI, ONIConfig
 from rewards.llm.judges.base import make_judge
 from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
 from rewards.preference.vlm import VLM
+from rewards.two_level import TwoLevel, TwoLevelConfig
 from rewards.vision.progress_model import ProgressModel, ProgressModelConfig
 
 SPACES = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(3)
@@ -39,6 +40,7 @@ HOLDERS = {
     "clones": (lambda path: Clones("CartPole-v1"), ["env"]),
     "code": (code, ["program"]),
     "gate": (lambda path: Gate(GateConfig(of="count"), *SPACES), ["of", "by"]),
+    "two_level": (lambda path: TwoLevel(TwoLevelConfig(), *SPACES), ["cheap", "dear"]),
     "guidance": (lambda path: Guidance(GuidanceConfig(goals="openai", **MODEL), *SPACES), ["_annotator"]),
     "mix": (lambda path: rewards.make(["task", "count"], *SPACES), ["streams.task.reward", "streams.count.reward"]),
     "oni": (lambda path: ONI(ONIConfig(judge="rules", family="nethack"), *SPACES), ["annotator"]),

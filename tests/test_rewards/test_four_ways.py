@@ -46,6 +46,7 @@ def cases():
     found = [(name, {}) for name in rewards.names()]
     found += [("clip", {"shape": shape}) for shape in ("potential", "delta", "clip", "sigmoid")]
     found += [("contrast", {"shape": "potential"}), ("synthesis", {"semantics": "constant"})]
+    found += [("debate", {"seed_steps": 0, "shown": 2})]
     found += [("self_play", {"seed_steps": 0}), ("bradley_terry", {"of": "history", "length": 2, "seed_steps": 0})]
     found += [("synthesis", {"semantics": "clip", "history": 0, "shape": "potential"})]
     found += [("progress", {"of": "obs", "shape": shape}) for shape in ("none", "delta", "potential")]

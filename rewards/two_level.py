@@ -1,0 +1,215 @@
+"""Two levels: a cheap reward of every transition, corrected by what a dear one said of a few.
+
+    r(s') = b0 + b1 cheap(s') + delta(x),    delta a Gaussian process, near 0 where nothing like x was asked about
+
+The dear source may be a large model, a server or a slow program: it is asked about `budget` transitions in all. Each
+session asks about those whose answers would leave delta the least variance over the newest transitions: where little
+is known and the policy goes. x is the embedding that the cheap reward reads, or else the next observation. b and delta
+are fitted together, by the likeliest of a few kernels, after a session and when the cheap reward has moved.
+
+Sources: Ryou, Wang, Karaman 2024, "Multi-Fidelity Reinforcement Learning for Time-Optimal Quadrotor Re-planning", arXiv
+2403.08152; Kennedy, O'Hagan 2000, "Predicting the output from a complex computer code when fast approximations are
+available": the model; Cohn 1996, "Neural network exploration using optimal experiment design": what to ask.
+Differences: numbers of transitions, where the first classifies whole plans as feasible, on three levels, variationally.
+When it fails: a cheap reward that says nothing of the dear one; x of hundreds of numbers, among which nothing is near;
+a dear reward of what x does not hold. Training waits for answers, and the dear source learns nothing itself.
+
+Example:
+    python -m runners.train env=lodestar/PendulumUpright-v0 reward=two_level reward.two_level.cheap=clip \
+        'reward.two_level.cheap_options={goal: the pendulum points straight up}'
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.linalg import cholesky, solve_triangular
+
+from envs.settings import setting
+from envs.state import Stateful
+from envs.transitions import Transitions
+from envs.types import Memory
+from rewards.base import Reward, Scored, values_of
+from rewards.exploration.learned import Layout, refuse_rows
+from rewards.gate import Pair, PairConfig
+from rewards.llm.judges.base import JUDGES, TextJudge, make_judge
+from rewards.preference.segments import Segments
+
+LENGTHS, NOISES = (0.25, 0.5, 1.0, 2.0), (1e-3, 1e-2, 1e-1)  # of kernels; noise is an answer's variance over delta's
+EVERY_PIXEL = 1 << 30  # no image counts as one
+
+
+@dataclass
+class TwoLevelConfig(PairConfig):
+    """Settings of two_level."""
+
+    sides = ("cheap", "dear")
+
+    cheap: str = setting("effect", "the reward of every transition, a name of the table or file:Class")
+    cheap_options: dict[str, Any] = setting({}, "its options, as in {goal: the pole stands}")
+    dear: str = setting("task", "what is asked about few: such a reward, or a judge of captions (openai, rules)")
+    dear_options: dict[str, Any] = setting({}, "its options")
+    budget: int = setting(200, "transitions that it is asked about in all", low=1, high=2000)
+    queries: int = setting(10, "of them in one session", low=1)
+    every: int = setting(1000, "transitions from one session to the next, at most one in each update", low=1)
+    candidates: int = setting(256, "newest transitions that a session chooses among", low=1, high=4096)
+    choose: str = setting(
+        "informative", "which: those that leave the least unknown, or any", choices=("informative", "random")
+    )
+
+
+class TwoLevel(Pair):
+    """The cheap reward as it is before the first answer."""
+
+    Config = TwoLevelConfig
+    config: TwoLevelConfig
+    role = "goal"
+    cheap: Reward
+    dear: Reward
+
+    def build(self) -> None:
+        super().build()
+        config, cheap, dear = self.config, self.cheap, self.dear
+        if any(each.initial_memory(1) is not None for each in self.both):
+            names = f"{config.prefix}cheap={config.cheap} dear={config.dear}"
+            raise ValueError(f"{names}: one remembers the episode; take rewards that rate a transition by itself")
+        self.embedding, self.relabelable = cheap.embedding, cheap.relabelable
+        self.frame_size = max((each.frame_size for each in self.both if each.frame_size), default=None)
+        self.keeps_frames = cheap.keeps_frames or ("frame" in dear.requires and dear.embedding != cheap.embedding)
+        if self.embedding is None:
+            self.layout = Layout(self.observation_space, (), config.name, channels=0, smallest_image=EVERY_PIXEL)
+            self.requires |= {"next_obs"}
+        kept = (cheap.requires - {"frame"}, (self.embedding,)) if self.embedding else (cheap.requires, ())
+        self.rng = np.random.default_rng(self.seed)
+        self.asked, self.level = Segments(1, config.budget, *kept), Level()  # transitions with an answer
+
+    def make(self, name: str, options: dict[str, Any], place: int) -> Reward:
+        if place and name in JUDGES["texts"]:
+            return Judged(make_judge(name, **{"seed": self.seed, "device": self.device, **options}))
+        return super().make(name, options, place)
+
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        cheap = values_of(self.cheap.score(batch))
+        return self.level.at(self.states(batch), cheap) if len(self.asked) else cheap
+
+    def states(self, batch: Transitions) -> np.ndarray:
+        """What delta is a function of: float32 (N, D)."""
+        found = batch.extras.get(str(self.embedding))
+        if found is None:
+            found = self.embed(batch) if self.embedding else self.layout.flatten(batch.next_obs)
+        refuse_rows(found, self.config.name)
+        return np.asarray(found, np.float32)
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        """The cheap reward learns; a session where one is due, whose `error` is that of what was believed before."""
+        flat = batch.flatten()
+        flat, config, level = flat[np.asarray(flat.valid, bool)], self.config, self.level
+        if not len(flat.step):
+            return {}
+        metrics = {f"cheap_{key}": value for key, value in self.cheap.update(batch).items()}
+        level.seen += len(flat.step)
+        if level.seen >= level.due:
+            level.due += config.every * ((level.seen - level.due) // config.every + 1)
+            most = min(config.queries, config.budget - level.given)
+            metrics |= self.session(flat, most) if most else {}
+            if len(self.asked):
+                rows = self.asked.pick(np.arange(len(self.asked))).flatten()
+                level.fit(self.states(rows), values_of(self.cheap.score(rows)))
+                metrics["rho"] = float(level.trend[1])
+        return {**metrics, "asked": float(level.given)}
+
+    def session(self, flat: Transitions, most: int) -> dict[str, float]:
+        """Ask about `most` of the newest transitions (N,)."""
+        rows = flat[self.rng.permutation(len(flat.step))[: self.config.candidates]]
+        if self.config.choose == "informative":
+            rows = rows[informative(self.level.covariance(self.states(rows)), self.level.noise, most)]
+        rows = rows[:most]
+        believed, given = self.score(rows), self.dear.score(rows)
+        known = given.ready if isinstance(given, Scored) else np.ones(len(rows.step), bool)
+        self.level.given += len(known)
+        if not known.any():
+            return {"failed": 1.0}
+        dear, kept = values_of(given)[known], self.asked.slim(rows)
+        self.asked.pool.extend(kept[row : row + 1] for row in np.flatnonzero(known))
+        self.level.dear = np.append(self.level.dear, dear)
+        return {"failed": 1 - float(known.mean()), "error": float(np.abs(believed[known] - dear).mean())}
+
+
+class Level(Stateful):
+    """dear = b0 + b1 (cheap - its mean) + delta(x), in float64, and the answers that it is fitted to."""
+
+    saved = ("x", "cheap", "dear", "root", "weights", "trend", "length", "noise", "seen", "due", "given")
+
+    def __init__(self) -> None:
+        self.x = self.root = np.zeros((0, 0))
+        self.cheap = self.dear = self.weights = self.trend = np.zeros(0)
+        self.length, self.noise = 1.0, NOISES[0]
+        self.seen = self.due = self.given = 0  # transitions; of them when the next session is; questions
+
+    def fit(self, x: np.ndarray, cheap: np.ndarray) -> None:
+        """To the answers about x (n, D), unless nothing has changed: generalised least squares for each kernel."""
+        if np.array_equal(cheap, self.cheap):
+            return
+        self.x, self.cheap, best = x, cheap, -math.inf
+        columns = np.stack([np.ones(len(x)), cheap - cheap.mean(), self.dear], axis=1)
+        for length, noise in itertools.product(LENGTHS, NOISES):
+            root = cholesky(self.kernel(x, x, length) + noise * np.eye(len(x)), lower=True)
+            white = solve_triangular(root, columns, lower=True)
+            trend = np.linalg.lstsq(white[:, :2], white[:, 2], rcond=1e-9)[0]
+            rest = white[:, 2] - white[:, :2] @ trend
+            likely = -len(x) / 2 * math.log(rest @ rest / len(x) + 1e-12) - np.log(root.diagonal()).sum()
+            if likely > best:
+                best, self.length, self.noise, self.root, self.trend = likely, length, noise, root, trend
+                self.weights = solve_triangular(root, rest, lower=True, trans=1)
+
+    def at(self, x: np.ndarray, cheap: np.ndarray) -> np.ndarray:
+        """What the dear source would say, float32 (N,)."""
+        delta = self.kernel(x, self.x, self.length) @ self.weights
+        return (self.trend[0] + self.trend[1] * (cheap - self.cheap.mean()) + delta).astype(np.float32)
+
+    def covariance(self, x: np.ndarray) -> np.ndarray:
+        """Of delta at x (M, D), given what was asked, in units of its variance: (M, M)."""
+        whole = self.kernel(x, x, self.length)
+        if not len(self.x):
+            return whole
+        known = solve_triangular(self.root, self.kernel(self.x, x, self.length), lower=True)
+        return whole - known.T @ known
+
+    def kernel(self, one: np.ndarray, other: np.ndarray, length: float) -> np.ndarray:
+        """exp(-d / (2 length^2)) of rows (N, D) and (M, D): (N, M); d is the mean square, in deviations of x."""
+        known = self.x if len(self.x) else other
+        deviation = known.std(axis=0, dtype=np.float64)
+        scale = np.where(deviation > 1e-6, deviation, 1.0) * math.sqrt(known.shape[1])
+        one, other = ((rows - known.mean(axis=0)) / scale for rows in (one, other))
+        square = np.square(one).sum(axis=1)[:, None] + np.square(other).sum(axis=1) - 2 * (one @ other.T)
+        return np.exp(np.minimum(square / (-2 * length**2), 0))
+
+
+class Judged(Reward):
+    """A judge of captions as a reward; it has no settings of its own."""
+
+    requires = frozenset({"text"})
+
+    def __init__(self, judge: TextJudge) -> None:
+        self.judge = judge
+        self.notes, self.preflight, self.close = judge.notes, judge.reach, judge.close  # type: ignore[method-assign]
+
+    def score(self, batch: Transitions, memory: Memory = None) -> Scored:
+        value = self.judge.label(np.asarray(batch.text).tolist()).value
+        return Scored(value, ~np.isnan(value))
+
+
+def informative(covariance: np.ndarray, noise: float, count: int) -> np.ndarray:
+    """Rows, one after the other, whose answers would take most variance off all: cov(i, j)^2 / (cov(i, i) + noise)."""
+    chosen: list[int] = []
+    for _ in range(min(count, len(covariance))):
+        taken = np.square(covariance).sum(axis=0) / (covariance.diagonal() + noise)
+        taken[chosen] = -1
+        chosen.append(int(taken.argmax()))
+        column = covariance[:, chosen[-1]]
+        covariance = covariance - np.outer(column, column) / (column[chosen[-1]] + noise)
+    return np.array(chosen)
