@@ -54,8 +54,9 @@ class Pair(Reward):
     config: PairConfig
 
     def build(self) -> None:
-        for place, side in enumerate(self.config.sides):
-            setattr(self, side, self.make(getattr(self.config, side), getattr(self.config, f"{side}_options"), place))
+        given, sides = vars(self.config), self.config.sides
+        self.both = [self.make(given[side], given[f"{side}_options"], n) for n, side in enumerate(sides)]
+        vars(self).update(zip(sides, self.both))
         self.requires = frozenset[str]().union(*(each.requires for each in self.both))
 
     def make(self, name: str, options: dict[str, Any], place: int) -> Reward:
@@ -65,13 +66,9 @@ class Pair(Reward):
         given, spaces = rewards.config_of(name, options), (self.observation_space, self.action_space)
         return rewards.get(name)(given, *spaces, seed=self.seed + 100 * place, device=self.device)
 
-    @property
-    def both(self) -> list[Reward]:
-        """The two, in the order of `sides`."""
-        return [getattr(self, side) for side in self.config.sides]
-
     def embed(self, batch: Transitions) -> np.ndarray:
-        return next((each for each in self.both if each.embedding == self.embedding), super()).embed(batch)
+        seeing = [each for each in self.both if each.embedding == self.embedding]
+        return seeing[0].embed(batch) if seeing else super().embed(batch)
 
     def notes(self) -> list[str]:
         return [note for each in self.both for note in each.notes()]

@@ -2,10 +2,10 @@
 
     r(s') = b0 + b1 cheap(s') + delta(x),    delta a Gaussian process, near 0 where nothing like x was asked about
 
-The dear source may be a large model, a server or a slow program: it is asked about `budget` transitions in all. Each
-session asks about those whose answers would leave delta the least variance over the newest transitions: where little
-is known and the policy goes. x is the embedding that the cheap reward reads, or else the next observation. b and delta
-are fitted together, by the likeliest of a few kernels, after a session and when the cheap reward has moved.
+The dear source is asked about `budget` transitions in all, in each session about those whose answers would leave delta
+the least variance over the newest: where little is known and the policy goes. x is the embedding that the cheap reward
+reads, or else the next observation. b and delta are fitted together, by the likeliest of a few kernels, after a session
+and when the cheap reward has moved.
 
 Sources: Ryou, Wang, Karaman 2024, "Multi-Fidelity Reinforcement Learning for Time-Optimal Quadrotor Re-planning", arXiv
 2403.08152; Kennedy, O'Hagan 2000, "Predicting the output from a complex computer code when fast approximations are
@@ -38,9 +38,10 @@ from rewards.exploration.learned import Layout, refuse_rows
 from rewards.gate import Pair, PairConfig
 from rewards.llm.judges.base import JUDGES, TextJudge, make_judge
 from rewards.preference.segments import Segments
+from rewards.vision.latent import EVERY_PIXEL
 
+CANDIDATES = 256  # newest transitions that a session chooses among
 LENGTHS, NOISES = (0.25, 0.5, 1.0, 2.0), (1e-3, 1e-2, 1e-1)  # of kernels; noise is an answer's variance over delta's
-EVERY_PIXEL = 1 << 30  # no image counts as one
 
 
 @dataclass
@@ -56,7 +57,6 @@ class TwoLevelConfig(PairConfig):
     budget: int = setting(200, "transitions that it is asked about in all", low=1, high=2000)
     queries: int = setting(10, "of them in one session", low=1)
     every: int = setting(1000, "transitions from one session to the next, at most one in each update", low=1)
-    candidates: int = setting(256, "newest transitions that a session chooses among", low=1, high=4096)
     choose: str = setting(
         "informative", "which: those that leave the least unknown, or any", choices=("informative", "random")
     )
@@ -106,8 +106,9 @@ class TwoLevel(Pair):
 
     def update(self, batch: Transitions) -> dict[str, float]:
         """The cheap reward learns; a session where one is due, whose `error` is that of what was believed before."""
-        flat = batch.flatten()
-        flat, config, level = flat[np.asarray(flat.valid, bool)], self.config, self.level
+        flat, config, level = batch.flatten(), self.config, self.level
+        if not flat.valid.all():
+            flat = flat[np.asarray(flat.valid, bool)]
         if not len(flat.step):
             return {}
         metrics = {f"cheap_{key}": value for key, value in self.cheap.update(batch).items()}
@@ -124,7 +125,7 @@ class TwoLevel(Pair):
 
     def session(self, flat: Transitions, most: int) -> dict[str, float]:
         """Ask about `most` of the newest transitions (N,)."""
-        rows = flat[self.rng.permutation(len(flat.step))[: self.config.candidates]]
+        rows = flat[self.rng.permutation(len(flat.step))[:CANDIDATES]]
         if self.config.choose == "informative":
             rows = rows[informative(self.level.covariance(self.states(rows)), self.level.noise, most)]
         rows = rows[:most]

@@ -83,10 +83,11 @@ def learning(world: tuple[str, int, str], name: str, files: dict[str, str]) -> M
         from envs.make import make_vec
 
         envs = make_vec(env_id, n, seed=0, backend=backend)
-        spaces, mixed = (envs.single_observation_space, envs.single_action_space), {"task": {}}
+        spaces = envs.single_observation_space, envs.single_action_space
+        mixed: dict[str, Any] = {"task": {}}
         for reward, asked in given.items():
             mixed[reward] = {k: v.format(**files) if isinstance(v, str) else v for k, v in asked.items()}
-        mix: Any = rewards.make(mixed, *spaces, seed=0) if given else None
+        mix = rewards.make(mixed, *spaces, seed=0) if given else None
         model = PPO(envs, PPOConfig(n_steps=2048 // n, **options), scorer=mix, seed=0)
         return FRAMES, lambda: (model.learn(FRAMES), envs.close(), mix and mix.close())
 

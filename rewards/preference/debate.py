@@ -5,15 +5,14 @@
                  the one that moves J(e, a) - J(e, b) most their way, until it sees `shown` of D
     r(s, a)      1[J(e, a) > J(e, b)]; b is the best other action by J of the whole state, of a Box the best of 16
 
-J is a network of one hidden layer that learns from a judge's answers as `bradley_terry` does, from what action was
-taken in which state; each time it sees a random part of the numbers, and which are hidden.
+J is a network of one hidden layer that learns from a judge's answers as `bradley_terry` does, but of observations
+before actions; each time it sees a random part of the numbers, and which.
 
 Source: Sukovic, Radanovic 2024, "Reward Design for Justifiable Sequential Decision-Making", arXiv 2402.15826.
-Differences: debaters look one step ahead in J, where the source trains them by PPO against it; the rival is not the
-action of a baseline, against which an agent that is as good earns nothing; J learns from segments in any states, not
-from two actions in one, and sees any share of the numbers while it learns, not `shown`.
-When it fails: pixels, of which one says nothing (more than 64 numbers are refused); a judge that looks at what comes of
-an action later than a segment ends. A side may show only what speaks for it: `evidence=isolated` tries how far it gets.
+Differences: debaters look one step ahead in J, where the source trains them by PPO against it; the rival is no
+baseline's action, against which an agent that is as good earns nothing; J learns from segments in any states.
+When it fails: pixels, of which one says nothing (more than 64 numbers are refused); actions whose worth shows later
+than a segment ends. How far one side gets by showing only what speaks for it is `evidence=isolated`.
 
 Example:
     python -m runners.train env=Pendulum-v1 reward=debate reward.debate.weight=0.1
@@ -21,11 +20,9 @@ Example:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor
@@ -36,7 +33,11 @@ from envs.types import Memory
 from rewards.exploration.disagreement import StackedHeads
 from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
 
-MOST, RIVALS, ROWS = 64, 16, 512  # numbers of an observation; actions of a Box; rows looked at a time
+MOST, RIVALS, ROWS = (
+    64,
+    16,
+    512,
+)  # numbers of an observation; actions where they are not one choice; rows looked at a time
 TIE = 1e-4  # of J
 
 
@@ -63,17 +64,18 @@ class Debate(BradleyTerry):
     """0 or 1; 0 before the first fit, and where the judge sees no difference."""
 
     Config = DebateConfig
+    ensemble: StackedHeads
     role = "bonus"
     control = {"evidence": "random"}
 
     def build(self) -> None:
         super().build()
         self.requires = self.judge.requires | {"obs", "action"}
-        space = copy.deepcopy(self.action_space)  # whose generator is the agent's
-        space.seed(0)
-        some = np.stack([space.sample() for _ in range(RIVALS)])
-        self.rivals = self.actions(np.arange(space.n) + space.start if isinstance(space, gym.spaces.Discrete) else some)
-        self.mixing = torch.randn(2 * (self.layout.size,), generator=torch.Generator().manual_seed(0)).double()
+        draw, blocks = torch.Generator().manual_seed(0), self.actions.blocks
+        each = [torch.eye(size)[torch.randint(size, (RIVALS,), generator=draw)] for size in blocks]
+        some = torch.cat(each, dim=1) if each else 2 * torch.rand(RIVALS, self.actions.size, generator=draw) - 1
+        self.rivals = (torch.eye(blocks[0]) if len(blocks) == 1 else some).to(self.device)
+        self.mixing = torch.randn(2 * (self.layout.size,), generator=draw).double().to(self.device)
 
     def networks(self, inputs: int) -> StackedHeads:
         config, size = self.config, self.layout.size
@@ -123,7 +125,7 @@ class Debate(BradleyTerry):
             one, two = (torch.relu(hidden + side) for side in sides)
             return ((one - two).flatten(1, 2) @ last).mean(dim=0).view(n, -1)
 
-        drawn = torch.sin(1e4 * state.double() @ self.mixing.to(state.device)).argsort(dim=1)  # by the state alone
+        drawn = torch.sin(1e4 * state.double() @ self.mixing).argsort(dim=1)  # by the state alone
         hidden, order, rows = torch.zeros_like(each[:, :, :1]), drawn[:, : self.config.shown].clone(), torch.arange(n)
         for turn in range(order.shape[1]):
             if evidence != "random":

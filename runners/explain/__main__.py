@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from envs.settings import Settings, setting
 from runners.cli.command import Command
 
 if TYPE_CHECKING:
-    from rewards.mix.mix import Stream
+    from rewards.mix.mix import Mix
     from runners.explain.episodes import PlayedRows
     from runners.explain.policy import PolicyView
     from runners.run.build import Trained
@@ -74,8 +73,7 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
         }
         found |= {"episodes": len(played.returns), "steps": len(played.episode), "cut": played.cut}
         found |= {"sampled": seen.parts is not None, "task_return": float(np.mean(played.returns))}
-        gae_lambda = getattr(run.agent, "gae_lambda", 0.95)
-        found |= of_streams(seen, played, env, gae_lambda, config.seed, trained.mix.streams)
+        found |= of_streams(seen, played, env, getattr(run.agent, "gae_lambda", 0.95), config.seed, trained.mix)
         found |= of_policy(seen, played, env, config.seed)
         wanted = [tuple(each["moment"]) for group in found["moments"].values() for each in group]
         pictures = episodes.pictures(played, env, wanted, config.seed, drawn)
@@ -96,7 +94,7 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
 
 
 def of_streams(
-    seen: PolicyView, played: PlayedRows, env: Any, gae_lambda: float, seed: int, by_name: Mapping[str, Stream]
+    seen: PolicyView, played: PlayedRows, env: Any, gae_lambda: float, seed: int, mix: Mix
 ) -> dict[str, Any]:
     """What streams contribute and want, and the moments to look at, as plain data."""
     from envs.family import family_of
@@ -108,9 +106,9 @@ def of_streams(
         if not name.startswith("task") and values.any():
             rows = measures.highest(values, played.episode, SHOWN, apart)
             moments[name] = [moment(played, row, 1, {name: float(values[row])}, env) for row in rows]
-            reasons = by_name[name].reward.reasons(played.batch[rows], family_of(env.spec).observed(env.spec))
+            reasons = mix.streams[name].reward.reasons(played.batch[rows], family_of(env.spec).observed(env.spec))
             for each, reason in zip(moments[name], reasons):
-                each["text"] = f"{each['text']} ({reason})".strip()
+                each["text"] += f" ({reason})"
     if seen.parts is None:
         return {"streams": streams, "moments": moments}
     found, explains = measures.advantages(played, seen, gae_lambda)
