@@ -85,7 +85,7 @@ class TwoLevel(Pair):
             self.requires |= {"next_obs"}
         kept = (cheap.requires - {"frame"}, (self.embedding,)) if self.embedding else (cheap.requires, ())
         self.rng = np.random.default_rng(self.seed)
-        self.asked, self.level = Segments(1, config.budget, *kept), Level()  # transitions with an answer
+        self.asked, self.correction = Segments(1, config.budget, *kept), Correction()  # transitions with an answer
 
     def make(self, name: str, options: dict[str, Any], place: int) -> Reward:
         if place and name in JUDGES["texts"]:
@@ -94,7 +94,7 @@ class TwoLevel(Pair):
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         cheap = values_of(self.cheap.score(batch))
-        return self.level.at(self.states(batch), cheap) if len(self.asked) else cheap
+        return self.correction.at(self.states(batch), cheap) if len(self.asked) else cheap
 
     def states(self, batch: Transitions) -> np.ndarray:
         """What delta is a function of: float32 (N, D)."""
@@ -106,41 +106,41 @@ class TwoLevel(Pair):
 
     def update(self, batch: Transitions) -> dict[str, float]:
         """The cheap reward learns; a session where one is due, whose `error` is that of what was believed before."""
-        flat, config, level = batch.flatten(), self.config, self.level
+        flat, config, correction = batch.flatten(), self.config, self.correction
         if not flat.valid.all():
             flat = flat[np.asarray(flat.valid, bool)]
         if not len(flat.step):
             return {}
         metrics = {f"cheap_{key}": value for key, value in self.cheap.update(batch).items()}
-        level.seen += len(flat.step)
-        if level.seen >= level.due:
-            level.due += config.every * ((level.seen - level.due) // config.every + 1)
-            most = min(config.queries, config.budget - level.given)
+        correction.seen += len(flat.step)
+        if correction.seen >= correction.due:
+            correction.due += config.every * ((correction.seen - correction.due) // config.every + 1)
+            most = min(config.queries, config.budget - correction.given)
             metrics |= self.session(flat, most) if most else {}
             if len(self.asked):
                 rows = self.asked.pick(np.arange(len(self.asked))).flatten()
-                level.fit(self.states(rows), values_of(self.cheap.score(rows)))
-                metrics["rho"] = float(level.trend[1])
-        return {**metrics, "asked": float(level.given)}
+                correction.fit(self.states(rows), values_of(self.cheap.score(rows)))
+                metrics["rho"] = float(correction.trend[1])
+        return {**metrics, "asked": float(correction.given)}
 
     def session(self, flat: Transitions, most: int) -> dict[str, float]:
         """Ask about `most` of the newest transitions (N,)."""
         rows = flat[self.rng.permutation(len(flat.step))[:CANDIDATES]]
         if self.config.choose == "informative":
-            rows = rows[informative(self.level.covariance(self.states(rows)), self.level.noise, most)]
+            rows = rows[informative(self.correction.covariance(self.states(rows)), self.correction.noise, most)]
         rows = rows[:most]
         believed, given = self.score(rows), self.dear.score(rows)
         known = given.ready if isinstance(given, Scored) else np.ones(len(rows.step), bool)
-        self.level.given += len(known)
+        self.correction.given += len(known)
         if not known.any():
             return {"failed": 1.0}
         dear, kept = values_of(given)[known], self.asked.slim(rows)
         self.asked.pool.extend(kept[row : row + 1] for row in np.flatnonzero(known))
-        self.level.dear = np.append(self.level.dear, dear)
+        self.correction.dear = np.append(self.correction.dear, dear)
         return {"failed": 1 - float(known.mean()), "error": float(np.abs(believed[known] - dear).mean())}
 
 
-class Level(Stateful):
+class Correction(Stateful):
     """dear = b0 + b1 (cheap - its mean) + delta(x), in float64, and the answers that it is fitted to."""
 
     saved = ("x", "cheap", "dear", "root", "weights", "trend", "length", "noise", "seen", "due", "given")

@@ -12,7 +12,7 @@ import rewards
 from envs.transitions import Transitions
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.check import check_reward
-from rewards.two_level import Level, TwoLevel, TwoLevelConfig, informative
+from rewards.two_level import Correction, TwoLevel, TwoLevelConfig, informative
 
 LINE, PUSH = spaces.Box(-9.0, 9.0, (1,), np.float32), spaces.Discrete(2)
 
@@ -57,7 +57,7 @@ def places(x) -> Transitions:
 
 
 def test_two_answers_at_a_deviation_to_either_side_correlate_by_the_kernel():
-    level = Level()
+    level = Correction()
     level.dear = np.array([1.0, 3.0])
     x = np.array([[0.0], [4.0]])
     level.fit(x, np.zeros(2))  # mean 2, deviation 2: -1 and 1
@@ -106,7 +106,7 @@ def test_the_budget_is_kept_and_rows_that_never_happened_are_not_asked_about():
     assert (Twice.asked, metrics["asked"], len(reward.asked)) == (12, 12, 12)
     lost = made()
     lost.update(batch.replace(valid=np.zeros((20, 2), bool)))
-    assert not lost.level.given
+    assert not lost.correction.given
 
 
 def test_what_has_no_answer_counts_and_teaches_nothing():
