@@ -224,3 +224,9 @@ def test_a_study_that_is_killed_continues_and_has_every_row_once(tmp_path):
     assert len({row["steps"] for row in results.read_rows(rows) if row["arm"] != "random"}) == 1
     entries = replay(tmp_path / "runs" / "sweeps" / "study-tiny")
     assert entries["pole/task/s0"].attempts == 1  # its row was there
+
+
+def test_a_cost_that_doubles_is_compared_where_both_ways_first_reach_the_same():
+    assert study.doubling([0, 2, 2, 0, 1, 2]) == 0.5  # at the second figure, at the third
+    assert study.doubling([3, 1, 0, 3, 5, 6]) == 1.0  # at once, both
+    assert study.doubling([0, 2, 4, 0, 1, 1]) == pytest.approx(2**0.5 / 2)  # halfway to the second; at the second
