@@ -88,9 +88,16 @@ def learning(world: tuple[str, int, str], name: str, files: dict[str, str]) -> M
         mixed: dict[str, Any] = {"task": {}}
         for reward, asked in given.items():
             mixed[reward] = {k: v.format(**files) if isinstance(v, str) else v for k, v in asked.items()}
-        mix = rewards.make(mixed, *spaces, seed=0) if given else None
+        mix: Any = rewards.make(mixed, *spaces, seed=0) if given else None
         model = PPO(envs, PPOConfig(n_steps=2048 // n, **options), scorer=mix, seed=0)
-        return FRAMES, lambda: (model.learn(FRAMES), envs.close(), mix and mix.close())
+
+        def work() -> None:
+            model.learn(FRAMES)
+            envs.close()
+            if mix is not None:
+                mix.close()
+
+        return FRAMES, work
 
     return measure
 
