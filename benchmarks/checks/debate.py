@@ -33,7 +33,9 @@ def run(folder: Path) -> dict[str, float]:
     for row in results.read_rows(path):
         cells.setdefault(f"debate_{row['evidence']}_{row['shown']}", []).append(float(row["accuracy"]))
     figures = {key: float(iqm(values)) for key, values in cells.items()}
-    return {"debate_accuracy": figures["debate_debate_4"], **figures}
+    controls = cells["debate_isolated_4"] + cells["debate_random_4"]
+    extremes = {"debate_least": min(cells["debate_debate_4"]), "debate_controls_most": max(controls)}
+    return {"debate_accuracy": figures["debate_debate_4"], **extremes, **figures}
 
 
 def right(seed: int) -> list[dict[str, object]]:
