@@ -44,7 +44,8 @@ from envs.state import Stateful
 BLOCKS = 64  # of rows, which bootstraps draw from
 REWARD_R2 = 0.99  # below it a network predicts the reward
 STARTS, STEPS, STRAYED = 32, 50, 0.1  # `validate`: rollouts, their length, share of them that may leave the data
-FEWEST = 20  # rows a fit begins with
+FEWEST, MOST_ROWS = 20, 20_000  # rows a fit begins with, and reads at most, drawn from all
+MARGIN = 0.1  # how far outside the data predictions are clipped, in ranges of the data
 HEAD_STEPS, HEAD_BATCH, HEAD_RATE = 1000, 256, 1e-3  # of the reward's network
 COLUMNS, AFFORDABLE = 500, 150  # of a library: at most, and at most where the degree is not set
 
@@ -57,16 +58,12 @@ class SindyConfig(Settings):
 
     members: int = setting(20, "bootstraps", low=1, high=1000)
     degree: int = setting(0, "of the polynomials; 0: the largest whose library has at most 150 terms", low=0, high=3)
-    affine: bool = setting(False, "whether no term holds two actions; always so for Discrete ones")
     # Where zero means something, whiten=False gives sparser and truer equations; where zero lies far outside the data,
     # they cannot be told apart without it.
     whiten: bool = setting(True, "whether monomials are of observations minus their mean")
     threshold: float = setting(0.005, "smallest coefficient that is kept, see above [0.007 to 0.02, raw]", low=0)
     alpha: float = setting(1e-3, "ridge penalty, for terms of root mean square 1 [5e-5 to 0.5]", above=0)
     drop_terms: float = setting(0.0, "share of the library each member does without", low=0, below=1)
-    aggregate: str = setting("median", "of the members, where outcomes are not sampled", choices=("median", "mean"))
-    margin: float = setting(0.1, "how far outside the data predictions are clipped, in ranges of the data", low=0)
-    max_rows: int = setting(20_000, "rows a fit reads, drawn from all", low=20)
 
 
 class Sindy(Stateful):
@@ -83,8 +80,7 @@ class Sindy(Stateful):
         self.config, self.device = config or SindyConfig(), torch.device(device)
         self.members, self.size = self.config.members, encoding.obs_size
         actions = encoding.action_size
-        affine = self.config.affine or encoding.discrete
-        self.library = Library(self.size + actions, actions, self.config.degree, affine, self.device)
+        self.library = Library(self.size + actions, actions, self.config.degree, encoding.discrete, self.device)
         self._generator = torch.Generator(self.device).manual_seed(seed)
         d, p = self.size, len(self.library.terms)
         self.head = seeded_mlp((2 * d + actions, 64, 64, 1), seed).to(self.device)
@@ -106,7 +102,7 @@ class Sindy(Stateful):
         self.circles: list[tuple[int, int]] = []  # pairs of obs that were a sine and a cosine in all data
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
-        """One transition for each row; see `Dynamics`. Without `sample`, by the members' median (or mean)."""
+        """One transition for each row; see `Dynamics`. Without `sample`, by the members' median."""
         known = self._state
         variables = self._variables(obs, action)
         if sample and self.members > 1:
@@ -128,7 +124,7 @@ class Sindy(Stateful):
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """Least squares over `replay.arrays()`; `steps` bounds the gradient steps of the reward's network."""
         rows = [x.to(self.device, torch.float64) for x in replay.arrays()[:4]]
-        order = torch.randperm(len(rows[0]), generator=self._generator, device=self.device)[: self.config.max_rows]
+        order = torch.randperm(len(rows[0]), generator=self._generator, device=self.device)[: MOST_ROWS]
         if len(order) < FEWEST:
             return {}
         rows = [x[order] for x in rows]
@@ -171,22 +167,6 @@ class Sindy(Stateful):
             state = torch.where(strayed[:, None], obs.repeat(k, 1), state)  # those are not continued
         return strayed.view(k, -1).float().mean(1)
 
-    def equations(self, names: list[str] | None = None) -> list[str]:
-        """Changes and reward as text, a line each: "x0 +0.05 x2"; `names` of the D observations, then A actions."""
-        known, width = self._state, 1 + max(term[-1] for term in self.library.terms[1:])
-        names = names or [f"x{i}" for i in range(self.size)] + [f"u{i}" for i in range(width - self.size)]
-        shift, rest = known["shift"].tolist(), [1.0] * (width - self.size)
-        read = [f"({n}{-middle:+.3g})" if middle else n for n, middle in zip(names, shift)] + names[self.size :]
-        scale = [*known["scale"].tolist(), *rest]
-        units = [math.prod(scale[i] for i in term) for term in self.library.terms]
-        texts = ["".join(f" {read[i]}" for i in term) for term in self.library.terms]
-        lines = []
-        for row, coefficients in enumerate(known["middle"].tolist()):
-            parts = [names[row]] if row < self.size else []
-            parts += [f"{c / unit:+.4g}{text}" for c, unit, text in zip(coefficients, units, texts) if c]
-            lines.append(" ".join(parts) or "0")
-        return lines
-
     def _on_circles(self, obs: Tensor) -> Tensor:
         """Sines and cosines moved back to radius 1."""
         if not self.circles:
@@ -223,7 +203,7 @@ class Sindy(Stateful):
         """The state with the units and bounds of these rows."""
         both = torch.cat([obs, next_obs])
         low, high = both.amin(0), both.amax(0)
-        around = self.config.margin * (high - low)
+        around = MARGIN * (high - low)
         found = {"mean": both.mean(0), "scale": _spread(both), "change": _spread(next_obs - obs)}
         found["shift"] = found["mean"] * self.config.whiten
         found |= {"low": low - around, "high": high + around, "reward_mean": task.mean(), "reward_std": _spread(task)}
@@ -262,8 +242,7 @@ class Sindy(Stateful):
         stable = (share <= share.amin() + STRAYED).nonzero().flatten()
         places = stable[torch.arange(self.members, device=self.device) % len(stable)]
         kept = self._state["coefficients"][places]
-        middle = kept.median(0).values if self.config.aggregate == "median" else kept.mean(0)
-        self._state |= {"coefficients": kept, "middle": middle}
+        self._state |= {"coefficients": kept, "middle": kept.median(0).values}
         return self.members - len(stable)
 
     def _judged(self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor) -> dict[str, float]:

@@ -1,9 +1,8 @@
-"""Replay: real transitions as rows on the compute device, sampled as transitions, n-step returns, or sequences.
+"""Replay: real transitions as rows on the compute device, sampled as transitions or sequences.
 
 A reward that learns makes stored rewards wrong, so none is stored: a sampled row gets the reward of that moment from
-the scorer, and an n-step return is the sum of what its rows are worth now. What cannot be computed from a transition
-alone (the score of a reward with a memory; frames, texts, signals) is kept as columns that the scorer names
-(`ReplayScorer.keep`), then weighted and scaled when sampled. `Sampler` picks the rows, `Images` stores pixels.
+the scorer. What cannot be computed from a transition alone (the score of a reward with a memory; frames, texts,
+signals) is kept as columns that the scorer names (`ReplayScorer.keep`), then weighted and scaled when sampled. `Sampler` picks the rows, `Images` stores pixels.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class Rows(NamedTuple):
 
     obs: Tensor  # (B, D), in the environment's units
     action: Tensor  # (B, A), in [-1, 1], or one-hot
-    reward: Tensor  # (B,), relabelled; of n steps the discounted sum
-    next_obs: Tensor  # (B, D), true successors, n steps later
-    discount: Tensor  # (B,), gamma^k (1 - terminated), k steps
+    reward: Tensor  # (B,), relabelled
+    next_obs: Tensor  # (B, D), true successors
+    discount: Tensor  # (B,), gamma (1 - terminated)
     step: Tensor  # int64 (B,), within the episode
     index: Tensor  # type: ignore[assignment]  # int64 (B,), place in the replay
 
@@ -60,7 +59,7 @@ class Replay(Stateful):
 
     Args:
         scorer: a `ReplayScorer`; it learns from fresh transitions, each once, in time order, `update_every` at a time.
-        gamma: discount of n-step returns, in (0, 1].
+        gamma: discount, in (0, 1].
         sampling: see `Sampler`.
 
     Attributes:
@@ -218,41 +217,23 @@ class Replay(Stateful):
         measure: Any = getattr(self.scorer, "measure", lambda *_: {})
         return self.metrics or (measure(self._at(rows), self.timesteps) if len(rows) else {})
 
-    def sample(self, batch_size: int, n_step: int = 1) -> Rows:
-        """Transitions drawn with replacement; returns of `n_step` rows, fewer where episode or replay ends."""
+    def sample(self, batch_size: int) -> Rows:
+        """Transitions drawn with replacement."""
         index = self.sampler.draw(batch_size)
         self.sampler.used(index)
-        return self.rows(index, n_step)
+        return self.rows(index)
 
     def newest(self, count: int) -> Rows:
         """The `count` newest transitions in time order, or all."""
         return self.rows(self.sampler.in_order(max(len(self) - count, 0)))
 
-    def rows(self, index: Tensor, n_step: int = 1) -> Rows:
+    def rows(self, index: Tensor) -> Rows:
         """The transitions at `index` (B,)."""
-        if n_step > 1:
-            return self._several(index, n_step)
         rows = self.table.index_select(0, index)
         obs, action, next_obs, numbers = rows.split(self._widths, -1)
         _, terminated, _, _, step = numbers.unbind(-1)
         discount = terminated.mul(-self.gamma).add_(self.gamma)
         return Rows(obs, action, self._rewards(index, rows), next_obs, discount, step.long(), index)
-
-    def _several(self, index: Tensor, n: int) -> Rows:
-        """The same, n steps at once: each row is relabelled, then they are summed."""
-        count, ahead = len(index), torch.arange(n, device=self.device)[:, None]
-        left = (self._pos - 1 - index // self.n_envs) % self.length  # time rows that follow
-        later = torch.where(ahead <= left, (index + ahead * self.n_envs) % self.size, index).reshape(-1)
-        flat = self.table.index_select(0, later)
-        rows, reward = flat.view(n, count, -1), self._rewards(later, flat).view(n, count)
-        _, terminated, truncated, valid, step = rows[..., -5:].unbind(-1)
-        continues = (step[1:] == step[0] + ahead[1:]) & (terminated[:-1] + truncated[:-1] == 0) & (valid[1:] > 0)
-        weights = torch.cat([torch.ones_like(reward[:1]), (self.gamma * continues).cumprod(0)])
-        reached = (weights > 0).sum(0)
-        last = rows[reached - 1, torch.arange(count, device=self.device)]
-        discount = self.gamma**reached * (1 - last[:, self._terminated])
-        obs, action = rows[0, :, self._obs], rows[0, :, self._action]
-        return Rows(obs, action, (weights * reward).sum(0), last[:, self._next], discount, step[0].long(), index)
 
     def sequences(self, batch_size: int, length: int, *, imagine: bool = False) -> Sequences:
         """Sequences in time order, none of which crosses the place where the ring is written.

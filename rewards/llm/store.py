@@ -5,15 +5,15 @@
 `key` is the SHA-256 of the judge's identity (model, version of its prompt and schema, goal), the question's text and
 the second text of a pair. `value` is in [0, 1], NULL for unsure and for answers in words, which stand in `raw`.
 Failures are never stored. Of two answers to one question the first stays. `created` is in seconds since 1970,
-`latency` in seconds. `export`, transcripts and files written by people hold the same columns as JSON lines, which
-`read_rows` reads, too.
+`latency` in seconds. Transcripts and files written by people hold the same columns as JSON lines, which `read_rows`
+reads, too.
 
 A file is shared, so what stands in it is checked when it is read: a row whose value is no number in [0, 1], or whose
 words are no text, is no answer, and the next one replaces it. A file that is removed while it is open is written anew
 from what this process still holds open. A broken file is moved to FILE.bad and started afresh. A full disk or a
 read-only file is reported once, and the run continues without what could not be kept. When it fails: SQLite's
 write-ahead log needs a file system of this machine; runs on several machines that share a network folder need a file
-each, merged by `export` and `import_`.
+each.
 """
 
 from __future__ import annotations
@@ -95,29 +95,6 @@ class AnswerStore:
         now = time.time()
         self._safely(self._put, [self._row(judge, label, now) for label in labels], instead)
 
-    def export(self, path: str | Path) -> int:
-        """Write every answer as one JSON object a line, oldest first, and count them; ValueError without a store."""
-        query = f"SELECT {', '.join(COLUMNS)} FROM labels ORDER BY created, key"
-        lines = [json.dumps(dict(zip(COLUMNS, row))) + "\n" for row in self._connected().execute(query)]
-        temporary = Path(f"{path}.tmp-{os.getpid()}")
-        temporary.write_text("".join(lines), encoding="ascii")
-        os.replace(temporary, path)
-        return len(lines)
-
-    def import_(self, path: str | Path) -> int:
-        """Take in what `export` wrote, or the like; ValueError for a line that is no label, and nothing is kept."""
-
-        def parse(row: Mapping[str, Any]) -> tuple[Any, ...]:
-            seconds, tokens, created = (float(row.get(name, 0)) for name in ("latency", "tokens", "created"))
-            if not all(0 <= number <= MOST for number in (seconds, tokens, created)):
-                raise ValueError("no time or cost")
-            label = Label(*label_in(row), str(row.get("raw", "")), seconds, int(tokens))
-            return self._row(str(row.get("judge", "")), label, created)
-
-        rows = list(read_rows(path, parse, "no label (text, value); repair or delete the line", torn=False))
-        self._put(self._connected(), rows)
-        return len(rows)
-
     def __len__(self) -> int:
         count = self._safely(lambda connection: connection.execute("SELECT count(*) FROM labels").fetchone()[0])
         return count or 0
@@ -138,11 +115,6 @@ class AnswerStore:
         value = None if math.isnan(label.value) else label.value
         raw = _valid(label.raw)[: self.words]
         return key_of(judge, label.item), _valid(first), other, value, judge, raw, created, label.latency, label.tokens
-
-    def _connected(self) -> sqlite3.Connection:
-        if self._connection is None:
-            raise ValueError(f"the file of answers {self.path} could not be opened; give a file that can be written")
-        return self._connection
 
     @staticmethod
     def _get(connection: sqlite3.Connection, judge: str, items: Sequence[Item], column: str) -> dict[Item, Any]:
@@ -193,7 +165,7 @@ class AnswerStore:
             held = self._connection.execute("SELECT * FROM labels").fetchall()
         self._disconnect()
         self._open()
-        self._put(self._connected(), held)
+        self._put(self._connection, held)
         self._say(
             f"the file of answers {self.path} was removed or replaced while it was in use; the {len(held):,} answers "
             "that it held were written to the new one"
