@@ -55,7 +55,6 @@ class DiscriminatorConfig(Settings):
     threshold: float | None = setting(
         None, "reward that ends a rollout below it; None: calibrated at each fit, at most 0.6"
     )
-    beta: float | None = setting(None, "outcomes are drawn with odds exp(beta * reward); None for the best", low=0)
 
 
 def gradient_penalty(judge: Stacked, x: Tensor) -> Tensor:
@@ -98,9 +97,6 @@ class Discriminator(Stateful):
         many = len(candidates)
         reward = self.reward(obs.expand(many, -1, -1), action.expand(many, -1, -1), candidates)
         index = reward.argmax(0)
-        if self.config.beta is not None:  # the largest of logits + Gumbel noise is a sample
-            noise = torch.empty_like(reward).exponential_(generator=self.generator).clamp_(min=1e-30)
-            index = (self.config.beta * reward - noise.log_()).argmax(0)
         return index, reward.gather(0, index[None])[0] >= self.threshold
 
     def fit(self, replay: Replay, model: Dynamics, steps: int | None = None) -> dict[str, float]:

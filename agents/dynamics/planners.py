@@ -17,7 +17,7 @@ Sources: Chua et al. 2018, "Deep Reinforcement Learning in a Handful of Trials",
 Differences: CEM cuts its samples at the limits instead of drawing from a truncated Gaussian. MPPI's deterministic
 action is the mean, not a draw from the elites. UPMPC's uncertainty is the disagreement of means, without irreducible
 noise, in units of what the model was fitted to; its rewards are divided by their running root mean square, so that
-alpha means the same in every task; nothing counts after an episode's end; a value may follow the horizon.
+alpha means the same in every task; nothing counts after an episode's end.
 
 When it fails: with K actions and H steps a plan costs as much as K * H steps of the model for every state. CEM and MPPI
 need continuous actions.
@@ -217,17 +217,14 @@ class UPMPC(Stateful):
     square: Tensor | None = None  # running mean square of imagined rewards
 
     @torch.no_grad()
-    def plan(self, rollout: Rollout, policy: Act, obs: Tensor, *, value: Value | None = None) -> Tensor:
-        """Actions (B, A), each one that the stochastic `policy` proposed for its row of `obs` (B, D).
-
-        `value` is that of the last states, in the rewards' own unit; a penalty of `rollout` does not count.
-        """
+    def plan(self, rollout: Rollout, policy: Act, obs: Tensor) -> Tensor:
+        """Actions (B, A), each one that the stochastic `policy` proposed for its row of `obs` (B, D)."""
         imagined = rollout(act=policy, obs=obs.repeat(self.candidates, 1), horizon=self.horizon, penalty=disagreement)
         reward = imagined.reward + imagined.penalty
         square = reward.square().sum() / imagined.alive.sum().clamp(min=1)
         self.square = square if self.square is None else square.lerp(self.square.to(square), DECAY)
         scale = self.square.sqrt().clamp(min=1e-6)
-        score = returns(imagined, reward, self.gamma, value) / scale
+        score = returns(imagined, reward, self.gamma) / scale
         score = score + self.alpha * returns(imagined, imagined.penalty, self.gamma)
         best = _judged(imagined, score).view(self.candidates, -1).argmax(0)
         return imagined.action[0].view(self.candidates, len(obs), -1)[best, torch.arange(len(obs), device=obs.device)]

@@ -27,21 +27,18 @@ from torch import Tensor, nn
 Activation = Callable[..., Tensor]
 ACTIVATIONS: dict[str, Activation] = dict(relu=F.relu, silu=F.silu, mish=F.mish, elu=F.elu, tanh=torch.tanh)
 NORMS = ("none", "layer", "batch")
-INITS = ("uniform", "orthogonal", "truncated")
 MOMENTUM = 0.01  # of batch statistics
 MOST_SCALE, MOST_SHIFT = 3.0, 5.0  # how far batch statistics are corrected towards the running ones
 WARM_UP = 100_000  # steps of plain batch normalisation before the correction begins
 
 
 class Stacked(nn.Module):
-    """K networks of fully connected layers.
+    """K networks of fully connected layers, which begin as torch's do: +-1/sqrt(inputs).
 
     Args:
         members, inputs, outputs: K, I and O, at least 1.
         hidden: units of the hidden layers; empty for a linear map.
         dropout: share of hidden units dropped in training, in [0, 1).
-        init: "uniform" (torch's: +-1/sqrt(inputs)), "orthogonal" (gain sqrt(2), biases 0), "truncated" (a Gaussian of
-            deviation 1 / (2 sqrt(inputs)), cut at two, biases 0).
         last: what the last layer's first weights are multiplied by; 0 lets the networks begin at 0.
 
     Raises:
@@ -58,12 +55,11 @@ class Stacked(nn.Module):
         activation: str = "relu",
         norm: str = "none",
         dropout: float = 0.0,
-        init: str = "uniform",
         last: float = 1.0,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        names = {"activation": (activation, ACTIVATIONS), "norm": (norm, NORMS), "init": (init, INITS)}
+        names = {"activation": (activation, ACTIVATIONS), "norm": (norm, NORMS)}
         for name, (value, known) in names.items():
             if value not in known:
                 raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(known)}")
@@ -80,10 +76,10 @@ class Stacked(nn.Module):
         sizes = [inputs, *hidden, outputs]
         self.scaled = [norm == "layer" and n < len(hidden) for n in range(len(sizes) - 1)]
         for number, (before, after) in enumerate(itertools.pairwise(sizes)):
-            weight, bias = _first(members, before, after, init, draw)
-            if number == len(hidden):
-                weight, bias = weight * last, bias * last
-            self.stack += [nn.Parameter(weight), nn.Parameter(bias)]
+            limit, factor = 1 / math.sqrt(before), last if number == len(hidden) else 1.0
+            for shape in ((members, before, after), (members, 1, after)):
+                first = torch.empty(shape).uniform_(-limit, limit, generator=draw)
+                self.stack.append(nn.Parameter(first * factor))
             if self.scaled[number]:
                 ones = torch.ones(members, 1, after)
                 self.stack += [nn.Parameter(ones), nn.Parameter(torch.zeros_like(ones))]
@@ -183,16 +179,3 @@ class Renorm(nn.Module):
             self.var.lerp_(var.expand_as(self.var), MOMENTUM)
             self.steps += 1
         return (x - mean) / deviation * scale + shift
-
-
-def _first(members: int, inputs: int, outputs: int, init: str, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """First weights (K, I, O) and biases (K, 1, O)."""
-    weight, bias = torch.empty(members, inputs, outputs), torch.zeros(members, 1, outputs)
-    limit = 1 / math.sqrt(inputs)
-    if init == "uniform":
-        return weight.uniform_(-limit, limit, generator=draw), bias.uniform_(-limit, limit, generator=draw)
-    if init == "truncated":
-        return nn.init.trunc_normal_(weight, 0, limit / 2, -limit, limit, generator=draw), bias
-    for member in weight:
-        nn.init.orthogonal_(member, math.sqrt(2), generator=draw)
-    return weight, bias

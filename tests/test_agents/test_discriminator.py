@@ -154,17 +154,6 @@ def test_a_heavier_gradient_penalty_makes_a_flatter_judge():
     assert slopes[1] < slopes[0] / 5
 
 
-def test_outcomes_are_drawn_with_odds_that_grow_with_the_reward(learned):
-    model, _ = learned
-    obs, action, true = (x[:1].expand(4000, 1) for x in unlike())
-    pair = torch.stack([wrong(obs, action), true])
-    gap = float(model.reward(obs, action, true)[0] - model.reward(obs, action, pair[0])[0])
-    model.config.beta = 2.0
-    index, _ = model.choose(obs, action, pair)
-    model.config.beta = None
-    assert abs(index.float().mean() - 1 / (1 + math.exp(-2 * gap))) < 0.03
-
-
 def test_a_given_threshold_is_not_calibrated():
     model = judge(threshold=0.6, batch_size=16)
     metrics = model.fit(Rows(100), HalfBroken(), 5)
@@ -218,8 +207,6 @@ def test_settings_that_make_no_sense_are_refused():
         DiscriminatorConfig(snapshots=0)
     with pytest.raises(ValueError, match=r"gradient_weight=-1 is out of range; give a number at least 0"):
         DiscriminatorConfig(gradient_weight=-1)
-    with pytest.raises(ValueError, match=r"beta=-1 is out of range"):
-        DiscriminatorConfig(beta=-1)
     with pytest.raises(ValueError, match=r"learning_rate=0 is out of range"):
         DiscriminatorConfig(learning_rate=0)
     with pytest.raises(ValueError, match=r"1 transitions are too few"):

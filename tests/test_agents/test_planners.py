@@ -198,8 +198,6 @@ def test_upmpc_counts_nothing_after_the_end_and_a_value_where_there_is_none():
     assert planner.square == pytest.approx((9 + 4 + 4) / 5)  # over the alive transitions
     planner.horizon = 3
     assert planner.plan(rollout, proposals, obs).argmax() == 1  # 2 + 1 + 0.5
-    planner.horizon = 1
-    assert planner.plan(rollout, proposals, obs, value=lambda obs: torch.full((3,), 10.0)).argmax() == 1  # 2 + 5
 
 
 def test_upmpc_chooses_the_same_in_any_unit_of_reward():

@@ -56,18 +56,6 @@ def test_first_weights_follow_from_the_seed_and_leave_the_global_generator_alone
     assert one.stack[0].abs().max() <= 1 / 2
 
 
-@pytest.mark.parametrize("init", ["uniform", "orthogonal", "truncated"])
-def test_kinds_of_first_weights(init):
-    net = Stacked(2, 4, [64], 3, init=init, last=0.0, seed=1)
-    assert net(X).abs().max() == 0
-    weight, bias = net.stack[0], net.stack[1]
-    if init == "orthogonal":
-        torch.testing.assert_close(weight[0] @ weight[0].T, 2 * torch.eye(4), atol=1e-5, rtol=0)
-    if init == "truncated":
-        assert 0.2 < weight.std() < 0.25  # of a Gaussian of 1/4, cut at two deviations: 0.22
-    assert (bias.abs().max() > 0) == (init == "uniform")
-
-
 def test_dropout_is_drawn_by_the_generator_that_is_given_and_keeps_the_mean():
     net = Stacked(1, 4, [200], 1, dropout=0.5, seed=1)
     assert torch.equal(net(X), net(X))
@@ -126,7 +114,6 @@ def test_unknown_names_and_numbers_out_of_range_are_refused():
     for change, words in [
         ({"activation": "gelu"}, r"activation='gelu' is unknown; give one of relu, silu"),
         ({"norm": "group"}, r"norm='group' is unknown"),
-        ({"init": "xavier"}, r"init='xavier' is unknown"),
         ({"dropout": 1.0}, r"dropout=1.0 is out of range; give a share in \[0, 1\)"),
         ({"members": 0}, r"0 networks"),
     ]:
