@@ -22,13 +22,12 @@ import numpy as np
 
 from envs.files import read_text
 from envs.settings import setting
-from rewards.language.lare import CodeModel, prompts, rules
+from rewards.language.lare import CodeModel, rules
 from rewards.llm.client import JudgeError
 from rewards.llm.judges.base import Judge
-from rewards.llm.judges.prompts import FOLDER
+from rewards.llm.judges.prompts import sections
 
 SHIPPED = Path(__file__).with_name("recorded")
-PROMPTS = FOLDER / "rewards.txt"
 DEEPEST = 3  # operations in a random component
 
 
@@ -46,7 +45,7 @@ class Brief:
     def text(self) -> str:
         """As a model reads it."""
         fields = {key: value for key, value in vars(self).items() if key != "feedback"}
-        asked = prompts(PROMPTS)["candidate"].format(**fields, rules=rules())
+        asked = sections("rewards")["candidate"].format(**fields, rules=rules())
         return "\n\n".join(filter(None, [asked, self.feedback]))
 
 
@@ -66,7 +65,7 @@ class ModelAuthor(CodeModel, RewardAuthor):
 
     @property
     def identity(self) -> str:
-        return f"reward {prompts(PROMPTS)['version']} {self.model}"
+        return f"reward version {sections('rewards')['version']} {self.model}"
 
     def propose(self, brief: Brief, count: int, number: int) -> Sequence[str | JudgeError]:
         return self.ask(brief.text, self.temperature, range(count))
@@ -159,4 +158,4 @@ def record(path: Path, rounds: Sequence[Sequence[str]]) -> None:
 
 def with_feedback(brief: Brief, **facts: str) -> Brief:
     """The brief of the next round: `facts` are what `prompts/rewards.txt` names in its feedback."""
-    return replace(brief, feedback=prompts(PROMPTS)["feedback"].format(**facts))
+    return replace(brief, feedback=sections("rewards")["feedback"].format(**facts))

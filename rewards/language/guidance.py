@@ -48,30 +48,9 @@ WIDTH = 384  # numbers of a sentence's embedding
 CACHE = 1 << 14  # captions that are cached
 _ODD = np.random.default_rng(0x5EED).integers(0, 2**64, RECENT, dtype=np.uint64) | np.uint64(1)
 WAITING, THREADS, PAUSE = 64, 4, 30.0  # situations in the queue; questions at the same time; s after an outage
-CRAFTER = {  # an event in a caption -> the goal that leads there, in an order in which they can be reached
-    "collected wood": "collect wood from a tree",
-    "placed a table": "collect more wood and place a table",
-    "made a wood pickaxe": "make a wood pickaxe near the table",
-    "made a wood sword": "make a wood sword near the table",
-    "collected a sapling": "collect a sapling from the grass",
-    "placed a plant": "place the sapling as a plant",
-    "drank water": "drink water",
-    "ate a cow": "eat a cow",
-    "collected stone": "collect stone with the pickaxe",
-    "placed a stone": "place a stone",
-    "made a stone pickaxe": "make a stone pickaxe near a table",
-    "made a stone sword": "make a stone sword near a table",
-    "collected coal": "collect coal with the pickaxe",
-    "woke up": "sleep until you wake up rested",
-    "placed a furnace": "collect more stone and place a furnace near a table",
-    "defeated a zombie": "defeat a zombie",
-    "defeated a skeleton": "defeat a skeleton in a cave",
-    "collected iron": "collect iron with the stone pickaxe",
-    "made an iron pickaxe": "make an iron pickaxe near a table and a furnace",
-    "made an iron sword": "make an iron sword near a table and a furnace",
-    "collected a diamond": "collect a diamond with the iron pickaxe",
-    "ate a plant": "eat a ripe plant",
-}
+_LINES = Path(__file__).with_name("crafter_goals.txt").read_text(encoding="utf-8").splitlines()
+# an event in a caption -> the goal that leads there, in an order in which they can be reached
+CRAFTER = {event: goal for event, goal in (line.split(": ") for line in _LINES)}
 
 
 @dataclass

@@ -59,14 +59,13 @@ from rewards.check import random_rollout
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.llm.client import JudgeError, ModelJudge
 from rewards.llm.judges.base import make_judge
-from rewards.llm.judges.prompts import FOLDER
+from rewards.llm.judges.prompts import sections
 from rewards.llm.sandbox.process import BUILTINS, LOOP, METHODS, NUMPY, Sandbox, SandboxError
 
 LONGEST = 20_000  # steps of an episode
 STILL = 1e-6  # a standard deviation of a factor below which it is constant
 EXTREME = 1e3  # what made-up observations are clipped to
 SHIPPED = Path(__file__).with_name("factors")
-PROMPTS = FOLDER / "factors.txt"
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
@@ -402,15 +401,9 @@ def describe(text: str) -> str:
     return ast.get_docstring(ast.parse(read(text))) or "" if text in shipped() else text
 
 
-def prompts(path: Path = PROMPTS) -> dict[str, str]:
-    """Section -> text of `prompts/factors.txt`, or another file of its form; "version" is the first line."""
-    first, *parts = re.split(r"^=== (\w+)\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return {"version": first.strip(), **{name: text.strip() for name, text in zip(parts[::2], parts[1::2])}}
-
-
 def question(goal: str, described: str, obs_size: int, action_size: int) -> str:
     """What a model is asked for one task."""
-    return prompts()["candidate"].format(
+    return sections("factors")["candidate"].format(
         goal=goal, describe=described, obs_size=obs_size, action_size=action_size, rules=rules()
     )
 
@@ -418,7 +411,7 @@ def question(goal: str, described: str, obs_size: int, action_size: int) -> str:
 def rules() -> str:
     """What code may use, for its author."""
     names = {"numpy": sorted(NUMPY), "methods": sorted(METHODS), "builtins": BUILTINS}
-    return prompts()["rules"].format(**{kind: ", ".join(each) for kind, each in names.items()}, loop=LOOP)
+    return sections("factors")["rules"].format(**{kind: ", ".join(each) for kind, each in names.items()}, loop=LOOP)
 
 
 def code_in(answer: str) -> str:
@@ -488,11 +481,11 @@ class Author(CodeModel):
 
     @property
     def identity(self) -> str:
-        return f"code {prompts()['version']} {self.model}"
+        return f"code version {sections('factors')['version']} {self.model}"
 
     def write(self, asked: str, verify: Callable[[str], Any]) -> Any:
         """What `verify` returns for the first code that it accepts; ValueError without a model, or one."""
-        text, errors = prompts(), []
+        text, errors = sections("factors"), []
         try:
             drafts = self._usable(asked, 1.0, range(self.candidates))
             answer = drafts[0]

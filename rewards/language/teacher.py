@@ -41,6 +41,7 @@ from envs.minigrid.family import HEAD
 from envs.settings import setting
 from rewards.llm.client import JudgeError, ModelJudge, PausedError, answer_form
 from rewards.llm.judges.base import Judge
+from rewards.llm.judges.prompts import sections
 from rewards.llm.store import read_rows
 
 KINDS = ("", "go to", "pick up", "open")  # "" is no subgoal
@@ -221,19 +222,9 @@ def question(level: Level) -> str:
             door = f"{STATES[state]} " if thing == DOOR else ""
             things.append(f"({x}, {y}): {door}{COLOURS[colour]} {OBJECTS[thing]}")
     rows = ["".join("#" if thing == WALL else "." for thing in row) for row in level.grid[..., 0]]
-    lines = [
-        "You plan for an agent in a world of square cells. It walks on empty cells, carries one thing at a time, opens",
-        "a closed door by hand and a locked door with a key of the same colour; boxes may hide keys. It wants to reach",
-        "the green goal if there is one, else to pick up the ball or the box behind the locked door, else to open it.",
-        "Name the subgoals in the order in which they must be reached: each with what to do, the thing (colour and",
-        "name) and the cell it is in. The cell (0, 0) is the upper left corner, x grows to the right, y downwards.",
-        "",
-        f"The world is {width} cells wide and {height} cells high; # is a wall:",
-        *rows,
-        f"The agent stands at ({level.x}, {level.y}).",
-        "Things: " + ("; ".join(things) or "none"),
-    ]
-    return "\n".join(lines)
+    return sections("levels")["plan"].format(
+        width=width, height=height, rows="\n".join(rows), x=level.x, y=level.y, things="; ".join(things) or "none"
+    )
 
 
 def _rows(level: Level, plan: list[dict[str, Any]]) -> list[Row]:

@@ -27,27 +27,11 @@ import numpy as np
 from envs.settings import setting
 from envs.state import Stateful
 from envs.transitions import Transitions
-from rewards.llm.client import JudgeError, ModelJudge, PausedError, fits
+from rewards.llm.client import JudgeError, ModelJudge, PausedError, answer_form, fits
 from rewards.llm.judges.base import SegmentJudge
+from rewards.llm.judges.prompts import sections
 
-VERSION = 1  # of the questions below; answers to others are not read
-LOOK = (
-    "Each of these two images shows the end of a different attempt at a task. The goal is: {goal}\n"
-    "1. Say what image 1 shows, as far as the goal is concerned.\n"
-    "2. Say what image 2 shows, as far as the goal is concerned.\n"
-    "3. Compare: in which of the two is the goal reached better, or is there no difference?"
-)
-DECIDE = (
-    "Somebody compared two images, image 1 and image 2. The goal is: {goal}\nThis is what they wrote:\n\n{said}\n\n"
-    "According to them, in which image is the goal reached better? Answer 0 for image 1, 1 for image 2, -1 if there is "
-    "no difference or they are not sure."
-)
-SCHEMA = {
-    "type": "object",
-    "properties": {"answer": {"type": "integer", "enum": [0, 1, -1]}},
-    "required": ["answer"],
-    "additionalProperties": False,
-}
+SCHEMA = answer_form(answer={"type": "integer", "enum": [0, 1, -1]}) | {"additionalProperties": False}
 
 
 @dataclass(eq=False)
@@ -74,7 +58,7 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
 
     @property
     def identity(self) -> str:
-        return f"vlm {VERSION} {self.model} {self.goal}"
+        return f"vlm {sections('pictures')['version']} {self.model} {self.goal}"
 
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
         if first.frame is None or second.frame is None:
@@ -108,8 +92,9 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
     def _ask(self, pair: _Pair) -> str:
         """What the model wrote about a pair and its answer, as JSON."""
         one, two = pair.shown
-        said = self.chat.ask(["Image 1:", one, "Image 2:", two, LOOK.format(goal=self.goal)])
-        answer = self.chat.ask([DECIDE.format(goal=self.goal, said=said)], SCHEMA)["answer"]
+        asked = sections("pictures")
+        said = self.chat.ask(["Image 1:", one, "Image 2:", two, asked["look"].format(goal=self.goal)])
+        answer = self.chat.ask([asked["decide"].format(goal=self.goal, said=said)], SCHEMA)["answer"]
         return json.dumps({"answer": answer, "said": said})
 
 
@@ -127,7 +112,7 @@ class _Pair:
     def __init__(self, judge: VLM, first: np.ndarray, second: np.ndarray) -> None:
         one, two = (hashlib.sha256(f"{x.shape}".encode() + x.tobytes()).hexdigest() for x in (first, second))
         self.same = one == two
-        about = [VERSION, judge.model, judge.goal, *sorted((one, two))]
+        about = [int(sections("pictures")["version"]), judge.model, judge.goal, *sorted((one, two))]
         digest = hashlib.sha256(json.dumps(about).encode())
         self.key = digest.hexdigest()
         lower_first = bool(digest.digest()[0] & 1)

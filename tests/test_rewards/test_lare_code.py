@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from model_server import ModelServer, status
 
-from rewards.language.lare import Author, code_in, prompts, question, verified
+from rewards.language.lare import Author, code_in, question, verified
 from rewards.llm.sandbox.process import SandboxError
 
 GOOD = "def factors(obs, action):\n    return obs ** 2\n"
@@ -46,7 +46,6 @@ def test_the_question_says_what_the_numbers_are_and_what_the_code_may_use():
     assert "shape\n(B, 3)" in asked or "(B, 3)" in asked
     assert " arctan2, " in asked
     assert "{" not in asked
-    assert prompts()["version"] == "version 1"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Prompts of a language model that judges captions: questions, and background of each environment family, as files.
 
 `prompts/*.txt` are questions with {goal}, {knowledge}, {caption} (or {first} and {second}) to be filled in, the fixed
-text first, so that servers with a prefix cache read it once. `prompts/families/*.txt` describe environment families:
-`goal:`, `good:` and `other:` lines, then knowledge and labelled examples. Each begins with its version.
+text first, so that servers with a prefix cache read it once; some hold several, each behind "=== SECTION".
+`prompts/families/*.txt` describe environment families: `goal:`, `good:` and `other:` lines, then knowledge and labelled
+examples. Each begins with its version, which is part of whose answers are kept: others are not read.
 
 A caption is untrusted data: the agent may have written it. It is put in as one JSON string of ASCII on one line,
 so it ends where its quotation ends; terminal codes, control characters and characters that cannot be seen are taken
@@ -54,6 +55,14 @@ def background(name: str) -> Background:
 def question(name: str) -> tuple[str, str]:
     """Version and text of the question called `name`."""
     return _read(FOLDER / f"{name}.txt")
+
+
+@functools.cache
+def sections(name: str) -> dict[str, str]:
+    """Section -> text of the file called `name`, where "=== SECTION" begins one; "version" -> the file's."""
+    version, text = _read(FOLDER / f"{name}.txt")
+    _, *parts = re.split(r"^=== (\w+)\n", text, flags=re.MULTILINE)
+    return {"version": version, **{section: part.strip() for section, part in zip(parts[::2], parts[1::2])}}
 
 
 def fill(template: str, **parts: str) -> str:

@@ -22,7 +22,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -30,9 +29,8 @@ from envs.settings import setting
 from rewards.llm.client import JudgeError, Reply, answer_form
 from rewards.llm.judges.base import Answers
 from rewards.llm.judges.openai import ServerJudge
+from rewards.llm.judges.prompts import sections
 
-VERSION = 1  # of the questions
-SHOWN = "These {count} images are frames of one episode, the oldest first and the latest last. The task is: {goal}\n"
 WORDS = {"yes": ("yes", "true"), "no": ("no", "false")}  # of a first token, in small letters
 SHARE = {"type": "number", "minimum": 0, "maximum": 1}
 
@@ -46,8 +44,6 @@ class _WindowModel(ServerJudge):
     timeout: float = 30.0
     max_tokens: int = 512
 
-    question: ClassVar[str] = ""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.goal.strip():
@@ -55,7 +51,7 @@ class _WindowModel(ServerJudge):
 
     @property
     def identity(self) -> str:
-        return f"{self.name} {VERSION} {self.model} {self.goal}"
+        return f"{self.name} {sections('windows')['version']} {self.model} {self.goal}"
 
     def label(self, texts: Sequence[str]) -> Answers:
         """How much of the task each window shows, in [0, 1]."""
@@ -75,7 +71,8 @@ class _WindowModel(ServerJudge):
 
     def asked(self, frames: list[np.ndarray]) -> list[str | np.ndarray]:
         """The question about some frames."""
-        return [SHOWN.format(count=len(frames), goal=self.goal), *frames, self.question]
+        asked = sections("windows")
+        return [asked["shown"].format(count=len(frames), goal=self.goal) + "\n", *frames, asked[self.name]]
 
     def notes(self) -> list[str]:
         return [f"windows of frames are scored by {self.model} at {self.url} ({self.name}) for: {self.goal}"]
@@ -91,7 +88,6 @@ class TokenShare(_WindowModel):
     """A probability that the model gives to a word."""
 
     name = "token"
-    question = "Does the latest frame show that the task is done? Answer with one word, yes or no."
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
         self.chat.ask(self.asked(frames), None, reply, logprobs=True, top_logprobs=20, max_tokens=1)
@@ -112,10 +108,6 @@ class FrameProgress(_WindowModel):
     """A progress for each frame, and a success."""
 
     name = "progress"
-    question = (
-        "For each frame, in order, how much of the task is done, from 0 (nothing) to 1 (all)? And how probable is it, "
-        "from 0 to 1, that the task is done in the latest frame?"
-    )
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
         form = answer_form(progress={"type": "array", "items": SHARE}, success=SHARE)
@@ -129,10 +121,6 @@ class WindowGrade(_WindowModel):
     """A grade of the whole window."""
 
     name = "score"
-    question = (
-        "Grade how far the agent got in the latest frame: 1 no success, 2 minimal progress, 3 partial completion, "
-        "4 near completion, 5 perfect completion."
-    )
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
         form = answer_form(score={"type": "integer", "minimum": 1, "maximum": 5})
