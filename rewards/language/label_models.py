@@ -36,6 +36,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.utils import skip_init
 
+from envs.state import Stateful
 from rewards.llm.store import Item, texts_in
 
 ENCODERS = ("ngrams", "charcnn")
@@ -147,8 +148,10 @@ def characters(text: str) -> np.ndarray:
     return np.frombuffer(data.ljust(LENGTH, b"\0"), np.uint8)
 
 
-class LabelModel:
+class LabelModel(Stateful):
     """f(text), a number without bounds; sigmoid(f) is the chance that a text helps, or beats another one."""
+
+    saved = ("net", "optimizer", "generator", "rng", "steps")
 
     def __init__(
         self, encoder: str, *, learning_rate: float, batch_size: int = 256, seed: int = 0, device: str = "cpu"
@@ -207,27 +210,11 @@ class LabelModel:
         first, second = f.chunk(2)
         return second - first
 
-    def state_dict(self) -> dict[str, Any]:
-        """What it has gathered, as `load_state_dict` takes it."""
-        return {
-            "net": self.net.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "generator": self.generator.get_state(),
-            "rng": self.rng.bit_generator.state,
-            "steps": self.steps,
-        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.net.load_state_dict(state["net"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"])
-        self.rng.bit_generator.state = state["rng"]
-        self.steps = int(state["steps"])
-
-
-class Normaliser:
+class Normaliser(Stateful):
     """Scores -> rewards, never negative, unlike the sources': z = (f - mean) / std above 0 and the quantile, else 0."""
+
+    saved = ("mean", "std", "threshold")
 
     def __init__(self) -> None:
         self.mean, self.std, self.threshold = 0.0, 1.0, 0.0
@@ -240,14 +227,6 @@ class Normaliser:
     def __call__(self, scores: np.ndarray) -> np.ndarray:
         z = (scores - self.mean) / self.std
         return np.where(z > self.threshold, np.maximum(z, 0), 0).astype(np.float32)
-
-    def state_dict(self) -> dict[str, float]:
-        """What it has gathered, as `load_state_dict` takes it."""
-        return dict(vars(self))
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        """Restore what `state_dict` returned."""
-        vars(self).update(state)
 
 
 class _NGrams(nn.Module):

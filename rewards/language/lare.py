@@ -52,6 +52,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from envs.files import read_text
 from envs.settings import setting
+from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import Memory
 from rewards.base import RunningMeanStd
@@ -210,8 +211,9 @@ class LaRe(Learned):
         if not (fresh and self.episodes.learnt):
             return {}
         with torch.no_grad():
-            sums = [float(self.decode(*self.prepared(rows, actions)).double().sum()) for rows, actions, _ in fresh]
-        targets = self._targets([total for _, _, total in fresh])
+            each = (self.decode(*self.prepared(one["rows"], one["actions"])) for one in fresh)
+            sums = [float(reward.double().sum()) for reward in each]
+        targets = self._targets([one["total"] for one in fresh])
         if self.config.success is not None:
             return {"accuracy": float(np.mean((np.array(sums) > 0) == (targets > 0)))}
         return {"error": float(np.mean(np.abs(sums - targets)))}
@@ -220,7 +222,7 @@ class LaRe(Learned):
         """What the sums of episodes are fitted to, float32 (B,), given their returns."""
         if self.config.success is not None:
             return (np.array(totals) > self.config.success).astype(np.float32)
-        shared = np.mean([total for _, _, total in self.episodes.kept]) if self.config.form == "implicit" else 0.0
+        shared = np.mean([one["total"] for one in self.episodes.kept]) if self.config.form == "implicit" else 0.0
         return (np.array(totals) - shared).astype(np.float32)
 
     def _fit(self) -> dict[str, float]:
@@ -228,9 +230,9 @@ class LaRe(Learned):
         config, kept = self.config, self.episodes.kept
         if not kept:
             return {}
-        x, actions = self.prepared(*(np.concatenate([one[i] for one in kept]) for i in (0, 1)))
-        lengths = np.array([len(one[0]) for one in kept])
-        starts, totals = np.cumsum(lengths) - lengths, self._targets([one[2] for one in kept])
+        x, actions = self.prepared(*(np.concatenate([one[name] for one in kept]) for name in ("rows", "actions")))
+        lengths = np.array([len(one["rows"]) for one in kept])
+        starts, totals = np.cumsum(lengths) - lengths, self._targets([one["total"] for one in kept])
         if config.success is not None and np.ptp(totals) == 0:  # failures alone would blame every step
             return {}
         typical = float(lengths.mean()) if config.per == "episode" else None
@@ -322,11 +324,13 @@ def log_ratio(out: torch.Tensor, action: torch.Tensor, blocks: Sequence[int]) ->
     return (torch.cat(parts, dim=1) * action).sum(dim=1)
 
 
-Episode = tuple[np.ndarray, np.ndarray, float]  # rows (T, D), actions (T, A), return
+Episode = dict[str, Any]  # rows (T, D), actions (T, A), total: its return
 
 
-class WholeEpisodes:
+class WholeEpisodes(Stateful):
     """The newest whole episodes, and the beginnings of those that have not ended."""
+
+    saved = ("kept", "begun", "learnt", "dropped", "envs")
 
     def __init__(self, capacity: int) -> None:
         self.kept: deque[Episode] = deque(maxlen=capacity)
@@ -357,26 +361,13 @@ class WholeEpisodes:
         self.dropped += int((whole & ~fits).sum())
         found: list[Episode] = []
         for a, b in zip(first[whole & fits], last[whole & fits] + 1):
-            parts = columns["rows"][a:b].copy(), columns["actions"][a:b].copy()
-            found.append((*parts, float(columns["reward"][a:b].sum())))
+            parts = {name: columns[name][a:b].copy() for name in ("rows", "actions")}
+            found.append({**parts, "total": float(columns["reward"][a:b].sum())})
         self.kept.extend(found)
         latest = np.append(env[first[1:]] != env[first[:-1]], True)  # the last piece of its environment
         open_ = np.repeat((step[first] == 0) & ~ended[last] & latest & fits, last - first + 1)
         self.begun = {name: value[open_] for name, value in columns.items()}
         return found
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it has gathered, as `load_state_dict` takes it."""
-        kept = [{"rows": rows, "actions": actions, "total": total} for rows, actions, total in self.kept]
-        counts = {"learnt": self.learnt, "dropped": self.dropped, "envs": self.envs}
-        return {"kept": kept, "begun": dict(self.begun), **counts}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.kept.clear()
-        self.kept.extend((np.array(o["rows"]), np.array(o["actions"]), float(o["total"])) for o in state["kept"])
-        self.begun = {name: np.array(value) for name, value in state["begun"].items()}
-        self.learnt, self.dropped, self.envs = (int(state[name]) for name in ("learnt", "dropped", "envs"))
 
 
 def shipped() -> list[str]:

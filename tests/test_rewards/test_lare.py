@@ -138,9 +138,9 @@ def test_episodes_are_put_together_across_updates_environment_by_environment():
     # Environment 0 is joined at step 5; environment 1 begins.
     assert kept.add(2, **columns([0, 1, 0, 1], [5, 0, 6, 1], [0, 0, 1, 0], [9, 1, 9, 2])) == []
     found = kept.add(2, **columns([0, 1, 0, 1, 0, 1], [0, 2, 1, 0, 2, 1], [0, 1, 0, 0, 1, 0], [1, 3, 2, 5, 4, 6]))
-    assert [(rows.ravel().tolist(), total) for rows, _, total in found] == [([1, 2, 4], 7.0), ([1, 2, 3], 6.0)]
+    assert [(one["rows"].ravel().tolist(), one["total"]) for one in found] == [([1, 2, 4], 7.0), ([1, 2, 3], 6.0)]
     found = kept.add(2, **columns([1], [2], [1], [7]))
-    assert [(rows.ravel().tolist(), total) for rows, _, total in found] == [([5, 6, 7], 18.0)]
+    assert [(one["rows"].ravel().tolist(), one["total"]) for one in found] == [([5, 6, 7], 18.0)]
     assert len(kept) == 3
     assert len(kept.begun["step"]) == 0
 
@@ -157,14 +157,14 @@ def test_an_episode_that_is_too_long_is_left_out_and_counted(monkeypatch):
     monkeypatch.setattr("rewards.language.lare.LONGEST", 4)
     reward = made()
     assert reward.update(walk((4, 5), envs=2))["episodes"] == 2
-    assert {len(rows) for rows, _, _ in reward.episodes.kept} == {4} and reward.episodes.dropped == 2
+    assert {len(one["rows"]) for one in reward.episodes.kept} == {4} and reward.episodes.dropped == 2
     assert "2 episodes were longer than 4 steps and were left out" in reward.notes()
 
 
 def test_the_newest_episodes_are_kept():
     kept = WholeEpisodes(2)
     kept.add(1, **columns([0] * 3, [0] * 3, [1] * 3, [1, 2, 3]))
-    assert [total for _, _, total in kept.kept] == [2, 3]
+    assert [one["total"] for one in kept.kept] == [2, 3]
 
 
 def test_updates_in_pieces_and_rows_that_are_no_transitions_make_the_same_episodes():
@@ -174,7 +174,7 @@ def test_updates_in_pieces_and_rows_that_are_no_transitions_make_the_same_episod
     blank = batch[:1].replace(valid=np.zeros((1, 2), bool), reward=np.full((1, 2), 99, np.float32))
     for i in range(0, 20, 7):
         pieces.update(concatenate([batch[i : i + 7], blank]))
-    totals = [sorted(total for _, _, total in reward.episodes.kept) for reward in (whole, pieces)]
+    totals = [sorted(one["total"] for one in reward.episodes.kept) for reward in (whole, pieces)]
     assert totals[0] == totals[1]
     assert len(totals[0]) == 8
 
@@ -191,7 +191,7 @@ def test_an_episode_that_time_cut_off_is_learnt_from_like_one_that_terminated():
     batch = walk((2, 3), envs=1)
     reward = made()
     reward.update(batch.replace(truncated=batch.terminated, terminated=np.zeros_like(batch.terminated)))
-    assert [total for _, _, total in reward.episodes.kept] == batch.reward[[1, 4], 0].tolist()
+    assert [one["total"] for one in reward.episodes.kept] == batch.reward[[1, 4], 0].tolist()
     assert reward.episodes.learnt == 1
 
 
