@@ -17,8 +17,11 @@ one clip cannot show; frames slow training down, because every step is drawn (`s
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
+import secrets
+import socket
 import sys
 import threading
 import time
@@ -26,7 +29,10 @@ import webbrowser
 from base64 import b64encode
 from contextlib import suppress
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
@@ -34,13 +40,15 @@ from envs.settings import setting
 from envs.transitions import Transitions, map_obs
 from rewards.llm.judges.base import SegmentJudge
 from rewards.preference.answers import PICTURE, KeptAnswers, Pair, fingerprint, packed
-from rewards.preference.page import Page, free
 
 PICTURES = 20_000  # newest frames that are kept, a few KB each; questions about older ones are not asked
 HOLD = 10.0  # seconds for which the last answer can be taken back
 ENTRIES = 12  # of an observation that are plotted
 Clip: TypeAlias = dict[str, list[Any]]  # one of frames (JPEG), texts, rows of numbers: what, step by step
 LABELS = {"left": 0.0, "right": 1.0, "equal": 0.5, "skip": math.nan}
+HOST = "127.0.0.1"
+HOSTS = (HOST, "localhost")  # as a browser names this machine, also through a tunnel
+LONGEST = 4096  # bytes of a request's body
 
 
 @dataclass(eq=False)
@@ -233,11 +241,11 @@ class Questions:
 
     def answer(self, id: str, answer: str) -> dict[str, Any]:
         """Keep an answer to the question that is shown; one to another question is refused."""
+        label = LABELS[answer]
         with self.lock:
             current = self.current
             if current is None or current.id != id:
                 return self.view(message="This question was answered already; here is the next one.")
-            label = LABELS[answer]
             self.kept.append(current.pair, label, packed(current.first, current.second))
             self.given.append((current, time.monotonic()))
             self.counts["skipped" if math.isnan(label) else "answered"] += 1
@@ -261,3 +269,118 @@ class Questions:
                 self.counts["asked"] -= 1
             self.current = question
             return self.view(message="Taken back; please answer again.")
+
+
+class Page:
+    """A server on 127.0.0.1 that gives nothing without the token in its address, from threads of its own.
+
+        GET  /?token=T                the page
+        GET  /next?token=T&have=ID    what to show now, as JSON
+        POST /answer?token=T          {"id": ID, "answer": "left", "right", "equal" or "skip"}, then what to show next
+        POST /undo?token=T            takes the last answer back
+
+    A request that names another host, as one does that a foreign page sends through a name of its own (DNS rebinding),
+    is refused, too. Texts of an environment are shown as texts, and nothing is loaded from elsewhere.
+
+    Raises:
+        OSError: if the port is in use.
+    """
+
+    def __init__(self, questions: Questions, port: int = 0) -> None:
+        token = secrets.token_urlsafe(24)
+        handler = type("Bound", (_Handler,), {"questions": questions, "token": token})
+        self._server = ThreadingHTTPServer((HOST, port), handler)
+        self.port = int(self._server.server_address[1])
+        self.address = f"http://{HOST}:{self.port}/?token={token}"
+        threading.Thread(target=self._server.serve_forever, args=(0.1,), name="questions", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def free(port: int) -> bool:
+    """Whether a page can have this port."""
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+class _Handler(BaseHTTPRequestHandler):
+    questions: Questions
+    token: str
+    timeout = 30  # seconds for a request to arrive
+    server_version, sys_version = "lodestar", ""
+
+    def do_GET(self) -> None:
+        route, query = self._admitted()
+        if route == "/":
+            nonce = secrets.token_urlsafe(16)
+            page = files(__package__).joinpath("page.html").read_text(encoding="utf-8").replace("NONCE", nonce)
+            self._reply(200, "text/html; charset=utf-8", page, nonce)
+        elif route == "/next":
+            self._tell(self.questions.view(have=query.get("have", [""])[0]))
+        elif route:
+            self._refuse(404, "There is nothing here.")
+
+    def do_POST(self) -> None:
+        route, _ = self._admitted()
+        if not route:
+            return
+        try:
+            told = json.loads(self.rfile.read(min(int(self.headers.get("Content-Length", 0)), LONGEST)) or "{}")
+            if route == "/undo":
+                self._tell(self.questions.undo())
+            elif route == "/answer":
+                self._tell(self.questions.answer(str(told["id"]), told["answer"]))
+            else:
+                self._refuse(404, "There is nothing here.")
+        except OSError as error:
+            self._refuse(507, f"The answer could not be written, and does not count: {error}")
+        except (ValueError, TypeError, LookupError):
+            self._refuse(400, f"An answer is an id and one of {', '.join(LABELS)}.")
+
+    def _admitted(self) -> tuple[str, dict[str, list[str]]]:
+        """Route and query of a request that may be answered; "" for one that was refused."""
+        url = urlsplit(self.path)
+        query = parse_qs(url.query)
+        host = self.headers.get("Host", "").rpartition(":")
+        if (host[0] or host[2]) not in HOSTS:
+            self._refuse(403, "This page belongs to 127.0.0.1; open the address that the run printed.")
+        elif not secrets.compare_digest(query.get("token", [""])[0].encode(), self.token.encode()):
+            self._refuse(403, "Open the whole address that the run printed; it ends in a token.")
+        else:
+            return url.path or "/", query
+        return "", {}
+
+    def _tell(self, view: dict[str, Any]) -> None:
+        self._reply(200, "application/json", json.dumps(view))
+
+    def _refuse(self, status: int, sentence: str) -> None:
+        self._reply(status, "text/plain; charset=utf-8", sentence + "\n")
+
+    def _reply(self, status: int, kind: str, text: str, nonce: str = "") -> None:
+        body = text.encode()
+        own = f"'nonce-{nonce}'"
+        policy = f"default-src 'none'; script-src {own}; style-src {own}; img-src data:; connect-src 'self'"
+        headers = {
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": f"{policy}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+            "Cache-Control": "no-store",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the run's output is the run's."""
