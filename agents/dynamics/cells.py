@@ -133,8 +133,13 @@ class Categoricals:
         return torch.rand(*leading, self.groups, 1, generator=generator, device=generator.device)
 
     def sample(self, chances: Tensor, uniforms: Tensor | None) -> Tensor:
-        """One-hot (..., G * C); the likeliest without random numbers."""
-        return _StraightThrough.apply(chances, uniforms).flatten(-2)
+        """One-hot (..., G * C): the class into whose share of [0, 1) the number falls; the likeliest without numbers."""
+        if uniforms is None:
+            chosen = chances.argmax(-1, keepdim=True)
+        else:  # one number a group: an eighth of the time that Gumbel noise takes
+            chosen = (chances.detach().cumsum(-1)[..., :-1] <= uniforms).sum(-1, keepdim=True)
+        hot = torch.zeros_like(chances).scatter_(-1, chosen, 1.0)
+        return (hot + (chances - chances.detach()) if chances.requires_grad else hot).flatten(-2)
 
     def kl(self, posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
         """KL(posterior || prior) summed over groups, twice, (...,): gradients to the prior, gradients to the posterior.
@@ -145,22 +150,6 @@ class Categoricals:
         fixed = posterior.detach()
         dyn = (fixed * (log_posterior.detach() - log_prior)).sum((-2, -1))
         return dyn, (posterior * (log_posterior - log_prior.detach())).sum((-2, -1))
-
-
-class _StraightThrough(torch.autograd.Function):
-    """One-hot: the class into whose share of [0, 1) the random number falls."""
-
-    @staticmethod
-    def forward(ctx: Any, chances: Tensor, uniforms: Tensor | None) -> Tensor:
-        if uniforms is None:
-            chosen = chances.argmax(-1, keepdim=True)
-        else:  # one number a group: an eighth of the time that Gumbel noise takes
-            chosen = (chances.cumsum(-1)[..., :-1] <= uniforms).sum(-1, keepdim=True)
-        return torch.zeros_like(chances).scatter_(-1, chosen, 1.0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
 
 
 class RSSM(Cell):

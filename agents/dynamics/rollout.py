@@ -7,8 +7,8 @@ happens and no gradient meets NaN.
     imagined = imagine(model, act, reward_function, ends, obs, horizon)
     imagined.reward[imagined.alive]        rewards of the transitions that were imagined
 
-With gradients enabled, everything that the model, `act` and `reward_function` let through can be differentiated;
-without, results are written into arrays allocated once. `RewardSource` is the reward function of learned rewards.
+With gradients enabled, everything that the model, `act` and `reward_function` let through can be differentiated.
+`RewardSource` is the reward function of learned rewards.
 
 Sources: Janner et al. 2019, "When to Trust Your Model", arXiv 1906.08253 (short branched rollouts); Luo et al. 2024,
 "Reward-Consistent Dynamics Models are Strongly Generalizable for Offline RL", arXiv 2310.05422 (`choose`); Yu et al.
@@ -244,7 +244,7 @@ def imagine(
     """
     members = penalty is not None or cut is not None
     one_step = functools.partial(model.step, member_predictions=members)
-    record = _Record(horizon)
+    rows: list[dict[str, Any]] = []
     began = torch.zeros(len(obs), dtype=torch.int64, device=obs.device) if step is None else step
     alive = torch.ones_like(began, dtype=torch.bool)
     diverged = began.new_zeros(())
@@ -271,35 +271,13 @@ def imagine(
         taken = torch.zeros_like(reward) if taken is None else taken.masked_fill(over, 0)
         reward = reward if penalty is None else reward - taken
         log_prob = None if log_prob is None else log_prob.masked_fill(over, 0)
-        record.write(t, obs=obs, action=action, next_obs=next_obs, reward=reward, task=task, penalty=taken)
-        record.write(t, terminated=terminated, alive=alive, log_prob=log_prob)
+        kept = {"obs": obs, "action": action, "next_obs": next_obs, "reward": reward, "task": task, "penalty": taken}
+        rows.append({**kept, "terminated": terminated, "alive": alive, "log_prob": log_prob})
         alive = alive & ~terminated
         obs = torch.where(alive[:, None], next_obs, obs)
     steps = began + torch.arange(horizon, device=obs.device)[:, None]
-    return Imagined(**record.tensors(), step=steps, diverged=diverged)
-
-
-class _Record:
-    """Results of H steps: stacked at the end where gradients are kept, else written in place."""
-
-    def __init__(self, horizon: int) -> None:
-        self._horizon, self._grad = horizon, torch.is_grad_enabled()
-        self._lists: dict[str, list[Tensor]] = {}
-        self._arrays: dict[str, Any] = {}
-
-    def write(self, t: int, **values: Tensor | None) -> None:
-        for name, value in values.items():
-            if value is None:
-                self._arrays[name] = None
-            elif self._grad:
-                self._lists.setdefault(name, []).append(value)
-            else:
-                if name not in self._arrays:
-                    self._arrays[name] = value.new_empty(self._horizon, *value.shape)
-                self._arrays[name][t] = value
-
-    def tensors(self) -> dict[str, Any]:
-        return {name: torch.stack(values) for name, values in self._lists.items()} | self._arrays
+    whole: Any = {name: None if x is None else torch.stack([row[name] for row in rows]) for name, x in rows[0].items()}
+    return Imagined(**whole, step=steps, diverged=diverged)
 
 
 def _guard(x: Tensor, finite: list[Tensor]) -> Tensor:

@@ -29,8 +29,8 @@ from agents.dynamics.cells import State
 from agents.networks.actor_critic import Flat, SpaceEncoding
 from agents.replay.replay import FrozenReward, Replay, Sequences
 from agents.world_model.config import WorldModelConfig
-from agents.world_model.imag_ac import ImagActorCritic, Replayed, descend
-from agents.world_model.model import LatentModel
+from agents.world_model.imag_ac import ImagActorCritic, descend
+from agents.world_model.model import LatentModel, Replayed
 from agents.world_model.mpc import LatentMPC
 from agents.world_model.td3 import LatentTD3
 from envs.transitions import Transitions

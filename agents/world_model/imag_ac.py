@@ -23,7 +23,7 @@ not exist.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +33,8 @@ from agents.networks.actor_critic import Flat, SpaceEncoding
 from agents.networks.heads import TwoHot
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
+from agents.world_model.model import LatentModel, Replayed, value_net, weighted_mean
 
-if TYPE_CHECKING:
-    from agents.world_model.model import LatentModel
-
-
-DECAY = {"mppi": 0.5, "td3": 1.0, "imag_ac": 1.0}  # weight of each further unrolled step
 UNIFORM = 0.01  # share of a discrete policy that is uniform, so that no action dies out
 STD = (0.1, 1.0)  # range of a continuous policy's deviations
 SMOOTH = 0.01  # how fast the return's percentiles follow
@@ -118,23 +114,6 @@ class LatentPolicy(nn.Module):
 
     def _hot(self, scores: Tensor) -> Tensor:
         return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
-
-
-class Replayed(NamedTuple):
-    """A minibatch of sequences with its states in the model, detached."""
-
-    states: State  # parts (L, B, ...)
-    features: Tensor  # (L, B, F)
-    action: Tensor  # (L, B, A)
-    reward: Tensor  # (L, B), of that action
-    terminated: Tensor  # (L, B), by that action
-    first: Tensor  # bool (L, B), as in `agents.replay.replay.Sequences`
-    valid: Tensor  # bool (L, B)
-
-
-def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
-    """Mean of values by weights; 0 where all weights are."""
-    return (value * weight).sum() / weight.sum().clamp(min=1e-6)
 
 
 def descend(flats: dict[str, Flat], config: WorldModelConfig, loss: Tensor, *names: str) -> None:
@@ -288,10 +267,3 @@ def _replay_returns(reward: Tensor, discount: Tensor, value: Tensor, known: Tens
         ahead = torch.lerp(value[t + 1], returns[-1], lambda_)
         returns.append(torch.where(known[t], reward[t] + discount[t] * ahead, value[t]))
     return torch.stack(returns[:0:-1])
-
-
-def value_net(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """Two hidden layers; its initial output is the same for all inputs."""
-    net = mlp(inputs, hidden, outputs, layers=2)
-    nn.init.zeros_(net[-1].weight)  # type: ignore[arg-type]
-    return net

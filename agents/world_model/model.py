@@ -39,7 +39,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -51,11 +51,35 @@ from agents.networks.actor_critic import Flat, Glyphs, SpaceEncoding, linear
 from agents.networks.heads import TwoHot, symlog
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
-from agents.world_model.imag_ac import DECAY, Replayed, value_net, weighted_mean
 
 CHANNELS, MOST = 32, 64  # after the first convolution, and then
 LARGE, SMALL = 32, 8  # pixels from which the first stride is 4, and from which a side is halved
 NEAR = 256  # rows that InfoNCE compares
+DECAY = {"mppi": 0.5, "td3": 1.0, "imag_ac": 1.0}  # weight of each further unrolled step
+
+
+class Replayed(NamedTuple):
+    """A minibatch of sequences with its states in the model, detached."""
+
+    states: State  # parts (L, B, ...)
+    features: Tensor  # (L, B, F)
+    action: Tensor  # (L, B, A)
+    reward: Tensor  # (L, B), of that action
+    terminated: Tensor  # (L, B), by that action
+    first: Tensor  # bool (L, B), as in `agents.replay.replay.Sequences`
+    valid: Tensor  # bool (L, B)
+
+
+def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
+    """Mean of values by weights; 0 where all weights are."""
+    return (value * weight).sum() / weight.sum().clamp(min=1e-6)
+
+
+def value_net(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Two hidden layers; its initial output is the same for all inputs."""
+    net = mlp(inputs, hidden, outputs, layers=2)
+    nn.init.zeros_(net[-1].weight)  # type: ignore[arg-type]
+    return net
 
 
 class LatentModel(nn.Module):

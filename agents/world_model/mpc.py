@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -33,11 +32,8 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.heads import TwoHot
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
-from agents.world_model.imag_ac import DECAY, Behaviour, LatentPolicy, Replayed, ReturnRange, weighted_mean
-
-if TYPE_CHECKING:
-    from agents.world_model.model import LatentModel
-
+from agents.world_model.imag_ac import Behaviour, LatentPolicy, ReturnRange
+from agents.world_model.model import DECAY, LatentModel, Replayed, weighted_mean
 
 SUBSET = 2  # of the critics, drawn each time
 

@@ -22,7 +22,7 @@ When it fails: partial observation (there is no memory); sparse rewards that act
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,11 +33,8 @@ from agents.dynamics.cells import State, mlp
 from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
-from agents.world_model.imag_ac import Behaviour, Replayed, weighted_mean
-
-if TYPE_CHECKING:
-    from agents.world_model.model import LatentModel
-
+from agents.world_model.imag_ac import Behaviour
+from agents.world_model.model import LatentModel, Replayed, weighted_mean
 
 SMOOTHING = (0.2, 0.3)  # deviation of the noise on target actions, and where it is cut
 CALM = 1e-5  # weight of the policy's squared outputs before tanh, which keeps their gradient from vanishing

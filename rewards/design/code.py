@@ -40,6 +40,7 @@ from rewards.llm.sandbox.process import LONGEST, Sandbox, SandboxError
 MOST = 12  # components
 WATCHED = 512  # rows of an update whose components are logged
 NAME = re.compile(r"[a-z]\w{0,39}", re.ASCII)
+FORM = "reward(obs, action, next_obs)"
 Rows = tuple[np.ndarray, np.ndarray]  # obs beside next_obs (B, 2 D), action (B, A)
 
 
@@ -131,7 +132,7 @@ def translated(source: str, size: int) -> tuple[tuple[str, ...], str]:
         tree = ast.parse(source)
         made = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in ("reward", "factors")]
         if [node.name for node in made] != ["reward"] or len(made[0].args.args) != 3:
-            raise SandboxError("the code must define one function reward(obs, action, next_obs), and no factors")
+            raise SandboxError(f"the code must define one function {FORM}, and no factors")
         last = made[0].body[-1]
         if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Dict):
             raise SandboxError('reward must end with its components, as in return {"height": height, "speed": speed}')
@@ -170,15 +171,6 @@ def tried(source: str, size: int, batches: Sequence[Rows], **limits: Any) -> tup
     if np.ptp(parts.sum(axis=1)) <= 1e-5 * np.abs(parts).max():
         raise SandboxError("the sum of the components is the same in all transitions")
     return names
-
-
-def code_in(answer: str) -> str:
-    """The last block of an answer that defines reward, or all of it; raises SandboxError if nothing does."""
-    blocks = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", answer, re.DOTALL)
-    for block in [answer, *blocks][::-1]:
-        if re.search(r"^def reward\(", block, re.MULTILINE):
-            return block.strip() + "\n"
-    raise SandboxError("the answer has no block of code that defines reward(obs, action, next_obs)")
 
 
 def _of_reward(text: object) -> str:

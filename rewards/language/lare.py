@@ -405,12 +405,13 @@ def rules() -> str:
     return sections("factors")["rules"].format(**{kind: ", ".join(each) for kind, each in names.items()}, loop=LOOP)
 
 
-def code_in(answer: str) -> str:
-    """The last block of an answer that defines factors, or all of it; raises SandboxError if nothing does."""
+def code_in(answer: str, function: str = "factors(obs, action)") -> str:
+    """The last block of an answer that defines a function, or all of it; raises SandboxError if nothing does."""
+    begins = re.compile(rf"^def {function.partition('(')[0]}\(", re.MULTILINE)
     for block in [answer, *_FENCE.findall(answer)][::-1]:
-        if re.search(r"^def factors\(", block, re.MULTILINE):
+        if begins.search(block):
             return block.strip() + "\n"
-    raise SandboxError("the answer has no block of code that defines factors(obs, action)")
+    raise SandboxError(f"the answer has no block of code that defines {function}")
 
 
 def verified(source: str, batches: Sequence[tuple[np.ndarray, np.ndarray]], **limits: Any) -> Sandbox:

@@ -25,8 +25,8 @@ from envs.files import read_json, read_text
 from envs.make import make
 from envs.recording import record
 from rewards.design import authors
-from rewards.design.code import Rows, code_in, layout_of, rows_of, tried
-from rewards.language.lare import describe
+from rewards.design.code import FORM, Rows, layout_of, rows_of, tried
+from rewards.language.lare import code_in, describe
 from rewards.llm.judges.base import make_judge
 from rewards.llm.sandbox.process import SandboxError
 from runners.design.config import SEARCH_SEED, DesignConfig
@@ -153,7 +153,7 @@ def _checked(answer: str | Exception, name: str, brief: authors.Brief, batches: 
     try:
         if not isinstance(answer, str):
             raise answer
-        proposal.code = code_in(answer)
+        proposal.code = code_in(answer, FORM)
         proposal.names = list(tried(proposal.code, brief.obs_size, batches, timeout=TIMEOUT))
     except (SandboxError, RuntimeError) as error:
         proposal.error = f"refused: {error}"

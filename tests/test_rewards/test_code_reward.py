@@ -8,7 +8,8 @@ from model_server import ModelServer, status
 from envs.transitions import Transitions
 from rewards.check import check_reward, random_rollout
 from rewards.design.authors import SHIPPED, Brief, ModelAuthor, RandomAuthor, RecordedAuthor, formula, record
-from rewards.design.code import Code, CodeConfig, code_in, translated, tried
+from rewards.design.code import FORM, Code, CodeConfig, translated, tried
+from rewards.language.lare import code_in
 from rewards.llm.client import JudgeError
 from rewards.llm.sandbox.process import SandboxError
 
@@ -92,10 +93,10 @@ def test_a_file_that_is_missing_or_refused_and_images_are_one_sentence(code, tmp
 
 def test_the_last_block_that_defines_reward_is_taken_however_much_is_said():
     talk = "Let me think. " * 1000
-    assert code_in(f"{talk}\n```python\nx = 1\n```\n```python\n{GAIN}```\n{talk}") == GAIN
-    assert code_in(f"```python\n{GAIN}```\n```\nprint(1)\n```") == GAIN
+    assert code_in(f"{talk}\n```python\nx = 1\n```\n```python\n{GAIN}```\n{talk}", FORM) == GAIN
+    assert code_in(f"```python\n{GAIN}```\n```\nprint(1)\n```", FORM) == GAIN
     with pytest.raises(SandboxError, match="no block of code that defines reward"):
-        code_in(talk)
+        code_in(talk, FORM)
 
 
 def test_a_model_is_told_the_form_and_the_feedback_and_a_failed_answer_is_its_sentence():
