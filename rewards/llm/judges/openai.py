@@ -56,9 +56,18 @@ class ServerJudge(Endpoint, TextJudge):
     def close(self) -> None:
         self.chat.close()
 
-    def gather(self, one: Callable[[Any], tuple[float, str, int, str]], asked: Sequence[Any]) -> Answers:
-        """The answers to B questions; of each `one` returns value, failure, tokens and words."""
-        answers: list[Any] = in_parallel(one, asked, self.concurrency)
+    def gather(self, one: Callable[[Any, Reply], tuple[float, str]], asked: Sequence[Any]) -> Answers:
+        """The answers to B questions; of each `one` returns value and words, and raises JudgeError without an answer."""
+
+        def tried(question: Any) -> tuple[float, str, int, str]:
+            reply = Reply()
+            try:
+                value, words = one(question, reply)
+                return value, "", reply.tokens, words
+            except JudgeError as error:
+                return np.nan, str(error), reply.tokens, reply.text
+
+        answers: list[Any] = in_parallel(tried, asked, self.concurrency)
         values, failures, tokens, raw = zip(*answers) if answers else ((),) * 4
         failed = np.array([*map(bool, failures)], bool)
         return Answers(np.array(values, np.float32), failed, next(filter(None, failures), ""), sum(tokens), list(raw))
@@ -114,22 +123,15 @@ class TextModel(ServerJudge):
         """The answers to B items of no, one or two questions each."""
         schema = answer_form(reason={"type": "string"}, **{key: {"type": "string", "enum": list(words)}}) | CLOSED
 
-        def one(questions: Sequence[str]) -> tuple[float, str, int, str]:
-            """Value, failure, tokens and words; the second question of two shows the pair in the other order."""
-            values, texts, tokens, failure = [] if questions else [unasked, unasked], [], 0, ""
+        def one(questions: Sequence[str], reply: Reply) -> tuple[float, str]:
+            """The second question of two shows the pair in the other order."""
+            values, texts = [] if questions else [unasked], []
             for text in questions:
-                reply = Reply()
-                try:
-                    value = words[self.chat.ask([text], schema, reply)[key]]
-                    values.append(1 - value if values else value)
-                except JudgeError as error:
-                    failure = str(error)
-                tokens += reply.tokens
+                value = words[self.chat.ask([text], schema, reply)[key]]
+                values.append(1 - value if values else value)
                 texts.append(reply.text)
-                if failure:
-                    break
-            agreed = not failure and values[0] == values[-1]  # NaN, unsure, agrees with nothing
-            return values[0] if agreed else np.nan, failure, tokens, "\n".join(texts)[:WORDS]
+            # NaN, unsure, agrees with nothing
+            return values[0] if values[0] == values[-1] else np.nan, "\n".join(texts)[:WORDS]
 
         return self.gather(one, asked)
 
@@ -149,14 +151,12 @@ class GoalModel(ServerJudge):
     def label(self, texts: Sequence[str]) -> Answers:
         schema = answer_form(goal={"type": "string"}) | CLOSED
 
-        def one(text: str) -> tuple[float, str, int, str]:
+        def one(text: str, reply: Reply) -> tuple[float, str]:
             told = f"[{', '.join(map(prompts.quote, json.loads(text)))}]"
-            reply = Reply()
-            try:
-                asked = prompts.sections("goals")["next"].format(goal=self.goal or "to get far", told=told)
-                goal = " ".join(self.chat.ask([asked], schema, reply)["goal"].split())[:GOAL_LENGTH]
-            except JudgeError as error:
-                return np.nan, str(error), reply.tokens, reply.text
-            return np.nan, "" if goal else "an empty goal", reply.tokens, goal
+            asked = prompts.sections("goals")["next"].format(goal=self.goal or "to get far", told=told)
+            goal = " ".join(self.chat.ask([asked], schema, reply)["goal"].split())[:GOAL_LENGTH]
+            if not goal:
+                raise JudgeError("an empty goal")
+            return np.nan, goal
 
         return self.gather(one, texts)

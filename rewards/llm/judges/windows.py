@@ -56,14 +56,7 @@ class _WindowModel(ServerJudge):
     def label(self, texts: Sequence[str]) -> Answers:
         """How much of the task each window shows, in [0, 1]."""
 
-        def one(text: str) -> tuple[float, str, int, str]:
-            reply = Reply()
-            try:
-                return self.value(self._frames(text.split()), reply), "", reply.tokens, reply.text
-            except JudgeError as error:
-                return math.nan, str(error), reply.tokens, reply.text
-
-        return self.gather(one, texts)
+        return self.gather(lambda text, reply: (self.value(self._frames(text.split()), reply), reply.text), texts)
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
         """Of one window; JudgeError without a usable answer."""
