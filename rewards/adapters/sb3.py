@@ -39,7 +39,7 @@ from rewards.adapters.observe import observe_venv
 from rewards.mix.mix import Mix
 
 
-class RewardVecEnv(VecEnvWrapper):
+class RewardVecEnv(Stateful, VecEnvWrapper):
     """The mix around an SB3 VecEnv. `infos[i]["reward/task"]` keeps the task's reward; Monitor belongs inside.
 
     Example:
@@ -51,6 +51,8 @@ class RewardVecEnv(VecEnvWrapper):
         >>> venv.step(np.array([0]))[1].tolist()
         [1.0]
     """
+
+    saved = {name: f"driver.{name}" for name in Driver.saved} | {"obs": "_obs"}
 
     def __init__(self, venv: VecEnv, mix: Mix, update_every: int = 1024) -> None:
         observe_venv(venv, mix)
@@ -78,15 +80,6 @@ class RewardVecEnv(VecEnvWrapper):
             info["reward/task"] = float(rewards[row])
         self._obs = copy.deepcopy(obs)
         return obs, total, dones, infos
-
-    def state_dict(self) -> dict[str, Any]:
-        """The driver's state and the last observations."""
-        return {**self.driver.state_dict(), "obs": self._obs}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.driver.load_state_dict(state)
-        self._obs = state["obs"]
 
 
 class RewardCallback(BaseCallback):

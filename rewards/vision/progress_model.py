@@ -38,7 +38,6 @@ from typing import Any
 import numpy as np
 
 from envs.settings import setting
-from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import Memory
 from rewards.base import Scored
@@ -278,10 +277,8 @@ class ProgressModel(Vision):
             print(f"progress_model: {why}; trying again in {self.breaker.pause:g} s", file=sys.stderr, flush=True)
 
 
-class ScoredWindows(Stateful):
+class ScoredWindows:
     """Window -> its score, and the environment steps that were seen."""
-
-    saved = ("now", "table")
 
     def __init__(self) -> None:
         self.now = 0
