@@ -43,9 +43,6 @@ class OneStepModel(Protocol):
 class Dynamics(OneStepModel, Protocol):
     """A dynamics model that is fitted to a replay; what moves is in `state_dict`, see `envs.state.Stateful`."""
 
-    members: int  # K
-    differentiable: bool  # whether gradients flow through `step` to obs and action
-
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """Learn in at most `steps` gradient steps (None: the model's own budget); returns metrics to log.
 

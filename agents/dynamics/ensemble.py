@@ -111,7 +111,6 @@ def split(rows: int, turn: int = 0, device: str | torch.device = "cpu") -> tuple
 class DynamicsEnsemble(Stateful):
     """A `Dynamics`: next_obs = obs + mean + scale * f_k(whitened obs and action)."""
 
-    differentiable = True
     saved = ("net", "_flat", "elites", "_scaled_at", "_scalings", "failures", "generator")
 
     def __init__(self, encoding: SpaceEncoding, config: EnsembleConfig, *, seed: int = 0, device: str = "cpu") -> None:

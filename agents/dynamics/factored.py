@@ -44,8 +44,6 @@ class Factored(DynamicsEnsemble):
     it is to be fitted, as do observations that are not binary or categorical when it is made.
     """
 
-    differentiable = False
-
     @torch.no_grad()
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         """See `Dynamics.step`. Without `sample` every entry takes its likeliest value."""

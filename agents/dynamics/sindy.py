@@ -69,7 +69,6 @@ class SindyConfig(Settings):
 class Sindy(Stateful):
     """A `Dynamics` of sparse polynomials; a ValueError refuses images, and libraries that are too large."""
 
-    differentiable = True
     saved = ("_state", "head", "_flat", "use_head", "failures", "circles", "_generator")
 
     def __init__(

@@ -40,9 +40,6 @@ class TrueModel(Stateful):
     show positions of bodies, not of joints). A ValueError refuses other environments.
     """
 
-    members = 1
-    differentiable = False
-
     def __init__(self, env_id: str, encoding: SpaceEncoding, **options: Any) -> None:
         self._encoding, self._outcome = encoding, _simulator(env_id, options)
 

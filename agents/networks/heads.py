@@ -47,10 +47,6 @@ class Mse(nn.Module):
 
     outputs = 1
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("frac_clipped", torch.zeros(()), persistent=False)
-
     def value(self, out: Tensor) -> Tensor:
         """(..., 1) -> (...)."""
         return out.squeeze(-1)

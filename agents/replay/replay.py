@@ -352,7 +352,7 @@ class FrozenReward:
         timesteps: environment steps at which `keep` scores; set by the agent.
     """
 
-    is_task, keeps, relabelable, differentiable = False, True, True, False
+    is_task, keeps, relabelable = False, True, True
 
     def __init__(self, scorer: Any) -> None:
         self.scorer, self.timesteps = scorer, 0
