@@ -133,7 +133,7 @@ class Categoricals:
         return torch.rand(*leading, self.groups, 1, generator=generator, device=generator.device)
 
     def sample(self, chances: Tensor, uniforms: Tensor | None) -> Tensor:
-        """One-hot (..., G * C): the class into whose share of [0, 1) the number falls; the likeliest without numbers."""
+        """One-hot (..., G * C): the class into whose share of [0, 1) the number falls, the likeliest without one."""
         if uniforms is None:
             chosen = chances.argmax(-1, keepdim=True)
         else:  # one number a group: an eighth of the time that Gumbel noise takes

@@ -28,7 +28,6 @@ that are not given as sine and cosine. It learns no termination.
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 
 import torch
@@ -123,7 +122,7 @@ class Sindy(Stateful):
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """Least squares over `replay.arrays()`; `steps` bounds the gradient steps of the reward's network."""
         rows = [x.to(self.device, torch.float64) for x in replay.arrays()[:4]]
-        order = torch.randperm(len(rows[0]), generator=self._generator, device=self.device)[: MOST_ROWS]
+        order = torch.randperm(len(rows[0]), generator=self._generator, device=self.device)[:MOST_ROWS]
         if len(order) < FEWEST:
             return {}
         rows = [x[order] for x in rows]

@@ -411,7 +411,7 @@ def test_a_saved_replay_continues_equally(mode, sampling):
     for batch in more[70:]:
         first.add(batch)
         second.add(batch)
-        for ours, theirs in zip(first.sample(16, 2), second.sample(16, 2)):
+        for ours, theirs in zip(first.sample(16), second.sample(16)):
             assert torch.equal(ours, theirs)
     for ours, theirs in zip(first.bounds(), second.bounds()):
         assert torch.equal(ours, theirs)

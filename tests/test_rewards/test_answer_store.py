@@ -205,7 +205,11 @@ def test_a_shared_text_of_other_bytes_is_read_as_far_as_it_goes(file):
 def test_the_recorded_judge_reads_the_cache_while_it_is_open_and_lines_of_its_columns(file, tmp_path):
     cache = AnswerStore(file)
     cache.put("a", [Label("good", 1.0), Label("odd", math.nan), Label(("bad", "good"), 0.75)])
-    rows = ({"text": "good", "value": 1.0}, {"text": "odd", "value": None}, {"text": "bad", "other": "good", "value": 0.75})
+    rows = (
+        {"text": "good", "value": 1.0},
+        {"text": "odd", "value": None},
+        {"text": "bad", "other": "good", "value": 0.75},
+    )
     (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for path in (file, tmp_path / "labels.jsonl"):
         judge = RecordedLabels(str(path))

@@ -57,7 +57,7 @@ class ServerJudge(Endpoint, TextJudge):
         self.chat.close()
 
     def gather(self, one: Callable[[Any, Reply], tuple[float, str]], asked: Sequence[Any]) -> Answers:
-        """The answers to B questions; of each `one` returns value and words, and raises JudgeError without an answer."""
+        """The answers to B questions; `one` returns value and words of each, and raises JudgeError without any."""
 
         def tried(question: Any) -> tuple[float, str, int, str]:
             reply = Reply()

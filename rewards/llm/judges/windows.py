@@ -55,7 +55,6 @@ class _WindowModel(ServerJudge):
 
     def label(self, texts: Sequence[str]) -> Answers:
         """How much of the task each window shows, in [0, 1]."""
-
         return self.gather(lambda text, reply: (self.value(self._frames(text.split()), reply), reply.text), texts)
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
