@@ -2,8 +2,8 @@
 
 A reward that learns makes stored rewards wrong, so none is stored: a sampled row gets the reward of that moment from
 the scorer. What cannot be computed from a transition alone (the score of a reward with a memory; frames, texts,
-signals) is kept as columns that the scorer names (`ReplayScorer.keep`), then weighted and scaled when sampled. `Sampler`
-picks the rows, `Images` stores pixels.
+signals) is kept as columns that the scorer names (`ReplayScorer.keep`), then weighted and scaled when sampled.
+`Sampler` picks the rows, `Images` stores pixels.
 """
 
 from __future__ import annotations
