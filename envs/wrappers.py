@@ -148,6 +148,15 @@ class Journal(Recorded):
         return obs, info
 
 
+def layers(env: gym.Env, kind: type[gym.Wrapper]) -> list[Any]:
+    """The wrappers of that class around an environment, the outermost first."""
+    found = []
+    while isinstance(env, gym.Wrapper):
+        found += [env] if isinstance(env, kind) else []
+        env = env.env
+    return found
+
+
 def _pack(space: spaces.Space, actions: list[Any]) -> dict[str, Any]:
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         return {"json": space.to_jsonable(actions)}

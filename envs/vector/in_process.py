@@ -32,7 +32,7 @@ from envs.masks import sizes
 from envs.observations import empty_batch, empty_modalities
 from envs.transitions import map_obs, put
 from envs.types import MASK, MaskFault, Obs
-from envs.wrappers import Observer
+from envs.wrappers import Observer, layers
 
 Maker = Callable[[], gym.Env]
 New = Callable[[tuple[int, ...], Any], np.ndarray]  # (shape, dtype) -> an array of zeros
@@ -91,14 +91,12 @@ class SharedBuffers:
     @classmethod
     def like(cls, env: gym.Env, n: int, new: New) -> SharedBuffers:
         """Buffers for `n` environments like `env`, their arrays made by `new`, always in the same order."""
-        shown = env
-        while isinstance(shown, gym.Wrapper) and not isinstance(shown, Observer):
-            shown = shown.env
+        shown = layers(env, Observer)
 
         def modalities() -> dict[str, np.ndarray]:
-            if not isinstance(shown, Observer):
+            if not shown:
                 return {}
-            return empty_modalities(n, shown.frame_size, shown.caption is not None, len(shown.signals), new)
+            return empty_modalities(n, shown[0].frame_size, shown[0].caption is not None, len(shown[0].signals), new)
 
         return cls(
             obs=empty_batch(env.observation_space, (n,), new),
@@ -279,10 +277,7 @@ class Stepper:
 
     def wrapped(self, row: int, kind: type) -> bool:
         """Whether a wrapper of that class is around the environment."""
-        env = self._envs[row]
-        while isinstance(env, gym.Wrapper) and not isinstance(env, kind):
-            env = env.env
-        return isinstance(env, gym.Wrapper)
+        return bool(layers(self._envs[row], kind))
 
     def close(self) -> None:
         """Close every environment."""

@@ -16,6 +16,7 @@ from gymnasium.utils import RecordConstructorArgs
 
 from envs.steps import from_gym_step, modalities_of_one
 from envs.transitions import Transitions
+from envs.wrappers import layers
 from rewards.adapters.driver import EpisodeTracker
 from rewards.base import Reward, values_of
 from rewards.mix.mix import Mix
@@ -28,10 +29,7 @@ def endings(mix: Mix) -> dict[str, Reward]:
 
 def ending(env: gym.Env, mix: Mix) -> gym.Env:
     """The environment, whose episodes such rewards end; itself without one, or if they do already."""
-    layer: gym.Env = env
-    while isinstance(layer, gym.Wrapper) and not isinstance(layer, Ending):
-        layer = layer.env
-    return env if isinstance(layer, Ending) or not endings(mix) else Ending(env, mix)
+    return env if layers(env, Ending) or not endings(mix) else Ending(env, mix)
 
 
 class Ending(gym.Wrapper, RecordConstructorArgs):

@@ -24,6 +24,7 @@ from gymnasium.wrappers import Autoreset
 from envs.masks import with_method
 from envs.steps import from_gym_step, from_vector_step, modalities_of, modalities_of_one
 from envs.types import MASK
+from envs.wrappers import layers
 from rewards.adapters.driver import Driver, legible
 from rewards.adapters.observe import observed, observed_vector, reading
 from rewards.mix.mix import Mix
@@ -47,11 +48,8 @@ class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
     """
 
     def __init__(self, env: gym.Env, mix: Mix, update_every: int = 256) -> None:
-        inner = env
-        while isinstance(inner, gym.Wrapper):
-            if isinstance(inner, Autoreset):
-                raise ValueError(f"{env} resets itself in a step that is none; put Autoreset around RewardWrapper")
-            inner = inner.env
+        if layers(env, Autoreset):
+            raise ValueError(f"{env} resets itself in a step that is none; put Autoreset around RewardWrapper")
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, mix=mix, update_every=update_every)
         super().__init__(observed(env, mix))
         self.driver = Driver(mix, 1, update_every)

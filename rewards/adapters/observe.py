@@ -22,7 +22,7 @@ from envs.observations import fits
 from envs.render import name_of
 from envs.steps import innermost
 from envs.types import MODALITIES
-from envs.wrappers import Observer, VectorObserver
+from envs.wrappers import Observer, VectorObserver, layers
 from rewards.adapters.ending import ending, endings
 from rewards.mix.mix import Mix
 
@@ -31,16 +31,11 @@ Read = Callable[[Any], Any]  # an observation as rewards read it
 
 def observed(env: gym.Env, mix: Mix) -> gym.Env:
     """The environment with what the mix reads in its infos, as far as it can be had, and ended as rewards end it."""
-    wanted, frame_size = _wanted(mix), mix.frame_size
-    layer: gym.Env = env
-    while isinstance(layer, gym.Wrapper):
-        if isinstance(layer, Observer):
-            wanted -= {name for name, shown in layer.shows().items() if shown}
-        layer = layer.env
+    wanted = _wanted(mix) - _shown(env)
     family = family_of(env.spec)
     text = "text" in wanted and family.name != "other"
     signals = "signals" in wanted and env.spec is not None and bool(family.signals(env.spec))
-    size = frame_size if "frame" in wanted and env.render_mode == "rgb_array" else None
+    size = mix.frame_size if "frame" in wanted and env.render_mode == "rgb_array" else None
     shown = size is not None or text or signals
     return ending(Observer(env, size, text, signals) if shown else env, mix)
 
@@ -71,13 +66,9 @@ def observe_venv(venv: Any, mix: Mix) -> None:
 
 def require_modalities(env: gym.Env, mix: Mix) -> None:
     """Refuse (ValueError) an environment whose infos will lack what the mix reads, as far as that shows."""
-    shown: set[str] = set()
-    layer: gym.Env = env
-    while isinstance(layer, gym.Wrapper):
-        shown |= {name for name, there in layer.shows().items() if there} if isinstance(layer, Observer) else set()
-        layer = layer.env
+    lacking = sorted(_wanted(mix) - _shown(env))
     for name, stream in mix.streams.items():
-        for field in sorted(_wanted(mix) - shown):
+        for field in lacking:
             if not {field, f"obs_{field}"} & stream.requires:
                 continue
             if field == "frame":
@@ -136,3 +127,7 @@ def spaces_of(env: Any) -> tuple[spaces.Space, spaces.Space]:
 
 def _wanted(mix: Mix) -> set[str]:
     return {name for name in MODALITIES if {name, f"obs_{name}"} & mix.requires}
+
+
+def _shown(env: gym.Env) -> set[str]:
+    return {name for layer in layers(env, Observer) for name, there in layer.shows().items() if there}
