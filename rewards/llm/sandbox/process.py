@@ -95,10 +95,8 @@ class Sandbox(Settings):
             raise ValueError(f"code is run on Linux and macOS only, not on {os.name!r}; use raw factors")
         self.counts = {"calls": 0, "failures": 0, "not finite": 0}  # failures of tries; rows
         self.width, self.failure = 0, ""  # factors, k; the sentence of the newest failure
-        self.contained, self.broken = (
-            False,
-            False,
-        )  # whether the kernel filters system calls; whether it failed for good
+        self.contained = False  # whether the kernel filters system calls
+        self.broken = False  # whether it failed for good
         self._stop: weakref.finalize | None = None
         self._load(self.source)
 
