@@ -305,7 +305,7 @@ def test_goals_are_named_for_situations_and_one_without_words_is_a_failure():
         answers = judge.label(["[]", '["Seen", "Seen"]'])
         judge.close()
         assert "to get far" in server.seen[0][1]["messages"][0]["content"]
-    assert answers.raw == ["", "after 3"] and answers.failed.tolist() == [True, False]
+    assert answers.raw == ['{"goal": "  "}', "after 3"] and answers.failed.tolist() == [True, False]
     assert answers.failure == "an empty goal" and judge.identity == "goals 1 m"
 
 
