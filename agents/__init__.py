@@ -2,7 +2,8 @@
 
 ppo/           on-policy, with a value for every reward stream
 dyna/          learns from transitions that a model imagines; world_model/  the same in a latent space
-sqirl, iql     look-ahead on random play; learning from recordings (effective_horizon: how much look-ahead a task needs)
+sqirl          look-ahead on random play (effective_horizon: how much look-ahead a task needs)
+iql, recoil, cpl   learning from recordings alone: rewards, demonstrations, comparisons; dyna.offline: by a model
 sb3/           Stable-Baselines3's algorithms
 base           the loop, state and files that our own agents share
 an agent of your own needs no line here: `agent=my_file:Class` names its file and class; see `envs.table`
