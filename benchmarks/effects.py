@@ -72,15 +72,23 @@ def effects(folder: Path = RESULTS) -> Iterator[Effect]:
             seeds = min((len([r for r in rows if (r["task"], r["arm"]) == cell]) for cell in cells), default=0)
             yield _effect(folder, name, found.system, found.claim, found.verdict, rows, seeds)
     for name, entry in yaml.safe_load((study.FOLDER.parent / "effects.yaml").read_text()).items():
-        rows = results.read_rows(folder / f"{name}.csv")
+        source = entry.get("of", name)  # the measurement, where one has several verdicts
+        rows = results.read_rows(folder / f"{source}.csv")
         seeds = len({row["seed"] for row in rows if "seed" in row})
-        yield _effect(folder, name, entry["system"], entry["claim"], entry["verdict"], rows, seeds)
+        yield _effect(folder, name, entry["system"], entry["claim"], entry["verdict"], rows, seeds, source)
 
 
 def _effect(
-    folder: Path, name: str, system: str, claim: str, verdict: dict[str, Any], rows: study.Rows, seeds: int
+    folder: Path,
+    name: str,
+    system: str,
+    claim: str,
+    verdict: dict[str, Any],
+    rows: study.Rows,
+    seeds: int,
+    source: str = "",
 ) -> Effect:
-    path = folder / f"{name}.json"
+    path = folder / f"{source or name}.json"
     known: Figures = json.loads(path.read_text())["figures"] if path.exists() else {}
     keys = list(dict.fromkeys(key for kind in ("shown", "contradicted") for key in _keys(verdict.get(kind, []))))
     said = judge(verdict, known) if known.keys() >= {*keys} else "not run"

@@ -161,7 +161,7 @@ def file_subject(config: ExportConfig) -> Subject:
     with closing(make(config.env, **config.env_options)) as env:
         try:
             with safe_open(config.run, "np") as file:
-                kind: type[IQL] = {"CPL": CPL, "ReCOIL": ReCOIL}.get((file.metadata() or {}).get("agent"), IQL)
+                kind: type[IQL] = {"CPL": CPL, "ReCOIL": ReCOIL}.get((file.metadata() or {}).get("agent", ""), IQL)
             model = kind.load(config.run, env.observation_space, env.action_space)
         except SafetensorError as error:
             words = f"run={config.run} is no safetensors file ({error}); give one of runners.offline"
