@@ -70,7 +70,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
 
 def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
     """Run the named benchmarks; returns the exit code."""
-    from runners.report import results
+    from benchmarks import results
     from runners.run.config import UsageError, unknown
     from runners.run.exits import Stopped
 

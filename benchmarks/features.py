@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.house import ROOT
-from runners.report.results import read_rows
+from benchmarks.results import read_rows
 
 TABLE = ROOT / "assets" / "results" / "features.csv"
 SECONDS = 1200

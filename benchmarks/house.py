@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runners.report import results
+from benchmarks import results
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("agents", "envs", "rewards", "runners")

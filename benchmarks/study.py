@@ -41,7 +41,8 @@ from typing import Any
 import numpy as np
 
 from runners.evaluate import interval
-from runners.report import results, statistics
+from benchmarks import results
+from runners.report import statistics
 from runners.run.config import UsageError
 from runners.sweep.config import make_launcher
 from runners.sweep.display import Display
@@ -399,12 +400,28 @@ def draw(study: Study, rows: Rows, points: Rows, picture: Path) -> None:
         if len(data.arms) <= plots.FEW and all(len(run.steps) for run in runs):
             figure = plots.learning(Numbers(data), bands(data, POINTS), aggregated=True)
         else:
-            figure = plots.finals(Numbers(data))
+            figure = _finals(Numbers(data))
         for axis in figure.axes:
             score = study.tasks.get(axis.get_title(loc="left"), {}).get("score", study.score)
             axis.set_xlabel(axis.get_xlabel().replace("task return", score))
             axis.set_ylabel(axis.get_ylabel().replace("task return", score))
         figure.savefig(picture, dpi=160)
+
+
+def _finals(numbers: Any) -> Any:
+    """Final scores of every arm, one panel a task, a random policy dotted: where there are more arms than curves."""
+    from runners.report import plots
+
+    rows = {task: numbers.find("final", task=task) for task in numbers.data.tasks}
+    high = 0.2 * max(map(len, rows.values())) + 0.8
+    figure, axes = plots.grid(len(rows), (plots.PANEL[0], max(plots.PANEL[1], high)))
+    for axis, (task, found) in zip(axes, rows.items()):
+        plots.dots(axis, numbers.data, found, "task return, IQM and 95 % interval")
+        axis.set_title(plots.cut(task, 44))
+        chance = numbers.one("random", task=task)
+        if chance is not None and np.isfinite(chance.value):
+            axis.axvline(chance.value, **plots.RANDOM, zorder=0)
+    return figure
 
 
 def _runs(study: Study, rows: Rows, points: Rows) -> Iterator[Any]:

@@ -30,7 +30,7 @@ from runners.cli.command import OPTIONS, REST, written
 from runners.cli.compose import HIDDEN
 from runners.cli.declared import key_of
 from runners.list import environment, summary
-from runners.report.results import read_rows
+from benchmarks.results import read_rows
 from runners.run.config import TrainConfig
 
 RESULTS = Path(__file__).resolve().parents[1] / "assets" / "results"

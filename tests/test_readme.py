@@ -15,7 +15,7 @@ import yaml
 import agents
 import rewards
 from rewards.check import check_reward
-from runners.report.results import read_rows
+from benchmarks.results import read_rows
 from tests import doc_blocks
 
 ROOT = Path(__file__).resolve().parent.parent

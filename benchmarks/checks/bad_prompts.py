@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from runners.report import results
+from benchmarks import results
 
 CARTPOLE, MOUNTAINCAR, PENDULUM = (
     f"lodestar/{name}-v0" for name in ("CartPoleUpright", "MountainCarGoal", "PendulumUpright")

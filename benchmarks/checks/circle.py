@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
-from runners.report import results
+from benchmarks import results
 
 SEEDS, ARMS = 5, 3
 STEPS = 60_000

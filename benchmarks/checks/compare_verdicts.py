@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checks.bad_prompts import one
-from runners.report import results
+from benchmarks import results
 
 SENTENCES = Path(__file__).with_name("verdict_sentences.csv")
 READ = 0.9  # AUROC above which the model reads a good sentence as its author meant it

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from runners.report import results, statistics
+from benchmarks import results
+from runners.report import statistics
 
 KINDS = ("normal", "skewed", "two outcomes", "heavy tails")
 CASES = ((4, 5), (1, 5), (4, 3), (4, 10))  # tasks, seeds

@@ -17,7 +17,7 @@ import numpy as np
 
 from runners.compare.finite import FiniteModel, optimal
 from runners.design.table import adaptive, exprd
-from runners.report import results
+from benchmarks import results
 from runners.report.statistics import iqm
 
 ROOMS = ("...#...", ".......", "...#...", "#.###.#", "...#...", ".......", "...#...")

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runners.report import results
+from benchmarks import results
 
 if TYPE_CHECKING:
     from coverage import CoverageData

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from envs.recording import SHIPPED
-from runners.report import results
+from benchmarks import results
 
 DATA = SHIPPED / "pendulum.safetensors"
 SEEDS = 5

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from runners.report import results
+from benchmarks import results
 
 STEPS, EPISODES = 100, 5
 SHORT = 3  # steps of a rollout of robots

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from runners.report import results, statistics
+from benchmarks import results
+from runners.report import statistics
 
 SEEDS, ENVS, EPISODES, SIZE = 5, 10, 300, 10
 AVERAGE = {  # many passes: a cell visited once is one row in thousands, and has to be fitted too

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rewards.mix.shaping import clip, delta, par, potential, sigmoid
-from runners.report import results
+from benchmarks import results
 
 SIZE, GAMMA, WITHIN = 12, 0.97, 60
 WEIGHTS = (0.05, 0.2, 1.0)

@@ -18,7 +18,8 @@ import numpy as np
 from benchmarks.peers import peers
 from benchmarks.study import Study, figures
 from envs.recording import load
-from runners.report import results, statistics
+from benchmarks import results
+from runners.report import statistics
 from runners.run.config import UsageError
 
 SEEDS, STEPS = 5, 100_000

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from runners.report import results
+from benchmarks import results
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).resolve().parent / "drivers"

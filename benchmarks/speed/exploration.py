@@ -37,7 +37,7 @@ import numpy as np
 
 import rewards
 from benchmarks.peers import peers
-from runners.report import results
+from benchmarks import results
 
 METHODS = ("rnd", "icm", "disagreement", "ride", "ngu", "pseudocount", "e3b", "re3")
 OBSERVATIONS = ("vector", "image")

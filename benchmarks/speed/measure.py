@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from runners.report import results
+from benchmarks import results
 
 Measure = Callable[[], tuple[int, Callable[[], Any]]]  # builds everything; returns frames and what is to be timed
 Rates = dict[str, list[float]]  # variant -> frames a second, one for each round

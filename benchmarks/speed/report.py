@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from runners.report import results
+from benchmarks import results
 from runners.run.config import TrainConfig, save
 
 TASKS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MiniGrid-DoorKey-5x5-v0", "Pendulum-v1")

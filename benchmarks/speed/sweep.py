@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from runners.report import results
+from benchmarks import results
 
 JOBS, SLOTS, SECONDS = 200, 8, 30.0
 PAIRS = 5  # starts that are compared

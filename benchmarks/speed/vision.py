@@ -41,7 +41,7 @@ import numpy as np
 
 from benchmarks.peers import peers
 from benchmarks.speed import measure
-from runners.report import results
+from benchmarks import results
 from runners.run.build import keep_freed_memory
 
 GOAL, BASELINE, ALPHA = "pole vertically upright on top of the cart", "pole and cart", 0.5

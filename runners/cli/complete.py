@@ -8,32 +8,12 @@ Nothing heavy is imported: options are read from the source (`runners.cli.declar
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 from runners.cli.declared import Declared, choices, fields, key_of, options, tree
 from runners.run.trust import admit
 
-# Both hand over the line up to the cursor. Bash has split the last word at = and :, and replaces what stands behind.
-BASH = r"""
-_lodestar() {
-  local line="${COMP_LINE:0:COMP_POINT}" breaks="${COMP_WORDBREAKS//[^=:]/}" word kept=""
-  word="${line##* }"
-  [[ -n "$breaks" ]] && kept="${word%"${word##*[$breaks]}"}"
-  mapfile -t COMPREPLY < <("${COMP_WORDS[0]}" __complete "$line" 2>/dev/null)
-  COMPREPLY=("${COMPREPLY[@]#"$kept"}")
-  [[ "${COMPREPLY[*]}" == *[=.] ]] && compopt -o nospace 2>/dev/null
-}
-complete -o default -F _lodestar lodestar
-"""
-ZSH = r"""
-_lodestar() {
-  local -a found
-  found=("${(@f)$("${words[1]}" __complete "${(j: :)words[1,CURRENT-1]} $PREFIX" 2>/dev/null)}")
-  [[ -n "$found" ]] || { _files; return }
-  compadd -Q -S '' -a found
-}
-compdef _lodestar lodestar
-"""
-SCRIPTS = {"bash": BASH, "zsh": ZSH}
+SCRIPTS = {path.stem: path for path in sorted(Path(__file__).parent.glob("shell/*.txt"))}
 # verbs that take the keys of `train`, too
 TRAINS = ("train", "sweep", "tune", "transfer", "design", "compare", "annotate")
 

@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
 
             if len(rest) != 1 or rest[0] not in SCRIPTS:
                 return _refused("give a shell: lodestar completion bash, or lodestar completion zsh")
-            print(SCRIPTS[rest[0]].strip())
+            print(SCRIPTS[rest[0]].read_text().strip())
             return 0
         if verb == "--version":
             print(f"lodestar {version(DISTRIBUTION) or 'of a checkout'}")

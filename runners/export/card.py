@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import json
 import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jinja2
+
 from envs.family import family_of
-from envs.files import read_text
+from envs.files import read_json
 from envs.make import spec_of
 from runners.cli.command import changed, written
 from runners.evaluate import table
@@ -68,7 +69,7 @@ def vision(config: TrainConfig) -> list[str]:
             continue
         if model in MODELS and not weights:
             words = "its model ships with the suite and was not trained on this environment"
-            domains = _json(MODELS[model] / "phrases.json").get("worlds", [])
+            domains = read_json(MODELS[model] / "phrases.json").get("worlds", [])
             if any(fnmatch.fnmatchcase(config.env.rpartition(":")[2], world) for world in domains):
                 words = "in-domain: its model was trained on frames of this environment"
         elif weights == "untrained":
@@ -85,91 +86,24 @@ def card(trained: Trained, run: Path, checked: list[str], loaded: str = 'ld.load
     `checked` are sentences about its files; `loaded` is the expression that loads it.
     """
     config, _, mix, step = trained
-    sampled = family_of(spec_of(config.env)).sampled
-    reward, command = scrubbed(mix.describe()), " ".join(map(shlex.quote, settings(config)))
-    return f"""# {config.agent_name} on {config.env}, trained on the reward {reward}
-
-A deterministic policy, exported after {step:,} environment steps with seed {config.seed}.
-
-## What was trained
-
-All settings that differ from the defaults:
-
-    python -m runners.train {command}
-
-The reward: {reward}.
-{"".join(f"- {scrubbed(sentence)}{chr(10)}" for sentence in [*vision(config), *mix.notes()])}
-## How well it does
-
-{_numbers(run, step, config, sampled)}
-
-## How to use it
-
-    import lodestar as ld
-    run = {loaded}  # run.policy.predict(obs), run.evaluate(20)
-
-`lodestar evaluate run=<this folder>` and `lodestar watch run=<this folder>` take it, too.
-{_elsewhere(checked)}
-## Versions
-
-Trained with {_versions(_json(run / "versions.json"))}.
-
-Exported with {_versions(versions())}.
-
-## Limits
-
-{_limits(config, sampled)}
-
-## Licence
-
-Not yet chosen: write yours here. The environment and any pretrained model have their own.
-"""
-
-
-def _numbers(run: Path, step: int, config: TrainConfig, sampled: bool) -> str:
-    scores = _json(run / "result.json")
-    if not scores:
-        return "The run has not been evaluated: `python -m runners.evaluate run=<folder>`."
-    episodes = next(iter(scores.values()))["episodes"]
-    how = "sampled from" if sampled else "of"
-    text = f"The task's own return over {episodes} episodes, actions {how} the policy at the end of training\n\n"
-    text += f"```\n{scrubbed(table(scores))}\n```"
-    if step < config.total_timesteps:
-        text += f"\n\nThese are of the end of training ({config.total_timesteps:,} steps), not of this step."
-    return text
-
-
-def _elsewhere(checked: list[str]) -> str:
-    if not checked:
-        return ""
-    files = "\n".join(f"- {sentence}" for sentence in checked)
-    return f"""
-Without what trains:
-
-    from runners.export import load
-    action = load("<this folder>").act(obs)
-
-{files}
-"""
-
-
-def _limits(config: TrainConfig, sampled: bool) -> str:
-    lines = ["- One run with one seed: another may do better or worse by more than the interval above says."]
-    lines.append("- It was trained and evaluated in this environment with these settings, and nowhere else.")
-    if "task" not in config.reward:
-        lines.append("- The task's reward was not trained on: a high learned reward does not imply a high task return.")
-    if sampled:
-        lines += ["- It was evaluated with sampled actions; the most likely action, taken always, may repeat itself."]
-    return "\n".join(lines)
+    scores = read_json(run / "result.json")
+    text = Path(__file__).with_name("card.txt").read_text()
+    template = jinja2.Template(text, trim_blocks=True, keep_trailing_newline=True)
+    return template.render(
+        config=config,
+        step=step,
+        reward=scrubbed(mix.describe()),
+        command=shlex.join(settings(config)),
+        notes=map(scrubbed, [*vision(config), *mix.notes()]),
+        sampled=family_of(spec_of(config.env)).sampled,
+        scores=scores and scrubbed(table(scores)),
+        episodes=next(iter(scores.values()))["episodes"] if scores else 0,
+        loaded=loaded,
+        checked=checked,
+        trained_with=_versions(read_json(run / "versions.json")),
+        exported_with=_versions(versions()),
+    )
 
 
 def _versions(found: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in found.items()) or "versions that were not recorded"
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(read_text(path))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return ", ".join(f"{name} {version}" for name, version in found.items())

@@ -98,7 +98,7 @@ def learning(numbers: Numbers, bands: dict[tuple[str, str], Band], aggregated: b
     for axis, task in zip(axes, tasks):
         panel(axis, numbers, bands, task)
     if both:
-        _dots(axes[-1], data, rows, "normalised score, IQM and 95 % interval")
+        dots(axes[-1], data, rows, "normalised score, IQM and 95 % interval")
         axes[-1].set_title("all tasks" if len(data.tasks) > 1 else "final score")
     if not _direct(data):
         _legend(figure, data)
@@ -135,7 +135,7 @@ def panel(axis: Axes, numbers: Numbers, bands: dict[tuple[str, str], Band], task
     low, high = min(reached), max(reached)
     margin = 0.04 * (high - low) or 1.0
     axis.set_ylim(low - margin, high + margin)  # a band of two runs may reach far beyond anything that happened
-    axis.set(title=_cut(task, 44), xlabel="environment steps", ylabel="task return")
+    axis.set(title=cut(task, 44), xlabel="environment steps", ylabel="task return")
     _steps(axis)
     if _direct(data):
         _beside(axis, ends)
@@ -162,7 +162,7 @@ def _direct(data: Comparison) -> bool:
 
 def _legend(figure: Figure, data: Comparison) -> None:
     handles = [Line2D([], [], **look, linewidth=1.6) for look in looks(data).values()] + [Line2D([], [], **RANDOM)]
-    names = [_cut(arm.name, 60) for arm in data.arms] + ["random policy"]
+    names = [cut(arm.name, 60) for arm in data.arms] + ["random policy"]
     fit = int(figure.get_figwidth() * 13 / (max(map(len, names)) + 6))  # about 13 letters an inch
     columns = max(1, min(len(names), fit))
     figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(names) // columns))
@@ -176,33 +176,18 @@ def aggregate(numbers: Numbers) -> Figure | None:
         return None
     better = numbers.find("improvement")
     figure, axes = grid(3 if better else 2, (3.7, max(2.5, 0.3 * len(rows) + 1.3)))
-    _dots(axes[0], data, rows, "normalised score, IQM")
+    dots(axes[0], data, rows, "normalised score, IQM")
     for place in (0, 1):
         axes[0].axvline(place, color=PALE, linewidth=0.8, zorder=0)
     _profiles(axes[1], numbers)
     if better:
-        _dots(axes[2], data, better, "probability of beating its baseline")
+        dots(axes[2], data, better, "probability of beating its baseline")
         axes[2].axvline(0.5, color=PALE, linewidth=0.8, zorder=0)
         axes[2].set_xlim(-0.02, 1.02)
     return figure
 
 
-def finals(numbers: Numbers) -> Figure:
-    """Final scores of every arm, one panel a task, a random policy dotted: where there are more arms than curves."""
-    data = numbers.data
-    rows = {task: numbers.find("final", task=task) for task in data.tasks}
-    high = 0.2 * max(map(len, rows.values())) + 0.8
-    figure, axes = grid(len(rows), (PANEL[0], max(PANEL[1], high)))
-    for axis, (task, found) in zip(axes, rows.items()):
-        _dots(axis, data, found, "task return, IQM and 95 % interval")
-        axis.set_title(_cut(task, 44))
-        chance = numbers.one("random", task=task)
-        if chance is not None and np.isfinite(chance.value):
-            axis.axvline(chance.value, **RANDOM, zorder=0)
-    return figure
-
-
-def _dots(axis: Axes, data: Comparison, rows: Sequence[Row], caption: str) -> None:
+def dots(axis: Axes, data: Comparison, rows: Sequence[Row], caption: str) -> None:
     """A dot and its interval for each arm, from top to bottom."""
     seen = looks(data)
     for i, row in enumerate(rows):
@@ -210,7 +195,7 @@ def _dots(axis: Axes, data: Comparison, rows: Sequence[Row], caption: str) -> No
         if np.isfinite(row.low):
             axis.plot([row.low, row.high], [-i, -i], color=colour, linewidth=2.2, alpha=0.5, solid_capstyle="butt")
         axis.plot([row.value], [-i], "o", color=colour, markersize=5)
-    _list(axis, [_cut(row.arm, 34) for row in rows], caption)
+    _list(axis, [cut(row.arm, 34) for row in rows], caption)
 
 
 def _list(axis: Axes, names: list[str], caption: str) -> None:
@@ -250,7 +235,7 @@ def forest(numbers: Numbers) -> Figure | None:
                 axis.plot([row.low, row.high], [-i, -i], color=colour, linewidth=3 if whole else 1.4, alpha=0.55)
             axis.plot([row.value], [-i], "D" if whole else "o", color=colour, markersize=6 if whole else 4)
     axis.axvline(0, color=INK, linewidth=0.8, zorder=0)
-    names = [f"{_cut(row.arm, 30)}, {_cut(row.task, 30)}" if row else "" for row in rows]
+    names = [f"{cut(row.arm, 30)}, {cut(row.task, 30)}" if row else "" for row in rows]
     _list(axis, names, "difference to the baseline, normalised")
     for label, row in zip(axis.get_yticklabels(), [row for row in rows if row]):
         label.set_fontweight("bold" if row.task == ALL else "normal")
@@ -278,9 +263,9 @@ def shares(data: Comparison, points: int) -> tuple[Figure | None, int]:
             if mean[middle] > 0.12:
                 side = "left" if middle < len(steps) / 8 else "right" if middle > len(steps) * 7 / 8 else "center"
                 place = steps[middle], float(total[middle] + mean[middle] / 2)
-                axis.text(*place, f" {_cut(name, 16)} ", ha=side, va="center", fontsize=8)
+                axis.text(*place, f" {cut(name, 16)} ", ha=side, va="center", fontsize=8)
             total += mean
-        axis.set_title(f"{_cut(arm.name, 30)}\n{_cut(task, 30)}", fontsize=8)
+        axis.set_title(f"{cut(arm.name, 30)}\n{cut(task, 30)}", fontsize=8)
         axis.set(ylim=(0, 1), xlim=(steps[0], steps[-1]), yticks=(0, 0.5, 1))
         _steps(axis, 3)
     return figure, max(0, len(cells) - MOST_PANELS)
@@ -304,7 +289,7 @@ def truth(numbers: Numbers, points: int) -> tuple[Figure | None, int]:
         row = numbers.one("rank_correlation", task=task, arm=arm.name)
         correlation = f"  ρ = {row.value:.2f}" if row is not None else ""
         axis.locator_params(nbins=4)
-        axis.set_title(f"{_cut(arm.name, 24)}{correlation}\n{_cut(task, 30)}", fontsize=8)
+        axis.set_title(f"{cut(arm.name, 24)}{correlation}\n{cut(task, 30)}", fontsize=8)
     return figure, max(0, len(cells) - MOST_PANELS)
 
 
@@ -321,7 +306,8 @@ def _steps(axis: Axes, most: int = 5) -> None:
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: label_steps(value)))
 
 
-def _cut(text: str, most: int) -> str:
+def cut(text: str, most: int) -> str:
+    """A text of at most so many printable letters, its middle left out."""
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     half = (most - 3) // 2  # names differ at their ends, too
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"

@@ -9,6 +9,7 @@ same command continues where it was stopped, or killed.
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import sys
@@ -24,7 +25,6 @@ from envs.settings import setting
 from runners.cli.command import Command
 from runners.cli.compose import ENV, compose
 from runners.cli.value import is_number, literal, replaced, value_of
-from runners.report.results import append_rows
 from runners.report.statistics import aggregate
 from runners.run.checkpoint import versions, write_atomically
 from runners.run.config import UsageError, read, to_dict
@@ -218,15 +218,10 @@ def table(found: dict[str, Any]) -> str:
 def write(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndarray], command: str) -> Path:
     """transfer.json, matrix.csv (a row for every run, a column for every task) and the picture, which is returned."""
     write_atomically(config.folder / "transfer.json", json.dumps({"command": command, **found}, indent=1) + "\n")
-    labels = config.labels
-    lines = [
-        {"source": config.label(source), "seed": seed, **dict(zip(labels, values.tolist()))}
-        for source in sorted(rows)
-        for seed, values in enumerate(rows[source])
-    ]
-    path = config.folder / "matrix.csv"
-    path.unlink(missing_ok=True)
-    append_rows(path, lines)
+    with (config.folder / "matrix.csv").open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["source", "seed", *config.labels])
+        table.writerows([config.label(s), seed, *each] for s in sorted(rows) for seed, each in enumerate(rows[s].tolist()))
     return draw(config, found, rows)
 
 

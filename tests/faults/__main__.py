@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from runners.report import results
+from benchmarks import results
 from runners.run.config import UsageError, unknown
 from tests.faults import Fault, Found
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from rewards.llm.judges.base import Answers, TextJudge, make_judge
 from rewards.llm.judges.prompts import clean
-from runners.report import results
+from benchmarks import results
 from tests.faults.faulty_server import FAULTS, LITERAL, FaultyServer
 
 INJECTIONS = Path(__file__).resolve().parents[2] / "assets" / "injections.txt"

@@ -25,7 +25,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from runners.report import results
+from benchmarks import results
 from runners.sweep.job import Entry, events, replay
 from tests.faults import Fault, Found
 from tests.faults.child import TINY, until

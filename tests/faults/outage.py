@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runners.report import results
+from benchmarks import results
 
 AWAY, AFTER = 60.0, 30.0  # seconds without a server, and with it again
 ENV = ["env=MiniGrid-DoorKey-8x8-v0", "env.captions=full", "env.chatter=true"]

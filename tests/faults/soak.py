@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from runners.report import results
+from benchmarks import results
 from tests.faults.faulty_server import FaultyServer
 from tests.faults.outage import last, start
 

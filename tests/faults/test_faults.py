@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.report import results
+from benchmarks import results
 from tests.faults import Fault, Found, phases, storage
 from tests.faults import __main__ as command
 from tests.faults.child import Child, run

@@ -10,7 +10,7 @@ from agents.dynamics.true import TrueModel
 from agents.networks.actor_critic import SpaceEncoding
 from benchmarks.checks import oracle
 from envs.make import make
-from runners.report import results
+from benchmarks import results
 
 ONE_STEP = (
     "MountainCar-v0",

@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks import __main__ as bench
 from benchmarks.speed import foundation, measure
-from runners.report import results, statistics
+from benchmarks import results
+from runners.report import statistics
 
 
 def test_the_interquartile_mean_leaves_out_a_quarter_on_each_side():

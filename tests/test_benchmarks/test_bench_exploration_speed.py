@@ -16,7 +16,7 @@ import rewards
 from benchmarks.__main__ import CODE
 from benchmarks.peers import peers
 from benchmarks.speed import exploration as exploration_speed
-from runners.report import results
+from benchmarks import results
 
 DRIVER = peers.SCRIPTS / "drive_reward.py"
 

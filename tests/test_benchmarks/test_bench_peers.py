@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.peers import peers as bench_peers
 from benchmarks.peers.peers import PEERS, SCRIPTS, Peer
-from runners.report import results
+from benchmarks import results
 
 SCRIPTS_OF_PEERS = sorted({script for peer in PEERS for script in (peer.script, peer.ours)})
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.speed import report as report_speed
-from runners.report import results
+from benchmarks import results
 from runners.run.config import load
 from runners.run.progress import LEARNED_RETURN, TASK_RETURN, read_csv
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.speed.sweep import measure
-from runners.report import results
+from benchmarks import results
 
 
 @pytest.mark.nightly

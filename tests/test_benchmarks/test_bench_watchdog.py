@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.speed import watchdog
-from runners.report import results
+from benchmarks import results
 from tests.faults.workers import FAULTS
 
 

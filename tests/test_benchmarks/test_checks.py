@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from benchmarks import results
 from benchmarks.checks import bad_prompts, offline, offline_shelf, pseudo_counts
-from runners.report import results
 
 
 def test_the_ratio_is_the_share_of_what_true_rewards_bring_over_random(tmp_path, monkeypatch):

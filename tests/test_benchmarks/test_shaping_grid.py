@@ -3,7 +3,7 @@ import pytest
 
 from benchmarks.checks import shaping_grid
 from benchmarks.checks.shaping_grid import GOAL, SIZE, WEIGHTS, best_policy, reached, score, successors, walk
-from runners.report.results import read_rows
+from benchmarks.results import read_rows
 
 KNOWN = {  # share of cells whose best policy reaches the goal, at weights 0.05, 0.2 and 1
     "task alone": (1, 1, 1),

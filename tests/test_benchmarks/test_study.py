@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import study
 from benchmarks.study import Cell, Study
-from runners.report import results
+from benchmarks import results
 from runners.run.config import UsageError
 from runners.sweep.job import replay
 

@@ -178,7 +178,7 @@ class Table:
 
 def evaluate(config: PretrainConfig) -> dict[str, float]:
     """Measure the model in `config.out` and its controls; writes a table and its figures, returns the figures."""
-    from runners.report.results import append_rows, write_figures
+    from benchmarks.results import append_rows, write_figures
 
     of = MODELS[config.model]
     lexicon, (name, mark) = of.lexicon(), TABLES[config.model]
