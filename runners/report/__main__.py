@@ -27,11 +27,12 @@ from typing import Any
 
 import numpy as np
 
+from envs.files import read_json
 from envs.settings import Settings, declarations, setting
 from runners.cli.command import Command
 from runners.report.comparison import Comparison, bands, score
 from runners.report.numbers import Numbers, Row
-from runners.report.read import find, number, published, sweep_command
+from runners.report.read import find, number, published
 from runners.run.config import UsageError, unknown
 
 
@@ -94,7 +95,8 @@ class Report:
             wrong = f" ({'; '.join(problems[:3])})" if problems else ""
             listed = " ".join(config.rest)
             raise UsageError(f"{listed} has no run that can be read{wrong}; give a folder with runs below it")
-        data = Comparison(runs, problems, [line for path in config.paths for line in sweep_command(path)])
+        sweeps = [read_json(path / "sweep.json").get("command") for path in config.paths]
+        data = Comparison(runs, problems, [str(command) for command in sweeps if command])
         arms = [arm.name for arm in data.arms]
         if config.reference and config.reference not in arms:
             raise UsageError(unknown("reference", config.reference, arms))

@@ -9,6 +9,7 @@ import itertools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,11 @@ def write(path: Path, numbers: Numbers, bands: dict[tuple[str, str], Band], titl
         "successes": bool(numbers.find("success")),
         "early": _early(bands),
         "scales": scales(numbers) if len(own) > 1 else [],
-        "overall": [_overall(numbers, row) for row in numbers.find("normalised")],
+        "overall": [
+            (row.arm, *printed(row, 3), row.runs, *(printed(better, 3) if better else (NOTHING, NOTHING)))
+            for row in numbers.find("normalised")
+            for better in [numbers.one("improvement", arm=row.arm)]
+        ],
         "thresholds": _thresholds(numbers),
         "alarms": alarms,
         "own_arms": own,
@@ -138,7 +143,12 @@ def opening(data: Comparison) -> str:
 
 def evidence(numbers: Numbers) -> list[str]:
     """What differs, good or bad, and how much can be concluded; weak evidence is called so."""
-    data, lines = numbers.data, [_difference(row) for row in numbers.find("difference") if row.low > 0 or row.high < 0]
+    data = numbers.data
+    lines = [
+        f"{row.task}: {row.arm} is {'better' if row.low > 0 else 'worse'} than {row.against}, {signed(row)} task return."
+        for row in numbers.find("difference")
+        if row.low > 0 or row.high < 0
+    ]
     counts = [row.runs for row in numbers.find("final") if not data.arm(row.arm).published]
     if counts and min(counts) < ENOUGH:
         fewest = f"{min(counts)} seed{'s' * (min(counts) != 1)}" if min(counts) else "no score"
@@ -174,12 +184,6 @@ def evidence(numbers: Numbers) -> list[str]:
         runs = f"{raised} run{'s' * (raised != 1)}"
         lines.append(f"The hacking alarm was raised in {runs}: the learned return rose while the task's fell.")
     return lines
-
-
-def _difference(row: Row) -> str:
-    """A difference whose interval excludes 0."""
-    how = "better" if row.low > 0 else "worse"
-    return f"{row.task}: {row.arm} is {how} than {row.against}, {signed(row)} task return."
 
 
 def _verdict(row: Row) -> str:
@@ -243,11 +247,6 @@ def _scores(numbers: Numbers, task: str) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _overall(numbers: Numbers, row: Row) -> tuple[Any, ...]:
-    better = numbers.one("improvement", arm=row.arm)
-    return row.arm, *printed(row, 3), row.runs, *(printed(better, 3) if better else (NOTHING, NOTHING))
-
-
 def _early(bands: dict[tuple[str, str], Band]) -> list[str]:
     """A sentence about each arm whose runs did not all reach the same step."""
     lines = []
@@ -288,7 +287,9 @@ def _videos(numbers: Numbers) -> dict[str, Any]:
         if not found:
             continue
         run, path = min(found, key=lambda one: (abs(scores.get(one[0].seed, np.inf) - median), one[0].seed or 0))
-        caption, content = f"{arm.name}, {task}, seed {run.seed}", _bytes(path)
+        caption, content = f"{arm.name}, {task}, seed {run.seed}", b""
+        with suppress(OSError):  # too large, or it cannot be read
+            content = read_bytes(path, VIDEO)
         kind = "video/mp4" if content[4:8] == b"ftyp" else "image/gif" if content[:6] in (b"GIF87a", b"GIF89a") else ""
         if not kind or spent + len(content) > PAGE_VIDEOS:
             left.append(caption)
@@ -297,14 +298,6 @@ def _videos(numbers: Numbers) -> dict[str, Any]:
         score = f", task return {number(scores[run.seed])}" if run.seed in scores else ""
         videos.append((html.embedded(content, kind), caption + score))
     return {"videos": videos, "videos_left": join(left, 30)}
-
-
-def _bytes(path: Path) -> bytes:
-    """A video's bytes; none if it is too large, or cannot be read."""
-    try:
-        return read_bytes(path, VIDEO)
-    except OSError:
-        return b""
 
 
 def _configs(data: Comparison) -> list[tuple[str, str]]:

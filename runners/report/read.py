@@ -22,7 +22,7 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from runners.sweep.job import Entry, replay
 
 TASK_RETURN, LEARNED_RETURN = "rollout/ep_rew_mean", "rollout/ep_learned_mean"  # as runners.run.progress, without torch
 ALARM, ELAPSED = "reward/alarm", "time/time_elapsed"
-MOST_BYTES = 256_000  # of a config.yaml or another small file
 
 STEPS = ("global_step", "step", "steps", "timesteps", "total_timesteps", "env_steps", "time/total_timesteps", "frame")
 RETURNS: tuple[str, ...] = ("charts/episodic_return", "episodic_return", "rollout/ep_rew_mean", "eval/mean_reward")
@@ -130,15 +129,13 @@ def find(labelled: Iterable[tuple[Path, str]]) -> tuple[list[Run], list[str]]:
     return runs, problems
 
 
-def _folders(path: Path) -> list[Path]:
+def _folders(path: Path) -> Iterator[Path]:
     """Folders with a config.yaml; below one, only its control run is looked for."""
-    found = []
     for place, folders, files in os.walk(path):
         folders.sort()
         if "config.yaml" in files:
-            found.append(Path(place))
+            yield Path(place)
             folders[:] = [name for name in folders if name == "control"]
-    return found
 
 
 def _jobs(path: Path) -> tuple[dict[Path, Entry], list[str]]:
@@ -155,21 +152,12 @@ def _jobs(path: Path) -> tuple[dict[Path, Entry], list[str]]:
     return {path / "jobs" / name: entry for name, entry in entries.items()}, lost
 
 
-def sweep_command(path: Path) -> list[str]:
-    """The command of the sweep in a folder, if it is one."""
-    try:
-        return [str(json.loads(_text(path / "sweep.json", 4_000_000))["command"])]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-
-
 def read_run(folder: Path, name: str) -> Run:
     """One run's folder.
 
     Raises:
         Exception: of many kinds, if its config.yaml does not name what was run.
     """
-    text = _text(folder / "config.yaml")
     config = read(folder / "config.yaml")
     rewards, agent = config.get("reward"), config.get("agent")
     if not isinstance(rewards, dict) or not isinstance(agent, dict) or not config.get("env"):
@@ -180,7 +168,7 @@ def read_run(folder: Path, name: str) -> Run:
     seed = config.get("seed") if isinstance(config.get("seed"), int) else None
     run = Run(name, task, "+".join(map(str, rewards)), str(agent.get("name", "unknown")), seed, flat, folder)
     place = str(folder.resolve())  # may name a home directory
-    run.text = text.replace(place, name)
+    run.text = read_text(folder / "config.yaml").replace(place, name)
     run.control = folder.parent.name == "control"
     run.status = read_status(folder) or {}
     for part, take in (("metrics.csv", _metrics), ("result.json", _result), ("versions.json", _versions)):
@@ -191,7 +179,7 @@ def read_run(folder: Path, name: str) -> Run:
         except Exception as error:
             run.notes.append(f"{part} cannot be read: {_sentence(error)}")
     if (folder / "command.txt").exists():
-        run.commands = _text(folder / "command.txt").replace(place, name).splitlines()
+        run.commands = read_text(folder / "command.txt").replace(place, name).splitlines()
     return run
 
 
@@ -227,17 +215,13 @@ def _column(cells: list[str]) -> np.ndarray:
 
 
 def _result(run: Run, path: Path) -> None:
-    found = json.loads(_text(path, 4_000_000)).items()
+    found = json.loads(read_text(path)).items()
     run.scores = {str(policy): results for policy, results in found if isinstance(results, dict)}
 
 
 def _versions(run: Run, path: Path) -> None:
-    found = json.loads(_text(path))
-    run.versions = {str(name): str(version) for name, version in found.items()}
-
-
-def _text(path: Path, most: int = MOST_BYTES) -> str:
-    return read_text(path, most)
+    found = json.loads(read_text(path)).items()
+    run.versions = {str(name): str(version) for name, version in found}
 
 
 def number(value: Any) -> float:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata, util
 from typing import Any
 
+from runners.cli.value import is_float
 from runners.run.config import UsageError, flatten
 
 HERE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/[\w/-]*)?")
@@ -69,7 +70,7 @@ def saved_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
 def admit(arguments: Iterable[str]) -> None:
     """Let what a command line names, as in `env=my_file:Id`, be found in the working directory, behind all else."""
     for key, _, text in (argument.partition("=") for argument in arguments):
-        if key.split(".")[0] in ("env", "reward", "agent", "policy") and JOINTS.search(text) and not _is_number(text):
+        if key.split(".")[0] in ("env", "reward", "agent", "policy") and JOINTS.search(text) and not is_float(text):
             _search_here()
 
 
@@ -82,7 +83,7 @@ def _reach(key: str, value: Any, settings: Mapping[str, Any]) -> Iterator[str]:
     """A phrase for everything that a setting would import, send, read or write."""
     part, _, rest = key.partition(".")
     option = key.rpartition(".")[2]
-    texts = [text for text in _texts(value) if text and not _is_number(text)]
+    texts = [text for text in _texts(value) if text and not is_float(text)]
     if key == "env":
         module = str(value).rpartition(":")[0]
         if module and not _is_known(module):
@@ -136,14 +137,6 @@ def _is_known(module: str) -> bool:
     brought = [family.module for family in families().values() if family.module]
     brought += [entry.value for entry in metadata.entry_points(group="gymnasium.envs")]
     return module in sys.modules or module.split(".")[0] in {re.split("[.:]", name)[0] for name in brought}
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _declared(path: str) -> tuple[Any, ...]:
