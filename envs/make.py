@@ -29,7 +29,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from envs import render
 from envs.batched import PROGRAMS
 from envs.family import Goal, entry, families, family_of
-from envs.mujoco.sparse import warn_if_sparse
+from envs.mujoco.family import warn_if_sparse
 from envs.observations import plain_actions
 from envs.residual import Residual, ResidualVector
 from envs.transitions import Ends

@@ -13,15 +13,19 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from envs.datasets import Dataset, from_sb3, read
+from envs.datasets.dataset import fitted
 from envs.family import family_of
 from envs.masks import sample
 from envs.recording import episodes, save
@@ -30,9 +34,10 @@ from envs.settings import Settings, setting
 from envs.transitions import Transitions
 from runners.cli.command import Command
 from runners.evaluate import Scores, policy
-from runners.run.build import load_run
+from runners.run.build import build, config_of, load_checkpoint, load_run
 from runners.run.config import UsageError
 from runners.run.policies import load
+from runners.run.trust import require, saved_keys
 
 STEPS = 10_000
 
@@ -76,10 +81,7 @@ class RecordConfig(Settings):
 def record(config: RecordConfig) -> dict[str, Any]:
     """Record and write; returns the file's metadata."""
     if config.from_:
-        from runners.run.imported import imported
-
-        source: dict[str, Any] = {"most": config.steps, "frame_size": config.frames, "camera": config.camera}
-        return write(config, *imported(config.from_, config.env, config.env_options, trust=config.trust, **source))
+        return write(config, *imported(config))
     from envs.make import make
 
     options, env_id = dict(config.env_options), config.env
@@ -99,6 +101,98 @@ def record(config: RecordConfig) -> dict[str, Any]:
         signals = list(family_of(env.spec).signals(env.spec)) if config.signals and env.spec else []
     about = {"policy": config.policy, "noise": config.noise, "seed": config.seed, "signals": signals}
     return write(config, batch, {"env": env_id, "env_options": options, **about})
+
+
+def imported(config: RecordConfig) -> tuple[Transitions, dict[str, Any]]:
+    """The transitions that others recorded, the first `steps` or all, and a recording's metadata.
+
+    They are compared with the environment that is given, or with the one that a data set names.
+
+    Raises:
+        UsageError: if the source is to be trusted first, or holds no transitions.
+        ValueError, FileNotFoundError, ImportError: as `envs.datasets.read`.
+    """
+    from envs.make import make
+
+    source, path, named, options = config.from_, Path(config.from_), config.env, config.env_options
+    env: Any = None
+    dataset: Dataset | None = None
+    theirs: dict[str, Any] = {}
+    notes: list[str] = []
+    if (path / "config.yaml").is_file():
+        batch, named, theirs = _replay(path, config.trust)
+    elif path.suffix == ".pkl":
+        batch = _unpickled(path, config.trust)
+    else:
+        dataset = read(source, config.frames, config.camera)
+        named, theirs, notes = dataset.env, dataset.env_options, [*dataset.notes]
+    if dataset is None and config.frames:
+        raise UsageError(f"frames={config.frames} cannot be made of a replay, which has what was kept; leave it out")
+    if config.env:
+        named, theirs = config.env, {}
+        env = make(config.env, **options)
+    elif named and dataset is not None:
+        require(config.trust, f"from={source}", saved_keys({"env": named, "env_options": theirs}))
+        try:
+            env = make(named, **{**theirs, **options})
+        except Exception as error:  # whatever the code of an environment raises that need not be here
+            words = " ".join(str(error).split())
+            notes.append(f"{named}, which it names, cannot be made here ({words}), so nothing was compared with it")
+    with nullcontext() if env is None else closing(env):
+        if dataset is not None:
+            batch = dataset.transitions(env, config.steps)
+        elif env is not None:
+            batch = fitted(batch, env)
+    about = {"env": named, "env_options": {**theirs, **options}, "from": source, "signals": []}
+    return batch[: config.steps], {**about, **(dataset.about if dataset is not None else {}), "notes": notes}
+
+
+def _unpickled(path: Path, trust: bool) -> Transitions:
+    """What `model.save_replay_buffer` of Stable-Baselines3 wrote."""
+    if not trust:
+        raise UsageError(
+            f"from={path} is a pickle, which runs whatever code is in it; add trust=true if it is yours, or from a "
+            "source you trust, or hand the buffer over in Python: envs.datasets.from_sb3(model.replay_buffer)"
+        )
+    from stable_baselines3.common.save_util import load_from_pkl
+
+    try:
+        buffer = load_from_pkl(path)
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError) as error:
+        raise UsageError(f"from={path} cannot be read ({type(error).__name__}: {error})") from None
+    if not hasattr(buffer, "observations") or not hasattr(buffer, "next_observations"):
+        raise UsageError(f"from={path} holds a {type(buffer).__name__}, not a replay buffer of Stable-Baselines3")
+    return from_sb3(buffer)
+
+
+def _replay(run: Path, trust: bool) -> tuple[Transitions, str, dict[str, Any]]:
+    """What the replay holds at a run's newest checkpoint, with its environment."""
+    config = copy.copy(config_of(run, trust))
+    state, _ = load_checkpoint(run)
+    if "replay" not in state["agent"]:
+        raise UsageError(
+            f"from={run} is a run of agent={config.agent_name}, which keeps no replay; record what its policy does, "
+            f"with policy={run}"
+        )
+    config.backend, config.device = "gym", "cpu"
+    parts = build(config)
+    model: Any = parts.model
+    with closing(parts.venv):
+        parts.mix.load_state_dict(state["mix"])
+        if hasattr(model, "replay"):
+            replay = model.replay
+            replay.load_state_dict(state["agent"]["replay"])
+            if replay.encoding.images and not replay.images.follows:
+                raise UsageError(f"from={run} keeps images without the last ones of episodes; give policy={run}")
+            rows = replay.sampler.in_order()
+            by_environment = (rows % replay.n_envs).argsort(stable=True)
+            batch = replay.transitions(rows[by_environment]).replace(extras={})
+        else:
+            from agents.sb3.agent import load_buffer
+
+            load_buffer(model.replay_buffer, state["agent"]["replay"])
+            batch = from_sb3(model.replay_buffer)
+    return batch, config.env, {"max_episode_steps": config.max_episode_steps, **config.env_options}
 
 
 def write(config: RecordConfig, batch: Transitions, meta: dict[str, Any]) -> dict[str, Any]:

@@ -203,7 +203,7 @@ class Work:
         config, found = self.config, checkpoint.load(self.folder.checkpoints, tidy=True)
         state, self._start = found or (None, 0)
         if found is None and config.init_from:
-            from runners.run.initial import initialise
+            from runners.run.build import initialise
 
             parts.taken = initialise(config, parts)
         self.folder.begin(config, f"python -m runners.train {shlex.join(self.argv)}")

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from envs.datasets.dataset import Dataset, StoredEpisode
-from envs.datasets.sb3 import from_sb3
+from envs.datasets.dataset import Dataset, StoredEpisode, from_sb3
 
 __all__ = ["Dataset", "StoredEpisode", "from_sb3", "read"]
 

@@ -1,4 +1,7 @@
-"""Episodes that others recorded, as they stored them, and the transitions that they are for environments of ours."""
+"""Episodes that others recorded, as they stored them, and the transitions that they are for environments of ours.
+
+Nothing of Stable-Baselines3 is imported for its replay buffers.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from envs.observations import from_zero, plain
-from envs.transitions import Transitions, concatenate, join
+from envs.observations import from_zero, plain, plain_space
+from envs.recording import by_environment
+from envs.render import name_of
+from envs.transitions import Transitions, concatenate, join, map_obs
 from envs.types import Array, Obs
 
 
@@ -80,8 +85,7 @@ def fitted(batch: Transitions, env: gym.Env) -> Transitions:
     Raises:
         ValueError: if they are not those of that environment.
     """
-    name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-    return in_spaces(batch, env.observation_space, env.action_space, name)
+    return in_spaces(batch, env.observation_space, env.action_space, name_of(env))
 
 
 def in_spaces(
@@ -181,10 +185,10 @@ def _transitions(episode: StoredEpisode, see: Callable[[Any], Any], action_space
     terminated, truncated = (np.asarray(part, bool) for part in (episode.terminated, episode.truncated))
     frame = episode.frame
     return Transitions(
-        obs=_rows(obs, slice(0, -1)),
+        obs=map_obs(lambda x: x[:-1], obs),
         action=action,
         reward=np.asarray(episode.reward, np.float32),
-        next_obs=_rows(obs, slice(1, None)),
+        next_obs=map_obs(lambda x: x[1:], obs),
         terminated=terminated,
         truncated=truncated,
         valid=np.ones(steps, bool),
@@ -199,10 +203,6 @@ def steps_since(ended: np.ndarray, first: int = 0) -> np.ndarray:
     rows = np.arange(len(ended))
     last = np.maximum.accumulate(np.where(np.r_[False, ended[:-1]], rows, -first))
     return rows - last
-
-
-def _rows(obs: Obs, rows: slice) -> Obs:
-    return {key: _rows(part, rows) for key, part in obs.items()} if isinstance(obs, dict) else obs[rows]
 
 
 def _row(obs: Any, t: int) -> Any:
@@ -220,3 +220,59 @@ def _numeric(rows: list[Any]) -> np.ndarray:
     if (stacked := np.stack(rows)).dtype.kind not in "biuf":
         raise ValueError(f"observations such as {rows[0]!r} are not numeric; filter them out of the data set first")
     return stacked
+
+
+def from_sb3(buffer: Any, *, scaled: bool = True) -> Transitions:
+    """What a `ReplayBuffer` or a `DictReplayBuffer` holds, as a flat batch (N,), one environment after the other.
+
+    Where a full buffer has lost the first steps of an episode, the rest of that begins at step 1. Without
+    `handle_timeout_termination` every end counts as terminated, as it does for the agents that learn from it.
+
+    Args:
+        buffer: a buffer, as in `from_sb3(model.replay_buffer)`.
+        scaled: whether actions in a Box stand in [-1, 1], as those of its agents do, and not in the space's range.
+
+    Raises:
+        ValueError: if it is empty, or has overwritten the last observations of episodes.
+    """
+    if getattr(buffer, "optimize_memory_usage", False):
+        raise ValueError(
+            "a replay buffer with optimize_memory_usage=True has overwritten the last observations of its episodes; "
+            "collect with optimize_memory_usage=False"
+        )
+    if not buffer.size():
+        raise ValueError("the replay buffer is empty; collect transitions first")
+    order = (np.arange(buffer.size()) + (buffer.pos if buffer.full else 0)) % buffer.buffer_size
+    count, space = (len(order), buffer.n_envs), buffer.action_space
+    action = buffer.actions[order].reshape(*count, *space.shape)
+    if isinstance(space, spaces.Box):
+        action = space.low + 0.5 * (action + 1.0) * (space.high - space.low) if scaled else action
+    action = action.astype(space.dtype, copy=False)
+    timeouts = getattr(buffer, "timeouts", np.zeros_like(buffer.dones))[order] > 0
+    ended = buffer.dones[order] > 0
+    first = int(buffer.full)
+    rewards = buffer.task_rewards if hasattr(buffer, "task_rewards") else buffer.rewards  # ours scores when read
+    seen = [_seen(buffer.observation_space, x, order) for x in (buffer.observations, buffer.next_observations)]
+    return by_environment(
+        Transitions(
+            obs=seen[0],
+            action=action,
+            reward=np.asarray(rewards[order], np.float32),
+            next_obs=seen[1],
+            terminated=ended & ~timeouts,
+            truncated=timeouts,
+            valid=np.ones(count, bool),
+            step=np.stack([steps_since(column, first) for column in ended.T], 1),
+        )
+    )
+
+
+def _seen(space: spaces.Space, values: Any, order: np.ndarray) -> Obs:
+    """Observations (T, N, ...) in the order of time, as `PlainObservation` returns them."""
+    if isinstance(space, spaces.Dict):
+        return {key: _seen(part, values[key], order) for key, part in space.spaces.items()}
+    shaped = values[order].reshape(*values[order].shape[:2], *(space.shape or ()))
+    if plain_space(space) == space:
+        return shaped
+    rows = [[plain(space, x) for x in row] for row in shaped]
+    return map_obs(np.asarray, join(np.stack, [join(np.stack, row) for row in rows]))

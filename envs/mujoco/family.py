@@ -17,7 +17,9 @@ as another environment of the process has been closed, Gymnasium's pictures are 
 from __future__ import annotations
 
 import bisect
+import functools
 import math
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +30,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from envs.family import Axis, Family, Goal, entry, simulator
 from envs.observations import Recorded
-from envs.render import before_opengl, opengl
+from envs.render import before_opengl, name_of, opengl
 from envs.transitions import Ends, never
 from envs.types import Array
 
@@ -67,6 +69,28 @@ def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None)
     # Twice the frame, so that there is something to average; the default of 480 costs up to ten times as much.
     side = max(2 * frame_size, 128)
     return {"width": side, "height": side, **arguments}
+
+
+WRONG = "4.0.0"  # computes a wrong Hessian where Jacobians are sparse, repaired in 4.0.1; built-in robots are dense
+
+
+def warn_if_sparse(env: Any) -> None:
+    """Warn, once for an id, of an environment whose model that version solves wrongly."""
+    mujoco: Any = sys.modules.get("mujoco")
+    model = getattr(env.unwrapped, "model", None)
+    if mujoco is not None and mujoco.__version__ == WRONG and isinstance(model, mujoco.MjModel):
+        if mujoco.mj_isSparse(model):
+            _warn_of_sparse(name_of(env))
+
+
+@functools.cache
+def _warn_of_sparse(name: str) -> None:
+    warnings.warn(
+        f"MuJoCo {WRONG} computes a wrong Hessian for {name}, whose Jacobians are sparse; pip install 'mujoco>=4.0.1', "
+        'or set <option jacobian="dense"/> in its model',
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 _UPRIGHT = math.radians(12)

@@ -258,7 +258,7 @@ def pin() -> Iterator[Finding]:
 
 def solver() -> Iterator[Finding]:
     """One version of MuJoCo solves models with sparse Jacobians wrongly."""
-    from envs.mujoco.sparse import WRONG
+    from envs.mujoco.family import WRONG
 
     if have := version("mujoco"):
         bad = have == WRONG

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from envs.memory import memory, refuse_beyond
 from runners.run import checkpoint
@@ -232,11 +233,16 @@ def load_run(run: Path, trust: bool = False, at: str | int = "") -> Trained:
 
 def config_of(run: Path, trust: bool = False) -> TrainConfig:
     """The configuration of a run; a UsageError if it is none, or names what is not trusted."""
-    if not (run / "config.yaml").exists():
-        raise UsageError(f"run={run} is no run's folder (it has no config.yaml); give one below runs/")
-    saved = read(run / "config.yaml")
+    saved = saved_config(run)
     require(trust, f"run={run}", saved_keys(saved))
     return from_dict(saved, trust)
+
+
+def saved_config(run: Path, key: str = "run") -> dict[str, Any]:
+    """What a run's config.yaml holds; a UsageError, about the `key` of the command line, if it is no run's folder."""
+    if not (run / "config.yaml").exists():
+        raise UsageError(f"{key}={run} is no run's folder (it has no config.yaml); give one below runs/")
+    return read(run / "config.yaml")
 
 
 def load_checkpoint(run: Path, at: str = "") -> tuple[dict[str, Any], int]:
@@ -254,6 +260,43 @@ def load_checkpoint(run: Path, at: str = "") -> tuple[dict[str, Any], int]:
     if found is None:
         raise UsageError(f"run={run} has no checkpoint yet; train it to the first one")
     return found
+
+
+def initialise(config: TrainConfig, parts: Parts) -> str:
+    """Give a new run's agent and rewards the weights of `config.init_from`; returns a sentence about what was taken.
+
+    PPO keeps the values of rewards that both runs have; optimisers, counts and replay are new.
+
+    Raises:
+        UsageError: if it is no run, or has another agent, other spaces or sizes.
+    """
+    run, model, taken = Path(config.init_from), cast(Any, parts.model), []
+    saved = saved_config(run, "init_from")
+    name, streams = dict(saved.get("agent") or {}).get("name"), list(saved.get("reward") or {})
+    state, step = load_checkpoint(run)
+    try:
+        if config.init != "rewards":
+            if name != config.agent_name:
+                raise UsageError(
+                    f"init_from={run} has agent={name}, this run agent={config.agent_name}; give init=rewards"
+                )
+            if hasattr(model, "start_from"):
+                model.start_from(state["agent"], streams)
+            else:
+                model.policy.load_state_dict(state["agent"]["modules"]["policy"])
+            taken.append("agent")
+        shared = [one for one in streams if one in parts.mix.streams and one != "task"]
+        if config.init == "rewards" and not shared:
+            raise UsageError(f"init_from={run} has the rewards {', '.join(streams)}, none of which this run learns")
+        for one in shared if config.init != "agent" else ():
+            parts.mix.streams[one].load_state_dict(state["mix"]["streams"][one])
+            taken.append(one)
+    except (RuntimeError, LookupError, TypeError, AttributeError) as error:
+        words = shorten(str(error), 160, placeholder=" ...")
+        raise UsageError(
+            f"init_from={run} does not fit this run ({words}); its environment, networks and options must be this run's"
+        ) from None
+    return f"from step {step:,} of {run}: {', '.join(taken)}"
 
 
 def keep_freed_memory() -> None:

@@ -391,11 +391,11 @@ def test_a_sparse_model_is_warned_of_once_on_the_version_that_solves_it_wrongly(
     import mujoco
     from gymnasium.envs import mujoco as robots
 
-    from envs.mujoco import sparse
+    from envs.mujoco import family
 
     model = (Path(robots.__file__).parent / "assets" / "inverted_pendulum.xml").read_text()
     (tmp_path / "sparse.xml").write_text(model.replace("<option ", '<option jacobian="sparse" '))
-    sparse._warn.cache_clear()
+    family._warn_of_sparse.cache_clear()
 
     def warned(**given) -> list[str]:
         recwarn.clear()

@@ -21,10 +21,9 @@ from runners.cli.value import replaced
 from runners.evaluate import evaluation
 from runners.run import checkpoint
 from runners.run import progress as running
-from runners.run.build import build, load_run
+from runners.run.build import build, initialise, load_run
 from runners.run.config import load
 from runners.run.evaluator import Evaluator
-from runners.run.initial import initialise
 from runners.run.progress import read_csv
 from runners.sweep.display import progress
 from runners.train import main
