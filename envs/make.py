@@ -37,7 +37,7 @@ from envs.vector.in_process import InProcess, all_or_none
 from envs.vector.workers import Workers
 from envs.wrappers import EpisodeStatistics, Journal, Observer, disturb
 
-BACKENDS = ("auto", "gym", "workers", "batched", "sync", "async", "vector_entry_point")
+BACKENDS = ("auto", "gym", "workers", "batched", "sync", "async")
 DISTURBANCES = ("sticky", "noisy_tv", "episodic_reward", "base", "base_scale")
 OWNERS = {"ALE/": "ale_py", "MiniHack-": "minihack"}  # how ids begin -> the package to name before them
 MODALITY_OPTIONS = ("frame_size", "text", "signals")
@@ -172,7 +172,6 @@ def make_vec(
             "batched": one array program for all, see `make_batched`.
             "auto": "batched" where that supports all arguments, else "gym"; "sync" in the other reset modes.
             "sync", "async": Gymnasium's own vectors, all in this process or each environment in its own.
-            "vector_entry_point": what the id is registered with; its observations are not adapted.
         processes: for "workers"; None for one per usable core.
         workers: for "workers": further arguments of `envs.vector.workers.Workers`, such as {"step_timeout": 10}.
         wrap: goes around each environment, in this process.
@@ -194,7 +193,7 @@ def make_vec(
     off = (("text", False), ("signals", False), ("episodic_reward", False))
     kwargs = {key: value for key, value in kwargs.items() if value is not None and (key, value) not in off}
     same_step = autoreset_mode == AutoresetMode.SAME_STEP
-    if "base" in kwargs and same_step and wrap is None and backend not in ("sync", "async", "vector_entry_point"):
+    if "base" in kwargs and same_step and wrap is None and backend not in ("sync", "async"):
         base, scale = kwargs.pop("base"), kwargs.pop("base_scale", 0.1)
         own: Any = {"seed": seed, "backend": backend, "processes": processes, "workers": workers, **kwargs}
         vector = make_vec(env_id, n, **own)
@@ -218,8 +217,6 @@ def make_vec(
             raise ValueError(f'{name}={value} is for backend="workers", not "{backend}"; leave it out')
     if backend == "batched":
         return make_batched(env_id, n, seed=seed, **kwargs)
-    if backend == "vector_entry_point":
-        return _make_registered(env_id, n, seed, autoreset_mode, kwargs)
     makers = [functools.partial(_make_wrapped, wrap, env_id, seed=seed + i, **kwargs) for i in range(n)]
     if backend == "gym":
         return InProcess(makers)
@@ -284,18 +281,6 @@ def _supported(env_id: str) -> frozenset[str]:
     return program.arguments | program.modalities | family_of(spec_of(env_id)).options
 
 
-def _make_registered(env_id: str, n: int, seed: int, mode: AutoresetMode, arguments: dict[str, Any]) -> VectorEnv:
-    spec = spec_of(env_id)
-    if spec.vector_entry_point is None:
-        raise ValueError(f'{env_id} is registered without a vector_entry_point; use backend="auto"')
-    made = gym.make_vec(spec, num_envs=n, vectorization_mode="vector_entry_point", **arguments)
-    if (theirs := made.metadata.get("autoreset_mode")) != mode:
-        made.close()
-        raise ValueError(f"the vector_entry_point of {env_id} resets in {theirs}; ask for that, not for {mode}")
-    made.np_random = seeding.np_random(seed)[0]
-    return made
-
-
 def goals(env_id: str) -> list[Goal]:
     """The goals defined for an environment; the first is the default."""
     spec = spec_of(env_id)
@@ -344,7 +329,8 @@ def spec_of(env_id: str) -> EnvSpec:
         _import_family_of(name)  # else no package would help: only ours has a namespace
     if name in registry:
         return registry[name]
-    theirs = [known for known, spec in registry.items() if module and _is_of(spec, module)]
+    package = module.partition(".")[0]  # that registered the environment, by where its class is
+    theirs = [known for known, spec in registry.items() if re.split("[.:]", entry(spec))[0] == package]
     lowered = {known.lower(): f"{module}:{known}" for known in theirs} or {known.lower(): known for known in registry}
     near = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.0)
     raise ValueError(f"unknown environment {env_id!r}; did you mean {lowered[near[0]]!r}?")
@@ -385,11 +371,6 @@ def _extra_with(package: str) -> str:
 def _stem(env_id: str) -> str:
     """An id without its version, in lower case."""
     return env_id.lower().rpartition("-v")[0] or env_id.lower()
-
-
-def _is_of(spec: EnvSpec, module: str) -> bool:
-    """Whether a package registered the environment, by where its class is."""
-    return entry(spec).partition(".")[0].partition(":")[0] == module.partition(".")[0]
 
 
 def options(env_id: str) -> dict[str, inspect.Parameter]:

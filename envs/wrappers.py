@@ -148,8 +148,8 @@ class Journal(Recorded):
         return obs, info
 
 
-def layers(env: gym.Env, kind: type[gym.Wrapper]) -> list[Any]:
-    """The wrappers of that class around an environment, the outermost first."""
+def layers(env: gym.Env, kind: type[gym.Wrapper] = gym.Wrapper) -> list[Any]:
+    """The wrappers, of that class, around an environment, the outermost first."""
     found = []
     while isinstance(env, gym.Wrapper):
         found += [env] if isinstance(env, kind) else []
@@ -295,17 +295,16 @@ class NoisyTV(Recorded):
     With mode "always" every observation has fresh noise. With "on_demand" only the observation after the action that
     watches has; all others, the first included, show zeros.
 
-    Watching never helps and never costs more than a step: without `action`, a Discrete space gets one further action,
-    the last, which has the effect of the environment's first action and switches the television on. So every state can
-    still be reached, the best return stays as it was, and only an agent that is drawn to noise prefers the new action.
-    With `action`, that existing action watches; give one that does little.
+    Watching never helps and never costs more than a step: a Discrete space gets one further action, the last, which has
+    the effect of the environment's first action and switches the television on. So every state can still be reached,
+    the best return stays as it was, and only an agent that is drawn to noise prefers the new action.
 
     Raises:
         ValueError: if an argument is out of range or the spaces do not suit.
     """
 
-    def __init__(self, env: gym.Env, *, mode: str = "always", action: int | None = None, size: int = 16) -> None:
-        super().__init__(env, mode=mode, action=action, size=size)
+    def __init__(self, env: gym.Env, *, mode: str = "always", size: int = 16) -> None:
+        super().__init__(env, mode=mode, size=size)
         if mode not in ("always", "on_demand"):
             raise ValueError(f'noisy_tv={mode!r} is unknown; give "always" or "on_demand"')
         if size < 1:
@@ -315,24 +314,12 @@ class NoisyTV(Recorded):
         self._corner = corner if is_channels_last(env.observation_space) else (slice(None), *corner)
         self._inner = env.unwrapped  # found once: it draws at every step
         self._always = mode == "always"
-        self._watch, self._extra = self._button(action)
-
-    def _button(self, action: int | None) -> tuple[int | None, bool]:
-        """The action that watches, and whether it is a new one."""
-        if self._always:
-            if action is not None:
-                raise ValueError(f'action={action} is for mode "on_demand", not for "always"; leave it out')
-            return None, False
-        space = self.env.action_space
-        if not isinstance(space, spaces.Discrete):
-            raise ValueError(f'mode "on_demand" needs Discrete actions, not {space}; use "always"')
-        first, n = int(space.start), int(space.n)
-        if action is None:
-            self.action_space = spaces.Discrete(n + 1, start=first)
-            return first + n, True
-        if not first <= action < first + n:
-            raise ValueError(f"action={action} is out of range; give one of {first} to {first + n - 1}, or None")
-        return action, False
+        if not self._always:
+            space = env.action_space
+            if not isinstance(space, spaces.Discrete):
+                raise ValueError(f'mode "on_demand" needs Discrete actions, not {space}; use "always"')
+            self._first, self._watch = int(space.start), int(space.start + space.n)
+            self.action_space = spaces.Discrete(space.n + 1, start=space.start)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         obs, info = self.env.reset(seed=seed, options=options)
@@ -341,8 +328,8 @@ class NoisyTV(Recorded):
 
     def step(self, action: Any) -> EnvStep:
         watching = self._always or int(action) == self._watch
-        if self._extra and watching:
-            action = self.env.action_space.start  # type: ignore[attr-defined]
+        if watching and not self._always:
+            action = self._first
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._show(watching)
         return self.observation(obs), reward, terminated, truncated, info

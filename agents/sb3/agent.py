@@ -199,7 +199,7 @@ class SB3Agent:
             if from_zero(space) is not space:
                 raise ValueError(
                     f"{name} counts from 0, but {space} does not; make the environment with envs.make.make, or wrap it "
-                    "(envs.observations.ActionsFromZero, PlainObservation)"
+                    "(envs.observations.plain_actions, plain_observation)"
                 )
             if not isinstance(space, ARRAYS):
                 raise ValueError(
@@ -474,10 +474,10 @@ class WorkerVecEnv(VecEnv):
         return [answers[row] for row in rows]
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        return self._each("get", indices, attr_name)
+        return self.env_method("get_wrapper_attr", attr_name, indices=indices)
 
     def has_attr(self, attr_name: str) -> bool:
-        return all(self._each("has", None, attr_name))
+        return all(self.env_method("has_wrapper_attr", attr_name))
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         self._each("assign", indices, attr_name, value)

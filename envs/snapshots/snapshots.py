@@ -37,8 +37,8 @@ from envs.classic.view import Canvas
 from envs.family import simulator
 from envs.minigrid.family import GridObservation
 from envs.mujoco.family import OwnContext
-from envs.observations import PlainObservation
-from envs.wrappers import EpisodeStatistics, Journal, NoisyTV, Observer
+from envs.render import name_of
+from envs.wrappers import EpisodeStatistics, Journal, NoisyTV, Observer, layers
 
 State = dict[str, Any]
 
@@ -54,7 +54,7 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {  # wrapper -> what it remembers of th
     StickyAction: ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
     NoisyTV: ("screen",),
     EpisodeStatistics: ("_return", "_length"),
-    **dict.fromkeys((PassiveEnvChecker, PlainObservation, GridObservation, OwnContext, Canvas, Journal, Observer), ()),
+    **dict.fromkeys((PassiveEnvChecker, GridObservation, OwnContext, Canvas, Journal, Observer), ()),
 }
 
 _DERIVED = (  # quantities of MjData that observations, rewards, captions and pictures read
@@ -74,7 +74,7 @@ def supported(env: gym.Env) -> None:
     """Raise ValueError if the environment or one of its wrappers is not supported."""
     if _family(env.unwrapped) is None:
         raise ValueError(
-            f"{_name(env)} has no state that can be taken and given back exactly; supported are classic control, "
+            f"{name_of(env.unwrapped)} has no state that can be taken and given back exactly; supported are classic control, "
             "worlds of cells, MuJoCo and MiniGrid without BabyAI"
         )
     for wrapper in layers(env):
@@ -89,7 +89,7 @@ def get_state(env: gym.Env, rng: bool = False) -> State:
     supported(env)
     inner = simulator(env)
     things = Things()
-    state: State = {"env": _name(env), "wrappers": {}}
+    state: State = {"env": name_of(env.unwrapped), "wrappers": {}}
     for wrapper in layers(env):
         if isinstance(wrapper, OrderEnforcing) and not wrapper.has_reset:
             raise RuntimeError("there is no episode to take a snapshot of; call reset() first")
@@ -138,8 +138,8 @@ def set_state(env: gym.Env, state: State) -> Any:
 
 def check_same(env: gym.Env, state: State) -> None:
     """Raise ValueError for a state of another environment."""
-    if state["env"] != _name(env):
-        raise ValueError(f"the snapshot is of {state['env']}, not of {_name(env)}; make {state['env']}")
+    if state["env"] != name_of(env.unwrapped):
+        raise ValueError(f"the snapshot is of {state['env']}, not of {name_of(env.unwrapped)}; make {state['env']}")
 
 
 def to_json(value: Any) -> str:
@@ -152,11 +152,6 @@ def from_json(text: str) -> Any:
     return json.loads(text, object_hook=_unpack)
 
 
-def layers(env: gym.Env) -> list[Any]:
-    """The wrappers of an environment, outermost first."""
-    return [env, *layers(env.env)] if isinstance(env, gym.Wrapper) else []
-
-
 def _pack(value: Any) -> dict[str, Any]:
     data = base64.b64encode(value.tobytes()).decode("ascii")
     return {"bytes": data, "dtype": value.dtype.str, "shape": list(value.shape)}
@@ -167,11 +162,6 @@ def _unpack(value: dict[str, Any]) -> Any:
         return value
     raw = np.frombuffer(base64.b64decode(value["bytes"]), np.dtype(value["dtype"]))
     return raw.reshape(value["shape"]).copy()
-
-
-def _name(env: gym.Env) -> str:
-    inner = env.unwrapped
-    return inner.spec.id if inner.spec is not None else type(inner).__name__
 
 
 def _family(inner: Any) -> str | None:

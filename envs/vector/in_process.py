@@ -263,14 +263,6 @@ class Stepper:
         found = self._envs[row].get_wrapper_attr(name)
         return found(*args, **kwargs) if callable(found) else found
 
-    def get(self, row: int, name: str) -> Any:
-        """The environment's attribute `name`, or a wrapper's."""
-        return self._envs[row].get_wrapper_attr(name)
-
-    def has(self, row: int, name: str) -> bool:
-        """Whether the environment, or a wrapper, has that attribute."""
-        return self._envs[row].has_wrapper_attr(name)
-
     def assign(self, row: int, name: str, value: Any) -> None:
         """Set an attribute of the outermost wrapper."""
         setattr(self._envs[row], name, value)

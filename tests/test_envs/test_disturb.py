@@ -114,15 +114,6 @@ def test_on_demand_there_is_noise_only_after_the_action_that_watches() -> None:
     assert world.actions == [1, 1, 1, 4]  # to the world, watching is the first action
 
 
-def test_an_existing_action_can_watch() -> None:
-    world = World(FLAT)
-    env = NoisyTV(world, mode="on_demand", action=2, size=1)
-    assert env.action_space == spaces.Discrete(4)
-    env.reset(seed=0)
-    assert [env.step(action)[0][3] > 0 for action in (0, 2, 3)] == [False, True, False]
-    assert world.actions == [0, 2, 3]
-
-
 def test_the_button_of_the_television_never_sticks() -> None:
     env = disturb(World(FLAT), sticky=0.9, noisy_tv="on_demand")
     env.reset(seed=0)
@@ -137,8 +128,6 @@ def test_what_is_out_of_range_is_refused_in_a_sentence() -> None:
         (lambda: disturb(flat, noisy_tv="loud"), r"noisy_tv='loud' is unknown; give \"always\" or \"on_demand\""),
         (lambda: NoisyTV(flat, size=0), r"size=0 is too small for a television; give at least 1"),
         (lambda: NoisyTV(image, size=9), r"size=9 does not fit into pictures of 8 x 9; give 8"),
-        (lambda: NoisyTV(flat, action=1), r"action=1 is for mode \"on_demand\", not for \"always\"; leave it out"),
-        (lambda: NoisyTV(flat, mode="on_demand", action=4), r"action=4 is out of range; give one of 0 to 3, or None"),
         (lambda: NoisyTV(World(FLAT, FLAT), mode="on_demand"), r"needs Discrete actions, not Box.*; use \"always\""),
         (lambda: NoisyTV(World(spaces.MultiBinary(3))), r"does not suit MultiBinary\(3\); it needs flat float"),
     ]:

@@ -303,10 +303,6 @@ def test_backends_refuse_what_they_cannot_do() -> None:
         make_vec("CartPole-v1", 1, backend="gym", autoreset_mode=AutoresetMode.NEXT_STEP)
     with pytest.raises(ValueError, match='processes=2 is for backend="workers", not "sync"; leave it out'):
         make_vec("CartPole-v1", 1, processes=2)
-    with pytest.raises(ValueError, match=r"resets in AutoresetMode.NEXT_STEP; ask for that, not for"):
-        make_vec("CartPole-v1", 1, backend="vector_entry_point")
-    with pytest.raises(ValueError, match="Pendulum-v1 is registered without a vector_entry_point"):
-        make_vec("Pendulum-v1", 1, backend="vector_entry_point")
     with pytest.raises(ValueError, match=r'frame_size=32 is not supported by .* backend="gym"'):
         make_vec("MiniGrid-Empty-8x8-v0", 1, backend="batched", frame_size=32)
 
@@ -318,10 +314,3 @@ def test_auto_takes_the_array_program_where_it_answers_everything() -> None:
     assert type(make_vec("CartPole-v1", 1, backend="auto", autoreset_mode=AutoresetMode.DISABLED)) is SyncVectorEnv
     batched = make_vec("CartPole-v1", 5, backend="auto", frame_size=None, text=False)
     assert not isinstance(batched, InProcess | SyncVectorEnv) and batched.num_envs == 5
-
-
-def test_a_registered_vector_acts_on_the_seed_of_make_vec() -> None:
-    mode = AutoresetMode.NEXT_STEP
-    vec = make_vec("CartPole-v1", 4, seed=3, backend="vector_entry_point", autoreset_mode=mode)
-    first = vec.reset()[0].copy()
-    np.testing.assert_array_equal(first, vec.reset(seed=3)[0])
