@@ -37,10 +37,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs.files import LARGE, read_bytes, read_text
+from envs.files import LARGE, read_bytes
 from envs.settings import Settings, setting
 from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.judges.base import Answers, TextJudge, make_judge
+from rewards.llm.store import label_in, read_rows
 from runners.cli.command import Command
 from runners.run.config import UsageError
 from runners.run.trust import require, saved_keys
@@ -124,18 +125,7 @@ def read(path: str, trust: bool = False) -> Texts:
 
 def labels(path: str) -> list[dict[str, Any]]:
     """The lines of a file of labels, a last one that was cut off left out; a ValueError for one that is no label."""
-    rows = []
-    for number, line in enumerate(read_text(Path(path).resolve(), LARGE, "strict").splitlines(keepends=True), start=1):
-        try:
-            row = json.loads(line)
-            if not isinstance(row["text"], str) or "value" not in row:
-                raise KeyError("text")
-        except (ValueError, KeyError, TypeError):
-            if not line.endswith("\n"):
-                break
-            raise ValueError(f"{path}, line {number} is {line.strip()[:80]!r}; give text and value") from None
-        rows.append(row)
-    return rows
+    return list(read_rows(path, lambda row: row if label_in(row) else {}, "no label; give text and value"))
 
 
 def annotate(config: AnnotateConfig) -> dict[str, Any]:
@@ -254,7 +244,9 @@ def ask(annotator: Annotator, items: list[Item], config: AnnotateConfig, identit
             written += len(taken)
             counts, now = annotator.metrics(), time.monotonic()
             answered = now if taken or not counts["asked"] else answered  # a judge may be slow to start
-            if written + counts["dropped"] >= left or (not taken and is_spent(config, counts)):
+            spent = 0 < config.budget <= counts["answered"] or 0 < config.token_budget <= counts["tokens"]
+            is_open = bool(taken) or counts["asked"] > counts["answered"] + counts["failed"]  # a question
+            if written + counts["dropped"] >= left or (spent and not is_open):
                 break
             if now - answered > config.patience:
                 raise UsageError(f"no answer came for {config.patience:g} s; {summary(config, counts, written, begun)}")
@@ -264,13 +256,6 @@ def ask(annotator: Annotator, items: list[Item], config: AnnotateConfig, identit
             time.sleep(0.02)
     print(summary(config, counts, written, begun))
     return {**counts, "labels": written}
-
-
-def is_spent(config: AnnotateConfig, counts: dict[str, float]) -> bool:
-    """Whether a budget is used up and no question is open."""
-    labels = config.budget and counts["answered"] >= config.budget
-    tokens = config.token_budget and counts["tokens"] >= config.token_budget
-    return bool(labels or tokens) and counts["asked"] <= counts["answered"] + counts["failed"]
 
 
 def summary(config: AnnotateConfig, counts: dict[str, float], written: int, begun: float) -> str:

@@ -43,9 +43,10 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
         require(trusted, f"preset={name}", part)
     values = {**presets.values(applied, {**given, **chosen}), **given, **chosen}
     agent, names = _names(values)
-    env = _environment(values.pop("env", None))
+    env = environment(values.pop("env", None))
     values = {**values, **presets.values_for(applied, agent, names), **given, **chosen, "env": env}
-    kinds = _own_keys() | (_env_keys(env, values) if any(key.startswith(ENV) for key in values) else {})
+    kinds = kinds_of(TrainConfig, hidden=("reward", "agent", *HIDDEN))
+    kinds |= _env_keys(env, values) if any(key.startswith(ENV) for key in values) else {}
     _check_begins(values, kinds, agent, names)
     parts: dict[str, dict[str, Any]] = collections.defaultdict(dict)
 
@@ -58,7 +59,9 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
         take([key for key in values if key in kinds], kinds)
         config = TrainConfig(agent_name=agent, env_options=parts["env"], **parts[""])
         names = _with_task(names, values)
-        options = _option_keys(agent, names)
+        options = kinds_of(agents.get(agent).Config, "agent.")
+        for name in names:
+            options |= kinds_of(rewards.get(name).Config, f"reward.{name}.")
         strange = [key for key in values if key not in {*kinds, *options, *OWN_NAMES}]
         if strange:
             meant = {**kinds, **_env_keys(env, values), **options}
@@ -131,7 +134,7 @@ def _with_task(names: list[str], values: dict[str, Any]) -> list[str]:
     return ["task", *names] if alone and rewards.get(names[0]).role == "bonus" else names
 
 
-def _environment(env: Any) -> str:
+def environment(env: Any) -> str:
     """The environment's id, if there is one of this name."""
     from envs.make import spec_of
 
@@ -146,21 +149,10 @@ def _environment(env: Any) -> str:
     return str(env)
 
 
-def _own_keys() -> dict[str, Any]:
-    """The keys that every run has -> their types."""
-    hints = typing.get_type_hints(TrainConfig)
-    fields = [f.name for f in dataclasses.fields(TrainConfig) if f.name not in ("reward", "agent", *HIDDEN)]
-    return {name: hints[name] for name in fields}
-
-
-def _option_keys(agent: str, names: list[str]) -> dict[str, Any]:
-    """The options of the agent and the rewards -> their types."""
-    keys: dict[str, Any] = {}
-    configs = {"agent.": agents.get(agent).Config, **{f"reward.{name}.": rewards.get(name).Config for name in names}}
-    for prefix, cls in configs.items():
-        hints = typing.get_type_hints(cls)
-        keys.update({prefix + f.name: hints[f.name] for f in dataclasses.fields(cls)})
-    return keys
+def kinds_of(config: type, prefix: str = "", hidden: Collection[str] = ()) -> dict[str, Any]:
+    """The keys of a Config's fields -> their types."""
+    hints = typing.get_type_hints(config)
+    return {prefix + field.name: hints[field.name] for field in dataclasses.fields(config) if field.name not in hidden}
 
 
 def _check_begins(values: dict[str, Any], kinds: dict[str, Any], agent: str, names: list[str]) -> None:

@@ -83,7 +83,6 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
         "packages": alone("packages", "ours", fix="pip install lodestar-rl"),
         "imports": partial(checks.imports, core or [DISTRIBUTION], 3 * timeout),
         "pygame": alone("pygame", "pygames"),
-        "pin": alone("nle's pin", "pin", required=False),
         "solver": alone("mujoco's solver", "solver", required=False),
         "torch": alone("torch", "torch", fix="pip install 'torch>=2.10'"),
         "cores": alone("cores", "cores", required=False),
@@ -102,7 +101,6 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
         "clip": alone("CLIP", "shipped", required=False),
         "cache": alone("CLIP's cache", "cached", required=False),
         "judge": alone("judge", "judge", config.judge, config.model, required=False),
-        "launchers": alone("launchers", "launchers", required=False),
     }
     names = [name for name in extras if name not in (*EXTRA, "all", "docs", "test", "dev")]
     return made | {f"[{n}]": alone(f"[{n}]", "extra", n, *extras[n], required=False) for n in names}

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -240,22 +240,6 @@ def pygames() -> Iterator[Finding]:
         yield Finding.of("pygame", f"{there[0]} alone" if there else "neither pygame nor pygame-ce is installed")
 
 
-def pin() -> Iterator[Finding]:
-    """nle pins one version of Gymnasium; a resolver may have been made to ignore that."""
-    from packaging.requirements import Requirement
-
-    gymnasium, nle = version("gymnasium"), version("nle")
-    if not nle or not gymnasium:
-        return
-    wishes = [Requirement(line) for line in metadata.requires("nle") or []]
-    wish = next((w.specifier for w in wishes if w.name == "gymnasium"), None)
-    if wish is None or wish.contains(gymnasium):
-        yield Finding.of("nle's pin", f"gymnasium {gymnasium} is what nle {nle} asks for")
-    else:
-        found = f"gymnasium {gymnasium}, but nle {nle} asks for gymnasium{wish}"
-        yield Finding.of("nle's pin", found, f"if NetHack misbehaves: pip install 'gymnasium{wish}'")
-
-
 def solver() -> Iterator[Finding]:
     """One version of MuJoCo solves models with sparse Jacobians wrongly."""
     from envs.mujoco.family import WRONG
@@ -265,21 +249,6 @@ def solver() -> Iterator[Finding]:
         words = f"mujoco {have}" + ", whose Hessian is wrong for models with sparse Jacobians" * bad
         fix = "built-in robots are dense; for yours, pip install 'mujoco>=4.0.1' or <option jacobian=\"dense\"/>"
         yield Finding.of("mujoco's solver", words, fix if bad else "", required=False)
-
-
-def launchers() -> Iterator[Finding]:
-    """What `runners.sweep` can hand its jobs to, beside this machine."""
-    import shutil
-
-    fix = f"pip install '{DISTRIBUTION}[cluster]'"
-    ray, submitit, sbatch = version("ray"), version("submitit"), shutil.which("sbatch")
-    there = Finding.of("launcher ray", f"ray {ray}", required=False)
-    yield there if ray and util.find_spec("ray") else _optional("launcher ray", "ray is not installed", fix)
-    if submitit and sbatch:
-        yield Finding.of("launcher slurm", f"submitit {submitit}, {sbatch}", required=False)
-    else:
-        lacks = ["submitit is not installed"] * (not submitit) + ["there is no sbatch"] * (not sbatch)
-        yield _optional("launcher slurm", " and ".join(lacks), "run it where Slurm is" if submitit else fix)
 
 
 def _optional(name: str, lacks: str, fix: str) -> Finding:

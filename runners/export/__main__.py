@@ -28,8 +28,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from envs.settings import Settings, setting
-from envs.transitions import map_obs
-from envs.types import MASK
 from runners.cli.command import Command
 from runners.run.config import UsageError, to_dict
 from runners.run.folder import EXPORTED, STATUS, read_status
@@ -171,26 +169,12 @@ def file_subject(config: ExportConfig) -> Subject:
 
 def observations(env: Any, model: Any, count: int, seed: int) -> tuple[Any, Any]:
     """Observations (count, ...) of the agent's own episodes, half of whose actions are random; and their masks."""
-    from envs.masks import sample
-    from runners.evaluate import policy
+    from envs.recording import record
+    from runners.record import acting
 
-    rng = np.random.default_rng(seed)
     env.action_space.seed(seed)
-    rows, masks = list[Any](), list[Any]()
-    ended, act = True, policy(model)
-    while len(rows) < count:
-        if ended:
-            obs, info = env.reset(seed=int(rng.integers(2**31)))
-        mask = info.get(MASK)
-        rows.append(map_obs(np.array, obs))
-        masks.append(mask)
-        chance = rng.random() < 0.5
-        action = sample(env.action_space, mask) if chance else act(obs, True, mask)
-        obs, _, terminated, truncated, info = env.step(action)
-        ended = terminated or truncated
-    keyed = isinstance(rows[0], dict)
-    seen = {key: np.stack([row[key] for row in rows]) for key in rows[0]} if keyed else np.stack(rows)
-    return seen, np.stack(masks) if getattr(model, "masked", False) else None
+    batch = record(env, acting(model, env.action_space, 0.5, seed), count, seed)
+    return batch.obs, batch.obs_action_mask if getattr(model, "masked", False) else None
 
 
 def write(policy: Policy, subject: Subject, format: str, folder: Path, obs: Any, mask: Any) -> list[str]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runners.cli.compose import ENV, chosen, compose
+from runners.cli.compose import ENV, chosen, compose, environment
 from runners.cli.value import MAX_LENGTH, literal, override, parse
 from runners.run.config import TrainConfig, UsageError, to_dict
 from runners.run.folder import read_status
@@ -99,7 +99,6 @@ def _cells(choices: dict[str, list[str]], seed: str) -> dict[str, tuple[dict[str
         if name in cells and _digest(cells[name][1]) != _digest(config):  # a/b and a-b are one folder's name
             name = f"{name}-{_digest(config)[:6]}"
         cells.setdefault(name, (given, config))
-    _check_environments({config.env for _, config in cells.values()})
     return cells
 
 
@@ -112,8 +111,7 @@ def _used(points: list[dict[str, str]]) -> list[dict[str, str]]:
     fields = {name: {f.name for f in dataclasses.fields(agents.get(name).Config)} for name, _ in picks}
     rewards = {name for _, names in picks for name in names}
     with_options = {given["env"] for given in points if any(key.startswith(ENV) for key in given)}
-    _check_environments(with_options)
-    known = {env: set(options(env)) for env in with_options}
+    known = {env: set(options(environment(env))) for env in sorted(with_options)}  # an unknown one is refused now
     kept = []
     for given, (agent, names) in zip(points, picks):
         mine = {"agent": fields[agent], "reward": {*names}, "env": known.get(given.get("env", ""), set())}
@@ -121,17 +119,6 @@ def _used(points: list[dict[str, str]]) -> list[dict[str, str]]:
         foreign = {kind: theirs[kind] - mine[kind] for kind in mine}
         kept.append({k: v for k, v in given.items() if [*k.split("."), ""][1] not in foreign.get(k.split(".")[0], ())})
     return [dict(items) for items in dict.fromkeys(tuple(given.items()) for given in kept)]
-
-
-def _check_environments(names: set[str]) -> None:
-    """Refuse an unknown environment now rather than hours later."""
-    from envs.make import spec_of
-
-    for name in sorted(names):
-        try:
-            spec_of(name)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
 
 
 def _name(config: TrainConfig, options: dict[str, str]) -> str:

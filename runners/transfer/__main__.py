@@ -145,22 +145,15 @@ def returns(config: TransferConfig, job: Job) -> list[float]:
     path, asked = job.folder / RETURNS, {"tasks": [list(task) for task in config.tasks], "episodes": config.episodes}
     known: dict[str, Any] = read_json(path)
     if {key: known.get(key) for key in asked} != asked:
-        from runners.evaluate import play, policy
+        from runners.evaluate import limits_of, play, policy
         from runners.run.build import load_run
 
         typed = json.loads(json.dumps(to_dict(compose(list(job.argv))[0])))
         trained, model, mix, _ = load_run(job.folder, trust=read(job.folder / "config.yaml") == typed)
-        found = []
+        limits, found = limits_of(trained, seed=0), []
         for task in range(len(config.tasks)):
-            scores = play(
-                trained.env,
-                policy(model, trained.env),
-                config.episodes,
-                max_steps=int(trained.eval_steps),
-                max_episode_steps=trained.max_episode_steps,
-                options={**trained.env_options, **config.options(task)},
-                mix=mix,
-            )
+            limits["options"] = {**trained.env_options, **config.options(task)}
+            scores = play(trained.env, policy(model, trained.env), config.episodes, mix=mix, **limits)
             found.append(float(np.mean(scores.returns)))
         mix.close()
         known = {**asked, "returns": found}

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.settings import declarations, setting
-from runners.cli.compose import compose
+from runners.cli.compose import compose, kinds_of
 from runners.cli.value import is_number, replaced
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError, unknown
 from runners.sweep.config import JobsConfig
@@ -136,8 +136,7 @@ def spaces(
     """
     kinds, declared = dict[str, Any](), dict[str, tuple[Any, ...]]()  # the environment is not tuned
     for prefix, options in parts(config).items():
-        hints = typing.get_type_hints(type(options))
-        kinds |= {prefix + field.name: hints[field.name] for field in dataclasses.fields(options)}
+        kinds |= kinds_of(type(options), prefix)
         declared |= {prefix + name: one.tune for name, one in declarations(type(options)).items() if one.tune}
     for key in [*chosen, *ranges]:
         if key not in kinds:

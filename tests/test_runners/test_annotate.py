@@ -172,7 +172,7 @@ def test_after_kill_9_nothing_is_asked_again(tmp_path):
         ("record=PLAY out=a.jsonl pairs=-1", r"pairs=-1 is out of range; give a number at least 0"),
         ("record=PLAY out=a.jsonl patience=0", r"patience=0.0 is out of range"),
         ("record=empty.jsonl out=a.jsonl", r"empty.jsonl holds no text"),
-        ("record=bad.jsonl out=a.jsonl", r"bad.jsonl, line 1 is '\{\"text\": 3\}'; give text and value"),
+        ("record=bad.jsonl out=a.jsonl", r"bad.jsonl, line 1: .\{\"text\": 3\}. is no label; give text and value"),
         ("record=silent.safetensors out=a.jsonl", r"silent.safetensors holds no texts; record it again with text=true"),
         ("record=PLAY out=other.jsonl", r"other.jsonl holds labels of 'somebody', this judge is 'rules"),
         (
