@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
@@ -90,10 +89,6 @@ class Table(Generic[T]):
             hint = f"; did you mean {module}:{near[0]}?" if near else ""
             raise ValueError(f"{self.kind}={given}: {found.__file__} has no class {attribute!r}{hint}")
         return cls
-
-    def is_loaded(self, given: str) -> bool:
-        """Whether getting "module:Class" would execute nothing."""
-        return given.rpartition(":")[0] in sys.modules
 
     def get(self, name: str) -> type[T]:
         """The class called `name`; ValueError, with the nearest, if there is none.

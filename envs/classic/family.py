@@ -234,18 +234,14 @@ def _axis(spec: EnvSpec) -> Axis | None:
     return None if kind is None else Axis(kind.axis[1], *kind.ranges[kind.axis[0]], kind.place)
 
 
-_OBSERVED = {
+_OBSERVED: dict[str, tuple[str, ...]] = {  # by a part of the class's name; the first that fits
+    "Pixel": (),
     "CartPoleEnv": ("cart position", "cart velocity", "pole angle", "angular velocity"),
     "CartPole": ("cart position", "cart velocity", "cos of the angle", "sin of the angle", "angular velocity"),
     "Pendulum": ("cos of the angle", "sin of the angle", "angular velocity"),
     "MountainCar": ("position", "velocity"),
     "Acrobot": ("cos 1", "sin 1", "cos 2", "sin 2", "angular velocity 1", "angular velocity 2"),
 }
-
-
-def _observed(spec: EnvSpec) -> tuple[str, ...]:
-    name = _class(spec)
-    return next((names for kind, names in _OBSERVED.items() if kind in name and "Pixel" not in name), ())
 
 
 def _sense(env: gym.Env) -> np.ndarray:
@@ -293,7 +289,7 @@ FAMILY = Family(
     scatter=_scatter,
     axis=_axis,
     terminates=_terminates,
-    observed=_observed,
+    observed=lambda spec: next((names for kind, names in _OBSERVED.items() if kind in _class(spec)), ()),
     signals=lambda spec: ("height", "spin", "torque") if entry(spec).endswith(":PendulumEnv") else (),
     sense=_sense,
     success=_success,

@@ -214,17 +214,6 @@ def _unknown_key(key: str, value: Any, kinds: Collection[str], names: list[str])
     return f"{key}={short(value)} is unknown; {hint}"
 
 
-def fill_person(env: str, options: dict[str, Any]) -> None:
-    """Options of the judge `human`, where they are not given: a file for this environment, and what it can show."""
-    from envs.family import family_of
-    from envs.make import spec_of
-    from runners.run.video import can_be_drawn
-
-    other = family_of(spec_of(env)).name == "other"
-    options.setdefault("answers", f"preferences/{env.replace('/', '-').replace(':', '-')}.jsonl")
-    options.setdefault("show", "frame" if can_be_drawn(env) else "obs" if other else "text")
-
-
 def fill_goals(config: Any, given: Collection[str] = ()) -> None:
     """Give a reward without its goal the one that the environment's family declares, and the model trained on it.
 
@@ -239,9 +228,15 @@ def fill_goals(config: Any, given: Collection[str] = ()) -> None:
     from envs.make import goals, spec_of
     from rewards.vision.encoder import MODELS, model_for
 
+    spec = spec_of(config.env)
+    family = family_of(spec)
     for name, options in config.reward.items():
-        if getattr(options, "judge", "") == "human":
-            fill_person(config.env, options.judge_options)
+        if getattr(options, "judge", "") == "human":  # gets a file for this environment, and what it can show
+            from runners.run.video import can_be_drawn
+
+            shown = "frame" if can_be_drawn(config.env) else "obs" if family.name == "other" else "text"
+            options.judge_options.setdefault("answers", f"preferences/{re.sub('[/:]', '-', config.env)}.jsonl")
+            options.judge_options.setdefault("show", shown)
         named = {f"reward.{name}.model", f"reward.{name}.weights"} & {*given}
         if getattr(options, "model", None) in MODELS and not named:
             options.model = model_for(config.env)
@@ -249,8 +244,6 @@ def fill_goals(config: Any, given: Collection[str] = ()) -> None:
             continue
         chosen = f"reward.{name}.goal" in given or options.goal
         if hasattr(options, "family"):
-            spec = spec_of(config.env)
-            family = family_of(spec)
             if not chosen and getattr(options, "judge", "") != "auto":
                 options.goal = family.aim(spec)
             options.family = options.family if f"reward.{name}.family" in given else options.family or family.name

@@ -281,13 +281,6 @@ class Policy(nn.Module):
             "action": self.action.description(),
         }
 
-    @classmethod
-    def described_by(cls, about: dict[str, Any]) -> Policy:
-        """The policy of a description; its weights are not yet read."""
-        parts = [Part(**{**part, "layers": sequence(part["layers"])}) for part in about["parts"]]
-        inputs = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in about["inputs"].items()}
-        return cls(inputs, parts, sequence(about["layers"]), Decision(**about["action"]), about["bare"])
-
     def write(self, folder: Path, about: dict[str, Any]) -> None:
         """Write weights and description; `about` is added to the description."""
         save(folder, self.state_dict(), {**about, "policy": self.description()})
@@ -305,7 +298,10 @@ class Policy(nn.Module):
             raise ValueError(f"{folder} has format {about.get('format')}, this reads format {FORMAT}; export it again")
         if about.get("policy") is None:
             raise ValueError(f"{folder} holds weights that only their agent can run: {about.get('why')}")
-        policy = cls.described_by(about["policy"])
+        said = about["policy"]
+        parts = [Part(**{**part, "layers": sequence(part["layers"])}) for part in said["parts"]]
+        inputs = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in said["inputs"].items()}
+        policy = cls(inputs, parts, sequence(said["layers"]), Decision(**said["action"]), said["bare"])
         policy.load_state_dict(load_file(regular(folder / WEIGHTS)))
         return policy
 

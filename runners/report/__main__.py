@@ -109,7 +109,9 @@ class Report:
         Raises:
             OSError: if the files cannot be written.
         """
-        from runners.report import page
+        import matplotlib
+
+        from runners.report import page, plots
 
         folder = self.config.folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,40 +122,10 @@ class Report:
             for i in np.flatnonzero(band.runs > 0)
         )
         _csv(folder / "curves.csv", ["task", "arm", "step", "runs", "of", "iqm", "low", "high"], points)
-        self.picture(folder / "report.png")
+        with matplotlib.rc_context(plots.STYLE):
+            plots.learning(self.numbers, self.curves, aggregated=True).savefig(folder / "report.png", dpi=160)
         page.write(folder / "report.html", self.numbers, self.curves, self.config.title, self.config.points)
         return folder / "report.html"
-
-    def picture(self, path: Path) -> None:
-        """The picture for a paper: curves of every task, and the aggregate."""
-        import matplotlib
-
-        from runners.report import plots
-
-        with matplotlib.rc_context(plots.STYLE):
-            plots.learning(self.numbers, self.curves, aggregated=True).savefig(path, dpi=160)
-
-    def summary(self) -> tuple[list[dict[str, Any]], dict[str, float]]:
-        """A row for each run, and the figures; see `summarize`."""
-        rows = [
-            {
-                "task": task,
-                "arm": arm.name,
-                "seed": run.seed,
-                "state": run.state,
-                "step": int(run.last),
-                "task_return": score(run, self.numbers.evaluated[task]),
-                "success": run.result("success"),
-            }
-            for task, arm, runs in self.numbers.data.cells()
-            for run in runs
-        ]
-        figures: dict[str, float] = {}
-        for row in self.numbers.rows:
-            key = "/".join(filter(None, (row.figure, row.task, row.arm, row.against)))
-            ends = {key: row.value, f"{key}/low": row.low, f"{key}/high": row.high}
-            figures |= {name: value for name, value in ends.items() if np.isfinite(value)}
-        return rows, figures
 
 
 def summarize(*folders: str | Path, **options: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
@@ -162,7 +134,26 @@ def summarize(*folders: str | Path, **options: Any) -> tuple[list[dict[str, Any]
     rows: a dict a run: task, arm, seed, state, step, task_return (the run's score), success. figures: "final/ENV/ARM"
     and the like -> value, with "/low" and "/high" behind it where there is an interval; `Row` lists the names.
     """
-    return Report(ReportConfig(rest=[str(folder) for folder in folders], **options)).summary()
+    numbers = Report(ReportConfig(rest=[str(folder) for folder in folders], **options)).numbers
+    rows = [
+        {
+            "task": task,
+            "arm": arm.name,
+            "seed": run.seed,
+            "state": run.state,
+            "step": int(run.last),
+            "task_return": score(run, numbers.evaluated[task]),
+            "success": run.result("success"),
+        }
+        for task, arm, runs in numbers.data.cells()
+        for run in runs
+    ]
+    figures: dict[str, float] = {}
+    for row in numbers.rows:
+        key = "/".join(filter(None, (row.figure, row.task, row.arm, row.against)))
+        ends = {key: row.value, f"{key}/low": row.low, f"{key}/high": row.high}
+        figures |= {name: value for name, value in ends.items() if np.isfinite(value)}
+    return rows, figures
 
 
 def _csv(path: Path, header: list[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from runners.cli.command import written
 from runners.report import statistics
 from runners.report.read import ALARM, LEARNED_RETURN, TASK_RETURN, Run
 from runners.run.config import _MANAGEMENT
@@ -193,7 +194,7 @@ def configurations(data: Comparison) -> dict[str, dict[str, Any]]:
     arms = [arm for arm in data.arms if not arm.published]
     found: dict[str, dict[str, Any]] = {"shared": {}, "differing": {}, "own": {}}
     for key in sorted({key for arm in arms for run in arm.runs for key in run.config} - APART):
-        each = {arm.name: [_short(run.config[key]) for run in arm.runs if key in run.config] for arm in arms}
+        each = {arm.name: [written(run.config[key])[:120] for run in arm.runs if key in run.config] for arm in arms}
         values = {name: " | ".join(dict.fromkeys(texts)) for name, texts in each.items() if texts}
         first, alike = next(iter(values.values())), len(set(values.values())) == 1
         if len(values) < len(arms) and alike:
@@ -203,11 +204,6 @@ def configurations(data: Comparison) -> dict[str, dict[str, Any]]:
         else:
             found["differing"][key] = values
     return found
-
-
-def _short(value: Any) -> str:
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return text if len(text) <= 120 else text[:117] + "..."
 
 
 @dataclass

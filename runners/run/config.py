@@ -12,6 +12,7 @@ import difflib
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -158,17 +159,10 @@ RENAMED = {
 }
 
 # Where a run is kept and what it reports does not change what it learns.
-_MANAGEMENT = {"root", "run_dir", "resume", "checkpoint_every", "log_every", "eval_episodes", "eval_steps", "video"}
-_MANAGEMENT |= {
-    "control",
-    "preset",
-    "step_timeout",
-    "on_env_error",
-    "eval_every",
-    "video_every",
-    "logger",
-    "histograms",
-}
+_MANAGEMENT = frozenset(
+    {"root", "run_dir", "resume", "checkpoint_every", "log_every", "eval_episodes", "eval_steps", "eval_every"}
+    | {"video", "video_every", "control", "preset", "step_timeout", "on_env_error", "logger", "histograms"}
+)
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:
@@ -219,7 +213,7 @@ def from_dict(values: dict[str, Any], trusted: bool = False) -> TrainConfig:
     try:
         for name, source in values.get("code", {}).items():
             table: Table[Any] = agents.table if name.startswith("agent.") else rewards.table
-            if not (trusted or table.is_loaded(source)):
+            if not trusted and source.rpartition(":")[0] not in sys.modules:  # getting it would execute its file
                 raise UsageError(f"it names {source}; add trust=true if it is yours, or from a source you trust")
             table.name_of(source)
         options = dict(values["agent"])

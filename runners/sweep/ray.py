@@ -198,10 +198,8 @@ def _misfit(token: tuple[Path, str], expected: dict[str, str]) -> str:
 def _import() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")  # else Ray prints pages about a node that is lost
-    try:
-        import ray
-    except ImportError:
-        raise ImportError("launcher=ray needs Ray; pip install 'lodestar-rl[cluster]'") from None
+    import ray
+
     return ray
 
 

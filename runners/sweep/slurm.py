@@ -59,8 +59,10 @@ class Slurm(Launcher):
     )
 
     def __post_init__(self) -> None:
+        import submitit
+
         super().__post_init__()
-        self._submitit = _import()
+        self._submitit: Any = submitit
         if self.executor == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
             raise UsageError(
                 "launcher=slurm needs SLURM's commands, and sbatch or srun is not on the PATH; "
@@ -243,18 +245,12 @@ class Attempt:
         """Save and exit; submitit calls this before the batch job is queued again with what is returned."""
         if self._child is not None:
             self._child.stop()
-        return _import().helpers.DelayedSubmission(Attempt(self.argv, self.folder, self.home))
+        import submitit
+
+        return submitit.helpers.DelayedSubmission(Attempt(self.argv, self.folder, self.home))
 
 
 def _home(job: Job) -> Path:
     """The sweep's folder: jobs live in its folder `jobs`, under their names; else the one around the job's."""
     folder, parts = job.folder.absolute(), Path(job.name).parts
     return folder.parents[len(parts)] if folder.parts[-len(parts) :] == parts else folder.parent
-
-
-def _import() -> Any:
-    try:
-        import submitit
-    except ImportError:
-        raise ImportError("launcher=slurm needs submitit; pip install 'lodestar-rl[cluster]'") from None
-    return submitit

@@ -23,12 +23,13 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import optuna
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from envs.files import LARGE, read_bytes
@@ -51,16 +52,6 @@ STARTUP = 5  # trials before the median means anything
 ARMS = ("default", "tuned")
 
 
-class _NoLock(JournalFileOpenLock):
-    """The job log's lock keeps others out already, and one of Optuna's would outlive a kill."""
-
-    def acquire(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        pass
-
-
 def open_study(config: TuneConfig) -> optuna.Study:
     """The study of a search's folder, new or as it was left; the caller holds the folder's job log.
 
@@ -72,7 +63,9 @@ def open_study(config: TuneConfig) -> optuna.Study:
         whole = read_bytes(path, LARGE).rpartition(b"\n")
         with path.open("rb+") as file:
             file.truncate(len(whole[0]) + len(whole[1]))
-    storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_NoLock(str(path))))
+    # No lock: that of the job log keeps others out already, and one of Optuna's would outlive a kill.
+    lock: Any = SimpleNamespace(acquire=lambda: True, release=lambda: None)
+    storage = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
     pruners: dict[str, optuna.pruners.BasePruner] = {
         "median": optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=1),
         "asha": optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
