@@ -40,8 +40,8 @@ from typing import Any
 
 import numpy as np
 
-from runners.evaluate import interval
 from benchmarks import results
+from runners.evaluate import interval
 from runners.report import statistics
 from runners.run.config import UsageError
 from runners.sweep.config import make_launcher

@@ -23,6 +23,7 @@ from gymnasium.envs.registration import registry
 import agents
 import rewards
 from benchmarks.effects import VERDICTS, effects
+from benchmarks.results import read_rows
 from envs.family import families
 from envs.settings import described
 from runners.cli import presets, verbs
@@ -30,7 +31,6 @@ from runners.cli.command import OPTIONS, REST, written
 from runners.cli.compose import HIDDEN
 from runners.cli.declared import key_of
 from runners.list import environment, summary
-from benchmarks.results import read_rows
 from runners.run.config import TrainConfig
 
 RESULTS = Path(__file__).resolve().parents[1] / "assets" / "results"

@@ -288,11 +288,9 @@ class Rollout:
         late = [f for f in self.finals if (self.truncated[f[0], f[1]] & ~self.terminated[f[0], f[1]]).any()]
         if not late:
             return None
-        every = [obs for _, _, obs in late]
-        parts = isinstance(every[0], dict)
-        last = {k: np.concatenate([obs[k] for obs in every]) for k in every[0]} if parts else np.concatenate(every)
         times = np.concatenate([np.full(len(columns), t) for t, columns, _ in late])
-        return times, np.concatenate([columns for _, columns, _ in late]), last
+        columns = np.concatenate([columns for _, columns, _ in late])
+        return times, columns, join(np.concatenate, [last for _, _, last in late])
 
     def refuse_finals(self) -> None:
         """Raise a NotFinite if an observation that an episode ended on holds NaN or infinity."""

@@ -4,7 +4,7 @@
     python -m runners.evaluate run=runs/... episodes=20 estimator=mfmc cheap=50 cheap_episodes=400
 
 The learned reward is never its own judge; it appears in the video only. `estimator=mfmc` narrows the interval of the
-return by many more episodes that are cut after a few steps (`runners.report.mfmc`).
+return by many more episodes that are cut after a few steps (`runners.report.statistics.mfmc`).
 """
 
 from __future__ import annotations
@@ -260,12 +260,10 @@ def evaluate(config: EvaluateConfig) -> None:
 
 def controlled(config: EvaluateConfig, trained: TrainConfig, model: Any, mix: Mix, dear: list[float]) -> str:
     """The mean return by `mfmc`, given those of whole episodes, as a sentence."""
-    from runners.report.mfmc import mfmc
-
     limits = {**limits_of(trained, config.seed), "tick": Ticker("evaluating, cut short")}
     limits |= {"max_episode_steps": config.cheap, "max_steps": config.cheap * config.cheap_episodes}
     cheap = play(trained.env, policy(model, trained.env), config.cheap_episodes, mix=mix, **limits)
-    found = mfmc(dear, cheap.returns)
+    found = statistics.mfmc(dear, cheap.returns)
     return (
         f"mean task return by mfmc: {found.value:.4g} ({found.low:.4g} to {found.high:.4g}), from {len(dear)} whole "
         f"episodes and {len(cheap.returns)} of {config.cheap} steps; correlation {found.correlation:.2f}, variance "

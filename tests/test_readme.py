@@ -14,8 +14,8 @@ import yaml
 
 import agents
 import rewards
-from rewards.check import check_reward
 from benchmarks.results import read_rows
+from rewards.check import check_reward
 from tests import doc_blocks
 
 ROOT = Path(__file__).resolve().parent.parent

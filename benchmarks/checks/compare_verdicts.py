@@ -10,8 +10,8 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checks.bad_prompts import one
 from benchmarks import results
+from benchmarks.checks.bad_prompts import one
 
 SENTENCES = Path(__file__).with_name("verdict_sentences.csv")
 READ = 0.9  # AUROC above which the model reads a good sentence as its author meant it

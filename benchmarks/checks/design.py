@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.files import read_json
 from benchmarks import results
+from envs.files import read_json
 from runners.report.statistics import iqm
 
 COMMON = ("rounds=3", "candidates=4", "seeds=2", "finalists=1", "test_seeds=5", "preset=none")

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import results
 from runners.compare.finite import FiniteModel, optimal
 from runners.design.table import adaptive, exprd
-from benchmarks import results
 from runners.report.statistics import iqm
 
 ROOMS = ("...#...", ".......", "...#...", "#.###.#", "...#...", ".......", "...#...")

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from envs.recording import SHIPPED
 from benchmarks import results
+from envs.recording import SHIPPED
 
 DATA = SHIPPED / "pendulum.safetensors"
 SEEDS = 5

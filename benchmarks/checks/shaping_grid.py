@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from rewards.mix.shaping import clip, delta, par, potential, sigmoid
 from benchmarks import results
+from rewards.mix.shaping import clip, delta, par, potential, sigmoid
 
 SIZE, GAMMA, WITHIN = 12, 0.97, 60
 WEIGHTS = (0.05, 0.2, 1.0)

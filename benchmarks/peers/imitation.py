@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import results
 from benchmarks.peers import peers
 from benchmarks.study import Study, figures
 from envs.recording import load
-from benchmarks import results
 from runners.report import statistics
 from runners.run.config import UsageError
 

@@ -36,8 +36,8 @@ from typing import Any
 import numpy as np
 
 import rewards
-from benchmarks.peers import peers
 from benchmarks import results
+from benchmarks.peers import peers
 
 METHODS = ("rnd", "icm", "disagreement", "ride", "ngu", "pseudocount", "e3b", "re3")
 OBSERVATIONS = ("vector", "image")

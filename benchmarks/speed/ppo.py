@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.speed.measure import Measure, Rates, interleave, ratio
 from benchmarks import results
+from benchmarks.speed.measure import Measure, Rates, interleave, ratio
 from runners.run.build import keep_freed_memory
 
 TASKS = {"cartpole": "CartPole-v1", "minigrid": "MiniGrid-DoorKey-6x6-v0", "halfcheetah": "HalfCheetah-v5"}

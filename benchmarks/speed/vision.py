@@ -39,9 +39,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import results
 from benchmarks.peers import peers
 from benchmarks.speed import measure
-from benchmarks import results
 from runners.run.build import keep_freed_memory
 
 GOAL, BASELINE, ALPHA = "pole vertically upright on top of the cart", "pole and cart", 0.5

@@ -78,9 +78,9 @@ def warn_if_sparse(env: Any) -> None:
     """Warn, once for an id, of an environment whose model that version solves wrongly."""
     mujoco: Any = sys.modules.get("mujoco")
     model = getattr(env.unwrapped, "model", None)
-    if mujoco is not None and mujoco.__version__ == WRONG and isinstance(model, mujoco.MjModel):
-        if mujoco.mj_isSparse(model):
-            _warn_of_sparse(name_of(env))
+    wrong = mujoco is not None and mujoco.__version__ == WRONG
+    if wrong and isinstance(model, mujoco.MjModel) and mujoco.mj_isSparse(model):
+        _warn_of_sparse(name_of(env))
 
 
 @functools.cache

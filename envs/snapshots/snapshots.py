@@ -74,8 +74,8 @@ def supported(env: gym.Env) -> None:
     """Raise ValueError if the environment or one of its wrappers is not supported."""
     if _family(env.unwrapped) is None:
         raise ValueError(
-            f"{name_of(env.unwrapped)} has no state that can be taken and given back exactly; supported are classic control, "
-            "worlds of cells, MuJoCo and MiniGrid without BabyAI"
+            f"{name_of(env.unwrapped)} has no state that can be taken and given back exactly; supported are classic "
+            "control, worlds of cells, MuJoCo and MiniGrid without BabyAI"
         )
     for wrapper in layers(env):
         _remembered(wrapper)

@@ -69,11 +69,6 @@ def read(text: str) -> Any:
     return text if found is None or found.is_sweep_override() else _plain(found.value())
 
 
-def value_of(argument: str) -> Any:
-    """What stands behind the = of one argument."""
-    return read(split(argument)[1])
-
-
 def parse(key: str, text: str, kind: Any) -> Any:
     """A text as a field of type `kind` wants it."""
     if kind is str and not text.startswith(('"', "'", "[", "{")):

@@ -145,7 +145,8 @@ def evidence(numbers: Numbers) -> list[str]:
     """What differs, good or bad, and how much can be concluded; weak evidence is called so."""
     data = numbers.data
     lines = [
-        f"{row.task}: {row.arm} is {'better' if row.low > 0 else 'worse'} than {row.against}, {signed(row)} task return."
+        f"{row.task}: {row.arm} is {'better' if row.low > 0 else 'worse'} than {row.against}, "
+        f"{signed(row)} task return."
         for row in numbers.find("difference")
         if row.low > 0 or row.high < 0
     ]

@@ -39,16 +39,12 @@ def begin(folder: Path, config: TrainConfig, step: int) -> None:
 
     if hasattr(event_file_writer, "orig_EventFileWriter"):
         event_file_writer.EventFileWriter(str(folder)).close()
-    if step == 0:
-        _describe(folder, config)
-
-
-def _describe(folder: Path, config: TrainConfig) -> None:
-    """The configuration as text, and as hyper-parameters that TensorBoard's table compares runs by."""
+    if step > 0:
+        return
     import yaml
     from torch.utils.tensorboard import summary
 
-    values = to_dict(config)
+    values = to_dict(config)  # as text, and as hyper-parameters that TensorBoard's table compares runs by
     lines = yaml.safe_dump(json.loads(json.dumps(values)), sort_keys=False).splitlines()
     plain = {
         key: value if isinstance(value, bool | int | float | str) else str(value)

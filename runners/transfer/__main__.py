@@ -10,6 +10,7 @@ same command continues where it was stopped, or killed.
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import json
 import sys
@@ -24,7 +25,8 @@ from envs.files import read_json
 from envs.settings import setting
 from runners.cli.command import Command
 from runners.cli.compose import ENV, compose
-from runners.cli.value import is_number, literal, replaced, value_of
+from runners.cli.value import is_number, literal, replaced, split
+from runners.cli.value import read as read_value
 from runners.report.statistics import aggregate
 from runners.run.checkpoint import versions, write_atomically
 from runners.run.config import UsageError, read, to_dict
@@ -81,19 +83,16 @@ class TransferConfig(JobsConfig):
         """The environment's options in a task."""
         return dict(zip((key.removeprefix(ENV) for key in self.keys), self.tasks[task]))
 
-    def label(self, task: int) -> str:
-        """As in `g=7.5`."""
-        return ",".join(f"{key}={value:g}" for key, value in self.options(task).items())
-
-    @property
+    @functools.cached_property
     def labels(self) -> list[str]:
         """Of every task, as in `g=7.5`."""
-        return [self.label(task) for task in range(len(self.tasks))]
+        every = map(self.options, range(len(self.tasks)))
+        return [",".join(f"{key}={value:g}" for key, value in options.items()) for options in every]
 
     def run(self, task: int, seed: int) -> Job:
         """Training on one task."""
         changes = {**dict(zip(self.keys, self.tasks[task])), "seed": seed}
-        return self.job(self.folder, f"jobs/{safe(self.label(task))}/s{seed}", self.argv, changes)
+        return self.job(self.folder, f"jobs/{safe(self.labels[task])}/s{seed}", self.argv, changes)
 
     def fixed(self) -> dict[str, Any]:
         """What must be the same to continue in this folder; the budget may be raised."""
@@ -108,7 +107,7 @@ def _grid(text: str) -> tuple[str, list[float]]:
             f"over={key} is no option of an environment; give one, as in over=env.g=[2,15,12] (a reward or an agent is "
             "judged on the same task whatever its options: runners.tune)"
         )
-    given = value_of(text)
+    given = read_value(split(text)[1])
     numbers = isinstance(given, list) and all(map(is_number, given))
     if not numbers or len(given) != 3 or not given[0] < given[1] or given[2] < 2 or given[2] != int(given[2]):
         raise UsageError(f"over={text} is no range; give [low,high,how many], as in over=env.g=[2,15,12]")
@@ -172,7 +171,7 @@ def summary(config: TransferConfig, orders: dict[str, list[int]], rows: dict[int
         "budget": config.budget,
         "seeds": config.seeds,
         "steps": int(config.train.total_timesteps) * config.seeds * config.budget,
-        "orders": {name: [config.label(source) for source in order] for name, order in orders.items()},
+        "orders": {name: [config.labels[source] for source in order] for name, order in orders.items()},
         "generalised": {
             name: mbtl.generalised(np.array([means[s] for s in order])).tolist() for name, order in orders.items()
         },
@@ -214,7 +213,9 @@ def write(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndar
     with (config.folder / "matrix.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["source", "seed", *config.labels])
-        table.writerows([config.label(s), seed, *each] for s in sorted(rows) for seed, each in enumerate(rows[s].tolist()))
+        table.writerows(
+            [config.labels[s], seed, *each] for s in sorted(rows) for seed, each in enumerate(rows[s].tolist())
+        )
     return draw(config, found, rows)
 
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import results
 from rewards.llm.judges.base import Answers, TextJudge, make_judge
 from rewards.llm.judges.prompts import clean
-from benchmarks import results
 from tests.faults.faulty_server import FAULTS, LITERAL, FaultyServer
 
 INJECTIONS = Path(__file__).resolve().parents[2] / "assets" / "injections.txt"

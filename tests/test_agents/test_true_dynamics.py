@@ -8,9 +8,9 @@ import torch
 
 from agents.dynamics.true import TrueModel
 from agents.networks.actor_critic import SpaceEncoding
+from benchmarks import results
 from benchmarks.checks import oracle
 from envs.make import make
-from benchmarks import results
 
 ONE_STEP = (
     "MountainCar-v0",

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks.speed import foundation, measure
 from benchmarks import results
+from benchmarks.speed import foundation, measure
 from runners.report import statistics
 
 

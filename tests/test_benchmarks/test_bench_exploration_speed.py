@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import rewards
+from benchmarks import results
 from benchmarks.__main__ import CODE
 from benchmarks.peers import peers
 from benchmarks.speed import exploration as exploration_speed
-from benchmarks import results
 
 DRIVER = peers.SCRIPTS / "drive_reward.py"
 

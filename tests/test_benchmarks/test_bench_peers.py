@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from benchmarks import results
 from benchmarks.peers import peers as bench_peers
 from benchmarks.peers.peers import PEERS, SCRIPTS, Peer
-from benchmarks import results
 
 SCRIPTS_OF_PEERS = sorted({script for peer in PEERS for script in (peer.script, peer.ours)})
 

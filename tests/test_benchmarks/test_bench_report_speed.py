@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.speed import report as report_speed
 from benchmarks import results
+from benchmarks.speed import report as report_speed
 from runners.run.config import load
 from runners.run.progress import LEARNED_RETURN, TASK_RETURN, read_csv
 

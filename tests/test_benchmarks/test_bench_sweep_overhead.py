@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.speed.sweep import measure
 from benchmarks import results
+from benchmarks.speed.sweep import measure
 
 
 @pytest.mark.nightly

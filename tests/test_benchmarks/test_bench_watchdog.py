@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.speed import watchdog
 from benchmarks import results
+from benchmarks.speed import watchdog
 from tests.faults.workers import FAULTS
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import study
+from benchmarks import results, study
 from benchmarks.study import Cell, Study
-from benchmarks import results
 from runners.run.config import UsageError
 from runners.sweep.job import replay
 

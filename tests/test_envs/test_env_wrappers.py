@@ -6,10 +6,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-
-from envs.make import make
 from gymnasium.wrappers import TransformObservation
 
+from envs.make import make
 from envs.observations import plain_observation, plain_space
 from envs.wrappers import Journal
 

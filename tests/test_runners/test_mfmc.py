@@ -5,7 +5,7 @@ import pytest
 from gymnasium import spaces
 
 from runners.evaluate import EvaluateConfig, controlled, play
-from runners.report.mfmc import mfmc
+from runners.report.statistics import mfmc
 from runners.run.config import TrainConfig
 
 

@@ -154,11 +154,11 @@ def test_a_family_is_a_grid_of_options(tmp_path):
     one = main.parse(["env=Pendulum-v1", "over=env.g=[2,15,14]", "budget=3", f"root={tmp_path}"])
     assert one.tasks[0] == (2,) and one.tasks[-1] == (15,) and len(one.tasks) == 14
     assert one.contexts[[0, -1], 0].tolist() == [0.0, 1.0]
-    assert one.label(5) == "g=7" and one.run(5, 1).name == "jobs/g=7/s1"
+    assert one.labels[5] == "g=7" and one.run(5, 1).name == "jobs/g=7/s1"
     assert "env.g=7" in one.run(5, 1).argv and "seed=1" in one.run(5, 1).argv
 
     two = main.parse(["env=Pendulum-v1", "over=env.g=[2,10,3]", "over=env.sticky=[0,0.5,2]", f"root={tmp_path}"])
-    assert two.contexts.shape == (6, 2) and two.label(1) == "g=2,sticky=0.5"
+    assert two.contexts.shape == (6, 2) and two.labels[1] == "g=2,sticky=0.5"
 
 
 @pytest.mark.parametrize(
