@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import operator
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,6 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
-from gymnasium.wrappers import TransformAction, TransformObservation
 
 WORDS = 64
 
@@ -26,11 +24,35 @@ class Recorded(gym.Wrapper, RecordConstructorArgs):
         super().__init__(env)
 
 
+class PlainObservation(Recorded, gym.ObservationWrapper):
+    """Observations that Stable-Baselines3 takes as they are.
+
+    uint8 images (H, W, C) become (C, H, W); every other Box becomes a flat float32 Box; a Dict is treated entry by
+    entry, a Tuple is flattened into one Box; Discrete and MultiDiscrete count from 0; MultiBinary stays.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.observation_space = plain_space(env.observation_space)
+
+    def observation(self, observation: Any) -> Any:
+        return plain(self.env.observation_space, observation)
+
+
+class ActionsFromZero(Recorded, gym.ActionWrapper):
+    """Actions that count from 0, as Stable-Baselines3 counts them whatever the `start` of their space."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.action_space = from_zero(env.action_space)
+
+    def action(self, action: Any) -> Any:
+        return action + self.env.action_space.start  # type: ignore[attr-defined]
+
+
 def plain_actions(env: gym.Env) -> gym.Env:
-    """The environment with actions that count from 0, as Stable-Baselines3's do whatever the `start` of their space."""
-    space: Any = env.action_space
-    counted = from_zero(space)
-    return env if counted is space else TransformAction(env, functools.partial(operator.add, space.start), counted)
+    """The environment in an `ActionsFromZero`, if its actions do not count from 0."""
+    return env if from_zero(env.action_space) is env.action_space else ActionsFromZero(env)
 
 
 def from_zero(space: spaces.Space) -> spaces.Space:
@@ -45,13 +67,8 @@ def from_zero(space: spaces.Space) -> spaces.Space:
 
 
 def plain_observation(env: gym.Env) -> gym.Env:
-    """The environment with observations that Stable-Baselines3 takes as they are.
-
-    uint8 images (H, W, C) become (C, H, W); every other Box becomes a flat float32 Box; a Dict is treated entry by
-    entry, a Tuple is flattened into one Box; Discrete and MultiDiscrete count from 0; MultiBinary stays.
-    """
-    space, seen = env.observation_space, plain_space(env.observation_space)
-    return env if seen == space else TransformObservation(env, functools.partial(plain, space), seen)
+    """The environment in a `PlainObservation`, if its observations need one."""
+    return env if plain_space(env.observation_space) == env.observation_space else PlainObservation(env)
 
 
 def is_channels_last(space: spaces.Space) -> bool:
@@ -60,7 +77,7 @@ def is_channels_last(space: spaces.Space) -> bool:
 
 
 def plain_space(space: spaces.Space) -> spaces.Space:
-    """The space of what `plain_observation` makes of observations of `space`."""
+    """The space of what `PlainObservation` returns for observations of `space`."""
     if isinstance(space, spaces.Box):
         low, high = plain(space, space.low), plain(space, space.high)
         return spaces.Box(low, high, dtype=low.dtype)
@@ -70,7 +87,7 @@ def plain_space(space: spaces.Space) -> spaces.Space:
 
 
 def plain(space: spaces.Space, value: Any) -> Any:
-    """An observation of `space` as `plain_observation` makes it."""
+    """An observation of `space` as `PlainObservation` returns it."""
     if isinstance(space, spaces.Box):
         if space.dtype == np.uint8 and len(space.shape) == 3:
             return np.ascontiguousarray(np.asarray(value).transpose(2, 0, 1)) if is_channels_last(space) else value

@@ -199,7 +199,7 @@ class SB3Agent:
             if from_zero(space) is not space:
                 raise ValueError(
                     f"{name} counts from 0, but {space} does not; make the environment with envs.make.make, or wrap it "
-                    "(envs.observations.plain_actions, plain_observation)"
+                    "(envs.observations.ActionsFromZero, PlainObservation)"
                 )
             if not isinstance(space, ARRAYS):
                 raise ValueError(

@@ -268,7 +268,7 @@ def from_sb3(buffer: Any, *, scaled: bool = True) -> Transitions:
 
 
 def _seen(space: spaces.Space, values: Any, order: np.ndarray) -> Obs:
-    """Observations (T, N, ...) in the order of time, as `plain_observation` makes them."""
+    """Observations (T, N, ...) in the order of time, as `PlainObservation` returns them."""
     if isinstance(space, spaces.Dict):
         return {key: _seen(part, values[key], order) for key, part in space.spaces.items()}
     shaped = values[order].reshape(*values[order].shape[:2], *(space.shape or ()))

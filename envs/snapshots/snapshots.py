@@ -37,6 +37,7 @@ from envs.classic.view import Canvas
 from envs.family import simulator
 from envs.minigrid.family import GridObservation
 from envs.mujoco.family import OwnContext
+from envs.observations import PlainObservation
 from envs.render import name_of
 from envs.wrappers import EpisodeStatistics, Journal, NoisyTV, Observer, layers
 
@@ -54,7 +55,7 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {  # wrapper -> what it remembers of th
     StickyAction: ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
     NoisyTV: ("screen",),
     EpisodeStatistics: ("_return", "_length"),
-    **dict.fromkeys((PassiveEnvChecker, GridObservation, OwnContext, Canvas, Journal, Observer), ()),
+    **dict.fromkeys((PassiveEnvChecker, PlainObservation, GridObservation, OwnContext, Canvas, Journal, Observer), ()),
 }
 
 _DERIVED = (  # quantities of MjData that observations, rewards, captions and pictures read

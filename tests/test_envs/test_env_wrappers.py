@@ -6,10 +6,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.wrappers import TransformObservation
 
 from envs.make import make
-from envs.observations import plain_observation, plain_space
+from envs.observations import PlainObservation, plain_space
 from envs.wrappers import Journal
 
 JOURNALS = {
@@ -180,7 +179,7 @@ def test_observations_become_flat_float32_and_channel_first() -> None:
     class Shown(gym.Env):
         observation_space, action_space = space, spaces.Discrete(1)
 
-    wrapped = plain_observation(Shown())
+    wrapped = PlainObservation(Shown())
     image = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
     pair = (2, np.array([0.25, 0.5], np.float32))
     obs = wrapped.observation({"table": np.arange(6.0).reshape(2, 3) / 2, "image": image, "pair": pair, "kind": 1})
@@ -193,5 +192,5 @@ def test_observations_become_flat_float32_and_channel_first() -> None:
 def test_an_environment_that_suits_already_gets_no_adapter() -> None:
     env = make("CartPole-v1")
     while env is not env.unwrapped:
-        assert not isinstance(env, TransformObservation)
+        assert not isinstance(env, PlainObservation)
         env = env.env
