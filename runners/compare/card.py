@@ -52,7 +52,7 @@ from rewards.exploration.learned import IMAGE, Layout
 from rewards.mix.mix import Mix, Stream
 from runners.compare import finite
 from runners.compare.sample import Sample, SampleSpec, load_or_enumerate
-from runners.run.config import UsageError
+from runners.run.config import UsageError, flatten
 
 USABLE, WEAK, DO_NOT, NOT_JUDGED = "usable", "weak", "do not train with this", "not judged"
 CHANCE, GOOD = 0.7, 0.85  # AUROC
@@ -291,7 +291,7 @@ def _speed(candidate: Candidate) -> dict[str, float]:
     frame = sample.batch.frame if reads else None
     seen = candidate.batch.extras.get(str(candidate.reward.embedding)) if reads else None
     seconds = {"step": sample.seconds["step"], "render": sample.seconds["render"] * reads, **candidate.seconds}
-    obs = sum(x.nbytes for x in _leaves(sample.batch.next_obs)) / n
+    obs = sum(x.nbytes for x in flatten({"obs": sample.batch.next_obs}).values()) / n
     frames = 0.0 if frame is None else frame.nbytes / n
     kept = obs + (frames if seen is None else seen.nbytes / n)
     return {
@@ -299,10 +299,6 @@ def _speed(candidate: Candidate) -> dict[str, float]:
         "bytes": kept,
         "bytes_with_frames": obs + frames,
     }
-
-
-def _leaves(obs: Any) -> list[np.ndarray]:
-    return [leaf for part in obs.values() for leaf in _leaves(part)] if isinstance(obs, dict) else [obs]
 
 
 def _controls(candidate: Candidate, truth: np.ndarray | None, target: np.ndarray) -> list[Card]:

@@ -264,7 +264,7 @@ def transfer(config: TransferConfig) -> None:
         print(f"{len(labels)} tasks, {labels[0]} to {labels[-1]}; {config.folder}")
         fixed = {
             "equidistant": mbtl.equidistant(contexts, config.budget),
-            "random": mbtl.at_random(len(contexts), config.budget, config.seed),
+            "random": np.random.default_rng(config.seed).permutation(len(contexts))[: config.budget].tolist(),
         }
         orders: dict[str, list[int]] = {OURS: [], **{name: fixed[name] for name in config.controls}}
         with closing(config.launch()) as launcher:

@@ -104,11 +104,6 @@ def equidistant(contexts: np.ndarray, k: int) -> list[int]:
     return found
 
 
-def at_random(n: int, k: int, seed: int) -> list[int]:
-    """Control: k of n sources."""
-    return np.random.default_rng(seed).permutation(n)[:k].tolist()
-
-
 def generalised(values: np.ndarray) -> np.ndarray:
     """Sources in order (K, N) -> (K,): mean over tasks of the best policy's return, after each source."""
     return np.maximum.accumulate(values, axis=0).mean(axis=1)

@@ -131,7 +131,8 @@ def test_regret_is_below_randoms_and_near_the_oracles():
     for seed in range(12):
         x, matrix = world(seed)
         oracle = mbtl.generalised(matrix[greedy(matrix, 4)])
-        draws = [mbtl.generalised(matrix[mbtl.at_random(25, 4, s)]) for s in range(20)]
+        drawn = [np.random.default_rng(s).permutation(25)[:4] for s in range(20)]
+        draws = [mbtl.generalised(matrix[sources]) for sources in drawn]
         regret["mbtl"].append(oracle - mbtl.generalised(matrix[chosen(x, matrix, 4)]))
         regret["random"].append(oracle - np.mean(draws, axis=0))
     ours, random = np.mean(regret["mbtl"], axis=0), np.mean(regret["random"], axis=0)
