@@ -182,7 +182,7 @@ def _unequal(data: Comparison) -> list[str]:
 
 def score(run: Run, by_evaluation: bool) -> float:
     """The task return that a run is judged by; nan if it has none, as when it did not finish."""
-    if (by_evaluation and not run.published) or (run.published and run.scores):
+    if by_evaluation and not run.published:
         return run.result("task_return")
     steps, values = run.curve(TASK_RETURN)
     whole = run.published or run.state == "finished"

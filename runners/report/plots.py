@@ -112,14 +112,10 @@ def panel(axis: Axes, numbers: Numbers, bands: dict[tuple[str, str], Band], task
     ends: list[tuple[float, str, str]] = []
     for arm in data.arms:
         drawn = bands.get((task, arm.name))
+        if drawn is None:
+            continue
         look = seen[arm.name]
         colour = look["color"]
-        if drawn is None:
-            only = numbers.one("final", task=task, arm=arm.name)
-            if arm.published and only is not None and np.isfinite(only.value):  # a result without a curve
-                axis.axhline(only.value, **look, linewidth=1.0, zorder=1)
-                ends.append((only.value, arm.name, colour))
-            continue
         every = np.where(drawn.whole, drawn.value, np.nan)
         axis.plot(drawn.steps, every, **look, linewidth=1.5, zorder=3 - arm.published)
         axis.fill_between(drawn.steps, drawn.low, drawn.high, color=colour, alpha=0.16, linewidth=0)

@@ -3,14 +3,13 @@
 The process that wrote a folder may have been killed, or be untrusted: every file may be missing, torn or made up. A
 folder that cannot be read costs one sentence, and a part of it that cannot be read another; nothing is executed.
 
-Published curves come from CSVs as others export them; no run of ours is paired with them. Three forms are known by
-their headers:
+Published curves come from CSVs as others export them; no run of ours is paired with them. Two forms are known by their
+headers:
 
-    wide   global_step | Step, then a column a run: "<run> - charts/episodic_return", beside "...__MIN" and "...__MAX",
-           as Weights & Biases exports a chart; CleanRL's run names are <env>__<name>__<seed>__<time>
-    long   a row a point: step, episodic_return, and what there is of seed, exp_name and env_id, under these or similar
-           names, as `DataFrame.to_csv` leaves them
-    table  a row a task and a column an algorithm, cells like "405.73 ± 11.47", as Open RL Benchmark writes results
+    wide  global_step | Step, then a column a run: "<run> - charts/episodic_return", beside "...__MIN" and "...__MAX",
+          as Weights & Biases exports a chart; CleanRL's run names are <env>__<name>__<seed>__<time>
+    long  a row a point: step, episodic_return, and what there is of seed, exp_name and env_id, under these or similar
+          names, as `DataFrame.to_csv` leaves them
 """
 
 from __future__ import annotations
@@ -248,15 +247,13 @@ def published(path: Path, label: str, tasks: Sequence[str]) -> tuple[list[Run], 
         UsageError: if the file cannot be read, or is of no known form.
     """
     try:
-        if path.stat().st_size > MOST_CSV_BYTES:
-            raise UsageError(f"{path} has more than {MOST_CSV_BYTES:,} bytes; thin its rows out")
         with opened_text(path.resolve(), MOST_CSV_BYTES) as file:
             rows = [row for row in csv.reader(file) if row]
     except (OSError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read as a CSV ({error}); give a file with a header line") from None
     header = [cell.strip() for cell in rows[0]] if rows else []
     whole = [row for row in rows[1:] if len(row) == len(header)]
-    points = _long(header, whole) or _wide(header, whole) or _table(header, whole)
+    points = _long(header, whole) or _wide(header, whole)
     if not points:
         raise UsageError(
             f"{path} is of no known form (its columns: {', '.join(header)[:200]}); give one with global_step and "
@@ -290,9 +287,6 @@ def _published_runs(points: Points, path: Path, label: str, tasks: Sequence[str]
 
 def _fill(run: Run, pairs: np.ndarray) -> None:
     """Steps and returns (P, 2) of a run, means over its last few rows: single episodes are too ragged to be drawn."""
-    if np.isnan(pairs[0, 0]):  # a result without a curve
-        run.scores = {"this run": {"task_return": float(pairs[0, 1])}}
-        return
     steps, first = np.unique(pairs[:, 0], return_index=True)
     counts = np.diff([*first, len(pairs)])
     values = np.add.reduceat(pairs[:, 1], first) / counts
@@ -343,17 +337,6 @@ def _cleanrl(run: str) -> tuple[str, str, str]:
     if len(parts) >= 4 and parts[-1].isdigit() and parts[-2].isdigit():
         return "__".join(parts[1:-2]), parts[0], parts[-2]
     return re.sub(r"^(Group|exp_name|algo|env_id): *", "", run), "", ""
-
-
-def _table(header: list[str], rows: list[list[str]]) -> Points:
-    """Results without curves; the step is nan."""
-    found: Points = {}
-    for row in rows:
-        for name, cell in zip(header[1:], row[1:]):
-            mean, sign, _ = cell.partition("±")
-            if sign and np.isfinite(number(mean.strip())):
-                found[name.replace("({})", "").strip(), row[0].strip(), ""] = [(float("nan"), number(mean.strip()))]
-    return found
 
 
 def _place(header: list[str], names: Sequence[str]) -> int | None:

@@ -278,10 +278,6 @@ LONG = """,global_step,charts/episodic_return,seed,exp_name,env_id
 2,0,0,2,dqn,CartPole-v1
 3,0,-500,2,dqn,Acrobot-v1
 """
-TABLE = """,ppo ({}),dqn ({})
-CartPole-v1,405.73 ± 11.47,1.5 ± 0.1
-Pong-v5,-4.40 ± 3.42,3.0 ± 1.0
-"""
 
 
 def test_a_wide_export_of_weights_and_biases_is_read(tmp_path):
@@ -303,16 +299,6 @@ def test_a_long_table_is_read_and_other_tasks_are_named(tmp_path):
         ("published: dqn", 2, [0]),
     ]
     assert problems == ["all.csv also has Acrobot-v1, which no run here is on; left out"]
-
-
-def test_a_table_of_results_gives_scores_without_curves(tmp_path):
-    (tmp_path / "table.csv").write_text(TABLE)
-    runs, problems = published(tmp_path / "table.csv", "baselines", ["CartPole-v1"])
-    assert {run.published: score(run, True) for run in runs} == {
-        "published: baselines ppo": 405.73,
-        "published: baselines dqn": 1.5,
-    }
-    assert problems == ["table.csv also has Pong-v5, which no run here is on; left out"]
 
 
 def test_single_episodes_are_averaged_over_the_last_twentieth_of_rows(tmp_path):
