@@ -92,10 +92,9 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
         raise ImportError(f"{words}, or give format=safetensors")
     run = Path(config.run)
     subject = file_subject(config) if run.is_file() else run_subject(run, config.trust, config.checkpoint)
-    from runners.export.card import card  # these import torch
+    from runners.export.card import card, write_small  # these import torch
     from runners.export.convert import NoForm, convert
     from runners.export.policy import save
-    from runners.export.small import write_small
 
     out = Path(config.out) if config.out else (run.parent if run.is_file() else run) / "export"
     out.mkdir(parents=True, exist_ok=True)

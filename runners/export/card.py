@@ -1,16 +1,17 @@
-"""The run card: what was trained, on what, how well it does, and what is not known. It names no machine and no person.
+"""What stands beside an exported policy: the run card (what was trained, on what, how well it does), and a small run.
 
-What a configuration says is shown without what belongs to a machine: of a path its last part, of an address nothing.
+Both name no machine and no person: of a path in the configuration they hold the last part, of an address nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import json
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 
@@ -19,14 +20,14 @@ from envs.files import read_json
 from envs.make import spec_of
 from runners.cli.command import changed, written
 from runners.evaluate import table
-from runners.run.checkpoint import versions
-from runners.run.config import TrainConfig, sources
-
-if TYPE_CHECKING:
-    from runners.run.build import Trained
+from runners.run import checkpoint
+from runners.run.build import Trained, load_checkpoint
+from runners.run.config import TrainConfig, sources, to_dict
+from runners.run.folder import EXPORTED, STATUS
 
 KEPT_APART = {"env", "env_options", "reward", "agent", "agent_name"}  # shown otherwise
 KEPT_APART |= {"preset", "root", "run_dir", "resume", "control", "video"}  # say nothing about what was trained
+PLACES = ("root", "run_dir", "resume", "init_from", "init")  # of the configuration, that say nothing elsewhere
 
 
 def scrubbed(value: Any) -> Any:
@@ -101,9 +102,35 @@ def card(trained: Trained, run: Path, checked: list[str], loaded: str = 'ld.load
         loaded=loaded,
         checked=checked,
         trained_with=_versions(read_json(run / "versions.json")),
-        exported_with=_versions(versions()),
+        exported_with=_versions(checkpoint.versions()),
     )
 
 
 def _versions(found: dict[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def write_small(folder: Path, run: Path, trained: Trained, at: str = "") -> None:
+    """A run's folder without what trained it: its configuration, scores, and a checkpoint of weights and rewards alone.
+
+    Whatever reads a run's folder reads this one, but training cannot continue in it. It is of the run's newest
+    checkpoint, or of another.
+    """
+    import yaml
+
+    state, step = load_checkpoint(run, at)
+    weights = getattr(trained.model, "weights", lambda: {"modules.policy": ""})()
+    kept: dict[str, Any] = {}
+    for path in weights:
+        *parents, last = path.split(".")
+        of, to = state["agent"], kept
+        for parent in parents:
+            of, to = of[parent], to.setdefault(parent, {})
+        to[last] = of[last]
+    checkpoint.save(folder / "checkpoints", {"agent": kept, "mix": state["mix"]}, step)
+    config = {key: value for key, value in to_dict(trained.config).items() if key not in PLACES}
+    (folder / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(scrubbed(config))), sort_keys=False))
+    (folder / STATUS).write_text(json.dumps({"state": EXPORTED, "step": step}) + "\n")
+    for name in ("versions.json", "result.json"):
+        if found := read_json(run / name):
+            (folder / name).write_text(json.dumps(scrubbed(found), indent=1) + "\n")

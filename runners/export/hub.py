@@ -60,8 +60,7 @@ def pull(repo: str, folder: str | Path | None = None, revision: str | None = Non
 
 def write(run: Path, folder: Path, repo: str, trust: bool, at: str | int) -> int:
     """Write what is uploaded, a small run and its card; returns the step of the checkpoint."""
-    from runners.export.card import card
-    from runners.export.small import write_small
+    from runners.export.card import card, write_small
     from runners.run.build import load_run
 
     trained = load_run(run, trust, at)
