@@ -24,8 +24,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks import study
-from runners.report import results
+from benchmarks import results, study
 
 RESULTS = Path(__file__).resolve().parents[1] / "assets" / "results"
 SEEDS = 5

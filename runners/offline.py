@@ -204,12 +204,12 @@ def load(files: list[str], env: str = "", *, trust: bool = False) -> tuple[Trans
 def _read(name: str, env: str, trust: bool) -> tuple[Transitions, dict[str, Any]]:
     from envs.datasets.minari import METADATA, NAME
     from envs.recording import load as read
-    from runners.run.imported import imported
+    from runners.record import RecordConfig, imported
 
     path = Path(name)
     folder = (path / "data").is_dir() or (path / METADATA).is_file()
     if folder or path.suffix == ".npz" or (not path.exists() and NAME.fullmatch(name)):
-        return imported(name, env, {}, most=None, frame_size=0, camera="", trust=trust)
+        return imported(RecordConfig(from_=name, env=env, trust=trust))
     return read(path)
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from gymnasium import spaces
 
+from benchmarks import results
 from envs.transitions import Transitions
-from runners.report import results
 from runners.report.statistics import iqm
 
 NUMBERS, TREATMENTS, MATTER, LABELS, PATIENTS, SEEDS = 12, 9, 4, 2_000, 4_000, 10

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import results
 from benchmarks.checks.offline import AGENT, DATA, STEPS
 from runners.evaluate import interval
-from runners.report import results
 from runners.report.statistics import iqm
 
 SEEDS = 5

@@ -19,8 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks import results
 from runners.evaluate import interval
-from runners.report import results
 from runners.report.statistics import iqm
 
 SEEDS, STEPS, MINIBATCHES = 5, 600_000, 2000

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from agents.networks.trees import Bins, fit
+from benchmarks import results
 from benchmarks.peers import peers
-from runners.report import results
 
 NEEDS = ("gbrl==1.1.9",)
 ROUNDS, ROWS, BATCH, TREES, OUTPUTS, DEPTH = 3, 2048, 512, 40, 3, 4

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import results
 from benchmarks.speed.measure import Measure, interleave, ratio
-from runners.report import results
 from runners.run.build import keep_freed_memory
 
 WORLDS = {"": ("CartPole-v1", 8, "gym"), "_minigrid": ("MiniGrid-DoorKey-6x6-v0", 64, "batched")}
