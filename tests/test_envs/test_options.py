@@ -19,6 +19,8 @@ def test_options_are_those_of_the_constructor_and_what_disturbs():
     assert defaults("lodestar/NoisyRooms-v0") == {
         "rooms": 8, "noise": "off", "bits": 8, "code": "one_hot", "dense_size": 8, "sticky": None, "noisy_tv": None,
         "episodic_reward": False,
+        "base": None,
+        "base_scale": 0.1,
     }  # fmt: skip
     assert list(options("lodestar/DeepSea-v0")) == ["size", "stochastic", "mapping_seed", *DISTURBANCES]
     assert options("lodestar/DeepSea-v0")["size"].annotation is int
@@ -28,6 +30,8 @@ def test_options_are_those_of_the_constructor_and_what_disturbs():
         "sticky": None,
         "noisy_tv": None,
         "episodic_reward": False,
+        "base": None,
+        "base_scale": 0.1,
     }
 
 
@@ -67,7 +71,8 @@ def test_a_constructor_that_takes_every_word_is_open():
         gym.register(f"Options{name}-v0", entry)
     assert [is_open(f"Options{name}-v0") for name in ("Any", "Plain", "Function")] == [True, False, True]
     assert not any(map(is_open, [*TAKES_NAMES, "NetHackScore-v0"]))
-    assert defaults("OptionsAny-v0") == {"speed": 3, "sticky": None, "noisy_tv": None, "episodic_reward": False}
+    disturbed = {"sticky": None, "noisy_tv": None, "episodic_reward": False, "base": None, "base_scale": 0.1}
+    assert defaults("OptionsAny-v0") == {"speed": 3, **disturbed}
 
 
 def test_an_unknown_id_is_answered_with_the_nearest():
