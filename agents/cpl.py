@@ -127,8 +127,8 @@ class CPL(IQL):
         if signal is None or (signal[2] == 0.5).all():
             raise ValueError("CPL learns from comparisons that say which segment is better; give it some")
         seen = np.stack([self.encoding.vector(side.obs, leading=2) for side in signal[:2]])  # (2, L, M, D)
-        done = np.stack([self.encoding.encode(side.action) for side in signal[:2]])
-        obs, self._action = (torch.from_numpy(x).to(self.device).movedim(2, 0) for x in (seen, done))
+        taken = np.stack([self.encoding.encode(side.action) for side in signal[:2]])
+        obs, self._action = (torch.from_numpy(x).to(self.device).movedim(2, 0) for x in (seen, taken))
         self._obs = self.net.whitened(obs)  # (M, 2, L, D)
         self._label = torch.tensor(signal[2], dtype=torch.float32, device=self.device)
         return rows

@@ -38,6 +38,8 @@ class ReCOILConfig(IQLConfig):
     gamma: float = setting(0.99, "discount", above=0, below=1)
     batch_size: int = setting(256, "transitions a step, half of them demonstrations", low=2)
     value_loss: str = "gumbel"
+    temperature: float = 0.03  # of values in [-2, 2], as beta
+    beta: float = 300.0
     normalize_reward: bool = setting(True, "whether values are in units of 1 / (1 - gamma)")
     form: str = setting("code", "as the authors' code has it, or their paper", choices=("code", "paper"))
     mixture: float = setting(0.5, "of paper: share of demonstrations", above=0, below=1)

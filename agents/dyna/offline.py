@@ -64,10 +64,10 @@ class OfflineDyna(Dyna):
         """Minibatches; before each `model_every` times `updates_per_step` of them the model is fitted."""
         config = self.config
         every = max(1, round(config.model_every * (config.updates_per_step or 1)))
-        done = self.num_timesteps % every
-        if done == 0:
+        since = self.num_timesteps % every
+        if since == 0:
             self._fit()
-        count = min(config.rollout, every - done, self._total_timesteps - self.num_timesteps)
+        count = min(config.rollout, every - since, self._total_timesteps - self.num_timesteps)
         if config.updates_per_step:
             self._update(count)
         self.num_timesteps += count

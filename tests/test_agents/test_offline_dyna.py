@@ -30,9 +30,8 @@ def test_it_goes_where_the_reward_is_and_a_file_brings_it_back(tmp_path):
     assert len(agent.replay) == 600 and len(agent.imagination.buffer) > 600
     right = agent.predict(PLACES, deterministic=True)[0][:, 0]
     assert right[0] > 0.5 and right[1] < -0.5
-    assert (
-        agent.imagination.buffer.table[:600, 4].mean() > 0.1
-    )  # the penalty: what the model is unsure of is worth less
+    penalties = agent.imagination.buffer.table[:600, 4]  # what the model is unsure of is worth less
+    assert penalties.min() > 0 and penalties.mean() > 0.01
     agent.save(str(tmp_path / "dyna.safetensors"))
     back = OfflineDyna.load(str(tmp_path / "dyna.safetensors"), Nowhere(LINE, STICK))
     np.testing.assert_array_equal(back.predict(PLACES, deterministic=True)[0][:, 0], right)

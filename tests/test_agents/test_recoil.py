@@ -9,7 +9,7 @@ from agents.iql import run
 from agents.recoil import ReCOIL, ReCOILConfig
 
 SHOWN = np.array([0, 0, 0, 0, 0, 1])  # at the end of the corridor action 1 is demonstrated
-NUMBERS = {"gamma": 0.9, "net_arch": [], "batch_size": 48}
+NUMBERS = {"temperature": 1.0, "gamma": 0.9, "net_arch": [], "batch_size": 48}
 
 
 def test_what_leads_to_a_demonstration_is_imitated_by_the_steps_that_it_takes():
