@@ -3,6 +3,7 @@
     python -m runners.record env=Pendulum-v1 policy=random steps=5000 out=random.safetensors
     python -m runners.record policy=runs/Pendulum-v1/sac-task/20261121-120000-s0 steps=5000 out=good.safetensors
     python -m runners.record env=lodestar/Peg-v0 policy=my_file:script noise=0.2 out=demos.safetensors
+    python -m runners.record policy=runs/... out=good.safetensors snapshots=teacher.safetensors    states for starts=
     python -m runners.record from=D4RL/pen/human-v2 out=pen.safetensors            Minari's, by name or folder
     python -m runners.record from=pusht frames=64 out=pusht.safetensors            a folder in LeRobot's format
     python -m runners.record from=replay.pkl env=Pendulum-v1 trust=true            Stable-Baselines3's replay buffer
@@ -14,6 +15,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import sys
 from collections.abc import Callable
@@ -22,7 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
+from gymnasium.spaces import flatten
 
 from envs.datasets import Dataset, from_sb3, read
 from envs.datasets.dataset import fitted
@@ -31,7 +35,9 @@ from envs.masks import sample
 from envs.recording import episodes, save
 from envs.recording import record as recorded
 from envs.settings import Settings, setting
-from envs.transitions import Transitions
+from envs.snapshots.s3rl import Snapshots
+from envs.snapshots.snapshots import State, get_state, supported
+from envs.transitions import Transitions, map_obs
 from runners.cli.command import Command
 from runners.evaluate import Scores, policy
 from runners.run.build import build, config_of, load_checkpoint, load_run
@@ -40,6 +46,7 @@ from runners.run.policies import load
 from runners.run.trust import require, saved_keys
 
 STEPS = 10_000
+STATES = 1000  # that a file of snapshots holds, at most
 
 
 @dataclass
@@ -59,6 +66,7 @@ class RecordConfig(Settings):
     camera: str = setting("", "whose images are the frames of from=, in LeRobot's format; the first")
     text: bool = setting(False, "whether to keep captions")
     signals: bool = setting(False, "whether to keep named quantities of the state")
+    snapshots: str = setting("", "a second file, of up to 1,000 of the states that were met, for train's starts=FILE")
     seed: int = setting(0, "of the first episode, and of random actions", low=0)
     trust: bool = setting(
         False, "whether the run may name code and servers, as in env=module:Id, and a *.pkl may run its code"
@@ -72,7 +80,8 @@ class RecordConfig(Settings):
             if self.policy == "random" and not self.env:
                 raise UsageError("env= is missing, as in env=Pendulum-v1; or give a run's folder as policy=")
             return
-        for name, default in (("policy", "random"), ("noise", 0.0), ("text", False), ("signals", False)):
+        ours = {"policy": "random", "noise": 0.0, "text": False, "signals": False, "snapshots": ""}
+        for name, default in ours.items():
             if getattr(self, name) != default:
                 raise UsageError(f"{name}= is of a policy that acts, and from={self.from_} was recorded; leave it out")
         self.out = self.out or f"{Path(self.from_.rstrip('/')).stem}.safetensors"
@@ -97,8 +106,13 @@ def record(config: RecordConfig) -> dict[str, Any]:
         if named and model is None:
             model = load(config.policy, env.observation_space, env.action_space)
         act = None if model is None else acting(model, env.action_space, config.noise, config.seed)
-        batch = recorded(env, act, config.steps or STEPS, config.seed)
+        steps, met = config.steps or STEPS, list[tuple[State, np.ndarray]]()
+        if config.snapshots:
+            act = remembering(env, act, -(-steps // STATES), met)
+        batch = recorded(env, act, steps, config.seed)
         signals = list(family_of(env.spec).signals(env.spec)) if config.signals and env.spec else []
+    if met:
+        Snapshots([state for state, _ in met], np.stack([obs for _, obs in met])).save(config.snapshots)
     about = {"policy": config.policy, "noise": config.noise, "seed": config.seed, "signals": signals}
     return write(config, batch, {"env": env_id, "env_options": options, **about})
 
@@ -218,6 +232,20 @@ def acting(model: Any, action_space: Any, noise: float, seed: int) -> Callable[.
     return act
 
 
+def remembering(env: gym.Env, act: Any, every: int, met: list[tuple[State, np.ndarray]]) -> Callable[..., Any]:
+    """The policy `act`, None for a random one, that adds one in `every` states it acts in to `met`, and what it saw."""
+    supported(env)
+
+    def acts(obs: Any, begins: Any, *masks: Any) -> Any:
+        if next(counted) % every == 0:
+            first = flatten(env.observation_space, map_obs(lambda x: x[0], obs))
+            met.append((get_state(env), np.asarray(first, np.float32)))
+        return [sample(env.action_space, *(mask[0] for mask in masks))] if act is None else act(obs, begins, *masks)
+
+    counted = itertools.count()
+    return acts
+
+
 def whole_episodes(batch: Transitions) -> Scores:
     """The task's return of every whole episode of a recording."""
     scores = Scores()
@@ -234,6 +262,8 @@ def record_and_print(config: RecordConfig) -> None:
     print(*meta.get("notes", ()), sep="\n", end="\n" if meta.get("notes") else "")
     mean = "" if meta["mean_return"] is None else f", mean return {meta['mean_return']:.1f}"
     env = meta["env"] or "an environment that is not named (env=)"
+    if config.snapshots:
+        print(f"use the states:  python -m runners.train env={meta['env']} starts={config.snapshots}")
     print(f"{config.out}: {meta['transitions']:,} transitions of {env}, {meta['episodes']} episodes{mean}")
 
 

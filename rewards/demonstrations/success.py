@@ -142,7 +142,7 @@ class Success(Latent):
 
     def learn(self, others: np.ndarray, steps: int) -> float:
         """Minibatches of goals and of `others` (M, D); the mean loss."""
-        config, total = self.config, 0.0
+        config, losses = self.config, list[torch.Tensor]()
         labels = torch.cat([torch.ones(config.batch_size), torch.zeros(config.batch_size)]).to(self.device)
         for _ in range(steps):
             both = [part[self.rng.integers(len(part), size=config.batch_size)] for part in (self.goals[0], others)]
@@ -158,12 +158,13 @@ class Success(Latent):
             if config.online:
                 (slope,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
                 loss = loss + SLOPE * slope.square().sum(1).mean()
-            if math.isfinite(value := float(loss.detach())):
-                self.optimizer.zero_grad()
-                loss.backward()
-                self.optimizer.step()
-            total += value
-        return total / max(steps, 1)
+            losses.append(loss.detach())
+            unusable = (~losses[-1].isfinite()).float()
+            self.optimizer.found_inf = unusable  # type: ignore[attr-defined] # fused Adam then skips, without a sync
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+        return sum(torch.stack(losses).tolist()) / steps if losses else 0.0
 
     def errors(self) -> dict[str, float]:
         """Shares of the rows kept to judge by that it gets wrong, of each kind of which there are some."""

@@ -78,6 +78,15 @@ def test_what_fooled_it_stops_earning_when_it_goes_on_learning(walks):
     assert metrics["false_negative"] == 0
 
 
+def test_a_loss_that_is_not_finite_moves_no_weight(walks):
+    reward = made(walks)
+    weights = {name: value.clone() for name, value in reward.classifier.state_dict().items()}
+    assert np.isnan(reward.learn(np.full_like(reward.others[0], np.nan), 2))
+    assert all((value == weights[name]).all() for name, value in reward.classifier.state_dict().items())
+    assert np.isfinite(reward.learn(reward.others[0], 2))
+    assert any((value != weights[name]).any() for name, value in reward.classifier.state_dict().items())
+
+
 def test_logits_are_given_as_they_are_and_have_no_successes_to_count(walks):
     assert made(walks, value="logit").score(along(0.5, 10.0).flatten()) == pytest.approx([-5, 5], abs=15)
     with pytest.raises(ValueError, match=r"value=logit has no successes to count \(consecutive=2, ends=False\)"):

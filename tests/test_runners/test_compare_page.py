@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import rewards
 from agents.effective_horizon import EffectiveHorizon
 from envs.make import goals, make
 from envs.recording import record, save
+from envs.transitions import Transitions
 from rewards.base import Reward, RewardConfig
 from rewards.compare import starc
 from runners.compare import __main__ as compare
@@ -306,6 +308,25 @@ def test_measures_agree_with_each_other():
     found = measures(np.array([5.0, 4, 3, 2, 1]), truth, truth.astype(float))
     assert found["auroc"] == 1.0 and found["epic"] == found["epic_goal"]
     assert found["epic_interval"][0] <= found["epic"] <= found["epic_interval"][1]
+
+
+def test_the_order_of_values_by_hand():
+    """Three episodes that reach the goal, of 5, 6 and 2 (too few) steps, and one of 5 steps that never does."""
+    lengths, met_at = [6, 6, 2, 5], [4, 5, 1, None]
+    ends = np.cumsum(lengths) - 1
+    truth, truncated = np.zeros((2, 19), bool)
+    truncated[ends] = True
+    truth[[first + at for first, at in zip(ends - lengths + 1, met_at) if at is not None]] = True
+    none, numbers = np.zeros(19, bool), np.zeros(19, np.float32)
+    step = np.concatenate([np.arange(n) for n in lengths])
+    batch = Transitions(numbers, numbers, numbers, numbers, none, truncated, ~none, step)
+    sample = SimpleNamespace(batch=batch, source=np.ones(19, int))
+    # ranks 1 2 3 4 5 against time: 1, what follows the goal is cut; 5 6 4 3 2 1: 1 - 6 * 68 / (6 * 35); 5 4 3 2 1: -1
+    values = np.array([1, 2, 3, 4, 5, -9, 5, 6, 4, 3, 2, 1, 0, 1, 5, 4, 3, 2, 1.0])
+    found = compare_card.order(sample, values, truth)
+    assert found["reached"] == pytest.approx((1 + 1 - 6 * 68 / 210) / 2)
+    assert (found["failed"], found["cut"], found["episodes"]) == (pytest.approx(-1), 0.5, 2)
+    assert compare_card.order(sample, values, none) is None
 
 
 def test_an_environment_without_goals_is_compared_with_the_task(capsys):

@@ -5,6 +5,8 @@ import pytest
 from gymnasium import spaces
 
 from envs import recording
+from envs.make import make
+from envs.snapshots.s3rl import Snapshots
 from envs.transitions import Transitions
 from runners.record import RecordConfig, acting, main, record, whole_episodes
 
@@ -51,6 +53,21 @@ def test_noise_is_the_share_of_random_actions_and_the_state_of_a_policy_is_hande
     assert (acting(Constant(), space, 0.0, seed=0)(np.zeros((9, 1)), np.zeros(9, bool)) == 0).all()
 
 
+def test_states_that_were_met_are_kept_for_a_students_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("runners.record.STATES", 10)
+    files = {name: tmp_path / f"{name}.safetensors" for name in ("out", "snapshots")}
+    assert main(["env=CartPole-v1", "steps=30", *(f"{name}={file}" for name, file in files.items())]) == 0
+    assert f"starts={files['snapshots']}" in capsys.readouterr().out
+    kept, batch = Snapshots.load(files["snapshots"]), recording.load(files["out"])[0]
+    np.testing.assert_array_equal(kept.observations, batch.obs[::3])
+    states = [np.float32(state["variables"]["state"]) for state in kept.states]
+    np.testing.assert_array_equal(states, batch.obs[::3])
+    student = make("CartPole-v1", starts=str(files["snapshots"]))
+    assert (student.reset(seed=0)[0] == kept.observations).all(axis=1).any()
+    with pytest.raises(ValueError, match="has no state that can be taken"):
+        record(RecordConfig(env="lodestar/ProbeJoint-v0", steps=5, out=str(tmp_path / "a"), snapshots="b"))
+
+
 def test_only_whole_episodes_have_a_return():
     step = np.array([3, 4, 0, 1, 2, 0, 1])
     truncated = np.array([False, True, False, False, True, False, False])
@@ -76,6 +93,7 @@ def test_arguments_become_a_configuration_of_the_right_types():
         ("env=a out=a text=7", r"text=7 is not true or false"),
         ("env=a out=a agent.x=7", r"key=agent.x is unknown"),
         ("env=a fron=a", r"key=fron is unknown; did you mean from\?"),
+        ("from=a snapshots=b", r"snapshots= is of a policy that acts, and from=a was recorded"),
         ("from=a policy=b", r"policy= is of a policy that acts, and from=a was recorded; leave it out"),
     ],
 )
