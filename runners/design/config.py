@@ -21,7 +21,7 @@ SEARCH_SEED = 1000  # the first that candidates are tried with; test seeds begin
 class DesignConfig(JobsConfig):
     """One search. `train` is a run with the task's own reward, `argv` what every run is given without its reward."""
 
-    method: str = setting("code", "what designs the reward", choices=("code", "exprd", "adaptive"))
+    method: str = setting("code", "what designs the reward", choices=("code", "exprd", "adaptive", "explors"))
     task: str = setting("", "code: what the task is, for a model: a sentence or more")
     describe: str = setting(
         "", "code: what each number of obs and action is, for a model; or cartpole, pendulum, mountain_car_continuous"
@@ -36,6 +36,7 @@ class DesignConfig(JobsConfig):
     comment: str = setting("", "code: a sentence for the author, or a file of yours that is read before each round")
     states: int = setting(0, "exprd: states with a reward, those that the task rewards among them; 0 for all", low=0)
     l1: float = setting(0.0, "exprd: what the sum of absolute rewards costs", low=0)
+    episodes: int = setting(2000, "explors: of the learner that designs it", low=10)
     of_run: str = setting("", "adaptive: folder of a run, whose policy the reward is for; a beginner's by default")
     data: list[str] = setting([], "recordings to check candidates on, or to cluster; random steps by default")
     frames: int = setting(500, "random steps, where there is no data", low=10, high=100_000)

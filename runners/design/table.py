@@ -45,6 +45,7 @@ from runners.compare.finite import (
 )
 from runners.compare.sample import SampleSpec, load_or_enumerate
 from runners.design.config import DesignConfig
+from runners.design.explors import explors
 from runners.run.checkpoint import write_atomically
 from runners.run.config import UsageError
 
@@ -59,6 +60,8 @@ def solve(config: DesignConfig) -> Path:
     gamma = float(getattr(config.train.agent, "gamma", None) or 0.99)
     if config.method == "exprd":
         reward, active = exprd(task, model.transition, gamma, config.states or len(task), config.l1)
+    elif config.method == "explors":
+        reward, active = task + explors(task, model, gamma, config.episodes, config.train.seed)[0], [*range(len(task))]
     else:
         beginner = np.full(task.shape, 1 / task.shape[1])
         learner = learner_of(config, model, obs) if config.of_run else beginner

@@ -6,6 +6,7 @@ from test_finite_models import CHAIN, SPARSE
 
 from runners.compare.finite import FiniteModel, gaps, informativeness, optimal
 from runners.design.__main__ import main
+from runners.design.explors import bonus, credit, explors, to_go
 from runners.design.table import Ahead, adaptive, exprd, program
 from runners.run.config import UsageError
 
@@ -63,16 +64,32 @@ def test_an_adaptive_reward_speaks_where_the_learner_is_and_errs():
     assert (reward[4:, 0] - reward[4:, 1] > 1.9).all()  # as loud as |R| <= 1 lets it be
 
 
+def test_a_bonus_of_visits_and_the_step_of_a_reward_that_an_agent_finds_by_hand():
+    assert bonus(np.arange(4)) == pytest.approx([1, 0.7071, 0.5774, 0.5], abs=1e-4)
+    assert bonus(np.arange(2), weight=0.0).tolist() == [0, 0]
+    assert credit(np.array([[0.5, 0.5]]), np.array([0]), np.array([1.0])).tolist() == [[0.25, -0.25]]
+    assert to_go(np.array([0.0, 0, 1]), 0.5).tolist() == [0.25, 0.5, 1]
+
+
+def test_what_an_agent_finds_tells_early_and_nothing_is_found_without_it():
+    line, task = corridor(4)
+    model = FiniteModel(line, np.arange(4.0)[:, None], np.zeros((0, 2), int), np.eye(4)[0])
+    f, returns = explors(task, model, 0.9, 200, 0)
+    assert (f[:, 0] > f[:, 1]).all() and f.sum(axis=1) == pytest.approx(0)
+    assert returns[-50:].mean() > returns[:50].mean() and returns.max() == pytest.approx(0.9**3)
+    assert not explors(task, model, 0.9, 20, 0, eta=0.0)[0].any()
+
+
 def test_what_has_no_solution_is_one_sentence():
     with pytest.raises(UsageError, match=r"no reward in 0 states keeps the optimal policy"):
         program(SPARSE, Ahead.of(SPARSE, CHAIN, 0.5), [], 0.0)
 
 
-@pytest.mark.parametrize("method", ["exprd", "adaptive"])
+@pytest.mark.parametrize("method", ["exprd", "adaptive", "explors"])
 def test_a_table_of_a_grid_is_solved_for_and_trained_on(method, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lake = ["env=FrozenLake-v1", "env.is_slippery=false"]
-    assert main([*lake, f"method={method}", "states=4", f"root={tmp_path}"]) == 0
+    assert main([*lake, f"method={method}", "states=4", "episodes=20", f"root={tmp_path}"]) == 0
     out = capsys.readouterr().out
     assert "exact model, 16 states" in out and "informativeness" in out and "one-hot" in out
     from runners.train import main as train
