@@ -153,6 +153,10 @@ class IQL(Predictor):
         self._flat = Flat.over([p for p in self.net.parameters() if p.requires_grad])
         self._target = self._copied()
         self._rows = None if data is None else self._table(data, signal)
+        self.kept: dict[str, Any] = {}  # what else a file holds
+
+    def beside(self) -> dict[str, Any]:
+        return self.kept
 
     def learn(self, steps: int) -> dict[str, float]:
         """Take `steps` minibatches; returns losses and means of the last one.
@@ -196,7 +200,9 @@ class IQL(Predictor):
     ) -> Self:
         """Read a policy back; a file of another kind of agent, or for other spaces, raises a ValueError."""
         both = (observation_space, action_space)
-        model, _ = cls._from_file(path, lambda c: cls(cls.Config(**c), *both, seed=seed, device=device), "these spaces")
+        place = "these spaces"
+        model, kept = cls._from_file(path, lambda c: cls(cls.Config(**c), *both, seed=seed, device=device), place)
+        model.kept = kept
         model._target = model._copied()
         return model
 

@@ -36,6 +36,8 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "offline_shelf": ("benchmarks.checks.offline_shelf:run", "agents2"),
     "design": ("benchmarks.checks.design:run", "rewards2"),
     "exprd": ("benchmarks.checks.exprd:run", "rewards2"),
+    "explors": ("benchmarks.checks.explors:run", "rewards2"),
+    "hilp": ("benchmarks.checks.hilp:run", "rewards2"),
     "bad-prompts": ("benchmarks.checks.bad_prompts:run", "vision"),
     "nethack-speed": ("benchmarks.speed.nethack:run", "language"),
     "language-speed": ("benchmarks.speed.language:run", "language"),

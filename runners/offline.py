@@ -4,6 +4,7 @@
     python -m runners.offline data=random.safetensors,good.safetensors judge=scripted queries=300 seed=0
     python -m runners.offline data=pendulum judge=none agent.value_loss=chi_square     its own rewards
     python -m runners.offline data=pendulum algo=recoil demos=pendulum_good            imitate, with what else there is
+    python -m runners.offline data=play.safetensors algo=hilp prompt.row=100           any goal: `runners.run.prompt`
     python -m runners.offline data=cube-single-play-v0.npz env=ogbench:cube-single-v0 trust=true algo=cloning
 
 A judge compares pairs of segments of the recordings; `bradley_terry` fits a reward to its answers and labels every
@@ -21,6 +22,7 @@ import dataclasses
 import sys
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -58,6 +60,7 @@ ALGOS = {
     "cpl": Algo("agents.cpl:CPL", ("preferences", "cloning")),
     "cpl_kl": Algo("agents.cpl:CPL", ("preferences", "cloning"), {"kl": True}),
     "cloning": Algo("agents.cloning:Cloning", ("cloning",)),
+    "hilp": Algo("agents.hilp:HILP", ("prompt",)),
 }
 BESIDE = Algo("agents.iql:IQL", ("cloning",), {"beta": 0.0})  # cloning as an arm of the others; it ignores rewards
 
@@ -79,7 +82,10 @@ class OfflineConfig(Settings):
     reward_options: dict[str, Any] = setting({}, "other options of bradley_terry, as in reward.of=frame")
     steps: int = setting(10_000, "minibatches of each policy", low=1)
     agent_options: dict[str, Any] = setting({}, "options of the algorithm, as in agent.beta=10")
-    arms: list[str] = setting([], "policies to train; all that algo has", choices=(*ARMS, "demos"))
+    arms: list[str] = setting([], "policies to train; all that algo has", choices=(*ARMS, "demos", "prompt"))
+    prompt: str = setting("goal", "of hilp: goal (prompt.row=, prompt.place=), or a reward by name")
+    prompt_options: dict[str, Any] = setting({}, "options of the prompt, as in prompt.row=100, prompt.goal=...")
+    policy: str = setting("", "of hilp: a file that out= wrote, to prompt without learning again")
     episodes: int = setting(20, "of each evaluation", low=1)
     out: str = setting("", "where to keep the policy of the first arm, *.safetensors")
     seed: int = setting(0, "of everything", low=0)
@@ -136,10 +142,16 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
             ask: Any = compared if config.algo.startswith("cpl") else labelled
             signal, labels, said = ask(config, batch, *spaces)
             notes += said
-        model = build(algo, config, spaces, data, signal)
-        metrics = model.learn(config.steps)
-        learned[arm] = metrics if isinstance(metrics, dict) else {}  # dyna's are in its log
-        labels |= {key: value for key, value in learned[arm].items() if key == "accuracy"}  # of cpl
+        if arm == "prompt":
+            from runners.run.prompt import zero_shot
+
+            model, labels, said = zero_shot(config, data, spaces, partial(build, algo, config, spaces, data))
+            notes += said
+        else:
+            model = build(algo, config, spaces, data, signal)
+            metrics = model.learn(config.steps)
+            learned[arm] = metrics if isinstance(metrics, dict) else {}  # dyna's are in its log
+            labels |= {key: value for key, value in learned[arm].items() if key == "accuracy"}  # of cpl
         if arm == config.arms[0] and config.out:
             Path(config.out).parent.mkdir(parents=True, exist_ok=True)
             model.save(config.out)
@@ -218,6 +230,7 @@ def judged(
 ) -> tuple[BradleyTerry, Transitions]:
     """A `bradley_terry` with the judge, and the batch with what it reads; a UsageError if the recording lacks that."""
     from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
+    from runners.run.prompt import refuse_missing
 
     asked = {"queries": config.queries, "budget": config.queries, "length": config.length}
     asked |= {"seed_steps": 0, "pool": max(len(batch.step) // config.length, 2)}
@@ -225,13 +238,7 @@ def judged(
     reward = BradleyTerry(
         BradleyTerryConfig(**settings), observation_space, action_space, seed=config.seed, device=config.device
     )
-    missing = [name for name in sorted(reward.requires) if getattr(batch, name) is None]
-    if missing:
-        options = {"frame": f"frames={reward.frame_size or 224}", "text": "text=true", "signals": "signals=true"}
-        needed = " ".join(options.get(name, name) for name in missing)
-        raise UsageError(
-            f"the judge {config.judge} reads {', '.join(missing)}, which the data lacks; record with {needed}"
-        )
+    refuse_missing(batch, reward, f"the judge {config.judge}")
     if reward.embedding:
         batch = batch.replace(extras={**batch.extras, reward.embedding: reward.embed(batch)})
     return reward, batch

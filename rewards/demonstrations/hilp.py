@@ -10,7 +10,7 @@ states of the same episode, or any. The goal is a prompt: another one needs no f
 Source: Park, Kreiman, Levine 2024, "Foundation Policies with Hilbert Representations" (HILP), arXiv 2402.15567,
 equations 5 and 8.
 Differences: it is learned before training and stays; ReLU instead of GELU and LayerNorm; equal observations are the
-same state, where the source compares rows; the source learns one policy for all z, this is a reward for any agent.
+same state, where the source compares rows; the source's policy for every z is `agents.hilp`, this is a reward for all.
 Fails when: ways have one direction (V is symmetric), or cannot be laid out in a flat space: a square of four states has
 a diagonal of 1.99 steps and 1.41 sides; in a world of chance a high expectile takes luck for skill.
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -78,10 +79,8 @@ class Hilp(Latent):
         if self.encoder is not None and batch.frame is None:
             raise ValueError(f"{key}={config.data} has no frames; record with frames={self.frame_size}, or take of=obs")
         before, after = self.states(batch.at_obs()), self.states(batch)
-        ends = np.concatenate([np.full(rows.stop - rows.start, rows.stop - 1) for rows in episodes(batch)])
-        self.hilbert = Hilbert(self.size, config.features, config.hidden, torch.Generator().manual_seed(self.seed))
-        self.hilbert.to(self.device)
-        self.error = self.hilbert.fit(before, after, ends, config, np.random.default_rng(self.seed))
+        found = Hilbert.learned(before, after, episodes(batch), config, self.seed, self.device)
+        self.hilbert, self.error = found
         self.place = self._goal(after)
         self.goal = self.hilbert.phi(self.place)[0]
 
@@ -126,6 +125,15 @@ class Hilbert(nn.Module):
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))
         self.heads = nn.ModuleList(dense(size, (hidden, hidden, features), generator) for _ in range(2))
+
+    @classmethod
+    def learned(
+        cls, before: np.ndarray, after: np.ndarray, episodes: list[slice], config: HilpConfig, seed: int, device: str
+    ) -> tuple[Self, float]:
+        """Of states (N, D) and what followed them, whose rows the episodes are; beside it the mean last error."""
+        ends = np.concatenate([np.full(rows.stop - rows.start, rows.stop - 1) for rows in episodes])
+        made = cls(before.shape[1], config.features, config.hidden, torch.Generator().manual_seed(seed)).to(device)
+        return made, made.fit(before, after, ends, config, np.random.default_rng(seed))
 
     def forward(self, x: Tensor) -> Tensor:
         """Both embeddings (2, M, d) of whitened states (M, D)."""

@@ -1,0 +1,114 @@
+"""HILP: one policy for every direction in which states can change, prompted by a goal or a reward without learning on.
+
+    r_z(s, s') = <phi(s') - phi(s), z>     |phi(s) - phi(g)| are the steps from s to g, |z| = sqrt(d)
+    goal g        z = sqrt(d) (phi(g) - phi(s)) / ||phi(g) - phi(s)||, at every step
+    reward r      z = the direction that fits it best by least squares (`runners.run.prompt`), for the whole episode
+
+IQL learns the policy from a recording, with z beside the observation: each minibatch draws its own z and is rewarded
+for going there. phi was learned before, of the same recording (`Hilbert` of the reward `hilp`), and stays.
+Source: Park, Kreiman, Levine 2024, "Foundation Policies with Hilbert Representations", arXiv 2402.15567, equation 8.
+Differences: phi first, then the policy, where the source learns both at once; half of the z lead from one recorded
+state to another, all are uniform in the source; small networks, one step of Adam a minibatch (`agents.iql`); rewards
+are prompts of this same policy, where the source learns successor features for them.
+Fails when: phi does (see the reward `hilp`); the recording shows no action that leads on; a reward is of states in
+several places, which have no direction in common.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from agents.iql import IQL, IQLConfig
+from agents.networks.actor_critic import SpaceEncoding
+from envs.settings import setting
+from envs.transitions import Transitions
+from envs.types import Obs
+
+Phi = Callable[[np.ndarray], np.ndarray]  # observations as vectors (N, D) -> (N, d)
+UNIFORM = 0.5  # share of the z that are; the others lead from one recorded state to another
+
+
+@dataclass
+class HILPConfig(IQLConfig):
+    """Settings of `HILP`; see `agents.iql` for the others."""
+
+    expectile: float = setting(0.9, "as in IQL, of going in a direction", above=0, below=1)
+    beta: float = setting(10.0, "how much more a better action is imitated", low=0)
+    features: int = setting(16, "numbers in phi and z, d [32]", low=1)
+
+
+class HILP(IQL):
+    """pi(a | s, z). Before it acts, `prompt` has to say what z is: observations as vectors (N, D) -> (N, d).
+
+    `data` are a flat batch (N,), whose rewards and ends are not read; `signal` is phi, needed with them: it embeds
+    observations as `vector` gives them. Both None for a policy that only acts.
+    """
+
+    Config = HILPConfig
+    config: HILPConfig
+    prompt: Phi
+
+    def __init__(
+        self,
+        config: HILPConfig,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        data: Transitions | None = None,
+        signal: Phi | None = None,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        own = SpaceEncoding(observation_space, action_space)
+        if own.images:
+            raise ValueError(f"HILP cannot read images, and {observation_space} has some; record embeddings or states")
+        self.vector, self.size, self.phi = own.vector, own.obs_size, signal
+        both = spaces.Box(-np.inf, np.inf, (own.obs_size + config.features,), np.float32)
+        super().__init__(config, both, action_space, data, seed=seed, device=device)
+        self.observation_space = observation_space
+
+    def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:
+        vector = self.vector(obs)
+        return super()._predict(np.concatenate([vector, self.prompt(vector)], 1), state, starts, deterministic)
+
+    def _table(self, data: Transitions, signal: Any) -> Tensor:
+        """As in IQL, with room for z; and where phi lies before and after each transition."""
+        data = data[np.asarray(data.valid, bool)]
+        states = [self.vector(x) for x in (data.obs, data.next_obs)]
+        room = [np.pad(x, ((0, 0), (0, self.config.features))) for x in states]
+        rows = super()._table(data.replace(obs=room[0], next_obs=room[1]), None)
+        self.net.mean[self.size :], self.net.std[self.size :] = 0, 1  # z stays as it is
+        assert self.phi is not None
+        before, after = (torch.from_numpy(self.phi(x)).to(self.device) for x in states)
+        self.unit = float((after - before).square().sum(1).mean().sqrt()) or 1.0  # deviation of r_z over uniform z
+        return torch.cat([rows, before, after], 1)
+
+    def _step(self, rows: Tensor) -> dict[str, Tensor]:
+        width, d = self.encoding.obs_size, self.config.features
+        rows, before, after = rows.split([rows.shape[1] - 2 * d, d, d], 1)
+        z = self._skills(before, after.roll(1, 0))
+        rows[:, self.size : width] = rows[:, width + self.size : 2 * width] = z
+        rows[:, -2] = ((after - before) * z).sum(1) / self.unit
+        rows[:, -1] = 1  # nothing ends
+        return super()._step(rows)
+
+    def _skills(self, before: Tensor, goal: Tensor) -> Tensor:
+        """A z for each row: (B, d)."""
+        noise = torch.randn(before.shape, generator=self._generator, device=self.device)
+        uniform = torch.rand(len(before), 1, generator=self._generator, device=self.device) < UNIFORM
+        return on_sphere(torch.where(uniform, noise, goal - before))
+
+
+def on_sphere(z: Tensor) -> Tensor:
+    """Vectors (..., d) of the length sqrt(d)."""
+    return math.sqrt(z.shape[-1]) * normalize(z, dim=-1)

@@ -1,0 +1,102 @@
+"""Prompts of a policy for every direction (`agents.hilp`): a goal, or any reward of the table, without learning on.
+
+    python -m runners.offline data=play.safetensors algo=hilp out=all.safetensors prompt.place=[0.5,-0.5]
+    python -m runners.offline data=play.safetensors algo=hilp policy=all.safetensors prompt=clip prompt.goal="..."
+
+A reward scores the recording, and the direction that fits its scores best is the prompt: as the reward of a step,
+<phi(s') - phi(s), z>, or of where it leads, <phi(s'), z> + b, whichever fits better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+import rewards
+from agents.hilp import HILP, HILPConfig, on_sphere
+from envs.recording import episodes
+from envs.transitions import Transitions
+from rewards.demonstrations.hilp import Hilbert
+from runners.run.config import UsageError
+
+if TYPE_CHECKING:
+    from runners.offline import OfflineConfig
+
+
+def zero_shot(
+    config: OfflineConfig, batch: Transitions, spaces: tuple[gym.Space, gym.Space], build: Callable[[Any], HILP]
+) -> tuple[HILP, dict[str, float], list[str]]:
+    """The policy in `policy=`, or one that `build` makes of phi, with its prompt; {"fit": R^2} of a reward, notes."""
+    if config.policy:
+        model = HILP.load(config.policy, *spaces, seed=config.seed, device=config.device)
+        size, features, hidden = model.kept["sizes"]
+        hilbert = Hilbert(size, features, hidden, torch.Generator()).to(config.device)
+        hilbert.load_state_dict(model.kept["phi"])
+        model.phi = hilbert.phi
+    else:
+        vector = HILP(HILPConfig(), *spaces).vector  # it refuses what it cannot use
+        given = config.reward_options | {"features": config.agent_options.get("features", HILPConfig.features)}
+        settings: Any = rewards.config_of("hilp", given)
+        states = vector(batch.obs), vector(batch.next_obs)
+        hilbert, _ = Hilbert.learned(*states, episodes(batch), settings, config.seed, config.device)
+        model = build(hilbert.phi)
+        model.kept = {"sizes": [model.size, settings.features, settings.hidden], "phi": dict(hilbert.state_dict())}
+        model.learn(config.steps)
+    found = prompted(model, config.prompt, config.prompt_options, batch, spaces)
+    weak = f"prompt={config.prompt}: no direction fits it well, R^2 is below 0.1"
+    return model, found, [weak] if found.get("fit", 1) < 0.1 else []
+
+
+def prompted(
+    model: HILP, name: str, given: dict[str, Any], batch: Transitions, spaces: tuple[gym.Space, gym.Space]
+) -> dict[str, float]:
+    """Give the policy its prompt, `goal` or a reward, with its options; {"fit": R^2} of a reward."""
+    phi = model.phi
+    assert phi is not None
+    if name == "goal":
+        goal = phi(goal_of(given, model, batch))
+        model.prompt = lambda x: on_sphere(torch.from_numpy(goal - phi(x))).numpy()
+        return {}
+    mix = rewards.make({name: {"scale": "none", **given}}, *spaces, gamma=model.config.gamma)
+    refuse_missing(batch, mix, f"prompt={name}")
+    scores, _ = mix.total(batch.map(lambda x: x[:, None]), mix.initial_memory(1), 0)
+    z, fit = direction(scores[:, 0], *(phi(model.vector(x)) for x in (batch.obs, batch.next_obs)))
+    if not z.any():
+        raise UsageError(f"prompt={name} is worth the same in every recorded transition, which is no direction")
+    model.prompt = lambda x: np.broadcast_to(on_sphere(torch.from_numpy(z)).numpy(), (len(x), len(z)))
+    return {"fit": fit}
+
+
+def goal_of(options: dict[str, Any], model: HILP, batch: Transitions) -> np.ndarray:
+    """The goal as a vector (1, D): `place`, or what the transition `row` led to; of neither, the last one."""
+    place, row, count = options.get("place", []), options.get("row", -1), len(batch.step)
+    if unknown := {*options} - {"row", "place"}:
+        raise UsageError(f"prompt.{min(unknown)}= is none of a goal's options; give prompt.row= or prompt.place=")
+    if place and np.shape(place) != (model.size,):
+        raise UsageError(f"prompt.place={place} has not the {model.size} numbers of an observation; give these")
+    if not (isinstance(row, int) and -count <= row < count):
+        raise UsageError(f"prompt.row={row} is not among the {count} rows of the data")
+    return np.array([place], np.float32) if place else model.vector(batch[row % count : row % count + 1].next_obs)
+
+
+def direction(worth: np.ndarray, before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, float]:
+    """The direction z (d,) that fits rewards (N,) best and its R^2, at most 1; zeros for a constant reward."""
+    found, y = [(0.0, np.zeros(before.shape[1], np.float32))], worth - worth.mean(dtype=np.float64)
+    for x in (after - before, after - after.mean(axis=0)) if np.ptp(worth) > 0 else ():
+        z = np.linalg.lstsq(x, y, rcond=None)[0]
+        found.append((float(1 - np.square(y - x @ z).sum() / np.square(y).sum()), z.astype(np.float32)))
+    fit, z = max(found, key=lambda pair: pair[0])
+    return z, fit
+
+
+def refuse_missing(batch: Transitions, reads: Any, who: str) -> None:
+    """A UsageError for what `reads` requires and the data lacks."""
+    missing = sorted({name.removeprefix("obs_") for name in reads.requires if getattr(batch, name) is None})
+    if missing:
+        options = {"frame": f"frames={reads.frame_size or 224}", "text": "text=true", "signals": "signals=true"}
+        needed = " ".join(options.get(name, name) for name in missing)
+        raise UsageError(f"{who} reads {', '.join(missing)}, which the data lacks; record with {needed}")
