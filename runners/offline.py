@@ -99,6 +99,8 @@ class OfflineConfig(Settings):
         if foreign := [arm for arm in self.arms if arm not in has]:
             given = f"arms={foreign[0]} does not go with algo={self.algo} and judge={self.judge}"
             raise UsageError(f"{given}; give {' or '.join(has)}")
+        if self.algo != "hilp" and (self.policy or self.prompt_options or self.prompt != "goal"):
+            raise UsageError(f"prompt= and policy= do not go with algo={self.algo}; give algo=hilp")
         if bool(self.demos) != ("demos" in has):
             given = f"demos=[{','.join(self.demos)}] does not go with algo={self.algo}"
             raise UsageError(f"{given}; demonstrations are for recoil, which needs some, as in demos=pendulum_good")

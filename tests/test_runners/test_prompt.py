@@ -61,3 +61,8 @@ def test_prompts_that_are_none_are_refused(recorded, tmp_path_factory, prompt, o
     config.prompt, config.prompt_options = prompt, options
     with pytest.raises((UsageError, ValueError), match=words):
         run(config)
+
+
+def test_prompts_are_for_hilp_alone():
+    with pytest.raises(UsageError, match=r"prompt= and policy= do not go with algo=iql; give algo=hilp"):
+        OfflineConfig(["x"], prompt="task")
