@@ -72,7 +72,8 @@ class HILP(IQL):
         own = SpaceEncoding(observation_space, action_space)
         if own.images:
             raise ValueError(f"HILP cannot read images, and {observation_space} has some; record embeddings or states")
-        self.vector, self.size, self.phi = own.vector, own.obs_size, signal
+        self.vector, self.size = own.vector, own.obs_size
+        self.phi: Any = signal
         both = spaces.Box(-np.inf, np.inf, (own.obs_size + config.features,), np.float32)
         super().__init__(config, both, action_space, data, seed=seed, device=device)
         self.observation_space = observation_space
@@ -88,7 +89,6 @@ class HILP(IQL):
         room = [np.pad(x, ((0, 0), (0, self.config.features))) for x in states]
         rows = super()._table(data.replace(obs=room[0], next_obs=room[1]), None)
         self.net.mean[self.size :], self.net.std[self.size :] = 0, 1  # z stays as it is
-        assert self.phi is not None
         before, after = (torch.from_numpy(self.phi(x)).to(self.device) for x in states)
         self.unit = float((after - before).square().sum(1).mean().sqrt()) or 1.0  # deviation of r_z over uniform z
         return torch.cat([rows, before, after], 1)

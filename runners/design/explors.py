@@ -30,10 +30,7 @@ Steps = tuple[np.ndarray, np.ndarray, np.ndarray]  # states, actions and next st
 def explors(
     task: np.ndarray, model: FiniteModel, gamma: float, episodes: int, seed: int, eta: float = 0.03, weight: float = 0.1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """f (S, A) and the task's discounted return of each episode, which has 3 / (1 - gamma) steps at most.
-
-    Without f if `eta` is 0, without B if `weight` is.
-    """
+    """f (S, A), 0 if `eta` is, and the task's discounted return of each episode, of at most 3 / (1 - gamma) steps."""
     rng, (states, actions) = np.random.default_rng(seed), task.shape
     logits, f, visits = np.zeros_like(task), np.zeros_like(task), np.zeros(states)
     means = np.zeros((2, states))  # of the task's return and of all, in each state

@@ -56,7 +56,6 @@ def prompted(
 ) -> dict[str, float]:
     """Give the policy its prompt, `goal` or a reward, with its options; {"fit": R^2} of a reward."""
     phi = model.phi
-    assert phi is not None
     if name == "goal":
         goal = phi(goal_of(given, model, batch))
         model.prompt = lambda x: on_sphere(torch.from_numpy(goal - phi(x))).numpy()
