@@ -96,17 +96,13 @@ class HILP(IQL):
     def _step(self, rows: Tensor) -> dict[str, Tensor]:
         width, d = self.encoding.obs_size, self.config.features
         rows, before, after = rows.split([rows.shape[1] - 2 * d, d, d], 1)
-        z = self._skills(before, after.roll(1, 0))
+        noise = torch.randn(before.shape, generator=self._generator, device=self.device)
+        uniform = torch.rand(len(rows), 1, generator=self._generator, device=self.device) < UNIFORM
+        z = on_sphere(torch.where(uniform, noise, after.roll(1, 0) - before))
         rows[:, self.size : width] = rows[:, width + self.size : 2 * width] = z
         rows[:, -2] = ((after - before) * z).sum(1) / self.unit
         rows[:, -1] = 1  # nothing ends
         return super()._step(rows)
-
-    def _skills(self, before: Tensor, goal: Tensor) -> Tensor:
-        """A z for each row: (B, d)."""
-        noise = torch.randn(before.shape, generator=self._generator, device=self.device)
-        uniform = torch.rand(len(before), 1, generator=self._generator, device=self.device) < UNIFORM
-        return on_sphere(torch.where(uniform, noise, goal - before))
 
 
 def on_sphere(z: Tensor) -> Tensor:

@@ -47,8 +47,8 @@ def zero_shot(
         model.kept = {"sizes": [model.size, settings.features, settings.hidden], "phi": dict(hilbert.state_dict())}
         model.learn(config.steps)
     found = prompted(model, config.prompt, config.prompt_options, batch, spaces)
-    weak = f"prompt={config.prompt}: no direction fits it well, R^2 is below 0.1"
-    return model, found, [weak] if found.get("fit", 1) < 0.1 else []
+    weak = found.get("fit", 1) < 0.1
+    return model, found, [f"prompt={config.prompt}: no direction fits it well, R^2 is below 0.1"] * weak
 
 
 def prompted(
