@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import results
 from benchmarks.checks.exprd import GAMMA, SEEDS, rooms
 from runners.compare.finite import optimal
 from runners.design.explors import explors
-from runners.report import results
 from runners.report.statistics import aggregate
 
 EPISODES, ETA, WEIGHT = 600, 0.03, 0.1

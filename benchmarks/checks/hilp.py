@@ -26,13 +26,13 @@ from gymnasium import spaces
 
 from agents.hilp import HILP, HILPConfig, on_sphere
 from agents.iql import IQL, IQLConfig
+from benchmarks import results
 from benchmarks.checks.exprd import MOVES
 from envs.recording import episodes
 from envs.transitions import Transitions
 from rewards.compare import spearman
 from rewards.demonstrations.hilp import LATER, Hilbert, HilpConfig
 from rewards.exploration.learned import dense
-from runners.report import results
 from runners.report.statistics import aggregate
 from runners.run.prompt import prompted
 
