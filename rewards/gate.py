@@ -42,10 +42,9 @@ class PairConfig(RewardConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for side in self.sides:
-            for key in OWN:
-                if key in getattr(self, f"{side}_options"):
-                    own = f"which is the {self.name}'s: {self.prefix}{key}"
-                    raise ValueError(f"{self.prefix}{side}_options has {key}, {own}")
+            if own := [key for key in OWN if key in getattr(self, f"{side}_options")]:
+                whose = f"which is the {self.name}'s: {self.prefix}{own[0]}"
+                raise ValueError(f"{self.prefix}{side}_options has {own[0]}, {whose}")
 
 
 class Pair(Reward):

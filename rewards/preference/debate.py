@@ -54,10 +54,7 @@ class DebateConfig(BradleyTerryConfig):
         "who shows them: `debate`, two sides in turn; `isolated`, the agent's alone; `random`, a draw",
         choices=("debate", "isolated", "random"),
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.refuse_if(self.goals, self.prefix + "goals={goals} contrasts what J does not read; give 0")
+    goals: float = setting(0.0, "contrasts what J does not read", low=0, high=0)
 
 
 class Debate(BradleyTerry):
@@ -80,8 +77,9 @@ class Debate(BradleyTerry):
     def networks(self, inputs: int) -> StackedHeads:
         config, size = self.config, self.layout.size
         if size > MOST:
-            names = f"name some in {config.prefix}keys"
-            raise ValueError(f"reward debate reads at most {MOST} numbers, the observation has {size}; {names}")
+            raise ValueError(
+                f"reward debate reads at most {MOST} numbers, not {size}; name some in {config.prefix}keys"
+            )
         return StackedHeads([self.head(inputs + size, config.hidden, 1) for _ in range(config.members)])
 
     def seen(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +95,6 @@ class Debate(BradleyTerry):
         return self.ensemble(x.flatten(-3, -2)).squeeze(-1).unflatten(1, x.shape[-3:-1])
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        """Float32 (N,), 0 or 1."""
         if not self.labelled.fits:
             return np.zeros(batch.shape, np.float32)
         rows, actions = self.seen(batch)

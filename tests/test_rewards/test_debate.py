@@ -114,9 +114,9 @@ def test_it_keeps_the_contract_before_and_after_it_has_learnt():
         (
             (spaces.Box(-1, 1, (65,)), PUSH),
             {},
-            "reads at most 64 numbers, the observation has 65; name some in reward.",
+            "reads at most 64 numbers, not 65; name some in reward.debate.keys",
         ),
-        ((BOX, PUSH), {"goals": 0.1, "length": 2}, "goals=0.1 contrasts what J does not read; give 0"),
+        ((BOX, PUSH), {"goals": 0.1, "length": 2}, "reward.debate.goals=0.1 is out of range"),
         ((BOX, PUSH), {"evidence": "full"}, "evidence='full' is unknown; give one of debate, isolated, random"),
     ],
     ids=["wide", "goals", "evidence"],
