@@ -4,6 +4,7 @@ ppo/           on-policy, with a value for every reward stream
 dyna/          learns from transitions that a model imagines; world_model/  the same in a latent space
 sqirl          look-ahead on random play (effective_horizon: how much look-ahead a task needs)
 iql, recoil, cpl   learning from recordings alone: rewards, demonstrations, comparisons; dyna.offline: by a model
+qd             a population of policies that end in different places
 sb3/           Stable-Baselines3's algorithms
 base           the loop, state and files that our own agents share
 an agent of your own needs no line here: `agent=my_file:Class` names its file and class; see `envs.table`
@@ -21,6 +22,7 @@ TABLE: dict[str, str] = {
     "dyna": "agents.dyna.agent:Dyna",
     "world_model": "agents.world_model.agent:WorldModel",
     "sqirl": "agents.sqirl:SQIRL",
+    "qd": "agents.qd:QD",
     "sb3_ppo": "agents.sb3.agent:SB3PPO",
     "a2c": "agents.sb3.agent:A2C",
     "dqn": "agents.sb3.agent:DQN",

@@ -26,7 +26,7 @@ from torch import Tensor
 from agents.predictor import Predictor
 from envs.settings import check_config
 from envs.state import Stateful, get_state, set_state
-from envs.steps import Cursor, from_vector_step, modalities_of
+from envs.steps import Chunk, Cursor, from_vector_step, modalities_of
 from envs.transitions import OnNan, Transitions, map_obs, refuse
 from envs.types import Array, Memory, Obs, StreamScorer
 
@@ -136,6 +136,8 @@ class BaseAgent(Predictor):
     }
     scorer: StreamScorer
     steps: Steps
+    encoding: SpaceEncoding
+    rng: np.random.Generator
     episodes: Episodes
 
     def __init__(
@@ -280,6 +282,24 @@ class BaseAgent(Predictor):
     @abstractmethod
     def collect(self, on_step: OnStep) -> bool:
         """Step the environments, adding to `num_timesteps`; False if `on_step` stopped it."""
+
+    def whole_episodes(self, act: Callable[[], Tensor], quota: int, on_step: OnStep) -> Transitions | None:
+        """So many of each environment, (T, N), rows after its last not valid; None if `on_step` stopped it."""
+        steps = self.steps
+        if (steps.step_index > 0).any():  # every environment is reset, so that all episodes are whole
+            steps.obs = None
+            steps.seed = int(self.rng.integers(2**31))
+            steps.begin()
+        chunk, played = Chunk(10**7), np.zeros(steps.n, int)
+        while (played < quota).any():
+            batch = steps.step(act(), self.encoding)
+            batch = batch.replace(valid=batch.valid & (played < quota))
+            chunk.add(batch)
+            played += batch.ended
+            self.num_timesteps += steps.n
+            if not on_step(batch.reward, batch.ended):
+                return None
+        return chunk.take()[0]
 
     def update(self) -> dict[str, Any]:
         """Learn from the rollout; returns what callbacks may read. Nothing for an agent that learns between steps."""

@@ -33,7 +33,6 @@ from agents.base import BaseAgent, OnStep, Steps
 from agents.networks.actor_critic import Flat, SpaceEncoding
 from agents.networks.stacked import Stacked
 from envs.settings import Settings, setting
-from envs.steps import Chunk
 from envs.transitions import Transitions
 from envs.types import Obs
 
@@ -164,22 +163,11 @@ class SQIRL(BaseAgent):
 
     def collect(self, on_step: OnStep) -> bool:
         """Whole episodes, as many from each environment; rows after an environment's last are not valid."""
-        steps, n = self.steps, self.steps.n
-        quota = math.ceil(self.config.episodes * 2**self.passes / n)
-        if (steps.step_index > 0).any():  # every environment is reset, so that all episodes are whole
-            steps.obs = None
-            steps.seed = int(self.rng.integers(2**31))
-            steps.begin()
-        chunk, played = Chunk(10**7), np.zeros(n, int)
-        while (played < quota).any():
-            batch = steps.step(self._act(), self.encoding)
-            batch = batch.replace(valid=batch.valid & (played < quota))
-            chunk.add(batch)
-            played += batch.ended
-            self.num_timesteps += n
-            if not on_step(batch.reward, batch.ended):
-                return False
-        self._played: Transitions = chunk.take()[0]
+        quota = math.ceil(self.config.episodes * 2**self.passes / self.steps.n)
+        played = self.whole_episodes(self._act, quota, on_step)
+        if played is None:
+            return False
+        self._played = played
         return True
 
     def _act(self) -> Tensor:

@@ -146,7 +146,7 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: Work
     """Numbers, video, curve, and the line for TensorBoard. A picture that fails is one sentence, not a failed run."""
     from runners.evaluate import SEED, policy, table
     from runners.run.checkpoint import write_atomically
-    from runners.run.curve import curve
+    from runners.run.curve import archive, curve
     from runners.run.tensorboard import shows
     from runners.run.video import record_video
 
@@ -157,6 +157,8 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: Work
     pictures: list[tuple[str, Callable[[], object]]] = [
         ("curve", lambda: curve(path, f"{config.env_label}: {parts.mix.describe()}", scores=scores, control=control))
     ]
+    if hasattr(parts.model, "map"):
+        pictures.append(("archive", lambda: archive(path, parts.model)))
     if config.video:
         act, seed, also = policy(parts.model, config.env), SEED + 1000 * config.seed, shows(config, path, work.step)
         pictures.append(("video", lambda: record_video(config, act, parts.mix, path / "video.mp4", seed, also)))

@@ -21,6 +21,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution, Normal, kl
 
 from agents.dyna.agent import Dyna
 from agents.ppo.agent import PPO
+from agents.qd import QD
 from envs.types import Obs
 from runners.run.config import UsageError
 
@@ -104,7 +105,7 @@ def view(model: Any, name: str) -> PolicyView:
             return policy.unscale_action(np.tanh(x).reshape(len(x), *space.shape))
 
         return PolicyView(model, parts, unscaled, list(policy.actor.parameters()))
-    if isinstance(model, OffPolicyAlgorithm) or (isinstance(model, Dyna) and model.config.planner == "none"):
+    if isinstance(model, OffPolicyAlgorithm | QD) or (isinstance(model, Dyna) and model.config.planner == "none"):
         why = "is read by its likeliest action only, without probabilities: no gradients, cosines and disagreements"
         return PolicyView(model, lacks=f"agent={name} {why}")
     why = "acts by a memory or by looking ahead, not by the observation alone: no gradients, cosines and saliency"

@@ -36,6 +36,8 @@ def convert(name: str, model: Any, observation_space: spaces.Space) -> Policy:
 
     `name` is the agent's on the command line, "iql" for a policy of `runners.offline`.
     """
+    if name == "qd":
+        raise NoForm("agent=qd has no exported form")
     if name in ("recurrent_ppo", "world_model", "sqirl"):
         what = {"recurrent_ppo": "an LSTM's memory", "world_model": "a world model's memory", "sqirl": "looking ahead"}
         raise NoForm(f"agent={name} acts by {what[name]}, not by the observation alone")

@@ -87,6 +87,21 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
     return path
 
 
+def archive(folder: Path, model: Any) -> Path:
+    """Draw `archive.png`: the returns of the best individuals on the map of an `agents.qd.QD`."""
+    from matplotlib import pyplot
+
+    size, fitness = model.config.cells, model.map["fitness"]
+    figure, axis = pyplot.subplots(figsize=(5.4, 4.4), layout="constrained")
+    shown = np.where(np.isfinite(fitness), fitness, np.nan).reshape(size, size).T
+    figure.colorbar(axis.imshow(shown, origin="lower", extent=model.bounds.T.ravel(), aspect="auto"), label="return")
+    names = [f"entry {entry} of the last observation" for entry in model.config.axes]
+    axis.set(xlabel=names[0], ylabel=names[1], title=f"best of each cell; {np.isfinite(fitness).mean():.0%} reached")
+    figure.savefig(path := folder / "archive.png", dpi=130)
+    pyplot.close(figure)
+    return path
+
+
 def _second_scale(axis: Any, steps: np.ndarray, proxy: np.ndarray, truth: np.ndarray) -> tuple[list[Any], list[str]]:
     """The learned return on a scale of its own, and shades where the two part; returns what the legend gets."""
     other = axis.twinx()
