@@ -32,10 +32,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
+from envs.datasets.recorded import recorded
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.demonstrations.recorded import recorded
 from rewards.exploration.learned import Learned, LearnedConfig
 
 TINY = 1e-6

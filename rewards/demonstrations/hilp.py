@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from envs.datasets.recorded import recorded
 from envs.recording import episodes
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.demonstrations.recorded import recorded
 from rewards.exploration.learned import dense
 from rewards.vision.latent import Latent, LatentConfig
 

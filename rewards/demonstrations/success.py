@@ -29,11 +29,11 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from envs.datasets.recorded import recorded
 from envs.recording import episodes
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.demonstrations.recorded import recorded
 from rewards.exploration.learned import dense
 from rewards.vision.latent import Latent, LatentConfig
 

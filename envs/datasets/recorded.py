@@ -1,4 +1,4 @@
-"""Recordings as rewards read them: refused, with their option's name, where they are not of this environment."""
+"""Recordings as rewards and agents read them: refused, with their option's name, if not of this environment."""
 
 from __future__ import annotations
 
