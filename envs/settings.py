@@ -17,6 +17,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
+SCHEDULES = ("linear", "cosine", "exp", "step")
+LEARNED = "learned"  # a weight that an agent finds; 1 at first
 KEY = "setting"  # under which a field's metadata holds its declaration
 
 
@@ -171,3 +175,50 @@ def described(config: type) -> Iterator[tuple[str, Any, Setting]]:
     for field in dataclasses.fields(config):
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         yield field.name, None if default is MISSING else default, declared[field.name]
+
+
+class Schedule:
+    """A weight over environment steps: a number, or `kind:start:end:steps`, standing at `end` afterwards.
+
+    Example:
+        >>> weight = Schedule("linear:1:0:200")
+        >>> [float(weight(step)) for step in (0, 50, 300)]
+        [1.0, 0.75, 0.0]
+    """
+
+    def __init__(self, spec: Any, name: str = "weight") -> None:
+        self.spec = spec
+        kind, *numbers = str(spec).split(":")
+        try:
+            if not numbers:
+                self.start = self.end = 1.0 if (spec, name) == (LEARNED, "weight") else float(kind)
+                self.kind, self.steps = "constant", 1.0
+            else:
+                self.kind = kind
+                self.start, self.end, self.steps = (float(x) for x in numbers)
+        except ValueError:
+            self.kind = "unreadable"
+        if self.kind not in ("constant", *SCHEDULES):
+            raise ValueError(
+                f"{name}={spec!r} is neither a number nor KIND:START:END:STEPS "
+                f"with KIND one of {', '.join(SCHEDULES)}, as in linear:1:0:200000, nor {LEARNED}"
+            )
+        if not (math.isfinite(self.start) and math.isfinite(self.end) and min(self.start, self.end) >= 0):
+            raise ValueError(f"{name}={spec!r} must be finite and at least 0; to penalise, change the reward's sign")
+        if not (math.isfinite(self.steps) and self.steps >= 1):
+            raise ValueError(f"{name}={spec!r} must reach its end in at least 1 environment step")
+        if self.kind == "exp" and min(self.start, self.end) <= 0:
+            raise ValueError(f"{name}={spec!r} cannot reach or leave 0 exponentially; end above 0, or use linear")
+
+    def __call__(self, timesteps: Any) -> Any:
+        """The weight after `timesteps` environment steps; an array gives an array."""
+        if self.kind == "constant":
+            return self.start
+        progress = np.minimum(np.asarray(timesteps) / self.steps, 1.0)
+        if self.kind == "linear":
+            return self.start + (self.end - self.start) * progress
+        if self.kind == "cosine":
+            return self.end + (self.start - self.end) * 0.5 * (1 + np.cos(np.pi * progress))
+        if self.kind == "exp":
+            return self.start * (self.end / self.start) ** progress
+        return np.where(progress < 1, self.start, self.end)

@@ -8,11 +8,11 @@ import pytest
 SHOWN = {
     "lodestar": ("load", "make_reward", "wrap"),
     "envs.make": ("make", "make_vec", "options"),
-    "envs.settings": ("setting", "described"),
+    "envs.settings": ("setting", "described", "Schedule"),
     "rewards": ("make",),
     "rewards.base": ("Reward",),
     "rewards.check": ("check_reward",),
-    "rewards.mix.mix": ("Mix", "Schedule", "potential", "delta"),
+    "rewards.mix.mix": ("Mix", "potential", "delta"),
     "rewards.adapters.gym": ("RewardWrapper", "VectorRewardWrapper"),
     "rewards.adapters.sb3": ("RewardVecEnv", "RewardCallback", "relabelling"),
     "agents.ppo.agent": ("PPO",),

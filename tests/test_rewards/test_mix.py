@@ -5,10 +5,11 @@ import pytest
 from gymnasium import spaces
 
 import rewards
+from envs.settings import Schedule
 from envs.transitions import OnNan, Transitions
 from envs.types import Scorer
 from rewards.base import Reward, RewardConfig, Scored, merge_memory
-from rewards.mix.mix import Mix, Schedule, Stream
+from rewards.mix.mix import Mix, Stream
 
 OBS, ACTIONS = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
 
