@@ -25,6 +25,7 @@ less; where an episode's end depends on little, imagined rollouts miss it; image
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -41,6 +42,7 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.cuda_graphs import captured
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
+from agents.replay.demonstrations import MixedReplay, demonstrations
 from agents.replay.replay import FrozenReward, Replay, Rows
 from envs.state import Weights, all_finite
 from envs.types import Obs, ReplayScorer
@@ -90,11 +92,18 @@ class Dyna(BaseAgent):
         self.episodes = self.steps.episodes
         place: dict[str, Any] = {"seed": seed, "device": str(self.device)}
         rows = (settings.buffer_size, envs.num_envs)
-        self.replay = Replay(*rows, encoding, self.replay_scorer, gamma=settings.gamma, **place)
+        make: Any = Replay
+        if settings.demos or settings.imitate:
+            demos = demonstrations(settings.demos, encoding, self.scorer) if settings.demos else None
+            shares = {"demo_share": settings.demo_share, "best_share": settings.imitate}
+            make = functools.partial(MixedReplay, demos=demos, **shares)
+        self.replay = make(*rows, encoding, self.replay_scorer, gamma=settings.gamma, **place)
         kind: Any = DeepQ if encoding.discrete else SoftActorCritic
         self.learner = kind(encoding.obs_size, encoding.action_size, settings, **place)
         generators = [self.learner.generator]
         self._learn = captured(self.learner.update, device=self.device, mode=settings.compile, generators=generators)
+        alone = self.learner.update if encoding.discrete else functools.partial(self.learner.update, actor=False)
+        self._learn_critics = captured(alone, device=self.device, mode=settings.compile, generators=generators)
         if encoding.discrete:
             self.learner.epsilon.fill_(settings.epsilon)
         self.imagination: Imagination | None = None
@@ -172,6 +181,8 @@ class Dyna(BaseAgent):
             obs = self.replay.arrays()[0]
             std, mean = torch.std_mean(obs, 0, correction=0)
             self.learner.whiten(mean, std)
+        if isinstance(self.replay, MixedReplay):
+            self.replay.rescore(self.learner.next_value)
         self._fitted_at = self.replay.added
         self.keep_or_restore(all_finite(self.learner.state_dict()))
         if self.imagination is not None:
@@ -179,7 +190,7 @@ class Dyna(BaseAgent):
 
     def _update(self, count: int) -> None:
         """`count` updates of actor and critics; their batches are drawn at once."""
-        size, imagination = self.config.batch_size, self.imagination
+        size, imagination, metrics = self.config.batch_size, self.imagination, dict[str, Any]()
         if self.config.update == "svg":
             assert imagination is not None
             obs, step = imagination.states(count * size)
@@ -191,8 +202,12 @@ class Dyna(BaseAgent):
                 real = round(size * self.config.real_ratio)  # an empty buffer: every rollout diverged
                 imagined = imagination.buffer.sample(count * (size - real), self.config.gamma) if real < size else None
             drawn = self.replay.sample(count * real) if real else None
+            if drawn is not None and self.config.imitate and isinstance(self.replay, MixedReplay):
+                drawn = self.replay.lower_bounds(drawn, lambda *rows: self.learner.q(*rows).mean(0))
             for i in range(count):
-                metrics = self._learn(_joined(_slice(drawn, i, real), _slice(imagined, i, size - real)))
+                last = (self._n_updates + i + 1) % self.config.actor_every == 0
+                learn = self._learn if last else self._learn_critics
+                metrics |= learn(_joined(_slice(drawn, i, real), _slice(imagined, i, size - real)))
         self._n_updates += count
         metrics.pop("td", None)  # one for each row, for priorities
         self.means.add(metrics)

@@ -14,6 +14,7 @@
 | mopo | lowers the reward where the model is uncertain | Yu et al. 2020, arXiv 2005.13239 |
 | sindy | model=sindy: sparse polynomials | Zolman et al. 2024, arXiv 2403.09110 |
 | factored | model=factored: discrete entries one by one | Young et al. 2023, arXiv 2211.02222 |
+| rlpd | update=none; 10 critics with LayerNorm, targets by two of them; for demonstrations | Ball et al. 2023 |
 | pets | planner=cem: no policy, only a model | Chua et al. 2018, arXiv 1805.12114 |
 
 Difference from the sources: sizes and amounts are for one core of a CPU. On a GPU take theirs: model_hidden=[200,200,
@@ -56,6 +57,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     "mopo": {"uncertainty": "aleatoric_max", "horizon": 5, "rollouts_per_step": 20},
     "sindy": {"model": "sindy", "members": 20, "horizon": 5, "rollouts_per_step": 20},
     "factored": {"model": "factored", "members": 1, "horizon": 10, "rollouts_per_step": 10, "normalize_obs": "none"},
+    "rlpd": {
+        "update": "none",
+        "critics": 10,
+        "subset": 2,
+        "target": "mean",
+        "norm": "layer",
+        "updates_per_step": 4.0,
+        "actor_every": 4,
+    },
     "pets": {"update": "none", "planner": "cem", "updates_per_step": 0.0, "plan_horizon": 15, "plan_candidates": 200},
 }
 
@@ -111,6 +121,9 @@ class DynaConfig(LearnerConfig):
     )
     relabel: bool = setting(True, "recompute rewards when rows are sampled; False: those of the time of collection")
     batch_size: int = setting(None, "rows of an update", low=1, otherwise=256, tune=(64, 128, 256, 512, "choice"))
+    demos: str = setting("", "a recording, or the name of one that ships, to learn from beside what happens")
+    demo_share: float = setting(0.5, "of the real rows of a batch; 0 pours demos into the replay", low=0, below=1)
+    imitate: float = setting(0.0, "share that own rewarded episodes have, as bounds of values", low=0, below=1)
     buffer_size: int = setting(200_000, "transitions stored", low=2)
     learning_starts: int = setting(None, "environment steps with random actions", low=2, otherwise=500)
     normalize_obs: str = setting(
@@ -167,6 +180,15 @@ class DynaConfig(LearnerConfig):
             (self.update, self.planner) == ("none", "none")
             and (self.filter, self.uncertainty, self.adaptive) != ("none", "none", "none"),
             "agent: update=none imagines nothing for filter, uncertainty or adaptive to change; use update=buffer",
+        )
+
+        self.refuse_if(
+            (self.demos or self.imitate) and not self.relabel,
+            "agent.relabel=False keeps old rewards, which demos and imitate have not; leave one out",
+        )
+        self.refuse_if(
+            self.imitate and (self.update == "svg" or self.imitate + bool(self.demos) * self.demo_share >= 1),
+            "agent.imitate={imitate} needs update=none or buffer, and less than 1 in sum with demo_share={demo_share}",
         )
 
     @property

@@ -64,7 +64,7 @@ class DeepQ(Critics):
 
     def next_value(self, next_obs: Tensor) -> Tensor:
         """Value by the targets of the action that the critics choose, (B,)."""
-        return self.aggregate(self.q(next_obs, self._hot(self._best(next_obs)), target=True))
+        return self.aggregate(self.q(next_obs, self._hot(self._best(next_obs)), target=True), drawn=True)
 
     def read(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Pick]:
         index = action.argmax(-1)[None, :, None, None]

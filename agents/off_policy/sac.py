@@ -7,9 +7,10 @@ where a model imagines states. `agents.off_policy.dqn` has the same critics.
 
 Sources: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", arXiv 1812.05905, equations 5 and 6
 (critics), 9 (policy), 18 (weight of the entropy); appendix C for tanh. Two critics and their minimum, Fujimoto et al.
-2018, arXiv 1802.09477. The mean of several with layer normalisation, and targets bounded by quantiles of the rewards,
-Kubo et al. 2025 (DHMBPO), arXiv 2512.15439. Batch normalisation without targets, Bhatt et al. 2024 (CrossQ), arXiv
-1902.05605. Spectral and robust regularisation, Zheng et al. 2023, "Is Model Ensemble Necessary?", arXiv 2302.01244.
+2018, arXiv 1802.09477; that of two drawn from ten, Chen et al. 2021 (REDQ), arXiv 2101.05982. The mean of several with
+layer normalisation, and targets bounded by quantiles of the rewards, Kubo et al. 2025 (DHMBPO), arXiv 2512.15439. Batch
+normalisation without targets, Bhatt et al. 2024 (CrossQ), arXiv 1902.05605. Spectral and robust regularisation, Zheng
+et al. 2023, "Is Model Ensemble Necessary?", arXiv 2302.01244.
 
 Differences from the sources:
   - log std is mapped smoothly into [-5, 2] instead of clipped;
@@ -65,6 +66,8 @@ class LearnerConfig(Settings):
     tau: float = setting(0.005, "share of the new critics in their targets after each step", above=0, high=1)
     critics: int = setting(None, "how many", low=1, otherwise=2)
     target: str = setting(None, "over the critics: what a state is worth", choices=("min", "mean"), otherwise="min")
+    subset: int = setting(None, "critics drawn for a target, their least value; 0 for target", low=0, otherwise=0)
+    actor_every: int = setting(None, "updates of the critics for one of the actor", low=1, otherwise=1)
     norm: str = setting(None, "of the critics; batch is CrossQ, without targets", choices=NORMS, otherwise="none")
     dropout: float = setting(None, "share of hidden units dropped in training", low=0, below=1, otherwise=0.0)
     head: str = setting(
@@ -90,6 +93,9 @@ class LearnerConfig(Settings):
         self.refuse_if(
             self.lipschitz == "spectral" and self.norm != "none",
             "agent.lipschitz=spectral bounds nothing behind agent.norm={norm}; give norm=none or robust",
+        )
+        self.refuse_if(
+            self.subset > self.critics, "agent.subset={subset} of agent.critics={critics} cannot be drawn; give fewer"
         )
         self.first_alpha()
 
@@ -185,8 +191,11 @@ class Critics(Stateful):
         weights = self.target if target and self.critic.renorms is None else None
         return self.critic(x, weights, **options).unflatten(-1, (self.values, self.head.outputs))
 
-    def aggregate(self, q: Tensor) -> Tensor:
-        """Values (K, ...) -> the smallest or the mean (...)."""
+    def aggregate(self, q: Tensor, drawn: bool = False) -> Tensor:
+        """Values (K, ...) -> the smallest or the mean (...); if `drawn`, the smallest of `subset` of them."""
+        if drawn and self.config.subset:
+            order = torch.rand(len(q), generator=self.generator, device=self.device).argsort()
+            return q[order[: self.config.subset]].amin(0)
         return q.amin(0) if self.config.target == "min" else q.mean(0)
 
     @torch.no_grad()
@@ -354,13 +363,15 @@ class SoftActorCritic(Critics):
     def next_value(self, next_obs: Tensor) -> Tensor:
         """Value of a state by the targets, the entropy of its first action included: (B,)."""
         action, log_prob = self.sample(next_obs)
-        return self.aggregate(self.q(next_obs, action, target=True)) - self.alpha * log_prob
+        return self.aggregate(self.q(next_obs, action, target=True), drawn=True) - self.alpha * log_prob
 
-    def update(self, rows: Rows) -> dict[str, Tensor]:
-        """One step of critics, targets, policy and entropy's weight. Returns metrics, still on the device."""
-        if self.fused is not None:
+    def update(self, rows: Rows, actor: bool = True) -> dict[str, Tensor]:
+        """One step of critics, targets and, if `actor`, policy and entropy's weight; metrics, still on the device."""
+        if self.fused is not None and actor:
             return self.fused.update(rows)
         metrics = super().update(rows) if self.critic.renorms is None else self._joint_step(rows)
+        if not actor:
+            return metrics
         action, log_prob = self.sample(rows.obs)
         objective = self.aggregate(self.q(rows.obs, action)) - self.alpha * log_prob
         return metrics | self.actor_step(objective, log_prob)
@@ -426,8 +437,14 @@ class ClosedFormUpdate:
     def fits(learner: Any) -> bool:
         """Whether it supports this learner's settings."""
         config = learner.config
-        plain = config.norm == "none" and config.lipschitz == "none" and config.dropout == 0 and config.head == "mse"
-        return plain and config.activation == "relu" and len(config.net_arch) > 0 and learner.device.type == "cpu"
+        plain = config.norm == config.lipschitz == "none" and config.dropout == config.subset == 0
+        return (
+            plain
+            and config.head == "mse"
+            and config.activation == "relu"
+            and len(config.net_arch) > 0
+            and learner.device.type == "cpu"
+        )
 
     @torch.no_grad()
     def update(self, rows: Rows) -> dict[str, Tensor]:

@@ -211,6 +211,8 @@ def acting(config: TrainConfig, mix: Mix | None = None) -> Parts:
     small.agent, small.n_envs, small.backend, small.device = options, 1, "gym", "cpu"
     if agents.get(config.agent_name).driver == "relabel":
         options.buffer_size = 1  # nothing will be learnt
+    if hasattr(options, "demos"):
+        options.demos = ""
     if hasattr(options, "n_steps") and hasattr(options, "batch_size"):
         options.batch_size = options.n_steps
     return build(small, mix=mix)
