@@ -33,6 +33,7 @@ from agents.ppo import credit
 from agents.ppo.balance import Balance
 from agents.ppo.blend import Blend
 from agents.ppo.config import PPOConfig
+from agents.ppo.imitate import Imitation
 from agents.ppo.trees import TreesUpdate
 from agents.ppo.update import Batch, NumpyUpdate, TorchUpdate, advantages, alignment, epochs, metrics, sequences
 from envs.masks import allows, checked
@@ -107,18 +108,17 @@ class PPO(BaseAgent):
         self.balance = Balance(config, list(self.streams)) if config.balance != "none" else None
         blend = Blend(config, self.streams, seed, self.device)
         self.blend = blend if config.blend != "none" else None
-        on = {name: name for name in ("balance", "blend") if getattr(self, name) is not None}
+        self.imitation = Imitation(config, self.scorer, self.flat, self._gamma, seed) if config.imitate else None
+        on = {name: name for name in ("balance", "blend", "imitation") if getattr(self, name) is not None}
         self.saved = {**self.saved, **on}  # type: ignore[misc]
         settings = (envs, self.learner, config.n_steps, len(streams), self.scorer.requires, seed)
         collect: type[Collector] = DeviceCollector if on_device else Collector
         self.collector = collect(*settings, config.sequence if config.gru else config.n_steps)
         self.collector.uses_masks = config.masks
         self.collector.on_nan = getattr(self.scorer, "on_nan", self.collector.on_nan)
-        self.episodes = self.collector.episodes
-        self.memory = self.scorer.initial_memory(envs.num_envs)
+        self.episodes, self.memory = self.collector.episodes, self.scorer.initial_memory(envs.num_envs)
         self.seen = np.zeros(len(streams), bool)  # streams that have been other than zero
-        self.obs_statistics = RunningMeanStd(shape=(inputs.size,))
-        self.rng = np.random.default_rng([seed, 2])
+        self.obs_statistics, self.rng = RunningMeanStd(shape=(inputs.size,)), np.random.default_rng([seed, 2])
         self.seconds = self.collector.seconds  # where time went: environment, inference, reward, update
 
     @classmethod
@@ -150,8 +150,7 @@ class PPO(BaseAgent):
 
     def update(self) -> dict[str, Any]:
         """Score the rollout, estimate advantages, update the policy."""
-        clock = time.perf_counter()
-        collector, rollout = self.collector, self.collector.rollout
+        clock, collector, rollout = time.perf_counter(), self.collector, self.collector.rollout
         batch = self.scorer.embed(rollout.transitions(self.scorer.requires))
         raw, self.memory = self.scorer.score(batch, self.memory)
         scaled = self.scorer.scaled(raw)
@@ -176,6 +175,8 @@ class PPO(BaseAgent):
             credit.weakest_link(advantage, rewards, self._credit, *values, *ends)
         self.seen |= rewards.any(axis=(0, 1))
         self._update(advantage, weights, batch.valid)
+        if self.imitation is not None:
+            self.record(self.imitation(self, batch, raw))
         self._scored = (batch, raw, timesteps)
         self.seconds["reward"] += scored - clock
         self.seconds["update"] += time.perf_counter() - scored

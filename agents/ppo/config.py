@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from envs.settings import Settings, setting
+from envs.settings import Schedule, Settings, setting
 
 
 @dataclass
@@ -68,6 +69,13 @@ class PPOConfig(Settings):
     zero_last: bool = setting(
         False, "whether the policy begins at action 0: a residual begins as its base (`env.base`)"
     )
+    imitate: Any = setting(0.0, "learning rate of imitating own good episodes (SIL) over PPO's; a number or a schedule")
+    imitate_updates: int = setting(4, "of it after each rollout", low=1)
+    imitate_max_age: int = setting(0, "rollouts that episodes are kept; 0 for any number", low=0)
+    imitate_baseline: str = setting(
+        "value", "what a return has to beat: its state's value, or the median episode's", choices=("value", "median")
+    )
+    imitate_cap: float = setting(5.0, "-log of a probability; rarer actions are not imitated", above=0)
     log_std: float = setting(0.0, "where log-deviations of a Gaussian policy begin", low=-10, high=2)
     net: str = setting(
         "mlp",
@@ -98,11 +106,17 @@ class PPOConfig(Settings):
             self.gru and self.blend == "implicit",
             "agent.blend=implicit needs second derivatives, which agent.gru={gru} lacks; take aligned or search",
         )
-        for name, value in (("gru", self.gru), ("normalize_obs", self.normalize_obs), ("blend", self.blend != "none")):
+        flags = {"gru": self.gru, "normalize_obs": self.normalize_obs, "blend": self.blend != "none"}
+        for name, value in {**flags, "imitate": self.imitate}.items():
             self.refuse_if(
                 value and self.net == "trees",
                 f"agent.{name}={{{name}}} is for networks, and agent.net={{net}} has no use for it; leave one out",
             )
+        Schedule(self.imitate, "agent.imitate")
+        self.refuse_if(
+            self.imitate and (self.gru or self.streams == "sum"),
+            "agent.imitate learns from single steps, with a value of each goal; take gru=0 and streams=separate",
+        )
 
     def rows_a_batch(self, n_envs: int) -> int:
         """Rows of a minibatch; for a recurrent policy, sequences. A ValueError where a rollout does not divide."""

@@ -1,0 +1,175 @@
+"""Self-imitation: finished episodes that went well are learned from again, for as long as they beat what is expected.
+
+    after a rollout, `imitate_updates` times, on rows of a buffer drawn in proportion to clip(gain, 0, 1)^0.6:
+    L = mean over gain > 0 of   clip(gain, 0, 1) min(-log pi(a | s), cap) - 0.01 H + 0.01 (V - R)^2 / 2 where V < R
+
+    imitate_baseline=value    gain = R - V(s); an episode enters if a goal was rewarded in it (SIL)
+    imitate_baseline=median   gain = R(s_0) - the median of the last 512 episodes; it enters if that is above 0 (SPEAR)
+
+Transitions are stored, not returns: a learned reward scores as many of them again as each rollout brings, in turn; what
+remembers the episode keeps its score. R adds up goals alone: a bonus is not to be imitated.
+
+Sources: Oh et al. 2018, "Self-Imitation Learning", arXiv 1806.05635, equations 1 to 3; "Learn the Ropes, Then Trust the
+Wins" (SPEAR) 2025, its abstract and public code: the median, the age, the curriculum, here by schedules.
+Differences: the cap stops the gradient of -log pi, which the authors' code lets through; an episode that ran out of
+time goes on with the value of its last state; Adam's moments are its own, or the loss would leak into PPO's, and
+`imitate` multiplies the learning rate; priorities are today's, without importance weights; SPEAR has SIL's loss.
+Fails when: the world is random, where luck is imitated; nothing is ever rewarded; everything is (take `median`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from agents.networks.actor_critic import Flat, masked
+from agents.ppo.config import PPOConfig
+from agents.replay.demonstrations import goals, returns
+from envs.settings import Schedule
+from envs.state import Stateful
+from envs.transitions import Transitions, join, map_obs
+
+KEPT, COMPARED, ROWS = 50_000, 4096, 512  # rows: of the buffer, of those whose gain is asked, of an update
+LEAST = 64  # rows that a loss is divided by
+RECENT = 512  # episodes of the median
+PRIORITY, ENTROPY, VALUE = 0.6, 0.01, 0.01  # exponent; weights in the loss
+
+
+class Imitation(Stateful):
+    """The buffer and its updates.
+
+    Raises:
+        ValueError: where no stream is a goal, or one is no sum of rewards.
+    """
+
+    saved = ("rows", "pending", "recent", "adam", "rng", "_turn")
+
+    def __init__(self, config: PPOConfig, scorer: Any, flat: Flat, gamma: np.ndarray, seed: int) -> None:
+        self.config, self.scorer, self.names, streams = config, scorer, goals(scorer), list(scorer.streams)
+        if any(getattr(scorer.streams[name], "credit", "sum") != "sum" for name in self.names):
+            raise ValueError("agent.imitate compares sums of rewards; leave credit=min and soft_min out")
+        self.columns = [streams.index(name) for name in self.names]
+        self.gamma, self.weight, self.adam = gamma[self.columns], Schedule(config.imitate), Flat(flat.value)
+        self.rows: Any = None  # a tree of (M, ...), episodes one after the other, the oldest first
+        self.pending: Any = None  # the same of the running episodes, a list with one for each environment
+        self.recent: deque[float] = deque(maxlen=RECENT)  # returns of the last episodes
+        self.rng = np.random.default_rng([seed, 4])
+        self._turn = 0
+
+    def __call__(self, agent: Any, batch: Transitions, raw: dict[str, Any]) -> dict[str, float]:
+        """Take in the agent's rollout (T, N), then learn from what is kept; returns tags of the log."""
+        learner, every = agent.autograd, self.scorer.weights(agent.num_timesteps)
+        self.weights = np.array([float(every[name]) for name in self.names], np.float32)
+        self._take(agent.collector, batch, raw)
+        count = 0 if self.rows is None else len(self.rows["age"])
+        found = {"train/imitation_rows": float(count)}
+        rate = agent.learner.learning_rate * float(self.weight(agent.num_timesteps))
+        if not count or not rate:
+            return found
+        self._rescore(batch.terminated.size)
+        some = self.rng.permutation(count)[:COMPARED]
+        self.rows["worth"] = self._score(self.rows)[1]
+        rows = map_obs(lambda x: x[some], {**self.rows, "batch": None, "raw": None})
+        gain = self._gain(rows, learner.values(rows["vector"], rows["pixels"])[:, self.columns] @ self.weights)
+        priority = gain.clip(1e-6, 1).astype(np.float64) ** PRIORITY
+        losses = []
+        for _ in range(self.config.imitate_updates):
+            index = self.rng.choice(len(some), ROWS, p=priority / priority.sum())
+            losses.append(self.step(learner, map_obs(lambda x: x[index], rows), rate))  # noqa: B023
+        return found | {"train/imitation_loss": float(np.mean(losses)), "train/imitated": float((gain > 0).mean())}
+
+    def _gain(self, rows: Any, value: np.ndarray) -> np.ndarray:
+        """How much better rows (B,) were than expected."""
+        median = self.config.imitate_baseline == "median"
+        return rows["episode"] - np.median(self.recent) if median else rows["worth"] - value
+
+    def step(self, learner: Any, rows: Any, rate: float) -> float:
+        """One gradient step on rows (B, ...); returns the loss."""
+        net = learner.net
+        outputs, values = net(*learner._rows(rows["vector"], rows["pixels"]))
+        log_prob, entropy = net.actions.log_prob(
+            masked(outputs, rows["mask"]), net.log_std, learner.tensor(rows["action"])
+        )
+        value = values[:, self.columns] @ learner.tensor(self.weights)
+        gain = learner.tensor(self._gain(rows, value.detach().cpu().numpy()).astype(np.float32))
+        surprise = (-log_prob).clamp(max=self.config.imitate_cap)
+        policy = gain.clamp(0, 1) * surprise - ENTROPY * (gain > 0) * entropy
+        below = (value.detach() - learner.tensor(rows["worth"])).clamp(-1, 0)
+        loss = (policy + 0.5 * VALUE * value * below).sum() / (gain > 0).sum().clamp(min=LEAST)
+        learner.flat.grad.zero_()
+        loss.backward()
+        self.adam.grad.copy_(learner.flat.grad)
+        self.adam.step(rate, self.config.max_grad_norm)
+        return float(loss.detach())
+
+    def _take(self, collector: Any, batch: Transitions, raw: dict[str, Any]) -> None:
+        """Keep the rows of a rollout, and of the episodes that ended in it those that are to be imitated."""
+        flat = collector.batch(np.zeros((*batch.shape, 0), np.float32))
+
+        def host(x: Any) -> np.ndarray:
+            return torch.as_tensor(x).cpu().numpy().reshape(*batch.shape, *x.shape[1:])
+
+        read = {"reward", "terminated", "truncated", "valid", "step", "extras", *self.scorer.requires}
+        late = (batch.truncated & ~batch.terminated)[..., None]
+        tree: dict[str, Any] = {
+            **{name: map_obs(host, getattr(flat, name)) for name in ("vector", "pixels", "action", "mask")},
+            "batch": {name: value if name in read else None for name, value in vars(batch).items()},
+            "raw": {name: raw[name] for name in self.names},
+            "tail": np.where(late, collector.last_values[..., self.columns], np.float32(0)),
+            "age": np.zeros(batch.shape, np.int64),
+        }
+        kept = []
+        if self.rows is not None:
+            self.rows["age"] += 1
+            self.rows.pop("worth", None)
+            kept.append(self.rows)
+        running = self.pending or [None] * batch.shape[1]
+        self.pending = []
+        for column, before in enumerate(running):
+            piece = map_obs(lambda x: x[:, column], tree)  # noqa: B023
+            begun = before is not None and batch.step[0, column] in before["batch"]["step"][-1:] + 1  # or it was reset
+            piece = join(np.concatenate, [before, piece] if begun else [piece])
+            cut = int(np.flatnonzero(np.append(True, Transitions(**piece["batch"]).ended))[-1])
+            self.pending.append(map_obs(lambda x: x[cut:], piece))  # noqa: B023
+            kept += self._chosen(map_obs(lambda x: x[:cut], piece)) if cut else []  # noqa: B023
+        if kept:
+            rows = join(np.concatenate, kept)
+            young = np.flatnonzero(rows["age"] < (self.config.imitate_max_age or np.inf))[-KEPT:]
+            self.rows = map_obs(lambda x: x[young], rows)
+
+    def _chosen(self, rows: Any) -> list[Any]:
+        """Of whole episodes (M, ...) those that are to be imitated, if any; one that was lost is not."""
+        flags = Transitions(**rows["batch"])
+        number = np.cumsum(flags.ended) - flags.ended
+        whole = flags.valid & ~np.isin(number, number[flags.ended & ~flags.valid])
+        rows, number = map_obs(lambda x: x[whole], rows), number[whole]
+        if not len(number):
+            return []
+        reward, worth = self._score(rows)
+        _, first, place = np.unique(number, return_index=True, return_inverse=True)
+        self.recent.extend(worth[first].tolist())
+        rows["episode"] = worth[first][place]
+        median = self.config.imitate_baseline == "median"
+        good = rows["episode"] > np.median(self.recent) if median else np.isin(number, number[reward > 0])
+        return [map_obs(lambda x: x[good], rows)] if good.any() else []
+
+    def _rescore(self, count: int) -> None:
+        """Score `count` rows again, in turn, by the rewards as they are now; a stream with a memory keeps its score."""
+        begin = self._turn if self._turn < len(self.rows["age"]) else 0
+        some, self._turn = slice(begin, begin + count), begin + count
+        batch = Transitions(**map_obs(lambda x: x[some], self.rows["batch"]))
+        for name in self.names:
+            stream: Any = self.scorer.streams[name]
+            if getattr(stream, "relabelable", False) and not stream.has_memory:
+                self.rows["raw"][name][some] = stream.score(batch, None, again=True)[0]
+
+    def _score(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Rewards of the goals and returns, both weighted and summed, (M,)."""
+        others = dict.fromkeys(self.scorer.streams, np.zeros(len(rows["age"]), np.float32))
+        scaled = self.scorer.scaled(others | rows["raw"])
+        reward = np.stack([scaled[name] for name in self.names], -1)
+        ends = rows["batch"]["terminated"] | rows["batch"]["truncated"]
+        return reward @ self.weights, returns(reward, ends, rows["tail"], self.gamma) @ self.weights
