@@ -38,7 +38,7 @@ class Slot(gym.Env):
     """Put the tip of a peg to the bottom of a slot, which lies elsewhere in each episode: 1 there, and the end.
 
     Observation, float32 (4,): the tip's place, how high above the plate, where the slot is, and how far to its side.
-    Actions: where to move, [-1, 1]^2 times 0.1. The plate stops the tip beside the slot, and its walls in it.
+    Actions: where to move, [-1, 1]^2 times 0.1. Touching the plate beside the slot is the end; walls hold the tip in it.
     """
 
     observation_space = gym.spaces.Box(-2.0, 2.0, (4,), np.float32)
@@ -54,11 +54,10 @@ class Slot(gym.Env):
         x, y = np.clip(self.tip + SPEED * np.clip(action, -1, 1), [-1, -DEEP], 1)
         if self.tip[1] < 0:
             x = np.clip(x, self.slot - WIDE, self.slot + WIDE)
-        elif abs(x - self.slot) > WIDE:
-            y = max(y, 0.0)
+        failed = bool(y < 0 and abs(x - self.slot) > WIDE)
         self.tip = np.array([x, y])
-        deep = bool(y <= -DEEP)
-        return self._obs(), float(deep), deep, False, {"is_success": deep}
+        deep = bool(y <= -DEEP and not failed)
+        return self._obs(), float(deep), deep or failed, False, {"is_success": deep}
 
     def _obs(self) -> np.ndarray:
         return np.array([*self.tip, self.slot, self.tip[0] - self.slot], np.float32)
@@ -116,7 +115,7 @@ class Shuffled(PPO):
 
 
 def demonstrate() -> None:
-    """Twenty scripted demonstrations, of which every second one aims beside the slot and runs out of time."""
+    """Twenty scripted demonstrations, of which every second one aims beside the slot."""
     from envs.make import make
     from envs.recording import record, save
 

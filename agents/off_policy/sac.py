@@ -94,9 +94,7 @@ class LearnerConfig(Settings):
             self.lipschitz == "spectral" and self.norm != "none",
             "agent.lipschitz=spectral bounds nothing behind agent.norm={norm}; give norm=none or robust",
         )
-        self.refuse_if(
-            self.subset > self.critics, "agent.subset={subset} of agent.critics={critics} cannot be drawn; give fewer"
-        )
+        self.refuse_if(self.subset > self.critics, "agent.subset={subset} needs as many agent.critics, not {critics}")
         self.first_alpha()
 
     def first_alpha(self) -> float:
@@ -438,13 +436,8 @@ class ClosedFormUpdate:
         """Whether it supports this learner's settings."""
         config = learner.config
         plain = config.norm == config.lipschitz == "none" and config.dropout == config.subset == 0
-        return (
-            plain
-            and config.head == "mse"
-            and config.activation == "relu"
-            and len(config.net_arch) > 0
-            and learner.device.type == "cpu"
-        )
+        plain = plain and config.head == "mse" and config.activation == "relu" and len(config.net_arch) > 0
+        return plain and learner.device.type == "cpu"
 
     @torch.no_grad()
     def update(self, rows: Rows) -> dict[str, Tensor]:

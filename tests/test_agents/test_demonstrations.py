@@ -197,7 +197,7 @@ def test_recordings_that_do_not_fit_are_one_sentence_at_construction(tmp_path, c
         ({"relabel": False}, r"agent\.relabel=False keeps old rewards"),
         ({"imitate": 0.5}, r"agent\.imitate=0\.5 needs .* less than 1 in sum with demo_share=0\.5"),
         ({"demo_share": 1.0}, r"agent\.demo_share=1\.0 is out of range"),
-        ({"subset": 3}, r"agent\.subset=3 of agent\.critics=2 cannot be drawn"),
+        ({"subset": 3}, r"agent\.subset=3 needs as many agent\.critics, not 2"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_sentence(changes, sentence):
