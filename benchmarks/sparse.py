@@ -38,7 +38,7 @@ class Slot(gym.Env):
     """Put the tip of a peg to the bottom of a slot, which lies elsewhere in each episode: 1 there, and the end.
 
     Observation, float32 (4,): the tip's place, how high above the plate, where the slot is, and how far to its side.
-    Actions: where to move, [-1, 1]^2 times 0.1. Touching the plate beside the slot is the end; walls hold the tip in it.
+    Actions: where to move, [-1, 1]^2 times 0.1. Touching the plate beside the slot is the end; its walls hold the tip.
     """
 
     observation_space = gym.spaces.Box(-2.0, 2.0, (4,), np.float32)
