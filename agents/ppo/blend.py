@@ -20,10 +20,10 @@ one number a stream instead of a function of the state, no learned discount; `al
 (Zheng et al. 2018, LIRPG, arXiv 1804.06459); lambda pulls towards today's policy, and conjugate gradients end where the
 curvature turns (far from a maximum), after the first step as `aligned`.
 Fails when: gradients are mostly noise, so that the signs of inner products do not last and weights wander (with cosines
-in place of this step one seed of CartPoleUpright kept a harmful hint for 80,000 steps); when a reward serves late what
-it harms at first, since only the next rollout is asked; and when a stream is noise: nothing pulls its weight either way.
-`search` needs ten rollouts for a step. On small networks `aligned` costs 3 to 5 % of the frames a second, `implicit` 20
-to 32 % (`python -m benchmarks reward-cost`).
+in place of this step one seed of CartPoleUpright kept a harmful hint for 80,000 steps); a reward serves late what it
+harms at first, since only the next rollout is asked; a stream is noise: nothing pulls its weight either way. `search`
+needs ten rollouts for a step. On small networks `aligned` costs 3 to 5 % of the frames a second, `implicit` 20 to 32 %
+(`python -m benchmarks reward-cost`).
 """
 
 from __future__ import annotations
