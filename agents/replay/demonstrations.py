@@ -168,13 +168,13 @@ class MixedReplay(Replay):
         """How many of `count` rows come from each source that has any."""
         return {name: round(count * self.shares[name]) for name, source in self.sources.items() if len(source)}
 
-    def sample(self, batch_size: int, n_step: int = 1) -> Rows:
+    def sample(self, batch_size: int) -> Rows:
         """As the ring's; places in the best are -1, -2, ... Every slice has the same shares, up to a row."""
         parts = self._parts(batch_size)
-        drawn = [super().sample(batch_size - sum(parts.values()), n_step)]
+        drawn = [super().sample(batch_size - sum(parts.values()))]
         for name, count in parts.items():
             self.sources[name].timesteps = self.timesteps
-            rows = self.sources[name].sample(count, n_step)
+            rows = self.sources[name].sample(count)
             drawn.append(rows._replace(index=-1 - rows.index) if name == "best" else rows)
         order = torch.cat([(torch.arange(len(rows.obs)) + 0.5) / len(rows.obs) for rows in drawn])
         order = order.argsort(stable=True).to(self.device)
