@@ -57,7 +57,7 @@ class TwoLevelConfig(PairConfig):
     budget: int = setting(200, "transitions that it is asked about in all", low=1, high=2000)
     queries: int = setting(10, "of them in one session", low=1)
     every: int = setting(1000, "transitions from one session to the next, at most one in each update", low=1)
-    choose: str = setting("informative", "what leaves least unknown, or any", choices=("informative", "random"))
+    choose: str = setting("random", "any, or what leaves least unknown", choices=("random", "informative"))
 
 
 class TwoLevel(Pair):

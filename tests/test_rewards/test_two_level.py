@@ -154,7 +154,7 @@ def test_it_keeps_the_contract():
         ),
         ({"dear": "tsak"}, "task"),
         ({"dear": "recorded"}, "the judge recorded needs path"),
-        ({"choose": "best"}, "choose='best' is unknown; give one of informative, random"),
+        ({"choose": "best"}, "choose='best' is unknown; give one of random, informative"),
     ],
     ids=lambda x: str(x)[:30],
 )
