@@ -2,10 +2,10 @@
 
     r(s') = b0 + b1 cheap(s') + delta(x),    delta a Gaussian process, near 0 where nothing like x was asked about
 
-The dear source is asked about `budget` transitions in all, in each session about those whose answers would leave delta
-the least variance over the newest: where little is known and the policy goes. x is the embedding that the cheap reward
-reads, or else the next observation. b and delta are fitted together, by the likeliest of a few kernels, after a session
-and when the cheap reward has moved.
+The dear source is asked about `budget` transitions in all, in each session about some of the newest, or those whose
+answers would leave delta the least variance over the newest (`choose=informative`; no better in its study). x is the
+embedding that the cheap reward reads, or else the next observation. b and delta are fitted together, by the likeliest
+of a few kernels, after a session and when the cheap reward has moved.
 
 Sources: Ryou, Wang, Karaman 2024, "Multi-Fidelity Reinforcement Learning for Time-Optimal Quadrotor Re-planning", arXiv
 2403.08152; Kennedy, O'Hagan 2000, "Predicting the output from a complex computer code when fast approximations are
