@@ -143,7 +143,12 @@ POLE = {"env": "CartPole-v1", "demos": "", "imitate": 0.25}  # where every step 
 
 @pytest.mark.parametrize(
     "changes",
-    [POLE, {"preset": "rlpd", "critics": 3}, {"demo_share": 0.0}, {"preset": "single", **POLE}],
+    [
+        POLE,
+        {"preset": "rlpd", "critics": 3},
+        pytest.param({"demo_share": 0.0}, marks=pytest.mark.nightly),
+        pytest.param({"preset": "single", **POLE}, marks=pytest.mark.nightly),
+    ],
     ids=str,
 )
 def test_a_run_with_demonstrations_continues_exactly(changes):

@@ -71,6 +71,7 @@ def make(method, shape, envs, variant):
 """
 
 
+@pytest.mark.nightly
 def test_the_driver_prints_one_line_with_a_row_for_each_variant_and_observation(tmp_path):
     (tmp_path / "fake.py").write_text(FAKE)
     settings = {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}

@@ -33,17 +33,25 @@ TINY = {
 COUNT = {"reward": ["task", "count"], "reward.*.weight": 0.5}
 
 
-LARGE = ("exploration", "captions")  # studies whose command lines take seconds to read
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.nightly] * (n in LARGE)) for n in study.names()])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", study.names())
 def test_every_run_of_a_study_is_a_command_line_that_can_be_read(name, tmp_path):
     found = Study.read(name)
+    jobs = study.jobs_of(found, tmp_path, [])
+    assert len({job.name for job in jobs}) == len(jobs) == sum(cell.seeds for cell in found.grid())
+
+
+@pytest.mark.parametrize("name", study.names())
+def test_every_task_and_every_arm_of_a_study_can_be_read_and_its_figures_have_columns(name):
+    found = Study.read(name)
+    cells = list(found.grid())
+    for cell in {
+        id(c): c for c in [*{c.task: c for c in cells}.values(), *{c.arm: c for c in cells}.values()]
+    }.values():
+        study._composed(cell)
     collected = ("foundation", "ppo", "exploration", "vision", "language", "model_based", "rewards2", "agents2")
     assert found.claim and len(found.claim) <= 110 and found.collected in collected
     assert bool(found.recorded) != bool(found.tasks and found.figures)
-    jobs = study.jobs_of(found, tmp_path, [])
-    assert len({job.name for job in jobs}) == len(jobs) == sum(cell.seeds for cell in found.grid())
     known = {*found.header(), "score"}
     assert {wanted.split(" else ")[0].split()[-1] for wanted in found.figures.values()} <= known
     keys = {key.format(task=t, arm=a) for key in found.figures for t in found.tasks for a in found.arms}

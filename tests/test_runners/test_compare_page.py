@@ -155,7 +155,13 @@ def ask(name, env_id=CARTPOLE, frames=60, warm=None, **options):
     return Candidate(name, config, (env.observation_space, env.action_space), spec, load_or_take(spec), warm=warm)
 
 
-@pytest.mark.parametrize("name", sorted(set(rewards.TABLE) - {"synthesis"}))
+SLOW = ("bradley_terry", "users", "guidance")  # they fit models before there is a score
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.nightly] * (n in SLOW)) for n in sorted({*rewards.TABLE} - {"synthesis"})],
+)
 def test_there_is_a_card_for_every_reward(name, demos):
     named = {"success": "goals", "hilp": "data"}.get(name, "demos")
     reads = {named} & set(vars(rewards.get(name).Config()))

@@ -146,11 +146,11 @@ def _assert_same_run(first, second):
             id="sb3-critic",
             marks=pytest.mark.nightly,
         ),
-        pytest.param([*DQN, "reward=rnd"], 999, id="dqn-rnd"),
+        pytest.param([*DQN, "reward=rnd"], 999, id="dqn-rnd", marks=pytest.mark.nightly),
         pytest.param(CLIP, 256, id="ppo-clip", marks=pytest.mark.nightly),
         pytest.param([*DYNA, "reward=[task,rnd]"], 200, id="dyna-rnd", marks=pytest.mark.nightly),
         pytest.param([*DYNA, "agent.preset=dhmbpo", "reward=task"], 300, id="dyna-svg", marks=pytest.mark.nightly),
-        pytest.param([*WORLD, "reward=[task,rnd]"], 200, id="world_model-rnd"),
+        pytest.param([*WORLD, "reward=[task,rnd]"], 200, id="world_model-rnd", marks=pytest.mark.nightly),
         pytest.param([*SQIRL, "reward=[task,rnd]"], 2000, id="sqirl-rnd", marks=pytest.mark.nightly),
     ],
 )
