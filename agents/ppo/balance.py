@@ -17,8 +17,8 @@ arXiv 2001.06782, algorithm 1: project. Differences: the vectors have length 1, 
 min_norm; other weights than 1 give up its guarantee, 0 removes a stream; project takes streams in order, not at random.
 Fails when: a stream is noise. It has a veto like every other; name those that are balanced in `balance_only`. And where
 one goal must lose first for the other to win: a pendulum that should be upright with little torque hangs still, as no
-direction serves both there, while a weight of 10 on the first swings it up (`python -m benchmarks balance`). It costs 5
-to 8 % of PPO's frames a second on small networks (`python -m benchmarks reward-cost`).
+direction serves both there, while a weight of 10 on the first swings it up (`python -m benchmarks balance`). It costs 6
+to 9 % of PPO's frames a second on small networks (`python -m benchmarks reward-cost`).
 """
 
 from __future__ import annotations

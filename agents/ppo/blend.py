@@ -22,7 +22,7 @@ curvature turns (far from a maximum), after the first step as `aligned`.
 Fails when: gradients are mostly noise, so that the signs of inner products do not last and weights wander (with cosines
 in place of this step one seed of CartPoleUpright kept a harmful hint for 80,000 steps); a reward serves late what it
 harms at first, since only the next rollout is asked; a stream is noise: nothing pulls its weight either way. `search`
-needs ten rollouts for a step. On small networks `aligned` costs 3 to 5 % of the frames a second, `implicit` 20 to 32 %
+needs ten rollouts for a step. On small networks `aligned` costs 6 to 10 % of the frames a second, `implicit` 20 to 34 %
 (`python -m benchmarks reward-cost`).
 """
 
