@@ -49,7 +49,7 @@ class Effect:
     def interval(self, key: str) -> str:
         """That of a figure, as in " [1, 2]", if it has one."""
         low, high = (self.ends.get(f"{key}_{end}") for end in ("low", "high"))
-        return "" if low is None or high is None else f" [{low:.3g}, {high:.3g}]"
+        return "" if low is None or high is None else f" [{low:.4g}, {high:.4g}]"
 
 
 def run(folder: Path) -> dict[str, float]:
