@@ -45,8 +45,9 @@ def load(source: str, observation_space: Space, action_space: Space) -> Any:
         act: Any = load_env_creator(source)
         return script(act, action_space)
     except (ImportError, AttributeError, ValueError) as error:
+        why = error if ":" in source else "there is no such file or run"
         raise UsageError(
-            f"{source} is no policy ({error}); give a run's folder, a *.safetensors of runners.offline, a *.zip of "
+            f"{source} is no policy ({why}); give a run's folder, a *.safetensors of runners.offline, a *.zip of "
             "Stable-Baselines3, or my_file:function"
         ) from None
 
