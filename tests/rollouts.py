@@ -1,4 +1,6 @@
-"""Transitions and rollouts that are zero but for the fields a test is about."""
+"""Transitions and rollouts that are zero but for the fields a test is about; and runs that are cut in two."""
+
+import copy
 
 import numpy as np
 
@@ -28,3 +30,16 @@ def rollout(texts, ended=None, valid=None):
 def rewards_of(reward, texts):
     """Rewards of captions, each in an episode of its own."""
     return reward.scan(rollout([texts]), reward.initial_memory(len(texts)))[0][0].tolist()
+
+
+def cut(build, steps):
+    """An agent that learned 2 * steps, and one that went on after `steps` from another's saved state and worlds."""
+    whole, first, second = build().learn(2 * steps), build().learn(steps), build()
+    state = copy.deepcopy((first.get_state(), first.scorer.state_dict()))
+    snapshots = first.envs.call("snapshot")
+    second.envs.reset(seed=0)
+    for env, snapshot in zip(second.envs.envs, snapshots):
+        env.get_wrapper_attr("restore")(snapshot)
+    second.set_state(state[0])
+    second.scorer.load_state_dict(state[1])
+    return whole, second.learn(steps, reset_num_timesteps=False)

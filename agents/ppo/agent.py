@@ -116,9 +116,11 @@ class PPO(BaseAgent):
         self.collector = collect(*settings, config.sequence if config.gru else config.n_steps)
         self.collector.uses_masks = config.masks
         self.collector.on_nan = getattr(self.scorer, "on_nan", self.collector.on_nan)
-        self.episodes, self.memory = self.collector.episodes, self.scorer.initial_memory(envs.num_envs)
+        self.episodes = self.collector.episodes
+        self.memory = self.scorer.initial_memory(envs.num_envs)
         self.seen = np.zeros(len(streams), bool)  # streams that have been other than zero
-        self.obs_statistics, self.rng = RunningMeanStd(shape=(inputs.size,)), np.random.default_rng([seed, 2])
+        self.obs_statistics = RunningMeanStd(shape=(inputs.size,))
+        self.rng = np.random.default_rng([seed, 2])
         self.seconds = self.collector.seconds  # where time went: environment, inference, reward, update
 
     @classmethod
@@ -150,7 +152,8 @@ class PPO(BaseAgent):
 
     def update(self) -> dict[str, Any]:
         """Score the rollout, estimate advantages, update the policy."""
-        clock, collector, rollout = time.perf_counter(), self.collector, self.collector.rollout
+        clock = time.perf_counter()
+        collector, rollout = self.collector, self.collector.rollout
         batch = self.scorer.embed(rollout.transitions(self.scorer.requires))
         raw, self.memory = self.scorer.score(batch, self.memory)
         scaled = self.scorer.scaled(raw)
@@ -266,9 +269,8 @@ class PPO(BaseAgent):
             features, state = out[0], after.cpu().numpy()
         outputs = masked(self.policy.heads(features)[0], mask)
         if deterministic:
-            action = actions.mode(outputs)
-        else:
-            action = actions.sample(outputs, self.policy.log_std, to(actions.draw(self.rng, len(outputs))))
+            return actions.to_env(actions.mode(outputs).cpu().numpy()), state
+        action = actions.sample(outputs, self.policy.log_std, to(actions.draw(self.rng, len(outputs))))
         return actions.to_env(action.cpu().numpy()), state
 
 
@@ -479,9 +481,8 @@ class Collector(Stateful):
             self.values[length] = learner.evaluate(self.vector[length], pixels, None)[0]
         if late := rollout.timed_out():
             times, columns, last = late
-            self.last_values[times, columns] = learner.evaluate(
-                self.inputs.vector(last), self.inputs.pixels(last), None
-            )[0]
+            read = (self.inputs.vector(last), self.inputs.pixels(last), None)
+            self.last_values[times, columns] = learner.evaluate(*read)[0]
 
     def roll(self) -> None:
         """Begin the next rollout where this one ended."""
@@ -568,9 +569,8 @@ class DeviceCollector(Collector):
         rollout = self.rollout
         rollout.reward[:] = self._reward.cpu().numpy()
         rollout.terminated[:], rollout.truncated[:] = self._flags.cpu().numpy()
-        rollout.action[:] = (
-            self.actions.to_env_on(self._chosen.flatten(0, 1)).cpu().numpy().reshape(rollout.action.shape)
-        )
+        actions = self.actions.to_env_on(self._chosen.flatten(0, 1)).cpu().numpy()
+        rollout.action[:] = actions.reshape(rollout.action.shape)
         if self.reads_obs:
             rollout.obs[:] = self.vector.cpu().numpy()
         for t, mask, last, success in self._ends:

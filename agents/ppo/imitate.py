@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from agents.networks.actor_critic import Flat, masked
 from agents.ppo.config import PPOConfig
@@ -54,7 +55,7 @@ class Imitation(Stateful):
         self.columns = [streams.index(name) for name in self.names]
         self.gamma, self.weight, self.adam = gamma[self.columns], Schedule(config.imitate), Flat(flat.value)
         self.rows: Any = None  # a tree of (M, ...), episodes one after the other, the oldest first
-        self.pending: Any = None  # the same of the running episodes, a list with one for each environment
+        self.pending: Any = None  # the same of the running episodes, of one environment after another, and its column
         self.recent: deque[float] = deque(maxlen=RECENT)  # returns of the last episodes
         self.rng = np.random.default_rng([seed, 4])
         self._turn = 0
@@ -79,15 +80,18 @@ class Imitation(Stateful):
         for _ in range(self.config.imitate_updates):
             index = self.rng.choice(len(some), ROWS, p=priority / priority.sum())
             losses.append(self.step(learner, map_obs(lambda x: x[index], rows), rate))  # noqa: B023
-        return found | {"train/imitation_loss": float(np.mean(losses)), "train/imitated": float((gain > 0).mean())}
+        return found | {
+            "train/imitation_loss": float(torch.stack(losses).mean()),
+            "train/imitated": float((gain > 0).mean()),
+        }
 
     def _gain(self, rows: Any, value: np.ndarray) -> np.ndarray:
         """How much better rows (B,) were than expected."""
         median = self.config.imitate_baseline == "median"
         return rows["episode"] - np.median(self.recent) if median else rows["worth"] - value
 
-    def step(self, learner: Any, rows: Any, rate: float) -> float:
-        """One gradient step on rows (B, ...); returns the loss."""
+    def step(self, learner: Any, rows: Any, rate: float) -> Tensor:
+        """One gradient step on rows (B, ...); returns the loss, ()."""
         net = learner.net
         outputs, values = net(*learner._rows(rows["vector"], rows["pixels"]))
         log_prob, entropy = net.actions.log_prob(
@@ -103,7 +107,7 @@ class Imitation(Stateful):
         loss.backward()
         self.adam.grad.copy_(learner.flat.grad)
         self.adam.step(rate, self.config.max_grad_norm)
-        return float(loss.detach())
+        return loss.detach()
 
     def _take(self, collector: Any, batch: Transitions, raw: dict[str, Any]) -> None:
         """Keep the rows of a rollout, and of the episodes that ended in it those that are to be imitated."""
@@ -121,20 +125,29 @@ class Imitation(Stateful):
             "tail": np.where(late, collector.last_values[..., self.columns], np.float32(0)),
             "age": np.zeros(batch.shape, np.int64),
         }
+        rows = map_obs(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), tree)  # of one environment after another
+        rows["column"] = np.repeat(np.arange(batch.shape[1]), batch.shape[0])
+        if self.pending is not None:
+            known, step = self.pending["column"], self.pending["batch"]["step"]
+            last = np.full(batch.shape[1], -2)
+            last[known] = step  # the newest is the last one written
+            goes_on = (batch.step[0] == last + 1)[known]  # or its environment was reset
+            rows = join(np.concatenate, [map_obs(lambda x: x[goes_on], self.pending), rows])
+            order = rows["column"].argsort(kind="stable")
+            rows = map_obs(lambda x: x[order], rows)
+        ends = np.flatnonzero(Transitions(**rows["batch"]).ended)
+        last = np.full(batch.shape[1], -1)
+        last[rows["column"][ends]] = ends
+        whole = np.arange(len(rows["column"])) <= last[rows["column"]]
+        self.pending = map_obs(lambda x: x[~whole], rows)
+        finished = map_obs(lambda x: x[whole], rows)
+        del finished["column"]
         kept = []
         if self.rows is not None:
             self.rows["age"] += 1
             self.rows.pop("worth", None)
             kept.append(self.rows)
-        running = self.pending or [None] * batch.shape[1]
-        self.pending = []
-        for column, before in enumerate(running):
-            piece = map_obs(lambda x: x[:, column], tree)  # noqa: B023
-            begun = before is not None and batch.step[0, column] in before["batch"]["step"][-1:] + 1  # or it was reset
-            piece = join(np.concatenate, [before, piece] if begun else [piece])
-            cut = int(np.flatnonzero(np.append(True, Transitions(**piece["batch"]).ended))[-1])
-            self.pending.append(map_obs(lambda x: x[cut:], piece))  # noqa: B023
-            kept += self._chosen(map_obs(lambda x: x[:cut], piece)) if cut else []  # noqa: B023
+        kept += self._chosen(finished) if whole.any() else []
         if kept:
             rows = join(np.concatenate, kept)
             young = np.flatnonzero(rows["age"] < (self.config.imitate_max_age or np.inf))[-KEPT:]

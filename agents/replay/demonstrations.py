@@ -28,10 +28,9 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import PENDING, Replay, Rows
 from envs.datasets.recorded import recorded
 from envs.steps import Chunk
-from envs.transitions import Transitions, is_finite
+from envs.transitions import Transitions
 from envs.types import MODALITIES, ReplayScorer
 
-ROUNDING = 1e-5  # how far beyond [-1, 1] an action may be
 KEPT = 20_000  # rows of best episodes, the newest
 
 
@@ -42,19 +41,12 @@ def demonstrations(path: str, encoding: SpaceEncoding, scorer: ReplayScorer) -> 
         ValueError: if it is of other spaces, too short, not finite, out of range, or lacks what the reward reads.
     """
     batch = recorded(path, "agent.demos", encoding.observation_space, encoding.action_space)
-    action = encoding.encode(batch.action)
     known = {*MODALITIES, *(f"obs_{name}" for name in MODALITIES)}
-    missing = sorted(name for name in scorer.requires & known if getattr(batch, name) is None)
-    wrong = ""
-    if not all(map(is_finite, (encoding.vector(batch.obs), action, encoding.vector(batch.next_obs), batch.reward))):
-        wrong = "holds NaN or infinite numbers; leave those rows out"
-    elif np.abs(action).max() > 1 + ROUNDING:
-        lowest, highest = batch.action.min(), batch.action.max()
-        wrong = f"has actions from {lowest:.4g} to {highest:.4g}, outside {encoding.action_space}; clip them"
-    elif missing:
-        wrong = f"lacks {missing[0]}, which the reward reads; record with frames=224, text=true or signals=true"
-    if wrong:
-        raise ValueError(f"agent.demos={path} {wrong}, or record it again")
+    if missing := sorted(name for name in scorer.requires & known if getattr(batch, name) is None):
+        words = (
+            f"lacks {missing[0]}, which the reward reads; record it again with frames=224, text=true or signals=true"
+        )
+        raise ValueError(f"agent.demos={path} {words}")
     return batch.replace(**dict.fromkeys(known - scorer.requires), extras={})
 
 

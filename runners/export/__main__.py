@@ -148,22 +148,13 @@ def run_subject(run: Path, trust: bool = False, at: str = "") -> Subject:
 
 def file_subject(config: ExportConfig) -> Subject:
     """A policy that runners.offline wrote."""
-    from safetensors import SafetensorError, safe_open
-
-    from agents.cpl import CPL
-    from agents.iql import IQL
-    from agents.recoil import ReCOIL
     from envs.make import make
+    from runners.run.policies import from_file
 
     with closing(make(config.env, **config.env_options)) as env:
-        try:
-            with safe_open(config.run, "np") as file:
-                kind: type[IQL] = {"CPL": CPL, "ReCOIL": ReCOIL}.get((file.metadata() or {}).get("agent", ""), IQL)
-            model = kind.load(config.run, env.observation_space, env.action_space)
-        except SafetensorError as error:
-            words = f"run={config.run} is no safetensors file ({error}); give one of runners.offline"
-            raise UsageError(words) from None
-    return Subject("iql", model, lambda: make(config.env, **config.env_options))
+        model = from_file(Path(config.run), env.observation_space, env.action_space)
+    kind = "cloning" if type(model).__name__ == "Cloning" else "iql"
+    return Subject(kind, model, lambda: make(config.env, **config.env_options))
 
 
 def observations(env: Any, model: Any, count: int, seed: int) -> tuple[Any, Any]:

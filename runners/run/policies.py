@@ -21,7 +21,10 @@ from envs.residual import script
 from runners.run.build import load_run
 from runners.run.config import UsageError
 
-OFFLINE = {"Cloning": "agents.cloning:Cloning", "IQL": "agents.iql:IQL"}  # whose files hold a policy alone
+OFFLINE = {  # the class that a file of runners.offline names -> where it is
+    place.partition(":")[2]: place
+    for place in ("agents.iql:IQL", "agents.recoil:ReCOIL", "agents.cpl:CPL", "agents.cloning:Cloning")
+}
 SB3 = {"common": "ActorCriticPolicy", "sac": "SACPolicy", "td3": "TD3Policy", "dqn": "DQNPolicy"}  # by package
 
 
@@ -33,14 +36,7 @@ def load(source: str, observation_space: Space, action_space: Space) -> Any:
     if path.suffix == ".zip" and path.is_file():
         return _from_zip(path, *both)
     if path.suffix == ".safetensors" and path.is_file():
-        from safetensors import safe_open
-
-        with safe_open(path, "pt") as file:
-            kind = (file.metadata() or {}).get("agent", "")
-        if kind not in OFFLINE:
-            raise UsageError(f"{path} holds no policy of {', '.join(OFFLINE)} (but {kind!r}); give its run's folder")
-        agent: Any = load_env_creator(OFFLINE[kind])
-        return agent.load(str(path), *both)
+        return from_file(path, *both)
     try:
         act: Any = load_env_creator(source)
         return script(act, action_space)
@@ -50,6 +46,21 @@ def load(source: str, observation_space: Space, action_space: Space) -> Any:
             f"{source} is no policy ({why}); give a run's folder, a *.safetensors of runners.offline, a *.zip of "
             "Stable-Baselines3, or my_file:function"
         ) from None
+
+
+def from_file(path: Path, observation_space: Space, action_space: Space) -> Any:
+    """The policy that `runners.offline out=` wrote; a UsageError if it is none, a ValueError for other spaces."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "np") as file:
+            kind = (file.metadata() or {}).get("agent", "")
+    except SafetensorError as error:
+        raise UsageError(f"{path} is no safetensors file ({error}); give one of runners.offline") from None
+    if kind not in OFFLINE:
+        raise UsageError(f"{path} holds no policy of {', '.join(OFFLINE)} (but {kind!r}); give its run's folder")
+    agent: Any = load_env_creator(OFFLINE[kind])
+    return agent.load(str(path), observation_space, action_space)
 
 
 def _from_zip(path: Path, observation_space: Space, action_space: Space) -> Any:

@@ -1,7 +1,5 @@
 """Streams balanced by their policy gradients: values by hand, what is refused, and that a run continues exactly."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -10,6 +8,7 @@ import envs.make
 import rewards
 from agents.ppo.agent import PPO, PPOConfig
 from agents.ppo.balance import Balance, frank_wolfe, min_norm, project
+from tests.rollouts import cut
 
 SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "net_arch": [16], "sequence": 8}
 TWO = np.array([[1.0, 0.0], [-0.5, 1.0]])
@@ -101,15 +100,7 @@ def test_a_balanced_run_continues_exactly(changes):
     def build():
         return agent(["task", "rnd", "count"], balance_only=["task", "count"], **changes)
 
-    whole, first, second = build().learn(2 * 16 * 4), build().learn(2 * 16 * 2), build()
-    state = copy.deepcopy((first.get_state(), first.scorer.state_dict()))
-    snapshots = first.envs.call("snapshot")
-    second.envs.reset(seed=0)
-    for env, snapshot in zip(second.envs.envs, snapshots):
-        env.get_wrapper_attr("restore")(snapshot)
-    second.set_state(state[0])
-    second.scorer.load_state_dict(state[1])
-    second.learn(2 * 16 * 2, reset_num_timesteps=False)
+    whole, second = cut(build, 2 * 16 * 2)
     assert torch.equal(second.flat.value, whole.flat.value) and (second.balance.shares == whole.balance.shares).all()
     assert whole.balance.metrics.keys() == {"stream/task/share", "stream/count/share"}
 

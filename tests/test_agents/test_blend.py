@@ -1,6 +1,5 @@
 """Learned weights: the bandit by hand, what moves them, what is refused, and that a run continues exactly."""
 
-import copy
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -16,6 +15,7 @@ from agents.ppo.agent import PPO, PPOConfig
 from agents.ppo.blend import STEP, WINDOW, Blend, implicit, phi_of, solve
 from rewards.adapters.gym import VectorRewardWrapper
 from rewards.base import Reward, RewardConfig
+from tests.rollouts import cut
 
 SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "net_arch": [16], "sequence": 8}
 
@@ -147,18 +147,7 @@ def cartpole(blend="aligned", names=("task", "count"), weight="learned", **chang
 
 @pytest.mark.parametrize("changes", [{}, {"blend": "implicit"}, {"blend": "search"}, {"gru": 8}], ids=str)
 def test_a_run_that_learns_weights_continues_exactly(changes):
-    def build():
-        return cartpole(**changes)
-
-    whole, first, second = build().learn(2 * 16 * 14), build().learn(2 * 16 * 7), build()
-    state = copy.deepcopy((first.get_state(), first.scorer.state_dict()))
-    snapshots = first.envs.call("snapshot")
-    second.envs.reset(seed=0)
-    for env, snapshot in zip(second.envs.envs, snapshots):
-        env.get_wrapper_attr("restore")(snapshot)
-    second.set_state(state[0])
-    second.scorer.load_state_dict(state[1])
-    second.learn(2 * 16 * 7, reset_num_timesteps=False)
+    whole, second = cut(lambda: cartpole(**changes), 2 * 16 * 7)
     assert torch.equal(second.flat.value, whole.flat.value) and (second.blend.weights == whole.blend.weights).all()
     assert whole.blend.weights[0] != 1
 

@@ -1,7 +1,5 @@
 """Self-imitation in PPO: weights by hand, the cap, what enters the buffer, scores as they are now, resume, refusals."""
 
-import copy
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ import envs.make
 import rewards
 from agents.ppo.agent import PPO, PPOConfig
 from rewards.base import Reward, RewardConfig
+from tests.rollouts import cut
 
 SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "net_arch": [8], "imitate": 1.0}
 
@@ -141,15 +140,7 @@ def test_a_run_that_imitates_itself_continues_exactly(changes):
         mix = rewards.make(["task", "count"], vector.single_observation_space, vector.single_action_space, seed=0)
         return PPO(vector, PPOConfig(**{**SMALL, **changes}), scorer=mix, seed=0)
 
-    whole, first, second = build().learn(2 * 16 * 12), build().learn(2 * 16 * 6), build()
-    state = copy.deepcopy((first.get_state(), first.scorer.state_dict()))
-    snapshots = first.envs.call("snapshot")
-    second.envs.reset(seed=0)
-    for env, snapshot in zip(second.envs.envs, snapshots):
-        env.get_wrapper_attr("restore")(snapshot)
-    second.set_state(state[0])
-    second.scorer.load_state_dict(state[1])
-    second.learn(2 * 16 * 6, reset_num_timesteps=False)
+    whole, second = cut(build, 2 * 16 * 6)
     assert torch.equal(second.flat.value, whole.flat.value)
     assert len(second.imitation.rows["age"]) == len(whole.imitation.rows["age"]) > 0
 

@@ -1,7 +1,5 @@
 """Boosted oblivious trees: values by hand, PPO's steps with them, what is refused, and that a run continues exactly."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -15,6 +13,7 @@ from agents.ppo.agent import PPO, PPOConfig
 from agents.ppo.trees import TreesUpdate
 from agents.ppo.update import Batch
 from runners.explain.reading import splits
+from tests.rollouts import cut
 
 SMALL = {"n_steps": 32, "batch_size": 32, "n_epochs": 2, "net": "trees"}
 
@@ -133,17 +132,7 @@ def test_what_depends_on_the_observation_is_learned_by_few_trees():
 
 @pytest.mark.parametrize("changes", [{}, {"balance": "min_norm"}], ids=str)
 def test_trees_are_saved_with_a_run_that_continues_exactly(changes):
-    whole, first, second = (agent(**changes) for _ in range(3))
-    whole.learn(64 * 4)
-    first.learn(64 * 2)
-    state = copy.deepcopy((first.get_state(), first.scorer.state_dict()))
-    snapshots = first.envs.call("snapshot")
-    second.envs.reset(seed=0)
-    for env, snapshot in zip(second.envs.envs, snapshots):
-        env.get_wrapper_attr("restore")(snapshot)
-    second.set_state(state[0])
-    second.scorer.load_state_dict(state[1])
-    second.learn(64 * 2, reset_num_timesteps=False)
+    whole, second = cut(lambda: agent(**changes), 64 * 2)
     assert torch.equal(second.policy.trunk.leaf, whole.policy.trunk.leaf) and len(whole.policy.trunk.leaf) == 16
     assert torch.equal(second.policy.trunk.importance, whole.policy.trunk.importance)
 

@@ -308,6 +308,15 @@ def test_a_policy_learned_from_a_recording_is_exported_too(tmp_path):
     np.testing.assert_allclose(load(out).act(obs), model.predict(obs)[0], atol=1e-5)
 
 
+def test_of_a_cloned_policy_that_acts_in_chunks_the_weights_are_exported(tmp_path):
+    from agents.cloning import Cloning, CloningConfig
+
+    env = make("Pendulum-v1")
+    Cloning(CloningConfig(net_arch=[8]), env.observation_space, env.action_space).save(str(tmp_path / "a.safetensors"))
+    _, checked = export(ExportConfig(run=str(tmp_path / "a.safetensors"), env="Pendulum-v1", format="safetensors"))
+    assert "weights only (agent=cloning acts by chunks of actions" in checked[0]
+
+
 def test_a_folder_without_a_policy_is_one_sentence(tmp_path):
     with pytest.raises(ValueError, match=r"holds no exported policy .*; give what runners.export wrote"):
         load(tmp_path)

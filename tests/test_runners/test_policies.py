@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from gymnasium.envs.registration import load_env_creator
 from stable_baselines3 import PPO, SAC
 
 from agents.cloning import Cloning, CloningConfig
@@ -10,7 +11,7 @@ from envs.make import make
 from envs.recording import load as recorded
 from runners.record import main as record
 from runners.run.config import UsageError
-from runners.run.policies import load
+from runners.run.policies import OFFLINE, load
 from runners.train import main as train
 
 PEG, SCRIPT = "lodestar/Peg-v0", "envs.exploration.peg:demonstrator"
@@ -62,6 +63,16 @@ def test_demonstrations_are_cloned_and_a_residual_run_begins_as_its_base(spaces,
     assert np.abs(agent.predict(np.zeros((2, 9), np.float32), deterministic=True)[0]).max() < 1e-4
     with pytest.raises(UsageError, match=r"the file .*cloned.safetensors, which would be read; add trust=true"):
         load_run(run)
+
+
+@pytest.mark.parametrize("kind", OFFLINE)
+def test_what_was_learned_from_a_recording_alone_is_read_by_the_class_that_its_file_names(kind, spaces, tmp_path):
+    agent = load_env_creator(OFFLINE[kind])
+    model = agent(agent.Config(net_arch=[8]), *spaces, seed=0)
+    model.save(str(tmp_path / "policy.safetensors"))
+    again, obs = load(str(tmp_path / "policy.safetensors"), *spaces), np.ones((3, 9), np.float32)
+    assert type(again) is agent
+    np.testing.assert_array_equal(again.predict(obs, deterministic=True)[0], model.predict(obs, deterministic=True)[0])
 
 
 def test_a_text_that_names_no_policy_is_a_sentence(spaces, tmp_path):
