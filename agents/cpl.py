@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from agents.iql import AHEAD, IQL, PI, run
-from agents.networks.actor_critic import Flat
+from envs.flat import Flat
 from envs.settings import Settings, setting
 from envs.transitions import Transitions
 

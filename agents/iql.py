@@ -35,8 +35,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from agents.networks.actor_critic import CLIP, Flat, Inputs, SpaceEncoding
+from agents.networks.actor_critic import CLIP, Inputs, SpaceEncoding
 from agents.predictor import Predictor
+from envs.flat import Flat
 from envs.settings import Settings, setting
 from envs.transitions import Transitions
 from envs.types import Obs

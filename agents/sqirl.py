@@ -30,8 +30,9 @@ import torch
 from torch import Tensor, nn
 
 from agents.base import BaseAgent, OnStep, Steps
-from agents.networks.actor_critic import Flat, SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
+from envs.flat import Flat
 from envs.settings import Settings, setting
 from envs.transitions import Transitions
 from envs.types import Obs

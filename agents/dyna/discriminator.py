@@ -30,9 +30,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from agents.dynamics import Dynamics
 from agents.dynamics.ensemble import Scaler, split
-from agents.networks.actor_critic import CLIP, Flat, SpaceEncoding
+from agents.networks.actor_critic import CLIP, SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
+from envs.flat import Flat
 from envs.settings import Settings, setting
 from envs.state import Stateful
 

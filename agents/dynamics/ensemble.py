@@ -36,9 +36,10 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from agents.dynamics import Predicted
-from agents.networks.actor_critic import Flat, SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
+from envs.flat import Flat
 from envs.settings import Settings, setting
 from envs.state import Stateful
 

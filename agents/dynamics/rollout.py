@@ -53,8 +53,9 @@ import torch
 from torch import Tensor, nn
 
 from agents.dynamics import OneStepModel, Predicted
-from agents.networks.actor_critic import CLIP, Flat, SpaceEncoding
+from agents.networks.actor_critic import CLIP, SpaceEncoding
 from agents.replay.replay import Replay
+from envs.flat import Flat
 from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import ReplayScorer

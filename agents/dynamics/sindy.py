@@ -35,8 +35,9 @@ from torch import Tensor
 
 from agents.dynamics import Predicted
 from agents.dynamics.rollout import seeded_mlp
-from agents.networks.actor_critic import Flat, SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay
+from envs.flat import Flat
 from envs.settings import Settings, setting
 from envs.state import Stateful
 

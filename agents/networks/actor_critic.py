@@ -5,7 +5,6 @@
     Actions        an action space as a distribution: categoricals, or a Gaussian
     ActorCritic    separate networks for policy and values; pixels share a convolutional trunk; a GRU if asked for
     Glyphs         a trunk for observations in parts (NetHack)
-    Flat           all parameters as one vector, with Adam
     cosines        between the policy gradients of reward streams, which `stream_gradients` gives
 
 Sources: layer sizes, orthogonal initialisation and activations are those of Stable-Baselines3's PPO, the convolutions
@@ -25,12 +24,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from envs.state import Stateful
 from envs.types import Obs
 
 CLIP = 10.0  # standard deviations at which a normalised observation is cut
 MASKED = -1e8  # logit or value of an action that is not allowed: exp is 0 and 0 times it is 0, as of -inf it is not
-ADAM: Any = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "eps": 1e-5, "amsgrad": False, "maximize": False}
 
 
 def masked(outputs: Tensor, mask: Any) -> Tensor:
@@ -446,60 +443,6 @@ class Glyphs(nn.Module):
         cells = vector[:, self.parts["cells"]].view(len(vector), self.side, self.side, -1).permute(0, 3, 1, 2)
         features = [self.cells(cells), *(layer(vector[:, self.parts[name]]) for name, layer in self.others.items())]
         return self.join(torch.cat(features, -1))
-
-
-class Flat(Stateful):
-    """All parameters of a network as one vector, their gradients as another: one call clips, one call steps.
-
-    Its state is Adam's moments and step count; the parameters, `value` (P,), belong to the module.
-    """
-
-    saved = ("mean", "square", "steps")
-
-    def __init__(self, value: Tensor) -> None:
-        self.value, self.grad = value, torch.zeros_like(value)
-        self.mean, self.square = torch.zeros_like(value), torch.zeros_like(value)  # Adam's moments
-        self.steps = torch.zeros((), device=value.device)
-        self._numpy = (self.grad.numpy(), self.steps.numpy()) if value.device.type == "cpu" else None
-
-    @classmethod
-    def over(cls, parameters: list[nn.Parameter]) -> Flat:
-        """Of a module, whose parameters become views in this order; whatever writes into one writes into the other."""
-        flat = cls(torch.cat([p.detach().reshape(-1) for p in parameters] or [torch.zeros(0)]))
-        begin = 0
-        for p in parameters:
-            end = begin + p.numel()
-            p.data = flat.value[begin:end].view_as(p)
-            p.grad = flat.grad[begin:end].view_as(p)
-            begin = end
-        return flat
-
-    def part(self, places: Tensor) -> Flat:
-        """Some of the parameters with their moments, copied."""
-        part = Flat(self.value[places])
-        part.mean, part.square = self.mean[places], self.square[places]
-        part.steps.copy_(self.steps)
-        return part
-
-    def put(self, places: Tensor, part: Flat) -> None:
-        """Write back what `part` gave."""
-        self.value[places], self.mean[places], self.square[places] = part.value, part.mean, part.square
-        self.steps.copy_(part.steps)
-
-    def step(self, learning_rate: float, max_grad_norm: float) -> None:
-        """Clip the gradient to a norm, then Adam (Kingma & Ba 2015) with epsilon 1e-5."""
-        if self._numpy is None:
-            norm = torch.linalg.vector_norm(self.grad)
-            self.grad.mul_(torch.clamp(max_grad_norm / (norm + 1e-6), max=1.0))
-            self.steps += 1
-        else:  # a call into torch costs more than the arithmetic
-            grad, steps = self._numpy
-            norm = math.sqrt(grad.dot(grad))
-            if norm > max_grad_norm:
-                grad *= max_grad_norm / (norm + 1e-6)
-            steps += 1
-        lists: Any = ([self.value], [self.grad], [self.mean], [self.square], [], [self.steps])
-        torch._fused_adam_(*lists, lr=learning_rate, **ADAM)
 
 
 def stream_gradients(

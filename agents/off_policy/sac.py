@@ -38,10 +38,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agents.networks.actor_critic import CLIP, Flat
+from agents.networks.actor_critic import CLIP
 from agents.networks.heads import HEADS
 from agents.networks.stacked import ACTIVATIONS, NORMS, Stacked
 from agents.replay.replay import Rows
+from envs.flat import Flat
 from envs.settings import Settings, setting
 from envs.state import Stateful
 

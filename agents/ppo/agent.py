@@ -27,7 +27,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from torch import Tensor
 
 from agents.base import BaseAgent, Episodes, OnStep, TaskScorer, has_reset
-from agents.networks.actor_critic import Actions, ActorCritic, Flat, Glyphs, Inputs, masked
+from agents.networks.actor_critic import Actions, ActorCritic, Glyphs, Inputs, masked
 from agents.networks.trees import TreePolicy
 from agents.ppo import credit
 from agents.ppo.balance import Balance
@@ -36,6 +36,7 @@ from agents.ppo.config import PPOConfig
 from agents.ppo.imitate import Imitation
 from agents.ppo.trees import TreesUpdate
 from agents.ppo.update import Batch, NumpyUpdate, TorchUpdate, advantages, alignment, epochs, metrics, sequences
+from envs.flat import Flat
 from envs.masks import allows, checked
 from envs.state import Stateful
 from envs.transitions import NotFinite, OneGroup, OnNan, Rollout, is_finite, map_obs, refuse
@@ -157,8 +158,7 @@ class PPO(BaseAgent):
         batch = self.scorer.embed(rollout.transitions(self.scorer.requires))
         raw, self.memory = self.scorer.score(batch, self.memory)
         scaled = self.scorer.scaled(raw)
-        missing = [name for name in self.scorer.streams if name not in scaled]
-        if missing:
+        if missing := [name for name in self.scorer.streams if name not in scaled]:
             raise ValueError(f"the reward has no score for its stream {missing[0]!r}, only for {sorted(scaled)}")
         rewards = np.stack([scaled[name] for name in self.scorer.streams], -1)
         timesteps = self.num_timesteps - batch.valid.size + rollout.n * np.arange(rollout.length)[:, None]

@@ -35,9 +35,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.networks.actor_critic import Flat, stream_gradients
+from agents.networks.actor_critic import stream_gradients
 from agents.ppo.config import PPOConfig
 from agents.ppo.update import Batch, TorchUpdate
+from envs.flat import Flat
 from envs.state import Stateful
 from envs.transitions import Rollout
 

@@ -26,9 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.networks.actor_critic import Flat, masked
+from agents.networks.actor_critic import masked
 from agents.ppo.config import PPOConfig
 from agents.replay.demonstrations import goals, returns
+from envs.flat import Flat
 from envs.settings import Schedule
 from envs.state import Stateful
 from envs.transitions import Transitions, join, map_obs

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.networks.actor_critic import Flat
 from agents.networks.trees import Bins, Tree, TreePolicy, fit
 from agents.ppo.config import PPOConfig
 from agents.ppo.update import Batch, TorchUpdate
+from envs.flat import Flat
 
 
 class TreesUpdate(TorchUpdate):

@@ -28,8 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.networks.actor_critic import CLIP, MASKED, ActorCritic, Flat, cosines, masked, stream_gradients
+from agents.networks.actor_critic import CLIP, MASKED, ActorCritic, cosines, masked, stream_gradients
 from agents.ppo.config import PPOConfig
+from envs.flat import Flat
 
 SIZES = 16  # of batches whose memory is kept
 WIDE = 64  # inputs from which on it is faster to leave out those that are never used

@@ -26,13 +26,14 @@ from torch import Tensor, nn
 
 from agents.base import BaseAgent, Means, OnStep, Steps
 from agents.dynamics.cells import State
-from agents.networks.actor_critic import Flat, SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import FrozenReward, Replay, Sequences
 from agents.world_model.config import WorldModelConfig
 from agents.world_model.imag_ac import ImagActorCritic, descend
 from agents.world_model.model import LatentModel, Replayed
 from agents.world_model.mpc import LatentMPC
 from agents.world_model.td3 import LatentTD3
+from envs.flat import Flat
 from envs.transitions import Transitions
 from envs.types import Obs, ReplayScorer
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from envs.datasets.recorded import recorded
+from envs.flat import Flat
 from envs.recording import episodes
 from envs.settings import setting
 from envs.transitions import Transitions
@@ -158,7 +159,7 @@ class Hilbert(nn.Module):
         self.scale.copy_(torch.from_numpy(np.where(spread > TINY, spread, 1)))
         x, y, size, gamma = self.whiten(before), self.whiten(after), config.batch_size, config.discount
         target = copy.deepcopy(self).requires_grad_(False)
-        optimizer = torch.optim.Adam(self.parameters(), lr=config.learning_rate, fused=True)
+        old, new = (Flat.over(list(net.parameters()), epsilon=1e-8) for net in (target, self))
         errors = []
         for _ in range(config.steps):
             row = rng.integers(len(x), size=size)
@@ -174,11 +175,9 @@ class Hilbert(nn.Module):
                 weight = torch.where(better, config.expectile, 1 - config.expectile)
             here, _, goal = self(three).split(size, 1)
             gap = ahead + ((here - goal).square().sum(2) + TINY).sqrt()
-            optimizer.zero_grad()
+            new.grad.zero_()
             (weight * gap.square()).sum(0).mean().backward()
-            optimizer.step()
-            with torch.no_grad():
-                for old, new in zip(target.parameters(), self.parameters()):
-                    old.lerp_(new, config.follow)
+            new.step(config.learning_rate)
+            old.value.lerp_(new.value, config.follow)
             errors.append(gap.detach().abs().mean())
         return float(torch.stack(errors[-max(config.steps // 10, 1) :]).mean())

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from envs.flat import Flat
 from envs.settings import setting
 from envs.state import Stateful
 from rewards.exploration.forward import Forward, ForwardConfig
@@ -61,7 +62,7 @@ class Hindsight(Forward):
         self.reconstructor = self.head(given + config.chance, hidden, hidden, self.width, gain=0.1)
         self.critic = torch.nn.ModuleList([self.head(given, hidden, hidden), self.head(config.chance, hidden, hidden)])
         self.train_on(self.generator_net, self.reconstructor)
-        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.learning_rate, fused=True)
+        self.critic_optimizer = Flat.over(list(self.critic.parameters()), epsilon=1e-8)
         self.negatives = Bank(config.bank, config.chance)
 
     def error(self, x: torch.Tensor, action: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -103,10 +104,10 @@ class Hindsight(Forward):
             return {"reconstruction_loss": reconstruction}
         for _ in range(self.config.critic_steps):
             information = self.batch_information(given, z.detach())
-            self.critic_optimizer.zero_grad()
+            self.critic_optimizer.grad.zero_()
             (-information).backward()
-            self.critic_optimizer.step()
-        information = self.batch_information(given, z)  # its gradient reaches the critic too; zero_grad clears it
+            self.critic_optimizer.step(self.config.learning_rate)
+        information = self.batch_information(given, z)  # its gradient reaches the critic too, which clears it
         return {"reconstruction_loss": reconstruction, "information": self.config.invariance * information}
 
     def batch_information(self, given: torch.Tensor, z: torch.Tensor) -> torch.Tensor:

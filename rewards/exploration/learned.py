@@ -27,6 +27,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import skip_init
 
+from envs.flat import Flat
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Array, Obs
@@ -100,7 +101,7 @@ class Learned(Reward):
     def train_on(self, *modules: nn.Module) -> None:
         """Make the optimiser of everything that `loss` moves."""
         self.trained = [parameter for module in modules for parameter in module.parameters()]
-        self.optimizer = torch.optim.Adam(self.trained, lr=self.config.learning_rate, fused=True)
+        self.optimizer = Flat.over(self.trained, epsilon=1e-8)
 
     def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
         """Losses of one minibatch by name: their sum is minimised, each is logged."""
@@ -156,10 +157,10 @@ class Learned(Reward):
 
     def descend(self, loss: Any) -> None:
         """One step of the optimiser; none on a loss that is NaN or infinite, which would spoil every weight."""
-        self.optimizer.zero_grad()
+        self.optimizer.grad.zero_()
         loss.backward()
-        if bool(nn.utils.clip_grad_norm_(self.trained, self.config.max_grad_norm).isfinite()):
-            self.optimizer.step()
+        if math.isfinite(self.optimizer.clip(self.config.max_grad_norm)):
+            self.optimizer.adam(self.config.learning_rate)
 
     def rows(self, obs: Obs) -> np.ndarray:
         """Observations (N, ...) -> float32 (N, size), as they are; raises FloatingPointError if one is not finite."""

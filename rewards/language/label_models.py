@@ -36,6 +36,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.utils import skip_init
 
+from envs.flat import Flat
 from envs.state import Stateful
 from rewards.llm.store import Item, texts_in
 
@@ -156,12 +157,12 @@ class LabelModel(Stateful):
     def __init__(
         self, encoder: str, *, learning_rate: float, batch_size: int = 256, seed: int = 0, device: str = "cpu"
     ) -> None:
-        self.device, self.batch_size, self.steps = device, batch_size, 0
+        self.device, self.learning_rate, self.batch_size, self.steps = device, learning_rate, batch_size, 0
         self.generator = torch.Generator().manual_seed(seed)
         self.rng = np.random.default_rng(seed)
         net = _NGrams(self.generator) if encoder == "ngrams" else _CharCNN(self.generator)
         self.net: _NGrams | _CharCNN = net.to(device).eval()
-        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=learning_rate, fused=True)
+        self.optimizer = Flat.over(list(self.net.parameters()), epsilon=1e-8)
 
     @torch.no_grad()
     def predict(self, items: Sequence[Item]) -> np.ndarray:
@@ -186,10 +187,9 @@ class LabelModel(Stateful):
             rows = np.arange(count) if count <= self.batch_size else self.rng.integers(count, size=self.batch_size)
             y, w = (torch.as_tensor(x[rows], dtype=torch.float32, device=self.device) for x in (labels, weight))
             value = binary_cross_entropy_with_logits(self._f([items[row] for row in rows]), y, w)
-            self.optimizer.zero_grad()
+            self.optimizer.grad.zero_()
             value.backward()
-            nn.utils.clip_grad_norm_(self.net.parameters(), 10.0)
-            self.optimizer.step()
+            self.optimizer.step(self.learning_rate, max_grad_norm=10.0)
             total += float(value.detach())
         self.net.eval()
         self.steps += steps

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from envs.flat import Flat
 from envs.settings import LEARNED, Schedule
 from envs.state import Stateful
 from envs.transitions import NotFinite, OnNan, Transitions, is_finite, map_obs
@@ -503,7 +504,8 @@ class GuardedUpdates(Stateful):
 
     def update(self, batch: Transitions) -> dict[str, float]:
         """`Reward.update`, with the counts beside its metrics once there are any."""
-        optimizers = [value for value in vars(self.reward).values() if isinstance(value, torch.optim.Optimizer)]
+        kinds = (Flat, torch.optim.Optimizer)
+        optimizers = [value for value in vars(self.reward).values() if isinstance(value, kinds)]
         if optimizers and self._good is None and _finite(optimizers):
             self._keep(optimizers)
         metrics = self.reward.update(batch)
@@ -537,7 +539,9 @@ class GuardedUpdates(Stateful):
             optimizer.load_state_dict(copy.deepcopy(state))
 
 
-def _weights(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def _weights(optimizer: Flat | torch.optim.Optimizer) -> list[torch.Tensor]:
+    if isinstance(optimizer, Flat):
+        return [optimizer.value]
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

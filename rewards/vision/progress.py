@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from envs.flat import Flat
 from envs.recording import episodes, load
 from envs.settings import setting
 from envs.transitions import Transitions
@@ -197,16 +198,14 @@ class Hops(nn.Module):
         x = self.whiten(states)
         last = x[torch.from_numpy(np.flatnonzero(progress == 1)).to(x.device)]
         self.goal.copy_(last[(last - last.mean(0)).square().sum(1).argmin()])
-        optimizer = torch.optim.Adam(self.parameters(), lr=config.learning_rate, fused=True)
-        anneal = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, config.steps)
+        flat = Flat.over(list(self.parameters()), epsilon=1e-8)
         pairs = rng.integers(0, len(states), (config.steps, 2, config.batch_size))
         target = torch.from_numpy(hop_between(progress[pairs[:, 0]], progress[pairs[:, 1]])).to(x.device)
         rows, errors = torch.from_numpy(pairs).to(x.device), []
         for t in range(config.steps):
             gap = self(x[rows[t, 0]], x[rows[t, 1]]) - target[t]
-            optimizer.zero_grad()
+            flat.grad.zero_()
             gap.square().mean().backward()
-            optimizer.step()
-            anneal.step()
+            flat.step(config.learning_rate * (1 - t / config.steps))
             errors.append(gap.detach().abs().mean())
         return float(torch.stack(errors[-max(config.steps // 10, 1) :]).mean())

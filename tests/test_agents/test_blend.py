@@ -10,9 +10,9 @@ import torch
 import envs.make
 import rewards
 from agents.dyna.agent import Dyna
-from agents.networks.actor_critic import Flat
 from agents.ppo.agent import PPO, PPOConfig
 from agents.ppo.blend import STEP, WINDOW, Blend, implicit, phi_of, solve
+from envs.flat import Flat
 from rewards.adapters.gym import VectorRewardWrapper
 from rewards.base import Reward, RewardConfig
 from tests.rollouts import cut

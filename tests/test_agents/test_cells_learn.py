@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from agents.dynamics.cells import RSSM, SSM, SimNorm
-from agents.networks.actor_critic import Flat
 from agents.world_model.model import divergence
+from envs.flat import Flat
 
 PLACES, L, B = 5, 6, 16
 SMALL = {"memory": 32, "groups": 4, "classes": 4, "hidden": 32}

@@ -5,9 +5,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.networks.actor_critic import Flat, SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.heads import symlog
 from agents.world_model.model import ObservationDecoder, ObservationEncoder
+from envs.flat import Flat
 from envs.nethack.view import View
 
 ACTIONS = spaces.Discrete(3)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.networks.actor_critic import Actions, ActorCritic, Flat, Inputs
+from agents.networks.actor_critic import Actions, ActorCritic, Inputs
 from agents.ppo.update import Batch, NumpyUpdate, PPOConfig, TorchUpdate
+from envs.flat import Flat
 
 OBS = spaces.Box(-1, 1, (5,), np.float32)
 ACTIONS = {

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from gymnasium import spaces
 
-from agents.networks.actor_critic import Flat, SpaceEncoding
+from agents.networks.actor_critic import SpaceEncoding
 from agents.world_model.model import (
     Empowerment,
     KLBudget,
@@ -16,6 +16,7 @@ from agents.world_model.model import (
     divergence,
     infonce,
 )
+from envs.flat import Flat
 
 
 def test_barlow_by_hand():

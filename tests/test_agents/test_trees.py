@@ -7,11 +7,12 @@ from gymnasium import spaces
 
 import envs.make
 import rewards
-from agents.networks.actor_critic import Actions, Flat, Inputs
+from agents.networks.actor_critic import Actions, Inputs
 from agents.networks.trees import Bins, TreePolicy, Trees, fit
 from agents.ppo.agent import PPO, PPOConfig
 from agents.ppo.trees import TreesUpdate
 from agents.ppo.update import Batch
+from envs.flat import Flat
 from runners.explain.reading import splits
 from tests.rollouts import cut
 

@@ -103,9 +103,9 @@ def known(copies):
         return torch.cat([x, torch.eye(2)[action]], dim=1), 2.0 * sign[:, None] - 1
 
     for _ in range(200):
-        reward.critic_optimizer.zero_grad()
+        reward.critic_optimizer.grad.zero_()
         (-reward.batch_information(*draw(256))).backward()
-        reward.critic_optimizer.step()
+        reward.critic_optimizer.step(reward.config.learning_rate)
     given, z = draw(2000)
     with torch.no_grad():
         return float(reward.information(given, z, draw(2000)[1]).mean())
@@ -142,7 +142,7 @@ def test_the_critic_raises_the_information_and_the_generator_lowers_it(monkeypat
 def test_the_critic_takes_its_own_steps_before_each_of_the_generators(steps, monkeypatch):
     reward, taken = make(critic_steps=steps, invariance=1.0, batch_size=32), []
     step = reward.critic_optimizer.step
-    monkeypatch.setattr(reward.critic_optimizer, "step", lambda: taken.append(1) or step())
+    monkeypatch.setattr(reward.critic_optimizer, "step", lambda rate: taken.append(1) or step(rate))
     reward.update(coins(64, 0))
     assert len(taken) == 2 * steps
 
