@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from agents.iql import IQL
-from agents.networks.actor_critic import CLIP, SpaceEncoding
+from agents.networks.actor_critic import CLIP
 from agents.networks.stacked import Stacked
 from envs.recording import episodes
 from envs.settings import Settings, setting
@@ -68,14 +68,22 @@ class Cloning(IQL):
         return super().learn(steps)
 
     def _networks(self, seed: int) -> Any:
-        return (_Mixture if self.config.head == "mixture" else _Diffusion)(self.encoding, self.config, seed)
+        return self._head(self.encoding.obs_size, seed)
+
+    def _head(self, inputs: int, seed: int) -> Any:
+        """What draws chunks, from so many numbers."""
+        kind = _Mixture if self.config.head == "mixture" else _Diffusion
+        return kind(inputs, self.encoding.action_size, self.config, seed)
 
     def _copied(self) -> list[Any]:
         return []  # there is no target
 
-    def _step(self, rows: Tensor) -> dict[str, Tensor]:
+    def _loss(self, rows: Tensor) -> Tensor:
         width = self.encoding.obs_size
-        loss = self.net.loss(rows[:, :width], *rows[:, width:].chunk(2, -1), self._generator)
+        return self.net.loss(rows[:, :width], *rows[:, width:].chunk(2, -1), self._generator)
+
+    def _step(self, rows: Tensor) -> dict[str, Tensor]:
+        loss = self._loss(rows)
         self._flat.grad.zero_()
         loss.backward()
         left, steps = self._step_size
@@ -103,14 +111,20 @@ class Cloning(IQL):
         obs, action = torch.tensor(self.encoding.vector(data.obs)), self.encoding.encode(data.action)
         if not (most := np.abs(action).max()) < 1.001:
             raise ValueError(f"the data has actions at {most:.3g} times the bounds of {self.action_space}")
-        last = np.concatenate([np.full(rows.stop - rows.start, rows.stop - 1) for rows in episodes(data)])[:, None]
+        last = last_rows(data)[:, None]
         rows = np.arange(len(obs))[:, None] + np.arange(self.config.chunk)
         counts = np.repeat(rows <= last, action.shape[1], axis=1)
         chunks = action[np.minimum(rows, last)].reshape(len(obs), -1)
-        self.net.mean.copy_(obs.mean(0))
-        self.net.std.copy_(obs.std(0, correction=0).clamp(min=1e-3))
+        if self._rows is None:  # what is learned from later keeps the units
+            self.net.mean.copy_(obs.mean(0))
+            self.net.std.copy_(obs.std(0, correction=0).clamp(min=1e-3))
         both = torch.as_tensor(np.concatenate([chunks, counts], -1, dtype=np.float32), device=self.device)
         return torch.cat([self.net.whitened(obs.to(self.device)), both], -1)
+
+
+def last_rows(data: Transitions) -> np.ndarray:
+    """The last row of each row's episode, int64 (N,)."""
+    return np.concatenate([np.full(rows.stop - rows.start, rows.stop - 1) for rows in episodes(data)])
 
 
 class _Head(nn.Module):
@@ -119,20 +133,20 @@ class _Head(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, encoding: SpaceEncoding, config: CloningConfig, seed: int, more: int, outputs: int) -> None:
+    def __init__(self, inputs: int, config: CloningConfig, seed: int, more: int, outputs: int) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(encoding.obs_size))
-        self.register_buffer("std", torch.ones(encoding.obs_size))
-        self.net = Stacked(1, encoding.obs_size + more, config.net_arch, outputs, activation="silu", seed=seed)
+        self.register_buffer("mean", torch.zeros(inputs))
+        self.register_buffer("std", torch.ones(inputs))
+        self.net = Stacked(1, inputs + more, config.net_arch, outputs, activation="silu", seed=seed)
 
     def whitened(self, vector: Tensor) -> Tensor:
         return ((vector - self.mean) / self.std).clamp(-CLIP, CLIP)
 
 
 class _Mixture(_Head):
-    def __init__(self, encoding: SpaceEncoding, config: CloningConfig, seed: int) -> None:
-        self.shape = (config.components, 2, config.chunk * encoding.action_size)
-        super().__init__(encoding, config, seed, 0, config.components + math.prod(self.shape))
+    def __init__(self, inputs: int, actions: int, config: CloningConfig, seed: int) -> None:
+        self.shape = (config.components, 2, config.chunk * actions)
+        super().__init__(inputs, config, seed, 0, config.components + math.prod(self.shape))
 
     def gaussians(self, obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-weights (B, K), means and log-deviations (B, K, W)."""
@@ -160,9 +174,9 @@ class _Diffusion(_Head):
     kept: Tensor
     first: Tensor
 
-    def __init__(self, encoding: SpaceEncoding, config: CloningConfig, seed: int) -> None:
-        width = config.chunk * encoding.action_size
-        super().__init__(encoding, config, seed, width + 3, width)
+    def __init__(self, inputs: int, actions: int, config: CloningConfig, seed: int) -> None:
+        width = config.chunk * actions
+        super().__init__(inputs, config, seed, width + 3, width)
         angle = (torch.linspace(0, 1, config.noise_steps + 1) + 0.008) / 1.008 * (math.pi / 2)
         kept = (angle.cos() / angle[0].cos()).square().clamp(min=1e-4)
         self.register_buffer("kept", kept, persistent=False)  # abar_n: share of the signal's variance after n steps

@@ -57,26 +57,13 @@ class HILP(IQL):
     Config = HILPConfig
     config: HILPConfig
     prompt: Phi
+    phi: Any = None
 
-    def __init__(
-        self,
-        config: HILPConfig,
-        observation_space: gym.Space,
-        action_space: gym.Space,
-        data: Transitions | None = None,
-        signal: Phi | None = None,
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        own = SpaceEncoding(observation_space, action_space)
-        if own.images:
-            raise ValueError(f"HILP cannot read images, and {observation_space} has some; record embeddings or states")
+    def _encoding(self, observation_space: gym.Space, action_space: gym.Space) -> SpaceEncoding:
+        own = super()._encoding(observation_space, action_space)
         self.vector, self.size = own.vector, own.obs_size
-        self.phi: Any = signal
-        both = spaces.Box(-np.inf, np.inf, (own.obs_size + config.features,), np.float32)
-        super().__init__(config, both, action_space, data, seed=seed, device=device)
-        self.observation_space = observation_space
+        both = spaces.Box(-np.inf, np.inf, (own.obs_size + self.config.features,), np.float32)
+        return SpaceEncoding(both, action_space)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:
         vector = self.vector(obs)
@@ -84,6 +71,7 @@ class HILP(IQL):
 
     def _table(self, data: Transitions, signal: Any) -> Tensor:
         """As in IQL, with room for z; and where phi lies before and after each transition."""
+        self.phi = signal
         data = data[np.asarray(data.valid, bool)]
         states = [self.vector(x) for x in (data.obs, data.next_obs)]
         room = [np.pad(x, ((0, 0), (0, self.config.features))) for x in states]

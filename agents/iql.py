@@ -144,8 +144,8 @@ class IQL(Predictor):
             raise ValueError(
                 f"{name} cannot choose actions from {action_space}; give Discrete or a Box with finite bounds"
             )
-        self.encoding = SpaceEncoding(observation_space, action_space)
-        self.device = torch.device(device)
+        self.encoding = self._encoding(observation_space, action_space)
+        self.device, self.seed = torch.device(device), seed
         self._generator = torch.Generator(self.device).manual_seed(seed)
         with torch.random.fork_rng(devices=[]):  # torch draws initial weights from its global generator
             torch.default_generator.manual_seed(seed)
@@ -153,11 +153,17 @@ class IQL(Predictor):
         self.policy = self.net
         self._flat = Flat.over([p for p in self.net.parameters() if p.requires_grad])
         self._target = self._copied()
-        self._rows = None if data is None else self._table(data, signal)
         self.kept: dict[str, Any] = {}  # what else a file holds
+        self._rows: Tensor | None = None
+        if data is not None:
+            self._rows = self._table(data, signal)
 
     def beside(self) -> dict[str, Any]:
         return self.kept
+
+    def keep(self, kept: dict[str, Any]) -> None:
+        """Take what `beside` gave."""
+        self.kept = kept
 
     def learn(self, steps: int) -> dict[str, float]:
         """Take `steps` minibatches; returns losses and means of the last one.
@@ -203,7 +209,7 @@ class IQL(Predictor):
         both = (observation_space, action_space)
         place = "these spaces"
         model, kept = cls._from_file(path, lambda c: cls(cls.Config(**c), *both, seed=seed, device=device), place)
-        model.kept = kept
+        model.keep(kept)
         model._target = model._copied()
         return model
 
@@ -258,6 +264,10 @@ class IQL(Predictor):
         """Of the values (2, B, 1) of recorded actions, from that of what followed (B, 1); equation 6, of both."""
         return (q - (signal + self.config.gamma * continues * next_value)).square().mean((1, 2)).sum()
 
+    def _encoding(self, observation_space: gym.Space, action_space: gym.Space) -> SpaceEncoding:
+        """What the networks read and choose; of algorithms that read more than an observation, something wider."""
+        return SpaceEncoding(observation_space, action_space)
+
     def _networks(self, seed: int) -> Any:
         return _Networks(self.encoding, self.config.net_arch)
 
@@ -266,6 +276,19 @@ class IQL(Predictor):
 
     def _table(self, data: Transitions, signal: Any) -> Tensor:
         """All that a step reads of a transition, side by side: obs, next_obs, action, signal, whether it continues."""
+        worth, data = self._labelled(data, signal)
+        worth = self._units(worth)
+        obs, next_obs = (torch.tensor(self.encoding.vector(x)) for x in (data.obs, data.next_obs))
+        everything = torch.cat([obs, next_obs])
+        self.net.mean.copy_(everything.mean(0))
+        self.net.std.copy_(everything.std(0).clamp(min=1e-3))
+        numbers = np.stack([worth, ~np.asarray(data.terminated, bool)], -1)
+        whitened = [self.net.whitened(x.to(self.device)) for x in (obs, next_obs)]
+        action = torch.tensor(self.encoding.encode(data.action), device=self.device)
+        return torch.cat([*whitened, action, torch.tensor(numbers, dtype=torch.float32, device=self.device)], -1)
+
+    def _labelled(self, data: Transitions, signal: Any) -> tuple[np.ndarray, Transitions]:
+        """The signals (N,) of valid transitions, and these transitions; a ValueError if they do not fit or are none."""
         worth, what = np.asarray(data.reward if signal is None else signal, np.float32), self.learns_from
         if worth.shape != data.shape or len(data.shape) != 1:
             raise ValueError(
@@ -276,15 +299,7 @@ class IQL(Predictor):
         keep = np.asarray(data.valid, bool)
         if not keep.any():
             raise ValueError("the data has no valid transition; give a recording")
-        worth, data = self._units(worth[keep]), data[keep]
-        obs, next_obs = (torch.tensor(self.encoding.vector(x)) for x in (data.obs, data.next_obs))
-        everything = torch.cat([obs, next_obs])
-        self.net.mean.copy_(everything.mean(0))
-        self.net.std.copy_(everything.std(0).clamp(min=1e-3))
-        numbers = np.stack([worth, ~np.asarray(data.terminated, bool)], -1)
-        whitened = [self.net.whitened(x.to(self.device)) for x in (obs, next_obs)]
-        action = torch.tensor(self.encoding.encode(data.action), device=self.device)
-        return torch.cat([*whitened, action, torch.tensor(numbers, dtype=torch.float32, device=self.device)], -1)
+        return worth[keep], data[keep]
 
     def _units(self, worth: np.ndarray) -> np.ndarray:
         """The signals (N,) of valid transitions as the networks learn them."""

@@ -34,6 +34,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "shaping_grid": ("benchmarks.checks.shaping_grid:run", "vision"),
     "offline": ("benchmarks.checks.offline:run", "vision"),
     "offline_shelf": ("benchmarks.checks.offline_shelf:run", "agents2"),
+    "stitching": ("benchmarks.checks.stitching:run", "agents2"),
     "design": ("benchmarks.checks.design:run", "rewards2"),
     "exprd": ("benchmarks.checks.exprd:run", "rewards2"),
     "explors": ("benchmarks.checks.explors:run", "rewards2"),

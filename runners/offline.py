@@ -60,6 +60,9 @@ ALGOS = {
     "cpl": Algo("agents.cpl:CPL", ("preferences", "cloning")),
     "cpl_kl": Algo("agents.cpl:CPL", ("preferences", "cloning"), {"kl": True}),
     "cloning": Algo("agents.cloning:Cloning", ("cloning",)),
+    "rcsl": Algo("agents.rcsl:RCSL"),
+    "mbrcsl": Algo("agents.mbrcsl:MBRCSL"),
+    "dt": Algo("agents.dt:DT"),
     "hilp": Algo("agents.hilp:HILP", ("prompt",)),
 }
 BESIDE = Algo("agents.iql:IQL", ("cloning",), {"beta": 0.0})  # cloning as an arm of the others; it ignores rewards

@@ -148,12 +148,13 @@ def run_subject(run: Path, trust: bool = False, at: str = "") -> Subject:
 
 def file_subject(config: ExportConfig) -> Subject:
     """A policy that runners.offline wrote."""
+    from agents.cloning import Cloning
     from envs.make import make
     from runners.run.policies import from_file
 
     with closing(make(config.env, **config.env_options)) as env:
         model = from_file(Path(config.run), env.observation_space, env.action_space)
-    kind = "cloning" if type(model).__name__ == "Cloning" else "iql"
+    kind = type(model).__name__.lower() if isinstance(model, Cloning) else "iql"
     return Subject(kind, model, lambda: make(config.env, **config.env_options))
 
 

@@ -34,12 +34,12 @@ class NoForm(ValueError):
 def convert(name: str, model: Any, observation_space: spaces.Space) -> Policy:
     """The deterministic policy of an agent, or `NoForm`; images with the axes that the environment gives them.
 
-    `name` is the agent's on the command line; "iql" or "cloning" for a policy of `runners.offline`.
+    `name` is the agent's on the command line; "iql", "cloning", "rcsl", ... for a policy of `runners.offline`.
     """
     if name == "qd":
         raise NoForm("agent=qd has no exported form")
     what = {"recurrent_ppo": "an LSTM's memory", "world_model": "a world model's memory", "sqirl": "looking ahead"}
-    what["cloning"] = "chunks of actions"
+    what |= {"cloning": "chunks of actions", **dict.fromkeys(("rcsl", "mbrcsl", "dt"), "the return that is left")}
     if name in what:
         raise NoForm(f"agent={name} acts by {what[name]}, not by the observation alone")
     with torch.no_grad():

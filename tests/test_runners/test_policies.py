@@ -70,7 +70,7 @@ def test_what_was_learned_from_a_recording_alone_is_read_by_the_class_that_its_f
     agent = load_env_creator(OFFLINE[kind])
     model = agent(agent.Config(net_arch=[8]), *spaces, seed=0)
     model.save(str(tmp_path / "policy.safetensors"))
-    again, obs = load(str(tmp_path / "policy.safetensors"), *spaces), np.ones((3, 9), np.float32)
+    again, obs = load(str(tmp_path / "policy.safetensors"), *spaces), np.ones((3, *spaces[0].shape), np.float32)
     assert type(again) is agent
     np.testing.assert_array_equal(again.predict(obs, deterministic=True)[0], model.predict(obs, deterministic=True)[0])
 

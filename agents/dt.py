@@ -1,0 +1,104 @@
+"""DT: a return-conditioned policy (`agents.rcsl`) with a memory, the last K steps, read by a transformer.
+
+    tokens   R_1 s_1 a_1 ... R_K s_K a_K     the action a_t is predicted from s_t and all that comes before it
+
+Source: Chen et al. 2021, "Decision Transformer: Reinforcement Learning via Sequence Modeling", arXiv 2106.01345.
+Differences: the action is drawn from a mixture of Gaussians (`agent.head`), where the source's mean walks between two
+ways; positions count from the first token that is seen, not from the episode's first step; no dropout, no warm-up.
+When it fails: as `rcsl` does; a memory of recorded episodes also remembers how those went on that began alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agents.cloning import last_rows
+from agents.networks.actor_critic import CLIP
+from agents.networks.sequence import Causal
+from agents.rcsl import RCSL, RCSLConfig
+from envs.settings import setting
+from envs.transitions import Transitions
+
+
+@dataclass
+class DTConfig(RCSLConfig):
+    """Settings of `DT`; see `agents.rcsl` for the others, and the source's value in brackets where it differs."""
+
+    chunk: int = setting(1, "actions that are predicted together", low=1, high=1)
+    context: int = setting(20, "steps that are seen, K, of one episode", low=1, high=1000)
+    width: int = setting(64, "numbers of a token [128]", low=1)
+    layers: int = setting(3, "of the transformer", low=1)
+    heads: int = setting(2, "of its attention, which share the width [1]", low=1)
+    batch_size: int = setting(64, "stretches of K steps in a minibatch", low=1)
+    net_arch: list[int] = setting([64], "units of the hidden layers behind the transformer [none]", low=1)
+
+
+class DT(RCSL):
+    """Built and loaded as `RCSL` is; its state between calls is each row's last K steps."""
+
+    Config = DTConfig
+
+    def _head(self, inputs: int, seed: int) -> Any:
+        own, config = self.own, self.config
+        return _Sequence((1, own.obs_size, own.action_size), config, super()._head(config.width, seed))
+
+    def _conditioned(self, data: Transitions) -> Tensor:
+        """The row of each step and the last one of its episode (M, 2), of a table of all steps."""
+        table, last = super()._conditioned(data), last_rows(data)
+        longest, context = int(np.bincount(last).max()), self.config.context
+        if context > longest:
+            raise ValueError(
+                f"agent.context={context} is longer than all episodes; give at most {longest}, their steps"
+            )
+        self._steps = table[:, : -self.own.action_size]
+        return torch.as_tensor(np.stack([np.arange(len(last)), last], 1), device=self.device)
+
+    def _loss(self, rows: Tensor) -> Tensor:
+        size = self.own.action_size
+        index = rows[:, :1] + torch.arange(self.config.context, device=self.device)
+        window = self._steps[index.minimum(rows[:, 1:])]
+        counts = (index <= rows[:, 1:]).flatten()[:, None].expand(-1, size)
+        return self.net.head.loss(
+            self.net(window).flatten(0, 1), window[..., -size:].flatten(0, 1), counts, self._generator
+        )
+
+    def _act(self, both: np.ndarray, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
+        rows, size, context = np.arange(len(both)), self.own.action_size, self.config.context
+        window, at = np.zeros((len(both), context, both.shape[1] + size), np.float32), np.zeros(len(both), int)
+        if state is not None:  # what lies behind `at` is not seen
+            window[:], at = state["window"], np.where(starts, 0, state["count"])
+        full = at == context
+        window[full], at[full] = np.roll(window[full], -1, 1), context - 1
+        window[rows, at, :-size] = self.net.whitened(torch.as_tensor(both, device=self.device)).cpu()
+        features = self.net(torch.as_tensor(window, device=self.device))[rows, at]
+        drawn = self.net.head.draw(features, None if deterministic else self._generator).cpu().numpy()
+        action = self.own.decode(drawn)
+        window[rows, at, -size:] = self.own.encode(action)
+        return action, {"window": window, "count": at + 1}
+
+
+class _Sequence(nn.Module):
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, sizes: tuple[int, int, int], config: DTConfig, head: nn.Module) -> None:
+        super().__init__()
+        self.sizes, self.head = (sizes[1], 1, sizes[2]), head  # of obs, return-to-go, action
+        self.register_buffer("mean", torch.zeros(sizes[1] + 1))
+        self.register_buffer("std", torch.ones(sizes[1] + 1))
+        self.embed = nn.ModuleList(nn.Linear(size, config.width) for size in sizes)
+        self.body = Causal(config.width, config.layers, config.heads, 3 * config.context)
+
+    def whitened(self, both: Tensor) -> Tensor:
+        return ((both - self.mean) / self.std).clamp(-CLIP, CLIP)
+
+    def forward(self, steps: Tensor) -> Tensor:
+        """Whitened obs, return-to-go and action, side by side (B, K, D + 1 + A) -> features of the obs (B, K, W)."""
+        obs, to_go, action = steps.split(self.sizes, -1)
+        tokens = torch.stack([embed(x) for embed, x in zip(self.embed, (to_go, obs, action))], 2)
+        return self.body(tokens.flatten(1, 2))[:, 1::3]

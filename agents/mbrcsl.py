@@ -1,0 +1,121 @@
+"""MBRCSL: return-conditioned learning (`agents.rcsl`) of what a model imagines, where pieces of episodes are joined.
+
+No recorded action at the start was followed by the return if one episode leads half of the way and another the other
+half. So a clone of the recording acts in a model of it, from where its episodes began, on and on; of the rollouts from
+each start, those in which the model's members agree and that are predicted the best returns are what is learned from.
+
+Source: Zhou et al. 2023, "Free from Bellman Completeness: Trajectory Stitching via Model-based Return-conditioned
+Supervised Learning", arXiv 2310.19308, algorithm 1, and the authors' code. Differences from them:
+  - the best of each start are kept, not what is better than all that was recorded: with returns of 0 and 1 nothing is;
+  - against errors of the model: no step where members disagree more than on the recording, no reward beyond those that
+    were recorded, and asked for is the 0.9 quantile of what is kept, not the most;
+  - a mixture of Gaussians for diffusion (`agent.head`); ends of episodes as the model learned them.
+When it fails: a model that is wrong where all members agree (`kept_return` beside what evaluation returns says so);
+pieces that do not meet; good ways that the clone takes less than once in `GROUP` tries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from agents.cloning import Cloning
+from agents.dynamics import Predicted
+from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
+from agents.dynamics.rollout import disagreement, imagine
+from agents.rcsl import RCSL, RCSLConfig
+from envs.recording import episodes
+from envs.settings import setting
+from envs.transitions import Transitions
+
+GROUP = 50  # rollouts from the same start
+MEASURED = 10_000  # recorded transitions that rollouts are compared with
+
+
+@dataclass
+class MBRCSLConfig(RCSLConfig):
+    """Settings of `MBRCSL`; see `agents.rcsl` and `agents.cloning` for the others, which are the clone's, too."""
+
+    rollouts: int = setting(2000, f"imagined, in groups of {GROUP} from the same start", low=GROUP)
+    horizon: int = setting(50, "steps of a rollout; those of the task", low=1)
+    best: float = setting(0.1, "share of the rollouts from a start that is learned from", above=0, high=1)
+    model_steps: int = setting(2000, "minibatches of the model", low=1)
+
+
+class MBRCSL(RCSL):
+    """Built and loaded as `RCSL` is."""
+
+    Config = MBRCSLConfig
+    asked = 0.9  # the very best are where the model errs
+
+    def learn(self, steps: int) -> dict[str, float]:
+        """Fit the model, clone in `steps` minibatches, imagine, and learn in as many; metrics of it all.
+
+        `kept_return` is what the model predicts of the rollouts that are kept, `recorded_return` what was recorded
+        from their starts. A ValueError where that is not less.
+        """
+        if self._rows is None:
+            return super().learn(steps)  # which refuses
+        data, own, device = self._data, self.own, str(self.device)
+        columns = (data.obs, own.encode(data.action), data.next_obs, data.reward, data.terminated, data.step)
+        table = [torch.as_tensor(np.asarray(x, np.float32), device=self.device) for x in columns]
+        ensemble = EnsembleConfig(kind="det", terminations=True, first_steps=self.config.model_steps)
+        model = DynamicsEnsemble(own, ensemble, seed=self.seed, device=device)
+        replay: Any = SimpleNamespace(added=len(table[0]), arrays=lambda: table)
+        metrics = model.fit(replay)
+        flat = spaces.Box(-np.inf, np.inf, (own.obs_size,), np.float32)
+        clone = Cloning(self.config, flat, self.action_space, data, seed=self.seed, device=device)
+        clone.learn(steps)
+        imagined, found = self._imagined(model, clone, *table[:2])
+        self._rows, self._data = self._conditioned(imagined), data
+        return {**metrics, **found, **super().learn(steps)}
+
+    @torch.no_grad()
+    def _imagined(
+        self, model: Any, clone: Cloning, obs: Tensor, action: Tensor
+    ) -> tuple[Transitions, dict[str, float]]:
+        """The rollouts that are kept, as a recording, and what they are predicted to return."""
+        config, data, parts, unsure = self.config, self._data, episodes(self._data), list[Tensor]()
+        drawn = torch.randint(len(parts), (config.rollouts // GROUP,), generator=self._generator, device=self.device)
+        recorded = np.array([data.reward[parts[index]].sum() for index in drawn.tolist()])
+        starts = obs[[parts[index].start for index in drawn.tolist()]].repeat_interleave(GROUP, 0)
+
+        def act(places: Tensor, t: int) -> tuple[Tensor, None]:
+            chosen = clone.predict(places.cpu().numpy(), deterministic=False)[0]
+            return torch.as_tensor(self.own.encode(chosen), device=self.device), None
+
+        def doubt(outcome: Predicted) -> Tensor:
+            unsure.append(disagreement(outcome))
+            return torch.zeros_like(unsure[-1])
+
+        mean: Any = SimpleNamespace(step=partial(model.step, sample=False))
+        some = torch.randperm(len(obs), generator=self._generator, device=self.device)[:MEASURED]
+        usual = disagreement(mean.step(obs[some], action[some], member_predictions=True)).amax()
+        limits, bounds = (float(data.reward.min()), float(data.reward.max())), (obs.amin(0), obs.amax(0))
+        found = imagine(
+            mean, act, lambda *x: x[3].clamp(*limits), None, starts, config.horizon, penalty=doubt, bounds=bounds
+        )
+        returns = found.reward.sum(0)
+        returns[(torch.stack(unsure) * found.alive).amax(0) > usual] = -torch.inf
+        top = returns.view(-1, GROUP).topk(max(round(config.best * GROUP), 1), 1)
+        group, place = (top.values > -torch.inf).nonzero().T
+        rows = group * GROUP + top.indices[group, place]
+        kept, had = float(returns[rows].mean()), float(recorded[group.cpu().numpy()].mean())
+        if not kept > had:
+            best = (
+                f"of {config.rollouts} imagined rollouts the {len(rows)} best return {kept:.3g}, and what was recorded"
+            )
+            raise ValueError(f"{best} {had:.3g}; give more agent.rollouts, a longer agent.horizon, or algo=rcsl")
+        alive = found.alive[:, rows].T
+        columns = (found.obs, found.action, found.reward, found.next_obs, found.terminated, found.step)
+        seen, taken, worth, after, over, step = (x[:, rows].transpose(0, 1)[alive].cpu().numpy() for x in columns)
+        cut = np.append(step[1:] == 0, True) & ~over
+        batch = Transitions(seen, self.own.decode(taken), worth, after, over, cut, np.ones_like(over), step)
+        return batch, {"kept_return": kept, "recorded_return": had, "kept": float(len(rows))}
