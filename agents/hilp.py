@@ -21,15 +21,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from agents.iql import IQL, IQLConfig
-from agents.networks.actor_critic import SpaceEncoding
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Obs
@@ -59,24 +56,21 @@ class HILP(IQL):
     prompt: Phi
     phi: Any = None
 
-    def _encoding(self, observation_space: gym.Space, action_space: gym.Space) -> SpaceEncoding:
-        own = super()._encoding(observation_space, action_space)
-        self.vector, self.size = own.vector, own.obs_size
-        both = spaces.Box(-np.inf, np.inf, (own.obs_size + self.config.features,), np.float32)
-        return SpaceEncoding(both, action_space)
+    def _more(self) -> int:
+        return self.config.features
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:
-        vector = self.vector(obs)
+        vector = self.own.vector(obs)
         return super()._predict(np.concatenate([vector, self.prompt(vector)], 1), state, starts, deterministic)
 
     def _table(self, data: Transitions, signal: Any) -> Tensor:
         """As in IQL, with room for z; and where phi lies before and after each transition."""
         self.phi = signal
         data = data[np.asarray(data.valid, bool)]
-        states = [self.vector(x) for x in (data.obs, data.next_obs)]
+        states = [self.own.vector(x) for x in (data.obs, data.next_obs)]
         room = [np.pad(x, ((0, 0), (0, self.config.features))) for x in states]
         rows = super()._table(data.replace(obs=room[0], next_obs=room[1]), None)
-        self.net.mean[self.size :], self.net.std[self.size :] = 0, 1  # z stays as it is
+        self.net.mean[self.own.obs_size :], self.net.std[self.own.obs_size :] = 0, 1  # z stays as it is
         before, after = (torch.from_numpy(self.phi(x)).to(self.device) for x in states)
         self.unit = float((after - before).square().sum(1).mean().sqrt()) or 1.0  # deviation of r_z over uniform z
         return torch.cat([rows, before, after], 1)
@@ -87,7 +81,7 @@ class HILP(IQL):
         noise = torch.randn(before.shape, generator=self._generator, device=self.device)
         uniform = torch.rand(len(rows), 1, generator=self._generator, device=self.device) < UNIFORM
         z = on_sphere(torch.where(uniform, noise, after.roll(1, 0) - before))
-        rows[:, self.size : width] = rows[:, width + self.size : 2 * width] = z
+        rows[:, self.own.obs_size : width] = rows[:, width + self.own.obs_size : 2 * width] = z
         rows[:, -2] = ((after - before) * z).sum(1) / self.unit
         rows[:, -1] = 1  # nothing ends
         return super()._step(rows)

@@ -144,7 +144,10 @@ class IQL(Predictor):
             raise ValueError(
                 f"{name} cannot choose actions from {action_space}; give Discrete or a Box with finite bounds"
             )
-        self.encoding = self._encoding(observation_space, action_space)
+        self.own = self.encoding = SpaceEncoding(observation_space, action_space)
+        if more := self._more():
+            both = spaces.Box(-np.inf, np.inf, (self.own.obs_size + more,), np.float32)
+            self.encoding = SpaceEncoding(both, action_space)
         self.device, self.seed = torch.device(device), seed
         self._generator = torch.Generator(self.device).manual_seed(seed)
         with torch.random.fork_rng(devices=[]):  # torch draws initial weights from its global generator
@@ -264,9 +267,9 @@ class IQL(Predictor):
         """Of the values (2, B, 1) of recorded actions, from that of what followed (B, 1); equation 6, of both."""
         return (q - (signal + self.config.gamma * continues * next_value)).square().mean((1, 2)).sum()
 
-    def _encoding(self, observation_space: gym.Space, action_space: gym.Space) -> SpaceEncoding:
-        """What the networks read and choose; of algorithms that read more than an observation, something wider."""
-        return SpaceEncoding(observation_space, action_space)
+    def _more(self) -> int:
+        """Numbers behind an observation that the networks read, too."""
+        return 0
 
     def _networks(self, seed: int) -> Any:
         return _Networks(self.encoding, self.config.net_arch)

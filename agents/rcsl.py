@@ -16,15 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from agents.cloning import Cloning, CloningConfig
 from agents.dynamics.rollout import RewardHead
-from agents.networks.actor_critic import SpaceEncoding
 from envs.recording import episodes
 from envs.settings import setting
 from envs.transitions import Transitions
@@ -45,6 +42,7 @@ class RCSL(Cloning):
     """Built and loaded as `IQL` is, with its signal about each transition; a ValueError refuses other targets, too."""
 
     Config = RCSLConfig
+    worth: RewardHead
     asked: ClassVar[float] = 1.0  # quantile of what episodes returned that is asked for
 
     def learn(self, steps: int) -> dict[str, float]:
@@ -62,10 +60,8 @@ class RCSL(Cloning):
         self.worth.load_state_dict(kept.pop("worth"))
         self.asks = kept
 
-    def _encoding(self, observation_space: gym.Space, action_space: gym.Space) -> SpaceEncoding:
-        """An observation and the return-to-go behind it."""
-        self.own = own = super()._encoding(observation_space, action_space)
-        return SpaceEncoding(spaces.Box(-np.inf, np.inf, (own.obs_size + 1,), np.float32), action_space)
+    def _more(self) -> int:
+        return 1  # the return-to-go
 
     def _networks(self, seed: int) -> Any:
         self.asks = dict.fromkeys(("target", "low", "high"), 0.0)  # what is asked for, within which returns-to-go

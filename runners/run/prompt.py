@@ -38,13 +38,14 @@ def zero_shot(
         hilbert.load_state_dict(model.kept["phi"])
         model.phi = hilbert.phi
     else:
-        vector = HILP(HILPConfig(), *spaces).vector  # it refuses what it cannot use
+        vector = HILP(HILPConfig(), *spaces).own.vector  # it refuses what it cannot use
         given = config.reward_options | {"features": config.agent_options.get("features", HILPConfig.features)}
         settings: Any = rewards.config_of("hilp", given)
         states = vector(batch.obs), vector(batch.next_obs)
         hilbert, _ = Hilbert.learned(*states, episodes(batch), settings, config.seed, config.device)
         model = build(hilbert.phi)
-        model.kept = {"sizes": [model.size, settings.features, settings.hidden], "phi": dict(hilbert.state_dict())}
+        sizes = [model.own.obs_size, settings.features, settings.hidden]
+        model.kept = {"sizes": sizes, "phi": dict(hilbert.state_dict())}
         model.learn(config.steps)
     found = prompted(model, config.prompt, config.prompt_options, batch, spaces)
     weak = found.get("fit", 1) < 0.1
@@ -63,7 +64,7 @@ def prompted(
     mix = rewards.make({name: {"scale": "none", **given}}, *spaces, gamma=model.config.gamma)
     refuse_missing(batch, mix, f"prompt={name}")
     scores, _ = mix.total(batch.map(lambda x: x[:, None]), mix.initial_memory(1), 0)
-    z, fit = direction(scores[:, 0], *(phi(model.vector(x)) for x in (batch.obs, batch.next_obs)))
+    z, fit = direction(scores[:, 0], *(phi(model.own.vector(x)) for x in (batch.obs, batch.next_obs)))
     if not z.any():
         raise UsageError(f"prompt={name} is worth the same in every recorded transition, which is no direction")
     model.prompt = lambda x: np.broadcast_to(on_sphere(torch.from_numpy(z)).numpy(), (len(x), len(z)))
@@ -75,11 +76,11 @@ def goal_of(options: dict[str, Any], model: HILP, batch: Transitions) -> np.ndar
     place, row, count = options.get("place", []), options.get("row", -1), len(batch.step)
     if unknown := {*options} - {"row", "place"}:
         raise UsageError(f"prompt.{min(unknown)}= is none of a goal's options; give prompt.row= or prompt.place=")
-    if place and np.shape(place) != (model.size,):
-        raise UsageError(f"prompt.place={place} has not the {model.size} numbers of an observation; give these")
+    if place and np.shape(place) != (model.own.obs_size,):
+        raise UsageError(f"prompt.place={place} has not the {model.own.obs_size} numbers of an observation; give these")
     if not (isinstance(row, int) and -count <= row < count):
         raise UsageError(f"prompt.row={row} is not among the {count} rows of the data")
-    return np.array([place], np.float32) if place else model.vector(batch[row % count : row % count + 1].next_obs)
+    return np.array([place], np.float32) if place else model.own.vector(batch[row % count : row % count + 1].next_obs)
 
 
 def direction(worth: np.ndarray, before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, float]:

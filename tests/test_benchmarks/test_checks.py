@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks import results
-from benchmarks.checks import bad_prompts, offline, offline_shelf, pseudo_counts
+from benchmarks.checks import bad_prompts, offline, offline_shelf, pseudo_counts, stitching
+from envs.recording import episodes
 
 
 def test_the_ratio_is_the_share_of_what_true_rewards_bring_over_random(tmp_path, monkeypatch):
@@ -104,3 +105,25 @@ def test_arms_of_the_offline_shelf_are_settings_that_its_runner_takes():
             options["demos"] = ["pendulum_good"]
         config = OfflineConfig(["pendulum"], **options)
         assert len(config.arms) == 1
+
+
+def test_no_walk_leads_from_the_start_to_the_exit_that_is_worth_something_and_halves_of_the_way_do(monkeypatch):
+    monkeypatch.setattr(stitching, "WALKS", 40)
+    batch = stitching.walks(0)
+    parts = episodes(batch)
+    lower = np.array([batch.obs[rows.start][1] < 0 for rows in parts])
+    earned = np.array([batch.reward[rows].sum() for rows in parts])
+    highest = np.array([batch.next_obs[rows][:, 1].max() for rows in parts])
+    assert lower.sum() == 40 == (~lower).sum() and not earned[lower].any() and 0.3 < earned[~lower].mean() < 0.7
+    assert 0.1 < (highest[lower] > 0.8).mean() < 0.35
+
+
+def test_figures_of_stitching_are_successes_with_intervals(tmp_path, monkeypatch):
+    row = {"mbrcsl": 1.0, "dt": 0.5}
+    monkeypatch.setattr(
+        stitching, "measure", lambda arm, seed: {"success": row.get(arm, 0), "predicted": 0.9, "recorded": 0.2}
+    )
+    figures = stitching.run(tmp_path)
+    assert len(results.read_rows(tmp_path / "stitching.csv")) == 5 * 6
+    assert figures["mbrcsl_success_low"] == 1 and figures["dt_success_high"] == 0.5 and figures["rcsl_success"] == 0
+    assert figures["mbrcsl_predicted"] == pytest.approx(0.9) and "dt_predicted" not in figures
