@@ -5,7 +5,8 @@
 
 Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
 foundation.json, ppo.json, exploration.json, vision.json, language.json, model_based.json, users.json,
-experiments.json, rewards2.json and agents2.json. A study whose CSV has no column `commit` was recorded with 0.1.0.
+experiments.json, speed.json, rewards2.json and agents2.json. A study whose CSV has no column `commit` was recorded with
+0.1.0.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "assets" / "results"
 CODE = {  # what is no grid of training runs: name -> where its function is, and the file that collects its figures
     "foundation": ("benchmarks.speed.foundation:run", "foundation"),
     "ppo": ("benchmarks.speed.ppo:run", "ppo"),
+    "compiled": ("benchmarks.speed.ppo:compiled", "speed"),
     "peers": ("benchmarks.peers.peers:run", "ppo"),
     "imitation": ("benchmarks.peers.imitation:run", "rewards2"),
     "trees-speed": ("benchmarks.peers.trees:run", "agents2"),

@@ -32,10 +32,11 @@ from agents.networks.trees import TreePolicy
 from agents.ppo import credit
 from agents.ppo.balance import Balance
 from agents.ppo.blend import Blend
+from agents.ppo.compiled import epochs
 from agents.ppo.config import PPOConfig
 from agents.ppo.imitate import Imitation
 from agents.ppo.trees import TreesUpdate
-from agents.ppo.update import Batch, NumpyUpdate, TorchUpdate, advantages, alignment, epochs, metrics, sequences
+from agents.ppo.update import Batch, NumpyUpdate, TorchUpdate, advantages, alignment, metrics, sequences
 from envs.flat import Flat
 from envs.masks import allows, checked
 from envs.state import Stateful
@@ -101,7 +102,7 @@ class PPO(BaseAgent):
             self.policy.to(self.device)
         self.flat = Flat.over(self.policy.ordered())
         on_device = getattr(getattr(envs, "arrays", None), "is_torch", False)
-        fast = config.path == "auto" and not on_device and self.device.type == "cpu" and self.policy.is_mlp
+        fast = config.path != "eager" and not on_device and self.device.type == "cpu" and self.policy.is_mlp
         self.autograd = TorchUpdate(self.policy, self.flat, config)
         kind = TreesUpdate if config.net == "trees" else NumpyUpdate if fast else None
         self.learner: Any = kind(self.policy, self.flat, config) if kind else self.autograd  # type: ignore[arg-type]
@@ -222,8 +223,7 @@ class PPO(BaseAgent):
             batch = collector.batch(numbers)
         if config.anneal:
             self.learner.learning_rate = config.learning_rate * max(1 - self.num_timesteps / self._total_timesteps, 0.0)
-        measured = epochs(self.learner, self.learner.begin_update(batch), rows, self.rows_a_batch, config, self.rng)
-        self.learner.end_update()
+        measured = epochs(self.learner, batch, rows, self.rows_a_batch, config, self.rng, self._n_updates)
         if self.blend is not None:
             self.blend(self.autograd, batch, few, pulls, mean * self.seen, collector.rollout)
             self.record(self.blend.metrics)

@@ -89,7 +89,10 @@ class PPOConfig(Settings):
     tree_value_rate: float = setting(0.02, "the same of the values", above=0, high=1)
     masks: bool = setting(True, "choose among the actions that the environment's mask allows, where it gives one")
     path: str = setting(
-        "auto", "update in NumPy where the network allows it, or by torch's autograd", choices=("auto", "eager")
+        "auto",
+        "the update of small networks: numpy, compiled by numba (extra `fast`), or torch's autograd (eager); auto: "
+        "compiled from 2 million learned rows on, 200,000 frames at ten epochs",
+        choices=("auto", "numba", "numpy", "eager"),
     )
 
     def __post_init__(self) -> None:

@@ -8,11 +8,19 @@
     bound_share_<task>     time of the bare environments and of the networks' matrix products alone, over all of ours;
                            can pass 1 for one-hot observations, whose unused inputs ours leaves out
 
+    numba_ratio_<task><environments>_mb<rows>   `python -m benchmarks compiled`: frames per CPU-second, update compiled
+                           by numba, and ready, over NumPy's
+    numba_cold_s, numba_warm_s   CPU-seconds of a process's first compiled update, without and with numba's disk cache
+
 Where time goes is written to ppo_shares.csv and drawn in figures/ppo_time.png.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +77,40 @@ def run(folder: Path) -> dict[str, float]:
     return figures
 
 
+def compiled(folder: Path) -> dict[str, float]:
+    """The compiled update beside NumPy's; about two minutes on two free cores."""
+    import torch
+
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    path = folder / "compiled.csv"
+    path.unlink(missing_ok=True)
+    figures: dict[str, float] = {}
+    cases = [("cartpole", n, rows) for n in (8, 64) for rows in (64, 256, 512)] + [("halfcheetah", 8, 64)]
+    for task, n, rows in cases:
+        backend = "batched" if task == "cartpole" else "gym"
+        both = {name: _ours(TASKS[task], n, 8_192, backend, path=name, batch_size=rows) for name in ("numpy", "numba")}
+        group = f"{task}{n}_mb{rows}"
+        figures[f"numba_ratio_{group}"] = ratio(interleave(path, group, ROUNDS, both)["cpu"], "numba", "numpy")
+    with tempfile.TemporaryDirectory() as cache:
+        for name in ("numba_cold_s", "numba_warm_s"):
+            code = f"from benchmarks.speed.ppo import first; print(first({str(cache)!r}))"
+            answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            figures[name] = float(answer.stdout)
+    return figures
+
+
+def first(cache: str) -> float:
+    """CPU-seconds of this process's first compiled update, with numba's cache in a folder."""
+    os.environ["NUMBA_CACHE_DIR"] = cache
+    _, work = _ours("CartPole-v1", 8, 2048, "batched", path="numpy")()
+    work()
+    _, work = _ours("CartPole-v1", 8, 2048, "batched", path="numba")()
+    clock = time.process_time()
+    work()
+    return time.process_time() - clock
+
+
 def _streams(path: Path) -> dict[str, float]:
     mixes = {"task": ["task"], "rnd": ["task", "rnd"], "streams3": ["task", "rnd", "count"]}
     variants = {name: _ours("CartPole-v1", 8, 16_384, "gym", names) for name, names in mixes.items()}
@@ -77,7 +119,13 @@ def _streams(path: Path) -> dict[str, float]:
 
 
 def _ours(
-    env_id: str, n: int, frames: int, backend: str, names: list[str] | None = None, shares: list[Any] | None = None
+    env_id: str,
+    n: int,
+    frames: int,
+    backend: str,
+    names: list[str] | None = None,
+    shares: list[Any] | None = None,
+    **settings: Any,
 ) -> Measure:
     def measure() -> tuple[int, Callable[[], Any]]:
         import rewards
@@ -87,7 +135,7 @@ def _ours(
         envs = make_vec(env_id, n, seed=0, backend=backend)
         spaces = envs.single_observation_space, envs.single_action_space
         mix: Any = rewards.make(names, *spaces, seed=0) if names else None
-        model = PPO(envs, PPOConfig(n_steps=2048 // n), scorer=mix, seed=0)
+        model = PPO(envs, PPOConfig(n_steps=2048 // n, **settings), scorer=mix, seed=0)
 
         def work() -> None:
             clock = time.perf_counter()

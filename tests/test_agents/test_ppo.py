@@ -387,7 +387,7 @@ def test_continued_from_its_state_it_ends_with_the_same_weights(changes):
         ({"gamma": 1.5}, r"agent.gamma=1.5 is out of range; give a number in \(0, 1\]"),
         ({"gae_lambda": -0.1}, "agent.gae_lambda=-0.1 is out of range"),
         ({"net_arch": [0]}, "agent.net_arch"),
-        ({"path": "quick"}, "agent.path='quick' is unknown; give one of auto, eager"),
+        ({"path": "quick"}, "agent.path='quick' is unknown; give one of auto, numba, numpy, eager"),
         (
             {"batch_size": 48},
             "4 \\* 16 = 64 transitions do not divide into minibatches of agent.batch_size=48; give 64",

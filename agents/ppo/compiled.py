@@ -1,0 +1,94 @@
+"""PPO's epochs in one compiled call (`agents.ppo.kernel`, by numba), from where a run is long enough for it.
+
+    agent.path=auto             NumPy until `LONG` rows were learned from, then compiled: short runs do not wait
+    agent.path=numba            compiled from the first update
+    agent.path=numpy, eager     never
+
+How much was learned so far is part of a run's state: resumed or extended, it changes over at the same update. Compiling
+takes 6 CPU-seconds the first time, then 0.8 from numba's cache on the disk; a minibatch of 64 rows and two layers of 64
+takes a quarter of NumPy's time. Limitations: x86 processors with AVX2; the networks that `NumpyUpdate` takes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+
+from agents.ppo import update
+from agents.ppo.config import PPOConfig
+
+LONG = 2_000_000  # rows: 200,000 frames at ten epochs, about 4 seconds in NumPy
+LOSSES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+
+
+def epochs(
+    learner: Any, batch: update.Batch, rows: np.ndarray, size: int, config: PPOConfig, rng: Any, passes: int
+) -> list[dict[str, float]]:
+    """As `agents.ppo.update.epochs`; `passes`: epochs before."""
+    asked = config.path == "numba" or (config.path == "auto" and passes * len(rows) >= LONG)
+    fits = isinstance(learner, update.NumpyUpdate)
+    if config.path == "numba" and not fits:
+        _say("torch, as agent.path=numba is for fully connected networks without recurrence or images, on the CPU")
+    kernel = _kernel() if asked and fits else None
+    batch = learner.begin_update(batch)
+    if kernel is None or not batch.vector.shape[1]:
+        measured = update.epochs(learner, batch, rows, size, config, rng)
+    else:
+        measured = _compiled(kernel, learner, batch, rows, size, config, rng)
+    learner.end_update()
+    return measured
+
+
+def _compiled(
+    kernel: Any, learner: Any, batch: update.Batch, rows: np.ndarray, size: int, config: PPOConfig, rng: Any
+) -> list[dict[str, float]]:
+    order = np.stack([rng.permutation(rows) for _ in range(config.n_epochs)]).astype(np.int64, copy=False)
+    vector, action, numbers = (
+        np.require(x, np.float32, ["C", "W"]) for x in (learner.prepare(batch.vector), batch.action, batch.numbers)
+    )
+    mask = np.zeros((0, 0), bool) if batch.mask is None else np.require(batch.mask, bool, ["C", "W"])
+    ends = [column.stop for column in learner.actions.columns]
+    none = np.zeros(0, np.float32)
+    gaussian = (none, none) if learner.log_std is None else (learner.log_std[:, 0], learner.log_std_grad)
+    layout, begin = [], learner.used.value.data_ptr()
+    for net, head in enumerate(learner.heads):
+        layers = [*((layer.weight[net], layer.bias[net]) for layer in learner.layers), (head.weight, head.bias)]
+        layout.append([[*w.shape, *((x.ctypes.data - begin) // x.itemsize for x in (w, b))] for w, b in layers])
+    flat, often = learner.used, max(len(rows) // size // update.MEASURED, 1)
+    limits = (config.clip_range, config.entropy_weight, config.value_weight, config.max_grad_norm)
+    measured = kernel.epochs(
+        *(x.numpy() for x in (flat.value, flat.grad, flat.mean, flat.square)),
+        int(flat.steps),
+        *gaussian,
+        np.ascontiguousarray(np.array(layout, np.int64).transpose(2, 0, 1)),
+        *(vector, action, numbers, mask, order, size),
+        np.array([0, *ends] if ends else [], np.int64),
+        np.array([learner.learning_rate, *limits], np.float64),
+        often,
+    )
+    flat.steps += config.n_epochs * math.ceil(len(rows) / size)
+    return [dict(zip(LOSSES, row)) for row in measured.tolist()]
+
+
+@functools.cache
+def _kernel() -> Any:
+    """`agents.ppo.kernel`; None, said once, where it cannot run."""
+    try:
+        kernel = importlib.import_module("agents.ppo.kernel")
+    except (ImportError, RuntimeError) as error:  # numba's own, if it finds no folder for its cache
+        _say(f"NumPy, a third as fast as compiled ({error}); pip install 'lodestar-rl[fast]', or give agent.path=numpy")
+        return None
+    if not kernel.SUPPORTED:
+        _say("NumPy, as this processor lacks AVX2; agent.path=numpy says so")
+        return None
+    return kernel
+
+
+@functools.cache
+def _say(where: str) -> None:
+    warnings.warn(f"PPO's update runs in {where}", RuntimeWarning, stacklevel=2)
