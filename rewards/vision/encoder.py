@@ -1,6 +1,7 @@
 """One way to a CLIP: the small models that ship with the suite, any open_clip model, a file, a folder, the hub.
 
-Everything goes through open_clip's own `create_model`, so a model that works here works there. A model that cannot be
+The small models need no open_clip (`small_clip`); everything else goes through its own `create_model`, so a model that
+works here works there. A model that cannot be
 had is refused before anything heavy is imported: open_clip retries a dead network for most of a minute, and without
 weights it returns a random model with no more than a logged warning. Rewards that use the same model share it and its
 cache (`shared`).
@@ -93,8 +94,8 @@ class ClipEncoder:
         self.torch, self.device, self.precision = torch, device, precision
         with _quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.model = _create(model, weights, folder).to(device).eval().requires_grad_(False)
-            self.tokenizer = _tokenizer(model, folder)
+            made, self.tokenizer = _create(model, weights, folder)
+            self.model = made.to(device).eval().requires_grad_(False)
         visual: Any = self.model.visual
         size = visual.image_size
         self.size = int(size if isinstance(size, int) else size[0])
@@ -363,7 +364,15 @@ def _cached(model: str, weights: str, urls: Path) -> bool:
     return bool(known.get("url")) and (urls / os.path.basename(known["url"])).is_file()
 
 
-def _create(model: str, weights: str, folder: Path | None) -> Any:
+def _create(model: str, weights: str, folder: Path | None) -> tuple[Any, Any]:
+    """The model and its tokenizer."""
+    from rewards.vision import small_clip
+
+    if folder is not None and not os.path.isfile(weights) and small_clip.is_small(folder):
+        with _refused(model, str(folder)):
+            small = small_clip.load(folder, untrained=weights == UNTRAINED)
+            small.fold()
+            return small, small_clip.Tokenizer(folder)
     import open_clip
 
     name, options = f"{LOCAL}{folder}", dict[str, Any](load_weights=weights != UNTRAINED)
@@ -381,15 +390,21 @@ def _create(model: str, weights: str, folder: Path | None) -> Any:
                 )
         pretrained = None if weights == UNTRAINED else weights
         name, options = model, {"pretrained": pretrained, "force_preprocess_cfg": _preprocessing(model, weights)}
-    try:
+    with _refused(model, weights if os.path.isfile(weights) else str(folder or weights)):
         made = open_clip.create_model(name, pretrained_text=False, **options)
         if folder is not None and os.path.isfile(weights):
             open_clip.load_checkpoint(made, weights)
-        return made
+    return made, _tokenizer(model, folder)
+
+
+@contextmanager
+def _refused(model: str, what: str) -> Iterator[None]:
+    """Whatever goes wrong in reading weights, as a sentence."""
+    try:
+        yield
     except (FileNotFoundError, ConnectionError) as error:
-        raise FileNotFoundError(f"the weights {weights!r} of {model!r} could not be had: {error}") from error
+        raise FileNotFoundError(f"the weights {what!r} of {model!r} could not be had: {error}") from error
     except Exception as error:
-        what = weights if os.path.isfile(weights) else str(folder or weights)
         reason = " ".join(str(error).split())[:160]
         raise ValueError(
             f"{what} does not hold the weights of a CLIP of the kind {model!r} ({type(error).__name__}: {reason}); "
