@@ -28,14 +28,13 @@ from torch import Tensor
 
 from agents.base import BaseAgent, Episodes, OnStep, TaskScorer, has_reset
 from agents.networks.actor_critic import Actions, ActorCritic, Glyphs, Inputs, masked
-from agents.networks.trees import TreePolicy
 from agents.ppo import credit
 from agents.ppo.balance import Balance
 from agents.ppo.blend import Blend
 from agents.ppo.compiled import epochs
 from agents.ppo.config import PPOConfig
 from agents.ppo.imitate import Imitation
-from agents.ppo.trees import TreesUpdate
+from agents.ppo.trees import TreePolicy, TreesUpdate
 from agents.ppo.update import Batch, NumpyUpdate, TorchUpdate, advantages, alignment, metrics, sequences
 from envs.flat import Flat
 from envs.masks import allows, checked

@@ -1,4 +1,4 @@
-"""The update of PPO for boosted trees: where a network makes a step of Adam, the ensemble gets a tree.
+"""PPO with boosted trees (`envs.trees`): where a network makes a step of Adam, the ensemble gets a tree.
 
 Each minibatch takes the gradient of PPO's loss at the outputs F of its rows, times the number of rows, because the loss
 is their mean; a tree is fitted to it and subtracted, at one rate for the policy's outputs and another for the values. F
@@ -8,16 +8,44 @@ of all rows of the rollout is kept, so that a tree is evaluated once.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from agents.networks.trees import Bins, Tree, TreePolicy, fit
+from agents.networks.actor_critic import Actions, ActorCritic, Inputs
 from agents.ppo.config import PPOConfig
 from agents.ppo.update import Batch, TorchUpdate
 from envs.flat import Flat
+from envs.trees import Bins, Tree, Trees, fit
+
+
+class TreePolicy(ActorCritic):
+    """Policy outputs and K values as columns of one ensemble, which stands where a network's trunk does."""
+
+    def __init__(self, inputs: Inputs, actions: Actions, streams: int, depth: int) -> None:
+        if inputs.images or not inputs.size:
+            raise ValueError("agent.net=trees reads numbers, and these observations have images; give agent.net=mlp")
+        super().__init__(inputs, actions, [], streams, trunk=Trees(inputs.size, actions.outputs + streams, depth))
+        del self.pi_head, self.vf_head
+
+    def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        return features[:, : self.actions.outputs], features[:, self.actions.outputs :]
+
+    def ordered(self) -> list[nn.Parameter]:
+        """Without the leaves, which no step of Adam moves."""
+        return [x for x in super().ordered() if x is not self.trunk.leaf]
+
+    def values_from(self, weights: Mapping[str, Tensor], places: Sequence[int | None]) -> dict[str, Tensor]:
+        """As `ActorCritic`'s; a new stream's values are 0."""
+        found, outputs = dict[str, Tensor](), self.actions.outputs
+        for key in ("trunk.leaf", "trunk.importance"):
+            old = weights[key]
+            values = [torch.zeros_like(old[..., 0]) if at is None else old[..., outputs + at] for at in places]
+            found[key] = torch.cat([old[..., :outputs], torch.stack(values, -1)], -1)
+        return found
 
 
 class TreesUpdate(TorchUpdate):

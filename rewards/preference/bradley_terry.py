@@ -46,6 +46,7 @@ from rewards.preference.history import StackedGRU
 from rewards.preference.judges import make_segment_judge
 from rewards.preference.segments import Segments
 from rewards.preference.sessions import Asked, LabelledPairs, Sessions, SessionsConfig
+from rewards.preference.trees import StackedTrees
 from rewards.vision.encoder import ClipEncoder, shared
 
 FRAMES = 256  # a pass through CLIP
@@ -74,6 +75,7 @@ class BradleyTerryConfig(SessionsConfig):
     )
     mistakes: float = setting(0.1, "share of the labels that the model takes for coin flips, [0]", low=0, below=1)
     members: int = setting(3, "networks, K [3]", low=1)
+    net: str = setting("mlp", "mlp, or boosted trees, which say what they ask about", choices=("mlp", "trees"))
     floor: float = setting(
         1.0, "r = floor * mean + (1 - floor) * least of the members: less is earned where they disagree", low=0, high=1
     )
@@ -97,6 +99,9 @@ class BradleyTerryConfig(SessionsConfig):
         super().__post_init__()
         if self.draw == "disagreement" and self.members < 2:
             raise ValueError(f"{self.prefix}draw=disagreement needs members of 2 or more; one always agrees")
+        if self.net == "trees" and (self.of == "history" or self.goals):
+            what = "of=history" if self.of == "history" else f"goals={self.goals}"
+            raise ValueError(f"{self.prefix}net=trees has no states that {what} could read; take net=mlp")
         if self.goals and self.length < 2:
             raise ValueError(f"{self.prefix}goals={self.goals} contrasts two steps of a segment; give length=2 or more")
 
@@ -137,11 +142,13 @@ class BradleyTerry(Sessions):
         """What pairs are drawn from."""
         return Segments(*settings)
 
-    def networks(self, inputs: int) -> StackedHeads | StackedGRU:
+    def networks(self, inputs: int) -> StackedHeads | StackedGRU | StackedTrees:
         """The members, which read `inputs` numbers of a step."""
         config = self.config
         if config.of == "history":
             return StackedGRU(config.members, inputs, config.hidden, self.generator)
+        if config.net == "trees":
+            return StackedTrees(config.members, inputs)
         return StackedHeads([self.head(inputs, config.hidden, config.features, 1) for _ in range(config.members)])
 
     def initial_memory(self, n: int) -> Memory:
@@ -269,15 +276,21 @@ class BradleyTerry(Sessions):
     ) -> tuple[float, float]:
         """Every member once through the labels, in its own order; share of right answers, and loss of a member."""
         config = self.config
-        order = self.rng.permuted(np.tile(learnt, (config.members, 1)), axis=1)
+        trees = isinstance(self.ensemble, StackedTrees)
+        each = (config.members, len(learnt))
+        order = self.rng.choice(learnt, each) if trees else self.rng.permuted(np.broadcast_to(learnt, each), axis=1)
         share = math.ceil(config.update_proportion * order.shape[1])
+        size = share if trees else config.batch_size
         results = []
-        for i in range(0, share, config.batch_size):
-            index = torch.from_numpy(order[:, i : min(i + config.batch_size, share)]).to(self.device)
+        for i in range(0, share, size):
+            index = torch.from_numpy(order[:, i : min(i + size, share)]).to(self.device)
             logits = self._logits(x[index])
             losses = self._loss(logits, targets[index])
             contrast = config.goals * self._contrast(x[index], y[index]) if config.goals else 0
-            self.descend(losses.mean(dim=1).sum() + contrast)
+            if isinstance(self.ensemble, StackedTrees):
+                self.ensemble.grow(losses.mean(dim=1).sum(), share)
+            else:
+                self.descend(losses.mean(dim=1).sum() + contrast)
             results.append(torch.stack([_right(logits, y[index]), losses.detach()]).flatten(1))
         right, loss = torch.cat(results, dim=1)
         return float(right.nanmean()), float(loss.mean())
@@ -321,6 +334,7 @@ class BradleyTerry(Sessions):
         """What the members make of each step of other sequences for each (K, B, L, inputs): (K, B, L, features)."""
         if isinstance(self.ensemble, StackedGRU):
             return self.ensemble.states(x)
+        assert isinstance(self.ensemble, StackedHeads)
         return self.ensemble(x.flatten(1, 2), levels=-1).unflatten(1, x.shape[1:3])
 
     def members(self, *inputs: torch.Tensor) -> torch.Tensor:

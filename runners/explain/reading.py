@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from agents.networks.trees import Trees
+from envs.trees import Trees
 from envs.types import Obs
 from runners.explain.measures import SIDE
 from runners.explain.policy import PolicyView

@@ -389,3 +389,25 @@ def test_targets_move_to_the_members_answer_and_labels_stay():
     (label, first, _), (same, second, chance) = seen
     assert torch.equal(label, first) and torch.equal(label, same)
     assert torch.allclose(second, 0.5 * label + 0.5 * chance)
+
+
+def test_members_of_trees_find_the_threshold_that_labels_are_about_and_say_so():
+    def above(x):
+        return x.next_obs[..., 1] > 0.3
+
+    model = made(net="trees", queries=60, budget=60, held_out=0.0, mistakes=0.0)
+    model.judge = Says(lambda one, two: 0.5 + 0.5 * np.sign(above(two).sum(0) - above(one).sum(0)))
+    model.update(walk())
+    x = walk(seed=5)
+    scores = model.score(x.flatten()).reshape(x.shape)
+    assert scores[above(x)].min() > scores[~above(x)].max()
+    assert all(trees.importance[:, 0].argmax() == 1 for trees in model.ensemble.members)
+    again = made(net="trees")
+    again.judge = model.judge
+    again.load_state_dict(model.state_dict())
+    np.testing.assert_array_equal(again.score(x.flatten()), model.score(x.flatten()))
+
+
+def test_trees_have_no_states_to_read():
+    with pytest.raises(ValueError, match="net=trees has no states that of=history could read; take net=mlp"):
+        made(net="trees", of="history")

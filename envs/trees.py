@@ -1,6 +1,6 @@
-"""Boosted oblivious trees in place of an actor's and a critic's networks.
+"""Boosted oblivious trees in place of networks: of an actor and a critic, or of a reward model.
 
-    F(x) = sum over trees t of leaf_t[code_t(x)]     the policy's outputs and the values, all of them, from every tree
+    F(x) = sum over trees t of leaf_t[code_t(x)]     all outputs, such as a policy's and its values, from every tree
     code_t(x)                                        `depth` comparisons x[feature] > threshold, read as bits
     a tree is fitted to the gradient of a loss at F(x); its leaves hold the mean gradient there
 
@@ -24,8 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
-
-from agents.networks.actor_critic import Actions, ActorCritic, Inputs
 
 LARGEST = np.finfo(np.float32).max  # a threshold that nothing is above
 CELLS = 2**20  # rows times trees that are looked at in one go
@@ -155,34 +153,8 @@ class Trees(nn.Module):
         """Exchange what has an entry a tree."""
         setattr(self, name, nn.Parameter(value) if name == "leaf" else value)
 
-
-class TreePolicy(ActorCritic):
-    """Policy outputs and K values as columns of one ensemble, which stands where a network's trunk does."""
-
-    def __init__(self, inputs: Inputs, actions: Actions, streams: int, depth: int) -> None:
-        if inputs.images or not inputs.size:
-            raise ValueError("agent.net=trees reads numbers, and these observations have images; give agent.net=mlp")
-        super().__init__(inputs, actions, [], streams, trunk=Trees(inputs.size, actions.outputs + streams, depth))
-        del self.pi_head, self.vf_head
-
-    def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        return features[:, : self.actions.outputs], features[:, self.actions.outputs :]
-
-    def ordered(self) -> list[nn.Parameter]:
-        """Without the leaves, which no step of Adam moves."""
-        return [x for x in super().ordered() if x is not self.trunk.leaf]
-
-    def values_from(self, weights: Mapping[str, Tensor], places: Sequence[int | None]) -> dict[str, Tensor]:
-        """As `ActorCritic`'s; a new stream's values are 0."""
-        found, outputs = dict[str, Tensor](), self.actions.outputs
-        for key in ("trunk.leaf", "trunk.importance"):
-            old = weights[key]
-            values = [torch.zeros_like(old[..., 0]) if at is None else old[..., outputs + at] for at in places]
-            found[key] = torch.cat([old[..., :outputs], torch.stack(values, -1)], -1)
-        return found
-
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def _load_from_state_dict(self, state: Mapping[str, Tensor], prefix: str, *rest: Any) -> None:
         for name in GROWN:  # any number of trees fits
-            own = getattr(self.trunk, name).detach()
-            self.trunk.put(name, own.new_zeros(len(state[f"trunk.{name}"]), *own.shape[1:]))
-        return super().load_state_dict(state, strict, assign)
+            own = getattr(self, name).detach()
+            self.put(name, own.new_zeros(len(state[prefix + name]), *own.shape[1:]))
+        super()._load_from_state_dict(state, prefix, *rest)

@@ -1,0 +1,37 @@
+"""Members of `bradley_terry` as ensembles of boosted trees (`net=trees`), which say what they ask about.
+
+A pass over the labels adds a tree to each member, fitted to the gradient of its loss at a bootstrap of the labels. What
+matters in a reward is often a threshold (a height, a gap to the car ahead), which one tree has and a network bends to.
+Source: Friedman 2001, "Greedy function approximation: a gradient boosting machine"; trees as in `envs.trees`.
+Fails when: the reward is a sum of many inputs; actions or observations are images.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from envs.trees import Bins, Trees, fit
+
+DEPTH, RATE, BINS = 3, 0.3, 32
+
+
+class StackedTrees(nn.Module):
+    """K ensembles, each with one output: (B, inputs) or (K, B, inputs) -> (K, B, 1)."""
+
+    def __init__(self, members: int, inputs: int) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(Trees(inputs, 1, DEPTH) for _ in range(members))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows = x.expand(len(self.members), -1, -1)
+        with torch.no_grad():
+            self.out = torch.stack([trees(rows) for trees, rows in zip(self.members, self.rows)])
+        return self.out.requires_grad_(torch.is_grad_enabled())
+
+    def grow(self, loss: torch.Tensor, pairs: int) -> None:
+        """Add a tree to each member, along the gradient of a loss that is the mean over `pairs`."""
+        (gradient,) = torch.autograd.grad(loss * pairs, self.out)
+        for trees, rows, each in zip(self.members, self.rows, gradient):
+            tree = fit(Bins.of(rows.cpu().numpy(), BINS), each.cpu().numpy(), DEPTH)
+            trees.grow([tree._replace(leaf=-RATE * tree.leaf)])  # type: ignore[operator]
