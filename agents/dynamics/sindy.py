@@ -28,6 +28,7 @@ that are not given as sine and cosine. It learns no termination.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -165,6 +166,22 @@ class Sindy(Stateful):
             strayed |= ~((state >= low - around) & (state <= high + around)).all(-1)  # NaN compares as False
             state = torch.where(strayed[:, None], obs.repeat(k, 1), state)  # those are not continued
         return strayed.view(k, -1).float().mean(1)
+
+    def equations(self, names: list[str] | None = None) -> list[str]:
+        """Changes and reward as text, a line each: "x0 +0.05 x2"; `names` of the D observations, then A actions."""
+        known, width = self._state, 1 + max(term[-1] for term in self.library.terms[1:])
+        names = names or [f"x{i}" for i in range(self.size)]
+        names = [*names, *(f"u{i}" for i in range(width - len(names)))]
+        read = [f"({n}{-m:+.3g})" if m else n for n, m in zip(names, known["shift"].tolist())] + names[self.size :]
+        scale = [*known["scale"].tolist(), *[1.0] * (width - self.size)]
+        units = [math.prod(scale[i] for i in term) for term in self.library.terms]
+        texts = ["".join(f" {read[i]}" for i in term) for term in self.library.terms]
+        lines = []
+        for row, coefficients in enumerate(known["middle"].tolist()):
+            of, own = (f"{names[row]}' = ", [names[row]]) if row < self.size else ("reward = ", [])
+            parts = [f"{c / unit:+.4g}{text}" for c, unit, text in zip(coefficients, units, texts) if c]
+            lines.append(of + (" ".join([*own, *parts]) or "0"))
+        return lines
 
     def _on_circles(self, obs: Tensor) -> Tensor:
         """Sines and cosines moved back to radius 1."""

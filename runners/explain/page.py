@@ -64,6 +64,8 @@ def lines(found: Found) -> list[str]:
     if splits := found["splits"]:
         asked = ", ".join(f"{each['part']} {each['shares'][0]:.2f}" for each in splits["parts"][:6])
         text.append(f"its {splits['count']:,} trees ask about: {asked}")
+    if found["equations"]:
+        text += ["its model of the world:", *(f"  {line}" for line in found["equations"])]
     if found["tree"]:
         text += [fidelity(found["tree"]), *(f"  {line}" for line in found["tree"]["rules"])]
     return [*text, *(f"left out: {sentence}" for sentence in found["left_out"])]

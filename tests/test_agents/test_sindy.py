@@ -299,3 +299,14 @@ def test_images_are_refused() -> None:
     encoding = SpaceEncoding(spaces.Box(0, 255, (3, 8, 8), np.uint8), spaces.Discrete(2))
     with pytest.raises(ValueError, match=r"SINDy cannot predict images"):
         Sindy(encoding)
+
+
+def test_equations_show_the_mean_of_whitened_variables_and_each_coefficient_in_its_units() -> None:
+    model = Sindy(BOX, SindyConfig(degree=1), seed=0)
+    model._state["shift"] = torch.tensor([0.0, -2.0, 0.5])
+    model._state["scale"] = torch.tensor([1.0, 4.0, 1.0])
+    model._state["middle"][0, [1, 2, 5]] = torch.tensor([0.5, 0.2, -3.0])
+    model._state["middle"][3, 3] = 1.0
+    named = ["a' = a +0.5 a +0.05 (b+2) -3 u1", "b' = b", "c' = c", "reward = +1 (c-0.5)"]
+    assert model.equations(["a", "b", "c"]) == named
+    assert model.equations()[1] == "x1' = x1"

@@ -160,7 +160,7 @@ def test_what_a_run_says_is_escaped_on_the_page(tmp_path):
     found = {"env": "<u>", "agent": "ppo", "reward": "task", "step": 1, "episodes": 2, "steps": 2, "cut": 0}
     found |= {"sampled": True, "task_return": 0.0, "streams": {"<s>": stream}, "moments": {"<s>": [shot]}}
     found |= {"reads": [{"part": "<a>", "moved": 0.5, "cell": [0, 1]}], "tree": None, "left_out": ["<em>"]}
-    found["splits"] = {"count": 1, "of": ["<b>"], "parts": [{"part": "<i>", "shares": [1.0]}]}
+    found |= {"equations": ["<b>"], "splits": {"count": 1, "of": ["<b>"], "parts": [{"part": "<i>", "shares": [1.0]}]}}
     html = page.write(tmp_path / "x.html", found, {(0, 1): np.zeros((8, 8, 3), np.uint8)}).read_text()
     assert not any(tag in html for tag in ("<b>", "<i>", "<script", "<u>", "<s>", "<a>", "<em>"))
 
