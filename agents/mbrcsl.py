@@ -8,8 +8,8 @@ Source: Zhou et al. 2023, "Free from Bellman Completeness: Trajectory Stitching 
 Supervised Learning", arXiv 2310.19308, algorithm 1, and the authors' code. Differences from them:
   - the best of each start are kept, not what is better than all that was recorded: with returns of 0 and 1 nothing is;
   - against errors of the model: no step where members disagree more than on the recording, no reward beyond those that
-    were recorded, and asked for is the 0.9 quantile of what is kept, not the most;
-  - a mixture of Gaussians for diffusion (`agent.head`); ends of episodes as the model learned them.
+    were recorded, each times the chance that no end came before; asked for is the 0.9 quantile of what is kept;
+  - a mixture of Gaussians for diffusion (`agent.head`); ends of episodes are learned, too.
 When it fails: a model that is wrong where all members agree (`kept_return` beside what evaluation returns says so);
 pieces that do not meet; good ways that the clone takes less than once in `GROUP` tries.
 """
@@ -91,16 +91,18 @@ class MBRCSL(RCSL):
             chosen = clone.predict(places.cpu().numpy(), deterministic=False)[0]
             return torch.as_tensor(self.own.encode(chosen), device=self.device), None
 
-        def doubt(outcome: Predicted) -> Tensor:
+        def lost(outcome: Predicted) -> Tensor:
             unsure.append(disagreement(outcome))
-            return torch.zeros_like(unsure[-1])
+            survived.append(survived[-1] * (1 - outcome.terminated))  # type: ignore[operator]
+            return outcome.reward.clamp(*limits) * (1 - survived[-2])
 
         mean: Any = SimpleNamespace(step=partial(model.step, sample=False))
         some = torch.randperm(len(obs), generator=self._generator, device=self.device)[:MEASURED]
         usual = disagreement(mean.step(obs[some], action[some], member_predictions=True)).amax()
-        limits, bounds = (float(data.reward.min()), float(data.reward.max())), (obs.amin(0), obs.amax(0))
+        survived, bounds = [torch.ones_like(starts[:, 0])], (obs.amin(0), obs.amax(0))
+        limits = float(data.reward.min()), float(data.reward.max())
         found = imagine(
-            mean, act, lambda *x: x[3].clamp(*limits), None, starts, config.horizon, penalty=doubt, bounds=bounds
+            mean, act, lambda *x: x[3].clamp(*limits), None, starts, config.horizon, penalty=lost, bounds=bounds
         )
         returns = found.reward.sum(0)
         returns[(torch.stack(unsure) * found.alive).amax(0) > usual] = -torch.inf

@@ -83,14 +83,14 @@ def pieces():
 
 
 def test_pieces_of_episodes_are_joined_by_a_model_and_by_nothing_else(pieces, tmp_path):
-    model = MBRCSL(MBRCSLConfig(**FAST, horizon=8, model_steps=200, rollouts=1000), LINE, STICK, pieces)
-    found = model.learn(300)
-    assert found["kept_return"] > 0.8 > 0.6 > found["recorded_return"] and 0.8 < found["target"] < 2
+    model = MBRCSL(MBRCSLConfig(**FAST, horizon=8, model_steps=150, rollouts=500), LINE, STICK, pieces)
+    found = model.learn(600)
+    assert found["kept_return"] > 0.8 > 0.6 > found["recorded_return"] and 0.8 < found["target"] < 1.5
     assert arrives(model) > 0.9
     model.save(file := str(tmp_path / "policy.safetensors"))
     assert arrives(MBRCSL.load(file, LINE, STICK)) > 0.9
     control = RCSL(RCSLConfig(**FAST), LINE, STICK, pieces)
-    control.learn(300)
+    control.learn(600)
     assert arrives(control) < 0.1
     with pytest.raises(ValueError, match="holds no RCSL"):
         RCSL.load(file, LINE, STICK)
