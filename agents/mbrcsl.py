@@ -35,7 +35,7 @@ from envs.recording import episodes
 from envs.settings import setting
 from envs.transitions import Transitions
 
-GROUP = 50  # rollouts from the same start
+GROUP = 200  # rollouts from the same start
 MEASURED = 10_000  # recorded transitions that rollouts are compared with
 
 
@@ -43,9 +43,9 @@ MEASURED = 10_000  # recorded transitions that rollouts are compared with
 class MBRCSLConfig(RCSLConfig):
     """Settings of `MBRCSL`; see `agents.rcsl` and `agents.cloning` for the others, which are the clone's, too."""
 
-    rollouts: int = setting(2000, f"imagined, in groups of {GROUP} from the same start", low=GROUP)
+    rollouts: int = setting(8000, f"imagined, in groups of {GROUP} from the same start", low=GROUP)
     horizon: int = setting(50, "steps of a rollout; those of the task", low=1)
-    best: float = setting(0.1, "share of the rollouts from a start that is learned from", above=0, high=1)
+    best: float = setting(0.02, "share of the rollouts from a start that is learned from", above=0, high=1)
     model_steps: int = setting(2000, "minibatches of the model", low=1)
 
 

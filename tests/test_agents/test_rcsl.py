@@ -83,7 +83,7 @@ def pieces():
 
 
 def test_pieces_of_episodes_are_joined_by_a_model_and_by_nothing_else(pieces, tmp_path):
-    model = MBRCSL(MBRCSLConfig(**FAST, horizon=8, model_steps=150, rollouts=500), LINE, STICK, pieces)
+    model = MBRCSL(MBRCSLConfig(**FAST, horizon=8, model_steps=150, rollouts=2000), LINE, STICK, pieces)
     found = model.learn(600)
     assert found["kept_return"] > 0.8 > 0.6 > found["recorded_return"] and 0.8 < found["target"] < 1.5
     assert arrives(model) > 0.9
@@ -105,8 +105,8 @@ def test_a_memory_does_not_join_them_either(pieces):
 
 def test_a_model_that_imagines_nothing_better_is_said_so(pieces):
     poor = pieces.replace(reward=np.full(len(pieces.step), 0.5, np.float32))
-    with pytest.raises(ValueError, match=r"of 50 imagined rollouts the 5 best return .*, and what was recorded 1.5"):
-        MBRCSL(MBRCSLConfig(**FAST, horizon=1, rollouts=50, model_steps=50), LINE, STICK, poor).learn(2)
+    with pytest.raises(ValueError, match=r"of 200 imagined rollouts the 4 best return .*, and what was recorded 1.5"):
+        MBRCSL(MBRCSLConfig(**FAST, horizon=1, rollouts=200, model_steps=50), LINE, STICK, poor).learn(2)
 
 
 def test_a_token_is_read_with_those_before_it_alone():
