@@ -134,7 +134,7 @@ def evaluation(config: TrainConfig, model: Any, mix: Mix, episodes: int, seed: i
     """Scores of a trained policy and of a random one on the same episodes."""
     limits = {**limits_of(config, seed), "tick": Ticker("evaluating")}
     return {
-        "this run": play(config.env, policy(model, config.env), episodes, mix=mix, **limits).to_dict(),
+        "this run": play(config.env, policy(model, config), episodes, mix=mix, **limits).to_dict(),
         "random": play(
             config.env, None, episodes, **{**limits, "tick": Ticker("evaluating a random policy")}
         ).to_dict(),
@@ -157,8 +157,8 @@ def goal_of(config: TrainConfig) -> Goal | None:
     return next(iter(named or known), None)
 
 
-def policy(model: Any, env_id: str = "") -> Act:
-    """The policy of an agent, deterministic unless the family is `sampled`; it keeps an LSTM's state between calls.
+def policy(model: Any, run: TrainConfig | None = None) -> Act:
+    """The policy of an agent, which keeps an LSTM's state between calls; its actions are sampled if its run says so.
 
     It takes one observation and a bool, or a batch of them and an array (N,); and the action mask that came with it,
     for an agent that was trained with masks. Actions are of the type that the environment samples: a number, not the
@@ -168,14 +168,14 @@ def policy(model: Any, env_id: str = "") -> Act:
     from envs.make import spec_of
 
     state: Any = None
-    sure = not (env_id and family_of(spec_of(env_id)).sampled)
+    sampled = run is not None and (run.eval_sampled or family_of(spec_of(run.env)).sampled)
 
     def act(obs: Any, begins: Any, mask: Any = None) -> Any:
         nonlocal state
         start = np.atleast_1d(begins)
         state = None if start.all() else state
         more = {"mask": mask} if getattr(model, "masked", False) else {}
-        action, state = model.predict(obs, state=state, episode_start=start, deterministic=sure, **more)
+        action, state = model.predict(obs, state=state, episode_start=start, deterministic=not sampled, **more)
         return np.asarray(action, model.action_space.dtype)[()]
 
     return act
@@ -254,7 +254,7 @@ def evaluate(config: EvaluateConfig) -> None:
     if config.estimator == "mfmc":
         print(controlled(config, trained, model, mix, columns["this run"]["returns"]))
     if config.video:
-        act, seed = policy(model, trained.env), SEED + 1000 * config.seed
+        act, seed = policy(model, trained), SEED + 1000 * config.seed
         print(f"video: {record_video(trained, act, mix, run / 'video.mp4', seed)}")
 
 
@@ -262,7 +262,7 @@ def controlled(config: EvaluateConfig, trained: TrainConfig, model: Any, mix: Mi
     """The mean return by `mfmc`, given those of whole episodes, as a sentence."""
     limits = {**limits_of(trained, config.seed), "tick": Ticker("evaluating, cut short")}
     limits |= {"max_episode_steps": config.cheap, "max_steps": config.cheap * config.cheap_episodes}
-    cheap = play(trained.env, policy(model, trained.env), config.cheap_episodes, mix=mix, **limits)
+    cheap = play(trained.env, policy(model, trained), config.cheap_episodes, mix=mix, **limits)
     found = statistics.mfmc(dear, cheap.returns)
     return (
         f"mean task return by mfmc: {found.value:.4g} ({found.low:.4g} to {found.high:.4g}), from {len(dear)} whole "

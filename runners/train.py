@@ -160,7 +160,8 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: Work
     if hasattr(parts.model, "map"):
         pictures.append(("archive", lambda: archive(path, parts.model)))
     if config.video:
-        act, seed, also = policy(parts.model, config.env), SEED + 1000 * config.seed, shows(config, path, work.step)
+        act = policy(parts.model, config)
+        seed, also = SEED + 1000 * config.seed, shows(config, path, work.step)
         pictures.append(("video", lambda: record_video(config, act, parts.mix, path / "video.mp4", seed, also)))
     for name, draw in reversed(pictures):
         try:

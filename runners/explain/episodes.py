@@ -69,7 +69,7 @@ def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int
     torch.manual_seed(first)
     batches, scores, chosen = list[Transitions](), list[dict[str, np.ndarray]](), list[torch.Tensor]()
     memories, returns, texts = list[np.ndarray](), list[float](), dict[Moment, str]()
-    act, cut = policy(view.model, config.env), 0
+    act, cut = policy(view.model, config), 0
     for number in range(episodes):
         if number > 1 and len(chosen) >= MOST:
             break

@@ -93,9 +93,8 @@ def splits(model: Any, names: list[str]) -> dict[str, Any]:
 
 def equations(model: Any, names: list[str]) -> list[str]:
     """The equations of the agent's model of its world, a line each; none if it has no readable one."""
-    dynamics = getattr(getattr(model, "imagination", None), "model", None)
-    found: list[str] = dynamics.equations(names) if hasattr(dynamics, "equations") else []
-    return found
+    dynamics: Any = getattr(getattr(model, "imagination", None), "model", None)
+    return list(dynamics.equations(names)) if hasattr(dynamics, "equations") else []
 
 
 def imitate(

@@ -97,6 +97,9 @@ class TrainConfig(Settings):
     eval_every: int = setting(
         0, "environment steps between evaluations while training; the best policy's weights are kept; 0: none", low=0
     )
+    eval_sampled: bool = setting(
+        False, "evaluate by sampled actions, not the likeliest, which may repeat itself for ever; in NetHack always"
+    )
     video: bool = setting(True, "record one episode at the end, learned reward drawn over it")
     video_every: int = setting(0, "environment steps between videos while training; 0: none", low=0)
     on_nan: str = setting(
@@ -161,7 +164,8 @@ RENAMED = {
 # Where a run is kept and what it reports does not change what it learns.
 _MANAGEMENT = frozenset(
     {"root", "run_dir", "resume", "checkpoint_every", "log_every", "eval_episodes", "eval_steps", "eval_every"}
-    | {"video", "video_every", "control", "preset", "step_timeout", "on_env_error", "logger", "histograms"}
+    | {"eval_sampled", "video", "video_every", "control", "preset", "step_timeout", "on_env_error", "logger"}
+    | {"histograms"}
 )
 
 

@@ -152,7 +152,7 @@ def returns(config: TransferConfig, job: Job) -> list[float]:
         limits, found = limits_of(trained, seed=0), []
         for task in range(len(config.tasks)):
             limits["options"] = {**trained.env_options, **config.options(task)}
-            scores = play(trained.env, policy(model, trained.env), config.episodes, mix=mix, **limits)
+            scores = play(trained.env, policy(model, trained), config.episodes, mix=mix, **limits)
             found.append(float(np.mean(scores.returns)))
         mix.close()
         known = {**asked, "returns": found}

@@ -1,10 +1,12 @@
 import json
 
 import numpy as np
+import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, registry
 
 from envs.family import Goal
+from runners.cli.compose import compose
 from runners.cli.output import Ticker
 from runners.evaluate import SEED, Scores, goal_of, interval, play, policy, table
 from runners.report.statistics import iqm
@@ -112,6 +114,21 @@ def test_a_recurrent_policy_keeps_its_state_within_an_episode_only():
     act = policy(Model())
     for begins in (True, False, False, True, False):
         act(np.zeros(1), begins)
+
+
+@pytest.mark.parametrize(
+    ("env", "asked", "sampled"),
+    [("CartPole-v1", False, False), ("CartPole-v1", True, True), ("NetHackScore-v0", False, True)],
+)
+def test_actions_are_sampled_where_the_run_says_so(env, asked, sampled):
+    class Model:
+        action_space = spaces.Discrete(2)
+
+        def predict(self, obs, state, episode_start, deterministic):
+            return int(deterministic), None
+
+    config, _ = compose([f"env={env}", f"eval_sampled={str(asked).lower()}"])
+    assert policy(Model(), config)(np.zeros(1), True) == (not sampled)
 
 
 def test_the_table_puts_policies_side_by_side():
