@@ -48,5 +48,8 @@ def ratio(rates: Rates, one: str, other: str) -> float:
 
 
 def _cpu() -> float:
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
+    """Of this process and its children, those that run and those that ended: what one took to begin is not measured."""
+    running = " ".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
+    clocks = [~int(pid) << 3 | 2 for pid in running]  # MAKE_PROCESS_CPUCLOCK of linux/posix-timers.h
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime + sum(map(time.clock_gettime, clocks))

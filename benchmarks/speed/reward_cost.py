@@ -25,6 +25,7 @@ from runners.run.build import keep_freed_memory
 WORLDS = {"": ("CartPole-v1", 8, "gym"), "_minigrid": ("MiniGrid-DoorKey-6x6-v0", 64, "batched")}
 FRAMES, ROUNDS, GROUP = 16_384, 3, 4
 HINT = {"effect": {"weight": "learned"}}
+CIRCLE = {"judge": "circle"}  # on CartPole the task tells no two steps, or segments, apart: there is nothing to learn
 REWARDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name -> rewards beside the task, options of PPO
     "gate": ({"gate": {}}, {}),
     "par": ({"effect": {"shape": "par"}}, {}),
@@ -32,8 +33,8 @@ REWARDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name -> rewards
     "blend_aligned": (HINT, {"blend": "aligned"}),
     "blend_implicit": (HINT, {"blend": "implicit"}),
     "self_play": ({"self_play": {}}, {}),
-    "users": ({"users": {}}, {}),
-    "history": ({"bradley_terry": {"of": "history"}}, {}),
+    "users": ({"users": {"users": {"ann": CIRCLE, "ben": CIRCLE}}}, {}),
+    "history": ({"bradley_terry": {"of": "history", **CIRCLE}}, {}),
     "gail": ({"discriminator": {"demos": "{demos}"}}, {}),
     "airl": ({"discriminator": {"demos": "{demos}", "form": "airl"}}, {}),
     "success": ({"success": {"goals": "{demos}", "which": "all", "others": "{demos}"}}, {}),
@@ -44,7 +45,7 @@ REWARDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name -> rewards
     "contrastive_ucb": ({"contrastive_ucb": {}}, {}),
     "implicit": ({"lare": {"form": "implicit"}}, {}),
     "two_level": ({"two_level": {}}, {}),
-    "debate": ({"debate": {"judge": "circle"}}, {}),  # on CartPole the task tells no two steps apart
+    "debate": ({"debate": CIRCLE}, {}),
 }
 
 

@@ -11,7 +11,8 @@ code; Fu, Singh, Ghosh, Yang, Levine 2018, "Variational Inverse Control with Eve
 Differences:
     CLIP's embedding, or the observation as it is, in place of a pretrained ResNet;
     `consecutive` successes in a row are asked for before one counts, which wipes out a classifier's single mistakes;
-    slopes are penalised towards 0, weight 0.1, not towards 1 with weight 10, which outweighs the labels in few numbers;
+    slopes of one row in four are penalised towards 0, weight 0.1, not towards 1 with weight 10, which outweighs the
+    labels in few numbers;
     every fifth episode of the recordings is kept to judge by, and no row of it is trained on.
 VICE's best answer in a state that the agent visits as often as the goals show it is 1/2: once the policy is good,
 threshold with at=0.5 flickers; lower `at`, or take value=logit.
@@ -34,13 +35,15 @@ from envs.recording import episodes
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.exploration.learned import dense
+from rewards.exploration.learned import ALL, dense, narrow_linear, used_columns
 from rewards.vision.latent import Latent, LatentConfig
 
 EXTREME = 20.0  # largest logit
 KEPT = 5  # one episode of so many is kept to judge by
 SMOOTHING = 0.1  # of labels, online
 SLOPE = 0.1  # weight of the penalty of squared slopes, online
+SHARE = 4  # one row of so many is asked for its slope
+BATCHES = 4  # transitions of so many minibatches come for one, online; VICE's code takes two of 128 each 1,000
 RUN = "successes before"  # the extra that stands for the memory
 
 
@@ -132,7 +135,7 @@ class Success(Latent):
         flat = flat[flat.valid]
         metrics, states = {}, self.states(flat)
         if self.config.online:
-            steps = -(-len(states) // self.config.batch_size)
+            steps = -(-len(states) // (BATCHES * self.config.batch_size))
             metrics = {"loss": self.learn(np.concatenate([states, self.others[0]]), steps), **self.errors()}
         success = self.classifier.ask(states) >= self.bar
         metrics["successes"] = float(success.mean())
@@ -142,22 +145,24 @@ class Success(Latent):
 
     def learn(self, others: np.ndarray, steps: int) -> float:
         """Minibatches of goals and of `others` (M, D); the mean loss."""
-        config, losses = self.config, list[torch.Tensor]()
+        config, losses, kinds = self.config, list[torch.Tensor](), (self.goals[0], others)
+        used = used_columns(self.classifier.mean.cpu().numpy(), *kinds)
         labels = torch.cat([torch.ones(config.batch_size), torch.zeros(config.batch_size)]).to(self.device)
         for _ in range(steps):
-            both = [part[self.rng.integers(len(part), size=config.batch_size)] for part in (self.goals[0], others)]
-            x, y, n = self.classifier.whiten(np.concatenate(both)), labels, len(labels)
+            both = [part[self.rng.integers(len(part), size=config.batch_size)] for part in kinds]
+            x, y, n = self.classifier.whiten(np.concatenate(both), used), labels, len(labels)
             if config.online:
                 share = torch.from_numpy(self.rng.random((n, 1), np.float32)).to(self.device)  # Beta(1, 1)
                 mate = torch.from_numpy(self.rng.permutation(n)).to(self.device)
-                x, y = x.lerp(x[mate], share).requires_grad_(), y.lerp(y[mate], share[:, 0])
+                x, y = x.lerp(x[mate], share), y.lerp(y[mate], share[:, 0])
                 y = y * (1 - SMOOTHING) + SMOOTHING / 2
             kept = (self.rng.random((n, config.hidden), np.float32) >= config.dropout) / np.float32(1 - config.dropout)
-            logits = self.classifier(x, torch.from_numpy(kept).to(self.device))
-            loss = binary_cross_entropy_with_logits(logits, y)
+            units, keep = narrow_linear(self.classifier.first[0], x, used), torch.from_numpy(kept).to(self.device)
+            loss = binary_cross_entropy_with_logits(self.classifier(units, keep), y)
             if config.online:
-                (slope,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
-                loss = loss + SLOPE * slope.square().sum(1).mean()
+                some = units[::SHARE]
+                (slope,) = torch.autograd.grad(self.classifier(some, keep[::SHARE]).sum(), some, create_graph=True)
+                loss = loss + SLOPE * (slope @ self.classifier.first[0].get_parameter("weight")).square().sum(1).mean()
             losses.append(loss.detach())
             unusable = (~losses[-1].isfinite()).float()
             self.optimizer.found_inf = unusable  # type: ignore[attr-defined] # fused Adam then skips, without a sync
@@ -234,8 +239,7 @@ class Classifier(nn.Module):
         self.last = dense(hidden, (1,), generator)
 
     def forward(self, x: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
-        """Log-odds (M,) of whitened states (M, D); `kept` (M, hidden) multiplies the units."""
-        x = self.first(x)
+        """Log-odds (M,) of what `first` makes of whitened states, (M, hidden); `kept` multiplies it."""
         return self.last(torch.relu(self.norm(x if kept is None else x * kept))).squeeze(1)
 
     def measure(self, states: np.ndarray) -> None:
@@ -244,12 +248,16 @@ class Classifier(nn.Module):
         self.mean.copy_(torch.from_numpy(states.mean(0)))
         self.scale.copy_(torch.from_numpy(np.where(spread > 1e-6, spread, 1)))
 
-    def whiten(self, states: np.ndarray) -> torch.Tensor:
-        """States (M, D) as the network sees them."""
+    def whiten(self, states: np.ndarray, used: np.ndarray | slice = ALL) -> torch.Tensor:
+        """States (M, D) as the network sees them; of those columns alone."""
+        states = states if isinstance(used, slice) else states.take(used, axis=1)
         x = torch.from_numpy(np.ascontiguousarray(states)).to(self.mean.device)
-        return ((x - self.mean) / self.scale).clamp(-5, 5)
+        return ((x - self.mean[used]) / self.scale[used]).clamp(-5, 5)
 
     def ask(self, states: np.ndarray) -> np.ndarray:
         """Log-odds, float32 of the leading shape of states (..., D)."""
+        rows = states.reshape(-1, states.shape[-1])
+        used = used_columns(self.mean.cpu().numpy(), rows)
         with torch.no_grad():
-            return self(self.whiten(states.reshape(-1, states.shape[-1]))).cpu().numpy().reshape(states.shape[:-1])
+            units = narrow_linear(self.first[0], self.whiten(rows, used), used)
+            return self(units).cpu().numpy().reshape(states.shape[:-1])

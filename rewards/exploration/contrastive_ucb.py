@@ -15,6 +15,8 @@ Differences from the authors' code:
 observations are one-hot this is 1/sqrt(1 + n(s, a)), exactly.
 Fails when: more things differ than there are features; noise that an action switches on, which is learnt like all else.
 Beside a television of noise one seed of five found DeepSea's treasure, as with counts and RND (study contrastive_ucb).
+It compares each pair of a minibatch, which costs PPO about two fifths of its frames a second (`python -m benchmarks
+reward-cost`).
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ class ContrastiveUCB(Learned):
         """As many rows as are new, drawn from all so far: a policy that stands still would make features forget."""
         kept = self.sigma.kept
         rows, action, after = self.kept(kept[self.rng.integers(len(kept), size=len(columns[0]))])
-        return self.whiten(rows), action, self.whiten(after)
+        self.use(rows, after)
+        return self.whiten(rows, self.layout.used), action, self.whiten(after, self.layout.used)
 
     def kept(self, rows: np.ndarray) -> tuple[np.ndarray, torch.Tensor, np.ndarray]:
         """The parts of rows of the sample: obs and next_obs as they are, coded actions."""
@@ -119,14 +122,15 @@ class ContrastiveUCB(Learned):
         if self.config.phi == "outer":
             product = torch.from_numpy(rows)[:, :, None] * action.cpu()[:, None, :]
             return normalize(product.flatten(1), dim=1).numpy()
-        return self.in_pieces(self.encode, self.whiten(rows), action).cpu().numpy()
+        self.use(rows)
+        return self.in_pieces(self.encode, self.whiten(rows, self.layout.used), action).cpu().numpy()
 
     def encode(self, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         """As `phi`, of whitened rows."""
         return normalize(self.features(torch.cat([self.trunk(x).relu(), action], dim=1)), dim=1)
 
     def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
-        return self.inputs(batch.obs), self.actions(batch.action), self.inputs(batch.next_obs)
+        return (torch.empty(len(batch.step)),)  # `epoch` draws as many
 
     def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
         x, action, after = columns
@@ -143,7 +147,7 @@ class Covariance(Stateful):
         self.ridge, self.capacity = ridge, capacity
         self.matrix: np.ndarray = ridge * np.eye(features)
         self.inverse: np.ndarray = np.eye(features) / ridge
-        self.kept = np.zeros((0, 0), np.float32)
+        self.kept = self.room = np.zeros((0, 0), np.float32)  # the sample; what it grows in
         self.seen = self.since = 0  # rows of all time; of those, rows since the last `again`
 
     @property
@@ -169,9 +173,13 @@ class Covariance(Stateful):
         self.seen += new
         if not self.capacity:
             return
-        room = self.capacity - len(self.kept)
-        if room:
-            self.kept = np.concatenate([self.kept.reshape(-1, rows.shape[1]), rows[:room]])
+        filled = len(self.kept)
+        if filled < self.capacity:
+            if self.kept.base is not self.room:  # made once, not at each step on the way
+                self.room = np.empty((self.capacity, rows.shape[1]), np.float32)
+                self.room[:filled] = self.kept.reshape(filled, rows.shape[1])
+            self.kept = self.room[: filled + new]
+            self.kept[filled:] = rows[: self.capacity - filled]
         late = places >= self.capacity
         drawn = rng.integers(0, places[late] + 1)
         inside = drawn < self.capacity

@@ -24,7 +24,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 from torch.nn.utils import skip_init
 
 from envs.flat import Flat
@@ -36,6 +36,8 @@ from rewards.base import Reward, RewardConfig, RunningMeanStd
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, width, stride: Mnih et al. 2015
 IMAGE = 36  # pixels; the smallest image that they take
 ROWS = 512  # images looked at a time, to bound memory
+WIDE = 64  # inputs from which on it is faster to leave out those that are 0 in every row
+ALL = slice(None)
 PLAIN = ""  # the name of the only part of an observation that is no dict
 
 
@@ -172,13 +174,20 @@ class Learned(Reward):
         """Observations (N, ...) -> whitened rows (N, size), float32, in [-5, 5]."""
         return self.whiten(self.rows(obs))
 
-    def whiten(self, rows: np.ndarray) -> torch.Tensor:
-        """Rows (N, size) -> what networks see of them."""
+    def whiten(self, rows: np.ndarray, used: np.ndarray | slice = ALL) -> torch.Tensor:
+        """Rows (N, size) -> what networks see of them; of those columns alone."""
+        rows = rows[:, ALL] if isinstance(used, slice) else rows.take(used, axis=1)
         if self.config.normalize_obs == "none":
             return torch.from_numpy(rows).to(self.device)
-        x = rows - self.statistics.mean.astype(np.float32)
-        x *= (1 / self.statistics.std).astype(np.float32)
+        x = rows - self.statistics.mean[used].astype(np.float32)
+        x *= (1 / self.statistics.std[used]).astype(np.float32)
         return torch.from_numpy(np.clip(x, -5, 5, out=x)).to(self.device)
+
+    def use(self, *rows: np.ndarray) -> None:
+        """Let networks read `layout.used`: without columns that whiten to 0 in these rows (M, size), two thirds of what
+        is one-hot as in MiniGrid. What they say is the same, and so is how they learn.
+        """
+        self.layout.used = ALL if self.layout.images else used_columns(self.statistics.mean, *rows)
 
     def values(self, function: Callable[[torch.Tensor], torch.Tensor], obs: Obs) -> np.ndarray:
         """`function` of whitened observations (N, ...) without gradients, as an array (N, ...)."""
@@ -235,10 +244,11 @@ class InverseDynamics(Learned):
 
 
 class Net(nn.Module):
-    """Rows of a `Layout` -> features: convolutions on its images, dense layers on everything."""
+    """Rows of a `Layout`, or their columns `used` -> features: convolutions on its images, dense layers on all."""
 
     def __init__(self, layout: Layout, widths: Any, generator: torch.Generator) -> None:
         super().__init__()
+        self.layout = layout
         self.split = [layout.vector, *(int(np.prod(shape)) for shape in layout.images.values())]
         self.shapes = list(layout.images.values())
         self.trunks = nn.ModuleList(_trunk(channels, generator) for channels, _, _ in self.shapes)
@@ -249,7 +259,9 @@ class Net(nn.Module):
             vector, *images = x.split(self.split, dim=1)
             seen = [trunk(image.unflatten(1, shape)) for trunk, image, shape in zip(self.trunks, images, self.shapes)]
             x = torch.cat([vector, *seen], dim=1)
-        return self.dense(x)
+        if self.shapes or x.shape[1] == self.layout.size:
+            return self.dense(x)
+        return self.dense[1:](narrow_linear(self.dense[0], x, self.layout.used))
 
 
 def dense(inputs: int, widths: Any, generator: torch.Generator) -> nn.Sequential:
@@ -259,6 +271,19 @@ def dense(inputs: int, widths: Any, generator: torch.Generator) -> nn.Sequential
         layers += [skip_init(nn.Linear, inputs, width), nn.ReLU()]
         inputs = width
     return _initialise(nn.Sequential(*layers[:-1]), generator)
+
+
+def used_columns(mean: np.ndarray, *rows: np.ndarray) -> np.ndarray | slice:
+    """Columns that are not 0 throughout rows (N, D) once they are whitened by that mean (D,); all if most are not."""
+    used = np.any([mean != 0, *(part.any(axis=0) for part in rows)], axis=0)
+    return np.flatnonzero(used) if len(mean) >= WIDE and used.mean() < 0.75 else ALL
+
+
+def narrow_linear(layer: Any, x: torch.Tensor, used: np.ndarray | slice) -> torch.Tensor:
+    """What a linear layer makes of rows (N, D) that are 0 outside of their columns `used`, which x holds."""
+    if isinstance(used, slice):
+        return layer(x)
+    return linear(x, layer.weight.index_select(1, torch.from_numpy(used).to(x.device)), layer.bias)
 
 
 def _trunk(channels: int, generator: torch.Generator) -> nn.Sequential:
@@ -399,6 +424,8 @@ def refuse_rows(x: np.ndarray, reward: str) -> None:
 class Layout:
     """An observation as one row of `size` float32 numbers: the vectors first, then each image that is large enough."""
 
+    used: np.ndarray | slice = ALL  # columns of the rows that networks read
+
     def __init__(
         self, space: gym.Space, keys: Sequence[str], reward: str, *, channels: int, smallest_image: int
     ) -> None:
@@ -457,7 +484,7 @@ class Layout:
             return np.eye(int(box.n), dtype=np.float32)[values.reshape(len(values)).astype(np.int64) - int(box.start)]
         if self.channels and _image_shape(box):
             values = values[:, -self.channels :]
-        return values.reshape(len(values), int(np.prod(values.shape[1:]))).astype(np.float32)
+        return values.reshape(len(values), int(np.prod(values.shape[1:]))).astype(np.float32, copy=False)
 
 
 def _image_shape(space: gym.Space) -> tuple[int, int, int] | None:

@@ -31,7 +31,8 @@ Differences:
   - an episode joined in its middle, longer than 20,000 steps or without an end is not learnt from.
 When it fails: returns that differ by chance more than by what was done; few episodes; factors that miss what counts,
 which psi cannot make up for, as it sees nothing else; a description that mistakes a number. A return that only measures
-an episode's length gives every step the same reward.
+an episode's length gives every step the same reward. Its `steps` at each update cost PPO on CartPole three
+quarters of its frames a second.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ Source: Sukovic, Radanovic 2024, "Reward Design for Justifiable Sequential Decis
 Differences: debaters look one step ahead in J, where the source trains them by PPO against it; the rival is no
 baseline's action, against which an agent that is as good earns nothing; J learns from segments in any states.
 When it fails: pixels, of which one says nothing (more than 64 numbers are refused); actions whose worth shows later
-than a segment ends. How far one side gets by showing only what speaks for it is `evidence=isolated`.
+than a segment ends. How far one side gets by showing only what speaks for it is `evidence=isolated`. It costs PPO on
+CartPole about a third of its frames a second.
 
 Example:
     python -m runners.train env=Pendulum-v1 reward=debate reward.debate.weight=0.1

@@ -20,7 +20,8 @@ Differences:
   - a judge sees `length` steps of an episode, equally far apart; the rewards in between are summed (`LastEpisodes`).
 When it fails: episodes that never end, or end early, where the learner discounts (`gamma` of this stream is 1); what a
 summary does not hold (the order of events); one episode in the queue, against which a reward is a coin. As the queue
-improves the same behaviour earns less: a value function follows.
+improves the same behaviour earns less: a value function follows. It costs PPO on CartPole about a third of its frames a
+second while it asks.
 
 Example:
     python -m runners.train env=lodestar/ProbeArms-v0 reward=self_play reward.self_play.judge=circle

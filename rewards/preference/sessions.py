@@ -117,3 +117,14 @@ class Sessions(Learned):
         if queries and np.isnan(label).all():
             self.failure = f"the judge {judge.name} answered none of {queries} pairs"
         return first, second, label
+
+    def undecided(self) -> bool:
+        """Whether there is nothing to learn from the labels so far, as `failure` then says."""
+        known = self.labelled.label
+        which = "that both are equal" if (known == 0.5).all() else "for the same side"
+        if (known > 0.5).any() and (known < 0.5).any():
+            return False
+        self.failure = (
+            f"all {len(known)} labels so far are {which}, which carries nothing about a reward; check the judge"
+        )
+        return True

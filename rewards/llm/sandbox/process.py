@@ -198,9 +198,9 @@ class Sandbox(Settings):
         if self._stop is None:
             self._start()
         deadline = time.monotonic() + self.timeout
-        self._send(
-            struct.pack("<III", len(obs), self.obs_size, self.action_size) + obs.tobytes() + action.tobytes(), deadline
-        )
+        self._send(struct.pack("<III", len(obs), self.obs_size, self.action_size), deadline)
+        for part in (obs, action):
+            self._send(part.reshape(-1).view(np.uint8).data, deadline)
         k, length = struct.unpack("<II", self._take(8, deadline))
         if k == 0 and length <= 2000:
             raise SandboxError(self._take(length, deadline).decode("utf-8", "replace"))
@@ -208,7 +208,7 @@ class Sandbox(Settings):
             raise SandboxError(f"factors returned {k} numbers a row, where it returned {self.width} before")
         return np.frombuffer(self._take(length, deadline), np.float32).reshape(len(obs), k)
 
-    def _send(self, data: bytes, deadline: float) -> None:
+    def _send(self, data: bytes | memoryview, deadline: float) -> None:
         with _in_time(self._socket, deadline):
             self._socket.sendall(data)
 
