@@ -112,7 +112,8 @@ class DemosDiscriminator(Learned):
         # a step is small beside the states that it lies between
         change = ((next_obs - obs) / self.change).clip(-5, 5) if of == "next_obs" else None
         beside = self.actions(batch.action).cpu().numpy() if change is None else change
-        return [obs, beside, *([next_obs, np.float32(~np.asarray(batch.terminated))[:, None]] if airl else [])]
+        continues = ~np.asarray(batch.terminated)[:, None]
+        return [obs, beside, *([next_obs, continues.astype(np.float32)] if airl else [])]
 
     def prepared(self, read: list[np.ndarray]) -> tuple[Tensor, ...]:
         """Columns for `logit`: states are whitened."""
