@@ -54,18 +54,18 @@ class Algo(NamedTuple):
 
 
 ALGOS = {
-    "iql": Algo("agents.iql:IQL"),
+    "iql": Algo("agents.offline.iql:IQL"),
     "dyna": Algo("agents.dyna.offline:OfflineDyna"),
-    "recoil": Algo("agents.recoil:ReCOIL", ("demos", "cloning")),
-    "cpl": Algo("agents.cpl:CPL", ("preferences", "cloning")),
-    "cpl_kl": Algo("agents.cpl:CPL", ("preferences", "cloning"), {"kl": True}),
-    "cloning": Algo("agents.cloning:Cloning", ("cloning",)),
-    "rcsl": Algo("agents.rcsl:RCSL"),
-    "mbrcsl": Algo("agents.mbrcsl:MBRCSL"),
-    "dt": Algo("agents.dt:DT"),
-    "hilp": Algo("agents.hilp:HILP", ("prompt",)),
+    "recoil": Algo("agents.offline.recoil:ReCOIL", ("demos", "cloning")),
+    "cpl": Algo("agents.offline.cpl:CPL", ("preferences", "cloning")),
+    "cpl_kl": Algo("agents.offline.cpl:CPL", ("preferences", "cloning"), {"kl": True}),
+    "cloning": Algo("agents.offline.cloning:Cloning", ("cloning",)),
+    "rcsl": Algo("agents.offline.rcsl:RCSL"),
+    "mbrcsl": Algo("agents.offline.mbrcsl:MBRCSL"),
+    "dt": Algo("agents.offline.dt:DT"),
+    "hilp": Algo("agents.offline.hilp:HILP", ("prompt",)),
 }
-BESIDE = Algo("agents.iql:IQL", ("cloning",), {"beta": 0.0})  # cloning as an arm of the others; it ignores rewards
+BESIDE = Algo("agents.offline.iql:IQL", ("cloning",), {"beta": 0.0})  # cloning beside others; rewards do not matter
 
 
 @dataclass

@@ -1,1 +1,1 @@
-"""SAC and DQN as learners without an environment: `agents.dyna` and `agents.iql` drive them."""
+"""SAC and DQN as learners without an environment: `agents.dyna` and `agents.offline.iql` drive them."""

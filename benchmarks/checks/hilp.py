@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from agents.hilp import HILP, HILPConfig, on_sphere
-from agents.iql import IQL, IQLConfig
+from agents.offline.hilp import HILP, HILPConfig, on_sphere
+from agents.offline.iql import IQL, IQLConfig
 from benchmarks import results
 from benchmarks.checks.exprd import MOVES
 from envs.recording import episodes

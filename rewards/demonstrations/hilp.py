@@ -10,7 +10,7 @@ states of the same episode, or any. The goal is a prompt: another one needs no f
 Source: Park, Kreiman, Levine 2024, "Foundation Policies with Hilbert Representations" (HILP), arXiv 2402.15567,
 equations 5 and 8.
 Differences: it is learned before training and stays; ReLU instead of GELU and LayerNorm; equal observations are the
-same state, where the source compares rows; the source's policy for every z is `agents.hilp`, this is a reward for all.
+same state, where the source compares rows; its policy for every z is `agents.offline.hilp`, this is a reward for all.
 Fails when: ways have one direction (V is symmetric), or cannot be laid out in a flat space: a square of four states has
 a diagonal of 1.99 steps and 1.41 sides; in a world of chance a high expectile takes luck for skill.
 """

@@ -148,7 +148,7 @@ def run_subject(run: Path, trust: bool = False, at: str = "") -> Subject:
 
 def file_subject(config: ExportConfig) -> Subject:
     """A policy that runners.offline wrote."""
-    from agents.cloning import Cloning
+    from agents.offline.cloning import Cloning
     from envs.make import make
     from runners.run.policies import from_file
 

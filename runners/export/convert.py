@@ -20,7 +20,7 @@ from runners.export.policy import Affine, Decision, Expectation, Function, Linea
 
 if TYPE_CHECKING:
     from agents.dyna.agent import Dyna
-    from agents.iql import IQL
+    from agents.offline.iql import IQL
     from agents.ppo.agent import PPO
 
 Layer = TypeVar("Layer", bound=nn.Module)

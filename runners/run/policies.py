@@ -24,8 +24,13 @@ from runners.run.config import UsageError
 OFFLINE = {  # the class that a file of runners.offline names -> where it is
     place.partition(":")[2]: place
     for place in (
-        *("agents.iql:IQL", "agents.recoil:ReCOIL", "agents.cpl:CPL", "agents.cloning:Cloning"),
-        *("agents.rcsl:RCSL", "agents.mbrcsl:MBRCSL", "agents.dt:DT"),
+        *(
+            "agents.offline.iql:IQL",
+            "agents.offline.recoil:ReCOIL",
+            "agents.offline.cpl:CPL",
+            "agents.offline.cloning:Cloning",
+        ),
+        *("agents.offline.rcsl:RCSL", "agents.offline.mbrcsl:MBRCSL", "agents.offline.dt:DT"),
     )
 }
 SB3 = {"common": "ActorCriticPolicy", "sac": "SACPolicy", "td3": "TD3Policy", "dqn": "DQNPolicy"}  # by package

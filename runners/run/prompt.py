@@ -1,4 +1,4 @@
-"""Prompts of a policy for every direction (`agents.hilp`): a goal, or any reward of the table, without learning on.
+"""Prompts of a policy for every direction (`agents.offline.hilp`): a goal, or any reward of the table, without learning on.
 
     python -m runners.offline data=play.safetensors algo=hilp out=all.safetensors prompt.place=[0.5,-0.5]
     python -m runners.offline data=play.safetensors algo=hilp policy=all.safetensors prompt=clip prompt.goal="..."
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import rewards
-from agents.hilp import HILP, HILPConfig, on_sphere
+from agents.offline.hilp import HILP, HILPConfig, on_sphere
 from envs.recording import episodes
 from envs.transitions import Transitions
 from rewards.demonstrations.hilp import Hilbert

@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.cloning import Cloning, CloningConfig
+from agents.offline.cloning import Cloning, CloningConfig
 from envs.transitions import Transitions
 
 LINE, STICK = spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Box(-2, 2, (1,), np.float32)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from test_iql import LINE, STICK, line
 
-from agents.cpl import CPL, CPLConfig, cpl_loss
-from agents.iql import IQL, IQLConfig
+from agents.offline.cpl import CPL, CPLConfig, cpl_loss
+from agents.offline.iql import IQL, IQLConfig
 
 FAST = {"net_arch": [16], "learning_rate": 1e-2, "alpha": 1.0}
 

@@ -6,8 +6,8 @@ import torch
 from gymnasium import spaces
 from paths import IMAGE, LINE, TWO
 
-from agents.hilp import HILP, HILPConfig, on_sphere
-from agents.iql import IQL
+from agents.offline.hilp import HILP, HILPConfig, on_sphere
+from agents.offline.iql import IQL
 from envs.transitions import Transitions
 
 SMALL = {"features": 2, "net_arch": [32], "batch_size": 64, "learning_rate": 1e-2}

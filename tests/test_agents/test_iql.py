@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.iql import (
+from agents.offline.iql import (
     IQL,
     IQLConfig,
     chi_square_loss,

@@ -6,10 +6,10 @@ import torch
 from paths import IMAGE, LINE, TWO
 from test_cloning import STICK, batch
 
-from agents.dt import DT, DTConfig
-from agents.mbrcsl import MBRCSL, MBRCSLConfig
 from agents.networks.sequence import Causal
-from agents.rcsl import RCSL, RCSLConfig
+from agents.offline.dt import DT, DTConfig
+from agents.offline.mbrcsl import MBRCSL, MBRCSLConfig
+from agents.offline.rcsl import RCSL, RCSLConfig
 
 FAST = {"net_arch": [32], "learning_rate": 1e-2, "batch_size": 128}
 SMALL = {**FAST, "width": 16, "layers": 1, "heads": 2, "context": 3}

@@ -5,8 +5,8 @@ import pytest
 import torch
 from test_iql import CORRIDOR, STATES, TWO
 
-from agents.iql import run
-from agents.recoil import ReCOIL, ReCOILConfig
+from agents.offline.iql import run
+from agents.offline.recoil import ReCOIL, ReCOILConfig
 
 SHOWN = np.array([0, 0, 0, 0, 0, 1])  # at the end of the corridor action 1 is demonstrated
 NUMBERS = {"temperature": 1.0, "gamma": 0.9, "net_arch": [], "batch_size": 48}

@@ -291,7 +291,7 @@ def test_a_memory_is_exported_as_weights_that_say_so_and_never_as_a_graph(tmp_pa
 
 
 def test_a_policy_learned_from_a_recording_is_exported_too(tmp_path):
-    from agents.iql import IQL, IQLConfig
+    from agents.offline.iql import IQL, IQLConfig
 
     env = make("Pendulum-v1")
     model = IQL(IQLConfig(net_arch=[16]), env.observation_space, env.action_space, seed=0)
@@ -309,7 +309,7 @@ def test_a_policy_learned_from_a_recording_is_exported_too(tmp_path):
 
 
 def test_of_a_cloned_policy_that_acts_in_chunks_the_weights_are_exported(tmp_path):
-    from agents.cloning import Cloning, CloningConfig
+    from agents.offline.cloning import Cloning, CloningConfig
 
     env = make("Pendulum-v1")
     Cloning(CloningConfig(net_arch=[8]), env.observation_space, env.action_space).save(str(tmp_path / "a.safetensors"))

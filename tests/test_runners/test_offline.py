@@ -6,7 +6,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import register, registry
 
-from agents.iql import IQL
+from agents.offline.iql import IQL
 from envs.recording import save
 from runners.offline import OfflineConfig, labelled, load, main, run
 from runners.record import main as record

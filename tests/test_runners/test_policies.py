@@ -5,7 +5,7 @@ import pytest
 from gymnasium.envs.registration import load_env_creator
 from stable_baselines3 import PPO, SAC
 
-from agents.cloning import Cloning, CloningConfig
+from agents.offline.cloning import Cloning, CloningConfig
 from envs.exploration.peg import demonstrator
 from envs.make import make
 from envs.recording import load as recorded

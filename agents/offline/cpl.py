@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from agents.iql import AHEAD, IQL, PI, run
+from agents.offline.iql import AHEAD, IQL, PI, run
 from envs.flat import Flat
 from envs.settings import Settings, setting
 from envs.transitions import Transitions

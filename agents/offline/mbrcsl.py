@@ -1,4 +1,4 @@
-"""MBRCSL: return-conditioned learning (`agents.rcsl`) of what a model imagines, where pieces of episodes are joined.
+"""MBRCSL: return-conditioned learning (`rcsl`) of what a model imagines, where pieces of episodes are joined.
 
 No recorded action at the start was followed by the return if one episode leads half of the way and another the other
 half. So a clone of the recording acts in a model of it, from where its episodes began, on and on; of the rollouts from
@@ -26,11 +26,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from agents.cloning import Cloning
 from agents.dynamics import Predicted
 from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
 from agents.dynamics.rollout import disagreement, imagine
-from agents.rcsl import RCSL, RCSLConfig
+from agents.offline.cloning import Cloning
+from agents.offline.rcsl import RCSL, RCSLConfig
 from envs.recording import episodes
 from envs.settings import setting
 from envs.transitions import Transitions
@@ -41,7 +41,7 @@ MEASURED = 10_000  # recorded transitions that rollouts are compared with
 
 @dataclass
 class MBRCSLConfig(RCSLConfig):
-    """Settings of `MBRCSL`; see `agents.rcsl` and `agents.cloning` for the others, which are the clone's, too."""
+    """Settings of `MBRCSL`; see `RCSL` and `Cloning` for the others, which are the clone's, too."""
 
     rollouts: int = setting(8000, f"imagined, in groups of {GROUP} from the same start", low=GROUP)
     horizon: int = setting(50, "steps of a rollout; those of the task", low=1)

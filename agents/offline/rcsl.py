@@ -5,7 +5,7 @@
 Nothing is bootstrapped, so no value can diverge. To act it asks for the best return that an episode began with, less
 what has come since. That is what a network predicts of the last transition, for a policy is not shown its rewards.
 Sources: Brandfonbrener et al. 2022, "When does return-conditioned supervised learning work for offline RL?", arXiv
-2206.01079; Emmons et al. 2022 (RvS), arXiv 2112.10751. Differences: the policy is `agents.cloning`'s, a mixture or a
+2206.01079; Emmons et al. 2022 (RvS), arXiv 2112.10751. Differences: the policy is `Cloning`'s, a mixture or a
 diffusion, not a mean; a return-to-go stays between the least and the largest of the data.
 When it fails: the way to the return lies in several episodes, none of which has it all (`mbrcsl` puts them together);
 returns that chance decides, which it takes for its own doing; starts that differ in what can be reached from them.
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.cloning import Cloning, CloningConfig
 from agents.dynamics.rollout import RewardHead
+from agents.offline.cloning import Cloning, CloningConfig
 from envs.recording import episodes
 from envs.settings import setting
 from envs.transitions import Transitions
@@ -32,7 +32,7 @@ REWARD_STEPS = 1000  # minibatches of the network that predicts rewards, at most
 
 @dataclass
 class RCSLConfig(CloningConfig):
-    """Settings of `RCSL`; see `agents.cloning` for the others."""
+    """Settings of `RCSL`; see `agents.offline.cloning` for the others."""
 
     chunk: int = setting(1, "actions that are predicted together and carried out without looking", low=1, high=1000)
     target: float | None = setting(None, "the return to ask for; null for the best that an episode began with")

@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.iql import IQL
 from agents.networks.actor_critic import CLIP
 from agents.networks.stacked import Stacked
+from agents.offline.iql import IQL
 from envs.recording import episodes
 from envs.settings import Settings, setting
 from envs.transitions import Transitions

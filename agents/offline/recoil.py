@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from agents.iql import IQL, IQLConfig, Q, run
+from agents.offline.iql import IQL, IQLConfig, Q, run
 from envs.settings import setting
 
 

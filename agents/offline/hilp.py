@@ -8,7 +8,7 @@ IQL learns the policy from a recording, with z beside the observation: each mini
 for going there. phi was learned before, of the same recording (`Hilbert` of the reward `hilp`), and stays.
 Source: Park, Kreiman, Levine 2024, "Foundation Policies with Hilbert Representations", arXiv 2402.15567, equation 8.
 Differences: phi first, then the policy, where the source learns both at once; half of the z lead from one recorded
-state to another, all are uniform in the source; small networks, one step of Adam a minibatch (`agents.iql`); rewards
+state to another, all are uniform in the source; small networks, one step of Adam a minibatch (as `IQL`); rewards
 are prompts of this same policy, where the source learns successor features for them.
 Fails when: phi does (see the reward `hilp`); the recording shows no action that leads on; a reward is of states in
 several places, which have no direction in common.
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from agents.iql import IQL, IQLConfig
+from agents.offline.iql import IQL, IQLConfig
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Obs
@@ -37,7 +37,7 @@ UNIFORM = 0.5  # share of the z that are; the others lead from one recorded stat
 
 @dataclass
 class HILPConfig(IQLConfig):
-    """Settings of `HILP`; see `agents.iql` for the others."""
+    """Settings of `HILP`; see `agents.offline.iql` for the others."""
 
     expectile: float = setting(0.9, "as in IQL, of going in a direction", above=0, below=1)
     beta: float = setting(10.0, "how much more a better action is imitated", low=0)

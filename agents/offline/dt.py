@@ -1,4 +1,4 @@
-"""DT: a return-conditioned policy (`agents.rcsl`) with a memory, the last K steps, read by a transformer.
+"""DT: a return-conditioned policy (`agents.offline.rcsl`) with a memory, the last K steps, read by a transformer.
 
     tokens   R_1 s_1 a_1 ... R_K s_K a_K     the action a_t is predicted from s_t and all that comes before it
 
@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.cloning import last_rows
 from agents.networks.actor_critic import CLIP
 from agents.networks.sequence import Causal
-from agents.rcsl import RCSL, RCSLConfig
+from agents.offline.cloning import last_rows
+from agents.offline.rcsl import RCSL, RCSLConfig
 from envs.settings import setting
 from envs.transitions import Transitions
 
 
 @dataclass
 class DTConfig(RCSLConfig):
-    """Settings of `DT`; see `agents.rcsl` for the others, and the source's value in brackets where it differs."""
+    """Settings of `DT`; see `RCSL` for the others; the source's value in brackets where it differs."""
 
     chunk: int = setting(1, "actions that are predicted together", low=1, high=1)
     context: int = setting(20, "steps that are seen, K, of one episode", low=1, high=1000)

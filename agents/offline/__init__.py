@@ -1,0 +1,1 @@
+"""Agents that learn from recordings alone; `iql.py` first, on which the others build."""
