@@ -1,4 +1,4 @@
-"""Prompts of a policy for every direction (`agents.offline.hilp`): a goal, or any reward of the table, without learning on.
+"""Prompts of a policy for every direction (`algo=hilp`): a goal, or any reward of the table, without learning on.
 
     python -m runners.offline data=play.safetensors algo=hilp out=all.safetensors prompt.place=[0.5,-0.5]
     python -m runners.offline data=play.safetensors algo=hilp policy=all.safetensors prompt=clip prompt.goal="..."
