@@ -12,6 +12,7 @@ Its verdict stands in effects.yaml and was written before the first run. Sizes, 
 share is kept, were chosen on seeds 100 and 101: with 2,000 and a tenth mbrcsl reached it there in 0.29 and 1.0 of the
 episodes, dt, rcsl, unimodal and cloning in at most 0.01, iql in all. As it is now: 1.0 on seed 100, 0.0 on 102,
 where most rollouts that are kept from the start are predicted half of the reward, by a model that smooths the exits.
+To ask for what was kept from the nearest starts instead of one target gave 0.83, 0.2 and 0.0 on seeds 100 to 102.
 """
 
 from __future__ import annotations

@@ -22,16 +22,8 @@ from runners.run.build import load_run
 from runners.run.config import UsageError
 
 OFFLINE = {  # the class that a file of runners.offline names -> where it is
-    place.partition(":")[2]: place
-    for place in (
-        *(
-            "agents.offline.iql:IQL",
-            "agents.offline.recoil:ReCOIL",
-            "agents.offline.cpl:CPL",
-            "agents.offline.cloning:Cloning",
-        ),
-        *("agents.offline.rcsl:RCSL", "agents.offline.mbrcsl:MBRCSL", "agents.offline.dt:DT"),
-    )
+    place.partition(":")[2]: f"agents.offline.{place}"
+    for place in ("iql:IQL", "recoil:ReCOIL", "cpl:CPL", "cloning:Cloning", "rcsl:RCSL", "mbrcsl:MBRCSL", "dt:DT")
 }
 SB3 = {"common": "ActorCriticPolicy", "sac": "SACPolicy", "td3": "TD3Policy", "dqn": "DQNPolicy"}  # by package
 
