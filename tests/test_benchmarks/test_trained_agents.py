@@ -2,9 +2,11 @@
 
 import gymnasium as gym
 import pytest
+import yaml
 
 import lodestar as ld
 from benchmarks.checks.agents import COMMANDS, HOME
+from runners.run.config import from_dict
 
 
 def test_there_are_ten_of_them_in_less_than_three_megabytes_and_nothing_else():
@@ -12,6 +14,11 @@ def test_there_are_ten_of_them_in_less_than_three_megabytes_and_nothing_else():
     assert {path.relative_to(HOME).parts[0] for path in files} == set(COMMANDS) and len(COMMANDS) == 10
     assert sum(path.stat().st_size for path in files) < 3e6
     assert {path.suffix for path in files} == {".md", ".yaml", ".json", ".safetensors", ""}  # "": LATEST
+
+
+def test_this_version_reads_their_configurations():
+    read = {path.parent.name: from_dict(yaml.safe_load(path.read_text())) for path in HOME.glob("*/config.yaml")}
+    assert read.keys() == COMMANDS.keys()
 
 
 def test_the_trained_cartpole_agent_stands():
