@@ -24,8 +24,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from envs.files import read_text, regular
-
 FORMAT = 1
 WEIGHTS, DESCRIPTION = "policy.safetensors", "policy.json"
 
@@ -291,7 +289,8 @@ class Policy(nn.Module):
         from safetensors.torch import load_file
 
         try:
-            about = json.loads(read_text(folder / DESCRIPTION))
+            about = json.loads(_regular(folder / DESCRIPTION).read_text(encoding="utf-8"))
+            weights = _regular(folder / WEIGHTS)
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} holds no exported policy ({error}); give what runners.export wrote") from None
         if about.get("format") != FORMAT:
@@ -302,8 +301,15 @@ class Policy(nn.Module):
         parts = [Part(**{**part, "layers": sequence(part["layers"])}) for part in said["parts"]]
         inputs = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in said["inputs"].items()}
         policy = cls(inputs, parts, sequence(said["layers"]), Decision(**said["action"]), said["bare"])
-        policy.load_state_dict(load_file(regular(folder / WEIGHTS)))
+        policy.load_state_dict(load_file(weights))
         return policy
+
+
+def _regular(path: Path) -> Path:
+    """The path of a file; a pipe or a device would hang the reader, and a link may lead anywhere."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise OSError(f"{path} is no regular file; remove it")
+    return path
 
 
 def save(folder: Path, weights: dict[str, Tensor], about: dict[str, Any]) -> None:

@@ -1,3 +1,4 @@
+import ast
 import json
 import shutil
 import socket
@@ -187,6 +188,15 @@ def test_a_graph_takes_every_kind_of_entry_in_its_own_type(tmp_path):
     actions = onnx_actions(tmp_path / "policy.onnx", policy, obs)
     assert actions.dtype == np.int64 and actions.shape == (ROWS, 2)
     np.testing.assert_array_equal(actions, model.predict(obs, deterministic=True)[0])
+
+
+def test_the_file_that_reads_a_policy_needs_nothing_of_this_project():
+    import runners.export.policy as module
+
+    tree = ast.parse(Path(module.__file__).read_text())
+    named = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    named += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    assert {name.split(".")[0] for name in named} - sys.stdlib_module_names == {"numpy", "safetensors", "torch"}
 
 
 @pytest.mark.nightly
