@@ -263,7 +263,7 @@ def test_a_run_is_trained_evaluated_and_filmed_with_its_guide(name, agent):
     assert parts.model.observation_space.shape == (986,)
     scores = evaluation(run, parts.model, parts.mix, 2, 0)
     assert len(scores["this run"]["returns"]) == len(scores["random"]["returns"]) == 2
-    episode = play(run, policy(parts.model, GRID), parts.mix, 0, 5)
+    episode = play(run, policy(parts.model, run), parts.mix, 0, 5)
     assert len(episode.images) == len(episode.streams["subgoals"]) == 5
 
 
