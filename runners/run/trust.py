@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import metadata, util
+from importlib import util
 from typing import Any
 
 from runners.cli.value import is_float
@@ -131,11 +131,12 @@ def _is_code(text: str) -> bool:
 def _is_known(module: str) -> bool:
     """Whether a module was imported before, or is of a package that brings environments of ours or by entry points."""
     from envs.family import families
+    from envs.table import installed
 
     if not DOTTED.fullmatch(module):
         return False
     brought = [family.module for family in families().values() if family.module]
-    brought += [entry.value for entry in metadata.entry_points(group="gymnasium.envs")]
+    brought += [entry.value for entry in installed("gymnasium.envs")]
     return module in sys.modules or module.split(".")[0] in {re.split("[.:]", name)[0] for name in brought}
 
 

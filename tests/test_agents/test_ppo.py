@@ -58,7 +58,7 @@ class Toy(gym.Env):
 # ------------------------------------------------------------------------------------------------------- learning
 
 
-@pytest.mark.parametrize("path", ["auto", "eager"])
+@pytest.mark.parametrize("path", ["auto", pytest.param("eager", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", ["Value", "Observation", "Discount", "Policy", "Joint"])
 def test_it_solves_the_probes(name, path):
     made = envs.make.make_vec(f"lodestar/Probe{name}-v0", 8, seed=0)

@@ -148,7 +148,9 @@ class Turning(TaskScorer):
         return raw["task"]
 
 
-@pytest.mark.parametrize(("preset", "relabel"), [("r2dreamer", True), ("mrq", True), ("mrq", False)])
+@pytest.mark.parametrize(
+    ("preset", "relabel"), [pytest.param("r2dreamer", True, marks=pytest.mark.nightly), ("mrq", True), ("mrq", False)]
+)
 def test_the_head_follows_a_reward_that_turns_round_only_where_rewards_are_relabelled(preset, relabel):
     scorer = Turning(0.99)
     sizes = {"latent": 32, "groups": 8, "classes": 8, "embed": 32, "hidden": 32}

@@ -446,6 +446,7 @@ class Away(Reward):
         return -batch.reward
 
 
+@pytest.mark.nightly
 def test_a_reward_that_points_away_makes_the_task_harder():
     env = make(GRID)
     reward = Away(RewardConfig(), env.observation_space, env.action_space)

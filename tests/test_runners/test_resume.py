@@ -331,6 +331,7 @@ def test_a_run_that_is_extended_ends_as_the_longer_one_would_have(whole, tmp_pat
     assert "holds another run (it differs in total_timesteps=3000)" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_evaluations_while_training_change_nothing_and_the_best_one_can_be_had_again(whole, tmp_path):
     arguments = [*PPO, "reward=rnd"]
     extra = ["eval_every=700", "eval_episodes=3", "eval_steps=300", "video_every=1500"]
