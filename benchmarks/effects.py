@@ -96,7 +96,7 @@ def _effect(
     hours = sum(float(row.get("seconds") or 0) for row in rows) / 3600
     found = {key: known[key] for key in keys if key in known}
     ends = {key: value for key, value in known.items() if key.endswith(("_low", "_high"))}
-    return Effect(name, system, claim, said, found, ends, seeds, hours)
+    return Effect(source or name, system, claim, said, found, ends, seeds, hours)
 
 
 def judge(verdict: dict[str, Any], figures: Figures) -> str:
