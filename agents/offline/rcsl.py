@@ -1,4 +1,4 @@
-"""RCSL: a policy that is told which return to reach, learned by supervision alone.
+"""RCSL: a policy that is given the return to reach, learned by supervision alone.
 
     imitate a = pi(s, R)     R: the rewards that were still to come in the recorded episode (return-to-go)
 
