@@ -31,6 +31,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from envs.datasets.recorded import recorded
+from envs.flat import Flat
 from envs.recording import episodes
 from envs.settings import setting
 from envs.transitions import Transitions
@@ -99,7 +100,7 @@ class Success(Latent):
         self.goals, self.others = self._recorded()
         self.classifier = Classifier(self.size, config.hidden, torch.Generator().manual_seed(self.seed))
         self.classifier.to(self.device).measure(np.concatenate([self.goals[0], self.others[0]]))
-        self.optimizer = torch.optim.Adam(self.classifier.parameters(), lr=config.learning_rate, fused=True)
+        self.optimizer = Flat.over(list(self.classifier.parameters()), epsilon=1e-8)
         if len(self.others[0]):
             self.learn(self.others[0], config.steps)
 
@@ -164,11 +165,10 @@ class Success(Latent):
                 (slope,) = torch.autograd.grad(self.classifier(some, keep[::SHARE]).sum(), some, create_graph=True)
                 loss = loss + SLOPE * (slope @ self.classifier.first[0].get_parameter("weight")).square().sum(1).mean()
             losses.append(loss.detach())
-            unusable = (~losses[-1].isfinite()).float()
-            self.optimizer.found_inf = unusable  # type: ignore[attr-defined] # fused Adam then skips, without a sync
-            self.optimizer.zero_grad()
+            self.optimizer.grad.zero_()
             loss.backward()
-            self.optimizer.step()
+            if math.isfinite(self.optimizer.clip(math.inf)):  # else the batch is left out
+                self.optimizer.adam(config.learning_rate)
         return sum(torch.stack(losses).tolist()) / steps if losses else 0.0
 
     def errors(self) -> dict[str, float]:

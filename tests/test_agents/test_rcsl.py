@@ -1,4 +1,4 @@
-"""Policies told which return to reach: returns-to-go by hand, pieces that only a model joins, and what is refused."""
+"""Policies given a return to reach: returns-to-go by hand, pieces that only a model joins, and what is refused."""
 
 import numpy as np
 import pytest
