@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 WINDOW = 100  # episodes that mean returns look back on
 GIVE_UP = 3  # recoveries in a row
 
-OnStep = Callable[[Array, Array], bool]  # rewards (N,) and ended (N,) of the last step -> whether to continue
+# Rewards (N,) and ended (N,) of the last step, the observation to act on next -> whether to continue
+OnStep = Callable[[Array, Array, Obs], bool]
 
 
 class TaskScorer:
@@ -215,8 +216,8 @@ class BaseAgent(Predictor):
         callback = BaseAlgorithm._init_callback(self, callback, progress_bar)  # type: ignore[arg-type]
         callback.on_training_start({"self": self, "total_timesteps": int(total_timesteps)}, {})
 
-        def on_step(rewards: Array, ended: Array) -> bool:
-            callback.update_locals({"rewards": rewards, "dones": ended})
+        def on_step(rewards: Array, ended: Array, obs: Obs) -> bool:
+            callback.update_locals({"rewards": rewards, "dones": ended, "new_obs": obs})
             return bool(callback.on_step())
 
         iteration, self._learning = 0, True
@@ -297,7 +298,7 @@ class BaseAgent(Predictor):
             chunk.add(batch)
             played += batch.ended
             self.num_timesteps += steps.n
-            if not on_step(batch.reward, batch.ended):
+            if not on_step(batch.reward, batch.ended, steps.obs):
                 return None
         return chunk.take()[0]
 

@@ -1,6 +1,7 @@
-"""Worlds of the studies `trees`, `qd` and `stitching`: CartPole among numbers that say nothing, and two mazes.
+"""Worlds of studies: CartPole among numbers that say nothing, mazes, and a source of noise that wanders.
 
 env=benchmarks.worlds:Distracted-v0    env=benchmarks.worlds:HardMaze-v0    env=benchmarks.worlds:Crossings-v0
+env=benchmarks.worlds:WanderingNoise-v0
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
-from envs.exploration.family import PointMaze
+from envs.exploration.factored import leads, maze
+from envs.exploration.family import CellWorld, PointMaze, one_hot
 from envs.types import EnvReset, EnvStep
 
 NOISE = 20  # numbers beside the observation of Distracted
 STEPS = 100  # of HardMaze
+SIZE = 14  # of WanderingNoise
 PLAN = (
     *("1...#....2", "....#.....", "....#.....", "###.#..###", "....#....."),
     *("..........", "....####..", "..###.....", "....#.....", "....#....3"),
@@ -98,6 +101,42 @@ class Crossings(HardMaze):
         return self._obs(), float(found), abs(x) > 0.9 or y < -0.95, False, {"is_success": found}
 
 
+class WanderingNoise(CellWorld):
+    """A maze of SIZE x SIZE cells, the same in every run, and a source of noise that walks through it at random.
+
+    The agent begins in a corner; there is no reward. Actions: 0 stays, 1 left, 2 right, 3 up, 4 down; a wall stops it.
+    Observation: one-hot of its cell, float32 (SIZE * SIZE,), then `bits` numbers: random bits, other ones at every
+    step, while the source is within 2 cells along both axes, seen through walls; else zeros. The source begins where
+    the agent does, and moves at every second step.
+    """
+
+    STATE = ("cell", "source", "noise", "late")
+
+    def __init__(self, bits: int = 0, render_mode: str | None = None) -> None:
+        self.bits, self.n_cells = bits, SIZE * SIZE
+        self.ways = np.c_[np.arange(self.n_cells), leads(maze(SIZE, np.random.default_rng(1)))]
+        self._setup(render_mode, self.n_cells + bits, 5)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.cell = self.source = 0
+        self.noise, self.late = np.zeros(self.bits, np.float32), False
+
+    def step(self, action: Any) -> EnvStep:
+        self.cell = int(self.ways[self.cell, action])
+        if self.late:
+            self.source = int(self.ways[self.source, self.np_random.integers(1, 5)])
+        self.late = not self.late
+        (row, column), (y, x) = divmod(self.cell, SIZE), divmod(self.source, SIZE)
+        near = max(abs(row - y), abs(column - x)) <= 2
+        self.noise = near * self.np_random.integers(2, size=self.bits).astype(np.float32)
+        return self._obs(), 0.0, False, False, self._info()
+
+    def _obs(self) -> np.ndarray:
+        return np.r_[one_hot(self.cell, self.n_cells), self.noise]
+
+
 gym.register("Distracted-v0", f"{__name__}:Distracted", max_episode_steps=500)
 gym.register("HardMaze-v0", f"{__name__}:HardMaze", max_episode_steps=STEPS)
 gym.register("Crossings-v0", f"{__name__}:Crossings", max_episode_steps=50)
+gym.register("WanderingNoise-v0", f"{__name__}:WanderingNoise", max_episode_steps=200)

@@ -139,7 +139,7 @@ class Dyna(BaseAgent):
             self.num_timesteps += self.steps.n
             if self.replay.added >= self.config.learning_starts:
                 self._learn_from_it()
-            if not on_step(batch.reward, batch.ended):
+            if not on_step(batch.reward, batch.ended, self.steps.obs):
                 return False
         return True
 

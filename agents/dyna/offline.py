@@ -71,4 +71,4 @@ class OfflineDyna(Dyna):
         if config.updates_per_step:
             self._update(count)
         self.num_timesteps += count
-        return on_step(np.zeros(1, np.float32), np.zeros(1, bool))
+        return on_step(np.zeros(1, np.float32), np.zeros(1, bool), None)

@@ -147,7 +147,8 @@ class PPO(BaseAgent):
 
         def stepped(t: int) -> bool:
             self.num_timesteps += rollout.n
-            return on_step(rollout.reward[t], rollout.terminated[t] | rollout.truncated[t])
+            ended = rollout.terminated[t] | rollout.truncated[t]
+            return on_step(rollout.reward[t], ended, map_obs(lambda x: x[t + 1], self.collector.observed))
 
         return self.collector.collect(stepped)
 
@@ -298,8 +299,8 @@ class Collector(Stateful):
         self.recurrent = learner.net.gru is not None
         self.stepper = envs if hasattr(envs, "recv") else OneGroup(envs)
         self.rollout = Rollout(length, envs, requires & set(MODALITIES))
-        n = envs.num_envs
-        flat = self.inputs.vector(self.rollout.obs, 2)
+        self.observed: Any = self.rollout.obs  # row t + 1 is there once step t is made
+        n, flat = envs.num_envs, self.inputs.vector(self.rollout.obs, 2)
         self._shared = isinstance(self.rollout.obs, np.ndarray) and np.shares_memory(flat, self.rollout.obs)
         self.vector: Any = flat  # the observations themselves, where they are flat float32 numbers
         self.chosen = np.zeros((length, n, self.actions.choices), np.float32 if self.actions.gaussian else np.int64)
@@ -313,7 +314,7 @@ class Collector(Stateful):
         self.hidden: list[Any] = []  # (N, units) of a recurrent policy, before the first row of each sequence
         if self.recurrent:
             learner.start(n)
-        self.began = self._known = False  # _known: the environments are known to have been reset
+        self.began = self._known = False  # _known: that they have been reset
         self.on_nan = OnNan()
         self.uses_masks, self.masked = True, False  # masked: the environments give masks, and they are used
 
@@ -526,7 +527,7 @@ class DeviceCollector(Collector):
         n = envs.num_envs
         self.reads_obs = bool(requires & {"obs", "next_obs"})
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.vector: Any = torch.zeros(length + 1, n, self.inputs.size, device=device)
+        self.vector = self.observed = torch.zeros(length + 1, n, self.inputs.size, device=device)
         kind = torch.float32 if self.actions.gaussian else torch.int64
         self._chosen = torch.zeros(length, n, self.actions.choices, dtype=kind, device=device)
         self._values = torch.zeros(length + 1, n, streams, device=device)

@@ -106,7 +106,7 @@ class WorldModel(BaseAgent):
                 self._frozen.timesteps = self.num_timesteps
             self.replay.add(batch)
             self.num_timesteps += n
-            if not on_step(batch.reward, batch.terminated | batch.truncated):
+            if not on_step(batch.reward, batch.ended, self.steps.obs):
                 return False
             changed, self._learned_from = self.replay.metrics is not self._learned_from, self.replay.metrics
             if len(self.replay) < config.learning_starts or not self._filled:

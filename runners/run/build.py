@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from agents.base import BaseAgent
     from rewards.mix.mix import Mix
+    from runners.run.coverage import Coverage
 
     Model = BaseAgent | BaseAlgorithm
 
@@ -47,6 +48,7 @@ class Parts:
     device: str
     taken: str = ""  # what it begins with of another run
     notes: tuple[str, ...] = ()  # sentences a user should read before training
+    coverage: Coverage | None = None
 
     @property
     def rollout_size(self) -> int:
@@ -69,6 +71,7 @@ def build(config: TrainConfig, crashes: Path | None = None, mix: Mix | None = No
     from envs.make import make
     from envs.transitions import OnNan
     from rewards.adapters.guided import make_mix
+    from runners.run.coverage import Coverage
 
     torch.set_num_threads(config.num_threads)
     keep_freed_memory()
@@ -91,7 +94,8 @@ def build(config: TrainConfig, crashes: Path | None = None, mix: Mix | None = No
         venv = make_envs(config, agent.driver, n_envs, mix, crashes)
         driver, given = make_driver(agent.driver, mix, spaces[0])
         model = agent.build(config.agent, venv, seed=config.seed, device=device, **given)
-    return Parts(venv, mix, model, driver, n_envs, device, notes=notes)
+    coverage = Coverage(config.coverage, config.coverage_bin, spaces[0]) if config.coverage else None
+    return Parts(venv, mix, model, driver, n_envs, device, notes=notes, coverage=coverage)
 
 
 def masks_actions(env: Env, seed: int) -> bool:

@@ -100,6 +100,10 @@ class TrainConfig(Settings):
     eval_sampled: bool = setting(
         False, "evaluate by sampled actions, not the likeliest, which may repeat itself for ever; in NetHack always"
     )
+    coverage: str = setting(
+        "", "log how many different observations the agent acted on: all, or A:B for that part of a vector; empty: none"
+    )
+    coverage_bin: float = setting(0.1, "width of a cell of numbers that are no integers, for coverage", above=0)
     video: bool = setting(True, "record one episode at the end, learned reward drawn over it")
     video_every: int = setting(0, "environment steps between videos while training; 0: none", low=0)
     on_nan: str = setting(
@@ -165,7 +169,7 @@ RENAMED = {
 _MANAGEMENT = frozenset(
     {"root", "run_dir", "resume", "checkpoint_every", "log_every", "eval_episodes", "eval_steps", "eval_every"}
     | {"eval_sampled", "video", "video_every", "control", "preset", "step_timeout", "on_env_error", "logger"}
-    | {"histograms"}
+    | {"histograms", "coverage", "coverage_bin"}
 )
 
 

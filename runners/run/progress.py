@@ -39,6 +39,7 @@ from runners.run.exits import Signals, Stopped
 
 if TYPE_CHECKING:
     from runners.run.build import Parts
+    from runners.run.coverage import Coverage
     from runners.run.evaluator import Evaluator
     from runners.run.folder import RunFolder
 
@@ -71,6 +72,9 @@ TAGS: dict[str, str] = {
     "stream/<name>/share": "of the stream among those that agent.balance adds up, as unit gradients, 0 to 1",
     "stream/<name>/weight": "of a stream with weight=learned",
     "env/restarts": "worker processes replaced so far, written when one was",
+    "coverage/cells": "different observations that the agent acted on, after rounding to coverage_bin (coverage=)",
+    "coverage/recent": "the same since the row before",
+    "coverage/entropy": "of the visits of all cells, in nats",
     "residual/clipped": "share of steps at which base and residual together left the range of actions (env.base)",
     "<name>/<metric>": "what a reward reports about its own learning, explained in its file",
     "train/<metric>": "losses and schedules of the agent, as Stable-Baselines3 names them",
@@ -93,9 +97,10 @@ class Saver(BaseCallback):
         live: Live,
         state: dict[str, Any] | None,
         evaluator: Evaluator | None = None,
+        coverage: Coverage | None = None,
     ) -> None:
         super().__init__()
-        self.evaluator = evaluator
+        self.evaluator, self.coverage = evaluator, coverage
         self.folder, self.signals, self.live = folder, signals, live
         self.mix, self.driver = parts.mix, cast(Any, parts.driver)
         self.every, self.log_every = config.checkpoint_every, config.log_every or LOG_EVERY
@@ -127,6 +132,7 @@ class Saver(BaseCallback):
             "random": random_state(),
             "log": {"rows": self._logged, "pending": scalars(self.logger.name_to_value)},
             "evaluator": None if self.evaluator is None else self.evaluator.state_dict(),
+            "coverage": None if self.coverage is None else self.coverage.state_dict(),
         }
 
     def restore(self, model: Any, training: bool = True) -> None:
@@ -158,6 +164,8 @@ class Saver(BaseCallback):
                 self.logger.record(tag, value)
         if self.evaluator is not None and state.get("evaluator"):
             self.evaluator.load_state_dict(state["evaluator"])
+        if self.coverage is not None and state.get("coverage"):
+            self.coverage.load_state_dict(state["coverage"])
         set_random_state(state["random"])
 
     def _on_rollout_start(self) -> None:
@@ -177,6 +185,8 @@ class Saver(BaseCallback):
 
     def _on_step(self) -> bool:
         self.live.update(self.num_timesteps, self.task_return)
+        if self.coverage is not None:
+            self.coverage.add(self.locals["new_obs"])
         if self.signals.received is not None and self._held is not None:
             self.save_held()
             raise Stopped(self.signals.received)
@@ -209,7 +219,8 @@ class Saver(BaseCallback):
         if hasattr(self.driver, "before_log"):
             self.driver.before_log()
         venv: Any = self.training_env
-        for tag, value in venv.measured().items() if hasattr(venv, "measured") else ():
+        measured = venv.measured() if hasattr(venv, "measured") else {}
+        for tag, value in (measured | (self.coverage.metrics() if self.coverage is not None else {})).items():
             self.logger.record(tag, value)
         if hasattr(self.model, "start_time"):  # Stable-Baselines3 reads a clock that may be set meanwhile
             self.model.start_time = time.time_ns() - (time.monotonic_ns() - self._started)
