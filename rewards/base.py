@@ -20,17 +20,15 @@ Rules that `rewards.check.check_reward` enforces:
     5. `state_dict()` holds everything; a fresh instance that loads it gives equal scores.
 
 A reward with a memory of the episode (counts, nearest neighbours) defines `initial_memory(n)`, takes `score(batch,
-memory)` and returns `(float32 (N,), memory)`. Memory is a dict of arrays with leading axis n; the caller keeps it,
-hands it back at the next step and resets the rows whose episode ended. `score` must not write into the memory it was
-given. Where a whole rollout can be scored faster than step by step, override `scan`. A score that depends on the
-episode can be a potential only if all episodes start at the same one, whatever their first state: `starts_at` names it.
-Where a column can stand for the memory, `recalls` names it and `recall` computes it: replay relabels with it.
+memory)` and returns `(float32 (N,), memory)`. Memory is a dict of arrays with leading axis n; the caller keeps it and
+resets the rows whose episode ended; `score` must not write into it. Where a whole rollout can be scored faster than
+step by step, override `scan`. A score that depends on the episode can be a potential only if all episodes start at the
+same one: `starts_at` names it. Where a column can stand for the memory, `recalls` names it and `recall` computes it:
+replay relabels with it.
 
 A reward that needs frames and reduces them to an embedding which never changes while training (CLIP) names it in
-`embedding` and computes it in `embed`; drivers then keep the embedding (`batch.extras[embedding]`) and drop the image.
+`embedding` and computes it in `embed`; drivers keep `batch.extras[embedding]` and drop the image.
 """
-
-from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -62,8 +60,7 @@ class RewardConfig(Settings):
     weight: Any = setting(
         1.0,
         "multiplies the scaled reward: a number, or a schedule over environment steps; linear:1:0:200000 goes from 1 to"
-        " 0 in 200,000 steps and stays there; also cosine:, exp: and step:; learned, by what serves the task (PPO,"
-        " agent.blend)",
+        " 0 in 200,000 steps; also cosine:, exp: and step:; learned, by what serves the task (PPO, agent.blend)",
         tune=(1e-3, 10.0, "log"),
     )
     scale: str = setting(
@@ -74,9 +71,9 @@ class RewardConfig(Settings):
     )
     shape: str = setting(
         "none",
-        "how a score becomes a reward: none; potential (gamma * phi(s') - phi(s)); delta (phi(s') - phi(s));"
-        " clip (min(score - clip_at, 0)); sigmoid (centred on clip_at); par (potential of how often the score is"
-        " preferred to frozen references, see rewards.mix.shaping); par_step (that itself)",
+        "how a score becomes a reward: none; potential (gamma * phi(s') - phi(s)); delta (phi(s') - phi(s)); clip"
+        " (min(score - clip_at, 0)); sigmoid (centred on clip_at); par (potential of how often the score is preferred"
+        " to frozen references, see rewards.mix.shaping); par_step (that itself)",
         choices=("none", "potential", "delta", "clip", "sigmoid", "par", "par_step"),
     )
     clip_at: float = setting(0.0, "threshold of clip and centre of sigmoid, in units of the raw score")
@@ -85,8 +82,8 @@ class RewardConfig(Settings):
     references_from: str = setting("", "of par: a recording whose scores the references are quantiles of, instead")
     credit: str = setting(
         "sum",
-        "what an action answers for: the sum of the rewards that follow; min, the least of them (PPO; dense scores"
-        " only); soft_min, a sum weighted by softmax(-reward / 0.1) over the episode's part of a rollout (PPO)",
+        "what an action answers for, of the rewards that follow: the sum; min, the least (PPO; dense scores only);"
+        " soft_min, a sum weighted by softmax(-reward / 0.1) over the episode's part of a rollout (PPO)",
         choices=("sum", "min", "soft_min"),
     )
     gamma: float | None = setting(None, "discount of this stream; null takes the learner's", above=0, high=1)
@@ -152,9 +149,8 @@ class Reward(ABC):
 
     @abstractmethod
     def score(self, batch: Transitions, memory: Memory = None) -> Any:
-        """Rate transitions (N,): float32 (N,), or `Scored`; with a memory, the pair (that, new memory).
-
-        `memory` is what `initial_memory` or the previous call returned; only for rewards that have one.
+        """Rate transitions (N,): float32 (N,), or `Scored`; with a memory, of `initial_memory` or the last call, and
+        the new.
         """
 
     def update(self, batch: Transitions) -> dict[str, float]:
@@ -193,10 +189,7 @@ class Reward(ABC):
         raise TypeError(f"{type(self).__name__} names no extra in recalls, so its memory stands for itself")
 
     def around(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Scores at `obs` and at `next_obs`, float32, of rows of which `recall` kept this.
-
-        Equal where one is not ready. Only for rewards with `recalls` whose scores may be compared (shape=delta).
-        """
+        """Scores at `obs` and `next_obs`, float32, of rows of which `recall` kept this; equal where one is missing."""
         raise TypeError(f"{type(self).__name__} has no score before a step")
 
     def embed(self, batch: Transitions) -> np.ndarray:
@@ -215,23 +208,35 @@ class Reward(ABC):
         """What a run needs that is not there, such as a server, in a sentence with its fix; "" for nothing."""
         return ""
 
-    def close(self) -> None:  # noqa: B027 - most rewards hold nothing open
-        """Release what the reward holds besides: processes, connections, files."""
+    def close(self) -> None:
+        """Release what it holds, all that has a `close`: processes, connections, files."""
+        for part in vars(self).values():
+            if hasattr(part, "close"):
+                part.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes, nested: modules, optimisers, statistics, random generators."""
         return {name: state_of(value) for name, value in vars(self).items() if _has_state(value)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; raises ValueError if it belongs to another kind of reward."""
         own = {name for name, value in vars(self).items() if _has_state(value)}
         if own != set(state):
-            raise ValueError(
-                f"the saved state of {type(self).__name__} has the parts {sorted(state)}, this one has {sorted(own)}; "
-                "was it saved with another reward or version?"
-            )
+            parts = f"the parts {sorted(state)}, this one has {sorted(own)}"
+            raise ValueError(f"the saved state of {type(self).__name__} has {parts}; was it another reward or version?")
         for name in own:
             restore(self, name, state[name])
+
+
+def valid_rows(batch: Transitions) -> Transitions:
+    """The rows to learn from, flat: those that are transitions."""
+    flat = batch.flatten()
+    return flat if flat.valid.all() else flat[np.asarray(flat.valid, bool)]
+
+
+def one_row(batch: Transitions) -> Transitions:
+    """A step (N,) as a rollout of one row, whose caller handles ends and rows that are no transitions."""
+    no = np.zeros((1, *batch.shape), bool)
+    return batch.map(lambda x: x[None]).replace(terminated=no, truncated=no, valid=~no)
 
 
 def merge_memory(memory: Memory, other: Memory, mask: np.ndarray) -> Memory:
@@ -246,7 +251,7 @@ def merge_memory(memory: Memory, other: Memory, mask: np.ndarray) -> Memory:
 def values_at_obs(batch: Transitions, at_next: np.ndarray, ask: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Values for each row's `obs`, given those for its `next_obs`: along a rollout they are the previous row's.
 
-    `ask(missing)` returns them for the rows of the mask `missing`: where an episode begins or there is no row before.
+    `ask(missing)` returns those of the mask `missing`: where an episode begins or there is no row before.
     """
     before = np.empty_like(at_next)
     missing = np.ones(batch.shape, bool)
@@ -261,10 +266,8 @@ def values_at_obs(batch: Transitions, at_next: np.ndarray, ask: Callable[[np.nda
 class RunningMeanStd(Stateful):
     """Mean and variance over everything seen so far, per element of `shape`: the running statistic of all rewards.
 
-    It moves in `update` alone, in float64, with the population variance, so that one row is as safe as a thousand
-    (Chan, Golub, LeVeque 1979: merging variances).
-
-    With a `window`, rows count as if only that many had been seen before an update: what is older fades.
+    In float64, with the population variance, so that one row is as safe as a thousand (Chan, Golub, LeVeque 1979:
+    merging variances). With a `window`, rows count as if only that many had been seen before: what is older fades.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("mean", "var", "count")
@@ -292,7 +295,6 @@ class RunningMeanStd(Stateful):
 
     @property
     def std(self) -> np.ndarray:
-        """Standard deviation, at least 1e-8."""
         return np.maximum(np.sqrt(self.var), EPSILON)
 
 
@@ -300,10 +302,9 @@ class StreamScale(Stateful):
     """What divides the rewards of a stream: here nothing does.
 
     A scale is a divisor, never a shift: subtracting a mean would turn a bonus into a penalty for ordinary states.
-    Source: Burda et al. 2018, arXiv 1810.12894, section 2.4 (dividing a bonus by the standard deviation of its
-    discounted return, filtered along time for each environment). Differences: the filter never crosses environments
-    (both implementations that people copy run it across them); an `ema` scale and a freeze, because a vanishing bonus
-    divided by its own all-time deviation either dies early or has its noise amplified.
+    Source: Burda et al. 2018, arXiv 1810.12894, section 2.4 (a bonus over the deviation of its discounted return).
+    Differences: the filter never crosses environments (as in implementations that people copy); an `ema` and a freeze,
+    as a vanishing bonus over its own all-time deviation either dies early or has its noise amplified.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("count",)
@@ -329,8 +330,7 @@ class RewardStd(RunningMeanStd, StreamScale):
 class ReturnStd(RewardStd):
     """Divide by the deviation of the discounted return R_t = gamma R_{t-1} + r_t, along time, per environment.
 
-    The filtered return is only measured, never given as a reward. It restarts at an episode's end if the stream is
-    episodic.
+    It restarts at an episode's end if the stream is episodic.
     """
 
     saved = (*RewardStd.saved, "running")

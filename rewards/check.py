@@ -9,8 +9,6 @@ It returns silently, or raises `RewardCheckError` with one sentence that names t
 processes it sees `hash()` in the files of the reward's classes, and not the order of a set of texts.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import random
@@ -29,9 +27,9 @@ from envs.types import MODALITIES, Memory
 from rewards.base import Reward, RewardConfig, Scored
 
 FIELDS = frozenset(field.name for field in dataclasses.fields(Transitions))
+FLAGS = ("terminated", "truncated", "step")
 # what `requires` must name
-CONTENT = ("obs", "action", "reward", "next_obs", *(p + name for name in MODALITIES for p in ("", "obs_")))
-CONTENT += (FLAGS := ("terminated", "truncated", "step"))
+CONTENT = ("obs", "action", "reward", "next_obs", *(p + name for name in MODALITIES for p in ("", "obs_")), *FLAGS)
 BEFORE = ("obs", *(f"obs_{name}" for name in MODALITIES))  # what was there before the action
 SENTENCES = ("you see a door", "a key lies here", "you hit the newt", "nothing happens")
 RTOL, ATOL = 1e-3, 1e-5  # matrix products round differently for batches of different size
@@ -103,7 +101,6 @@ class _Check:
         self.has_memory = self.reward.initial_memory(1) is not None
 
     def run(self, seeds_differ: bool) -> None:
-        """All rules, the cheap ones first."""
         self.check_memory_form()
         self.check_output()
         self.check_update()
@@ -123,6 +120,10 @@ class _Check:
 
     def fail(self, sentence: str) -> NoReturn:
         raise RewardCheckError(f"{self.kind.__name__} breaks the contract: {sentence}")
+
+    def need(self, holds: object, sentence: str) -> None:
+        if not holds:
+            self.fail(sentence)
 
     def build(self, *, seed: int, observation_space: gym.Space | None = None) -> Reward:
         space, config = observation_space or self.observation_space, copy.deepcopy(self.config)
@@ -154,8 +155,8 @@ class _Check:
 
     def finite(self, score: np.ndarray, what: str) -> None:
         """Every score is finite; `what` says of what these are."""
-        if not np.isfinite(score).all():
-            self.fail(f"score returned {score[~np.isfinite(score)][:1]} {what}; every score must be finite")
+        strange = score[~np.isfinite(score)][:1]
+        self.need(not len(strange), f"score returned {strange} {what}; every score must be finite")
 
     def score(self, reward: Reward, batch: Transitions, memory: Memory = None) -> np.ndarray:
         return self.score_and_memory(reward, batch, memory)[0]
@@ -166,24 +167,18 @@ class _Check:
             given = (memory or reward.initial_memory(batch.shape[0]),) if self.has_memory else ()
             scored: Any = reward.score(batch, *given)
         if self.has_memory:
-            answer = scored
-            if not (isinstance(answer, tuple) and len(answer) == 2 and not isinstance(answer, Scored)):
-                self.fail(
-                    "initial_memory returns a memory, so score must return (scores, memory); "
-                    f"it returned a {type(answer).__name__}"
-                )
-            scored, memory = answer
+            form = f"with initial_memory score must return (scores, memory); it returned {_kind(scored)}"
+            self.need(isinstance(scored, tuple) and len(scored) == 2 and not isinstance(scored, Scored), form)
+            scored, memory = scored
         if isinstance(scored, Scored):
             ready = np.asarray(scored.ready)
-            if ready.dtype != bool or ready.shape != batch.shape:
-                self.fail(f"score marks rows as ready with {ready.dtype} {ready.shape}; it must be bool {batch.shape}")
+            marks = f"score marks rows as ready with {ready.dtype} {ready.shape}; it must be bool {batch.shape}"
+            self.need(ready.dtype == bool and ready.shape == batch.shape, marks)
             scored = scored.value
-        if not isinstance(scored, np.ndarray):
-            self.fail(f"score returned a {type(scored).__name__}; it must be a NumPy array of float32")
+        self.need(isinstance(scored, np.ndarray), f"score returned {_kind(scored)}; it must be a NumPy array")
         return scored, memory
 
     def _embed(self, rollout: Transitions) -> Transitions:
-        """Do what drivers do with frames: exchange them for the reward's embedding, if it names one."""
         key = self.reward.embedding
         if key is None or rollout.frame is None or key in rollout.extras:
             return rollout
@@ -201,54 +196,42 @@ class _Check:
         if not (isinstance(config, type) and issubclass(config, RewardConfig) and dataclasses.is_dataclass(config)):
             self.fail(f"Config must be a dataclass that extends RewardConfig; it is {config!r}")
         if config.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-            self.fail(
-                f"{config.__name__} is frozen; leave it mutable for the command line, and check values in __post_init__"
-            )
-        unknown = sorted(set(self.kind.requires) - FIELDS)
-        if unknown:
-            self.fail(
-                f"requires names {', '.join(unknown)}, which Transitions does not have; choose among {sorted(FIELDS)}"
-            )
-        if self.kind.role not in ("bonus", "goal"):
-            self.fail(
-                f"role is {self.kind.role!r}; it must be 'bonus' (added to the task's reward) or 'goal' (replaces it)"
-            )
+            self.fail(f"{config.__name__} is frozen; leave it mutable for the command line, and check in __post_init__")
+        if unknown := ", ".join(sorted(set(self.kind.requires) - FIELDS)):
+            self.fail(f"requires names {unknown}, which Transitions does not have; choose among {sorted(FIELDS)}")
+        if (role := self.kind.role) not in ("bonus", "goal"):
+            self.fail(f"role is {role!r}; it must be 'bonus' (added to the task's reward) or 'goal' (replaces it)")
         return built.config if built else config()
 
     def check_memory_form(self) -> None:
         memory = self.reward.initial_memory(3)
-        if memory is not None and not (
-            isinstance(memory, Mapping) and all(len(value) == 3 for value in memory.values())
-        ):
+        if memory is not None and not (isinstance(memory, Mapping) and all(len(x) == 3 for x in memory.values())):
             self.fail("initial_memory(3) must be None or a dict of arrays with leading axis 3")
 
     def check_output(self) -> None:
-        for batch in (self.flat, self.flat[:1]):
-            score = self.score(self.reward, batch)
-            if score.dtype != np.float32 or score.shape != batch.shape:
-                self.fail(
-                    f"score returned {score.dtype} {score.shape} for {batch.shape[0]} transitions; it must be float32 "
-                    f"{batch.shape}"
-                )
-            self.finite(score, "for random transitions" if batch is self.flat else "for a single one")
+        for batch, what in ((self.flat, "for random transitions"), (self.flat[:1], "for a single one")):
+            score, shape = self.score(self.reward, batch), batch.shape
+            given = f"score returned {score.dtype} {score.shape} for {shape[0]} transitions; it must be float32 {shape}"
+            self.need(score.dtype == np.float32 and score.shape == shape, given)
+            self.finite(score, what)
 
     def check_purity(self) -> None:
         before = copy.deepcopy(self.reward.state_dict())
         drawn_from = generator_states()
         first = self.score(self.reward, self.flat)
-        if not equal(generator_states(), drawn_from):
-            self.fail("score drew from a global random generator; a score must not be random")
+        untouched = equal(generator_states(), drawn_from)
+        self.need(untouched, "score drew from a global random generator; a score must not be random")
         second = self.score(self.reward, self.flat)
         if not np.array_equal(first, second):
             self.fail(
                 f"score is not pure: two calls with the same batch differ by {np.abs(first - second).max():.3g}; what "
                 "it remembers of an episode belongs into initial_memory, what it learns into update"
             )
-        if not equal(before, self.reward.state_dict()):
-            self.fail(
-                "score changed state_dict(); only update may move weights and statistics, and what is remembered of an "
-                "episode belongs into initial_memory"
-            )
+        self.need(
+            equal(before, self.reward.state_dict()),
+            "score changed state_dict(); only update may move weights and statistics, and what is remembered of an "
+            "episode belongs into initial_memory",
+        )
 
     def check_independence(self) -> None:
         whole = self.score(self.reward, self.flat)
@@ -263,12 +246,10 @@ class _Check:
     def check_requires(self) -> None:
         whole = self.score(self.reward, self.flat)
         for field in CONTENT:
-            if field in self.reward.requires or getattr(self.flat, field) is None:
-                continue
-            blank = map_obs(lambda x: np.full_like(x, "" if x.dtype == object else 0), getattr(self.flat, field))
-            blank = self.flat.replace(**{field: blank})
-            if not np.allclose(self.score(self.reward, blank), whole, RTOL, ATOL):
-                self.fail(f"score reads {field}, which requires does not name; drivers may leave it out")
+            if field not in self.reward.requires and (given := getattr(self.flat, field)) is not None:
+                blank = map_obs(lambda x: np.full_like(x, "" if x.dtype == object else 0), given)
+                same = np.allclose(self.score(self.reward, self.flat.replace(**{field: blank})), whole, RTOL, ATOL)
+                self.need(same, f"score reads {field}, which requires does not name; drivers may leave it out")
 
     def check_successor(self) -> None:
         """Rule 4: if scores follow what was before the actions, they also follow the actions or what these led to."""
@@ -299,31 +280,24 @@ class _Check:
         for t in range(self.rollout.shape[0]):
             given = copy.deepcopy(memory)
             score, after = self.score_and_memory(self.reward, self.rollout[t], memory)
-            if not equal(given, memory):
-                self.fail("score wrote into the memory it was given; return a changed copy instead")
-            if not (set(after) == set(memory) and all(after[key].shape == memory[key].shape for key in memory)):
-                self.fail("score returned a memory of another form than initial_memory's")
+            self.need(equal(given, memory), "score wrote into the memory it was given; return a changed copy instead")
+            same = set(after) == set(memory) and all(after[key].shape == memory[key].shape for key in memory)
+            self.need(same, "score returned a memory of another form than initial_memory's")
             other, swapped = self.score_and_memory(self.reward, self.rollout[t][rows], swapped)
-            if not (
-                np.allclose(other, score[rows], RTOL, ATOL)
-                and equal({key: value[rows] for key, value in after.items()}, swapped)
-            ):
-                self.fail(
-                    "score mixes the memories of environments: exchanging two of them does not exchange their scores"
-                )
+            apart = equal({key: value[rows] for key, value in after.items()}, swapped)
+            apart = apart and np.allclose(other, score[rows], RTOL, ATOL)
+            mixed = "score mixes the memories of environments: exchanging two of them does not exchange their scores"
+            self.need(apart, mixed)
             memory = after
         given = self.reward.initial_memory(envs)
         kept = copy.deepcopy(given)
         whole, end = self.scan(self.rollout, given)
-        if not equal(given, kept):
-            self.fail("scan wrote into the memory it was given; return a changed copy instead")
+        self.need(equal(given, kept), "scan wrote into the memory it was given; return a changed copy instead")
         plain, plain_end = Reward.scan(self.reward, self.rollout, given)
-        if not (whole.dtype == np.float32 and np.allclose(whole, plain, RTOL, ATOL)):
-            self.fail(
-                "scan of a rollout differs from score step by step, with the memory of ended episodes made afresh"
-            )
-        if not all(np.allclose(end[key], plain_end[key], RTOL, ATOL) for key in plain_end):
-            self.fail("scan leaves another memory behind than score step by step")
+        same = whole.dtype == np.float32 and np.allclose(whole, plain, RTOL, ATOL)
+        self.need(same, "scan of a rollout differs from score step by step, the memory of ended episodes made afresh")
+        same = all(np.allclose(end[key], plain_end[key], RTOL, ATOL) for key in plain_end)
+        self.need(same, "scan leaves another memory behind than score step by step")
         pieces, no = [self.rollout.map(np.copy)] * -(-LONG // len(self.rollout.step)), np.zeros((LONG, envs), bool)
         long = concatenate(pieces)[:LONG].replace(terminated=no, truncated=no, step=no + np.arange(LONG)[:, None])
         try:
@@ -340,22 +314,19 @@ class _Check:
         if not (self.has_memory and self.reward.recalls):
             return
         envs, key = self.rollout.shape[1], self.reward.recalls
-        if self.kind.recall is Reward.recall:
-            self.fail(f"recalls is {key!r}, but recall is not defined; define it, or leave recalls empty")
+        defined = self.kind.recall is not Reward.recall
+        self.need(defined, f"recalls is {key!r}, but recall is not defined; define it, or leave recalls empty")
         kept = self.reward.recall(self.rollout, self.reward.initial_memory(envs))[0]
         row = self.rollout.replace(extras={**self.rollout.extras, key: kept}).flatten().map(lambda x: x[None])
-        if not np.allclose(self.reward.scan(row, None)[0][0], self.in_order(self.rollout).ravel(), RTOL, ATOL):
-            self.fail(
-                f"transitions from a replay, with the extra {key!r} of recall, score differently than in time order"
-            )
+        same = np.allclose(self.reward.scan(row, None)[0][0], self.in_order(self.rollout).ravel(), RTOL, ATOL)
+        self.need(same, f"transitions from a replay, with the extra {key!r} of recall, score otherwise than in order")
 
     def check_update(self) -> None:
         for batch in (self.rollout, self.flat, self.flat[:1]):
             metrics = self.update(self.build(seed=0), batch)
-            if not (isinstance(metrics, dict) and all(_is_scalar(value) for value in metrics.values())):
-                self.fail(
-                    f"update returned {metrics!r}; it must be a dict of finite numbers, empty if nothing is logged"
-                )
+            fine = isinstance(metrics, dict) and all(map(_is_scalar, metrics.values()))
+            form = "it must be a dict of finite numbers, empty if nothing is logged"
+            self.need(fine, f"update returned {metrics!r}; {form}")
 
     def check_invalid_rows(self) -> None:
         valid = np.ones(self.rollout.shape, bool)
@@ -363,33 +334,29 @@ class _Check:
         one, two = self.build(seed=0), self.build(seed=0)
         other = self.rollout[np.r_[1 : len(valid), 0]]  # the same rows in another order, so that the last differs
         last = concatenate([self.rollout[:-1], other[:1]])
-        self.update(one, self.rollout.replace(valid=valid, truncated=self.rollout.truncated & valid))
-        self.update(two, last.replace(valid=valid, truncated=last.truncated & valid))
-        if not equal(one.state_dict(), two.state_dict()):
-            self.fail("update learns from rows with valid == False; they are no transitions")
-        before = copy.deepcopy(one.state_dict())
-        none = np.zeros_like(valid)
+        for reward, rollout in ((one, self.rollout), (two, last)):
+            self.update(reward, rollout.replace(valid=valid, truncated=rollout.truncated & valid))
+        alike = equal(one.state_dict(), two.state_dict())
+        self.need(alike, "update learns from rows with valid == False; they are no transitions")
+        before, none = copy.deepcopy(one.state_dict()), np.zeros_like(valid)
         self.update(one, self.rollout.replace(valid=none, truncated=none))
-        if not equal(before, one.state_dict()):
-            self.fail("update moves its state on a batch without a valid row")
+        self.need(equal(before, one.state_dict()), "update moves its state on a batch without a valid row")
 
     def check_state(self) -> None:
         learned, fresh = self.build(seed=0), self.build(seed=1)
         self.update(learned, self.rollout)
         fresh.load_state_dict(copy.deepcopy(learned.state_dict()))
         for when in ("", " after an update", " after two updates"):
-            if not np.array_equal(self.score(learned, self.flat), self.score(fresh, self.flat)):
-                self.fail(
-                    f"a fresh instance that loads state_dict() scores differently{when}; something is missing there"
-                )
+            same = np.array_equal(self.score(learned, self.flat), self.score(fresh, self.flat))
+            self.need(same, f"a fresh instance that loads state_dict() scores differently{when}; something is missing")
             self.update(learned, self.rollout)
             self.update(fresh, self.rollout)
         with another_process(self.kind):
             fresh = self.build(seed=0)
             fresh.load_state_dict(copy.deepcopy(learned.state_dict()))
             elsewhere = self.score(fresh, self.flat)
-        if not np.array_equal(self.score(learned, self.flat), elsewhere):
-            self.fail("it scores differently in another process, where hash() of a text differs; use zlib.crc32")
+        same = np.array_equal(self.score(learned, self.flat), elsewhere)
+        self.need(same, "it scores differently in another process, where hash() of a text differs; use zlib.crc32")
 
     def check_seeds(self, differ: bool) -> None:
         scores, states = [], []
@@ -424,7 +391,6 @@ class _Check:
             self.finite(self.score(reward, self.flat), f"after an update on {what}")
 
     def check_space(self) -> None:
-        """A space it cannot read is refused when built, not in the middle of training."""
         if not {"obs", "next_obs"} & set(self.reward.requires):
             return
         space = gym.spaces.Text(5)
@@ -432,10 +398,9 @@ class _Check:
         try:
             reward = self.build(seed=0, observation_space=space)
         except Exception as error:
-            if not (isinstance(error, ValueError) and "Text" in str(error)):
-                self.fail(
-                    f"it met the space {space} with {type(error).__name__}: {error}; raise a ValueError that names it"
-                )
+            refused = isinstance(error, ValueError) and "Text" in str(error)
+            met = f"it met the space {space} with {type(error).__name__}: {error}; raise a ValueError that names it"
+            self.need(refused, met)
             return
         try:
             self.score(reward, self.flat.replace(obs=words, next_obs=words))
@@ -444,6 +409,10 @@ class _Check:
                 f"{self.kind.__name__} breaks the contract: built for the space {space} it fails to score; refuse "
                 "such a space in the constructor with a ValueError that names it"
             ) from error
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"
 
 
 def _is_scalar(value: Any) -> bool:
@@ -557,7 +526,6 @@ def random_rollout(
 
 
 def _sample(space: gym.Space, steps: int, envs: int, seed: int) -> Any:
-    """Random members of a space, (steps, envs, ...)."""
     many = gym.vector.utils.batch_space(space, steps * envs)
     many.seed(seed)
     return map_obs(lambda x: x.reshape(steps, envs, *x.shape[1:]), many.sample())

@@ -11,21 +11,13 @@ Sources:
     goals   Rocamonde et al. 2023 (arXiv 2310.12921), lemma 1: for rewards of a state EPIC is sqrt((1 - rho) / 2).
     STARC   Skalse et al. 2024, "STARC: A General Framework For Quantifying Differences Between Reward Functions"
             (arXiv 2309.15257): value-adjusted levelling (VAL), L2 norm, L2 metric, uniform policy.
-
-Differences from them:
-  - EPIC's expectations over samples use the same S' and A for every row, so potential shaping cancels exactly, not only
-    on average.
-  - STARC's metric is halved, so that it lies in [0, 1] and the worst is 1, as for EPIC.
-  - `starc_on_distribution` fits the values by least squares on the batch and takes one sample of S' for each (s, a): it
-    is exact where the values lie in the span of the features and the environment is deterministic, else an estimate on
-    the batch's own distribution, without the guarantees of the source. Rows that do not follow each other make the fit
-    ill-posed as the discount nears 1: at 0.99 we saw 0.2 between rewards that have nothing in common; take 0.9.
-
+Differences: EPIC's expectations use the same S' and A for every row, so potential shaping cancels exactly; STARC's
+metric is halved, so that the worst is 1; `starc_on_distribution` fits the values by least squares on the batch, with
+one S' for each (s, a): exact where they lie in the span of the features and the environment is deterministic, else an
+estimate without the source's guarantees, ill-posed as the discount nears 1 where rows do not follow each other.
 When it fails: all of it holds for the distribution of the rows. A policy that goes elsewhere meets another reward.
 EPIC uses transitions that cannot happen; two rewards that order all policies alike may be far apart in it.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 
@@ -59,10 +51,7 @@ def spearman(a: Array, b: Array) -> float:
 
 
 def auroc(score: Array, positive: Array) -> float:
-    """Probability that a row of `positive` (bool (N,)) scores above one that is not; ties count half.
-
-    NaN where one of the two kinds is missing.
-    """
+    """Probability that a row of `positive` (bool (N,)) scores above another; ties count half; NaN without both."""
     positive = np.asarray(positive, bool)
     many, few = int(positive.sum()), int((~positive).sum())
     if many == 0 or few == 0:
@@ -85,37 +74,32 @@ def epic_canonical(
 ) -> np.ndarray:
     """C(R)(s, a, s') = R(s, a, s') + E[gamma R(s', A, S') - R(s, A, S') - gamma R(S, A, S')], for the rows of a batch.
 
-    `score` gives rewards of any flat batch, float32 (M,), without reading `reward`. S, A and S' are drawn from the rows
-    of the batch, flat, independently of each other, `samples` for each expectation: rows * samples transitions are
-    scored, twice. Returns float64 (N,).
+    `score` gives rewards of any flat batch, float32 (M,), without reading `reward`. S, A and S' are drawn from the
+    rows, independently, `samples` for each expectation, and rows * samples transitions scored, twice. Float64 (N,).
     """
+
+    def joined(start: Array, state: Array, action: Array, after: Array) -> Transitions:
+        """From `start[state]`, by the action of row `action`, to row `after`'s successor."""
+        return batch[after].replace(obs=map_obs(lambda x: x[state], start), action=batch.action[action])
+
     n = batch.shape[0]
     state, action, after = (rng.integers(n, size=samples) for _ in range(3))
-    mean = float(score(_joined(batch.obs, batch, state, action, after)).mean())
+    mean = float(score(joined(batch.obs, state, action, after)).mean())
     rows, tile = np.repeat(np.arange(n), samples), np.tile(np.arange(samples), n)
     expected = []
     for start in (batch.next_obs, batch.obs):
-        made = _joined(start, batch, rows, action[tile], after[tile])
+        made = joined(start, rows, action[tile], after[tile])
         expected.append(np.asarray(score(made), np.float64).reshape(n, samples).mean(1))
     return np.asarray(score(batch), np.float64) + gamma * expected[0] - expected[1] - gamma * mean
 
 
-def _joined(start: Array, batch: Transitions, state: Array, action: Array, after: Array) -> Transitions:
-    """Recombined transitions: from `start[state]`, by the action of row `action`, to row `after`'s successor."""
-    made = batch[after]
-    return made.replace(obs=map_obs(lambda x: x[state], start), action=batch.action[action])
-
-
 def starc_canonical(reward: np.ndarray, transition: np.ndarray, *, gamma: float) -> np.ndarray:
-    """VAL: c(R)(s, a) = E[R(s, a, S') + gamma V(S') - V(s)], V the uniform policy's value.
+    """VAL: c(R)(s, a) = E[R(s, a, S') + gamma V(S') - V(s)], V the uniform policy's value: float64 (S, A).
 
-    Takes rewards (S, A, S), where rows of an absorbing end must be 0, probabilities (S, A, S), each (s, a) of which
-    sums to 1, and a discount in [0, 1); ValueError if shapes differ or gamma is out of range. Returns float64 (S, A).
+    Takes rewards (S, A, S), 0 in rows of an absorbing end, probabilities (S, A, S), and a discount in [0, 1).
     """
     if reward.shape != transition.shape:
-        raise ValueError(
-            f"the reward has shape {reward.shape} and the transitions {transition.shape}; both must be (S, A, S)"
-        )
+        raise ValueError(f"shape {reward.shape} of the reward, {transition.shape} of transitions; both are (S, A, S)")
     if not 0 <= gamma < 1:
         raise ValueError(f"gamma={gamma} leaves values without end; give a discount in [0, 1)")
     expected = (transition * reward).sum(-1)
@@ -144,8 +128,8 @@ def fit_canonical(
     """VAL on a batch: r + gamma V(s') - V(s), V by least-squares temporal differences.
 
     Takes and returns rewards (N, R), float64, one column a reward; actions of the rows are the uniform policy's. `now`
-    and `after` are features (N, D) of s and s', as from `state_features`; `terminated` is bool (N,). `ridge` pulls the
-    weights to zero, in units of a feature's mean square; the first feature, a constant, is free.
+    and `after` are features (N, D) of s and s', the first one a constant; `terminated` is bool (N,). `ridge` pulls the
+    other weights to zero, in units of a feature's mean square.
     """
     rewards, now, after = (np.asarray(x, np.float64) for x in (rewards, now, after))
     change = now - gamma * after * ~np.asarray(terminated, bool)[:, None]
@@ -164,10 +148,7 @@ def starc_on_distribution(
 
 
 def state_features(batch: Transitions, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Features of obs and next_obs, float64 (N, D): one, the whitened observation if it is short, random cosines.
-
-    There is at most one random feature for ten rows, so that values are not fitted to noise.
-    """
+    """Features of obs and next_obs, float64 (N, D): one, the whitened observation if short, a cosine for ten rows."""
     both = [_flat(x) for x in (batch.obs, batch.next_obs)]
     mean, std = np.concatenate(both).mean(0), np.concatenate(both).std(0)
     whitened = [(x - mean)[:, std > 1e-6] / std[std > 1e-6] for x in both]
@@ -192,10 +173,7 @@ def _flat(obs: Array) -> np.ndarray:
 def interval(
     function: Callable[..., float], *arrays: Array, resamples: int = 200, seed: int = 0
 ) -> tuple[float, float]:
-    """95 % percentile bootstrap of a function of rows: `function(*arrays)` with rows drawn again and again.
-
-    NaN where too few draws have a value.
-    """
+    """95 % percentile bootstrap of `function(*arrays)` over rows; NaN where too few draws have a value."""
     rng = np.random.default_rng(seed)
     n = len(arrays[0])
     values = np.empty(resamples)

@@ -7,8 +7,6 @@ Differences: they ask the environment whether an action was valid; here an obser
 When it fails: observations that change by themselves (noise, clocks, gravity), where it is a constant.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,10 +28,6 @@ class Effect(Reward):
     requires = frozenset({"obs", "next_obs"})
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        """Float32 (N,), 0 or 0.5."""
-        pairs = [(batch.obs, batch.next_obs)]
-        if isinstance(batch.obs, dict):
-            pairs = [(batch.obs[key], batch.next_obs[key]) for key in batch.obs]
-        rows = len(batch.reward)
-        changed = [(before != after).reshape(rows, -1).any(axis=1) for before, after in pairs]
-        return np.float32(0.5) * np.any(changed, axis=0)
+        entries = batch.obs if isinstance(batch.obs, dict) else [...]
+        changed = [batch.obs[key] != batch.next_obs[key] for key in entries]
+        return np.float32(0.5) * np.any([x.reshape(len(batch.reward), -1).any(axis=1) for x in changed], axis=0)

@@ -9,16 +9,13 @@ outcome is there. With r_t the reward `of`, and R the sum over the episode of th
               in a success none costs; for r_t in [0, 1]
 
 Sources: "Stabilizing Long-term Multi-turn Reinforcement Learning with Gated Rewards" (G-RA), 2025: end; "Hybrid Reward
-Normalization for Process-supervised ..." (PPR, ReNorm), 2025: renorm. Differences: their rewards of turns are known
-when the whole answer is; here what an episode has earned is given at its last step, which a discount below 1 makes
-smaller. `latched` is ours.
+Normalization for Process-supervised ..." (PPR, ReNorm), 2025: renorm. Differences: what an episode has earned is given
+at its last step, which a discount below 1 makes smaller. `latched` is ours.
 When it fails: R is never reached, so that nothing is ever earned; episodes so long that a reward at their end is far.
 
 Example:
     python -m runners.train env=MiniGrid-DoorKey-5x5-v0 reward=[task,gate] reward.gate.of=count
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -42,9 +39,10 @@ class PairConfig(RewardConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for side in self.sides:
-            if own := [key for key in OWN if key in getattr(self, f"{side}_options")]:
-                whose = f"which is the {self.name}'s: {self.prefix}{own[0]}"
-                raise ValueError(f"{self.prefix}{side}_options has {own[0]}, {whose}")
+            for key in OWN:
+                if key in getattr(self, f"{side}_options"):
+                    whose = f"which is the {self.name}'s: {self.prefix}{key}"
+                    raise ValueError(f"{self.prefix}{side}_options has {key}, {whose}")
 
 
 class Pair(Reward):
@@ -59,7 +57,6 @@ class Pair(Reward):
         self.requires = frozenset[str]().union(*(each.requires for each in self.both))
 
     def make(self, name: str, options: dict[str, Any], place: int) -> Reward:
-        """One of the two, by its name."""
         import rewards  # the table, which lists this file
 
         given, spaces = rewards.config_of(name, options), (self.observation_space, self.action_space)
@@ -74,10 +71,6 @@ class Pair(Reward):
 
     def preflight(self) -> str:
         return self.both[0].preflight() or self.both[1].preflight()
-
-    def close(self) -> None:
-        for each in self.both:
-            each.close()
 
 
 @dataclass
@@ -105,74 +98,63 @@ class Gate(Pair):
     Config = GateConfig
     config: GateConfig
     relabelable = False
-    of: Reward
-    by: Reward
 
     def build(self) -> None:
         super().build()
-        seeing = [side for side in self.both if "frame" in side.requires]
-        if len({(side.embedding, side.frame_size) for side in seeing}) > 1:
-            of, by = self.config.of, self.config.by
-            raise ValueError(f"reward.gate.of={of} by={by} see frames with different models; give one")
-        if seeing:
+        if seeing := [side for side in self.both if "frame" in side.requires]:
+            if len({(side.embedding, side.frame_size) for side in seeing}) > 1:
+                of, by = self.config.of, self.config.by
+                raise ValueError(f"reward.gate.of={of} by={by} see frames with different models; give one")
             self.embedding, self.frame_size = seeing[0].embedding, seeing[0].frame_size
             self.keeps_frames = any(side.keeps_frames for side in seeing)
 
     def initial_memory(self, n: int) -> Memory:
         memory = {"sum": np.zeros(n), "outcome": np.zeros(n), "steps": np.zeros(n, np.int64)}
-        for side in ("of", "by"):
-            own = getattr(self, side).initial_memory(n) or {}
-            memory.update({f"{side}.{key}": value for key, value in own.items()})
+        for side, reward in zip(self.config.sides, self.both):
+            memory.update({f"{side}.{key}": value for key, value in (reward.initial_memory(n) or {}).items()})
         return memory
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
         """What the gate lets through at each row (N,), and the memory; rows that ended keep theirs, for the caller."""
-        given, after = {}, {}
-        for side in ("of", "by"):
-            given[side], after[side] = self._ask(side, batch, memory)
-        return self._let_through(given["of"], given["by"], batch.ended, memory, after)
+        of, by, own = self._ask(batch, memory)
+        passed, sums = self._let_through(of, by, batch.ended, memory)
+        return passed, {**sums, **own}
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         """As `score`, along a rollout (T, N): each side scores it at once."""
-        given, after = {}, {}
-        for side in ("of", "by"):
-            given[side], after[side] = self._ask(side, batch, memory)
+        of, by, own = self._ask(batch, memory)
         passed = np.zeros(batch.shape, np.float32)
         sums = {key: memory[key] for key in ("sum", "outcome", "steps")}
         for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
-            row, new = self._let_through(given["of"][t], given["by"][t], ended, sums, {})
+            row, new = self._let_through(of[t], by[t], ended, sums)
             passed[t] = np.where(valid, row, 0)
             for key, value in new.items():
                 sums[key] = np.where(ended, 0, np.where(valid, value, sums[key]))
-        return passed, {**sums, **self._named(after)}
+        return passed, {**sums, **own}
 
-    def _ask(self, side: str, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """Scores of the batch's shape by one of the two, and its memory."""
-        reward: Reward = getattr(self, side)
-        own = {key.partition(".")[2]: value for key, value in memory.items() if key.startswith(f"{side}.")}
-        if own and len(batch.shape) == 2:
-            return reward.scan(batch, own)
-        if own:
-            scores, own = reward.score(batch, own)
-            return values_of(scores), own
-        return values_of(reward.score(batch.flatten())).reshape(batch.shape), {}
+    def _ask(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, np.ndarray, Memory]:
+        """Scores of the batch's shape by `of` and `by`, and the memory of both."""
+        scores, after = [], {}
+        for side, reward in zip(self.config.sides, self.both):
+            own = {key.partition(".")[2]: value for key, value in memory.items() if key.startswith(f"{side}.")}
+            if own:
+                given, own = (reward.scan if len(batch.shape) == 2 else reward.score)(batch, own)
+            else:
+                given = reward.score(batch.flatten())
+            scores.append(values_of(given).reshape(batch.shape))
+            after.update({f"{side}.{key}": value for key, value in own.items()})
+        return *scores, after  # type: ignore[return-value]
 
     def _let_through(
-        self, r: np.ndarray, by: np.ndarray, ended: np.ndarray, memory: Memory, after: dict[str, Memory]
+        self, r: np.ndarray, by: np.ndarray, ended: np.ndarray, memory: Memory
     ) -> tuple[np.ndarray, Memory]:
         total, outcome, steps = memory["sum"] + r, memory["outcome"] + by, memory["steps"] + 1
         if self.config.mode == "renorm":
             passed = np.where(ended, total + steps * (np.clip(outcome, 0, 1) - 1), 0)
         else:
             passed = np.where(outcome >= self.config.at, r if self.config.mode == "latched" else total * ended, 0)
-        sums = {"sum": total, "outcome": outcome, "steps": steps}
-        return passed.astype(np.float32), {**sums, **self._named(after)}
-
-    @staticmethod
-    def _named(after: dict[str, Memory]) -> dict[str, Any]:
-        return {f"{side}.{key}": value for side, own in after.items() for key, value in own.items()}
+        return passed.astype(np.float32), {"sum": total, "outcome": outcome, "steps": steps}
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        """Both learn; metrics as `of_<metric>` and `by_<metric>`."""
-        sides = {"of": self.of, "by": self.by}
-        return {f"{side}_{key}": x for side, reward in sides.items() for key, x in reward.update(batch).items()}
+        sides = zip(self.config.sides, self.both)
+        return {f"{side}_{key}": x for side, reward in sides for key, x in reward.update(batch).items()}

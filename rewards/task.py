@@ -3,8 +3,6 @@
 Source: none needed. Every comparison starts here: a learned reward is judged by what it does to this number.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

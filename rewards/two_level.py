@@ -3,9 +3,8 @@
     r(s') = b0 + b1 cheap(s') + delta(x),    delta a Gaussian process, near 0 where nothing like x was asked about
 
 The dear source is asked about `budget` transitions in all, in each session about some of the newest, or those whose
-answers would leave delta the least variance over the newest (`choose=informative`; no better in its study). x is the
-embedding that the cheap reward reads, or else the next observation. b and delta are fitted together, by the likeliest
-of a few kernels, after a session and when the cheap reward has moved.
+answers would leave delta the least variance (`choose=informative`; no better in its study). x is the embedding that the
+cheap reward reads, or else the next observation. b and delta are fitted together, by the likeliest of a few kernels.
 
 Sources: Ryou, Wang, Karaman 2024, "Multi-Fidelity Reinforcement Learning for Time-Optimal Quadrotor Re-planning", arXiv
 2403.08152; Kennedy, O'Hagan 2000, "Predicting the output from a complex computer code when fast approximations are
@@ -19,8 +18,6 @@ Example:
         'reward.two_level.cheap_options={goal: the pendulum points straight up}'
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass
@@ -33,7 +30,7 @@ from envs.settings import setting
 from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.base import Reward, Scored, values_of
+from rewards.base import Reward, Scored, valid_rows, values_of
 from rewards.exploration.learned import Layout, refuse_rows
 from rewards.gate import Pair, PairConfig
 from rewards.llm.judges.base import JUDGES, TextJudge, make_judge
@@ -104,9 +101,7 @@ class TwoLevel(Pair):
 
     def update(self, batch: Transitions) -> dict[str, float]:
         """The cheap reward learns; a session where one is due, whose `error` is that of what was believed before."""
-        flat, config, correction = batch.flatten(), self.config, self.correction
-        if not flat.valid.all():
-            flat = flat[np.asarray(flat.valid, bool)]
+        flat, config, correction = valid_rows(batch), self.config, self.correction
         if not len(flat.step):
             return {}
         metrics = {f"cheap_{key}": value for key, value in self.cheap.update(batch).items()}

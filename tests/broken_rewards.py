@@ -386,7 +386,7 @@ BUGS = [  # base, members, words
         for case in [
             ({"score": doubles}, "score returned float64 (24,) for 24 transitions; it must be float32 (24,)"),
             ({"score": column}, "score returned float32 (24, 1)"),
-            ({"score": listed}, "score returned a list; it must be a NumPy array of float32"),
+            ({"score": listed}, "score returned a list; it must be a NumPy array"),
             ({"score": divides_by_zero}, "every score must be finite"),
             ({"score": drifts}, "differ by 1; what it remembers of an episode belongs into initial_memory"),
             ({"score": draws}, "score drew from a global random generator"),
@@ -426,7 +426,7 @@ BUGS = [  # base, members, words
         ]
     ),
     (Episodic, {"score": keeps}, "score wrote into the memory it was given; return a changed copy instead"),
-    (Episodic, {"score": drops}, "initial_memory returns a memory, so score must return (scores, memory)"),
+    (Episodic, {"score": drops}, "with initial_memory score must return (scores, memory)"),
     (Episodic, {"score": grows}, "score returned a memory of another form than initial_memory's"),
     (Episodic, {"score": crosses}, "score mixes the memories of environments"),
     (Episodic, {"initial_memory": lambda self, n: {"steps": np.zeros(7, np.int64)}}, "leading axis 3"),
@@ -456,7 +456,7 @@ BUGS = [  # base, members, words
     (Reader, {"score": hashed_pair}, "another process, where hash() of a text differs"),
     (Honest, {"score": hashed_bytes}, "another process, where hash() of a text differs"),
     (Honest, {"score": remembers_in_itself}, "belongs into initial_memory, what it learns into update"),
-    (Recalled, {"recall": recalls_nothing}, "with the extra 'place' of recall, score differently than in time order"),
+    (Recalled, {"recall": recalls_nothing}, "with the extra 'place' of recall, score otherwise than in order"),
     (Recalled, {"recall": Reward.recall}, "recalls is 'place', but recall is not defined"),
 ]
 

@@ -1,16 +1,16 @@
 """What every adapter does: follow episodes, keep the rewards' memories of them, score steps, update the rewards."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.utils import RecordConstructorArgs
 
 from envs.observations import fits
 from envs.state import Stateful
-from envs.steps import Chunk, Cursor
+from envs.steps import Chunk, Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions
 from envs.types import MODALITIES, Memory
 from rewards.base import Reward, merge_memory
@@ -53,20 +53,57 @@ class EpisodeTracker(Stateful):
                     )
 
 
-def legible(mix: Mix, observation_space: spaces.Space, action_space: spaces.Space) -> tuple[bool, bool]:
-    """Whether observations and actions fit into arrays, which those of Text, Tuple, Graph, Sequence and OneOf do not.
+class TrackedEnv(gym.Wrapper, RecordConstructorArgs):
+    """Base class of wrappers that follow one environment; what rewards remember is in its snapshots, as `kept`."""
 
-    Raises:
-        ValueError: if some do not, and a reward reads them.
+    kept: ClassVar[str]
+
+    def __init__(self, env: gym.Env, mix: Mix, tracker: EpisodeTracker) -> None:
+        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, mix=mix)
+        super().__init__(env)
+        self.tracker = tracker
+        self._obs: Any = None  # the environment's own
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._obs, info = self.env.reset(seed=seed, options=options)
+        self.tracker.begin(modalities_of_one(info))
+        return self.shown(), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        step = (self._obs, action, float(reward), obs, terminated, truncated, info)
+        self._obs = obs
+        ends = self.observe(from_gym_step(self.tracker.cursor, *step), info)
+        return self.shown(), reward, terminated or ends, truncated, info
+
+    def shown(self) -> Any:
+        """The observation as it is handed on."""
+        return self._obs
+
+    def observe(self, batch: Transitions, info: dict[str, Any]) -> bool:
+        """Let the rewards see a step (1,); whether they end the episode with it."""
+        raise NotImplementedError
+
+    def snapshot(self) -> dict[str, Any]:
+        """The environment's snapshot, and the rewards' memories."""
+        return {"env": self.env.get_wrapper_attr("snapshot")(), self.kept: self.tracker.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        self._obs, info = self.env.get_wrapper_attr("restore")(state["env"])
+        self.tracker.load_state_dict(state[self.kept])
+        return self.shown(), info
+
+
+def legible(mix: Mix, observation_space: spaces.Space, action_space: spaces.Space) -> tuple[bool, bool]:
+    """Whether observations and actions fit into arrays, as those of Text, Tuple, Graph, Sequence and OneOf do not.
+
+    ValueError if some do not, and a reward reads them.
     """
     fit = fits(observation_space), fits(action_space, nested=False)
     for name, space, good in zip(("obs", "action"), (observation_space, action_space), fit):
         readers = [stream for stream, source in mix.streams.items() if {name, f"next_{name}"} & source.requires]
         if readers and not good:
-            raise ValueError(
-                f"the reward {readers[0]!r} reads {name}, but the values of {space} fit into no array; flatten them "
-                "(gymnasium.wrappers.FlattenObservation), or leave that reward out"
-            )
+            raise ValueError(f"the reward {readers[0]!r} reads {name}, but {space} fits into no array; flatten it")
     return fit
 
 

@@ -7,23 +7,18 @@ A reward with a memory of the episode may have
     begin(memory, modalities, mask)         optional: the memory after what comes with first observations (frames,
                                             texts, signals, each (N, ...)) of the environments in `mask`, bool (N,)
 
-One without a memory is given the numbers of the episodes instead, int64 (N,), which count up from the environment's:
-`guide(episode)` is then who is served, what is wanted, and so on, for the whole episode.
-
-and the policy then reads (n + D,) numbers instead of the environment's (n,):
+One without a memory is given the numbers of the episodes instead, int64 (N,), which count up from the environment's.
+The policy then reads (n + D,) numbers instead of the environment's (n,):
 
     mix = make_mix(...); env = guided(env, mix)         around one environment or a vector; as it is without a guide
 
-The wrapper keeps the reward's memory as the drivers of a mix do: scored step by step, reset at episode ends. It is a
-memory of its own, beside the one of the driver that computes rewards. An episode's last observation comes with its own
+The wrapper keeps a memory of its own, as the drivers of a mix do. An episode's last observation comes with its own
 guide vector, also where the next episode's first one has taken its place (`final_obs`).
 
-Limits: flat observations, Box (n,). A guide with a memory may read texts and signals, but no observations: with guide
-vectors appended, the driver that computes rewards would give it others than this wrapper. One without finds its own
-vector at the end of the observations it scores, if it is the only guide.
+Limits: flat observations, Box (n,). A guide with a memory may read texts and signals, but no observations: the driver
+that computes rewards would give it others than this wrapper. One without finds its own vector at the end of the
+observations it scores, if it is the only guide.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,10 +31,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 import rewards
-from envs.steps import from_gym_step, from_vector_step, modalities_of, modalities_of_one
+from envs.steps import from_vector_step, modalities_of
 from envs.transitions import Transitions
 from envs.types import Obs
-from rewards.adapters.driver import EpisodeTracker
+from rewards.adapters.driver import EpisodeTracker, TrackedEnv
 from rewards.base import merge_memory
 from rewards.mix.mix import Mix
 
@@ -119,47 +114,26 @@ class _GuideTracker(EpisodeTracker):
         return np.concatenate(given, axis=1)
 
 
-class GuidedEnv(gym.Wrapper, RecordConstructorArgs):
-    """One environment with guide vectors appended to its observations; its snapshots include the guides' memories."""
+class GuidedEnv(TrackedEnv):
+    """One environment with guide vectors appended to its observations."""
+
+    kept = "guides"
+    tracker: _GuideTracker
 
     def __init__(self, env: gym.Env, mix: Mix) -> None:
-        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, mix=mix)
-        super().__init__(env)
+        super().__init__(env, mix, _GuideTracker(mix, 1))
         self.observation_space = guided_space(env.observation_space, mix)
-        self.tracker = _GuideTracker(mix, 1)
-        self._obs: Any = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self._obs, info = self.env.reset(seed=seed, options=options)
-        self.tracker.begin(modalities_of_one(info))
-        return self._join(), info
+    def observe(self, batch: Transitions, info: dict[str, Any]) -> bool:
+        self.tracker.observe(batch)
+        return False
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        step = (self._obs, action, float(reward), obs, terminated, truncated, info)
-        self.tracker.observe(from_gym_step(self.tracker.cursor, *step))
-        self._obs = obs
-        return self._join(), reward, terminated, truncated, info
-
-    def snapshot(self) -> dict[str, Any]:
-        """The environment's snapshot, and the guides' memories."""
-        return {"env": self.env.get_wrapper_attr("snapshot")(), "guides": self.tracker.state_dict()}
-
-    def restore(self, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Come back to a snapshot."""
-        self._obs, info = self.env.get_wrapper_attr("restore")(state["env"])
-        self.tracker.load_state_dict(state["guides"])
-        return self._join(), info
-
-    def _join(self) -> np.ndarray:
+    def shown(self) -> np.ndarray:
         return np.concatenate([self._obs, self.tracker.vectors()[0]], dtype=np.float32)
 
 
 class Guided(VectorWrapper, RecordConstructorArgs):
-    """A vector of environments with guide vectors appended to the observations, and the memories in its snapshots.
-
-    As with `envs.vector.in_process`, the observations returned hold until the next step. SAME_STEP and NEXT_STEP only.
-    """
+    """A vector, SAME_STEP or NEXT_STEP, with guide vectors appended to observations, which hold until the next step."""
 
     def __init__(self, env: VectorEnv, mix: Mix) -> None:
         mode = env.metadata.get("autoreset_mode")
@@ -196,11 +170,9 @@ class Guided(VectorWrapper, RecordConstructorArgs):
         return self._join(next_obs, self._joined), rewards, terminations, truncations, infos
 
     def snapshot(self) -> dict[str, Any]:
-        """The environments' snapshot, and the guides' memories."""
         return {"envs": self.env.snapshot(), "guides": self.tracker.state_dict()}  # type: ignore[attr-defined]
 
     def restore(self, state: Mapping[str, Any]) -> Obs:
-        """Come back to a snapshot; returns the observations of that moment."""
         obs = self.env.restore(state["envs"])  # type: ignore[attr-defined]
         self.tracker.load_state_dict(state["guides"])
         return self._join(obs, self._joined)

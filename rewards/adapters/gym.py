@@ -3,13 +3,11 @@
     env = RewardWrapper(envs.make.make("CartPole-v1"), rewards.make(["task", "rnd"], observation_space, action_space))
     vec = VectorRewardWrapper(envs.make.make_vec("CartPole-v1", 8), mix)
 
-`step` returns the mix instead of the task's reward; `info["reward/task"]` and `info["reward/<name>"]` keep the
-parts. What rewards read besides, frames, texts and signals, is added where it can be had (`rewards.adapters.observe`);
-else the environment has to put it into its info. Observations and actions that fit into no array (Tuple, Text, Graph,
-Sequence, OneOf) pass through; a reward that reads them is refused.
+`step` returns the mix instead of the task's reward; `info["reward/task"]` and `info["reward/<name>"]` keep the parts.
+What rewards read besides, frames, texts and signals, is added where it can be had (`rewards.adapters.observe`); else
+the environment has to put it into its info. Observations and actions that fit into no array pass through; a reward that
+reads them is refused.
 """
-
-from __future__ import annotations
 
 import copy
 from typing import Any
@@ -100,10 +98,8 @@ class VectorRewardWrapper(VectorWrapper, RecordConstructorArgs):
     def __init__(self, env: VectorEnv, mix: Mix, update_every: int = 1024) -> None:
         mode = env.metadata.get("autoreset_mode")
         if not isinstance(mode, AutoresetMode):
-            raise ValueError(
-                f'{env} declares metadata["autoreset_mode"]={mode!r}; set it to a gymnasium.vector.AutoresetMode, '
-                "because the transitions at the end of an episode look different in each"
-            )
+            given = f'metadata["autoreset_mode"]={mode!r}'
+            raise ValueError(f"{env} declares {given}, but ends of episodes differ by it; set an AutoresetMode")
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, mix=mix, update_every=update_every)
         super().__init__(observed_vector(env, mix))
         self.autoreset_mode = mode

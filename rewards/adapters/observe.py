@@ -1,14 +1,10 @@
 """What rewards read of an environment that others made: frames, texts, signals, observations.
 
 Frames are rendered (`render_mode="rgb_array"`), texts and signals come from its family, where it has one. Observations
-that fit into no array, such as MiniGrid's dict with its mission, are read as `envs.make.make` would adapt them; the
-agent still gets them as they are.
-
-In a vector of this process (Gymnasium's SyncVectorEnv, Stable-Baselines3's DummyVecEnv) each environment is wrapped
-where it stands. Others can only be asked for pictures, after a step that has not reset anything (NEXT_STEP, DISABLED).
+that fit into no array, such as MiniGrid's dict with its mission, are read as `envs.make.make` would adapt them. In a
+vector of this process (SyncVectorEnv, DummyVecEnv) each environment is wrapped where it stands. Others can only be
+asked for pictures, after a step that has not reset anything (NEXT_STEP, DISABLED).
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
@@ -47,10 +43,7 @@ def observed_vector(envs: VectorEnv, mix: Mix) -> VectorEnv:
         inner.envs = [observed(env, mix) for env in inner.envs]
         return envs
     if ends := endings(mix):
-        raise ValueError(
-            f"the reward {next(iter(ends))!r} ends episodes, and {envs} keeps its environments to itself; use "
-            "SyncVectorEnv"
-        )
+        raise ValueError(f"the reward {next(iter(ends))!r} ends episodes, and {envs} hides them; use SyncVectorEnv")
     drawn = "frame" in wanted and envs.render_mode == "rgb_array"
     if not drawn or mix.frame_size is None or envs.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP:
         return envs
@@ -84,9 +77,8 @@ def require_modalities(env: gym.Env, mix: Mix) -> None:
 
 
 def reading(env: gym.Env, mix: Mix | None = None) -> tuple[spaces.Space, Read | None]:
-    """The space of what rewards read, and what makes it of an observation; None where they read that as it is.
-
-    With a `mix` that was made for observations as they are, so they stay.
+    """The space of what rewards read, and what makes it of an observation, or None; as it is, too, with a `mix` made
+    for it.
     """
     space = env.observation_space
     family = family_of(env.spec)

@@ -9,15 +9,12 @@ Never edit `locals["rewards"]` in a callback's `_on_step`: under VecNormalize th
 `relabelling(B)` extends SB3's buffers (plain, dict, n-step, HER) without copying their samplers: whatever they read
 from `self.rewards[rows, columns]` is scored, by the reward as it is now, on the way out.
 
-`SideCritic` is a critic for a stream that does not end with the episode, beside an agent that has only one critic.
-Burda et al. 2018 (arXiv 1810.12894, section 2.3) value a novelty bonus with a return that crosses resets: dying must
-not look expensive to curiosity. Stock PPO has one value head, whose returns end with the episode. This critic
-estimates the other return; its advantages are added to the agent's, whose own returns stay as they are.
-Differences: the critic reads the policy's features without training them; both advantages are added in the units of
-the rewards (PPO normalises the sum). Fails when: the policy's features lack what the bonus depends on.
+`SideCritic` values a stream that does not end with the episode, beside an agent whose only critic does: a novelty bonus
+whose return crosses resets (Burda et al. 2018, arXiv 1810.12894, section 2.3), as dying must not look expensive to
+curiosity. Its advantages are added to the agent's.
+Differences: it reads the policy's features without training them; advantages are added in the units of the rewards (PPO
+normalises the sum). Fails when: the policy's features lack what the bonus depends on.
 """
-
-from __future__ import annotations
 
 import copy
 from typing import TYPE_CHECKING, Any
@@ -37,6 +34,8 @@ from envs.types import MASK, MODALITIES, Obs
 from rewards.adapters.driver import Driver, EpisodeTracker
 from rewards.adapters.observe import observe_venv
 from rewards.mix.mix import Mix
+
+EPOCHS = 4  # of a side critic, in each rollout
 
 
 class RewardVecEnv(Stateful, VecEnvWrapper):
@@ -85,9 +84,8 @@ class RewardVecEnv(Stateful, VecEnvWrapper):
 class RewardCallback(BaseCallback):
     """Scores each rollout of an on-policy algorithm in one batch, then recomputes returns and advantages.
 
-    Streams with `episodic=False` get a critic of their own, whose advantages cross resets and are added to the agent's.
-    Until the run has seen its first reward that is not zero, advantages are set to zero: normalising them would turn
-    the noise of an untrained critic into a direction.
+    Streams with `episodic=False` get a critic of their own. Until the run has seen its first reward that is not zero,
+    advantages are zero: normalising them would turn the noise of an untrained critic into a direction.
 
     Example:
         >>> import envs.make, rewards
@@ -184,7 +182,6 @@ class RewardCallback(BaseCallback):
             return policy.predict_values(policy.obs_to_tensor(self.locals["new_obs"])[0])
 
     def state_dict(self) -> dict[str, Any]:
-        """Memory, cursor and side critics, as they stand between two rollouts."""
         assert self.tracker is not None, "the callback has not been attached to a model yet"
         return {
             **self.tracker.state_dict(),
@@ -206,8 +203,7 @@ def non_episodic_advantages(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Generalised advantage estimation that ignores where episodes end: advantages and returns, both (T, N).
 
-    Takes rewards (T, N) and values (T + 1, N), the last row those of the observations after the rollout; `valid`, bool
-    (T, N), is False where an episode was lost: it has no advantage, and none flows past it. None for all.
+    Takes rewards (T, N) and values (T + 1, N); past a lost episode, `valid` (T, N) False, no advantage flows.
     """
     errors = rewards + gamma * values[1:] - values[:-1]
     advantages = np.empty_like(errors)
@@ -225,18 +221,14 @@ class SideCritic(Stateful):
 
     saved = ("net", "optimizer", "rng")
 
-    def __init__(
-        self, policy: Any, gamma: float, gae_lambda: float, learning_rate: float = 1e-3, epochs: int = 4
-    ) -> None:
-        self.policy = policy
-        self.gamma, self.gae_lambda, self.epochs = gamma, gae_lambda, epochs
+    def __init__(self, policy: Any, gamma: float, gae_lambda: float) -> None:
+        self.policy, self.gamma, self.gae_lambda = policy, gamma, gae_lambda
         self.rng = np.random.default_rng(0)
         with torch.random.fork_rng(devices=[]):  # the agent's own stream of random numbers stays as it was
             torch.manual_seed(0)
-            self.net = nn.Sequential(
-                nn.Linear(policy.features_dim, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
-            ).to(policy.device)
-        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=learning_rate)
+            layers = nn.Linear(policy.features_dim, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
+            self.net = nn.Sequential(*layers).to(policy.device)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-3)
 
     def _features(self, obs: Obs) -> torch.Tensor:
         with torch.no_grad():
@@ -254,7 +246,7 @@ class SideCritic(Stateful):
         advantages, returns = non_episodic_advantages(rewards, values, self.gamma, self.gae_lambda, batch.valid)
         targets = torch.as_tensor(returns.reshape(-1, 1), dtype=torch.float32, device=features.device)
         losses = []
-        for _ in range(self.epochs):
+        for _ in range(EPOCHS):
             for rows in np.array_split(self.rng.permutation(length * n), max(length * n // 256, 1)):
                 loss = nn.functional.mse_loss(self.net(features[rows]), targets[rows])
                 self.optimizer.zero_grad(set_to_none=True)
@@ -306,10 +298,7 @@ else:
 
 
 class _Relabelling(_Base):
-    """What `relabelling` adds: embeddings and episodic scores as columns, rewards computed when they are read.
-
-    Frames are embedded in batches, before the next sample or update; `Mix.keep` lists what else is kept.
-    """
+    """What `relabelling` adds: columns, embedded in batches, that `Mix.keep` lists; rewards are computed when read."""
 
     PENDING = 256  # steps after which frames are embedded even without a sample
 
@@ -362,9 +351,8 @@ class _Relabelling(_Base):
         super().add(obs, next_obs, action, reward, done, infos)
         if self.mix.keeps:
             rows, columns = np.full(self.n_envs, pos), np.arange(self.n_envs)
-            batch = from_replay(self, rows, columns).replace(
-                valid=~lost, extras={}, frame=None, text=None, signals=None
-            )
+            absent = dict.fromkeys(MODALITIES)
+            batch = from_replay(self, rows, columns).replace(valid=~lost, extras={}, **absent)
             if self._modality_names:
                 modalities = modalities_in(infos)
                 batch = batch.replace(**modalities, **cursor.of_obs())
@@ -412,21 +400,19 @@ class _Relabelling(_Base):
         return self.mix.combine(self.mix.relabel(batch), self.timesteps)
 
     def _learn(self) -> None:
-        """Update the rewards with the rows that came since the last update."""
         self.flush()
-        rows = (self.pos - self._fresh + np.arange(self._fresh)) % self.buffer_size
-        rows, columns = np.broadcast_arrays(rows[:, None], np.arange(self.n_envs))
-        batch = from_replay(self, rows, columns)
+        batch = self._rows(np.arange(self.pos - self._fresh, self.pos))
         self.metrics = self.mix.update(batch, self.mix.relabel(batch), self.timesteps)
         self._fresh = 0
 
+    def _rows(self, rows: np.ndarray) -> Transitions:
+        """Rows of all environments, as a rollout (T, N); those beyond an end of the buffer continue at the other."""
+        return from_replay(self, *np.broadcast_arrays(rows[:, None] % self.buffer_size, np.arange(self.n_envs)))
+
     def measure(self) -> dict[str, float]:
         """Metrics of the rows that the rewards have yet to learn from, without what is pending; nothing moves."""
-        rows = np.arange(self.pos - self._fresh, self.pos - len(self._pending)) % self.buffer_size
-        if not len(rows):
-            return {}
-        rows, columns = np.broadcast_arrays(rows[:, None], np.arange(self.n_envs))
-        return self.mix.measure(from_replay(self, rows, columns), self.timesteps)
+        rows = np.arange(self.pos - self._fresh, self.pos - len(self._pending))
+        return self.mix.measure(self._rows(rows), self.timesteps) if len(rows) else {}
 
     def _get_virtual_samples(self, batch_indices: np.ndarray, env_indices: np.ndarray, env: Any = None) -> Any:
         """HER: the environment computes its part for the new goal, the other streams are scored with it."""
@@ -441,10 +427,8 @@ class _Relabelling(_Base):
         return samples._replace(rewards=torch.as_tensor(total, device=samples.rewards.device).reshape(-1, 1))
 
     def state_dict(self) -> dict[str, Any]:
-        """What the buffer knows beyond SB3's arrays; the filled part of its columns only.
-
-        What is pending stays so: embedded with other neighbours it would differ in its last bit, and a run that was
-        saved at another moment with it.
+        """Beyond SB3's arrays. What is pending stays so: embedded with other neighbours it would differ in its last
+        bit.
         """
         pending = [batch for _, batch in self._pending]
         filled = self.buffer_size if self.full else self.pos

@@ -9,22 +9,15 @@ Sources: Ho, Ermon 2016, "Generative Adversarial Imitation Learning", arXiv 1606
 Dragan, Levine 2020, "SQIL", arXiv 1905.11108; `of=next_obs`: Torabi, Warnell, Stone 2018, arXiv 1807.06158. The penalty
 of the slope: Mescheder, Geiger, Nowozin 2018, arXiv 1801.04406.
 Differences:
-    a reward does not know the policy, so AIRL's D has no pi(a | s) in it: its logit is the ratio of densities itself,
-    and g is not freed of the dynamics;
-    negatives are the transitions since the last update alone (a replay's agent takes few steps between two: raise
-    `epochs`);
-    the slope is penalised towards 0, halfway between both kinds, instead of GAIL's entropy of the policy, which is
-    the agent's;
-    SQIL's rewards follow the transition, not the buffer it came from: an agent that does exactly what was recorded
-    earns 1, too. On its own transitions alone it has nothing to learn from where that never happens, which is
-    everywhere but in small discrete worlds: a replay has to hold the demonstrations.
+  - a reward does not know the policy, so AIRL's D has no pi(a | s) in it: its logit is the ratio of densities itself;
+  - negatives are the transitions since the last update alone (with a replay's agent raise `epochs`);
+  - the slope is penalised towards 0, halfway between both kinds, instead of GAIL's entropy of the policy;
+  - SQIL's rewards follow the transition, not the buffer it came from: an agent that does exactly what was recorded
+    earns 1, too; elsewhere than in small discrete worlds a replay has to hold the demonstrations.
 Fails when: the end of an episode says more than the way (gail, above 0 everywhere, wants to live on, so in tasks that
-succeed by ending take airl, or shape=potential); the demonstrations are few and the observations many, so that any
-detail tells them apart; the recording is of a bad policy, which it imitates as faithfully. Three networks look at each
-step of airl, which costs PPO two fifths of its frames a second on MiniGrid, a fifth on CartPole.
+succeed by ending take airl, or shape=potential); the demonstrations are few and the observations many; the recording is
+of a bad policy, which it imitates as faithfully. airl costs PPO two fifths of its frames a second on MiniGrid.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -39,6 +32,7 @@ from envs.transitions import Transitions
 from envs.types import Memory
 from rewards.exploration.learned import Learned, LearnedConfig
 
+KNOWN_BY = ("action", "next_obs")
 TINY = 1e-6
 SHARE = 4  # one row of so many is asked for its slope, which costs three times a row's cross-entropy
 GAMMA = 0.99  # of the shaping term, where the stream takes the learner's
@@ -55,11 +49,7 @@ class DemosDiscriminatorConfig(LearnedConfig):
     batch_size: int = 512
     demos: str = setting("", "a recording of what is to be imitated, or the name of one that ships")
     form: str = setting("gail", "what D is turned into; see above", choices=("gail", "airl", "sqil"))
-    of: str = setting(
-        "action",
-        "what a demonstrator is known by, beside an observation: the `action`, or how the `next_obs` differs",
-        choices=("action", "next_obs"),
-    )
+    of: str = setting("action", "read beside an observation: the action, or the change", choices=KNOWN_BY)
     penalty: float = setting(0.1, "of the squared slope of the logit, between both kinds of transitions", low=0)
 
 
@@ -95,7 +85,6 @@ class DemosDiscriminator(Learned):
         self.train_on(*trained)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        """Float32 (N,)."""
         if self.config.form == "sqil":
             return np.array([pair in self.known for pair in self._pairs(batch)], np.float32)
         return self.in_pieces(self.reward, *self.columns(batch)).cpu().numpy()
@@ -116,7 +105,6 @@ class DemosDiscriminator(Learned):
         return [obs, beside, *([next_obs, continues.astype(np.float32)] if airl else [])]
 
     def prepared(self, read: list[np.ndarray]) -> tuple[Tensor, ...]:
-        """Columns for `logit`: states are whitened."""
         used = self.layout.used
         return tuple(torch.from_numpy(x).to(self.device) if i % 2 else self.whiten(x, used) for i, x in enumerate(read))
 
@@ -163,7 +151,6 @@ class DemosDiscriminator(Learned):
         return [row.tobytes() for row in np.concatenate([self.rows(batch.obs), self.rows(batch.next_obs)], axis=1)]
 
     def notes(self) -> list[str]:
-        """What is imitated; for sqil also what it needs."""
         lines = [f"{len(self.demos.step):,} transitions are imitated, whatever they were worth"]
         if self.config.form == "sqil":
             lines.append("sqil gives 0 to all but the recorded transitions, so the agent's replay must hold them")

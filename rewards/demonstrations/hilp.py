@@ -10,12 +10,10 @@ states of the same episode, or any. The goal is a prompt: another one needs no f
 Source: Park, Kreiman, Levine 2024, "Foundation Policies with Hilbert Representations" (HILP), arXiv 2402.15567,
 equations 5 and 8.
 Differences: it is learned before training and stays; ReLU instead of GELU and LayerNorm; equal observations are the
-same state, where the source compares rows; its policy for every z is `agents.offline.hilp`, this is a reward for all.
-Fails when: ways have one direction (V is symmetric), or cannot be laid out in a flat space: a square of four states has
-a diagonal of 1.99 steps and 1.41 sides; in a world of chance a high expectile takes luck for skill.
+same state; its policy for every z is `agents.offline.hilp`.
+Fails when: ways have one direction (V is symmetric), or cannot be laid out in a flat space; in a world of chance a high
+expectile takes luck for skill.
 """
-
-from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
@@ -25,16 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from envs.datasets.recorded import recorded
 from envs.flat import Flat
 from envs.recording import episodes
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
 from rewards.exploration.learned import dense
-from rewards.vision.latent import Latent, LatentConfig
+from rewards.vision.latent import TINY, Latent, LatentConfig, Whitened
 
-TINY = 1e-6
 LATER = 0.625  # share of the goals that are later states of the same episode
 
 
@@ -72,13 +68,10 @@ class Hilp(Latent):
 
     def build(self) -> None:
         super().build()
-        config, key = self.config, f"{self.config.prefix}data"
+        config, batch = self.config, self.recorded("data")
         self.way = config.value == "direction"
         if self.way:
             self.requires |= {"obs" if config.of == "obs" else "obs_frame"}
-        batch = recorded(config.data, key, self.observation_space, self.action_space)
-        if self.encoder is not None and batch.frame is None:
-            raise ValueError(f"{key}={config.data} has no frames; record with frames={self.frame_size}, or take of=obs")
         before, after = self.states(batch.at_obs()), self.states(batch)
         found = Hilbert.learned(before, after, episodes(batch), config, self.seed, self.device)
         self.hilbert, self.error = found
@@ -86,7 +79,6 @@ class Hilp(Latent):
         self.goal = self.hilbert.phi(self.place)[0]
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        """Float32 (N,)."""
         after = self.hilbert.phi(self.states(batch))
         if not self.way:
             return -np.linalg.norm(after - self.goal, axis=1)
@@ -99,32 +91,23 @@ class Hilp(Latent):
         self.goal = self.hilbert.phi(self.place)[0]
 
     def notes(self) -> list[str]:
-        """How far the goal is from what was recorded, and how well distances fit."""
         return [f"distances between recorded states are off by {self.error:.2f} steps at the end (mean, discounted)"]
 
     def _goal(self, after: np.ndarray) -> np.ndarray:
         """The goal's state, (1, D)."""
         place, row, prefix = self.config.place, self.config.row, self.config.prefix
         if place and (self.encoder is not None or len(place) != self.size):
-            raise ValueError(
-                f"{prefix}place has {len(place)} numbers; give the {self.size} of an observation with of=obs, or a row "
-                f"of the recording: {prefix}row=100"
-            )
+            raise ValueError(f"{prefix}place has {len(place)} numbers; give {self.size} with of=obs, or {prefix}row")
         if not place and not -len(after) <= row < len(after):
             raise ValueError(f"{prefix}row={row} is not among the {len(after)} rows of {self.config.data}")
         return np.array([place], np.float32) if place else after[row][None]
 
 
-class Hilbert(nn.Module):
+class Hilbert(Whitened):
     """Two embeddings of whitened states; the first one is phi."""
 
-    mean: Tensor
-    scale: Tensor
-
     def __init__(self, size: int, features: int, hidden: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(size))
-        self.register_buffer("scale", torch.ones(size))
+        super().__init__(size)
         self.heads = nn.ModuleList(dense(size, (hidden, hidden, features), generator) for _ in range(2))
 
     @classmethod
@@ -140,11 +123,6 @@ class Hilbert(nn.Module):
         """Both embeddings (2, M, d) of whitened states (M, D)."""
         return torch.stack([head(x) for head in self.heads])
 
-    def whiten(self, states: np.ndarray) -> Tensor:
-        """States (M, D) as the network sees them."""
-        x = torch.from_numpy(np.ascontiguousarray(states)).to(self.mean.device)
-        return ((x - self.mean) / self.scale).clamp(-5, 5)
-
     def phi(self, states: np.ndarray) -> np.ndarray:
         """Embeddings, float32 (M, d), of states (M, D)."""
         with torch.no_grad():
@@ -154,9 +132,7 @@ class Hilbert(nn.Module):
         self, before: np.ndarray, after: np.ndarray, ends: np.ndarray, config: HilpConfig, rng: np.random.Generator
     ) -> float:
         """Learn from states (N, D), what followed them, and the last row of each one's episode; the mean last error."""
-        spread = after.std(0)
-        self.mean.copy_(torch.from_numpy(after.mean(0)))
-        self.scale.copy_(torch.from_numpy(np.where(spread > TINY, spread, 1)))
+        self.measure(after)
         x, y, size, gamma = self.whiten(before), self.whiten(after), config.batch_size, config.discount
         target = copy.deepcopy(self).requires_grad_(False)
         old, new = (Flat.over(list(net.parameters()), epsilon=1e-8) for net in (target, self))

@@ -6,21 +6,16 @@
 Offline f is fitted once, to goals and others alike often. With `online=true` it goes on learning while the agent does,
 goals against all that the agent meets as well (VICE), so that what it was fooled by stops earning; mixing rows and
 labels, labels short of 0 and 1, and a penalty on steep slopes keep it from being sure.
-Sources: Luo, Hu, Xu, Tan, Berg, Sharma, Schaal, Finn, Gupta, Levine 2024, "SERL", arXiv 2401.16013, and its
-code; Fu, Singh, Ghosh, Yang, Levine 2018, "Variational Inverse Control with Events", arXiv 1805.11686.
-Differences:
-    CLIP's embedding, or the observation as it is, in place of a pretrained ResNet;
-    `consecutive` successes in a row are asked for before one counts, which wipes out a classifier's single mistakes;
-    slopes of one row in four are penalised towards 0, weight 0.1, not towards 1 with weight 10, which outweighs the
-    labels in few numbers;
-    every fifth episode of the recordings is kept to judge by, and no row of it is trained on.
-VICE's best answer in a state that the agent visits as often as the goals show it is 1/2: once the policy is good,
-threshold with at=0.5 flickers; lower `at`, or take value=logit.
+Sources: Luo, Hu, Xu, Tan, Berg, Sharma, Schaal, Finn, Gupta, Levine 2024, "SERL", arXiv 2401.16013, and its code; Fu,
+Singh, Ghosh, Yang, Levine 2018, "Variational Inverse Control with Events", arXiv 1805.11686.
+Differences: CLIP's embedding, or the observation as it is, in place of a pretrained ResNet; `consecutive` successes in
+a row are asked for before one counts; slopes of one row in four are penalised towards 0, weight 0.1, not towards 1 with
+weight 10; every fifth episode of the recordings is kept to judge by. VICE's best answer in a state that the agent
+visits as often as the goals show it is 1/2: once the policy is good, threshold with at=0.5 flickers; lower `at`, or
+take value=logit.
 Fails when: the states that an agent can reach are unlike all others that were recorded (offline, it is taken in by
 them); goal and way look alike; `ends=true` with a classifier that errs ends episodes early.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -30,14 +25,14 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from envs.datasets.recorded import recorded
 from envs.flat import Flat
 from envs.recording import episodes
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.exploration.learned import ALL, dense, narrow_linear, used_columns
-from rewards.vision.latent import Latent, LatentConfig
+from rewards.base import valid_rows
+from rewards.exploration.learned import dense, narrow_linear, used_columns
+from rewards.vision.latent import Latent, LatentConfig, Whitened
 
 EXTREME = 20.0  # largest logit
 KEPT = 5  # one episode of so many is kept to judge by
@@ -54,21 +49,13 @@ class SuccessConfig(LatentConfig):
 
     shape: str = "none"
     goals: str = setting("", "a recording that shows the goal")
-    which: str = setting(
-        "ends",
-        "its states that do: `ends`, the last of each episode that terminated, or `all`",
-        choices=("ends", "all"),
-    )
+    which: str = setting("ends", "its goals: the last states of those that terminated, or all", choices=("ends", "all"))
     others: str = setting("", "a recording of what is not the goal; empty takes the states that `which` leaves over")
     online: bool = setting(False, "whether it goes on learning, against what the agent meets (VICE)")
-    value: str = setting(
-        "threshold", "what a state is worth: `threshold` (0 or 1), or `logit`", choices=("threshold", "logit")
-    )
+    value: str = setting("threshold", "what a state is worth: 0 or 1, or the logit", choices=("threshold", "logit"))
     at: float = setting(0.5, "chance from which on a state is a success", above=0, below=1)
     consecutive: int = setting(1, "successes in a row before one counts", low=1)
-    ends: bool = setting(
-        False, "whether an episode ends with a success; in one process, step by step, which costs time"
-    )
+    ends: bool = setting(False, "whether a success ends an episode; in one process, step by step, which costs time")
     steps: int = setting(500, "minibatches that it is fitted with before training", low=0)
     batch_size: int = setting(128, "rows of each kind in one", low=1)
     hidden: int = setting(256, "units", low=1)
@@ -130,10 +117,9 @@ class Success(Latent):
 
     def update(self, batch: Transitions) -> dict[str, float]:
         """What of its successes the task did not reward (`unrewarded`); online it learns, and judges what it kept."""
-        flat = batch.flatten()
-        if not flat.valid.any():
+        flat = valid_rows(batch)
+        if not len(flat.step):
             return {}
-        flat = flat[flat.valid]
         metrics, states = {}, self.states(flat)
         if self.config.online:
             steps = -(-len(states) // (BATCHES * self.config.batch_size))
@@ -175,12 +161,11 @@ class Success(Latent):
         """Shares of the rows kept to judge by that it gets wrong, of each kind of which there are some."""
         kinds = {"false_negative": (self.goals[1], False), "false_positive": (self.others[1], True)}
         asked = {
-            name: (self.classifier.ask(rows) >= self.bar, wrong) for name, (rows, wrong) in kinds.items() if len(rows)
+            name: (self.classifier.ask(rows) >= self.bar) == wrong for name, (rows, wrong) in kinds.items() if len(rows)
         }
-        return {name: float((said == wrong).mean()) for name, (said, wrong) in asked.items()}
+        return {name: float(errs.mean()) for name, errs in asked.items()}
 
     def notes(self) -> list[str]:
-        """How often it errs on what it did not see."""
         found = ", ".join(f"{name.replace('_', ' ')}s {value:.1%}" for name, value in self.errors().items())
         kept = len(self.goals[1]), len(self.others[1])
         return [f"of {kept[0]} goals and {kept[1]} others that were kept to judge by: {found or 'nothing is known'}"]
@@ -196,7 +181,7 @@ class Success(Latent):
     def _recorded(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
         """States (M, D) of the goal and others, each in rows to learn from and rows to judge by."""
         config, prefix = self.config, self.config.prefix
-        batch, states, kept = self._states(config.goals, f"{prefix}goals")
+        batch, states, kept = self._states("goals")
         goal = batch.terminated if config.which == "ends" else np.ones(len(states), bool)
         if not goal[~kept].any():
             raise ValueError(
@@ -205,7 +190,7 @@ class Success(Latent):
             )
         goals, rest = (states[goal & ~kept], states[goal & kept]), (states[~goal & ~kept], states[~goal & kept])
         if config.others:
-            _, states, kept = self._states(config.others, f"{prefix}others")
+            _, states, kept = self._states("others")
             rest = states[~kept], states[kept]
         if not len(rest[0]) and not config.online:
             raise ValueError(
@@ -214,45 +199,26 @@ class Success(Latent):
             )
         return goals, rest
 
-    def _states(self, path: str, key: str) -> tuple[Transitions, np.ndarray, np.ndarray]:
+    def _states(self, option: str) -> tuple[Transitions, np.ndarray, np.ndarray]:
         """A recording, what its actions led to (N, D), and bool (N,): the rows of every fifth episode."""
-        batch = recorded(path, key, self.observation_space, self.action_space)
-        if self.encoder is not None and batch.frame is None:
-            raise ValueError(f"{key}={path} has no frames; record with frames={self.frame_size}, or take of=obs")
+        batch = self.recorded(option)
         kept = np.zeros(len(batch.step), bool)
         for rows in episodes(batch)[KEPT - 1 :: KEPT]:
             kept[rows] = True
         return batch, self.states(batch), kept
 
 
-class Classifier(nn.Module):
+class Classifier(Whitened):
     """Whitened states -> log-odds of success."""
 
-    mean: torch.Tensor
-    scale: torch.Tensor
-
     def __init__(self, size: int, hidden: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(size))
-        self.register_buffer("scale", torch.ones(size))
+        super().__init__(size)
         self.first, self.norm = dense(size, (hidden,), generator), nn.LayerNorm(hidden)
         self.last = dense(hidden, (1,), generator)
 
     def forward(self, x: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
         """Log-odds (M,) of what `first` makes of whitened states, (M, hidden); `kept` multiplies it."""
         return self.last(torch.relu(self.norm(x if kept is None else x * kept))).squeeze(1)
-
-    def measure(self, states: np.ndarray) -> None:
-        """Whiten by the mean and the deviation of these states (M, D)."""
-        spread = states.std(0)
-        self.mean.copy_(torch.from_numpy(states.mean(0)))
-        self.scale.copy_(torch.from_numpy(np.where(spread > 1e-6, spread, 1)))
-
-    def whiten(self, states: np.ndarray, used: np.ndarray | slice = ALL) -> torch.Tensor:
-        """States (M, D) as the network sees them; of those columns alone."""
-        states = states if isinstance(used, slice) else states.take(used, axis=1)
-        x = torch.from_numpy(np.ascontiguousarray(states)).to(self.mean.device)
-        return ((x - self.mean[used]) / self.scale[used]).clamp(-5, 5)
 
     def ask(self, states: np.ndarray) -> np.ndarray:
         """Log-odds, float32 of the leading shape of states (..., D)."""

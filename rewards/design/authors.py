@@ -1,16 +1,14 @@
 """Who writes the code of rewards: a language model, a file of answers, or chance, which is the control.
 
-A file of answers is what a model, or a person, wrote; `runners.design` keeps one of every search, and it repeats it:
+A file of answers is what a model, or a person, wrote; `runners.design` keeps one of every search:
 
     === 1
     An answer, with code in a block as a model gives it.
     === 1
     Another of the first round.
 
-Those that ship, named by what they are for, were written for this suite in that form; no model on a server was asked.
+Those that ship were written for this suite in that form; no model on a server was asked.
 """
-
-from __future__ import annotations
 
 import re
 from abc import abstractmethod
@@ -43,7 +41,6 @@ class Brief:
 
     @property
     def text(self) -> str:
-        """As a model reads it."""
         fields = {key: value for key, value in vars(self).items() if key != "feedback"}
         asked = sections("rewards")["candidate"].format(**fields, rules=rules())
         return "\n\n".join(filter(None, [asked, self.feedback]))
@@ -90,13 +87,11 @@ class RecordedAuthor(RewardAuthor):
         except OSError as error:
             names = ", ".join(sorted(each.stem for each in SHIPPED.glob("*.txt")))
             raise ValueError(
-                f"judge.file={self.file!r} cannot be read ({type(error).__name__}); give a file of answers, or {names}"
+                f"judge.file={self.file!r} cannot be read ({type(error).__name__}); give a file, or {names}"
             ) from None
         _, *parts = re.split(r"^=== (\d+)$\n?", text, flags=re.MULTILINE)
         self.answers = [(int(number), answer) for number, answer in zip(parts[::2], parts[1::2])]
-        self.refuse_if(
-            not parts, "judge.file={file!r} has no answers; each begins with a line such as === 1, its round"
-        )
+        self.refuse_if(not parts, "judge.file={file!r} has no answers; each begins with a line as === 1, its round")
 
     def propose(self, brief: Brief, count: int, number: int) -> Sequence[str | JudgeError]:
         return [answer for of, answer in self.answers if of == number][:count]

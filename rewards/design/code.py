@@ -5,19 +5,17 @@
         return {"height": height, "speed": 10 * next_obs[:, 1] ** 2}
 
 Its components are arrays (B,); their sum is the reward, and the mean of each is logged under its name (code/height).
-`runners.design` asks for such code, tries it, and writes the best into a file; `file` names that one or your own.
+`runners.design` asks for such code, tries it, and writes the best into a file.
 Sources: Ma et al. 2023, "Eureka: Human-Level Reward Design via Coding Large Language Models" (arXiv 2310.12931); Xie et
 al. 2023, "Text2Reward: Reward Shaping with Language Models for Reinforcement Learning" (arXiv 2309.11489).
-Differences: the code reads observations, not the simulator's variables; it is NumPy over a batch in a sandbox without
-files, network or other processes (`rewards.llm.sandbox.process`), where the sources call `exec` where they train.
+Differences: the code reads observations, not the simulator's variables; it is NumPy over a batch in a sandbox
+(`rewards.llm.sandbox.process`), where the sources call `exec` where they train.
 When it fails: observations lack what the task is about; the sum can be farmed (`rewards.gate`, `shape=potential`); code
 that fails in the middle of a run is 0 from then on, and a note says so.
 
 Example:
     python -m runners.train env=MountainCar-v0 reward=code reward.code.file=my_reward.py
 """
-
-from __future__ import annotations
 
 import ast
 import re
@@ -35,12 +33,12 @@ from envs.types import Memory
 from rewards.base import Reward, RewardConfig
 from rewards.exploration.learned import IMAGE, Layout, refuse_rows
 from rewards.language.lare import verified
-from rewards.llm.sandbox.process import LONGEST, Sandbox, SandboxError
+from rewards.llm.sandbox.process import Sandbox, SandboxError, parsed, readable
 
 MOST = 12  # components
+FORM = "reward(obs, action, next_obs)"
 WATCHED = 512  # rows of an update whose components are logged
 NAME = re.compile(r"[a-z]\w{0,39}", re.ASCII)
-FORM = "reward(obs, action, next_obs)"
 Rows = tuple[np.ndarray, np.ndarray]  # obs beside next_obs (B, 2 D), action (B, A)
 
 
@@ -50,9 +48,7 @@ class CodeConfig(RewardConfig):
 
     file: str = setting("", "with reward(obs, action, next_obs); `runners.design` writes one")
     timeout: float = setting(5.0, "seconds for one batch, after which its code is stopped", above=0)
-    keys: list[str] = setting(
-        [], "entries of a Dict observation that it reads, in the order of their names; [] for all"
-    )
+    keys: list[str] = setting([], "entries of a Dict observation that it reads, in their names' order; [] for all")
 
 
 class Code(Reward):
@@ -80,7 +76,6 @@ class Code(Reward):
             raise ValueError(f"reward.code.file={config.file!r} was refused: {_of_reward(error)}") from None
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        """Float32 (N,), in the code's own units."""
         return self.components(batch).sum(axis=1)
 
     def components(self, batch: Transitions) -> np.ndarray:
@@ -88,7 +83,6 @@ class Code(Reward):
         return self.program(*rows_of(self.layout, batch))
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        """Learns nothing; the mean of each component over at most 512 rows."""
         flat = batch.flatten()
         rows = np.flatnonzero(flat.valid)
         if not len(rows):
@@ -99,9 +93,6 @@ class Code(Reward):
     def notes(self) -> list[str]:
         lines = [f"the reward is the code in {self.config.file}: {' + '.join(self.names)}"]
         return lines + [_of_reward(note) for note in self.program.notes()]
-
-    def close(self) -> None:
-        self.program.close()
 
 
 def layout_of(space: Any, keys: Sequence[str] = ()) -> Layout:
@@ -121,33 +112,26 @@ def rows_of(layout: Layout, batch: Transitions) -> Rows:
     return np.concatenate(both, axis=1), action.reshape(len(action), int(np.prod(action.shape[1:]))).astype(np.float32)
 
 
+@readable()
 def translated(source: str, size: int) -> tuple[tuple[str, ...], str]:
     """Names of the components, and the code as the sandbox takes it, for observations of `size` numbers.
 
     Nothing is run. A SandboxError if the code defines no reward(obs, action, next_obs) that ends with a dict.
     """
-    if len(source.encode("utf-8", "replace")) > LONGEST:
-        raise SandboxError(f"the code has more than {LONGEST:,} bytes; write less")
-    try:
-        tree = ast.parse(source)
-        made = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in ("reward", "factors")]
-        if [node.name for node in made] != ["reward"] or len(made[0].args.args) != 3:
-            raise SandboxError(f"the code must define one function {FORM}, and no factors")
-        last = made[0].body[-1]
-        if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Dict):
-            raise SandboxError('reward must end with its components, as in return {"height": height, "speed": speed}')
-        names = [getattr(key, "value", None) for key in last.value.keys]
-        wrong = [name for name in names if not (isinstance(name, str) and NAME.fullmatch(name))]
-        if wrong or not 0 < len({*names}) == len(names) <= MOST:
-            raise SandboxError(f"components have 1 to {MOST} different names of small letters, digits and _")
-        last.value = ast.List(last.value.values, ast.Load())
-        code = ast.unparse(ast.fix_missing_locations(tree))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        if isinstance(error, SandboxError):
-            raise
-        raise SandboxError(f"the code is no Python: {type(error).__name__}: {str(error)[:200]}") from None
+    tree = parsed(source)
+    made = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in ("reward", "factors")]
+    if [node.name for node in made] != ["reward"] or len(made[0].args.args) != 3:
+        raise SandboxError(f"the code must define one function {FORM}, and no factors")
+    last = made[0].body[-1]
+    if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Dict):
+        raise SandboxError('reward must end with its components, as in return {"height": height, "speed": speed}')
+    names = [getattr(key, "value", None) for key in last.value.keys]
+    wrong = [name for name in names if not (isinstance(name, str) and NAME.fullmatch(name))]
+    if wrong or not 0 < len({*names}) == len(names) <= MOST:
+        raise SandboxError(f"components have 1 to {MOST} different names of small letters, digits and _")
+    last.value = ast.List(last.value.values, ast.Load())
     return tuple(map(str, names)), (
-        f"{code}\n\ndef factors(obs, action):\n"
+        f"{ast.unparse(ast.fix_missing_locations(tree))}\n\ndef factors(obs, action):\n"
         f"    parts = reward(obs[:, :{size}], action, obs[:, {size}:])\n"
         f"    return np.stack([np.broadcast_to(np.ravel(parts[i]), len(obs)) for i in range({len(names)})], axis=1)\n"
     )
@@ -156,8 +140,7 @@ def translated(source: str, size: int) -> tuple[tuple[str, ...], str]:
 def tried(source: str, size: int, batches: Sequence[Rows], **limits: Any) -> tuple[str, ...]:
     """Names of the components of code that does well on batches of transitions.
 
-    A SandboxError, one sentence for its author, if it is refused, fails, takes too long, gives what is not finite,
-    mixes rows, or gives every row the same sum.
+    A SandboxError, a sentence for its author, if it fails, takes too long, mixes rows, or gives every row the same sum.
     """
     names, program = translated(source, size)
     try:

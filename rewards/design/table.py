@@ -6,8 +6,6 @@ Source: Devidze et al. 2021, "Explicable Reward Design for Reinforcement Learnin
 When it fails: states that look alike are one state; far from all of them the nearest means nothing.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +61,6 @@ class StateTable(Reward):
         self.states, self.table = states / self.scale, table.astype(np.float32)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        """Float32 (N,)."""
         both, action = rows_of(self.layout, batch)
         return self.table[self.nearest(both[:, : self.layout.size]), action[:, 0].astype(int) - self.start]
 

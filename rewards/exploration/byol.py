@@ -5,21 +5,15 @@ alone (open loop), and a head predicts what a slow copy of the encoder will outp
 bonus of a transition compares all predictions of its `next_obs` with that output.
 Source: Guo, Thakoor, Pislar, Avila Pires, Altche et al. 2022, BYOL-Explore: Exploration by Bootstrapped Prediction,
 arXiv 2206.08332, section 2.
-Differences:
-    the mean of the predictions of an observation, where the paper takes their sum: the first steps of an episode, which
-    fewer predictions reach, are rewarded alike;
-    4 steps ahead instead of 8, vectors of 64 instead of 512, dense layers, an optimiser of its own: fast on one core;
-    no clipping of rewards below their mean (the paper's prioritisation);
-    the belief is the bonus's own, the policy does not share it.
+Differences: the mean of an observation's predictions, where the paper sums them, so that the first steps of an episode,
+which fewer reach, are rewarded alike; 4 steps ahead instead of 8, vectors of 64 instead of 512, dense layers, an
+optimiser of its own; no clipping of rewards below their mean; the policy does not share the belief.
 Learning: a rollout (T, N) is cut into sequences of `sequence` rows. The first begins with an empty belief, or where an
 episode begins; the others with the belief that the weights before this update arrive with, without its gradient. Open
-loops stay within their sequence. Ends of episodes cut both loops, rows that are no transitions are skipped. A flat
-batch is sequences of one row.
+loops stay within their sequence, ends of episodes cut both loops, rows that are no transitions are skipped.
 Fails when: something is unpredictable and the encoder keeps it: its error lasts (`byol_hindsight` addresses that).
 White noise beside a cycle it does learn to leave out, slowly; noise that determines what comes next it cannot.
 """
-
-from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
@@ -27,16 +21,18 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.nn.utils import skip_init
 
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.base import RewardConfig
+from rewards.base import RewardConfig, valid_rows
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.exploration.memories import Episodic
+
+Tensors = dict[str, Tensor]  # a memory
 
 
 @dataclass
@@ -67,7 +63,6 @@ class BYOL(Episodic, Learned):
         self.build_networks()
 
     def build_networks(self) -> None:
-        """Make the predictor and the optimiser."""
         self.predictor = self.head(self.width, self.config.hidden, self.width)
         self.train_on(self.encoder, self.loops, self.predictor)
 
@@ -92,17 +87,14 @@ class BYOL(Episodic, Learned):
         mean = errors.sum(axis=0) / np.maximum(paths.exist.sum(axis=0), 1, dtype=np.float32)
         return mean.reshape(batch.shape), {name: value.cpu().numpy() for name, value in after.items()}
 
-    def tensors(self, memory: Memory) -> dict[str, torch.Tensor]:
-        """A memory on the device."""
+    def tensors(self, memory: Memory) -> Tensors:
         return {name: torch.from_numpy(value).to(self.device) for name, value in memory.items()}
 
-    def error(
-        self, before: torch.Tensor, action: torch.Tensor, ahead: torch.Tensor, target: torch.Tensor
-    ) -> torch.Tensor:
+    def error(self, before: Tensor, action: Tensor, ahead: Tensor, target: Tensor) -> Tensor:
         """Reward (R,) of predictions from the states `before` and `ahead` of an action, against the slow code."""
         return distance(self.predictor(ahead), target)
 
-    def costs(self, *predictions: torch.Tensor) -> dict[str, torch.Tensor]:
+    def costs(self, *predictions: Tensor) -> Tensors:
         """Losses of predictions, which are the arguments of `error`."""
         return {"loss": self.error(*predictions).mean()}
 
@@ -111,14 +103,14 @@ class BYOL(Episodic, Learned):
             batch = batch.map(lambda x: x[None])
         if not np.any(batch.valid):
             return {}
-        self.watch(batch.flatten() if np.all(batch.valid) else batch[np.asarray(batch.valid)])
+        self.watch(valid_rows(batch))
         return self.fit(self.columns(batch))
 
-    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
-        """A rollout (T, N) as M sequences of L rows; those without a transition are left out.
+    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
+        """A rollout (T, N) as M sequences of L rows, without those that hold no transition.
 
-        Whitened obs (M, L, size), actions (M, L, A), whitened next_obs, valid and ended bool (M, L), and the belief
-        (M, D) and action (M, A) that come before.
+        Whitened obs (M, L, size), actions (M, L, A), whitened next_obs, valid, ended; belief and action before (M,
+        ...).
         """
         length = min(self.config.sequence, batch.shape[0])
         steps = batch.shape[0]
@@ -142,7 +134,7 @@ class BYOL(Episodic, Learned):
         keep = rows[3].any(dim=1)
         return tuple(value[keep] for value in (*rows, *first))
 
-    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+    def loss(self, *columns: Tensor) -> Tensors:
         x, action, after = (column.transpose(0, 1).flatten(0, 1) for column in columns[:3])  # time first
         valid, ended = (column.T.cpu().numpy() for column in columns[3:5])
         memory = self.tensors(self.initial_memory(valid.shape[1])) | {"belief": columns[5], "action": columns[6]}
@@ -159,11 +151,10 @@ class BYOL(Episodic, Learned):
 
 
 class Links:
-    """Which row of a rollout (T, N) each row follows. Row 0 stands for what came before the rollout.
+    """Which row of a rollout (T, N) each row follows; row 0 stands for what came before the rollout.
 
-    Attributes:
-        valid, ended: bool (T, N), as in `Transitions`.
-        on: bool (T + 1, N): the episode of the row before continues; the last row is the one that follows the rollout.
+    `valid` and `ended` are as in `Transitions`; `on`, bool (T + 1, N), says whether the episode of the row before
+    continues, at the end for the row that follows the rollout.
     """
 
     def __init__(self, valid: np.ndarray, ended: np.ndarray) -> None:
@@ -175,10 +166,10 @@ class Links:
         self.on = ~self.before(np.zeros(envs, bool), self.ended)
 
     def before(self, start: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """`values` (T, N) at the row before each, `start` (N,) where that lies before the rollout: (T + 1, N)."""
+        """`values` (T, N) at the row before each, `start` (N,) before the rollout: (T + 1, N)."""
         return np.concatenate([start[None], values]).ravel()[self.flat].reshape(-1, len(start))
 
-    def carry(self, start: torch.Tensor, values: torch.Tensor, mask: np.ndarray) -> torch.Tensor:
+    def carry(self, start: Tensor, values: Tensor, mask: np.ndarray) -> Tensor:
         """As `before`, of rows (T * N, D) after `start` (N, D), 0 outside of `mask` (T + 1, N): (T + 1, N, D)."""
         every, device = torch.cat([start, values]), values.device
         rows = every.index_select(0, torch.from_numpy(self.flat).to(device)).unflatten(0, mask.shape)
@@ -188,11 +179,11 @@ class Links:
 class Paths(NamedTuple):
     """Open loops, by steps k = 1..K and by the row, of T * N = R, that they land on the `next_obs` of."""
 
-    before: list[torch.Tensor]  # K times (R, D), the state before the row's action
-    ahead: list[torch.Tensor]  # K times (R, D), the state after it
+    before: list[Tensor]  # K times (R, D), the state before the row's action
+    ahead: list[Tensor]  # K times (R, D), the state after it
     exist: np.ndarray  # bool (K, R); not where the loop would begin before the episode, or the row is no transition
 
-    def predictions(self, action: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def predictions(self, action: Tensor, target: Tensor) -> tuple[Tensor, ...]:
         """One row for each loop that exists: states before and after an action, action (R, A) and slow code (R, D)."""
         places = torch.from_numpy(np.flatnonzero(self.exist)).to(action.device)
         before, ahead = torch.cat(self.before)[places], torch.cat(self.ahead)[places]
@@ -208,9 +199,7 @@ class Loops(nn.Module):
         self.horizon = horizon
         self.closed, self.open = _cell(width + action, width, generator), _cell(action, width, generator)
 
-    def forward(
-        self, seen: torch.Tensor, action: torch.Tensor, links: Links, memory: dict[str, torch.Tensor]
-    ) -> tuple[Paths, dict[str, torch.Tensor]]:
+    def forward(self, seen: Tensor, action: Tensor, links: Links, memory: Tensors) -> tuple[Paths, Tensors]:
         """Every open loop of a rollout with codes of `obs` (T * N, D) and actions (T * N, A), and its last memory."""
         before, entering, actions = self.beliefs(seen, action, links, memory)
         there, held = links.valid, memory["held"].cpu().numpy()
@@ -234,12 +223,8 @@ class Loops(nn.Module):
         }
         return Paths(befores, aheads, np.stack(exist).reshape(self.horizon, -1)), after
 
-    def beliefs(
-        self, seen: torch.Tensor, action: torch.Tensor, links: Links, memory: dict[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The closed loop: beliefs (T * N, D), each with its row's `obs`; and what each row, and the one after them,
-        starts from: beliefs (T + 1, N, D) and actions (T + 1, N, A).
-        """
+    def beliefs(self, seen: Tensor, action: Tensor, links: Links, memory: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+        """The closed loop: beliefs (T * N, D), with each row's `obs`; and beliefs and actions that rows start from."""
         actions = links.carry(memory["action"], action, links.on)
         given = torch.cat([seen.unflatten(0, links.valid.shape), actions[:-1]], dim=2)
         valid, continues = (torch.from_numpy(m).to(seen.device)[..., None] for m in (links.valid, ~links.ended))
@@ -254,7 +239,7 @@ class Loops(nn.Module):
         return torch.cat(beliefs), torch.stack(entering), actions
 
 
-def distance(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def distance(prediction: Tensor, target: Tensor) -> Tensor:
     """Squared distance (R,) of directions (R, D), in [0, 4]."""
     return (normalize(prediction, eps=1e-6) - normalize(target, eps=1e-6)).square().sum(dim=1)
 

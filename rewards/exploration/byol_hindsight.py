@@ -1,23 +1,19 @@
 """BYOL-Hindsight: BYOL-Explore whose bonus is only what remains unexplained once chance is known.
 
-The codes of `byol` in the place of observations, its open loops in the place of states, and `hindsight` on both: a
-generator infers as z which chance led from a state and an action to the code that came, a reconstructor predicts the
-code from all three, and a critic keeps z independent of state and action.
+The codes of `byol` take the place of observations, its open loops that of states, and `hindsight` works on both.
 Source: Jarrett, Tallec, Altche, Mesnard, Munos, Valko 2023, Curiosity in Hindsight, arXiv 2211.10515, section 4.
-Differences, beside those of `byol` and `hindsight`:
-    generator and critic shape the networks of their own alone; encoder and loops learn from reconstruction;
-    the reconstructor takes the state before the action, and the action, where the paper's takes the state after it;
-    the negatives of a z are the others of its piece of 256 predictions, which look equally far ahead for the most part.
+Differences, beside those of `byol` and `hindsight`: generator and critic shape the networks of their own alone; the
+reconstructor takes the state before the action, and the action, where the paper's takes the state after it; the
+negatives of a z are the others of its piece of 256 predictions, most of which look equally far ahead.
 Fails when: chance follows from the action and looks like an outcome; when the critic lags behind z, which then copies
 the code and hides what could be learnt.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from envs.settings import setting
 from rewards.exploration.byol import BYOL, BYOLConfig, distance
@@ -45,22 +41,20 @@ class BYOLHindsight(BYOL, Hindsight):  # type: ignore[misc]  # Episodic's `score
         self.train_on(self.encoder, self.loops, self.generator_net, self.reconstructor)
 
     def error(  # type: ignore[override]
-        self, before: torch.Tensor, action: torch.Tensor, ahead: torch.Tensor, target: torch.Tensor
-    ) -> torch.Tensor:
+        self, before: Tensor, action: Tensor, ahead: Tensor, target: Tensor
+    ) -> Tensor:
         return Hindsight.error(self, before, action, target)
 
-    def costs(self, *predictions: torch.Tensor) -> dict[str, torch.Tensor]:
+    def costs(self, *predictions: Tensor) -> dict[str, Tensor]:
         before, action, _, target = predictions
         return Hindsight.loss(self, before, action, target)
 
-    def reconstruction(self, given: torch.Tensor, z: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    def reconstruction(self, given: Tensor, z: Tensor, after: Tensor) -> Tensor:
         return distance(self.reconstructor(torch.cat([given, z], dim=1)), after)
 
-    def chance(self, given: torch.Tensor, after: torch.Tensor, noise: np.ndarray | None) -> torch.Tensor:
+    def chance(self, given: Tensor, after: Tensor, noise: np.ndarray | None) -> Tensor:
         return super().chance(given.detach(), after, noise)
 
-    def batch_information(self, given: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-        pieces = zip(given.detach().split(PIECE), z.split(PIECE))  # predictions come in the order of their k
-        return torch.stack(
-            [len(p[1]) / len(z) * super(BYOLHindsight, self).batch_information(*p) for p in pieces]
-        ).sum()
+    def batch_information(self, given: Tensor, z: Tensor) -> Tensor:
+        pieces, whole = zip(given.detach().split(PIECE), z.split(PIECE)), super().batch_information
+        return torch.stack([len(p[1]) / len(z) * whole(*p) for p in pieces]).sum()  # in the order of their k

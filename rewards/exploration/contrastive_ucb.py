@@ -4,36 +4,33 @@ Where P(s'|s, a) = psi(s')' phi(s, a), telling true next states from others of t
 a linear regression in phi is an upper confidence bonus, as 1/sqrt(1 + n) is where states can be counted.
 Source: Qiu et al. 2022, "Contrastive UCB: Provably Efficient Contrastive Self-Supervised Learning in Online
 Reinforcement Learning" (arXiv 2207.14800), algorithm 1; the loss is InfoNCE over the batch.
-Differences from the authors' code:
-    features learn from a sample of all transitions so far, as many at each update as are new;
-    a transition is added to Sigma once, when it is collected, and not at every draw from a replay; it does not count in
-    its own bonus;
-    Sigma is summed again, over a sample of all transitions so far, after every `again` of them, as phi has moved;
-    phi has norm 1, so that the bonus is at most 1 / sqrt(ridge) whatever the scale of a network; ridge 1, not 1e-5;
-    the features are a network of their own, not the layers of a Q-function; there are no Markov games.
-`phi=random` is the control that never learns. `phi=outer` is the product of what is observed with the action: where
-observations are one-hot this is 1/sqrt(1 + n(s, a)), exactly.
-Fails when: more things differ than there are features; noise that an action switches on, which is learnt like all else.
-Beside a television of noise one seed of five found DeepSea's treasure, as with counts and RND (study contrastive_ucb).
-It compares each pair of a minibatch, which costs PPO about two fifths of its frames a second (`python -m benchmarks
-reward-cost`).
+Differences from the authors' code: features learn from a sample of all transitions so far, as many at each update as
+are new; a transition is added to Sigma once, when it is collected, after its own bonus; Sigma is summed again over that
+sample after every `again` transitions, as phi has moved; phi has norm 1, so that the bonus is at most 1 / sqrt(ridge),
+ridge 1 and not 1e-5; the features are a network of their own, not layers of a Q-function; no Markov games. `phi=random`
+is the control that never learns; `phi=outer` the product of observation and action: with one-hot observations 1/sqrt(1
++ n(s, a)).
+Fails when: more things differ than there are features; noise that an action switches on, which is learnt like all else
+(study contrastive_ucb). It compares each pair of a minibatch, which costs PPO about two fifths of its frames a second
+(`python -m benchmarks reward-cost`).
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from envs.settings import setting
 from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import Memory
+from rewards.base import valid_rows
 from rewards.exploration.learned import Learned, LearnedConfig
 
+PHIS = ("contrast", "random", "outer")
 KEPT = 20_000  # transitions that Sigma is summed over again
 BYTES = 2**27  # that these may take
 WIDEST = 2048  # features of phi=outer; a matrix of their square is inverted
@@ -48,15 +45,9 @@ class ContrastiveUCBConfig(LearnedConfig):
     weight: Any = 0.1
     scale: str = "none"
     gamma: float | None = None
-    phi: str = setting(
-        "contrast",
-        "what features are: learnt by contrast; random; outer, observation times action",
-        choices=("contrast", "random", "outer"),
-    )
+    phi: str = setting("contrast", "learnt by contrast; random; outer, observation times action", choices=PHIS)
     ridge: float = setting(1.0, "lambda; Sigma starts as this times the identity", above=0, tune=(0.1, 10.0, "log"))
-    temperature: float = setting(
-        0.1, "of the contrast: similarities are divided by it", above=0, tune=(0.03, 1.0, "log")
-    )
+    temperature: float = setting(0.1, "divides the similarities that are contrasted", above=0, tune=(0.03, 1.0, "log"))
     again: int = setting(10_000, "transitions after which Sigma is summed with the features of now", low=1)
 
 
@@ -74,10 +65,7 @@ class ContrastiveUCB(Learned):
         if config.phi == "outer":
             width = size * self.actions.size
             if width > WIDEST:
-                raise ValueError(
-                    f"reward.contrastive_ucb.phi=outer has {width} features for observations of {size} numbers, more "
-                    f"than {WIDEST}; take phi=contrast or random"
-                )
+                raise ValueError(f"{config.prefix}phi=outer has {width} features, more than {WIDEST}; take contrast")
         else:
             self.trunk = self.net(config.hidden, config.hidden)
             self.features = self.head(config.hidden + self.actions.size, config.hidden, width)
@@ -87,13 +75,10 @@ class ContrastiveUCB(Learned):
         self.sigma = Covariance(width, config.ridge, 0 if config.phi == "outer" else rows)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        """Float32 (N,), in (0, 1 / sqrt(ridge)]."""
         return self.sigma.width(self.phi(self.rows(batch.obs), self.actions(batch.action)))
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        """Learn features from a sample of all transitions so far, then count each new one once."""
-        flat = batch.flatten()
-        flat = flat if np.all(flat.valid) else flat[np.asarray(flat.valid)]
+        flat = valid_rows(batch)
         if len(flat.step) == 0:
             return {}
         rows, action, after = self.rows(flat.obs), self.actions(flat.action), self.rows(flat.next_obs)
@@ -104,20 +89,20 @@ class ContrastiveUCB(Learned):
             self.sigma.again(self.phi(*self.kept(self.sigma.kept)[:2]))
         return {**metrics, "rank": self.sigma.rank}
 
-    def epoch(self, columns: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def epoch(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """As many rows as are new, drawn from all so far: a policy that stands still would make features forget."""
         kept = self.sigma.kept
         rows, action, after = self.kept(kept[self.rng.integers(len(kept), size=len(columns[0]))])
         self.use(rows, after)
         return self.whiten(rows, self.layout.used), action, self.whiten(after, self.layout.used)
 
-    def kept(self, rows: np.ndarray) -> tuple[np.ndarray, torch.Tensor, np.ndarray]:
+    def kept(self, rows: np.ndarray) -> tuple[np.ndarray, Tensor, np.ndarray]:
         """The parts of rows of the sample: obs and next_obs as they are, coded actions."""
         size = self.layout.size
         action = torch.from_numpy(np.ascontiguousarray(rows[:, size:-size])).to(self.device)
         return rows[:, :size], action, rows[:, -size:]
 
-    def phi(self, rows: np.ndarray, action: torch.Tensor) -> np.ndarray:
+    def phi(self, rows: np.ndarray, action: Tensor) -> np.ndarray:
         """Features (N, D), norm 1, of rows (N, size) as they are and coded actions (N, A)."""
         if self.config.phi == "outer":
             product = torch.from_numpy(rows)[:, :, None] * action.cpu()[:, None, :]
@@ -125,14 +110,13 @@ class ContrastiveUCB(Learned):
         self.use(rows)
         return self.in_pieces(self.encode, self.whiten(rows, self.layout.used), action).cpu().numpy()
 
-    def encode(self, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        """As `phi`, of whitened rows."""
+    def encode(self, x: Tensor, action: Tensor) -> Tensor:
         return normalize(self.features(torch.cat([self.trunk(x).relu(), action], dim=1)), dim=1)
 
-    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
+    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
         return (torch.empty(len(batch.step)),)  # `epoch` draws as many
 
-    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
         x, action, after = columns
         similar = self.encode(x, action) @ normalize(self.psi(after), dim=1).T / self.config.temperature
         return {"contrast_loss": cross_entropy(similar, torch.arange(len(x), device=similar.device))}

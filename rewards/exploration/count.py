@@ -1,16 +1,12 @@
 """Count-based bonus: a reward by how often a state was visited before, told apart by a 64-bit hash.
 
-The first-visit bonus is nearly free, and in procedurally generated environments it is the control that every learned
-bonus has to beat.
+The first-visit bonus is nearly free, and the control that every learned bonus has to beat in procedural worlds.
 Source: Strehl, Littman 2008 (1/sqrt(n)); Tang et al. 2017, arXiv 1611.04717 (hashed observations); Raileanu,
 Rocktaeschel 2020, arXiv 2002.12292 (counts within the episode).
-Differences: floats are rounded to cells instead of projected (no SimHash); an episode remembers its latest
-`capacity` cells, and not the state that it began in; a lifetime table is read before the rollout is counted, so
-visits within one rollout see the same n.
+Differences: floats are rounded to cells instead of projected (no SimHash); an episode remembers its latest `capacity`
+cells, and not the state that it began in; visits within one rollout see the same n of a lifetime table.
 Fails when: no two observations are alike (noise, clocks, textures) or `bin` is so coarse that all are.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +23,7 @@ from rewards.base import RewardConfig
 from rewards.exploration.learned import part, parts, refuse_rows
 from rewards.exploration.memories import CountMemory, Episodic
 
+KINDS = ("first", "sqrt")
 CAPACITY = {"episode": 1024, "lifetime": 1_000_000}
 SEED = 0x9E3779B97F4A7C15  # of the hash, not of the run: the same cell has the same key in every run
 
@@ -35,13 +32,7 @@ SEED = 0x9E3779B97F4A7C15  # of the hash, not of the run: the same cell has the 
 class CellSettings:
     """Settings of every bonus that counts the cells of an episode."""
 
-    bin: Any = setting(
-        0.1,
-        "width of a cell, in the units of a float observation: one number, or one for each dimension; cells are centred"
-        " on multiples of it, integers are taken as they are",
-        above=0,
-        tune=(0.01, 1.0, "log"),
-    )
+    bin: Any = setting(0.1, "width of a cell of floats: one, or one for each", above=0, tune=(0.01, 1.0, "log"))
     capacity: int = setting(1024, "distinct cells that an episode remembers", low=1)
 
 
@@ -50,24 +41,11 @@ class CountConfig(RewardConfig, CellSettings):
     """Settings of the count bonus. A weight of 0.01 solves MiniGrid's KeyCorridorS3R2, whose reward is at most 1."""
 
     weight: Any = setting(0.01, tune=(1e-4, 1.0, "log"))
-    kind: str = setting(
-        "first",
-        "first gives 1 for a new cell and 0 afterwards; sqrt gives 1/sqrt(n) at the n-th visit",
-        choices=("first", "sqrt"),
-        tune=("first", "sqrt", "choice"),
-    )
-    memory: str = setting(
-        "episode",
-        "episode forgets at every reset; lifetime never",
-        choices=("episode", "lifetime"),
-        tune=("episode", "lifetime", "choice"),
-    )
+    kind: str = setting("first", "1 for a new cell; 1/sqrt(n) at any visit", choices=KINDS, tune=(*KINDS, "choice"))
+    memory: str = setting("episode", "a lifetime's, or an episode's", choices=(*CAPACITY,), tune=(*CAPACITY, "choice"))
     keys: list[str] = setting([], "entries of a Dict observation to count; empty counts all")
     capacity: int | None = setting(  # type: ignore[assignment]
-        None,
-        "distinct cells remembered, by each environment or in the lifetime table; null is 1,024 or 1,000,000; an"
-        " episode forgets the oldest first, the table the least visited",
-        low=1,
+        None, "distinct cells remembered, by each environment or for life; null is 1,024 or 1,000,000", low=1
     )
 
 
@@ -114,8 +92,7 @@ class Count(Episodic):
 class Hash:
     """Observations (N, ...) -> uint64 (N,), never 0, without a loop over rows; FloatingPointError if one has a NaN.
 
-    Each 64-bit word of an observation is folded, multiplied by a number of its position, and folded again; the key is
-    the sum.
+    Each 64-bit word is folded, multiplied by a number of its position, and folded again; the key is the sum.
     """
 
     def __init__(self, space: gym.Space, keys: Sequence[str], bin: Any, reward: str = "count") -> None:
@@ -162,9 +139,7 @@ def _bins(bin: Any, size: int, key: str, reward: str) -> np.ndarray:
         raise ValueError(f"reward.{reward}.bin={bin!r} is neither a number nor a list of numbers") from None
     if widths.ndim and widths.shape != (size,):
         where = f"the entry {key!r} of the observation" if key else "the observation"
-        raise ValueError(
-            f"reward.{reward}.bin={bin} has {widths.size} numbers, {where} has {size}; give one, or one for each"
-        )
+        raise ValueError(f"reward.{reward}.bin={bin} has {widths.size} numbers, {where} {size}; give one, or each")
     return widths
 
 

@@ -2,28 +2,22 @@
 
 A discriminator learns to tell true successors from false ones; its embedding keeps what a step determines about the
 next. The distance of a new observation to each older one is divided by the distance between the trajectories that led
-to the two, so that what is new by itself (noise, a scene that the trajectory explains) gets less than what an action
-made new.
+to the two, so that what is new by itself (noise, a scene) gets less than what an action made new.
 Source: Wan, Tang, Tian, Kaneko 2023, DEIR: Efficient and Robust Exploration through Discriminative-Model-Based Episodic
 Intrinsic Rewards, arXiv 2304.10770, equation 4, algorithm A1.
-Differences:
-    false successors are other rows of the same update, where the paper keeps a queue of old observations whose bonus
-    was above the mean;
-    the gradient crosses one step of the trajectory's memory, which starts empty at each update's first row; nothing is
-    normalised inside the networks;
-    an episode remembers its latest `capacity` states; the state that it begins in is the first.
+Differences: false successors are other rows of the same update, where the paper keeps a queue of old observations with
+a bonus above the mean; the gradient crosses one step of the trajectory's memory, which starts empty at each update's
+first row; nothing is normalised inside the networks; an episode remembers its latest `capacity` states.
 Fails when: two trajectories that the memory cannot tell apart lead to observations that differ: the quotient explodes,
 and the scale with it.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.utils import skip_init
 
@@ -51,7 +45,6 @@ class TrajectoryQuotient(NeighbourMemory):
     """Neighbours among rows of an observation's embedding beside the embedding of the trajectory before it."""
 
     def distances(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Squared distances of observations over distances of trajectories."""
         half = self.features // 2
         ways = np.sqrt(super().distances(x[..., half:], y[..., half:]))
         return super().distances(x[..., :half], y[..., :half]) / (ways + TINY)
@@ -93,13 +86,13 @@ class DEIR(Episodic, Learned):
         way = x[visits.rows, :, self.config.features :]
         return super().update(column.replace(extras={"way": way}))
 
-    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
+    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
         after = self.inputs(batch.next_obs)
         way = torch.from_numpy(batch.extras["way"]).to(self.device)
         other = torch.from_numpy(self.rng.permutation(len(after))).to(self.device)
         return way, self.actions(batch.action), after, after[other]
 
-    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
         way, action, true, false = columns
         embedded = self.encoder(torch.cat([true, false]))
         one, other = self.trajectory(embedded, torch.cat([way, way])).chunk(2)

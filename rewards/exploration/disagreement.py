@@ -1,22 +1,18 @@
 """Disagreement: a bonus where the predictions of an ensemble of forward models differ.
 
-Each member predicts the next observation's features; the members agree about what all have learnt, and come to predict
-the same mean of what is unpredictable, so that noise stops being rewarded.
+Members agree about what all have learnt, and come to predict the same mean of noise, which stops being rewarded.
 Source: Pathak, Gandhi, Gupta 2019, arXiv 1906.04161, section 3.
-Differences: the features are those of a frozen random network, the paper's choice for Atari; members differ in their
-initial weights and in the rows they learn from, a random share of each minibatch, drawn for each member; the reward is
-not differentiated through.
+Differences: members predict the features of a frozen random network, the paper's choice for Atari; they differ in their
+initial weights and in the rows they learn from, a random share of each minibatch; the reward is not differentiated.
 Fails when: noise has too many outcomes to be averaged soon, or the members share their mistakes.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from envs.settings import setting
@@ -30,9 +26,7 @@ class DisagreementConfig(LearnedConfig):
     """Settings of disagreement; the paper's value in brackets where it differs."""
 
     members: int = setting(5, "forward models, K", low=2, tune=(2, 8))
-    bootstrap: float = setting(
-        0.8, "share of a minibatch that each member learns from [1]", above=0, high=1, tune=(0.5, 1.0)
-    )
+    bootstrap: float = setting(0.8, "share of a minibatch for each member [1]", above=0, high=1, tune=(0.5, 1.0))
 
 
 class Disagreement(Learned):
@@ -53,12 +47,12 @@ class Disagreement(Learned):
         x, action = self.inputs(batch.obs), self.actions(batch.action)
         return self.in_pieces(self.variance, x, action).cpu().numpy()
 
-    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
+    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
         one = self.in_pieces(self.encoder, self.inputs(batch.obs))
         two = self.in_pieces(self.encoder, self.inputs(batch.next_obs))
         return torch.cat([one, self.actions(batch.action)], dim=1), two
 
-    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
         inputs, target = columns
         members, share = self.config.members, self.config.bootstrap
         if share < 1:
@@ -67,7 +61,7 @@ class Disagreement(Learned):
             inputs, target = (x.index_select(0, rows.flatten()).unflatten(0, rows.shape) for x in columns)
         return {"loss": members * mse_loss(self.ensemble(inputs), target.expand(members, -1, -1))}
 
-    def variance(self, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    def variance(self, x: Tensor, action: Tensor) -> Tensor:
         """Whitened rows (N, size) and actions (N, A) -> variance over members, mean over features (N,)."""
         predictions = self.ensemble(torch.cat([self.encoder(x), action], dim=1))
         return (predictions - predictions.mean(dim=0)).square().mean(dim=(0, 2))  # torch's own var is many times slower
@@ -75,8 +69,7 @@ class Disagreement(Learned):
 
 class StackedHeads(nn.Module):
     """K networks of one shape as one: two matrix products for all. (B, inputs) or (K, B, inputs) -> (K, B, outputs).
-
-    `levels=-1` leaves out the last layer, for what it reads.
+    With `levels=-1` without the last layer.
     """
 
     def __init__(self, members: list[nn.Sequential]) -> None:
@@ -85,7 +78,7 @@ class StackedHeads(nn.Module):
         self.weights = nn.ParameterList(torch.stack([m.weight.detach().T for m in level]) for level in zip(*layers))
         self.biases = nn.ParameterList(torch.stack([m.bias.detach()[None] for m in level]) for level in zip(*layers))
 
-    def forward(self, x: torch.Tensor, levels: int | None = None) -> torch.Tensor:
+    def forward(self, x: Tensor, levels: int | None = None) -> Tensor:
         x = x.expand(len(self.weights[0]), -1, -1)
         for level, (weight, bias) in enumerate(zip([*self.weights][:levels], self.biases)):
             x = torch.baddbmm(bias, x.relu_() if level else x, weight)

@@ -4,17 +4,12 @@ An ellipse is fitted to the embeddings of the episode's states; a state farther 
 count of visits within an episode to observations that never repeat.
 Source: Henaff, Raileanu, Jiang, Rocktaeschel 2022, Exploration via Elliptical Episodic Bonuses, arXiv 2210.05805,
 equation 1 and algorithm 1.
-Differences:
-    the paper rewards phi(s_t), we reward phi(s_{t+1}), what the action led to; the state that an episode begins in
-    counts as seen;
-    the embedding is the one of the last update throughout a rollout, and the ellipse of a continuing episode keeps
-    what older embeddings contributed (the paper's actors do the same);
-    dense layers are 64 wide, where the paper takes 1,024.
+Differences: phi(s_{t+1}) is rewarded, what the action led to, and the state that an episode begins in counts as seen;
+the embedding is that of the last update throughout a rollout, and the ellipse keeps what older ones contributed (as in
+the paper's actors); dense layers are 64 wide, not 1,024.
 Fails when: episodes are longer than it takes to go in every direction; or the embedding keeps noise, which looks new
 forever: a random one does, a learnt one does where noise follows the action.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
@@ -30,29 +25,13 @@ from rewards.exploration.memories import EllipticalMemory, Episodic
 
 @dataclass
 class E3BConfig(LearnedConfig):
-    """Settings of E3B; the paper's value in brackets where it differs.
-
-    The bonus never vanishes, so a moving deviation is safe as `scale`; the first steps of the first episodes are so
-    large that an all-time one, the paper's, stays too large.
-    """
+    """Settings of E3B; the paper's value in brackets. The bonus never vanishes: a moving deviation is safe."""
 
     weight: Any = 0.01  # [1 on a bonus divided by its running deviation, for tasks that give more]
     scale: str = "ema"
-    ridge: float = setting(
-        0.1,
-        "C starts as this times the identity; a first visit gives |phi|**2 / ridge",
-        above=0,
-        tune=(1e-3, 1.0, "log"),
-    )
-    sqrt: bool = setting(
-        False, "take the root of the bonus: 1/sqrt(n) at the n-th visit instead of 1/n", tune=(False, True, "choice")
-    )
-    embedding: str = setting(
-        "inverse",
-        "inverse learns by inverse dynamics; random never learns: with normalize_obs=bounds it never changes, so that"
-        " counts are exact",
-        choices=("inverse", "random"),
-    )
+    ridge: float = setting(0.1, "C starts as this times the identity", above=0, tune=(1e-3, 1.0, "log"))
+    sqrt: bool = setting(False, "the root: 1/sqrt(n) at the n-th visit instead of 1/n", tune=(False, True, "choice"))
+    embedding: str = setting("inverse", "learnt by inverse dynamics, or random", choices=("inverse", "random"))
 
 
 class E3B(Episodic, InverseDynamics):

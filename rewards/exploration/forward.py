@@ -7,12 +7,11 @@ the "random features" of Burda et al.
 Fails when: something is unpredictable: its error never ends, and the agent stays to watch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from envs.settings import setting
 from envs.transitions import Transitions
@@ -43,7 +42,6 @@ class Forward(Learned):
         self.build_networks()
 
     def build_networks(self) -> None:
-        """Make the networks and their optimiser."""
         hidden = self.config.hidden
         self.model = self.head(self.width + self.actions.size, hidden, hidden, self.width, gain=0.1)
         self.train_on(self.model)
@@ -51,17 +49,17 @@ class Forward(Learned):
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         return self.in_pieces(self.error, *self.columns(batch)).cpu().numpy()
 
-    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
+    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
         return self.code(batch.obs), self.actions(batch.action), self.code(batch.next_obs)
 
-    def code(self, obs: Obs) -> torch.Tensor:
+    def code(self, obs: Obs) -> Tensor:
         """What stands for observations (N, ...): float32 (N, width)."""
         x = self.inputs(obs)
         return x if self.features is None else self.in_pieces(self.features, x)
 
-    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
         return {"loss": self.error(*columns).mean()}
 
-    def error(self, x: torch.Tensor, action: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    def error(self, x: Tensor, action: Tensor, after: Tensor) -> Tensor:
         """Squared error of the prediction, summed over the observation (N,)."""
         return (self.model(torch.cat([x, action], dim=1)) - after).square().sum(dim=1)

@@ -5,27 +5,21 @@ from state, action and z. A critic keeps z independent of state and action, so z
 been learnt stays surprising, what could not does not.
 Source: Jarrett, Tallec, Altche, Mesnard, Munos, Valko 2023, arXiv 2211.10515, section 3 and equations 7 to 12, with one
 step ahead and in the space of observations, for vectors. `byol_hindsight` is the latent, recurrent form.
-Differences:
-    the critic is a product u(x, a) . v(z) of two networks, so that one matrix product compares every pair;
-    its negatives are the minibatch's while it learns, and a bank of the newest z when it scores: a row's reward does
-    not depend on the rows beside it;
-    the generator's noise is 0 when it scores, the paper's is drawn: a transition has one score;
-    the critic takes `critic_steps` steps of its own before each of the generator's;
-    the bonus is on the scale of its first transitions (`freeze`): divided by a deviation that shrinks with it, what is
-    left of the noise would be amplified again.
-On `temper`: smaller values reward z for carrying more; 0.1 with one step of the critic did better on one-hot cells and
-worse on dense ones (`bench noisy_rooms`).
+Differences: the critic is a product u(x, a) . v(z), so that one matrix product compares every pair; its negatives are
+the minibatch's while it learns, and a bank of the newest z when it scores; the generator's noise is 0 when it scores: a
+transition has one score; the critic takes `critic_steps` steps before each of the generator's; the bonus is on the
+scale of its first transitions (`freeze`): a deviation that shrinks with it would amplify what is left of the noise.
+On `temper`: smaller values reward z for carrying more (study noisy_rooms).
 Fails when: chance follows from the action and looks like an outcome (a slot machine); when z is so wide that it copies
 the outcome before the critic has noticed; observations with images, which are seen as random features only.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from envs.flat import Flat
 from envs.settings import setting
@@ -40,12 +34,8 @@ class HindsightConfig(ForwardConfig):
     freeze: int = setting(20_000, "transitions after which the scale stands still; 0 never freezes [0]")
     chance: int = setting(16, "size of z, each entry in [-1, 1]", low=1)
     noise: int = setting(8, "size of the generator's own noise", low=1)
-    temper: float = setting(
-        1.0, "lambda; the reward is reconstruction / lambda + invariance", above=0, tune=(0.1, 10.0, "log")
-    )
-    invariance: float = setting(
-        1.0, "weight of the critic's term in loss and reward; 0 leaves it out (an ablation)", low=0, tune=(0.0, 2.0)
-    )
+    temper: float = setting(1.0, "lambda, which divides the reconstruction", above=0, tune=(0.1, 10.0, "log"))
+    invariance: float = setting(1.0, "weight of the critic's term in loss and reward", low=0, tune=(0.0, 2.0))
     critic_steps: int = setting(4, "steps of the critic for each of the generator", low=1)
     bank: int = setting(256, "z's kept as negatives of the score", low=1)
 
@@ -65,27 +55,25 @@ class Hindsight(Forward):
         self.critic_optimizer = Flat.over(list(self.critic.parameters()), epsilon=1e-8)
         self.negatives = Bank(config.bank, config.chance)
 
-    def error(self, x: torch.Tensor, action: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    def error(self, x: Tensor, action: Tensor, after: Tensor) -> Tensor:
         given = torch.cat([x, action], dim=1)
         z = self.chance(given, after, None)
         reward = self.reconstruction(given, z, after) / self.config.temper
         weight, bank = self.config.invariance, self.negatives.newest(x.device)
         return reward + weight * self.information(given, z, bank) if weight and bank is not None else reward
 
-    def chance(self, given: torch.Tensor, after: torch.Tensor, noise: np.ndarray | None) -> torch.Tensor:
+    def chance(self, given: Tensor, after: Tensor, noise: np.ndarray | None) -> Tensor:
         """z (N, chance) of what happened; without noise, its middle."""
         epsilon = given.new_zeros(len(given), self.config.noise) if noise is None else torch.from_numpy(noise)
         return torch.tanh(self.generator_net(torch.cat([given, after, epsilon.to(given.device)], dim=1)))
 
-    def reconstruction(self, given: torch.Tensor, z: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    def reconstruction(self, given: Tensor, z: Tensor, after: Tensor) -> Tensor:
         """Squared error of the outcome once chance is known (N,)."""
         return (self.reconstructor(torch.cat([given, z], dim=1)) - after).square().sum(dim=1)
 
-    def information(self, given: torch.Tensor, z: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-        """Information of z about state and action (N,), nats, at most log(1 + K); the critic raises it, the generator
-        lowers it:
-
-        log(e**g(x, a, z) / mean of e**g(x, a, z_k)), over z itself and the z_k of `others` (K, chance).
+    def information(self, given: Tensor, z: Tensor, others: Tensor) -> Tensor:
+        """log(e**g(x, a, z) / mean of e**g(x, a, z_k)), over z itself and the z_k of `others` (K, chance): (N,), nats;
+        the critic raises it, the generator lowers it.
         """
         scale = 1 / math.sqrt(self.config.hidden)
         left, right = self.critic[0](given) * scale, self.critic[1](z)
@@ -93,7 +81,7 @@ class Hindsight(Forward):
         every = torch.cat([own, left @ self.critic[1](others).T], dim=1)
         return own.squeeze(1) - torch.logsumexp(every, dim=1) + math.log(every.shape[1])
 
-    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
         x, action, after = columns
         given = torch.cat([x, action], dim=1)
         noise = self.rng.standard_normal((len(x), self.config.noise), dtype=np.float32)
@@ -110,7 +98,7 @@ class Hindsight(Forward):
         information = self.batch_information(given, z)  # its gradient reaches the critic too, which clears it
         return {"reconstruction_loss": reconstruction, "information": self.config.invariance * information}
 
-    def batch_information(self, given: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    def batch_information(self, given: Tensor, z: Tensor) -> Tensor:
         """The mean of `information` over a minibatch whose other rows are the negatives."""
         scale = 1 / math.sqrt(self.config.hidden)
         pairs = self.critic[0](given) * scale @ self.critic[1](z).T
@@ -126,13 +114,13 @@ class Bank(Stateful):
         self.rows = torch.zeros(capacity, size)
         self.filled = 0
 
-    def add(self, z: torch.Tensor) -> None:
+    def add(self, z: Tensor) -> None:
         """Take in a minibatch (B, size)."""
         capacity = len(self.rows)
         newest = z[-capacity:].cpu()
         self.rows = torch.cat([newest, self.rows])[:capacity]
         self.filled = min(self.filled + len(newest), capacity)
 
-    def newest(self, device: torch.device) -> torch.Tensor | None:
+    def newest(self, device: torch.device) -> Tensor | None:
         """What is kept (K, size); None before the first."""
         return self.rows[: self.filled].to(device) if self.filled else None

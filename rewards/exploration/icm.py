@@ -1,15 +1,11 @@
 """Intrinsic curiosity: a bonus for transitions whose outcome is mispredicted in a space of what actions control.
 
-An inverse-dynamics embedding keeps what actions change; in it a forward model predicts the next state, and its error is
-the bonus.
+An inverse-dynamics embedding keeps what actions change; the error of a forward model in it is the bonus.
 Source: Pathak, Agrawal, Efros, Darrell 2017, arXiv 1705.05363, equations 2 to 7.
-Differences: the paper's weight of the policy's loss against the curiosity module's is left to the mix, whose `weight`
-also takes the place of eta; vectors pass dense layers.
+Differences: the mix's `weight` takes the place of eta and of lambda; vectors pass dense layers.
 Fails when: an action shows something unpredictable (a television with a remote control): the error stays, and the agent
 with it. See `hindsight`.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -28,13 +24,7 @@ class ICMConfig(LearnedConfig):
 
     features: int = setting(64, "size of the embedding [288, of images]")
     hidden: int = setting(64, "width of the hidden layers [256]")
-    forward_share: float = setting(
-        0.2,
-        "beta, share of the forward model's loss; the inverse model's is the rest",
-        low=0,
-        high=1,
-        tune=(0.05, 0.95),
-    )
+    forward_share: float = setting(0.2, "beta, the forward model's share of the loss", low=0, high=1, tune=(0.05, 0.95))
 
 
 class ICM(InverseDynamics):

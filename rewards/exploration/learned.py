@@ -1,19 +1,15 @@
 """What bonuses that learn have in common: inputs, networks, an optimiser and passes over minibatches.
 
-A bonus of this kind builds its networks in `__init__` with `self.net(...)`, passes them once to `self.train_on(...)`,
-and returns the losses of one minibatch from `loss`. `update` does the rest: observations move the statistics, whitened
-rows go through `epochs` passes of minibatches, the gradient is clipped, Adam steps.
+A bonus of this kind makes its networks in `build` with `self.net(...)`, passes them once to `self.train_on(...)`, and
+returns the losses of one minibatch from `loss`. `update` does the rest.
 
     x = self.inputs(obs)                 whitened rows, float32 tensor (N, size), on the device
     a = self.actions(action)             float32 tensor (N, A): one-hot, or scaled to [-1, 1]
     self.columns(batch)                  the tensors that a minibatch is cut from, in the order that `loss` takes them
 
-Differences from the papers that the bonuses come from: an optimiser and a gradient clip of their own (papers often
-share them with the policy); until the first update the bounds of the observation space stand in for the running
-statistics, where papers step the environment at random beforehand; vectors pass dense layers instead of convolutions.
+Differences from the papers: an optimiser and a gradient clip of their own; until the first update the bounds of the
+observation space stand in for the running statistics, where papers step the environment at random beforehand.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +19,7 @@ from typing import Any, ClassVar, cast
 import gymnasium as gym
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 from torch.nn.utils import skip_init
 
@@ -31,7 +27,7 @@ from envs.flat import Flat
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Array, Obs
-from rewards.base import Reward, RewardConfig, RunningMeanStd
+from rewards.base import Reward, RewardConfig, RunningMeanStd, valid_rows
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, width, stride: Mnih et al. 2015
 IMAGE = 36  # pixels; the smallest image that they take
@@ -49,8 +45,8 @@ class LearnedConfig(RewardConfig):
     gamma: float | None = 0.99
     normalize_obs: str = setting(
         "running",
-        "running whitens by mean and deviation of the observations so far, clipped at 5; bounds by those of the"
-        " observation space, which never move, where it has them; none leaves numbers as they are (one-hot codes)",
+        "running whitens by mean and deviation of the observations so far, clipped at 5; bounds by those of the space;"
+        " none leaves numbers as they are (one-hot codes)",
         choices=("running", "bounds", "none"),
     )
     learning_rate: float = setting(1e-3, "Adam step size", above=0, tune=(1e-5, 1e-2, "log"))
@@ -58,8 +54,7 @@ class LearnedConfig(RewardConfig):
     hidden: int = setting(64, "width of the hidden layers", low=1)
     update_proportion: float = setting(
         1.0,
-        "share of each minibatch that is learnt from; lower it when environments are added, so that a network sees as"
-        " many rows as before",
+        "share of each minibatch learnt from; lower it for more environments",
         above=0,
         high=1,
         tune=(0.1, 1.0, "log"),
@@ -68,9 +63,7 @@ class LearnedConfig(RewardConfig):
     batch_size: int = setting(256, "transitions in a minibatch", low=1)
     max_grad_norm: float = setting(0.5, "gradients are clipped to this norm", above=0)
     keys: list[str] = setting([], "entries of a Dict observation to look at; empty looks at all")
-    channels: int = setting(
-        0, "channels of an image to look at, counted from the last; 0 for all; a stack of grey frames wants 1", low=0
-    )
+    channels: int = setting(0, "channels of an image to look at, the last; 0 for all; stacked frames want 1", low=0)
 
 
 class Learned(Reward):
@@ -89,7 +82,7 @@ class Learned(Reward):
         if "action" in self.requires:
             self.actions = ActionCode(self.action_space, name, self.device)
 
-    def net(self, *widths: int) -> Net:
+    def net(self, *widths: int) -> "Net":
         """A fresh network from whitened rows through layers of `widths`."""
         return Net(self.layout, widths, self.generator).to(self.device)
 
@@ -101,22 +94,19 @@ class Learned(Reward):
         return layers.to(self.device)
 
     def train_on(self, *modules: nn.Module) -> None:
-        """Make the optimiser of everything that `loss` moves."""
         self.trained = [parameter for module in modules for parameter in module.parameters()]
         self.optimizer = Flat.over(self.trained, epsilon=1e-8)
 
-    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
         """Losses of one minibatch by name: their sum is minimised, each is logged."""
         raise NotImplementedError(f"{type(self).__name__} must define loss()")
 
-    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
+    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
         """What `loss` takes for the rows of a flat batch: tensors with leading axis N."""
         return (self.inputs(batch.next_obs),)
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        batch = batch.flatten()
-        if not np.all(batch.valid):
-            batch = batch[np.asarray(batch.valid)]
+        batch = valid_rows(batch)
         if len(batch.step) == 0:
             return {}
         self.watch(batch)
@@ -133,10 +123,9 @@ class Learned(Reward):
             for i in range(0, len(x), ROWS):  # in float64, hence in pieces
                 self.statistics.update(x[i : i + ROWS])
 
-    def fit(self, columns: tuple[torch.Tensor, ...]) -> dict[str, float]:
-        """Passes over minibatches; the mean of each loss."""
+    def fit(self, columns: tuple[Tensor, ...]) -> dict[str, float]:
         size, share = self.config.batch_size, self.config.update_proportion
-        sums: dict[str, torch.Tensor] = {}
+        sums: dict[str, Tensor] = {}
         count = 0
         for _ in range(self.config.epochs):
             taken = self.epoch(columns)
@@ -153,7 +142,7 @@ class Learned(Reward):
                         sums[name] = value.detach() + sums[name] if name in sums else value.detach()
         return {name: float(value) / count for name, value in sums.items()}
 
-    def epoch(self, columns: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def epoch(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What one pass learns from, given the columns of the new transitions."""
         return columns
 
@@ -170,11 +159,11 @@ class Learned(Reward):
         refuse_rows(x, self.config.name)
         return x
 
-    def inputs(self, obs: Obs) -> torch.Tensor:
+    def inputs(self, obs: Obs) -> Tensor:
         """Observations (N, ...) -> whitened rows (N, size), float32, in [-5, 5]."""
         return self.whiten(self.rows(obs))
 
-    def whiten(self, rows: np.ndarray, used: np.ndarray | slice = ALL) -> torch.Tensor:
+    def whiten(self, rows: np.ndarray, used: np.ndarray | slice = ALL) -> Tensor:
         """Rows (N, size) -> what networks see of them; of those columns alone."""
         rows = rows[:, ALL] if isinstance(used, slice) else rows.take(used, axis=1)
         if self.config.normalize_obs == "none":
@@ -184,16 +173,14 @@ class Learned(Reward):
         return torch.from_numpy(np.clip(x, -5, 5, out=x)).to(self.device)
 
     def use(self, *rows: np.ndarray) -> None:
-        """Let networks read `layout.used`: without columns that whiten to 0 in these rows (M, size), two thirds of what
-        is one-hot as in MiniGrid. What they say is the same, and so is how they learn.
-        """
+        """Let networks leave out columns that whiten to 0 in these rows (M, size), as one-hot ones do."""
         self.layout.used = ALL if self.layout.images else used_columns(self.statistics.mean, *rows)
 
-    def values(self, function: Callable[[torch.Tensor], torch.Tensor], obs: Obs) -> np.ndarray:
+    def values(self, function: Callable[[Tensor], Tensor], obs: Obs) -> np.ndarray:
         """`function` of whitened observations (N, ...) without gradients, as an array (N, ...)."""
         return self.in_pieces(function, self.inputs(obs)).cpu().numpy()
 
-    def in_pieces(self, function: Callable[..., torch.Tensor], *columns: torch.Tensor) -> torch.Tensor:
+    def in_pieces(self, function: Callable[..., Tensor], *columns: Tensor) -> Tensor:
         """`function` of whole columns without gradients; images go in pieces, to bound memory."""
         if not len(columns[0]):  # a row of zeros gives the shape of an empty result
             return self.in_pieces(function, *(c.new_zeros(1, *c.shape[1:]) for c in columns))[:0]
@@ -206,11 +193,9 @@ class Learned(Reward):
 class InverseDynamics(Learned):
     """Base class of bonuses in an inverse-dynamics embedding, which keeps what the agent's actions change.
 
-    Two observations in a row pass the same encoder; from both embeddings a head predicts the action between them. Noise
-    that no action controls does not help the prediction, so nothing keeps it in the embedding.
-    Source: Pathak, Agrawal, Efros, Darrell 2017, arXiv 1705.05363, section 2.2; Badia et al. 2020, arXiv 2002.06038,
-    2.1. Fails when what matters does not follow from the last action (a key that is carried), or noise follows the
-    action (a television with a remote control).
+    Two observations in a row pass one encoder; from both embeddings a head predicts the action between them.
+    Source: Pathak, Agrawal, Efros, Darrell 2017, arXiv 1705.05363, section 2.2; Badia et al. 2020, arXiv 2002.06038.
+    Fails when what matters does not follow from the last action (a key that is carried), or noise follows the action.
     """
 
     requires = frozenset({"obs", "action", "next_obs"})
@@ -222,15 +207,15 @@ class InverseDynamics(Learned):
         self.encoder = self.net(hidden, features)
         self.prediction = self.head(2 * features, hidden, self.actions.size)
 
-    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
+    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
         return self.inputs(batch.obs), self.actions(batch.action), self.inputs(batch.next_obs)
 
-    def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
+    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
         x, action, after = columns
         one, two = self.encode(x, after)
         return {"inverse_loss": self.inverse_loss(one, two, action)}
 
-    def encode(self, x: torch.Tensor, after: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def encode(self, x: Tensor, after: Tensor) -> tuple[Tensor, ...]:
         """Embeddings (N, D) of two columns, in one pass."""
         return self.encoder(torch.cat([x, after])).chunk(2)
 
@@ -238,15 +223,14 @@ class InverseDynamics(Learned):
         """Embeddings (N, D) of observations, as an array."""
         return self.values(self.encoder, obs)
 
-    def inverse_loss(self, one: torch.Tensor, two: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        """Loss of predicting the action between embeddings `one` and `two`."""
+    def inverse_loss(self, one: Tensor, two: Tensor, action: Tensor) -> Tensor:
         return self.actions.loss(self.prediction(torch.cat([one, two], dim=1)), action)
 
 
 class Net(nn.Module):
     """Rows of a `Layout`, or their columns `used` -> features: convolutions on its images, dense layers on all."""
 
-    def __init__(self, layout: Layout, widths: Any, generator: torch.Generator) -> None:
+    def __init__(self, layout: "Layout", widths: Any, generator: torch.Generator) -> None:
         super().__init__()
         self.layout = layout
         self.split = [layout.vector, *(int(np.prod(shape)) for shape in layout.images.values())]
@@ -254,7 +238,7 @@ class Net(nn.Module):
         self.trunks = nn.ModuleList(_trunk(channels, generator) for channels, _, _ in self.shapes)
         self.dense = dense(layout.vector + sum(map(_outputs, self.shapes)), widths, generator)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if self.shapes:
             vector, *images = x.split(self.split, dim=1)
             seen = [trunk(image.unflatten(1, shape)) for trunk, image, shape in zip(self.trunks, images, self.shapes)]
@@ -279,7 +263,7 @@ def used_columns(mean: np.ndarray, *rows: np.ndarray) -> np.ndarray | slice:
     return np.flatnonzero(used) if len(mean) >= WIDE and used.mean() < 0.75 else ALL
 
 
-def narrow_linear(layer: Any, x: torch.Tensor, used: np.ndarray | slice) -> torch.Tensor:
+def narrow_linear(layer: Any, x: Tensor, used: np.ndarray | slice) -> Tensor:
     """What a linear layer makes of rows (N, D) that are 0 outside of their columns `used`, which x holds."""
     if isinstance(used, slice):
         return layer(x)
@@ -298,7 +282,7 @@ def _initialise(layers: nn.Sequential, generator: torch.Generator) -> nn.Sequent
     for module in layers:
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             nn.init.orthogonal_(module.weight, math.sqrt(2), generator=generator)
-            nn.init.zeros_(cast(torch.Tensor, module.bias))
+            nn.init.zeros_(cast(Tensor, module.bias))
     return layers
 
 
@@ -313,8 +297,8 @@ def _outputs(shape: tuple[int, int, int]) -> int:
 class ActionCode:
     """Actions as numbers for a network, and the loss of a network that predicts them.
 
-    Discrete, MultiDiscrete and MultiBinary become one-hot blocks, predicted with cross-entropy; a Box is scaled from
-    its bounds to [-1, 1], or taken as it is where it has none, and predicted with squared error.
+    Discrete spaces become one-hot blocks, predicted with cross-entropy; a Box is scaled from its bounds to [-1, 1], or
+    taken as it is where it has none, and predicted with squared error.
     """
 
     def __init__(self, space: gym.Space, reward: str, device: str = "cpu") -> None:
@@ -334,14 +318,11 @@ class ActionCode:
                 low, high = np.where(bounded, low, -1), np.where(bounded, high, 1)
                 self.middle, self.half = ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
             case _:
-                raise ValueError(
-                    f"reward {reward} cannot read the action space {space}; it takes Discrete, MultiDiscrete, "
-                    "MultiBinary or Box"
-                )
+                raise ValueError(f"reward {reward} cannot read the actions {space}; take Discrete, Multi... or Box")
         self.size = sum(self.blocks) if self.blocks else len(self.middle)
         self._offsets = np.cumsum([0, *self.blocks[:-1]])
 
-    def __call__(self, action: Array) -> torch.Tensor:
+    def __call__(self, action: Array) -> Tensor:
         """Actions (N, ...) -> float32 (N, size); FloatingPointError if one is not finite, ValueError if outside."""
         action = np.asarray(action)
         action = action.reshape(len(action), int(np.prod(action.shape[1:])))
@@ -367,42 +348,35 @@ class ActionCode:
             np.put_along_axis(code, choice + self._offsets, 1.0, axis=1)
         return torch.from_numpy(code).to(self.device)
 
-    def loss(self, prediction: torch.Tensor, code: torch.Tensor) -> torch.Tensor:
+    def loss(self, prediction: Tensor, code: Tensor) -> Tensor:
         """Predictions (N, size) against codes (N, size): mean over rows, sum over blocks."""
         if not self.blocks:
             return (prediction - code).square().mean()
         predictions, codes = prediction.split(self.blocks, dim=1), code.split(self.blocks, dim=1)
-        return cast(torch.Tensor, sum(cross_entropy(g, c.argmax(dim=1)) for g, c in zip(predictions, codes)))
+        return cast(Tensor, sum(cross_entropy(g, c.argmax(dim=1)) for g, c in zip(predictions, codes)))
 
 
 def parts(space: gym.Space, keys: Sequence[str], reward: str) -> dict[str, gym.Space]:
     """The numeric spaces (Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these) in `space`, in a fixed order.
 
-    `keys` are the entries of a Dict to look at, all if empty. Raises ValueError, about the reward of that name, for any
-    other space, and for a key that the space does not have.
+    `keys` are the entries of a Dict to look at, all if empty. ValueError, about that reward, for another space or key.
     """
     numeric = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
     if isinstance(space, gym.spaces.Dict):
         unknown = [key for key in keys if key not in space.spaces]
         if unknown:
-            raise ValueError(
-                f"reward.{reward}.keys={list(keys)} names {unknown[0]!r}, which the observation does not have; "
-                f"choose among {sorted(space.spaces)}"
-            )
+            known = f"which the observation does not have; choose among {sorted(space.spaces)}"
+            raise ValueError(f"reward.{reward}.keys={list(keys)} names {unknown[0]!r}, {known}")
         found = {key: space.spaces[key] for key in sorted(keys or space.spaces)}
     elif keys:
-        raise ValueError(
-            f"reward.{reward}.keys={list(keys)} needs a Dict observation, this one is {space}; leave keys empty"
-        )
+        raise ValueError(f"reward.{reward}.keys={list(keys)} needs a Dict observation, not {space}; leave keys empty")
     else:
         found = {PLAIN: space}
     for key, part in found.items():
         if not isinstance(part, numeric):
             where = f" (entry {key!r})" if key else ""
-            raise ValueError(
-                f"reward {reward} cannot read the observation space {part}{where}; it takes Box, Discrete, "
-                "MultiDiscrete, MultiBinary, or a Dict of these"
-            )
+            takes = "it takes Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these"
+            raise ValueError(f"reward {reward} cannot read the observation space {part}{where}; {takes}")
     return found
 
 
@@ -441,9 +415,7 @@ class Layout:
         for key, box in self.spaces.items():
             shape = _image_shape(box)
             if shape and channels > shape[0]:
-                raise ValueError(
-                    f"reward.{reward}.channels={channels}, but the image has {shape[0]}; give at most that, or 0"
-                )
+                raise ValueError(f"reward.{reward}.channels={channels}, but the image has {shape[0]}; give at most it")
             if shape and min(shape[1:]) >= smallest_image:
                 self.images[key] = (channels or shape[0], shape[1], shape[2])
             else:

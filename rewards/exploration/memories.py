@@ -6,15 +6,12 @@ A memory is a dict of arrays with leading axis N that its caller keeps. Each kin
 
 that answers for each row from what the memory held before it, adds the row, and starts afresh after the last row of an
 episode. Rows that are not valid change nothing; their own answer means nothing. The memory handed in is not written
-into. A walk along a rollout gives what T walks of one row give; neighbours and ellipses take it in one piece of linear
-algebra.
+into. A walk along a rollout gives what T walks of one row give.
 
 Source of the ellipse: Henaff et al. 2022, arXiv 2210.05805, section 3. Along a rollout, with M the inverse at its
 start, phi_t' C_t^-1 phi_t is the variance that is left at row t of a Gaussian process with kernel phi_i' M phi_j and
 noise 1 once the rows before it are known: the diagonal of a Cholesky factor (Rasmussen, Williams 2006, section A.4).
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 
@@ -24,7 +21,7 @@ from torch.linalg import solve_triangular
 
 from envs.transitions import Transitions, map_obs
 from envs.types import Memory, Obs
-from rewards.base import Reward, values_at_obs
+from rewards.base import Reward, one_row, values_at_obs
 
 PIECE = 64  # rows of time in one piece of linear algebra, whose cost grows with the square and the cube
 
@@ -33,12 +30,9 @@ class EpisodeMemory:
     """Base class of memories; unless `walk` is overridden, `piece` takes in a part of a rollout at once."""
 
     def initial(self, n: int) -> dict[str, np.ndarray]:
-        """Arrays with leading axis `n`, for episodes that begin."""
         raise NotImplementedError
 
-    def walk(
-        self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def walk(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
         """Answers (T, N, ...) for x (T, N, ...), and the memory after it."""
         answers = []
         for i in range(0, len(x), PIECE):
@@ -62,10 +56,7 @@ class Episodic(Reward):
         return self.memory.initial(n)
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
-        # the caller handles ends and rows that are no transitions
-        no = np.zeros((1, *batch.shape), bool)
-        row = batch.map(lambda x: x[None]).replace(terminated=no, truncated=no, valid=~no)
-        raw, memory = self.scan(row, memory)
+        raw, memory = self.scan(one_row(batch), memory)
         return raw[0], memory
 
     def walk(
@@ -80,10 +71,8 @@ class Episodic(Reward):
 class Visits:
     """The states that a rollout (T, N) visits: each `next_obs`, and before it the `obs` that an episode begins in.
 
-    Attributes:
-        valid: bool (S, N), S >= T: the states that were visited. A row of first states stands only where some
-            environment begins an episode.
-        ended: bool (S, N): the last state of an episode.
+    `valid`, bool (S, N), S >= T, are those that were visited: a row of first states stands only where some environment
+    begins an episode. `ended`, bool (S, N), are the last states of episodes.
     """
 
     def __init__(self, batch: Transitions) -> None:
@@ -129,9 +118,7 @@ class CountMemory(EpisodeMemory):
             "filled": np.zeros(n, np.int64),  # places written so far; beyond the capacity it wraps
         }
 
-    def walk(
-        self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def walk(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
         """Visits of keys x (T, N), uint64, this one included: int64 (T, N)."""
         after = {name: values.copy() for name, values in memory.items()}
         cells, visits, filled = after["cells"], after["visits"], after["filled"]
@@ -160,9 +147,8 @@ def _episodes(ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class EllipticalMemory(EpisodeMemory):
-    """The inverse of C = ridge I + sum of phi phi'; a row's answer is phi' C^-1 phi with the C of before it.
-
-    A direction that was visited n - 1 times before by unit vectors answers 1 / (ridge + n - 1).
+    """The inverse of C = ridge I + sum of phi phi'; a row's answer is phi' C^-1 phi with the C of before it: 1 / (ridge
+    + n - 1) at the n-th visit of a direction.
     """
 
     def __init__(self, features: int, ridge: float) -> None:

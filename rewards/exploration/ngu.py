@@ -1,16 +1,13 @@
 """NGU, never give up: episodic pseudo-counts, times how new a state is in the whole of training.
 
-The episodic half rewards every state again in every episode, so it never dries up; RND's error, in deviations above
-its mean, raises what is new and leaves alone what is not.
+The episodic half rewards every state again in every episode, so it never dries up; RND's error, in deviations above its
+mean, raises what is new.
 Source: Badia et al. 2020, Never Give Up: Learning Directed Exploration Strategies, arXiv 2002.06038, equation 1 and
 section 2.1.
 Differences: those of `pseudocount` and of `rnd`; the RND half whitens for itself; its error's mean and deviation are
-those of the last 10,000 transitions or so; one weight instead of the paper's family of 32 mixtures of task and bonus.
-Fails when: either half does; the product of both keeps an agent busy that should turn to the task at last, unless the
-weight ends.
+those of the last 10,000 transitions or so; one weight instead of 32 mixtures of task and bonus.
+Fails when: either half does; the product keeps an agent busy that should turn to the task, unless the weight ends.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, fields
 

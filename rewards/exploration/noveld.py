@@ -2,15 +2,11 @@
 
 The novelty of a state is RND's error; rewarding its rise instead of its height keeps the agent at the border of what it
 knows, and evens out how often each part of the border is tried.
-Source: Zhang, Xu, Wang, Wu, Keutzer, Gonzalez, Tian 2021, NovelD: A Simple yet Effective Exploration Criterion,
-NeurIPS 2021, equations 2 and 3; BeBold, arXiv 2012.08621, is its earlier form with alpha 1.
-Differences: those of RND; the state that an episode begins in counts as visited; an episode remembers its latest
-`capacity` cells, told apart by a hash (see `count`).
-Fails when: RND's error does (noise that no network can predict), or no two observations are alike, so that every
-visit is a first one and a noisy step is rewarded whenever the error happens to rise.
+Source: Zhang, Xu, Wang, Wu, Keutzer, Gonzalez, Tian 2021, NovelD: A Simple yet Effective Exploration Criterion, NeurIPS
+2021, equations 2 and 3; BeBold, arXiv 2012.08621, is its earlier form with alpha 1.
+Differences: those of RND; the state that an episode begins in counts as visited; cells are as in `count`.
+Fails when: RND's error does (noise that no network can predict), or no two observations are alike.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
@@ -34,10 +30,7 @@ class NovelDConfig(RNDConfig, CellSettings):
 
 
 class NovelD(Episodic, RND):  # type: ignore[misc]  # it has a memory, RND has none
-    """r(s, s') = max(e(s') - alpha e(s), 0) if this episode visits s' for the first time, else 0.
-
-    e(s) = |predictor(x) - target(x)|, a length, not a mean square.
-    """
+    """r(s, s') = max(e(s') - alpha e(s), 0) at the episode's first visit of s', else 0; e = |predictor - target|."""
 
     Config = NovelDConfig
     requires = frozenset({"obs", "next_obs", "step"})

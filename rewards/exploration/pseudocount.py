@@ -3,17 +3,12 @@
 Near neighbours count as visits, so that 1/sqrt(n) makes sense where observations never repeat.
 Source: Badia et al. 2020, Never Give Up: Learning Directed Exploration Strategies, arXiv 2002.06038, section 2.1,
 algorithm 1: the episodic half of NGU.
-Differences:
-    a neighbour that an episode does not have yet counts as one at the mean distance; without it the first step of an
-    episode would get 1/c, a hundred times any other;
-    the mean distance moves in `update` alone: each rollout is walked once more with an empty memory, and the distances
-    it met are averaged, the last 10,000 of them weighing most;
-    the state that an episode begins in is seen; an episode remembers its latest `capacity` states (30,000 there).
-    With the paper's k of 10 the kernel sum never exceeds 10, so its `s_max` of 8 never cuts anything off.
+Differences: a neighbour that an episode does not have yet counts as one at the mean distance, or the first step would
+get 1/c; the mean distance moves in `update` alone, by a walk with an empty memory; the state that an episode begins in
+is seen; an episode remembers its latest `capacity` states (30,000 there). With the paper's k of 10 its `s_max` of 8
+never cuts anything off.
 Fails when: the embedding keeps noise, or moves so fast that old neighbours look far; cost grows with `capacity`.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
@@ -38,12 +33,7 @@ class PseudoCountConfig(LearnedConfig):
     scale: str = "ema"
     features: int = setting(64, "size of the embedding [32]")
     k: int = setting(10, "neighbours", low=1, tune=(3, 30, "log"))
-    kernel: float = setting(
-        1e-3,
-        "epsilon: share of the mean squared distance at which a neighbour counts half",
-        above=0,
-        tune=(1e-4, 1e-1, "log"),
-    )
+    kernel: float = setting(1e-3, "share of the mean square that counts half", above=0, tune=(1e-4, 1e-1, "log"))
     cluster: float = setting(0.008, "neighbours nearer than this share of the mean squared distance count whole", low=0)
     constant: float = setting(1e-3, "c, beside the root of the kernel sum", above=0)
     s_max: float = setting(8.0, "above this root the bonus is 0", above=0)

@@ -9,23 +9,20 @@ pseudo-count; RND's fixed target has no such law. One class, three ways to draw:
 
 Source: Fang et al. 2025, arXiv 2505.11044 (RDD, equations 3 to 6); Yang, Tao, Lyu, Li 2024, arXiv 2401.09750 (DRND,
 equations 6 to 9); Lobel, Bagaria, Konidaris 2023, arXiv 2306.03186 (CFN, equation 4).
-Differences:
-    the law of 1/n holds for a predictor that averages all visits alike, and one that follows the newest does not:
-    `replay`, off by default, keeps that many visits with their draws, at random among all so far, and every pass learns
-    from twice as many of them as are new; the papers of RDD and DRND have none, CFN's prioritises;
-    a draw belongs to a visit: it stays through the epochs of an update and in the replay;
-    DRND's second term is a mean over D, where its code sums; CFN's random prior is left out.
+Differences: the law of 1/n holds for a predictor that averages all visits alike: `replay`, off by default, keeps that
+many with their draws, at random among all so far, and every pass learns from twice as many of them as are new; a draw
+belongs to a visit, through epochs and replay; DRND's second term is a mean over D, where its code sums; CFN's random
+prior is left out.
 Fails when: observations contain noise; when the predictor is too small, or too slow, to average (the bonus then has a
 floor that does not vanish).
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from envs.settings import setting
 from envs.transitions import Transitions
@@ -58,7 +55,7 @@ class RDD(RND):
             self.targets = torch.nn.ModuleList(nets).requires_grad_(False)
         self.replay = VisitReplay(config.replay, self.layout.size, config.features)
 
-    def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
+    def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
         rows = self.rows(batch.next_obs)
         x = self.whiten(rows)
         draws = self.draw(x)
@@ -66,13 +63,13 @@ class RDD(RND):
             self.replay.add(self.rng, rows, draws.cpu().numpy())
         return x, draws
 
-    def epoch(self, columns: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def epoch(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if not self.config.replay:
             return columns
         rows, draws = self.replay.sample(self.rng, 2 * len(columns[0]))  # the new visits are among them
         return self.whiten(rows), torch.from_numpy(draws).to(self.device)
 
-    def draw(self, x: torch.Tensor) -> torch.Tensor:
+    def draw(self, x: Tensor) -> Tensor:
         """One target (N, D) for each whitened row (N, size)."""
         n, features = len(x), self.config.features
         match self.kind:
@@ -86,7 +83,7 @@ class RDD(RND):
         signs = self.rng.integers(0, 2, (n, features)).astype(np.float32) * 2 - 1
         return torch.from_numpy(signs).to(self.device)
 
-    def error(self, x: torch.Tensor) -> torch.Tensor:
+    def error(self, x: Tensor) -> Tensor:
         """Whitened rows (N, size) -> bonus (N,)."""
         match self.kind:
             case "gaussian":
@@ -123,17 +120,12 @@ class VisitReplay:
         return self.rows[index], self.draws[index]
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has gathered, as `load_state_dict` takes it."""
         filled = min(self.seen, len(self.rows))
         return {"rows": self.rows[:filled], "draws": self.draws[:filled], "seen": self.seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.seen = int(state["seen"])
         filled = min(self.seen, len(self.rows))
         if len(state["rows"]) != filled:
-            raise ValueError(
-                f"the saved replay holds {len(state['rows'])} visits, this one has room for {len(self.rows)}; "
-                "give replay the value that it was saved with"
-            )
+            raise ValueError(f"the saved replay has {len(state['rows'])} visits, not {len(self.rows)}; give its replay")
         self.rows[:filled], self.draws[:filled] = state["rows"], state["draws"]

@@ -1,19 +1,13 @@
 """RE3: a bonus for states far from their neighbours in the features of a random network that never learns.
 
-The log of the distance to the k-th nearest neighbour estimates the entropy of the states visited, up to a constant;
-a random encoder keeps distances well enough, and nothing has to be trained.
+The log of the distance to the k-th nearest neighbour estimates the entropy of the states visited, up to a constant.
 Source: Seo, Chen, Shin, Lee, Abbeel, Lee 2021, State Entropy Maximization with Random Encoders for Efficient
 Exploration, arXiv 2102.09430, equations 3 and 4.
-Differences:
-    neighbours are sought among what this episode has seen, where the paper takes the replay buffer or the rollout: a
-    bonus for spread within an episode, that neither fades over training nor depends on the other environments;
-    the state that an episode begins in is seen; while there are fewer than k, the farthest one counts;
-    observations are whitened first; vectors pass dense layers.
-Fails when: observations contain noise, or much that does not matter: a random network weighs all of it alike. With
-`normalize_obs=running` the whitening moves at first, and distances with it.
+Differences: neighbours are sought among what this episode has seen, where the paper takes the replay buffer or the
+rollout: a bonus for spread within an episode that does not fade; the state that an episode begins in is seen; while
+there are fewer than k, the farthest one counts; observations are whitened first; vectors pass dense layers.
+Fails when: observations contain noise, or much that does not matter: a random network weighs all of it alike.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any

@@ -3,17 +3,12 @@
 Inverse and forward dynamics learn an embedding of what actions change; the distance between its values before and after
 a step is the impact, and a count of the new state within the episode keeps the agent from going to and fro.
 Source: Raileanu, Rocktaeschel 2020, RIDE: Rewarding Impact-Driven Exploration, arXiv 2002.12292, equations 1 to 4.
-Differences:
-    the forward loss is a mean over the features, where the paper sums, so that it cannot shrink the embedding to a
-    point;
-    the state that an episode begins in counts as visited; an episode remembers its latest `capacity` cells, told apart
-    by a hash (see `count`);
-    divided by a moving deviation, where the paper adds it bare with a coefficient of 0.1 or 0.5.
+Differences: the forward loss is a mean over the features, where the paper sums, so that it cannot shrink the embedding
+to a point; the state that an episode begins in counts as visited; cells are as in `count`; divided by a moving
+deviation, where the paper adds it bare.
 Fails when: large changes are not the useful ones (a lift, a television that the agent can switch), or no two
 observations are alike, so that every count is 1.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
@@ -36,9 +31,7 @@ class RIDEConfig(LearnedConfig, CellSettings):
     weight: Any = 0.01  # of a bonus whose deviation is 1 [0.1 or 0.5 of the bare one]
     scale: str = "ema"
     inverse_weight: float = setting(0.1, "of the loss that predicts the action", low=0, tune=(0.01, 1.0, "log"))
-    forward_weight: float = setting(
-        10.0, "of the loss that predicts the next embedding", low=0, tune=(0.1, 100.0, "log")
-    )
+    forward_weight: float = setting(10.0, "of the loss that predicts the embedding", low=0, tune=(0.1, 100.0, "log"))
 
 
 class RIDE(Episodic, InverseDynamics):

@@ -4,16 +4,12 @@ F gives a value to a set of states and has diminishing returns; a step gets F(S 
 up to F of all that was visited, so going back and forth between two good places counts once.
 Source: Prajapat, Mutny, Zeilinger, Krause 2024, Submodular Reinforcement Learning (SubPO), arXiv 2307.13372, sections 3
 to 5: marginal gains as rewards, coverage and information gain as F.
-Differences:
-    a reward for any learner, where the paper derives a policy gradient of its own (the same one, for a discount of 1);
-    S begins with the state that the episode begins in, whose own value is not rewarded;
-    the kernel of `logdet` is Gaussian, by random Fourier features (Rahimi, Recht 2007) of whitened observations; the
-    paper halves the logarithm and knows the map beforehand.
+Differences: a reward for any learner, where the paper derives a policy gradient (the same one, for a discount of 1); S
+begins with the state that the episode begins in, whose own value is not rewarded; the kernel of `logdet` is Gaussian,
+by random Fourier features (Rahimi, Recht 2007) of whitened observations; the paper halves the logarithm.
 Fails when: the observation does not contain what has been visited (F depends on the past; a policy without a memory
 cannot know it); a discount below 1 prefers what is near to what is worth more.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -36,38 +32,17 @@ DISC = 1000  # cells; a disc of more has the wrong radius
 
 @dataclass
 class SubmodularConfig(LearnedConfig):
-    """Settings of the submodular bonus. `learning_rate` and its like have no effect.
-
-    `logdet` is the information that noisy measurements in S give, F = log det(I + K/noise); `cover` is the number of
-    cells that lie in a disc around a state of S.
-    """
+    """Settings of the submodular bonus: `logdet`, F = log det(I + K/noise), or `cover`, the cells in discs around S."""
 
     weight: Any = 0.01  # of a bonus that is in cells, or in nats (at most log(1 + 1/noise) a step)
     scale: str = "none"
     gamma: float | None = setting(None, "null takes the learner's; the closer to 1, the closer the return is to F")
     kind: str = setting("logdet", "what F is", choices=("logdet", "cover"))
     features: int = setting(128, "random Fourier features of logdet: the most directions an episode can distinguish")
-    length: float = setting(
-        0.5,
-        "of the kernel, in deviations of an observation (root mean square over its numbers)",
-        above=0,
-        tune=(0.1, 3.0, "log"),
-    )
-    noise: float = setting(
-        0.1,
-        "variance of a measurement of logdet, where the kernel's is 1: a second look is worth about noise/2 of a first",
-        above=0,
-        tune=(0.01, 1.0, "log"),
-    )
-    bin: Any = setting(
-        0.1, "width of a cell of cover, in units of a float observation; one, or one for each dimension", above=0
-    )
-    radius: float = setting(
-        0.0,
-        "of the disc of cover, in cells; 0 is the cell itself; above 0 the observation must be one vector (see keys),"
-        " and cells outside of its bounds are left out",
-        low=0,
-    )
+    length: float = setting(0.5, "of the kernel, in deviations of an observation", above=0, tune=(0.1, 3.0, "log"))
+    noise: float = setting(0.1, "variance of a measurement of logdet", above=0, tune=(0.01, 1.0, "log"))
+    bin: Any = setting(0.1, "width of a cell of cover: one number, or one for each of a float observation", above=0)
+    radius: float = setting(0.0, "of the disc of cover, in cells of one vector; 0 is the cell itself", low=0)
     capacity: int = setting(4096, "cells that an episode of cover remembers", low=1)
 
 
@@ -103,9 +78,8 @@ class Submodular(Episodic, Learned):
         valid = (visits.valid[..., None] & (cells > 0)).transpose(order).reshape(rows * m, n)
         ended = np.zeros((rows, m, n), bool)
         ended[:, -1] = visits.ended
-        walked, memory = self.memory.walk(
-            memory, cells.transpose(order).reshape(rows * m, n), valid, ended.reshape(rows * m, n)
-        )
+        keys = cells.transpose(order).reshape(rows * m, n)
+        walked, memory = self.memory.walk(memory, keys, valid, ended.reshape(rows * m, n))
         new = ((walked == 1) & valid).reshape(rows, m, n).sum(axis=1)
         return new[visits.rows].astype(np.float32), memory
 
@@ -120,10 +94,8 @@ class Submodular(Episodic, Learned):
         (box, *more) = self.hash.parts.values()
         size, reach = int(np.prod(box.shape or ())), math.floor(radius)
         if more or not isinstance(box, gym.spaces.Box) or (2 * reach + 1) ** size > DISC:
-            raise ValueError(
-                f"reward.submodular.radius={radius} makes no disc of at most {DISC} cells in {self.observation_space};"
-                " name one short vector in keys, or give radius=0"
-            )
+            fix = "name one short vector in keys, or give radius=0"
+            raise ValueError(f"reward.submodular.radius={radius}: no disc of at most {DISC} cells; {fix}")
         places = np.indices((2 * reach + 1,) * size).reshape(size, -1).T - reach
         return places[np.square(places).sum(axis=1) <= radius**2].astype(np.float64)
 

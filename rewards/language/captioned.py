@@ -3,20 +3,15 @@
     r(s') = value(caption of s') / N_ep(caption)^beta
 
 N_ep counts the visits of this episode, this one too, so repeating a caption cannot be farmed: with beta = 3 it yields
-at most zeta(3) = 1.202 times its value in one episode. The reward of a state without a caption ("") is 0, and it is not
-counted.
+at most zeta(3) = 1.202 times its value in one episode. A state without a caption ("") is worth 0 and not counted.
 
 Source: Zheng et al. 2024, "Online Intrinsic Rewards for Decision Making Agents from Large Language Model Feedback",
 arXiv 2410.23022, section 2; the decay stems from Klissarov et al. 2023, "Motif", arXiv 2310.00166, section 3.
-Differences:
-  - the caption is that of the state an action led to; both sources reward the one it was taken in, a step too late;
-  - a replay buffer keeps N_ep beside a transition (`recalls`), so old transitions are relabelled with the newest value;
-  - an episode remembers its newest `EPISODE` captions;
-  - `alike=numbers` counts captions that differ in their numbers alone as one, whatever the value of each.
+Differences: the caption of the state an action led to, where both sources reward a step too late; a replay keeps N_ep
+beside a transition (`recalls`), so old transitions are relabelled with the newest value; an episode remembers its
+newest `EPISODE` captions; `alike=numbers` counts captions that differ in their numbers alone as one.
 When it fails: captions that never repeat (clocks, counters) are never decayed, unless `alike` takes them for one.
 """
-
-from __future__ import annotations
 
 import functools
 import hashlib
@@ -33,7 +28,7 @@ import numpy as np
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.base import Reward, RewardConfig, Scored
+from rewards.base import Reward, RewardConfig, Scored, one_row
 from rewards.exploration.memories import CountMemory
 
 EPISODE = 512  # distinct captions that an episode remembers; the oldest are forgotten first
@@ -63,9 +58,7 @@ class CaptionedConfig(RewardConfig):
     """Settings of a reward from captions."""
 
     beta: float = setting(3.0, "how fast a caption that is met again loses its value; 0 never", low=0)
-    alike: str = setting(
-        "exact", "which captions are one met again: exact, or numbers where only those differ", choices=tuple(KEYS)
-    )
+    alike: str = setting("exact", "which captions are one: exact, or where only numbers differ", choices=tuple(KEYS))
 
 
 class Captioned(Reward):
@@ -126,9 +119,7 @@ class Captioned(Reward):
         return reward, memory
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[Scored, Memory]:
-        no = np.zeros((1, *batch.shape), bool)  # the caller handles ends and rows that are no transitions
-        row = batch.map(lambda x: x[None]).replace(terminated=no, truncated=no, valid=~no)
-        reward, known, memory = self._reward(row, memory)
+        reward, known, memory = self._reward(one_row(batch), memory)
         return Scored(reward[0], known[0]), memory
 
     def _reward(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, np.ndarray, Memory]:

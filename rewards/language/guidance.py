@@ -9,20 +9,16 @@ The guide is the method; the reward is a metric, of weight 0 by default.
 Source: Zhang, Lu 2023, "AdaRefiner: Refining Decisions of Language Models with Adaptive Feedback" (RLAdapter), arXiv
 2309.17176, section 3: a goal every 100 steps, its embedding beside the observation, comprehension as a cosine.
 Differences:
-  - one language model, asked in a prompt; the source refines its prompts by a second one, tuned in stages on c;
+  - one language model, asked in a prompt; the source refines its prompts by a second one, tuned on c;
   - asked beside training: until an answer comes the last goal stays, and the agent never waits;
-  - a situation, the latest distinct captions of an episode, is asked about once, and answers are kept by it; equal
-    situations get equal goals, so a run can be replayed from the file of `answers` without a server;
+  - a situation, the latest distinct captions of an episode, is asked about once; equal situations get equal goals, so a
+    run can be replayed from the file of `answers` without a server;
   - `rules` need no model: Crafter's achievements in an order written by hand, the first one without a caption so far;
-  - MiniLM embeds; c is 0 before the first caption, and starts at 0 again with a new goal;
-  - c is the bare cosine, with captions; the authors' code squashes it, 1 / (1 + exp(-10 (c - 0.1))), and reads
-    the names of the last 100 actions.
-When it fails: without captions there is nothing to ask about. Comprehension is similarity of words, no success: a
-sentence that repeats a frequent caption scores high. The written goals cover one environment, Crafter. A slow model
-answers about situations that are long over; captions are quoted, but may still talk a model into a strange goal.
+  - MiniLM embeds; c is the bare cosine, with captions, and 0 before the first one; the authors' code squashes it.
+When it fails: without captions there is nothing to ask about. A sentence that repeats a frequent caption scores high.
+The written goals cover one environment, Crafter. A slow model answers about situations that are long over; captions are
+quoted, but may still talk a model into a strange goal.
 """
-
-from __future__ import annotations
 
 import functools
 import itertools
@@ -60,8 +56,8 @@ class GuidanceConfig(RewardConfig):
     weight: Any = setting(0.0, "of the rise of comprehension; 0 guides without a reward, as the source does")
     goals: str = setting(
         "rules",
-        "where goals come from: `rules` (written by hand, for Crafter), `openai` (a language model on a server with "
-        "OpenAI's chat completions), `recorded` (the file of `answers`), `none` (the control: no goal ever)",
+        "where goals come from: `rules` (by hand, for Crafter), `openai` (a model on a server with OpenAI's chat "
+        "completions), `recorded` (the file of `answers`), `none` (the control: no goal ever)",
         choices=("rules", "openai", "recorded", "none"),
     )
     goal: str = setting("", "what counts in the whole task, for the model; by default the environment's own sentence")
@@ -93,10 +89,7 @@ class Guidance(Reward):
     def build(self) -> None:
         config = self.config
         if config.goals == "rules" and config.family not in ("", "crafter"):
-            raise ValueError(
-                f"reward.guidance.goals=rules are written for Crafter, not for {config.family}; give goals=openai or "
-                "recorded"
-            )
+            raise ValueError(f"reward.guidance.goals=rules are for Crafter, not for {config.family}; give openai")
         self.guides, self.every = config.features, config.every
         # the projection is part of the method, so the same in every run
         drawn = np.random.default_rng(0).normal(0, config.features**-0.5, (WIDTH, config.features))
@@ -170,7 +163,6 @@ class Guidance(Reward):
         return np.where(self._keys[place] == asked, self._numbers[place], goal)
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        """Take in answers, and ask about the situations that are new."""
         if self._annotator is not None:
             self._learn({_situation_of(json.loads(str(events))): goal for events, goal in self._annotator.take(0)})
             if 0 not in self._keys:
@@ -199,7 +191,6 @@ class Guidance(Reward):
         return metrics
 
     def notes(self) -> list[str]:
-        """Where goals come from."""
         source = {
             "rules": "goals follow a list written by hand for Crafter, no model names them",
             "openai": f"goals are those of {self.config.model} at {self.config.url}",
@@ -234,13 +225,7 @@ class Guidance(Reward):
         if self._annotator is not None and state.get("annotator"):
             self._annotator.load_state_dict(state["annotator"])
 
-    def close(self) -> None:
-        """Ask nothing more."""
-        if self._annotator is not None:
-            self._annotator.close()
-
     def _learn(self, answers: dict[int, str]) -> None:
-        """Take in goals by their situations."""
         numbers = {goal: number for number, goal in enumerate(self._goals)}
         for goal in answers.values():
             numbers.setdefault(goal, len(numbers))
@@ -255,7 +240,6 @@ class Guidance(Reward):
         self._numbers = np.array([answers[asked] for asked in sorted(answers)], np.int64)
 
     def _ask(self, annotator: Annotator, texts: np.ndarray, before: Memory, after: Memory, valid: np.ndarray) -> None:
-        """Remember the captions, and ask about the situations that are new."""
         if len(self._captions) > CACHE:
             self._captions.clear()
         self._captions.update((key(part), part) for text in set(texts[valid]) for part in text.split("; "))

@@ -11,16 +11,11 @@ Two networks read a text:
 Sources: Zheng et al. 2024, ONI, arXiv 2410.23022, section 2 (both losses, the convolutions, Adam, batches of 256);
 Klissarov et al. 2023, Motif, arXiv 2310.00166, section 3 (the ranking, its normaliser and quantile); Joulin et al.
 2016, "Bag of Tricks for Efficient Text Classification", arXiv 1607.01759 (hashed n-grams).
-Differences:
-  - one output with a sigmoid where the source has a softmax over two: the same loss with fewer weights;
-  - the rarer class weighs more, at most `CAP` times;
-  - `ngrams` reads a number in its n-grams as so many digits, so that texts which differ by a counter are alike; the
-    number itself is one word among the others. Buckets that were never learnt add nothing.
+Differences: one output with a sigmoid where the source has a softmax over two: the same loss; the rarer class weighs
+more, at most `CAP` times; `ngrams` reads a number as so many digits, so that texts which differ by a counter are alike.
 When it fails: labels that depend on a number or on the order of words; fewer labels than kinds of texts; a caption that
 comes back after `capacity` others is counted as new.
 """
-
-from __future__ import annotations
 
 import functools
 import itertools
@@ -67,23 +62,18 @@ class CaptionTable:
             del self.counts[text]
 
     def newest(self, count: int) -> list[str]:
-        """The captions met last, at most `count`."""
         return list(itertools.islice(reversed(self.counts), count))
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has gathered, as `load_state_dict` takes it."""
         return {"now": self.now, "texts": list(self.counts), "counts": list(self.counts.values())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.now = int(state["now"])
         self.counts = dict(zip(state["texts"], map(int, state["counts"])))
 
 
 class LabelTable:
-    """Labels in [0, 1] of texts or pairs, NaN where the judge was unsure. Once there are a hundred, one in ten, by the
-    hash of its item, is held out to measure with.
-    """
+    """Labels in [0, 1] of texts or pairs, NaN where unsure; of a hundred and more one in ten, by hash, is held out."""
 
     def __init__(self) -> None:
         self.values: dict[Item, float] = {}  # the oldest first
@@ -108,18 +98,15 @@ class LabelTable:
         return [item for item, _ in found], np.array([value for _, value in found])
 
     def metrics(self) -> dict[str, float]:
-        """How many labels are sure, how many of those above 0.5."""
         values = np.fromiter(self.values.values(), np.float64, len(self.values))
         return {"labels": float(len(values) - np.isnan(values).sum()), "positives": float((values > 0.5).sum())}
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has gathered, as `load_state_dict` takes it."""
         items = [item if isinstance(item, str) else list(item) for item in self.values]
         held = np.array([item in self._held for item in self.values], bool)
         return {"items": items, "values": np.array(list(self.values.values())), "held": held}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         items = [item if isinstance(item, str) else tuple(item) for item in state["items"]]
         self.values = dict(zip(items, np.asarray(state["values"]).tolist()))
         self._held = set(itertools.compress(items, state["held"]))

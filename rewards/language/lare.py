@@ -8,34 +8,26 @@ Return Decomposition" (arXiv 2111.13485), the loss with its bias corrected, RRD-
 Without code this is plain return decomposition, phi(s, a) = (s, a): the control for what the factors add.
 
     form=implicit    r(s, a) = beta (log pi(a|s) - log pi_0(a|s)), psi the outputs of a policy pi, pi_0 that of psi = 0
-    success=0.5      episodes succeed or fail, return > 0.5: sigmoid(sum of r) is fitted by cross-entropy, once both
-                     are there
+    success=0.5      episodes succeed or fail, return > 0.5: sigmoid(sum of r) is fitted by cross-entropy
 
-An implicit reward only compares actions of one state, E_0[exp(r / beta)] = 1 there, so it cannot credit a state for
-being reached; nor what all actions share, so returns are fitted less their mean. Evenly drawn actions earn at most 0 on
-average, so where episodes can end early an agent may learn to end them (CartPole did). Source: Yuan et al. 2024, "Free
-Process Rewards without Process Labels", arXiv 2412.01981; pi_0 is a language model there, and draws evenly here (a Box:
-a normal around 0 with deviation 1, of actions scaled to [-1, 1]).
+An implicit reward only compares actions of one state, so it cannot credit a state for being reached, and returns are
+fitted less their mean. Evenly drawn actions earn at most 0 on average, so where episodes can end early an agent may
+learn to end them (CartPole did). Source: Yuan et al. 2024, "Free Process Rewards without Process Labels", arXiv
+2412.01981; pi_0 is a language model there, and draws evenly here (a Box: a normal around 0, of actions scaled to [-1,
+1]).
 Differences:
   - without code psi reads (s, a), where published code of both adds s - s';
-  - code runs in a sandbox (`rewards.llm.sandbox.process`), not in this process, and returns one array (B, k); it is
-    verified to be finite, to give each row on its own and not to be constant, which the source does not check;
+  - code runs in a sandbox (`rewards.llm.sandbox.process`) and is verified, on rows made up from the spaces, to be
+    finite, to give each row on its own and not to be constant, which the source does not check;
   - a model is asked as in the source (several candidates at temperature 1, one summary at 0.3, its errors handed back),
-    in our wording, and every answer is kept in a file, so that the same questions need no server a second time;
-  - code is verified on rows made up from the spaces, where the source collects random states: a reward has no
-    environment; on real ones it is watched (`notes`: failures, values that are not finite, factors that never change);
-  - factors are whitened, psi starts at 0, and the reward is 0 until the first whole episode has been learnt from;
-  - `steps` gradient steps at each update, instead of one for each of the agent's;
-  - `per=episode` fits sums. The source fits means: an error of a return counts 1 / T^2, short episodes rule, and where
-    the length of an episode is what is rewarded, the reward learns little about the long ones;
+    in our wording, and every answer is kept in a file;
+  - factors are whitened, psi starts at 0, and the reward is 0 until the first whole episode has been learnt from, by
+    `steps` gradient steps at each update, which cost PPO on CartPole three quarters of its frames a second;
+  - `per=episode` fits sums. The source fits means: an error of a return counts 1 / T^2, and short episodes rule;
   - an episode joined in its middle, longer than 20,000 steps or without an end is not learnt from.
-When it fails: returns that differ by chance more than by what was done; few episodes; factors that miss what counts,
-which psi cannot make up for, as it sees nothing else; a description that mistakes a number. A return that only measures
-an episode's length gives every step the same reward. Its `steps` at each update cost PPO on CartPole three
-quarters of its frames a second.
+When it fails: returns that differ by chance more than by what was done, or measure an episode's length alone; few
+episodes; factors that miss what counts, which psi cannot make up for; a description that mistakes a number.
 """
-
-from __future__ import annotations
 
 import ast
 import json
@@ -49,6 +41,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from envs.files import read_text
@@ -68,6 +61,7 @@ LONGEST = 20_000  # steps of an episode
 STILL = 1e-6  # a standard deviation of a factor below which it is constant
 EXTREME = 1e3  # what made-up observations are clipped to
 SHIPPED = Path(__file__).with_name("factors")
+Episode = dict[str, Any]  # rows (T, D), actions (T, A), total: its return
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
@@ -84,20 +78,10 @@ class LaReConfig(LearnedConfig):
     describe: str = setting("", "what each number of obs and action is, for the model; or the name of a shipped task")
     answers: str = setting("", "*.sqlite that keeps the model's answers; the same questions need no server again")
     timeout: float = setting(5.0, "seconds for the factors of one batch, after which its code is stopped", above=0)
-    form: str = setting(
-        "network",
-        "`network`: psi is the reward of a step; `implicit`: log-probabilities of a policy that psi is, without code",
-        choices=("network", "implicit"),
-    )
+    form: str = setting("network", "psi is a step's reward, or a policy", choices=("network", "implicit"))
     beta: float = setting(1.0, "implicit: reward for one nat", above=0, tune=(0.05, 5.0, "log"))
-    success: float | None = setting(
-        None, "fit successes, episodes with a return above it, by cross-entropy; null fits returns", low=-math.inf
-    )
-    per: str = setting(
-        "step",
-        "`step` fits the mean reward of a step, as the sources do; `episode` the sum, so that long episodes count",
-        choices=("step", "episode"),
-    )
+    success: float | None = setting(None, "cross-entropy of whether a return is above it; null fits it", low=-math.inf)
+    per: str = setting("step", "what is fitted: a step's mean reward, or the sum", choices=("step", "episode"))
     subset: int = setting(64, "K, steps that stand for their episode in one gradient step", low=2)
     episodes: int = setting(200, "newest whole episodes that are learnt from", low=1)
     steps: int = setting(50, "gradient steps at each update", low=1)
@@ -113,10 +97,8 @@ class LaReConfig(LearnedConfig):
         if self.form == "implicit" and (self.code or self.judge):
             raise ValueError("reward.lare.form=implicit reads obs and action themselves; leave code and judge out")
         if self.judge and not (self.goal.strip() and self.describe.strip()):
-            raise ValueError(
-                f"reward.lare.judge={self.judge!r} needs goal (what the task is) and describe (what each number of an "
-                "observation and an action means)"
-            )
+            needs = "goal (what the task is) and describe (what each number of an observation and an action means)"
+            raise ValueError(f"reward.lare.judge={self.judge!r} needs {needs}")
 
 
 class LaRe(Learned):
@@ -163,13 +145,11 @@ class LaRe(Learned):
         return author.write(asked, verify)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        """Float32 (N,), in the task's units; 0 before the first whole episode."""
         if not self.episodes.learnt:
             return np.zeros(batch.shape, np.float32)
         return self.in_pieces(self.decode, *self.prepared(*self.seen(batch))).cpu().numpy()
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        """Collect episodes and fit their returns."""
         if len(batch.shape) == 1:  # of one environment, in time order
             batch = batch.map(lambda x: x[:, None])
         envs = batch.shape[1]
@@ -197,11 +177,10 @@ class LaRe(Learned):
         action = np.asarray(action)
         return action.reshape(len(action), int(np.prod(action.shape[1:]))).astype(np.float32)
 
-    def prepared(self, rows: np.ndarray, actions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs of `decode`."""
+    def prepared(self, rows: np.ndarray, actions: np.ndarray) -> tuple[Tensor, Tensor]:
         return self.whiten(rows), torch.from_numpy(actions).to(self.device)
 
-    def decode(self, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    def decode(self, x: Tensor, action: Tensor) -> Tensor:
         """The reward of rows (N, size) and (N, A): (N,)."""
         if self.config.form == "implicit":
             return self.config.beta * log_ratio(self.psi(x), action, self.actions.blocks)
@@ -227,7 +206,6 @@ class LaRe(Learned):
         return (np.array(totals) - shared).astype(np.float32)
 
     def _fit(self) -> dict[str, float]:
-        """Gradient steps on subsets of the episodes."""
         config, kept = self.config, self.episodes.kept
         if not kept:
             return {}
@@ -257,7 +235,6 @@ class LaRe(Learned):
         return {"loss": float(torch.stack(losses).mean())}
 
     def notes(self) -> list[str]:
-        """Whose code the factors are, how it behaves, and which factors are constant."""
         lines = self.author.notes() if self.author else []
         if self.episodes.dropped:
             lines.append(f"{self.episodes.dropped} episodes were longer than {LONGEST:,} steps and were left out")
@@ -283,18 +260,17 @@ def draw(rng: np.random.Generator, length: np.ndarray, subset: int) -> np.ndarra
 
 
 def decomposition_loss(
-    guess: torch.Tensor,
-    inside: torch.Tensor,
-    length: torch.Tensor,
-    total: torch.Tensor,
+    guess: Tensor,
+    inside: Tensor,
+    length: Tensor,
+    total: Tensor,
     *,
     typical: float | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """(mean over K of r - R / T)^2 - var_K(r) (1 - K / T) / K, (B,): on average over subsets, that of all steps.
 
     `guess` (B, K) is r of the steps drawn; `inside` (B, K) is 1 where there is such a step, at least one in each row,
-    else 0; `length` (B,) is T and `total` (B,) R; with `typical` it is multiplied by (T / typical)^2, so that errors of
-    returns count alike.
+    else 0; `length` (B,) is T and `total` (B,) R; `typical` multiplies by (T / typical)^2.
     """
     count = inside.sum(dim=1)
     mean = (guess * inside).sum(dim=1) / count
@@ -303,29 +279,20 @@ def decomposition_loss(
     return loss if typical is None else loss * (length / typical).square()
 
 
-def success_loss(
-    guess: torch.Tensor, inside: torch.Tensor, length: torch.Tensor, success: torch.Tensor
-) -> torch.Tensor:
-    """Cross-entropy of sigmoid(T times the mean over K of r) and success, (B,); arguments as `decomposition_loss`.
-
-    T times the mean is the sum where K is T, else an estimate of it.
-    """
+def success_loss(guess: Tensor, inside: Tensor, length: Tensor, success: Tensor) -> Tensor:
+    """Cross-entropy of sigmoid(T times the mean over K of r) and success, (B,); arguments as `decomposition_loss`."""
     total = (guess * inside).sum(dim=1) / inside.sum(dim=1) * length
     return binary_cross_entropy_with_logits(total, success, reduction="none")
 
 
-def log_ratio(out: torch.Tensor, action: torch.Tensor, blocks: Sequence[int]) -> torch.Tensor:
-    """log pi(a|s) - log pi_0(a|s), (N,), pi_0 being pi where `out` (N, A) is 0.
-
-    pi chooses from each block of one-hot actions (N, A) by softmax; without blocks it is normal around `out`.
+def log_ratio(out: Tensor, action: Tensor, blocks: Sequence[int]) -> Tensor:
+    """log pi(a|s) - log pi_0(a|s), (N,), pi_0 being pi where `out` (N, A) is 0: softmax of each block of one-hot
+    actions (N, A), or normal around `out`.
     """
     if not blocks:
         return (out * action - out.square() / 2).sum(dim=1)
     parts = [part.log_softmax(dim=1) + math.log(part.shape[1]) for part in out.split(list(blocks), dim=1)]
     return (torch.cat(parts, dim=1) * action).sum(dim=1)
-
-
-Episode = dict[str, Any]  # rows (T, D), actions (T, A), total: its return
 
 
 class WholeEpisodes(Stateful):
@@ -382,10 +349,8 @@ def read(code: str) -> str:
     try:
         return read_text(path.resolve(), errors="strict")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"reward lare: code={code!r} cannot be read ({type(error).__name__}); give a file, or one of "
-            f"{', '.join(shipped())}"
-        ) from None
+        known = f"give a file, or one of {', '.join(shipped())}"
+        raise ValueError(f"reward lare: code={code!r} cannot be read ({type(error).__name__}); {known}") from None
 
 
 def describe(text: str) -> str:
@@ -395,9 +360,8 @@ def describe(text: str) -> str:
 
 def question(goal: str, described: str, obs_size: int, action_size: int) -> str:
     """What a model is asked for one task."""
-    return sections("factors")["candidate"].format(
-        goal=goal, describe=described, obs_size=obs_size, action_size=action_size, rules=rules()
-    )
+    sizes = {"obs_size": obs_size, "action_size": action_size}
+    return sections("factors")["candidate"].format(goal=goal, describe=described, **sizes, rules=rules())
 
 
 def rules() -> str:
@@ -416,12 +380,12 @@ def code_in(answer: str, function: str = "factors(obs, action)") -> str:
 
 
 def verified(source: str, batches: Sequence[tuple[np.ndarray, np.ndarray]], **limits: Any) -> Sandbox:
-    """A sandbox, with some limits, for code that did well on batches of obs (B, obs size) and action (B, action size);
+    """A sandbox, with some limits, for code that did well on batches of obs (B, obs size) and action (B, action size).
+
     SandboxError if it is refused, fails, gives what is not finite, mixes rows, or never moves.
     """
-    sandbox = Sandbox(source, batches[0][0].shape[1], batches[0][1].shape[1], **limits)
+    sandbox, moves = Sandbox(source, batches[0][0].shape[1], batches[0][1].shape[1], **limits), False
     try:
-        moves = False
         for obs, action in batches:
             found = sandbox.run(obs, action)
             if sandbox.counts["not finite"]:
@@ -461,8 +425,7 @@ class CodeModel(ModelJudge):
 
         seeds = {json.dumps([temperature, self.seed + i, text]): self.seed + i for i in numbers}
         kept, asked = self.ask_kept(seeds, ask, str)
-        answers = {**kept, **asked}
-        return [answers[key] for key in seeds]
+        return [kept[key] if key in kept else asked[key] for key in seeds]
 
 
 @dataclass(eq=False)
@@ -496,20 +459,14 @@ class Author(CodeModel):
                     again = text["repair"].format(error=errors[-1], code=code or answer, question=asked)
                     answer = self._usable(again, 0.3, [len(errors)])[0]
         except JudgeError as error:
-            raise ValueError(
-                f"no factors without the model {self.model}: {error}; start the server, or give code=FILE"
-            ) from None
-        raise ValueError(
-            f"{self.model} wrote no factors that run in {self.repairs} attempts, the last error was: {errors[-1]}; "
-            "give code=FILE or another model"
-        )
+            raise ValueError(f"no factors without the model {self.model}: {error}; start it, or give code=") from None
+        raise ValueError(f"{self.model} wrote no factors that run in {self.repairs} attempts, the last: {errors[-1]}")
 
     def notes(self) -> list[str]:
         kept = f", answers in {self.answers}" if self.answers else ""
         return [f"the factors' code was written by {self.model}, asked {self.asked} times in this run{kept}"]
 
     def _usable(self, text: str, temperature: float, numbers: Iterable[int]) -> list[str]:
-        """Answers without what failed; raises if all did."""
         answers = self.ask(text, temperature, numbers)
         usable = [answer for answer in answers if isinstance(answer, str)]
         if not usable:

@@ -8,16 +8,12 @@ what a person wrote. Pairs are fitted by a ranking, single labels by a classifie
 
 Source: Klissarov, D'Oro, Sodhani, Raileanu, Bacon, Vincent, Zhang, Henaff 2023, "Motif: Intrinsic Motivation from
 Artificial Intelligence Feedback", arXiv 2310.00166, section 3 (equations 1 and 2), and its code.
-Differences:
-  - mean and deviation are those of distinct captions, as the quantile's (the source takes both over all pairs);
-  - never negative, where a low quantile of the source's z may be;
-  - a file of single labels will do as well; then f is the classifier's logit;
-  - n-grams by default, the source's convolutions with encoder=charcnn; the caption of s' is rewarded, not that of s.
-When it fails: captions unlike any in the file, which the model rates all the same; rewards never catch up with what
-the agent finds only later. `reward=oni` asks about that.
+Differences: mean and deviation are those of distinct captions, as the quantile's (the source takes both over all
+pairs); never negative; single labels will do, then f is the classifier's logit; n-grams by default, the source's
+convolutions with encoder=charcnn; the caption of s' is rewarded, not that of s.
+When it fails: captions unlike any in the file, which the model rates all the same; rewards never catch up with what the
+agent finds only later. `reward=oni` asks about that.
 """
-
-from __future__ import annotations
 
 import copy
 import functools
@@ -47,9 +43,8 @@ class MotifConfig(CaptionedConfig):
     weight: Any = 0.1  # as in the source, beside a task reward of weight 0.1 or 10
     data: str = setting(
         "",
-        'file of labels: JSONL with lines {"text", "value"} or {"text", "other", "value"}, where a value is a number '
-        "in [0, 1] (1: it helps; of a pair: the other is better) or null for unsure; or an annotator's cache. Pairs "
-        "are taken if there are any, single labels otherwise",
+        'labels: JSONL, {"text", "value"} or {"text", "other", "value"} a line, a value in [0, 1] (1: it helps; of '
+        "a pair: the other is better) or null for unsure; or an annotator's cache. Pairs are taken if there are any",
     )
     encoder: str = setting("ngrams", "ngrams or charcnn [charcnn]", choices=ENCODERS)
     quantile: float = setting(0.5, "rewarded above this quantile of z over the distinct captions", above=0, below=1)
@@ -70,9 +65,7 @@ class Motif(Captioned):
         config = self.config
         path = Path(config.data)
         if not config.data or not path.is_file():
-            raise ValueError(
-                f"reward motif: data={config.data!r} is no file; give one with labels, as `runners.annotate` writes it"
-            )
+            raise ValueError(f"reward motif: data={config.data!r} is no file; give one that `runners.annotate` wrote")
         settings = (config.encoder, config.epochs, config.held_out, config.learning_rate, config.batch_size)
         fitted = _fitted(
             str(path), hashlib.sha256(read_bytes(path.resolve(), LARGE)).hexdigest(), settings, self.seed, self.device
@@ -94,7 +87,6 @@ class Motif(Captioned):
 def _fitted(
     path: str, digest: str, settings: tuple[str, int, float, float, int], seed: int, device: str
 ) -> dict[str, Any]:
-    """What a Motif with these settings is made of; fitted once in a process. `digest` is the file's SHA-256."""
     encoder, epochs, held_out, learning_rate, batch_size = settings
     known = {item: value for item, value in RecordedLabels(path).labels.items() if not math.isnan(value)}
     pairs = not all(isinstance(item, str) for item in known)
@@ -107,10 +99,7 @@ def _fitted(
     test, train = order[:held], order[held:]
     learnt = labels[train]
     if (pairs and not (learnt != 0.5).any()) or (not pairs and len(set(learnt > 0.5)) < 2):
-        raise ValueError(
-            f"reward motif: data={path!r} holds {len(items)} labels that distinguish no caption from another; give "
-            "labels of both kinds"
-        )
+        raise ValueError(f"reward motif: data={path!r} holds {len(items)} labels that distinguish no caption; add both")
     model = LabelModel(encoder, learning_rate=learning_rate, batch_size=batch_size, seed=seed, device=device)
     steps = max(epochs * math.ceil(len(train) / batch_size), LEAST_STEPS)
     model.fit([items[row] for row in train], learnt, steps)

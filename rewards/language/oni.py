@@ -14,20 +14,14 @@ Source: Zheng et al. 2024, "Online Intrinsic Rewards for Decision Making Agents 
 arXiv 2410.23022, sections 2 and 3, and its code; pairs and quantile from Klissarov et al. 2023, arXiv 2310.00166.
 Differences:
   - the caption of s' is rewarded, not that of s; replay relabels old transitions with the newest labels, too;
-  - ranking normalises and thresholds its reward by the captions met last (the code logs z and rewards f) and is never
-    negative;
-  - an unsure judge gives no label to learn from (retrieval gives 0); a failed question is asked again (the code caches
-    an answer that it cannot read as "bad" for good). Empty captions are neither judged nor rewarded;
-  - which captions are asked about first: frequent ones, new ones (the code's way, which drowns in captions that never
-    repeat), or those that the model is least sure of;
-  - pairs are drawn from a bounded table of distinct captions (the code keeps every tenth observation for ever); tables,
-    model and queue are saved;
+  - ranking is normalised by the captions met last (the code logs z and rewards f) and never negative;
+  - an unsure judge gives no label; a failed question is asked again (the code caches it as "bad" for good);
+  - first are asked frequent captions, new ones (the code's way, which drowns in captions that never repeat), or those
+    that the model is least sure of; pairs are drawn from a bounded table of distinct captions;
   - gradient steps are taken only when labels came; some labels are held out to measure with.
-When it fails: a task whose captions carry no progress; with few clean captions `model=count` is as good. Fitted
-models reward captions that only look like good ones; an agent then seeks those.
+When it fails: a task whose captions carry no progress; with few clean captions `model=count` is as good. Fitted models
+reward captions that only look like good ones; an agent then seeks those.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from collections import Counter
@@ -46,6 +40,8 @@ from rewards.llm.judges.base import check_judge
 from rewards.llm.judges.local import has_book
 from rewards.llm.store import Item, texts_in
 
+ABSENT = ("stop", "wait", "rules")
+SELECT = ("frequency", "novelty", "uncertainty")
 MODELS = ("retrieval", "classification", "ranking", "count")
 MANY = 25_000  # labels from which one gradient step is taken at a time
 CAPTIONS = 2048  # captions met last, by which a ranking is normalised
@@ -59,33 +55,20 @@ class ONIConfig(CaptionedConfig):
     model: str = setting("retrieval", "what makes rewards of labels", choices=MODELS)
     judge: str = setting(
         "auto",
-        "of texts; auto is `rules` where the family has a rulebook and no goal is given, else `embedding` once one of "
-        "them is known [a language model]",
+        "of texts; auto is the family's `rules`, if it has any and no goal is given, else `embedding` [a model]",
     )
     judge_options: dict[str, Any] = setting({}, 'its options, as in {model: qwen3-8b, url: "http://localhost:8000/v1"}')
     goal: str = setting("", "what is good, a sentence for the judge; runners fill in the family's, unless judge=auto")
     family: str = setting("", "the family that captions come from, such as nethack; runners fill it in")
     encoder: str = setting("ngrams", "what reads texts, for classification and ranking [charcnn]", choices=ENCODERS)
     eta: float = setting(0.5, "classification rewards above this probability", above=0, below=1)
-    quantile: float = setting(
-        0.5, "ranking rewards above this quantile of z among the captions met last [z > -0.5]", above=0, below=1
-    )
-    select: str = setting(
-        "frequency",
-        "which captions are asked about first: `frequency` the most met, `novelty` the newest, `uncertainty` where the "
-        "model is least sure [novelty]",
-        choices=("frequency", "novelty", "uncertainty"),
-    )
-    absent: str = setting(
-        "stop",
-        "what to do if the judge's server is not there when a run begins: `stop`, `wait` for it while training, or "
-        "take the labels from the family's `rules`",
-        choices=("stop", "wait", "rules"),
-    )
+    quantile: float = setting(0.5, "ranking rewards above this quantile of z [z > -0.5]", above=0, below=1)
+    select: str = setting("frequency", "asked first: the most met, newest or least sure [novelty]", choices=SELECT)
+    absent: str = setting("stop", "without the judge's server: stop, wait, or take the family's rules", choices=ABSENT)
     clock: str = setting(
         "auto",
-        "wall (answers come when they come), steps (after `delay`, for judges that answer in this process), or "
-        "transcript (as the file `transcript` recorded); auto is steps where the judge allows it, else wall",
+        "wall (answers come when they come), steps (after `delay`, of judges in this process), or transcript (as that "
+        "file recorded); auto is steps where the judge allows it, else wall",
         choices=("auto", "wall", "steps", "transcript"),
     )
     delay: int = setting(0, "environment steps from question to answer, with clock=steps", low=0)
@@ -103,11 +86,8 @@ class ONIConfig(CaptionedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.select == "uncertainty" and self.model == "retrieval":
-            raise ValueError(
-                "reward.oni.select=uncertainty asks where a model is unsure, and model=retrieval never is; use "
-                "classification or ranking, or select=novelty"
-            )
+        never = self.select == "uncertainty" and self.model == "retrieval"
+        self.refuse_if(never, "reward.oni.select=uncertainty: model={model} never is unsure; use ranking")
 
 
 class ONI(Captioned):
@@ -192,11 +172,6 @@ class ONI(Captioned):
         self.annotator.events.append(f"{missing}; the labels of this run are those of rules")
         return ""
 
-    def close(self) -> None:
-        """End the judge."""
-        if self.annotator is not None:
-            self.annotator.close()
-
     def _questions(self, counts: Mapping[str, int]) -> tuple[list[Item], list[float] | None]:
         """What to ask after an update that met these captions: texts or pairs without a label, and their priorities."""
         if self.config.model != "ranking":
@@ -222,7 +197,6 @@ class ONI(Captioned):
         return [pair for pair in turned if pair not in self.labels.values]
 
     def _priority(self, items: list[Item]) -> list[float] | None:
-        """Priority of each answer, as `select` says; None for equal ones."""
         if self.config.select == "frequency":
             return [float(sum(self.met.counts.get(text, 0) for text in texts_in(item))) for item in items]
         if self.config.select == "novelty" or self.model.steps == 0 or not items:
@@ -230,7 +204,6 @@ class ONI(Captioned):
         return (0.5 - np.abs(chance(self.model.predict(items)) - 0.5)).tolist()
 
     def _learn(self) -> dict[str, float]:
-        """Fit the model to all labels, after new ones came."""
         kind = self.config.model
         items, labels = self.labels.sure()
         if kind == "retrieval" or not items or (kind == "ranking" and not self.met.counts):
@@ -251,7 +224,6 @@ def chance(f: np.ndarray) -> np.ndarray:
 
 
 def _annotator(config: ONIConfig, seed: int) -> Annotator | None:
-    """The annotator of these settings; None where there is no judge to ask."""
     judge, clock = config.judge, config.clock
     if judge == "auto":
         if not (config.goal or config.family or config.judge_options) and clock != "transcript":

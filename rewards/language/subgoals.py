@@ -7,16 +7,12 @@ The policy reads the current subgoal beside its observation (`guide`; `rewards.a
 
 Source: Ruiz-Gonzalez et al. 2024, "Words as Beacons: Guiding RL Agents with High-Level Language Prompts", arXiv
 2410.08632, sections 4 and 5; the weight 0.2 is theirs.
-Differences:
-  - plans belong to levels, not to seeds (`rewards.language.teacher`), and live in the memory: no copies of the grid;
-  - the last subgoal is observed too; their code ends before it;
-  - positions are divided by the longer side of the grid; objects are encoded as they were planned, in [0, 1];
-  - what lies outside the grid, in a wall or walled in is left out of a plan, and the next subgoal takes its place.
-When it fails: a wrong subgoal that can be reached must be reached before the next one follows; and a policy that
-learnt with subgoals needs a teacher for as long as it acts. MiniGrid only: it reads `envs.minigrid.family`.
+Differences: plans belong to levels, not to seeds (`rewards.language.teacher`), and live in the memory; the last subgoal
+is observed too; positions are divided by the longer side of the grid; objects are encoded as they were planned, in [0,
+1]; what lies outside the grid, in a wall or walled in is left out of a plan.
+When it fails: a wrong subgoal that can be reached must be reached before the next one follows; and a policy that learnt
+with subgoals needs a teacher for as long as it acts. MiniGrid only: it reads `envs.minigrid.family`.
 """
-
-from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
@@ -44,16 +40,12 @@ class SubgoalsConfig(RewardConfig):
     weight: Any = setting(0.2, "of a subgoal reached at once; 0.2 in the source")
     form: str = setting(
         "position",
-        "what the policy observes of the current subgoal: `position` (relative to the agent, 2 numbers), `object` "
-        '(object, colour and state, 3 numbers) or `sentence` (the embedding of "pick up the yellow key", 384)',
+        "what the policy observes of the current subgoal: `position` (relative to the agent), `object` (object, colour "
+        'and state) or `sentence` (the embedding of "pick up the yellow key")',
         choices=tuple(FORMS),
     )
-    teacher: str = setting(
-        "simulated", "`simulated` (a planner seen through an accuracy), `recorded` or `openai`", choices=TEACHERS
-    )
-    teacher_options: dict[str, Any] = setting(
-        {}, 'the teacher\'s own, such as {"accuracy": 0.9} or {"published": "KeyCorridorS3R3 llama"}'
-    )
+    teacher: str = setting("simulated", "`simulated` (a planner that errs), `recorded` or `openai`", choices=TEACHERS)
+    teacher_options: dict[str, Any] = setting({}, 'as in {"accuracy": 0.9} or {"published": "KeyCorridorS3R3 llama"}')
     most: int = setting(16, "subgoals of a plan; what is longer is cut", low=1)
 
 

@@ -8,19 +8,16 @@
     openai      any server with OpenAI's chat completions, asked once a level, its answers kept in such a file
 
 Source: Ruiz-Gonzalez et al. 2024, "Words as Beacons", arXiv 2410.08632, section 4.
-Differences: a plan belongs to a level, found by a hash of its grid; the source looks it up by the environment's seed,
-and a reset with another seed then gets another level's plan.
-The planner plans backwards from what is wanted: on the cheapest way there, whatever bars it is a subgoal, and a locked
-door first asks for its key. What is wanted is read off the grid: the green goal; else, behind locked doors, the box
-where a key lies open (UnlockPickup), the ball (KeyCorridor), the blue one of several (ObstructedMaze); else a locked
-door (Unlock). Environments whose mission says more than their grid (Fetch, PutNear, most of BabyAI) have no plan. Doors
-that cannot be walked round are subgoals too, unlike the source's, and so is the key that a box hides; a wrong object is
-any other thing of the level, a wrong position any cell that far away. The nearest box is opened for a hidden key.
-When it fails: that box may hold another key; at a level never met before all environments wait for the server, which is
-not asked for a minute after three failures in a row: until the level comes again, it has no subgoal.
+Differences: a plan belongs to a level, found by a hash of its grid, where the source looks it up by the environment's
+seed. The planner plans backwards from what is wanted: on the cheapest way there, whatever bars it is a subgoal, and a
+locked door first asks for its key. What is wanted is read off the grid: the green goal; else, behind locked doors, the
+box where a key lies open (UnlockPickup), the ball (KeyCorridor), the blue one of several (ObstructedMaze); else a
+locked door (Unlock). Environments whose mission says more than their grid (Fetch, PutNear, most of BabyAI) have no
+plan. Doors that cannot be walked round are subgoals too, and so is the key that a box hides; a wrong object is any
+other thing of the level, a wrong position any cell that far away.
+When it fails: the nearest box, opened for a hidden key, may hold another; at a level never met before all environments
+wait for the server, which is not asked for a minute after three failures in a row.
 """
-
-from __future__ import annotations
 
 import hashlib
 import heapq
@@ -143,10 +140,9 @@ def sentence(kind: int, thing: int, colour: int) -> str:
 
 @dataclass(eq=False)
 class RecordedPlans(Teacher):
-    """Plans from a file, one a line; ValueError if there is no such file, or a line of it is no plan.
+    """Plans from a file, one a line, the last about a level counts; ValueError if there is no such file, or for a line:
 
-    A line is {"level": key, "plan": [{"do": "pick up", "x": 3, "y": 1, "thing": "yellow key"}]}, with other keys
-    ignored; of lines about the same level the last one holds. `thing` may be left out.
+    {"level": key, "plan": [{"do": "pick up", "x": 3, "y": 1, "thing": "yellow key"}]}    `thing` may be left out
     """
 
     file: str = setting(help="the file with the plans: JSON lines, or what a model's teacher kept")
@@ -203,12 +199,9 @@ class ModelTeacher(ModelJudge, Teacher):
         return [f"subgoals come from {self.model} at {self.url}, asked once a level while training waits"]
 
 
-_STEP = answer_form(
-    do={"type": "string", "enum": list(KINDS[1:])},
-    thing={"type": "string"},
-    x={"type": "integer"},
-    y={"type": "integer"},
-)
+_PLACE: dict[str, Any] = {"type": "integer"}
+_DO = {"type": "string", "enum": list(KINDS[1:])}
+_STEP = answer_form(do=_DO, thing={"type": "string"}, x=_PLACE, y=_PLACE)
 _SCHEMA = answer_form(subgoals={"type": "array", "items": _STEP})
 
 
@@ -247,7 +240,6 @@ def _rows(level: Level, plan: list[dict[str, Any]]) -> list[Row]:
 
 
 def _plan(row: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    """Level and plan of a line of a recording, or of a row that `ModelTeacher` kept."""
     level, plan = (row["level"], row["plan"]) if "level" in row else (row["text"], json.loads(row["raw"]))
     for step in plan:
         if step["do"] not in KINDS[1:] or not all(type(step[name]) is int for name in ("x", "y")):
@@ -261,9 +253,7 @@ class NoisyPlanner(Teacher):
 
     form: str = setting("object", "position: a wrong one is a cell some steps off; object or sentence: another thing")
     accuracy: float = setting(1.0, "probability that a subgoal is right", low=0, high=1)
-    error: tuple[float, float] = setting(
-        (3.0, 2.0), "mean and deviation of a wrong position's distance, cells; below 1 counts as 1", low=0
-    )
+    error: tuple[float, float] = setting((3.0, 2.0), "mean and deviation of a wrong position's distance, cells", low=0)
     published: str = setting("", "ENVIRONMENT MODEL, as in KeyCorridorS3R3 llama: accuracy and error from `PUBLISHED`")
     seed: int = setting(0, "of the mistakes")
 
@@ -335,7 +325,6 @@ class _Planner:
         self.rows: list[Row] = []
 
     def prize(self) -> tuple[int, int, int] | None:
-        """What is wanted: x, y and what to do there."""
         goals, balls, boxes, keys = (self._all(thing) for thing in (GOAL, BALL, BOX, KEY))
         locked = [cell for cell in self._all(DOOR) if self._is_locked(*cell)]
         if goals:
@@ -370,7 +359,6 @@ class _Planner:
         self.at = (x, y)
 
     def _fetch(self, colour: int) -> None:
-        """Pick up the key of this colour, out of the nearest box if none lies open."""
         if colour in self.held:
             return
         if colour in self.sought:

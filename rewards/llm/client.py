@@ -9,14 +9,11 @@ sent as `response_format`; a server that refuses it (400, 422) is asked without 
 in the question, and the answer is checked on our side, since some servers accept a schema and ignore it.
 
 Retried are: 429 (after the time the server names, up to a limit), 408, 5xx, a connection that fails or breaks.
-Everything else fails at once. Every failure is a `JudgeError`, one sentence without the key.
-
-`timeout` is a deadline over a whole attempt, from the name's look-up to the last byte, however slowly bytes come: a
-blocking socket can only limit the time between two of them, so attempts run as tasks in one thread of the process.
+Everything else fails at once. Every failure is a `JudgeError`, one sentence without the key. `timeout` is a deadline
+over a whole attempt, however slowly bytes come: a blocking socket can only limit the time between two of them, so
+attempts run as tasks in one thread of the process.
 When it fails: an answer of more than one JSON object that fits is no answer, also where a model only repeats itself.
 """
-
-from __future__ import annotations
 
 import asyncio
 import base64
@@ -101,21 +98,15 @@ class Endpoint(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.model:
-            raise ValueError(f"{self.prefix}model is empty; give the name that the server knows it by")
-        host = ""
+        self.refuse_if(not self.model, f"{self.prefix}model is empty; give the name that the server knows it by")
+        url = None
         with suppress(httpx2.InvalidURL):
-            host = httpx2.URL(self.url).host if self.url.startswith(("http://", "https://")) else ""
-        if not host:
-            raise ValueError(
-                f"{self.prefix}url={self.url!r} is no web address; give the API's root, such as "
-                "http://localhost:8000/v1"
-            )
-        if httpx2.URL(self.url).userinfo:
-            raise ValueError(
-                f"{self.prefix}url holds a login, which would be written down; put a key into an environment variable "
-                "and give its name as key="
-            )
+            url = httpx2.URL(self.url) if self.url.startswith(("http://", "https://")) else None
+        if url is None or not url.host:
+            known = "http://localhost:8000/v1"
+            raise ValueError(f"{self.prefix}url={self.url!r} is no web address; give the API's root, such as {known}")
+        if url.userinfo:
+            raise ValueError(f"{self.prefix}url holds a login, which would be written down; give key=VARIABLE instead")
         self.url = self.url.rstrip("/")
 
     @property
@@ -177,7 +168,7 @@ class Chat:
         return answer
 
     def reach(self) -> str:
-        """A sentence if nobody listens at the address, within LOOK seconds; a slow or a busy server is there."""
+        """A sentence if there is no server at the address, within LOOK seconds; a slow or a busy one is there."""
         look = self._send("GET", f"{self.endpoint.url}/models", LOOK, timeout=httpx2.Timeout(None, connect=LOOK / 2))
         try:
             asyncio.run_coroutine_threadsafe(look, self._loop).result()
@@ -188,7 +179,6 @@ class Chat:
         return ""
 
     def close(self) -> None:
-        """Close the connections."""
         asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop)
 
     def _retried(self, body: dict[str, Any], reply: Reply) -> str:
@@ -201,7 +191,6 @@ class Chat:
         return retrying(self._once, body, reply)
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
-        """Seconds until the next attempt: full jitter, or what the server asked for."""
         error = state.outcome.exception() if state.outcome else None
         drawn = self._random.uniform(0, self.endpoint.backoff * 2.0 ** (state.attempt_number - 1))
         return min(max(drawn, getattr(error, "after", 0.0)), self.endpoint.longest)
@@ -280,8 +269,7 @@ class Breaker:
            ^                                                                 ^                      |
            +---------------------------- it is answered ---------------------+------ it fails ------+
 
-    Source: Nygard 2007, "Release It!", section 5.2 (circuit breaker). When it fails: a server that answers every other
-    question never opens it for long, and its failures cost time again and again.
+    Source: Nygard 2007, "Release It!", section 5.2 (circuit breaker).
     """
 
     def __init__(self, pause: float = 30.0, failures: int = IN_A_ROW) -> None:
@@ -297,21 +285,17 @@ class Breaker:
         return int(not self.probing and now >= self.until) if self.open else None
 
     def asked(self) -> None:
-        """A question is in flight."""
         self.probing = self.open
 
     def succeeded(self, now: float) -> bool:
-        """A question was answered; whether that ends an outage."""
-        ended = self.open
+        if ended := self.open:
+            self._recent.clear()
         self.open = self.probing = False
         self.streak = 0
-        if ended:
-            self._recent.clear()
         self._note(now, False)
         return ended
 
     def failed(self, now: float) -> bool:
-        """A question got no usable answer; whether that begins an outage."""
         self.streak += 1
         if self.open:
             if self.probing:  # and not one that was in flight when the outage began
@@ -320,10 +304,9 @@ class Breaker:
         self._note(now, True)
         failures = sum(failed for _, failed in self._recent)
         often = len(self._recent) >= LEAST and failures > SHARE * len(self._recent)
-        if self.streak < self.failures and not often:
-            return False
-        self.open, self.until = True, now + self.pause
-        return True
+        if begins := self.streak >= self.failures or often:
+            self.open, self.until = True, now + self.pause
+        return begins
 
     def _note(self, now: float, failed: bool) -> None:
         self._recent.append((now, failed))
@@ -362,9 +345,7 @@ def in_parallel(
 
 
 def decode(text: str, schema: dict[str, Any]) -> Any:
-    """The one JSON object in a text that fits a schema, as models talk around it; JudgeError if there is none, or more:
-    an answer that is given twice, or contradicts itself, is none.
-    """
+    """The one JSON object in a text that fits a schema, as models talk around it; JudgeError for none, or several."""
     decoder = json.JSONDecoder(object_pairs_hook=_once_each)
     place, found = len(text), []
     for _ in range(CANDIDATES):
@@ -454,8 +435,23 @@ def _seconds(retry_after: str) -> float:
 
 
 @dataclass(eq=False)
-class ModelJudge(Endpoint, Judge):
-    """Base class of judges that ask a server and keep its answers: a subclass calls `ask_kept` with its questions."""
+class ServedJudge(Endpoint, Judge):
+    """Base class of judges that ask a server."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.chat = Chat(self)
+
+    def reach(self) -> str:
+        return self.chat.reach()
+
+    def close(self) -> None:
+        self.chat.close()
+
+
+@dataclass(eq=False)
+class ModelJudge(ServedJudge):
+    """Base class of those that keep its answers: a subclass calls `ask_kept` with its questions."""
 
     answers: str = setting("", "a file of answers (*.sqlite), read and added to; empty keeps them in memory only")
     failures: int = setting(5, "failed questions in a row after which the server is not asked for a while", low=1)
@@ -463,14 +459,13 @@ class ModelJudge(Endpoint, Judge):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.chat, self.breaker = Chat(self), Breaker(self.pause, self.failures)
-        self.store = AnswerStore(self.answers, words=KEPT)
+        self.breaker, self.store = Breaker(self.pause, self.failures), AnswerStore(self.answers, words=KEPT)
 
     def ask_kept(
         self, questions: Mapping[str, T], ask: Callable[[T], str], read: Callable[[str], R]
     ) -> tuple[dict[str, R], dict[str, R | JudgeError]]:
-        """What `read` makes of answers to questions by their keys: of kept ones; of those that `ask` returns now, which
-        are kept, or why there is none. A kept one that `read` refuses, as the file is shared, is asked for again.
+        """What `read` makes of answers to questions by their keys: of kept ones, and of those that `ask` returns now,
+        or why not. One that `read` refuses is asked for again.
         """
 
         def answer(key: str) -> R:
@@ -487,8 +482,8 @@ class ModelJudge(Endpoint, Judge):
         return kept, dict(zip(new, in_parallel(answer, new, self.concurrency, self.breaker) if new else []))
 
     def reach(self) -> str:
-        return "" if len(self.store) else self.chat.reach()  # what is kept may be all that is needed
+        return "" if len(self.store) else super().reach()  # what is kept may be all that is needed
 
     def close(self) -> None:
-        self.chat.close()
+        super().close()
         self.store.close()

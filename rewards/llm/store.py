@@ -4,19 +4,14 @@
 
 `key` is the SHA-256 of the judge's identity (model, version of its prompt and schema, goal), the question's text and
 the second text of a pair. `value` is in [0, 1], NULL for unsure and for answers in words, which stand in `raw`.
-Failures are never stored. Of two answers to one question the first stays. `created` is in seconds since 1970,
-`latency` in seconds. Transcripts and files written by people hold the same columns as JSON lines, which `read_rows`
-reads, too.
+Failures are never stored. Of two answers to one question the first stays. `created` is in seconds since 1970, `latency`
+in seconds. Transcripts and files written by people hold the same columns as JSON lines, which `read_rows` reads, too.
 
-A file is shared, so what stands in it is checked when it is read: a row whose value is no number in [0, 1], or whose
-words are no text, is no answer, and the next one replaces it. A file that is removed while it is open is written anew
-from what this process still holds open. A broken file is moved to FILE.bad and started afresh. A full disk or a
-read-only file is reported once, and the run continues without what could not be kept. When it fails: SQLite's
-write-ahead log needs a file system of this machine; runs on several machines that share a network folder need a file
-each.
+A row whose value is no number in [0, 1], or whose words are no text, is no answer, and the next one replaces it. A file
+that is removed while it is open is written again from what this process still holds. A broken file is moved to FILE.bad
+and started afresh. A full disk or a read-only file is reported once, and the run continues without what could not be
+kept. When it fails: SQLite's write-ahead log needs a file system of this machine; runs on several need a file each.
 """
-
-from __future__ import annotations
 
 import csv
 import hashlib
@@ -61,10 +56,9 @@ class Label:
 
 
 class AnswerStore:
-    """The file, opened by this process; safe to use from several threads. Its folder is made.
-
-    An empty path keeps answers in memory only. Other processes that write are waited for (`wait`, seconds); `say`
-    receives a sentence when something is wrong with the file; of `raw`, `words` characters are kept.
+    """The file, opened by this process; safe to use from several threads. Its folder is made; "" keeps answers in
+    memory. Other processes that write are waited for (`wait`, seconds); `say` receives a sentence when something is
+    wrong with the file; of `raw`, `words` characters are kept.
     """
 
     def __init__(
@@ -87,7 +81,6 @@ class AnswerStore:
         return {item: math.nan if value is None else float(value) for item, value in found.items()}
 
     def words_of(self, judge: str, items: Sequence[Item]) -> dict[Item, str]:
-        """The same for answers in words."""
         return self._safely(self._get, judge, items, "raw") or {}
 
     def put(self, judge: str, labels: Sequence[Label], instead: bool = False) -> None:
@@ -187,9 +180,7 @@ class AnswerStore:
                 bad = f"{self.path}.bad"
                 os.replace(self.path, bad)
                 self._remove_logs()
-                self._say(
-                    f"the file of answers {self.path} is broken ({error}); it was moved to {bad} and started afresh"
-                )
+                self._say(f"the file of answers {self.path} is broken ({error}); it was moved to {bad}, another begun")
                 self._connection = self._connect(False)
             self._file = _identity(self.path)
 
@@ -228,11 +219,10 @@ class AnswerStore:
 
 def _identity(path: str) -> tuple[int, int] | None:
     """Which file stands at a path; None for none."""
-    try:
+    with suppress(OSError):
         found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+        return found.st_dev, found.st_ino
+    return None
 
 
 def key_of(judge: str, item: Item) -> str:
@@ -243,8 +233,7 @@ def key_of(judge: str, item: Item) -> str:
 def read_rows(path: str | Path, parse: Callable[[dict[str, Any]], T], wrong: str, torn: bool = True) -> Iterator[T]:
     """What `parse` makes of each answer in a file: of an `AnswerStore`, the oldest first, JSON lines, or CSV (*.csv).
 
-    For a row that is none `parse` raises KeyError, ValueError, TypeError or AttributeError, which becomes a ValueError
-    that names it and ends in `wrong`: what it is not, and the fix. With `torn` a last line cut off is passed over.
+    A row at which it raises is a ValueError that names it and ends in `wrong`; with `torn` not a last line cut off.
     """
     try:
         with opened(Path(path).resolve(), LARGE) as file:
@@ -296,7 +285,6 @@ def _stored(path: Path) -> list[dict[str, Any]]:
 
 
 def _readable(text: bytes) -> str:
-    """A text of a file that anybody may have written."""
     return text.decode("utf-8", "replace")
 
 

@@ -55,9 +55,7 @@ class Mix:
         self.relabelable = all(stream.relabelable for stream in streams)
         sizes = {stream.reward.frame_size for stream in streams if "frame" in stream.requires}
         if len(sizes) > 1:
-            raise ValueError(
-                f"the rewards want frames of {sorted(map(str, sizes))} pixels; a mix can render only one size"
-            )
+            raise ValueError(f"the rewards want frames of {sorted(map(str, sizes))} pixels; a mix renders one size")
         self.frame_size: int | None = next(iter(sizes), None)
         self._lasting = [stream for stream in streams if stream.has_memory or not stream.relabelable]
         self.keeps = bool(self._lasting) or any(name in self.requires for name in MODALITIES)
@@ -82,34 +80,26 @@ class Mix:
         return self.describe() == "task" and isinstance(self.streams["task"].reward, Task)
 
     def describe(self) -> str:
-        """The composed reward, as one line."""
         return " + ".join(map(str, self.streams.values()))
 
     def notes(self) -> list[str]:
-        """What a user should know before training, stream by stream."""
         return [f"{name}: {note}" for name, stream in self.streams.items() for note in stream.reward.notes()]
 
     def preflight(self) -> list[str]:
-        """What is missing for a run to begin, sentences with their fix."""
         found = {name: stream.reward.preflight() for name, stream in self.streams.items()}
         return [f"{name}: {sentence}" for name, sentence in found.items() if sentence]
 
     def only_sums(self, who: str) -> None:
         """Refuse, for what adds up rewards, streams whose `credit` is no sum or whose weight is learned: ValueError."""
         for name, stream in self.streams.items():
+            why = f"needs whole rollouts and a value for every stream, which {who} has not; take agent=ppo with"
             if stream.learned:
-                raise ValueError(
-                    f"reward.{name}.weight=learned needs whole rollouts and a value for every stream, which {who} has "
-                    "not; take agent=ppo with agent.blend=aligned and streams=separate, or give a number"
-                )
+                other = "agent.blend=aligned and streams=separate, or give a number"
+                raise ValueError(f"reward.{name}.weight=learned {why} {other}")
             if stream.credit != "sum":
-                raise ValueError(
-                    f"reward.{name}.credit={stream.credit} needs whole rollouts and a value for every stream, which "
-                    f"{who} has not; take agent=ppo with streams=separate, or credit=sum"
-                )
+                raise ValueError(f"reward.{name}.credit={stream.credit} {why} streams=separate, or credit=sum")
 
     def initial_memory(self, n: int) -> Memory:
-        """Memories of the streams that have one, for `n` fresh episodes."""
         return {name: s.initial_memory(n) for name, s in self.streams.items() if s.has_memory}
 
     def embed(self, batch: Transitions) -> Transitions:
@@ -126,7 +116,8 @@ class Mix:
                 embedded = stream.reward.embed(batch.flatten())
                 extras[key] = embedded.reshape(*batch.shape, *embedded.shape[1:])
             if "obs_frame" in stream.requires and f"obs_{key}" not in extras:
-                extras[f"obs_{key}"] = values_at_obs(batch, extras[key], functools.partial(_embed_obs, stream, batch))
+                before, embed = batch.replace(frame=batch.obs_frame), stream.reward.embed
+                extras[f"obs_{key}"] = values_at_obs(batch, extras[key], lambda rows: embed(before[rows]))  # noqa: B023
         batch = batch.replace(extras=extras)
         if any(stream.reward.embedding is None or stream.reward.keeps_frames for stream in seeing):
             return batch
@@ -135,8 +126,8 @@ class Mix:
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[dict[str, np.ndarray], Memory]:
         """Every stream's scores of a batch, (N,), or (T, N) in time order; pure.
 
-        Returns name -> float32 scores of the batch's shape, unweighted and unscaled; and the memory for the next step,
-        in which rows of ended episodes are reset. `memory` is from `initial_memory` or the previous call.
+        Returns name -> float32 scores, unweighted and unscaled; and the memory for the next step, rows of ended
+        episodes reset. `memory` is from `initial_memory` or the previous call.
         """
         memory = self.initial_memory(batch.shape[-1]) if memory is None else memory
         raw: dict[str, np.ndarray] = {}
@@ -150,12 +141,9 @@ class Mix:
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, np.ndarray], Memory]:
         """What a replay keeps beside transitions, so that `relabel` can score them later and in any order.
 
-        Embeddings of frames, and those frames, texts and signals that are read themselves. A reward with a memory of
-        the episode cannot be computed from a transition alone: its score is kept, to be weighted and scaled later; or,
-        where one number a row can stand for the memory (`Reward.recalls`), that number.
-
-        Takes a batch (T, N) in time order, each transition once, and the memory from `initial_memory` or the previous
-        call; returns name -> column (T, N, ...), and the memory for the next call.
+        Embeddings of frames, and those frames, texts and signals that are read themselves; of a reward with a memory of
+        the episode its score, or what can stand for the memory (`Reward.recalls`). Takes a batch (T, N) in time order,
+        each transition once, and the memory; returns name -> column (T, N, ...), and the memory for the next call.
         """
         batch = self.embed(batch)
         columns = dict(batch.extras)
@@ -174,10 +162,7 @@ class Mix:
         return columns, memory
 
     def relabel(self, batch: Transitions) -> dict[str, np.ndarray]:
-        """Raw scores by stream, as the rewards stand now, of transitions in any order out of a replay; pure.
-
-        The columns of `keep` are the batch's fields and extras.
-        """
+        """Raw scores by stream, as the rewards stand now, of transitions with the columns of `keep`; pure."""
         flat = batch.flatten()  # rows need not follow one another
         return {
             name: stream.score(flat, None, again=True)[0].reshape(batch.shape)
@@ -195,7 +180,6 @@ class Mix:
         return {name: stream.weight(timesteps) for name, stream in self.streams.items()}
 
     def parts(self, raw: dict[str, np.ndarray], timesteps: Any) -> dict[str, np.ndarray]:
-        """Each stream's weighted, scaled reward."""
         return {name: stream.scaled(raw[name]) * stream.weight(timesteps) for name, stream in self.streams.items()}
 
     def combine(self, raw: dict[str, np.ndarray], timesteps: Any) -> np.ndarray:
@@ -214,9 +198,7 @@ class Mix:
         tag: `reward/<name>` (mean score), `_share`, `_corr`, `reward/total`, `<name>/<metric>`.
         """
         if len(batch.shape) != 2:
-            raise ValueError(
-                f"update takes a rollout (T, N), not {batch.shape}; envs.transitions.stack makes one of steps"
-            )
+            raise ValueError(f"update takes a rollout (T, N), not {batch.shape}; envs.transitions.stack makes one")
         self._watch(batch, raw)
         metrics = self._metrics.update(batch, raw, self.parts(raw, timesteps))
         for name, stream in self.streams.items():
@@ -239,12 +221,10 @@ class Mix:
             self.watched = {name: value[batch.valid] for name, value in raw.items()}
 
     def close(self) -> None:
-        """Close every reward."""
         for stream in self.streams.values():
             stream.reward.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Rewards, scales and metrics, nested."""
         state = {name: stream.state_dict() for name, stream in self.streams.items()}
         return {"streams": state, "metrics": self._metrics.state_dict(), "zeroed": self.on_nan.zeroed}
 
@@ -256,12 +236,6 @@ class Mix:
             stream.load_state_dict(state["streams"][name])
         self._metrics.load_state_dict(state["metrics"])
         self.on_nan.zeroed = int(state["zeroed"])
-
-
-def _embed_obs(stream: Stream, batch: Transitions, missing: np.ndarray) -> np.ndarray:
-    """Embeddings of `obs_frame` in the rows `missing`, those that are no previous row's frame."""
-    rows = batch[missing]
-    return stream.reward.embed(rows.replace(frame=rows.obs_frame))
 
 
 class MixMetrics(Stateful):
@@ -350,15 +324,10 @@ class Stream(Stateful):
         if config.shape in RELATIVE:
             own = getattr(reward.observation_space, "shape", None)
             self.references = References(config.references, config.warmup, config.references_from, own)
-            if self.has_memory:
-                raise ValueError(
-                    f"reward.{name}.shape={config.shape} compares scores of states, but {name} remembers the episode; "
-                    "use shape=none or clip"
-                )
         self.around = self.compares and self.has_memory and type(reward).around is not Reward.around
         # of the step before, beside the reward's own memory
         self.keeps_score = self.compares and self.has_memory and not self.around
-        if self.keeps_score and reward.starts_at is None:
+        if (self.references is not None and self.has_memory) or (self.keeps_score and reward.starts_at is None):
             raise ValueError(
                 f"reward.{name}.shape={config.shape} needs a score that depends on the state alone, but {name} "
                 "remembers the episode; use shape=none or clip"
@@ -370,7 +339,6 @@ class Stream(Stateful):
 
     @property
     def requires(self) -> frozenset[str]:
-        """Fields of Transitions the stream reads."""
         need = set(self.reward.requires)
         if self.compares and not self.has_memory:
             need |= {f"obs_{field}" for field in need & set(MODALITIES)} | {"obs"}
@@ -382,10 +350,7 @@ class Stream(Stateful):
         return {**memory, LAST: np.full(n, self.reward.starts_at, np.float32)} if self.keeps_score else memory
 
     def score(self, batch: Transitions, memory: Memory, again: bool = False) -> tuple[np.ndarray, Memory]:
-        """Shaped scores, float32, leading shape of the batch; 0 in rows that are no transitions or not ready.
-
-        `again`: the rows come from a replay, in any order.
-        """
+        """Shaped scores, float32, of the batch's shape; 0 in rows not valid or not ready; `again`: out of a replay."""
         if not self._fits:
             self._check_fits(batch)
         if self.has_memory and len(batch.shape) == 1:  # one step of a rollout
@@ -444,7 +409,6 @@ class Stream(Stateful):
         self._fits = True
 
     def _refuse(self, raw: np.ndarray, batch: Transitions, again: bool) -> None:
-        """Raise `NotFinite` for the first bad score; of rows from a replay the environment is unknown."""
         where = tuple(np.argwhere(~np.isfinite(raw))[0])
         whose = "a transition out of the replay" if again else f"environment {where[-1]}"
         names = ("obs", "action", "reward", "next_obs")
@@ -470,7 +434,6 @@ class Stream(Stateful):
         return np.zeros_like(raw) if self.scale.count < self.warmup else raw / np.float32(self.scale.value)
 
     def update(self, batch: Transitions, raw: np.ndarray) -> dict[str, float]:
-        """Update the reward and its scale."""
         if self.references is not None and not len(self.references.scores):
             rows = self.references.recorded or batch.flatten()[batch.valid.ravel()]
             self.references.take(values_of(self.reward.score(rows)))
@@ -489,9 +452,9 @@ class Stream(Stateful):
 class GuardedUpdates(Stateful):
     """`Reward.update`, with recovery from losses that are NaN or infinite.
 
-    Such a loss means that the batch, or the model, is spoilt. `Learned.descend` takes no step on it. If it happens
-    `PATIENCE` times in a row the model itself is suspected, and the last weights that gave finite losses are restored;
-    weights that are not finite are restored at once. Training continues; `<name>/skipped` and `<name>/restored` count.
+    `Learned.descend` takes no step on such a loss. If it happens `PATIENCE` times in a row the model itself is
+    suspected, and the last weights that gave finite losses are restored; weights that are not finite at once. Training
+    continues; `<name>/skipped` and `<name>/restored` count.
     """
 
     saved = ("skipped", "restored", "_row")
@@ -503,7 +466,6 @@ class GuardedUpdates(Stateful):
         self._good: list[Any] | None = None  # a resumed run takes its first copy at its first finite update
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        """`Reward.update`, with the counts beside its metrics once there are any."""
         kinds = (Flat, torch.optim.Optimizer)
         optimizers = [value for value in vars(self.reward).values() if isinstance(value, kinds)]
         if optimizers and self._good is None and _finite(optimizers):

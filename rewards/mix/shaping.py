@@ -3,17 +3,14 @@
 A positive score as the reward of every step makes staying there the best plan: an optimal policy then never finishes a
 task that ends. `potential`, `delta` and `clip` remove the reason to stay; a sigmoid, though bounded, does not. `clip`
 can still make the way costly: a large weight keeps an agent from crossing a valley of the score. `par` bounds a score
-by what it was before any learning, and is a potential of that. `benchmarks shaping_grid` shows all of this on a grid
-whose optimal policies are known.
+by what it was before any learning, and is a potential of that. `benchmarks shaping_grid` shows all of this.
 
 Sources: Ng, Harada, Russell 1999 (potential-based shaping leaves the optimal policies as they are); Gao et al. 2024,
 arXiv 2410.15115 (clip, delta); Fu et al. 2025, arXiv 2502.18770 (centred sigmoid; preference as reward, PAR).
-Differences: the delta of Gao et al. is s_t - s_{t+1}, which makes a score the whole value of a step and fits only
-scores that are values already; here it is what the step gained. References of PAR are answers to the same prompt;
-here they are scores of steps from before training, or of a recording.
+Differences: the delta of Gao et al. is s_t - s_{t+1}, which fits only scores that are values already; here it is what
+the step gained. References of PAR are answers to the same prompt; here scores of steps from before training, or of a
+recording.
 """
-
-from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
@@ -31,8 +28,7 @@ RELATIVE = ("par", "par_step")  # shapes that have references
 def potential(phi: np.ndarray, next_phi: np.ndarray, terminated: np.ndarray, gamma: float) -> np.ndarray:
     """gamma * phi(s') - phi(s), with phi = 0 at a terminal state and the real phi(s') where time merely ran out.
 
-    `gamma` must be the learner's: over an episode the rewards, discounted by it, telescope to gamma^T phi(s_T) -
-    phi(s_0).
+    Over an episode the rewards, discounted by the learner's `gamma`, telescope to gamma^T phi(s_T) - phi(s_0).
 
     Example:
         >>> potential(np.array([1.0, 2.0]), np.array([2.0, 3.0]), np.array([False, True]), gamma=0.5).tolist()
@@ -72,16 +68,11 @@ def par(score: np.ndarray, references: np.ndarray, slope: float) -> np.ndarray:
 
 
 class References(Stateful):
-    """Quantiles of the scores that a reward gave before training, frozen once there are enough.
+    """Quantiles, `count`, of the scores that a reward gave before training, frozen once there are `enough`.
 
     Were they to follow the policy, its reward would stay the same however much better it got. Scores that are all equal
-    are passed over: a reward that has not learned anything yet gives 0 to everything.
-
-    Args:
-        count: quantiles M, of the ranks (m + 1/2) / M.
-        enough: scores they are drawn from; the first ones, unless there is a recording.
-        path: a recording (see `envs.recording`) whose scores they are; "" for none.
-        shape: of the observations in it.
+    are passed over: a reward that has not learned anything yet gives 0 to everything. `path` names a recording whose
+    scores they are, instead, of observations of this `shape`.
     """
 
     saved = ("scores", "gathered")

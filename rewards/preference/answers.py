@@ -6,8 +6,6 @@ reads them, compressed. The last line about a pair counts. A line is on the disk
 that a crash cut off is dropped. The file names no code: reading it executes nothing.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -52,7 +50,6 @@ class KeptAnswers:
         self.has_segments, self._read = bool(self.segments), list(self.segments)
 
     def __len__(self) -> int:
-        """Pairs that have a label and segments."""
         return sum(map(self.has_label, self.segments))
 
     def __bool__(self) -> bool:
@@ -60,7 +57,6 @@ class KeptAnswers:
         return True
 
     def has_label(self, pair: Pair) -> bool:
-        """Whether a pair was answered, and the answer stands."""
         return not math.isnan(self.labels.get(pair, math.nan))
 
     def append(self, pair: Pair, label: float, segments: str = "") -> None:
@@ -91,14 +87,10 @@ class KeptAnswers:
         self._read = []
 
     def take(self, like: Transitions, most: int, held: Pair | None = None) -> tuple[Transitions, Transitions, Any]:
-        """At most `most` answers that were not taken before: first and second segments (L, B), labels float32 (B,).
-
-        See `fit` for `like`; the pair `held` stays for later.
-        """
+        """At most `most` answers not taken before, and not the pair `held`: segments (L, B) twice, labels (B,)."""
         self.fit(like)
-        new = [pair for pair in self.segments if pair not in self.taken and pair != held and self.has_label(pair)][
-            :most
-        ]
+        new = [pair for pair in self.segments if pair not in self.taken and pair != held and self.has_label(pair)]
+        new = new[:most]
         if not new:
             return like[:, :0], like[:, :0], np.zeros(0, np.float32)
         self.taken.update(dict.fromkeys(new))
@@ -107,17 +99,13 @@ class KeptAnswers:
         return *sides, np.array([self.labels[pair] for pair in new], np.float32)  # type: ignore[return-value]
 
     def notes(self) -> list[str]:
-        """What was left out."""
-        if not self.unfit:
-            return []
-        return [f"{self.unfit} answers in {self.path} are about other segments (another environment, length or of)"]
+        left = f"{self.unfit} answers in {self.path} are about other segments (another environment, length or of)"
+        return [left] if self.unfit else []
 
     def state_dict(self) -> dict[str, Any]:
-        """Which answers were taken; they themselves are in the file."""
         return {"taken": [list(pair) for pair in self.taken]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned: what was answered since is taken next."""
         self.taken = {(first, second): None for first, second in state.get("taken", ())}
 
     def _put(self, pair: Pair, label: float, segments: str) -> None:

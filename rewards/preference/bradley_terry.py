@@ -8,26 +8,18 @@ RLHF in LLMs", arXiv 2409.15360 (`floor`); Nath et al. 2024, "Learning Goal-Cond
 Reward Models", arXiv 2407.13887 (`goals`); Rashidinejad, Tian 2024, "Sail into the Headwind", arXiv 2412.09544
 (POWER-DL: `dynamic`).
 Differences:
-  - relabelling is what a replay buffer that computes rewards when it is sampled does anyway; `relabel=false` freezes
-    them when they are stored, for comparison;
-  - `of=frame` reads CLIP embeddings, where RL-VLM-F trains a convolutional network on the images;
-  - segments are drawn from recent behaviour only; there is no phase of unsupervised exploration before the first fit;
-  - inputs are whitened by the statistics of the segments that the judge compared;
-  - passes also end when labels held out get no better;
-  - `of=history` gives each member a recurrent network over the steps of the episode so far, taught on segments as if
-    they were episodes (`rewards.preference.history`); a replay keeps its rewards, as no transition holds an episode; it
-    costs PPO on CartPole about a quarter of its frames a second, and most of them while labels come (`python -m
-    benchmarks reward-cost`);
+  - `relabel=false` freezes rewards when they are stored, for comparison; `of=frame` reads CLIP embeddings, where
+    RL-VLM-F trains a convolutional network on the images;
+  - segments are drawn from recent behaviour only, without a phase of unsupervised exploration before the first fit;
+  - inputs are whitened by the segments that were compared; passes also end when labels held out get no better;
+  - `of=history` gives each member a recurrent network over the episode so far, taught on segments as if they were
+    episodes (`rewards.preference.history`); a replay keeps its rewards (costs: `python -m benchmarks reward-cost`);
   - `goals` contrasts a step of the better segment with a later one of it, against later ones of the worse segments of
     the minibatch; the source samples tokens of answers;
-  - `dynamic` moves a session's targets towards the members' mean after each pass; the next session begins with the
-    judge's labels again.
+  - `dynamic` moves a session's targets towards the members' mean after each pass; the next begins with the labels.
 When it fails: episodes that end early, whose length says what a segment cannot; a judge whose answers depend on more
-than a segment shows, or go in circles (`self_play`); behaviour so uniform that all pairs are equal. Segments of one
-step are single states; an episode much longer than a segment, with `of=history`.
+than a segment shows, or go in circles (`self_play`); behaviour so uniform that all pairs are equal.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -36,6 +28,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import log_softmax, logsigmoid, normalize
 
 from envs.settings import setting
@@ -50,6 +43,7 @@ from rewards.preference.sessions import Asked, LabelledPairs, Sessions, Sessions
 from rewards.preference.trees import StackedTrees
 from rewards.vision.encoder import ClipEncoder, shared
 
+DRAWS = ("uniform", "disagreement")
 FRAMES = 256  # a pass through CLIP
 FEW = 10  # labels held out; fewer say nothing about when to stop
 TEMPERATURE = 0.1  # of the contrast of `goals`, in cosines
@@ -63,38 +57,21 @@ class BradleyTerryConfig(SessionsConfig):
     judge_options: dict[str, Any] = setting({}, "its options, as in {mistakes: 0.1}; `cached: FILE` keeps its answers")
     of: str = setting(
         "transition",
-        "`transition` reads the action and the next observation, `history` those of all steps of the episode so far, "
-        "`frame` the CLIP embedding of the frame",
+        "`transition` reads the action and the next observation, `history` all of them so far, `frame` the frame",
         choices=("transition", "history", "frame"),
     )
     model: str = setting("lodestar", "whose embedding `of=frame` reads, as in `reward.clip.model`")
     weights: str = setting("", "as `reward.clip.weights`")
-    draw: str = setting(
-        "uniform",
-        "`uniform`, or `disagreement`: the pairs that the members disagree about most, among ten times as many",
-        choices=("uniform", "disagreement"),
-    )
+    draw: str = setting("uniform", "of ten times as many those that members disagree about, or any", choices=DRAWS)
     mistakes: float = setting(0.1, "share of the labels that the model takes for coin flips, [0]", low=0, below=1)
     members: int = setting(3, "networks, K [3]", low=1)
     net: str = setting("mlp", "mlp, or boosted trees, which say what they ask about", choices=("mlp", "trees"))
-    floor: float = setting(
-        1.0, "r = floor * mean + (1 - floor) * least of the members: less is earned where they disagree", low=0, high=1
-    )
-    enough: float = setting(
-        0.97, "a session ends when the members are right about this share of the labels they learn from", low=0, high=1
-    )
+    floor: float = setting(1.0, "r = floor * mean + (1 - floor) * least of the members", low=0, high=1)
+    enough: float = setting(0.97, "share of its labels that ends a session once members are right", low=0, high=1)
     patience: int = setting(10, "passes without progress on the labels held out, after which a session ends", low=1)
     relabel: bool = setting(True, "whether old transitions are relabelled after each fit; never with of=history")
-    goals: float = setting(
-        0.0, "weight of a contrast by which states that lead to what follows in the better segment look alike", low=0
-    )
-    dynamic: float = setting(
-        0.0,
-        "share of the way that the targets of labels move to the model's answer in a pass, so that doubtful ones lose "
-        "weight",
-        low=0,
-        below=1,
-    )
+    goals: float = setting(0.0, "weight of a contrast: states that lead to what follows in the better segment", low=0)
+    dynamic: float = setting(0.0, "share of the way that targets move to the model's in a pass", low=0, below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,7 +117,6 @@ class BradleyTerry(Sessions):
         self.labelled = LabelledPairs(config.seed_steps)
 
     def gather(self, *settings: Any) -> Segments:
-        """What pairs are drawn from."""
         return Segments(*settings)
 
     def networks(self, inputs: int) -> StackedHeads | StackedGRU | StackedTrees:
@@ -153,7 +129,6 @@ class BradleyTerry(Sessions):
         return StackedHeads([self.head(inputs, config.hidden, config.features, 1) for _ in range(config.members)])
 
     def initial_memory(self, n: int) -> Memory:
-        """Of `of=history`: the members' states."""
         shape = (n, self.config.members, self.config.hidden)
         return {"states": np.zeros(shape, np.float32)} if self.config.of == "history" else None
 
@@ -168,7 +143,6 @@ class BradleyTerry(Sessions):
         return self.in_pieces(self.mean, self.whiten(rows), torch.from_numpy(actions).to(self.device)).cpu().numpy()
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        """As `score`, along a rollout (T, N); only with a memory."""
         assert isinstance(self.ensemble, StackedGRU)
         rows, actions = self.seen(batch.flatten())
         x = torch.cat([self.whiten(rows), torch.from_numpy(actions).to(self.device)], dim=-1)
@@ -200,16 +174,12 @@ class BradleyTerry(Sessions):
         first, second = map(self.segments.pick, self.draw(queries))
         self.labelled.asked += queries
         asked = self.ask(self.judge, first, second, most)
-        if asked is None:
-            return None, {"failed": 1.0}
+        if asked is None or not len(asked[2]):
+            return None, {"failed": 1.0} if asked is None else {}
         first, second, label = asked
-        if not len(label):
-            return None, {}
         answered = np.flatnonzero(~np.isnan(label))
         metrics = {"failed": float(not len(answered)), "dropped": 1 - len(answered) / len(label)}
-        if not len(answered):
-            return None, metrics
-        return (first[:, answered], second[:, answered], label[answered]), metrics
+        return (first[:, answered], second[:, answered], label[answered]) if len(answered) else None, metrics
 
     def draw(self, queries: int) -> tuple[np.ndarray, np.ndarray]:
         """As any session draws them; with `disagreement`, those the members disagree about, of ten times as many."""
@@ -257,7 +227,8 @@ class BradleyTerry(Sessions):
             passes += 1
             if config.dynamic:
                 with torch.no_grad():
-                    targets[learnt] += config.dynamic * (self._chance(x[learnt]).mean(dim=0) - targets[learnt])
+                    believed = self._chance(self._logits(x[learnt])).mean(dim=0)
+                    targets[learnt] += config.dynamic * (believed - targets[learnt])
             if len(kept) >= FEW:
                 error = self._held_out(x[kept], y[kept])[1]
                 best, waited = (error, 0) if error < best else (best, waited + 1)
@@ -267,9 +238,7 @@ class BradleyTerry(Sessions):
             metrics["accuracy"] = self._held_out(x[kept], y[kept])[0]
         return metrics | {"spread": float(self.predictions(x).detach().std(dim=0, correction=0).mean())}
 
-    def _one_pass(
-        self, x: torch.Tensor, y: torch.Tensor, targets: torch.Tensor, learnt: np.ndarray
-    ) -> tuple[float, float]:
+    def _one_pass(self, x: Tensor, y: Tensor, targets: Tensor, learnt: np.ndarray) -> tuple[float, float]:
         """Every member once through the labels, in its own order; share of right answers, and loss of a member."""
         config = self.config
         trees = isinstance(self.ensemble, StackedTrees)
@@ -291,31 +260,29 @@ class BradleyTerry(Sessions):
         right, loss = torch.cat(results, dim=1)
         return float(right.nanmean()), float(loss.mean())
 
-    def _held_out(self, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
+    def _held_out(self, x: Tensor, y: Tensor) -> tuple[float, float]:
         """How often all members together are right about labels that none of them learnt from, and their mean loss."""
         with torch.no_grad():
             logits = self._logits(x)
             return float(_right(logits.mean(dim=0), y).nanmean()), float(self._loss(logits, y).mean())
 
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+    def _logits(self, x: Tensor) -> Tensor:
         """R_2 - R_1 of pairs (B, 2, L, inputs), or of other pairs for each member (K, B, 2, L, inputs): (K, B)."""
         sums = self.along(x.flatten(-4, -3)).unflatten(1, x.shape[-4:-2]).sum(dim=-1)
         return sums[..., 1] - sums[..., 0]
 
-    def _loss(self, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def _loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy of labels under (1 - mistakes) sigmoid(logits) + mistakes / 2, element by element."""
-        eps = self.config.mistakes
-        if eps == 0:
+        if self.config.mistakes == 0:
             return -y * logsigmoid(logits) - (1 - y) * logsigmoid(-logits)
-        second = (1 - eps) * torch.sigmoid(logits) + eps / 2
+        second = self._chance(logits)
         return -y * torch.log(second) - (1 - y) * torch.log(1 - second)
 
-    def _chance(self, x: torch.Tensor) -> torch.Tensor:
-        """How probable each member finds it that the second of pairs (B, 2, L, inputs) is called better: (K, B)."""
+    def _chance(self, logits: Tensor) -> Tensor:
         eps = self.config.mistakes
-        return (1 - eps) * torch.sigmoid(self._logits(x)) + eps / 2
+        return (1 - eps) * torch.sigmoid(logits) + eps / 2
 
-    def _contrast(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def _contrast(self, x: Tensor, y: Tensor) -> Tensor:
         """`contrast` of pairs (K, B, 2, L, inputs), summed over the members: a step and one that comes later."""
         now = int(self.rng.integers(x.shape[-2] - 1))
         later = int(self.rng.integers(now + 1, x.shape[-2]))
@@ -326,32 +293,32 @@ class BradleyTerry(Sessions):
         decided = (y != 0.5).float()
         return (contrast(ones, twos, others) * decided).sum() / decided.sum().clamp(min=1) * len(y)
 
-    def represent(self, x: torch.Tensor) -> torch.Tensor:
+    def represent(self, x: Tensor) -> Tensor:
         """What the members make of each step of other sequences for each (K, B, L, inputs): (K, B, L, features)."""
         if isinstance(self.ensemble, StackedGRU):
             return self.ensemble.states(x)
         assert isinstance(self.ensemble, StackedHeads)
         return self.ensemble(x.flatten(1, 2), levels=-1).unflatten(1, x.shape[1:3])
 
-    def members(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def members(self, *inputs: Tensor) -> Tensor:
         """r_k of rows (N, inputs), or of other rows for each member (K, N, inputs): (K, N), in [-1, 1]."""
         return torch.tanh(self.ensemble(torch.cat(inputs, dim=-1)).squeeze(-1))
 
-    def along(self, x: torch.Tensor) -> torch.Tensor:
+    def along(self, x: Tensor) -> Tensor:
         """r_k of every step of sequences (B, L, inputs), or of others for each member (K, B, L, inputs): (K, B, L)."""
         if isinstance(self.ensemble, StackedGRU):
             return torch.tanh(self.ensemble(x))
         return self.members(x.flatten(-3, -2)).unflatten(1, x.shape[-3:-1])
 
-    def predictions(self, x: torch.Tensor) -> torch.Tensor:
+    def predictions(self, x: Tensor) -> Tensor:
         """What the members may differ about in pairs (B, 2, L, inputs): numbers (K, ...)."""
         return self.along(x.flatten(0, 1))
 
-    def mean(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def mean(self, *inputs: Tensor) -> Tensor:
         """The reward of rows (N, inputs): (N,)."""
         return self.blend(self.members(*inputs))
 
-    def blend(self, each: torch.Tensor) -> torch.Tensor:
+    def blend(self, each: Tensor) -> Tensor:
         """One number of the members' (K, ...)."""
         mean, floor = each.mean(dim=0), self.config.floor
         return mean if floor == 1 else floor * mean + (1 - floor) * each.amin(dim=0)
@@ -362,7 +329,7 @@ class BradleyTerry(Sessions):
         rows, actions = (part.reshape(*segments.shape, part.shape[1]).swapaxes(0, 1) for part in parts)
         return rows, actions
 
-    def inputs_of(self, rows: np.ndarray, actions: np.ndarray) -> torch.Tensor:
+    def inputs_of(self, rows: np.ndarray, actions: np.ndarray) -> Tensor:
         """The same as one tensor (..., inputs)."""
         return torch.cat([self.whiten(rows), torch.from_numpy(actions).to(self.device)], dim=-1)
 
@@ -377,9 +344,6 @@ class BradleyTerry(Sessions):
     def preflight(self) -> str:
         return self.judge.reach()
 
-    def close(self) -> None:
-        self.judge.close()
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         if self.embedding == PICTURE:  # pictures are in no checkpoint, and without them there is nothing to show
@@ -389,16 +353,15 @@ class BradleyTerry(Sessions):
         return [*self.judge.notes(), *([self.failure] if self.failure else [])]
 
 
-def _right(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _right(logits: Tensor, y: Tensor) -> Tensor:
     """1 where the sign of a logit is the label's, 0 where not, NaN where the label is a tie."""
     right = ((logits > 0) == (y > 0.5)).float()
     return torch.where(y == 0.5, torch.nan, right)
 
 
-def contrast(ones: torch.Tensor, later: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """InfoNCE of features (K, B, D): -log of e^(one . later) / (that + the sum over the batch of e^(one . other)).
-
-    The products are those of directions, over a temperature; returns (K, B).
+def contrast(ones: Tensor, later: Tensor, others: Tensor) -> Tensor:
+    """InfoNCE of directions (K, B, D): -log of e^(one . later) / (that + sum over the batch of e^(one . other)), (K,
+    B).
     """
     ones, later, others = (normalize(x, dim=-1) for x in (ones, later, others))
     near, far = (ones * later).sum(dim=-1, keepdim=True), ones @ others.transpose(-1, -2)

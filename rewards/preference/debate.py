@@ -19,8 +19,6 @@ Example:
     python -m runners.train env=Pendulum-v1 reward=debate reward.debate.weight=0.1
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,12 +32,11 @@ from envs.types import Memory
 from rewards.exploration.disagreement import StackedHeads
 from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
 
-MOST, RIVALS, ROWS = (
-    64,
-    16,
-    512,
-)  # numbers of an observation; actions where they are not one choice; rows looked at a time
+MOST = 64  # numbers of an observation
+RIVALS = 16  # actions where they are not one choice
+ROWS = 512  # looked at at a time
 TIE = 1e-4  # of J
+EVIDENCE = ("debate", "isolated", "random")
 
 
 @dataclass
@@ -50,11 +47,7 @@ class DebateConfig(BradleyTerryConfig):
     length: int = setting(1, "steps of a segment that the judge compares", low=1)
     members: int = setting(1, "networks, whose mean is J", low=1)
     shown: int = setting(4, "numbers that a debate shows, of both sides together; 0 is none", low=0)
-    evidence: str = setting(
-        "debate",
-        "who shows them: `debate`, two sides in turn; `isolated`, the agent's alone; `random`, a draw",
-        choices=("debate", "isolated", "random"),
-    )
+    evidence: str = setting("debate", "two sides in turn, the agent's alone, or a draw", choices=EVIDENCE)
     goals: float = setting(0.0, "contrasts what J does not read", low=0, high=0)
 
 
@@ -78,9 +71,7 @@ class Debate(BradleyTerry):
     def networks(self, inputs: int) -> StackedHeads:
         config, size = self.config, self.layout.size
         if size > MOST:
-            raise ValueError(
-                f"reward debate reads at most {MOST} numbers, not {size}; name some in {config.prefix}keys"
-            )
+            raise ValueError(f"reward debate reads at most {MOST} numbers, not {size}; name some: {config.prefix}keys")
         return StackedHeads([self.head(inputs + size, config.hidden, 1) for _ in range(config.members)])
 
     def seen(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:

@@ -6,12 +6,10 @@ Source: Cho et al. 2014, arXiv 1406.1078 (GRU); equations as torch.nn.GRU has th
 it and on those before. Differences: K members in one product, as in `StackedHeads`.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class StackedGRU(nn.Module):
@@ -20,16 +18,14 @@ class StackedGRU(nn.Module):
     def __init__(self, members: int, inputs: int, hidden: int, generator: torch.Generator) -> None:
         super().__init__()
         shapes = ((inputs, 3 * hidden), (1, 3 * hidden), (hidden, 3 * hidden), (1, 3 * hidden), (hidden, 1), (1, 1))
-        made = [
-            torch.empty(members, *shape).uniform_(-1, 1, generator=generator) / math.sqrt(hidden) for shape in shapes
-        ]
-        self.weights = nn.ParameterList(made)
+        drawn = (torch.empty(members, *shape).uniform_(-1, 1, generator=generator) for shape in shapes)
+        self.weights = nn.ParameterList(each / math.sqrt(hidden) for each in drawn)
         self.hidden = hidden
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.head(self.states(x))
 
-    def states(self, x: torch.Tensor) -> torch.Tensor:
+    def states(self, x: Tensor) -> Tensor:
         """h after every step of sequences that begin at h = 0: (K, B, L, hidden)."""
         gates = self.gates(x.flatten(-3, -2)).unflatten(1, x.shape[-3:-1])
         h = gates.new_zeros(*gates.shape[:2], self.hidden)
@@ -39,18 +35,18 @@ class StackedGRU(nn.Module):
             after.append(h)
         return torch.stack(after, dim=2)
 
-    def gates(self, x: torch.Tensor) -> torch.Tensor:
+    def gates(self, x: Tensor) -> Tensor:
         """What rows (N, inputs), or (K, N, inputs), contribute to the gates: (K, N, 3 hidden)."""
         return torch.baddbmm(self.weights[1], x.expand(len(self.weights[0]), -1, -1), self.weights[0])
 
-    def step(self, gates: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    def step(self, gates: Tensor, h: Tensor) -> Tensor:
         """h (K, N, hidden) one step later."""
         kept = torch.baddbmm(self.weights[3], h, self.weights[2])
         reset, keep = torch.sigmoid(gates[..., : -self.hidden] + kept[..., : -self.hidden]).chunk(2, dim=-1)
         new = torch.tanh(gates[..., -self.hidden :] + reset * kept[..., -self.hidden :])
         return new + keep * (h - new)
 
-    def head(self, h: torch.Tensor) -> torch.Tensor:
+    def head(self, h: Tensor) -> Tensor:
         """The number of each state (K, ..., hidden): (K, ...)."""
         flat = torch.baddbmm(self.weights[5], h.flatten(1, -2), self.weights[4])
         return flat.reshape(h.shape[:-1])

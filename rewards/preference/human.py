@@ -3,18 +3,16 @@
     pairs -> questions that wait (the newest) -> page -> answer -> file, on the disk -> the reward's next session
 
 Source: Christiano et al. 2017, arXiv 1706.03741, section 2.2.2: two clips side by side; left, right, equal, or neither
-(skipped, which teaches nothing). Differences: answers are learned from when they are there, and training continues
-meanwhile; questions that nobody has seen are replaced by newer ones, about what the agent does now; an answer can be
-taken back until the reward has learned from it, which is not before the next answer, or ten seconds later.
+(skipped, which teaches nothing).
+Differences: training continues meanwhile; questions that were not shown yet are replaced by newer ones, about what the
+agent does now; an answer can be taken back until the reward has learned from it, not before the next answer or ten
+seconds later.
 
-A run that is killed loses no answer: resumed, it learns from those that its checkpoint had not, and asks anew. At the
-end of training questions stay unanswered; what was answered is in the file, with its segments, and `judge=recorded`
-or another run with the same file begins with it, whatever its seed or agent.
-When it fails: an environment so fast that training ends after a few answers (train again from the file); goals that
-one clip cannot show; frames slow training down, because every step is drawn (`show: obs` draws none).
+A run that is killed loses no answer: resumed, it learns from those that its checkpoint had not, and asks again. Later
+runs, and `judge=recorded`, begin with the file, whatever their seed or agent.
+When it fails: an environment so fast that training ends after a few answers (train again from the file); goals that one
+clip cannot show; frames slow training down, because every step is drawn (`show: obs` draws none).
 """
-
-from __future__ import annotations
 
 import io
 import json
@@ -45,6 +43,7 @@ PICTURES = 20_000  # newest frames that are kept, a few KB each; questions about
 HOLD = 10.0  # seconds for which the last answer can be taken back
 ENTRIES = 12  # of an observation that are plotted
 Clip: TypeAlias = dict[str, list[Any]]  # one of frames (JPEG), texts, rows of numbers: what, step by step
+SHOWN = ("frame", "text", "obs")
 LABELS = {"left": 0.0, "right": 1.0, "equal": 0.5, "skip": math.nan}
 HOST = "127.0.0.1"
 HOSTS = (HOST, "localhost")  # as a browser names this machine, also through a tunnel
@@ -55,14 +54,8 @@ LONGEST = 4096  # bytes of a request's body
 class Human(SegmentJudge):
     """Opens its page with the first question, and prints the address."""
 
-    answers: str = setting(
-        "preferences.jsonl", "file that answers are appended to, and begun with; judge=recorded reads it"
-    )
-    show: str = setting(
-        "frame",
-        "of a clip: its frames, its texts, or a plot of its observations; runners take what the environment has",
-        choices=("frame", "text", "obs"),
-    )
+    answers: str = setting("preferences.jsonl", "file of answers, extended, and begun with; judge=recorded reads it")
+    show: str = setting("frame", "of a clip: its frames, its texts, or a plot of observations", choices=SHOWN)
     frame_size: int | None = setting(160, "height and width of a frame, pixels", low=8, high=1024)
     port: int = setting(0, "of the page on 127.0.0.1; 0 takes a free one", low=0, high=65535)
     browser: bool = setting(True, "whether to open it in a browser, where there is a screen and a terminal")
@@ -77,9 +70,7 @@ class Human(SegmentJudge):
         self.frame_size = self.frame_size if self.show == "frame" else None
         self.kept = KeptAnswers(self.answers)
         if self.kept.path.is_file() and self.kept.path.read_bytes()[:1] not in (b"", b"{"):
-            raise ValueError(
-                f"judge human: answers={self.answers} is of another kind; give a file of JSON lines, or a new one"
-            )
+            raise ValueError(f"judge human: answers={self.answers} is of another kind; give JSON lines, or a new one")
         self.questions = Questions(self.kept)
         self.page: Page | None = None
         self._pictures: dict[int, bytes] = {}
@@ -126,10 +117,8 @@ class Human(SegmentJudge):
         return "" if free(self.port) else f"port={self.port} of the judge human is in use; give another, or 0 for any"
 
     def notes(self) -> list[str]:
-        return [
-            f"a person compares clips; answers are kept in {self.answers}, which has {len(self.kept):,}",
-            *self.kept.notes(),
-        ]
+        kept = f"answers are kept in {self.answers}, which has {len(self.kept):,}"
+        return [f"a person compares clips; {kept}", *self.kept.notes()]
 
     def state_dict(self) -> dict[str, Any]:
         return self.kept.state_dict()
@@ -178,7 +167,6 @@ class Question(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The fingerprints of both segments."""
         return " ".join(self.pair)
 
 
@@ -200,7 +188,7 @@ class Questions:
         self.waiting = [each for pair, each in new.items() if pair not in known and pair[::-1] not in known]
 
     def held(self, seconds: float) -> Pair | None:
-        """The pair of the last answer, while it is too young to be learned from; what came before cannot be undone."""
+        """The pair of the last answer, while it can be taken back; what came before cannot."""
         if self.given and time.monotonic() - self.given[-1][1] < seconds:
             self.given = self.given[-1:]
             return self.given[0][0].pair
@@ -208,7 +196,6 @@ class Questions:
         return None
 
     def open(self) -> bool:
-        """Whether a question waits for an answer."""
         return (self.current is not None or bool(self.waiting)) and len(self.kept) < self.budget
 
     def view(self, have: str = "", message: str = "") -> dict[str, Any]:
@@ -219,28 +206,16 @@ class Questions:
             elif self.current is None:
                 self.current = self.waiting.pop()
                 self.counts["asked"] += 1
-            current = self.current
             question: dict[str, Any] | None = None
-            if current is not None:
+            if (current := self.current) is not None:
                 question = {"id": current.id}
                 if current.id != have:
-                    question["clips"] = [
-                        {kind: [b64encode(x).decode() if isinstance(x, bytes) else x for x in steps]}
-                        for clip in current.clips
-                        for kind, steps in clip.items()
-                    ]
-            return {
-                "question": question,
-                "budget": self.budget,
-                "labels": len(self.kept),
-                "undo": bool(self.given),
-                "file": str(self.kept.path),
-                "message": message,
-                **self.counts,
-            }
+                    shown = [(kind, steps) for clip in current.clips for kind, steps in clip.items()]
+                    question["clips"] = [{kind: [_json(step) for step in steps]} for kind, steps in shown]
+            known = {"budget": self.budget, "labels": len(self.kept), "file": str(self.kept.path), **self.counts}
+            return {"question": question, "undo": bool(self.given), "message": message, **known}
 
     def answer(self, id: str, answer: str) -> dict[str, Any]:
-        """Keep an answer to the question that is shown; one to another question is refused."""
         label = LABELS[answer]
         with self.lock:
             current = self.current
@@ -254,7 +229,6 @@ class Questions:
             return self.view()
 
     def undo(self) -> dict[str, Any]:
-        """Take back the last answer, and ask that question again."""
         with self.lock:
             if not self.given:
                 return self.view(message="There is no answer that the reward has not learned from.")
@@ -271,6 +245,10 @@ class Questions:
             return self.view(message="Taken back; please answer again.")
 
 
+def _json(step: object) -> object:
+    return b64encode(step).decode() if isinstance(step, bytes) else step
+
+
 class Page:
     """A server on 127.0.0.1 that gives nothing without the token in its address, from threads of its own.
 
@@ -279,11 +257,7 @@ class Page:
         POST /answer?token=T          {"id": ID, "answer": "left", "right", "equal" or "skip"}, then what to show next
         POST /undo?token=T            takes the last answer back
 
-    A request that names another host, as one does that a foreign page sends through a name of its own (DNS rebinding),
-    is refused, too. Texts of an environment are shown as texts, and nothing is loaded from elsewhere.
-
-    Raises:
-        OSError: if the port is in use.
+    A request that names another host is refused, too (DNS rebinding). OSError if the port is in use.
     """
 
     def __init__(self, questions: Questions, port: int = 0) -> None:
@@ -295,7 +269,6 @@ class Page:
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="questions", daemon=True).start()
 
     def close(self) -> None:
-        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
 

@@ -9,13 +9,11 @@
 Sources: Lee, Smith, Dragan, Abbeel 2021, "B-Pref", arXiv 2111.03026, section 4 (the teachers); Bukharin et al. 2023,
 "Deep Reinforcement Learning from Hierarchical Preference Design" (HERON), arXiv 2309.02632 (the lexicographic
 comparison); Rocamonde et al. 2023, arXiv 2310.12921 (the reward behind `clip`).
-Differences: `scripted` skips a share of the pairs at random, where B-Pref's teacher skips pairs without anything good
-in them; `heron` calls pairs without a difference equal, where the source drops them.
+Differences: `scripted` skips pairs at random, where B-Pref's skips those without anything good; `heron` calls pairs
+without a difference equal, where the source drops them.
 When they fail: `scripted` and `heron` read the simulator, so they show how well learning from comparisons works, not
 where comparisons come from; `clip` is as blind as its model (see `rewards.vision.clip`).
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -25,6 +23,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import ArrayLike
 
 from envs.driving.vehicle import VEHICLE
 from envs.settings import setting
@@ -41,9 +40,7 @@ class Scripted(Stateful, SegmentJudge):
     """Synthetic labels: the segment with the higher sum of the task's reward is better, but the teacher has faults."""
 
     mistakes: float = setting(0.0, "share of the answers that are inverted", low=0, high=1)
-    rationality: float = setting(
-        math.inf, "beta of P(second) = sigmoid(beta * gap), in 1 / the task's units; infinity never errs"
-    )
+    rationality: float = setting(math.inf, "beta of P(second) = sigmoid(beta * gap); infinity never errs")
     skip: float = setting(0.0, "share of the pairs that stay unanswered", low=0, high=1)
     margin: float = setting(0.0, "pairs whose sums differ by no more are equal, in the task's units", low=0)
     myopia: float = setting(1.0, "weight of a step relative to the next one; 1 weighs all alike", above=0, high=1)
@@ -77,9 +74,7 @@ class Scripted(Stateful, SegmentJudge):
         return ["labels are synthetic: a scripted judge compares the task's own rewards, no person and no model does"]
 
 
-def lexicographic_preference(
-    first: np.ndarray, second: np.ndarray, margins: Sequence[float] | np.ndarray, signs: Sequence[float] | np.ndarray
-) -> np.ndarray:
+def lexicographic_preference(first: np.ndarray, second: np.ndarray, margins: ArrayLike, signs: ArrayLike) -> np.ndarray:
     """HERON's comparison: the most important signal that differs by more than its margin decides.
 
     Signals are (B, K), the most important first; margins (K,), at least 0, in their units; signs (K,) +1 where more is
@@ -114,15 +109,9 @@ class Circle(SegmentJudge):
 class Heron(Stateful, SegmentJudge):
     """Synthetic labels from signals of the simulator in order of importance; a segment's signal is its mean."""
 
-    order: Sequence[str | int] = setting(
-        help="names or column numbers, the most important first; a minus before one means that less is better"
-    )
-    margins: float | Sequence[float] = setting(
-        0.5, "a number for all, or one for each: a difference that is no larger does not count", low=0
-    )
-    unit: str = setting(
-        "std", "of the margins: std (running deviation of the segments' signals) or own", choices=("std", "own")
-    )
+    order: Sequence[str | int] = setting(help="names or columns, the most important first; a minus: less is better")
+    margins: float | Sequence[float] = setting(0.5, "for all, or each: a difference no larger does not count", low=0)
+    unit: str = setting("std", "of the margins: running deviations of signals, or their own", choices=("std", "own"))
     names: Sequence[str] = setting(VEHICLE, "of the columns of `signals`; a vehicle's unless given")
 
     name = "heron"
@@ -184,9 +173,8 @@ class ClipJudge(SegmentJudge):
         from rewards.vision.clip import Clip, ClipConfig
 
         super().__post_init__()
-        config = ClipConfig(
-            goal=self.goal, baseline=self.baseline, alpha=self.alpha, model=self.model, weights=self.weights
-        )
+        shared = ("goal", "baseline", "alpha", "model", "weights")
+        config = ClipConfig(**{name: getattr(self, name) for name in shared})
         ignored = gym.spaces.Discrete(1)  # CLIP reads frames only
         self.reward = Clip(config, ignored, ignored, seed=self.seed, device=self.device)
         self.frame_size, self.embedding = self.reward.frame_size, self.reward.embedding
@@ -208,9 +196,7 @@ class RecordedPreferences(SegmentJudge):
     """Labels from a file, found by the segments' fingerprints; unknown pairs are asked of `judge`, if any, and kept.
 
     The file is an `AnswerStore`, or without a judge also JSON lines or CSV: `first` and `second` (`fingerprint` of a
-    segment), `label` in [0, 1]. Without a judge, unknown pairs stay unanswered. What a judge did not answer is not
-    kept, and is asked again. Of a person's answers (`judge=human`), which come with their segments, the reward learns
-    at once, whatever it would have asked.
+    segment), `label` in [0, 1]. From a person's answers, which come with their segments, the reward learns at once.
     """
 
     name = "recorded"
@@ -269,8 +255,6 @@ class RecordedPreferences(SegmentJudge):
 def make_segment_judge(name: str, *, cached: str = "", **options: Any) -> SegmentJudge:
     """A judge of segments by its name; its answers are kept in the file `cached`, so that no pair is asked twice."""
     if cached and name == "human":
-        raise ValueError(
-            f"cached={cached} does not fit the judge human, which keeps its answers itself; give answers=FILE"
-        )
+        raise ValueError(f"cached={cached}: the judge human keeps its answers itself; give answers=FILE instead")
     judge: SegmentJudge = make_judge(name, "segments", **options)
     return RecordedPreferences(cached, judge) if cached else judge

@@ -1,7 +1,5 @@
 """What judges compare: segments of equal length, or whole episodes, gathered from rollouts as they come."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +15,8 @@ LONGEST = 10_000  # steps of an episode; longer ones are dropped, so that memory
 
 
 def cut(batch: Transitions, usable: np.ndarray, length: int) -> tuple[Transitions, np.ndarray]:
-    """Cut the usable rows of a rollout (T, N) into segments of `length` steps, side by side and one after the other:
-    segments (L, M), in the order of their last steps; and bool (T, N), the rows that the next rollout may complete.
+    """The usable rows of a rollout (T, N) as segments (L, M), in the order of their last steps; and bool (T, N), the
+    rest.
     """
     t = np.arange(len(usable))[:, None]
     follows = np.zeros_like(usable)
@@ -32,11 +30,7 @@ def cut(batch: Transitions, usable: np.ndarray, length: int) -> tuple[Transition
 
 
 class Segments:
-    """The newest `capacity` segments of `length` steps, and the rows that may become one.
-
-    A segment is consecutive valid steps of one episode; what is left of an episode that is too short is dropped.
-    Beside observations, actions and rewards `modality_names` (frames, texts, signals) and `extras` are kept.
-    """
+    """The newest `capacity` segments, `length` valid steps of one episode, and the rows that may become one."""
 
     def __init__(
         self, length: int, capacity: int, modality_names: frozenset[str] = frozenset(), extras: tuple[str, ...] = ()
@@ -70,24 +64,18 @@ class Segments:
         return [segments[:, m] for m in range(segments.shape[1])], left
 
     def slim(self, batch: Transitions) -> Transitions:
-        """The batch without the fields that are never read."""
-        absent = {
-            name: None for name in vars(batch) if name not in (*PARTS, "extras") and name not in self.modality_names
-        }
-        extras = {key: value for key, value in batch.extras.items() if key in self.extras}
-        return batch.replace(extras=extras, **absent)
+        absent = dict.fromkeys({*vars(batch)} - {*PARTS, *self.modality_names, "extras"})
+        return batch.replace(extras={key: x for key, x in batch.extras.items() if key in self.extras}, **absent)
 
     def pick(self, rows: np.ndarray) -> Transitions:
         """Segments (L, B) by their places (B,) in the pool."""
         return stack([self.pool[row] for row in rows]).map(lambda x: x.swapaxes(0, 1))
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has gathered, as `load_state_dict` takes it."""
         whole = stack(list(self.pool)) if self.pool else None
         return {"pool": whole and vars(whole), "tail": self.tail and vars(self.tail), "left": self.left}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         whole, tail = (part and Transitions(**part) for part in (state["pool"], state["tail"]))
         self.pool.clear()
         self.pool.extend(whole[m] for m in range(whole.shape[0] if whole else 0))
@@ -97,8 +85,7 @@ class Segments:
 class LastEpisodes(Segments):
     """The newest `capacity` whole episodes of any length, each shown as `length` of its steps, equally far apart.
 
-    Its last step is one of them. A reward is the sum of all since the step shown before, so that the sum over what is
-    shown is the episode's. The extra `SUMMARY` is what `summarise` makes of all its steps (H,), an array (D,).
+    A reward is the sum of all since the step shown before; the extra `SUMMARY` (D,) is what `summarise` makes of all.
     """
 
     def __init__(self, length: int, capacity: int, summarise: Callable[[Transitions], np.ndarray], *kept: Any) -> None:

@@ -7,27 +7,23 @@ that is where win rates against oneself lead. A judge compares whole episodes, a
     R(x) = mean over x' of P(x over x'), x' the last B episodes
     P(x over x') = sigmoid(u(x) - u(x') + a(x) . b(x') - a(x') . b(x))
 
-u alone is the model of Bradley and Terry; the rest, antisymmetric like it, is what goes in circles. An episode is
-read as a summary: means and mean squares of the next observations and actions, the last observation, and its length.
+u alone is the model of Bradley and Terry; the rest, antisymmetric like it, is what goes in circles. An episode is read
+as a summary: means and mean squares of the next observations and actions, the last observation, and its length.
 
 Source: Swamy et al. 2024, "A Minimaximalist Approach to Reinforcement Learning from Human Feedback" (SPO), arXiv
 2401.04056.
 Differences:
-  - R is given at the episode's last step, as soon as it is known; the source gives R / H to each of H steps, which
-    `spread` does where whole rollouts are at hand (PPO, the callback of Stable-Baselines3's on-policy agents): steps
-    of earlier rollouts then count at the last one, and wrappers and replays still give all of it there;
+  - R is given at the episode's last step; the source gives R / H to each of H steps, which `spread` does where whole
+    rollouts are at hand (PPO, SB3's on-policy agents): steps of earlier rollouts then count at the last one;
   - the source asks the judge about every pair; here a network that learned from `budget` answers stands in;
   - a judge sees `length` steps of an episode, equally far apart; the rewards in between are summed (`LastEpisodes`).
 When it fails: episodes that never end, or end early, where the learner discounts (`gamma` of this stream is 1); what a
-summary does not hold (the order of events); one episode in the queue, against which a reward is a coin. As the queue
-improves the same behaviour earns less: a value function follows. It costs PPO on CartPole about a third of its frames a
-second while it asks.
+summary does not hold (the order of events). As the queue improves the same behaviour earns less: a value function
+follows. It costs PPO on CartPole about a third of its frames a second while it asks.
 
 Example:
     python -m runners.train env=lodestar/ProbeArms-v0 reward=self_play reward.self_play.judge=circle
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -35,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from envs.settings import setting
 from envs.transitions import Transitions
@@ -117,19 +114,21 @@ class SelfPlay(BradleyTerry):
         """Summaries (M, D) -> the share of the queue that each wins against, float32 (M,)."""
         if not self.labelled.fits:
             return np.full(len(summaries), 0.5, np.float32)
-        newest = [episode.extras[SUMMARY][0] for episode in [*self.segments.pool][-self.config.queue :]]
         with torch.no_grad():
-            own, others = (self.ensemble(self.whiten(x)) for x in (summaries, np.stack(newest)))
+            own, others = (self.ensemble(self.whiten(x)) for x in (summaries, self.queue()))
             return self.blend(torch.sigmoid(margins(own, others)).mean(dim=2)).cpu().numpy()
+
+    def queue(self) -> np.ndarray:
+        """The summaries of the newest episodes (B, D)."""
+        return np.stack([episode.extras[SUMMARY][0] for episode in [*self.segments.pool][-self.config.queue :]])
 
     def session(self, most: int) -> dict[str, float]:
         """Also metrics: `circles`, the share of triples in the queue that go in one, 1/4 if P were random."""
         metrics = super().session(most)
         if not self.labelled.fits or len(self.segments) < 3:
             return metrics
-        newest = np.stack([episode.extras[SUMMARY][0] for episode in [*self.segments.pool][-self.config.queue :]])
         with torch.no_grad():
-            outputs = self.ensemble(self.whiten(newest))
+            outputs = self.ensemble(self.whiten(self.queue()))
             wins = (margins(outputs, outputs).mean(dim=0) > 0).cpu().numpy().astype(np.int64)
         triples = max(math.comb(len(wins), 3), 1)
         return metrics | {"circles": float(np.trace(wins @ wins @ wins)) / 3 / triples}
@@ -150,7 +149,7 @@ class SelfPlay(BradleyTerry):
         found = np.asarray(segments.extras[SUMMARY][0], np.float32)[:, None]
         return found, np.zeros((*found.shape[:2], 0), np.float32)
 
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+    def _logits(self, x: Tensor) -> Tensor:
         """Logits that the second of pairs of summaries (B, 2, 1, D), or (K, B, 2, 1, D), is better: (K, B)."""
         outputs = self.ensemble(x.flatten(-4, -2)).unflatten(1, x.shape[-4:-2])
         return margins(outputs[:, :, None, 1], outputs[:, :, None, 0])[..., 0, 0]
@@ -168,7 +167,7 @@ def summary(sums: np.ndarray, last: np.ndarray, steps: np.ndarray) -> np.ndarray
     return np.concatenate([sums / count, last, np.log2(count)], axis=1).astype(np.float32)
 
 
-def margins(own: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+def margins(own: Tensor, others: Tensor) -> Tensor:
     """Logits that own episodes (..., M, outputs) are better than others (..., B, outputs): (..., M, B).
 
     Outputs are u, a, b. What is exchanged changes its sign, so an episode against itself gives exactly 0.

@@ -3,8 +3,6 @@
 A subclass sets `segments` and `labelled` when it is built, and defines `session`: draw pairs, `ask`, learn.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,18 +25,9 @@ class SessionsConfig(LearnedConfig):
     scale: str = "none"
     gamma: float | None = None
     length: int = setting(25, "steps of a segment, L [50; 1 for frames]", low=1)
-    pool: int = setting(
-        400,
-        "newest segments that pairs are drawn from; frames of so many are kept where the judge reads them",
-        low=2,
-    )
+    pool: int = setting(400, "newest segments that pairs are drawn from, with frames where a judge reads them", low=2)
     seed_steps: int = setting(1000, "transitions before the first queries", low=0)
-    every: int = setting(
-        1000,
-        "transitions from one session of queries to the next; a session waits for the driver's next update, and there "
-        "is at most one in each",
-        low=1,
-    )
+    every: int = setting(1000, "transitions from one session of queries to the next, at most one in each update", low=1)
     queries: int = setting(20, "pairs that are labelled in one session", low=1)
     budget: int = setting(1000, "labels in total", low=1)
     epochs: int = setting(50, "most passes over the labels in one session")
@@ -64,7 +53,6 @@ class LabelledPairs(Stateful):
         return len(self.label)
 
     def add(self, *columns: np.ndarray) -> None:
-        """Append rows of every column, in the order of `columns`."""
         for name, new in zip(self.columns, columns):
             setattr(self, name, np.concatenate([getattr(self, name), new]) if len(self) else new)
 
@@ -102,10 +90,7 @@ class Sessions(Learned):
         return one, (one + 1 + self.rng.integers(count - 1, size=queries)) % count
 
     def ask(self, judge: SegmentJudge, first: Transitions, second: Transitions, most: int) -> Asked | None:
-        """What a judge says of pairs of segments, NaN where it is unsure; None if it failed: `failure` says how.
-
-        One that answers later gives the answers to earlier questions, often none.
-        """
+        """What a judge says of pairs, or of earlier ones, NaN where unsure; None if it failed: `failure` says how."""
         try:
             first, second, given = judge.ask(first, second, most)
             label, queries = np.asarray(given, np.float32), first.shape[1]
@@ -121,10 +106,8 @@ class Sessions(Learned):
     def undecided(self) -> bool:
         """Whether there is nothing to learn from the labels so far, as `failure` then says."""
         known = self.labelled.label
-        which = "that both are equal" if (known == 0.5).all() else "for the same side"
         if (known > 0.5).any() and (known < 0.5).any():
             return False
-        self.failure = (
-            f"all {len(known)} labels so far are {which}, which carries nothing about a reward; check the judge"
-        )
+        which = "that both are equal" if (known == 0.5).all() else "for the same side"
+        self.failure = f"all {len(known)} labels so far are {which}, which says nothing about a reward; check the judge"
         return True

@@ -6,8 +6,6 @@ Source: Friedman 2001, "Greedy function approximation: a gradient boosting machi
 Fails when: the reward is a sum of many inputs; actions or observations are images.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

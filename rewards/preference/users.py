@@ -12,22 +12,19 @@ The last line keeps scale: g is known up to a monotone map for every z, the shar
 
 Source: Poddar et al. 2024, "Personalizing RLHF with Variational Preference Learning" (VPL), arXiv 2408.10075.
 Differences:
-  - answers, the better segment first, pass one network and their mean another, so that neither their number nor any
-    order matters; the source reads N of them, as they were asked, side by side;
+  - answers, the better segment first, pass one network and their mean another, so that neither number nor order
+    matters; the source reads N of them side by side;
   - z is inferred from some answers and judged by others; the source reconstructs those that it read;
   - the classifier of the source's scale, D(s, s*, z), is a difference, so that references are looked at once;
   - KL has the 1/2 of its definition, which the authors' code lacks; the loss is a mean, so kl_weight is smaller;
-  - the reward is learned while the policy is, and z moves with it; the source labels recordings and learns offline.
-When it fails: users whose answers do not tell them apart; a user without answers, who is served with z = 0; a z that a
-running policy has not met. While answers come it costs PPO on CartPole most of its frames a second. `user=all` needs
-flat observations and environments from `ld.wrap` or `runners.train`, where z stands beside them
-(`rewards.adapters.guided`).
+  - the reward is learned while the policy is, and z moves with it; the source learns offline.
+When it fails: users whose answers do not tell them apart; a user without answers, who is served with z = 0. While
+answers come it costs PPO on CartPole most of its frames a second. `user=all` needs flat observations and environments
+from `ld.wrap` or `runners.train`, where z stands beside them (`rewards.adapters.guided`).
 
 Example:
     python -m runners.train env=lodestar/PointMaze-v0 reward=users reward.users.user=all
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -35,6 +32,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
 from envs.settings import setting
@@ -45,6 +43,7 @@ from rewards.preference.judges import RecordedPreferences, make_segment_judge
 from rewards.preference.segments import Segments
 from rewards.preference.sessions import LabelledPairs, Sessions, SessionsConfig
 
+# two synthetic ones, the second against the task
 TWO = {"for": {"judge": "scripted"}, "against": {"judge": "scripted", "mistakes": 1.0}}
 ALL = "all"
 PATIENCE = 10  # passes without progress on the answers held out
@@ -56,11 +55,7 @@ ENOUGH = 0.97  # share of the answers it learns from that it is right about, aft
 class UsersConfig(SessionsConfig):
     """Settings of users; the source's value in brackets where it differs."""
 
-    users: dict[str, Any] = setting(
-        TWO,
-        "name -> judge and its options, as in {ann: {judge: recorded, path: ann.jsonl}}; two synthetic ones, of whom "
-        "the second wants the opposite of the task, unless given",
-    )
+    users: dict[str, Any] = setting(TWO, "name -> judge and options, as in {ann: {judge: recorded, path: ann.jsonl}}")
     user: str = setting("", "whose reward it is; empty for the first; all: episode by episode the next one's")
     latent: int = setting(8, "numbers in z, D [8 to 32]; 0 is one reward for all users, the control", low=0)
     answers: int = setting(4, "answers that z is inferred from while learning, N [4 to 16]", low=1)
@@ -72,18 +67,13 @@ class UsersConfig(SessionsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.users:
-            raise ValueError(
-                f"{self.prefix}users={{}} names none; give judges by name, as in {{ann: {{judge: human}}}}"
-            )
+            raise ValueError(f"{self.prefix}users={{}} names none; give judges by name, as {{ann: {{judge: human}}}}")
         if self.user not in ("", ALL, *self.users):
             raise ValueError(f"{self.prefix}user={self.user} is unknown; give one of {', '.join(self.users)}, or {ALL}")
 
 
 class UserAnswers(LabelledPairs):
-    """Answers with the number of the user, and of the pair where others were asked about it, too; what follows of them.
-
-    `z` (U, D) are the users', `references` (M, size) states to compare with.
-    """
+    """Answers with the number of the user, and of the pair; z (U, D) of users, references (M, size) to compare with."""
 
     columns = ("rows", "label", "held", "user", "pair")
     saved = (*columns, "seen", "due", "asked", "fits", "z", "references", "judges")
@@ -132,9 +122,7 @@ class Users(Sessions):
             options = {"answers": f"preferences/{name}.jsonl", "show": "obs", **options}
         made = make_segment_judge(kind, **{"seed": self.seed + 500 + place, "device": self.device, **options})
         if isinstance(made, RecordedPreferences) and made.judge is None and not made.labels:
-            raise ValueError(
-                f"{self.config.prefix}users: {name} has no answers in {made.path}; give some, or leave out"
-            )
+            raise ValueError(f"{self.config.prefix}users: {name} has no answers in {made.path}; give some, or none")
         return made
 
     def guide(self, episode: np.ndarray) -> np.ndarray:
@@ -142,7 +130,6 @@ class Users(Sessions):
         return self.labelled.z[episode % len(self.labelled.z)]
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        """Float32 (N,); with user=all z is the end of each observation."""
         if not self.labelled.fits:
             return np.zeros(batch.shape, np.float32)
         names, chosen = [*self.config.users], self.config.user
@@ -156,7 +143,7 @@ class Users(Sessions):
         """Observations (N, ...) without the z beside them, as rows (N, size)."""
         return self.rows(obs[:, : -self.guides] if self.guides else obs)
 
-    def share(self, state: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    def share(self, state: Tensor, z: Tensor) -> Tensor:
         """r of whitened states (N, size) for z (N, D): (N,)."""
         kinds, which = z[:1], torch.zeros(len(z), dtype=torch.long, device=z.device)
         if z.shape[1]:
@@ -165,7 +152,7 @@ class Users(Sessions):
         theirs = self.rate(known, kinds[:, None])
         return torch.sigmoid(self.rate(state, z)[:, None] - theirs[which]).mean(dim=1)
 
-    def rate(self, state: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    def rate(self, state: Tensor, z: Tensor) -> Tensor:
         """g of whitened states (..., size) and z that fits them: (...)."""
         beside = z.expand(*state.shape[:-1], z.shape[-1])
         return self.rates(torch.cat([state, beside], dim=-1)).squeeze(-1)
@@ -186,10 +173,8 @@ class Users(Sessions):
             one, two, label = asked
             given = np.flatnonzero(~np.isnan(label))
             same = one is first  # not an answer to an earlier question
-            sides = [
-                self.own_rows(side.flatten().next_obs).reshape(*side.shape, -1).swapaxes(0, 1) for side in (one, two)
-            ]
-            rows = np.stack(sides, axis=1)[given]
+            flat = [self.own_rows(side.flatten().next_obs).reshape(*side.shape, -1) for side in (one, two)]
+            rows = np.stack(flat).transpose(2, 0, 1, 3)[given]
             if config.normalize_obs == "running":
                 self.statistics.update(rows.reshape(-1, rows.shape[-1]))
             kept = held if same else self.rng.random(len(label)) < config.held_out
@@ -199,9 +184,7 @@ class Users(Sessions):
         return {"failed": 1.0} if not taken or self.undecided() else self.fit_answers()
 
     def fit_answers(self) -> dict[str, float]:
-        """Passes over all answers until `epochs` are over, those learnt from are right or those held out get no better;
-        then every user's z.
-        """
+        """Passes over all answers until `epochs` are over, the learnt right or the held out no better; then all z."""
         config, answers = self.config, self.labelled
         x, y = self.whiten(answers.rows), torch.from_numpy(answers.label).to(self.device)
         learnt, kept = np.flatnonzero(~answers.held), np.flatnonzero(answers.held)
@@ -232,7 +215,7 @@ class Users(Sessions):
         loss, kl = torch.stack(losses).mean(dim=0).tolist()
         return {"loss": loss, "kl": kl, **self.accuracy(x, y, kept, learnt)}
 
-    def accuracy(self, x: torch.Tensor, y: torch.Tensor, kept: np.ndarray, learnt: np.ndarray) -> dict[str, float]:
+    def accuracy(self, x: Tensor, y: Tensor, kept: np.ndarray, learnt: np.ndarray) -> dict[str, float]:
         """How often answers held out are predicted, from N others of the same user; and where users disagree."""
         answers = self.labelled
         kept = kept[answers.label[kept] != 0.5]
@@ -245,7 +228,7 @@ class Users(Sessions):
         found = {"accuracy": float(right.mean()), "disagreeing": float(differ.mean())}
         return found | ({"accuracy_disagreeing": float(right[differ].mean())} if differ.any() else {})
 
-    def predict(self, x: torch.Tensor, y: torch.Tensor, rows: np.ndarray, learnt: np.ndarray) -> np.ndarray:
+    def predict(self, x: Tensor, y: Tensor, rows: np.ndarray, learnt: np.ndarray) -> np.ndarray:
         """Logits of answers (B,), each from N answers of its user among those `learnt`."""
         with torch.no_grad():
             return self.logits(x[rows], self.posterior(x, y, self.examples(rows, learnt))[0]).cpu().numpy()
@@ -258,7 +241,7 @@ class Users(Sessions):
             drawn[mine] = self.rng.choice(own if len(own) else learnt, (mine.sum(), self.config.answers))
         return drawn
 
-    def posterior(self, x: torch.Tensor, y: torch.Tensor, places: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    def posterior(self, x: Tensor, y: Tensor, places: np.ndarray) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of z, (B, D) each, given the answers (n, 2, L, size), (n,) at `places` (B, N)."""
         index = torch.from_numpy(places).to(self.device)
         pairs, sure = x[index], 2 * y[index] - 1
@@ -267,7 +250,7 @@ class Users(Sessions):
         mean, log_var = self.infers(self.reads(seen).mean(dim=1)).chunk(2, dim=-1)
         return mean, log_var
 
-    def logits(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: Tensor, z: Tensor) -> Tensor:
         """Logits that the second of whitened pairs (B, 2, L, size) is better for z (B, D): (B,)."""
         sums = self.rate(x, z[:, None, None]).sum(dim=-1)
         return sums[:, 1] - sums[:, 0]
@@ -286,6 +269,6 @@ class Users(Sessions):
         return [*notes, *waiting, *([self.failure] if self.failure else [])]
 
 
-def divergence(mean: torch.Tensor, log_var: torch.Tensor) -> torch.Tensor:
+def divergence(mean: Tensor, log_var: Tensor) -> Tensor:
     """KL(N(mean, e^log_var) || N(0, 1)) of (..., D), summed over D, in nats."""
     return 0.5 * (mean.square() + log_var.exp() - 1 - log_var).sum(dim=-1)

@@ -3,20 +3,13 @@
 Source: Wang et al. 2024, "RL-VLM-F: Reinforcement Learning from Vision Language Foundation Model Feedback", arXiv
 2402.03681, sections 4.1 and 4.2: two images, a question in two stages (describe and compare; then 0, 1 or -1), pairs
 the model is unsure about are dropped.
-
-Differences from the source:
-  - any server with OpenAI's chat completions, a local one included, instead of two providers' own clients;
-  - the questions are worded by us, and the second is answered as JSON that is checked;
-  - which image is shown first is decided by the pair's hash, against a preference for a position;
-  - a pair is asked once: answers are kept in memory and, with `answers`, in a file that the next run reads;
-  - a segment is judged by its last frame, as the source's segments of one;
-  - a failure is NaN, counted and reported in `notes`; after `failures` in a row the server is not asked for `pause`.
-
+Differences: any server with OpenAI's chat completions; the questions are worded by us, and the second is answered as
+JSON that is checked; which image is shown first is decided by the pair's hash; a pair is asked once, and a segment
+judged by its last frame; a failure is NaN and counted, and after `failures` in a row the server is not asked for
+`pause`.
 When it fails: a goal that one picture cannot show; pictures so small that the model sees nothing (frame_size); two
 states that differ where the model does not look, which it calls equal or guesses.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -82,15 +75,13 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
         return np.array([pair.preference(self._known.get(pair.key)) for pair in pairs], np.float32)
 
     def notes(self) -> list[str]:
-        """Which model judges by which sentence, and what failed."""
         lines = [f"preferences are those of {self.model} at {self.url}, asked for: {self.goal}"]
         lost = self.counts["failed"] + self.counts["paused"]
         if lost:
             lines.append(f"{lost} pairs got no answer; the last error: {self._last_error}")
         return lines
 
-    def _ask(self, pair: _Pair) -> str:
-        """What the model wrote about a pair and its answer, as JSON."""
+    def _ask(self, pair: "_Pair") -> str:
         one, two = pair.shown
         asked = sections("pictures")
         said = self.chat.ask(["Image 1:", one, "Image 2:", two, asked["look"].format(goal=self.goal)])

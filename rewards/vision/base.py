@@ -4,8 +4,6 @@ A frame of a single colour shows nothing: it is the black picture of a broken re
 Its embedding and its reward are zero, `update` counts it, and refuses an update without any other frame.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from abc import abstractmethod
@@ -31,32 +29,22 @@ class VisionConfig(RewardConfig):
     goal: str = setting("", "what a frame should show, at most 500 characters; several sentences are separated by `|`")
     model: str = setting(
         LODESTAR,
-        "`lodestar` or `lodestar-96` for the small models that ship (the command line takes the one that was taught "
-        "the environment), or a name of open_clip such as ViT-B-32",
+        "`lodestar` or `lodestar-96`, the small models that ship (the command line takes the one that was taught the "
+        "environment), or a name of open_clip such as ViT-B-32",
     )
-    weights: str = setting(
-        "",
-        "a file, a folder (`local-dir:<folder>`), a tag of open_clip such as `openai`, or `untrained` for the "
-        "control; empty for the shipped ones",
-    )
+    weights: str = setting("", "a file, a folder, a tag of open_clip such as `openai`, or `untrained`, the control")
     batch_size: int = setting(256, "frames per pass through the encoder", low=1)
-    precision: str = setting(
-        "fp32", "`fp32`, `bf16` or `fp16`; the short ones are faster on a GPU", choices=("fp32", "bf16", "fp16")
-    )
+    precision: str = setting("fp32", "the short ones are faster on a GPU", choices=("fp32", "bf16", "fp16"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.SENTENCES:
             text = getattr(self, name)
             if len(text) > LONGEST:
-                raise ValueError(
-                    f"{self.prefix}{name} has {len(text)} characters, the limit is {LONGEST}; CLIP reads sentences"
-                )
+                raise ValueError(f"{self.prefix}{name} has {len(text)} characters, the limit is {LONGEST}; cut it")
             if strange := next((c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Cn", "Co")), None):
-                raise ValueError(
-                    f"{self.prefix}{name} has the control character {strange!a} at place {text.index(strange)}; "
-                    "write one line of plain text"
-                )
+                what = f"the control character {strange!a} at place {text.index(strange)}"
+                raise ValueError(f"{self.prefix}{name} has {what}; write one line of plain text")
 
 
 class Vision(Reward):
@@ -109,7 +97,6 @@ class Vision(Reward):
         return {"blank": 1 - len(seen) / count}
 
     def notes(self) -> list[str]:
-        """How the model was supervised, and which sentence is far from its training data."""
         if self.config.weights == UNTRAINED:
             return ["untrained weights, a control whose reward means nothing"]
         known = self.encoder.trained_on
@@ -146,9 +133,7 @@ class Vision(Reward):
                     "translate it, or take a public model"
                 )
             if excess := self.encoder.excess(text):
-                raise ValueError(
-                    f"{name} is {excess} tokens longer than {self.config.model} reads: {text!r}; shorten it"
-                )
+                raise ValueError(f"{name} is {excess} tokens longer than {self.config.model} reads: {text!r}; cut it")
         self.sentences += texts
         return self.encoder.text(texts)
 

@@ -1,28 +1,22 @@
 """What the frame should show against what it must not: a contrasting language goal.
 
-One sentence carries little about how bad a frame is; the difference of two is zero where neither applies. A good and a
-bad sentence about the same things also cancel what both share, the style of the picture.
+One sentence carries little about how bad a frame is; the difference of two is zero where neither applies, and cancels
+what both share, the style of the picture.
 
 Source: Huang, Sheng et al. 2024, "VLM-RL: A Unified Vision Language Models and Reinforcement Learning Framework for
 Safe Autonomous Driving", arXiv 2412.15544, section 4.2 (contrasting language goal); Ye et al. 2024, "LORD: Large Models
 Based Opposite Reward Design for Autonomous Driving", arXiv 2403.18965, is `positive_weight=0 negative_weight=1`.
-
-Differences from the source:
+Differences:
   - the source's code subtracts the good sentence from the bad one, clips to (0, 0.03) and turns round; here good minus
     bad is calibrated by percentiles of the first transitions, or by `low` and `high`: its numbers are
     `positive_weight=1 negative_weight=1 low=-0.03 high=0 bounded=true`;
   - several sentences a side, with a weight each or one for all;
-  - until the reference is complete the reward is 0: raw contrasts are ten times smaller or larger, and an agent that
-    starts on one scale must unlearn it on the next. Their order is right from the start, so `score` returns them,
-    marked as not ready;
+  - until the reference is complete the reward is 0: an agent that starts on one scale must unlearn it on the next. The
+    order of raw contrasts is right from the start, so `score` returns them, marked as not ready;
   - see `clip` for the model, the frame it reads, and single-coloured frames, whose reward is 0.
-
 When it fails: sentences that the model cannot tell apart (their contrast is noise, which calibration makes as large as
-a signal: look at the reward before training); a reference that lacks good or bad states; speed, which no frame shows
-(see `synthesis`).
+a signal: look at the reward before training); a reference that lacks good or bad states; speed (see `synthesis`).
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -32,10 +26,8 @@ import numpy as np
 
 from envs.settings import setting
 from envs.state import Stateful
-from rewards.base import Scored, values_of
+from rewards.base import Scored
 from rewards.vision.base import Vision, VisionConfig, shows
-from rewards.vision.clip import Clip, ClipConfig
-from rewards.vision.encoder import LODESTAR, shared
 
 NARROWEST = 1e-3  # of a cosine; embeddings are kept to half that, and less apart is noise
 
@@ -46,29 +38,14 @@ class ContrastConfig(VisionConfig):
 
     SENTENCES: ClassVar[tuple[str, ...]] = ("goal", "negative")
     negative: str = setting("", "what a frame must not show, in the form of `goal`: sentences separated by `|`")
-    positive_weight: list[float] = setting(
-        [0.5],
-        "of the goal's sentences: one number, shared out evenly, or one for each; 0 leaves the goal out [0.5]",
-        low=0,
-    )
-    negative_weight: list[float] = setting([0.5], "of the negative sentences, in the same form, positive [0.5]", low=0)
-    low: float | None = setting(
-        None,
-        "contrast that becomes 0; null takes a percentile of the reference [-0.015 with these weights]",
-        low=-math.inf,
-    )
+    positive_weight: list[float] = setting([0.5], "of the goal's sentences: one, shared out, or each [0.5]", low=0)
+    negative_weight: list[float] = setting([0.5], "of the negative sentences, in that form, positive [0.5]", low=0)
+    low: float | None = setting(None, "contrast that becomes 0; null takes a percentile [-0.015]", low=-math.inf)
     high: float | None = setting(None, "contrast that becomes 1 [0]", low=-math.inf)
     low_percentile: float = setting(5.0, "of the reference, in percent", low=0, below=100)
     high_percentile: float = setting(95.0, "of the reference, in percent", above=0, high=100)
-    reference: int = setting(
-        4096,
-        "transitions seen by `update` that make the reference; the reward is 0 before. 0 gives raw contrasts, unless "
-        "`low` and `high` say otherwise",
-        low=0,
-    )
-    reference_file: str = setting(
-        "", "a recording with frames to take the reference from instead (see `envs.recording`)"
-    )
+    reference: int = setting(4096, "transitions that make the reference, their reward 0; 0 gives raw contrasts", low=0)
+    reference_file: str = setting("", "a recording with frames to take the reference from instead")
     bounded: bool = setting(False, "cuts the reward off at 0 and 1 [true]")
 
     def __post_init__(self) -> None:
@@ -77,19 +54,14 @@ class ContrastConfig(VisionConfig):
             setattr(self, side, [float(w) for w in (value if isinstance(value, (list, tuple)) else [value])])
         super().__post_init__()
         if not sum(self.negative_weight) > 0:
-            raise ValueError(
-                f"{self.prefix}negative_weight={self.negative_weight} leaves nothing to subtract and must be positive; "
-                "use reward=clip for a goal alone"
-            )
+            raise ValueError(f"{self.prefix}negative_weight leaves nothing to subtract; make it positive, or use clip")
         if (self.low is None) != (self.high is None):
             raise ValueError(f"{self.prefix}low={self.low} and high={self.high} go together; give both, or neither")
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise ValueError(f"{self.prefix}low={self.low} must be below high={self.high}; they become 0 and 1")
         if not self.low_percentile < self.high_percentile:
-            raise ValueError(
-                f"{self.prefix}low_percentile={self.low_percentile} and high_percentile={self.high_percentile} must "
-                "rise within [0, 100]; try 5 and 95"
-            )
+            ends = f"low_percentile={self.low_percentile} and high_percentile={self.high_percentile}"
+            raise ValueError(f"{self.prefix}{ends} must rise within [0, 100]; try 5 and 95")
 
 
 class Contrast(Vision):
@@ -141,10 +113,8 @@ class Contrast(Vision):
         """The weighted sum (D,) of one side's sentences."""
         meanings, given = self.meanings(sentences), getattr(self.config, weights)
         if len(given) not in (1, len(meanings)):
-            raise ValueError(
-                f"{self.config.prefix}{weights} has {len(given)} numbers for {len(meanings)} sentences in "
-                f"{sentences}; give one number for all, or one for each"
-            )
+            given, many = f"{len(given)} numbers", f"{len(meanings)} sentences in {sentences}"
+            raise ValueError(f"{self.config.prefix}{weights} has {given} for {many}; give one number for all, or each")
         shares = np.asarray(given, np.float32) / (1 if len(given) == len(meanings) else len(meanings))
         return np.broadcast_to(shares, len(meanings)) @ meanings
 
@@ -157,20 +127,16 @@ class Contrast(Vision):
         seen = seen.astype(np.float32)
         seen = seen[shows(seen)]
         if not len(seen):
-            raise ValueError(
-                f"{self.config.prefix}reference_file={path!r} has no frame that shows anything; record with "
-                f"frame_size={self.frame_size}"
-            )
+            name = f"{self.config.prefix}reference_file={path!r}"
+            raise ValueError(f"{name} has no frame that shows anything; record with frame_size={self.frame_size}")
         return seen
 
 
 class Calibration(Stateful):
-    """(raw - low) / (high - low), with low and high two percentiles of the first values, frozen once there are enough.
+    """(raw - low) / (high - low), two percentiles of the first `reference` values, unless they are known.
 
-    Contrasts of a public CLIP live within a few hundredths, those of a small one within a few tenths; fixed numbers, as
-    VLM-RL's clip to (0, 0.03), fit one model and one renderer. When it fails: a reference without a good state leaves
-    the goal beyond 1, one without a bad state leaves danger below 0. `reference` values are waited for, unless low and
-    high, the values that become 0 and 1, are known.
+    Contrasts of a public CLIP live within a few hundredths, those of a small one within a few tenths. When it fails: a
+    reference without a good state leaves the goal beyond 1, one without a bad state leaves danger below 0.
     """
 
     saved = ("low", "high", "values")
@@ -184,7 +150,6 @@ class Calibration(Stateful):
 
     @property
     def ready(self) -> bool:
-        """Whether the scale is fixed."""
         return self.low is not None and self.high is not None
 
     def update(self, raw: np.ndarray) -> None:
@@ -207,41 +172,3 @@ class Calibration(Stateful):
             raise RuntimeError("a calibration that has not seen its reference has no scale")
         scaled = (raw - np.float32(self.low)) / np.float32(self.high - self.low)
         return np.clip(scaled, 0, 1) if bounded else scaled
-
-
-class Rescorer:
-    """Rewards of the same frames for many sentences and weights: nothing is rendered or encoded again.
-
-        again = Rescorer(embeddings)                                     float16 (N, D), from `ClipEncoder.embed`
-        again(ClipConfig(goal="the pole is upright", alpha=0.5))         float32 (N,)
-        again(ContrastConfig(goal="...", negative="..."))                calibrated on these, unless it says how
-
-    The first sentence waits for the model to load; each further one takes some milliseconds per 100,000 frames.
-    Embeddings are (N, D) in any float type, all zeros for a frame that shows nothing; model, weights (as in
-    `VisionConfig`) and seed say whose they are. Raises ValueError if they are not of this model's length.
-    """
-
-    def __init__(self, embeddings: np.ndarray, model: str = LODESTAR, weights: str = "", *, seed: int = 0) -> None:
-        self.encoder = shared(model, weights, seed=seed)  # held, so that no sentence loads it again
-        self.model, self.weights, self.seed = model, weights, seed
-        if embeddings.ndim != 2 or embeddings.shape[1] != self.encoder.width:
-            raise ValueError(
-                f"embeddings have shape {embeddings.shape}, those of {model} (N, {self.encoder.width}); "
-                "name the model that made them"
-            )
-        self.seen = np.asarray(embeddings, np.float32)
-        self.visible = shows(self.seen)
-
-    def __call__(self, config: ClipConfig | ContrastConfig) -> np.ndarray:
-        """Scores float32 (N,) by a `clip` or a `contrast` with settings; ValueError if these ask for another model."""
-        if (config.model, config.weights) != (self.model, self.weights):
-            raise ValueError(
-                f"these embeddings are {self.model}'s ({self.weights or 'as it ships'}), and the settings ask for "
-                f"{config.model} ({config.weights or 'as it ships'}); embed the frames again for another model"
-            )
-        if not isinstance(config, ContrastConfig):
-            return Clip(config, None, None, seed=self.seed).rate(self.seen)  # type: ignore[arg-type]
-        contrast = Contrast(config, None, None, seed=self.seed)  # type: ignore[arg-type]
-        if config.reference and not contrast.calibration.ready and self.visible.any():
-            contrast.calibrate(self.seen if self.visible.all() else self.seen[self.visible])
-        return values_of(contrast.rate(self.seen))

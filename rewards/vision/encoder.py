@@ -1,10 +1,9 @@
 """One way to a CLIP: the small models that ship with the suite, any open_clip model, a file, a folder, the hub.
 
-The small models need no open_clip (`small_clip`); everything else goes through its own `create_model`, so a model that
-works here works there. A model that cannot be
-had is refused before anything heavy is imported: open_clip retries a dead network for most of a minute, and without
-weights it returns a random model with no more than a logged warning. Rewards that use the same model share it and its
-cache (`shared`).
+The small models need no open_clip (`small_clip`); everything else goes through its own `create_model`. A model that
+cannot be had is refused before anything heavy is imported: open_clip retries a dead network for most of a minute, and
+without weights it returns a random model with no more than a logged warning. Rewards that use the same model share it
+and its cache (`shared`).
 """
 
 from __future__ import annotations
@@ -62,10 +61,7 @@ def shared(
 
 
 def model_for(env: str) -> str:
-    """The name of the shipped model that was taught this environment; `lodestar` where none was.
-
-    A model says what it was taught in `worlds` of its phrases.json: shell patterns of ids.
-    """
+    """The shipped model that was taught this environment, by patterns of ids in its phrases.json; or `lodestar`."""
     name = env.rpartition(":")[2]
     for model, folder in MODELS.items():
         worlds = (_phrases(folder) or {}).get("worlds", [])
@@ -77,10 +73,9 @@ def model_for(env: str) -> str:
 class ClipEncoder:
     """Both towers of a CLIP, its tokenizer and its preprocessing; what is known of its training, if anything.
 
-    The model is one of `MODELS`, or a name that open_clip knows; weights are "" (the shipped ones, for `MODELS` only),
-    a file, a folder, a tag of open_clip, or "untrained", drawn with `seed`; the precision is "fp32", "bf16" or "fp16".
-    Raises ValueError for an unknown model or tag, or weights of another model; FileNotFoundError for weights that are
-    neither on this machine nor in reach.
+    The model is one of `MODELS`, or a name that open_clip knows; weights are "" (the shipped ones), a file, a folder, a
+    tag of open_clip, or "untrained", drawn with `seed`; the precision is "fp32", "bf16" or "fp16". Raises ValueError
+    for an unknown model or tag, or weights of another model; FileNotFoundError for weights that cannot be had.
     """
 
     def __init__(
@@ -120,15 +115,10 @@ class ClipEncoder:
     def embed(self, frames: np.ndarray | None, batch_size: int, reader: str = "clip", instead: str = "") -> np.ndarray:
         """As `image`, but frames seen lately are looked up, and single colours give zeros; ValueError for no frames."""
         if frames is None:
-            raise ValueError(
-                f"{reader} reads frames, and this batch has none; "
-                f"make the environment with frame_size={self.size}{instead}"
-            )
+            raise ValueError(f"{reader} reads frames, and there are none; make it with frame_size={self.size}{instead}")
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape[1:]:
-            raise ValueError(
-                f"frames are {frames.dtype} of shape {frames.shape}, CLIP reads uint8 (N, height, width, 3); hand over "
-                "what the environment draws, unscaled, its channels last"
-            )
+            kind = f"{frames.dtype} of shape {frames.shape}"
+            raise ValueError(f"frames are {kind}, CLIP reads uint8 (N, height, width, 3), unscaled, channels last")
         seen = self._cache(frames, batch_size)
         blank = blanks(frames)
         if blank.any():
@@ -179,7 +169,6 @@ class ClipEncoder:
 
     @property
     def width(self) -> int:
-        """D, the length of an embedding."""
         return int(self.text(["a"]).shape[1])
 
     def excess(self, sentence: str) -> int:
@@ -213,13 +202,9 @@ class ClipEncoder:
 class EmbeddingCache:
     """Embeddings of the latest frames: a grid world shows a few hundred pictures in a million steps.
 
-    Reuse is exact: the key is a hash of the frame's bytes (64 bits: among a million frames two differ and share one
-    with probability 3e-8), the value the embedding that was computed for it. New frames are encoded in a pass of at
-    least 16 frames where as many were given, because an encoder rounds passes of a few differently. Hashing costs about
-    1 % of the small model's time; where next to nothing repeats, the cache switches itself off.
-
-    `encode` takes frames (N, ...) and their number a pass, and returns float16 (N, D); a frame's answer must not depend
-    on the others. Of the `capacity` embeddings the oldest make room.
+    Reuse is exact: the key is a 64-bit hash of the frame's bytes. New frames are encoded in a pass of at least 16,
+    because an encoder rounds passes of a few differently. Where next to nothing repeats, the cache switches itself off.
+    `encode` takes frames (N, ...) and their number a pass, and returns float16 (N, D). The oldest embeddings make room.
     """
 
     def __init__(self, encode: Callable[[np.ndarray, int], np.ndarray], capacity: int = CAPACITY) -> None:
@@ -264,7 +249,6 @@ class EmbeddingCache:
         return answer
 
     def _keep(self, keys: list[int], values: np.ndarray) -> None:
-        """Put embeddings (n, D) into the table, in a ring."""
         if self.table is None:
             self.table = np.zeros((self.capacity, values.shape[1]), values.dtype)
         for key, value in zip(keys[-self.capacity :], values[-self.capacity :]):
@@ -292,27 +276,19 @@ def _folder(model: str, weights: str) -> Path | None:
     folder = Path(named[len(LOCAL) :]) if named else MODELS.get(model)
     if folder is not None and not (folder / "open_clip_config.json").is_file():
         if folder == MODELS.get(model):
-            raise FileNotFoundError(
-                f"the model {model}, which ships with Lodestar, is not in {folder}; "
-                "reinstall lodestar-rl, or give its folder as reward.clip.weights=local-dir:<folder>"
-            )
-        raise FileNotFoundError(
-            f"{folder} is no folder of a CLIP: it has no open_clip_config.json; check reward.clip.weights"
-        )
+            fix = "reinstall lodestar-rl, or give reward.clip.weights=local-dir:<folder>"
+            raise FileNotFoundError(f"the model {model}, which ships with Lodestar, is not in {folder}; {fix}")
+        raise FileNotFoundError(f"{folder} is no CLIP's: it has no open_clip_config.json; check reward.clip.weights")
     return folder
 
 
 def _must_be_in_reach(model: str, weights: str) -> None:
     """Refuse weights that would have to be downloaded and cannot be; cheap checks first."""
     if not weights:
-        raise ValueError(
-            f"reward.clip.model={model!r} needs reward.clip.weights: a file, a folder, a tag such as 'openai', "
-            "or 'untrained' for the control"
-        )
+        known = "a file, a folder, a tag such as 'openai', or 'untrained' for the control"
+        raise ValueError(f"reward.clip.model={model!r} needs reward.clip.weights: {known}")
     if os.sep in weights or weights.endswith((".pt", ".pth", ".bin", ".safetensors")):
-        raise FileNotFoundError(
-            f"reward.clip.weights={weights!r} does not exist; give the path of a file or folder with weights"
-        )
+        raise FileNotFoundError(f"reward.clip.weights={weights!r} does not exist; give a file or folder with weights")
     hub = Path(
         os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME", "~/.cache/huggingface")) / "hub"
     ).expanduser()
@@ -365,7 +341,6 @@ def _cached(model: str, weights: str, urls: Path) -> bool:
 
 
 def _create(model: str, weights: str, folder: Path | None) -> tuple[Any, Any]:
-    """The model and its tokenizer."""
     from rewards.vision import small_clip
 
     if folder is not None and not os.path.isfile(weights) and small_clip.is_small(folder):
@@ -384,10 +359,8 @@ def _create(model: str, weights: str, folder: Path | None) -> tuple[Any, Any]:
         if weights != UNTRAINED and not os.path.isfile(weights):
             tags = open_clip.list_pretrained_tags_by_model(model)
             if weights.lower().replace("-", "_") not in [tag.replace("-", "_") for tag in tags]:
-                raise ValueError(
-                    f"reward.clip.weights={weights!r} is neither a file nor weights that open_clip knows for {model}; "
-                    f"it knows {', '.join(tags) or 'none'}"
-                )
+                known = f"neither a file nor weights that open_clip knows for {model}: {', '.join(tags) or 'none'}"
+                raise ValueError(f"reward.clip.weights={weights!r} is {known}")
         pretrained = None if weights == UNTRAINED else weights
         name, options = model, {"pretrained": pretrained, "force_preprocess_cfg": _preprocessing(model, weights)}
     with _refused(model, weights if os.path.isfile(weights) else str(folder or weights)):
@@ -399,17 +372,17 @@ def _create(model: str, weights: str, folder: Path | None) -> tuple[Any, Any]:
 
 @contextmanager
 def _refused(model: str, what: str) -> Iterator[None]:
-    """Whatever goes wrong in reading weights, as a sentence."""
     try:
         yield
     except (FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(f"the weights {what!r} of {model!r} could not be had: {error}") from error
     except Exception as error:
-        reason = " ".join(str(error).split())[:160]
-        raise ValueError(
-            f"{what} does not hold the weights of a CLIP of the kind {model!r} ({type(error).__name__}: {reason}); "
-            "give the weights and the model that belong together"
-        ) from error
+        reason = f"{type(error).__name__}: {_shortened(error)}"
+        raise ValueError(f"{what} does not hold the weights of a CLIP of the kind {model!r} ({reason})") from error
+
+
+def _shortened(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]
 
 
 def _preprocessing(model: str, weights: str) -> dict[str, Any] | None:
@@ -434,8 +407,7 @@ def _tokenizer(model: str, folder: Path | None) -> Any:
         try:
             return open_clip.get_tokenizer(model)
         except Exception as error:  # some models take a tokenizer from the hub
-            reason = " ".join(str(error).split())[:160]
-            raise FileNotFoundError(f"the tokenizer of {model!r} could not be had: {reason}") from error
+            raise FileNotFoundError(f"the tokenizer of {model!r} could not be had: {_shortened(error)}") from error
     config = json.loads((folder / "open_clip_config.json").read_text(encoding="utf-8"))["model_cfg"]["text_cfg"]
     merges = (config.get("tokenizer_kwargs") or {}).get("bpe_path")
     # open_clip takes the path literally; in a folder that may lie anywhere it means a file beside the config.
@@ -451,7 +423,6 @@ def _phrases(folder: Path | None) -> dict[str, Any] | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without open_clip's log lines; what matters comes back as an exception."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

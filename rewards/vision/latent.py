@@ -1,18 +1,20 @@
 """What the rewards share that compare states as rows of numbers: observations as they are, or embeddings of frames."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import nn
 
+from envs.datasets.recorded import recorded
 from envs.settings import setting
 from envs.transitions import Transitions
 from rewards.base import Reward, RewardConfig
-from rewards.exploration.learned import Layout, refuse_rows
+from rewards.exploration.learned import ALL, Layout, refuse_rows
 from rewards.vision.encoder import LODESTAR, ClipEncoder, shared
 
 EVERY_PIXEL = 1 << 30  # no image counts as one: it is a row of numbers like the rest
+TINY = 1e-6
 
 
 @dataclass
@@ -20,9 +22,7 @@ class LatentConfig(RewardConfig):
     """Settings of every reward that compares states."""
 
     shape: str = "potential"
-    of: str = setting(
-        "obs", "what states are compared by: `obs` or `frame` (CLIP's embeddings)", choices=("obs", "frame")
-    )
+    of: str = setting("obs", "what states are compared by: obs or CLIP's embeddings", choices=("obs", "frame"))
     model: str = setting(LODESTAR, "of CLIP, as in reward.clip")
     weights: str = setting("", "of CLIP, as in reward.clip")
 
@@ -56,8 +56,40 @@ class Latent(Reward):
         return np.asarray(rows, np.float32).reshape(*batch.shape, self.size)
 
     def embed(self, batch: Transitions) -> np.ndarray:
-        """Embeddings of `batch.frame`, float16 (N, D); zeros where a frame shows nothing."""
         if self.encoder is None:
             return super().embed(batch)
         name = self.config.name
         return self.encoder.embed(batch.frame, 256, name, f", or set reward.{name}.of=obs")
+
+    def recorded(self, option: str) -> Transitions:
+        """The recording (N,) that an option names; ValueError if it does not show what states are compared by."""
+        path, key = getattr(self.config, option), self.config.prefix + option
+        batch = recorded(path, key, self.observation_space, self.action_space)
+        if self.encoder is not None and batch.frame is None:
+            raise ValueError(f"{key}={path} has no frames; record with frames={self.frame_size}, or take of=obs")
+        return batch
+
+
+class Whitened(nn.Module):
+    """Base class of networks that see states less the mean of some, over their deviation, clipped at 5."""
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("scale", torch.ones(size))
+
+    def measure(self, states: np.ndarray) -> None:
+        """Take mean and deviation of these states (M, D)."""
+        spread = states.std(0)
+        self.mean.copy_(torch.from_numpy(states.mean(0)))
+        self.scale.copy_(torch.from_numpy(np.where(spread > TINY, spread, 1)))
+
+    def whiten(self, states: np.ndarray, used: np.ndarray | slice = ALL) -> torch.Tensor:
+        """States (..., D) as the network sees them, (M, D); of those columns alone."""
+        states = states.reshape(-1, states.shape[-1])
+        states = states if isinstance(used, slice) else states.take(used, axis=1)
+        x = torch.from_numpy(np.ascontiguousarray(states)).to(self.mean.device)
+        return ((x - self.mean[used]) / self.scale[used]).clamp(-5, 5)

@@ -1,30 +1,24 @@
 """How far along the task is: learned from demonstrations as hops between two states, and used as a potential.
 
 A network reads two states p and q and predicts which share of the way that was left after p (or behind p) lies between
-them. Three questions are asked of each state: from the episode's first state to it, from the goal back to it, and
-from the state before. Where the first two disagree, the state looks like nothing the demonstrations show: the gate
-closes, and progress stays as it is instead of being invented.
+them. Three questions are asked of each state: from the episode's first state to it, from the goal back to it, and from
+the state before. Where the first two disagree, the state looks like nothing the demonstrations show: the gate closes,
+and progress stays as it is instead of being invented.
 Source: Tan, Chen, Xu, Wang, Ji, Chi, Lyu, Zhao, Chen, Co, Xie, Yao, Wang, Zhang 2025, Robo-Dopamine: General Process
 Reward Modeling for High-Precision Robotic Manipulation, arXiv 2512.23703, section 3: hops, fusion of three views, gate,
 shaping. Its training code is not public; this was written from descriptions of the paper.
-Differences:
-    a small network on observations or on CLIP's embeddings of frames, fitted when the reward is built, where the source
-    tunes a model of 3 billion parameters;
-    pairs are drawn from all demonstrations, since all share one scale of progress; the goal is one of the last states;
-    the task's own reward decides success, where the source takes progress >= 0.95;
-    an episode's progress starts at 0 by definition, whatever its first state looks like: with that, the potential of a
-    history is invariant as one of states is, as long as `gamma` is the learner's.
+Differences: a small network on observations or CLIP's embeddings, fitted when the reward is built, where the source
+tunes a model of 3 billion parameters; pairs are drawn from all demonstrations, on one scale of progress; the task's own
+reward decides success; an episode's progress starts at 0 by definition: with that, the potential of a history is
+invariant as one of states is, as long as `gamma` is the learner's.
 Fails when: demonstrations wander (a state seen early and late has no progress of its own), when one state hides what
 has been achieved (a key in the pocket), and alone: a potential without a task to add it to prefers nothing.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 from envs.flat import Flat
 from envs.recording import episodes, load
@@ -33,9 +27,9 @@ from envs.transitions import Transitions
 from envs.types import Memory
 from rewards.exploration.learned import dense
 from rewards.exploration.memories import Episodic
-from rewards.vision.latent import Latent, LatentConfig
+from rewards.vision.latent import TINY, Latent, LatentConfig, Whitened
 
-TINY = 1e-6
+VIEWS = ("gated", "mean", "forward", "backward", "incremental")
 
 
 @dataclass
@@ -43,18 +37,9 @@ class ProgressConfig(LatentConfig):
     """Settings of `progress`."""
 
     of: str = "frame"
-    demos: str = setting(
-        "",
-        "a recording (`envs.recording`) of episodes that reach the goal, at least one, or `mountaincar`, which ships; "
-        "what was cut short at either end is left out",
-    )
+    demos: str = setting("", "a recording of whole episodes that reach the goal, or `mountaincar`, which ships")
     threshold: float | None = setting(None, "episodes whose return is not above it are left out, too; null keeps all")
-    view: str = setting(
-        "gated",
-        "`gated` (the source's three views behind its gate), `mean` of the three, or one of `forward`, `backward`, "
-        "`incremental`",
-        choices=("gated", "mean", "forward", "backward", "incremental"),
-    )
+    view: str = setting("gated", "the source's three views behind its gate, their mean, or one", choices=VIEWS)
     gate: float = setting(1.0, "how fast the gate closes as forward and backward disagree; 0 leaves it open", low=0)
     steps: int = setting(1000, "minibatches that the hops are learnt from", low=1)
     batch_size: int = setting(256, "pairs in one", low=1)
@@ -82,17 +67,11 @@ class Progress(Episodic, Latent):
         self.error = self.hops.fit(states, progress, config, np.random.default_rng(self.seed))
 
     def notes(self) -> list[str]:
-        """How well the hops were learnt."""
-        return [
-            f"hops of the demonstrations are predicted to within {self.error:.3f} (mean error; they lie in [-1, 1])"
-        ]
+        return [f"hops of the demonstrations are predicted to within {self.error:.3f} (mean error, of [-1, 1])"]
 
     def initial_memory(self, n: int) -> Memory:
-        return {
-            "first": np.zeros((n, self.size), np.float32),
-            "begun": np.zeros(n, bool),
-            "phi": np.zeros(n, np.float32),
-        }
+        empty = {"first": np.zeros((n, self.size), np.float32), "begun": np.zeros(n, bool)}
+        return {**empty, "phi": np.zeros(n, np.float32)}
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         after, before = self.states(batch), self.states(batch.at_obs())
@@ -123,16 +102,12 @@ class Progress(Episodic, Latent):
     def _demonstrations(self, path: str) -> tuple[np.ndarray, np.ndarray]:
         """States (M, D) of all demonstrations, and the share of its episode that lies behind each (M,)."""
         if not path:
-            raise ValueError(
-                "reward.progress.demos is empty; name a recording of episodes that reach the goal, such as "
-                "reward.progress.demos=demos.safetensors"
-            )
+            raise ValueError("reward.progress.demos is empty; name a recording of episodes that reach the goal")
         try:
             batch, _ = load(path)
+            after, before = self.states(batch), self.states(batch.at_obs())
         except FileNotFoundError as error:
             raise ValueError(f"reward.progress.demos={error}; envs.recording.save writes one") from None
-        try:
-            after, before = self.states(batch), self.states(batch.at_obs())
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"reward.progress.demos={path!r} does not show what of={self.config.of} reads ({error}); record "
@@ -161,27 +136,19 @@ def hop_between(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     return np.divide(q - p, room, out=np.zeros_like(p), where=room > 0)
 
 
-class Hops(nn.Module):
+class Hops(Whitened):
     """A network that predicts the hop between two states, in [-1, 1]; it keeps the goal it measures back from."""
 
-    mean: torch.Tensor
-    scale: torch.Tensor
     goal: torch.Tensor
 
     def __init__(self, size: int, hidden: int, generator: torch.Generator) -> None:
-        super().__init__()
-        for name in ("mean", "scale", "goal"):
-            self.register_buffer(name, torch.zeros(size))
+        super().__init__(size)
+        self.register_buffer("goal", torch.zeros(size))
         self.layers = dense(2 * size, (hidden, hidden, 1), generator)
 
     def forward(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """The hop (M,) between whitened states (M, D)."""
         return torch.tanh(self.layers(torch.cat([p, q], dim=1)).squeeze(1))
-
-    def whiten(self, states: np.ndarray) -> torch.Tensor:
-        """States (..., D) as the network sees them, (M, D)."""
-        x = torch.from_numpy(np.ascontiguousarray(states.reshape(-1, states.shape[-1]))).to(self.goal.device)
-        return ((x - self.mean) / self.scale).clamp(-5, 5)
 
     def between(self, firsts: np.ndarray, before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
         """Hops first -> after, goal -> after and before -> after: each with the leading shape of states (..., D)."""
@@ -192,9 +159,7 @@ class Hops(nn.Module):
 
     def fit(self, states: np.ndarray, progress: np.ndarray, config: ProgressConfig, rng: np.random.Generator) -> float:
         """Learn from pairs of states (M, D) with progress (M,); returns the mean error on the last tenth of them."""
-        mean, spread = states.mean(0), states.std(0)
-        self.mean.copy_(torch.from_numpy(mean))
-        self.scale.copy_(torch.from_numpy(np.where(spread > TINY, spread, 1)))
+        self.measure(states)
         x = self.whiten(states)
         last = x[torch.from_numpy(np.flatnonzero(progress == 1)).to(x.device)]
         self.goal.copy_(last[(last - last.mean(0)).square().sum(1).argmin()])

@@ -7,11 +7,11 @@ server that runs any model with images scores it (`token`, `progress`, `score`: 
 file of answers (`recorded`). Without either the suite's own CLIP does, (1 + cosine) / 2 of every frame (`clip`).
 
 Sources: Chen et al. 2026, "TOPReward", arXiv 2602.19313; Liang et al. 2026, "Robometer"; Lee et al. 2026, "RoboReward",
-arXiv 2601.00675. Differences:
-  - windows of a few frames instead of whole videos, of all environments together, each distinct one asked about once;
-  - asked beside training: a replay keeps the windows' names, so that a transition has its reward as soon as both of its
-    windows are scored, and 0 until then. `ask=at_once` waits for the answers instead, for agents without a replay;
-  - a difference by default, as hovering near a goal earns most of a score that is given at every step.
+arXiv 2601.00675.
+Differences: windows of a few frames instead of whole videos, each distinct one asked about once; asked beside training:
+a replay keeps the windows' names, so that a transition has its reward as soon as both of its windows are scored, and 0
+until then (`ask=at_once` waits, for agents without a replay); a difference by default, as hovering near a goal earns
+most of a score that is given at every step.
 When it fails: an agent without a replay learns from a window only if it is scored when it is met (`ask=at_once`, or
 pictures that repeat); a model slower than the windows scores the newest; windows that waited when a run was killed are
 asked about only when they are met again; one camera that does not show the goal.
@@ -21,8 +21,6 @@ Example:
         'reward.progress_model.judge_options={model: qwen3-vl-8b, url: "http://localhost:8000/v1"}' \
         reward.progress_model.goal="the pendulum points straight up"
 """
-
-from __future__ import annotations
 
 import hashlib
 import math
@@ -40,7 +38,7 @@ import numpy as np
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.base import Scored
+from rewards.base import Scored, one_row
 from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.client import Breaker, JudgeError, in_parallel
 from rewards.llm.judges.base import make_judge
@@ -48,6 +46,7 @@ from rewards.llm.store import AnswerStore, Label
 from rewards.vision.base import Vision, VisionConfig, shows, unit_mean
 from rewards.vision.encoder import UNTRAINED, ClipEncoder, blanks
 
+ASKED = ("beside", "at_once")
 FRAMES = 4096  # newest scored frames that are kept for the judge
 WAITING = 512  # windows that may wait for it
 START = 0  # the name of no window: an episode has begun
@@ -60,8 +59,7 @@ class ProgressModelConfig(VisionConfig):
     shape: str = "delta"
     judge: str = setting(
         "clip",
-        "what scores: `clip`, this suite's own and offline; `token`, `progress` or `score`, a model on a server; "
-        "`recorded`, a file of its answers",
+        "what scores: `clip`, offline; `token`, `progress` or `score`, a model on a server; `recorded`, its answers",
         choices=("clip", "token", "progress", "score", "recorded"),
     )
     judge_options: dict[str, Any] = setting(
@@ -70,11 +68,7 @@ class ProgressModelConfig(VisionConfig):
     every: int = setting(8, "steps of an episode between two windows", low=1)
     window: int = setting(8, "frames of one", low=1, high=64)
     size: int = setting(96, "height and width of the frames that a server sees, pixels", low=8, high=1024)
-    ask: str = setting(
-        "beside",
-        "`beside` training, which never waits, or `at_once`, where every window is scored before its reward is given",
-        choices=("beside", "at_once"),
-    )
+    ask: str = setting("beside", "beside training, or before the reward is given", choices=ASKED)
     rate: float = setting(0.0, "windows asked about per 1,000 environment steps; 0 for no limit", low=0)
     budget: int = setting(0, "answers in total, 0 for no limit", low=0)
     cache: str = setting("", "*.sqlite of answers, shared by any number of runs")
@@ -96,19 +90,20 @@ class ProgressModel(Vision):
             return
         self.encoder: ClipEncoder | None = None  # type: ignore[assignment]
         self.frame_size, self.embedding = config.size, f"frame of {config.name}"  # a name
-        self.frames, self.scores = Frames(), ScoredWindows()
+        frames, self.scores = Frames(), ScoredWindows()
         self.windows: dict[int, str] = {}  # name -> the names of its frames: met since the last question
         self.fresh: dict[int, float] = {}  # answers that came with `at_once` since the last update
         remote = config.judge != "recorded"
-        options = {**config.judge_options, "goal": config.goal} | ({"folder": self.frames.path} if remote else {})
+        options = {**config.judge_options, "goal": config.goal} | ({"folder": frames.path} if remote else {})
         self.annotator: Annotator | None = None
         if config.ask == "beside":
             limits: dict[str, Any] = {"rate": config.rate, "budget": config.budget, "queue": WAITING}
             limits |= {"cache": config.cache, "clock": "wall" if remote or config.cache else "steps"}
             self.annotator = Annotator(config.judge, options, "windows", **limits, seed=self.seed)
-            return
-        self.judge = make_judge(config.judge, "windows", **options)
-        self.breaker, self.store = Breaker(), AnswerStore(config.cache)
+        else:
+            self.judge = make_judge(config.judge, "windows", **options)
+            self.breaker, self.store = Breaker(), AnswerStore(config.cache)
+        self.frames = frames  # closed last
 
     def rate(self, seen: np.ndarray) -> np.ndarray:
         """(1 + cosine) / 2 of CLIP's embeddings, float32 (N,); 0 where a frame shows nothing."""
@@ -127,10 +122,8 @@ class ProgressModel(Vision):
         frames = batch.frame
         if frames is None or frames.dtype != np.uint8 or frames.ndim != 4:
             given = "none" if frames is None else f"{frames.dtype} of shape {frames.shape}"
-            raise ValueError(
-                f"reward progress_model reads frames, uint8 (N, H, W, 3), and was given {given}; make the environment "
-                f"with frame_size={self.config.size}"
-            )
+            size = self.config.size
+            raise ValueError(f"progress_model reads frames, uint8 (N, H, W, 3), not {given}; use frame_size={size}")
         every = self.config.every
         names = np.zeros((len(frames), 1), np.int64)
         wanted = np.flatnonzero((batch.step % every == every - 1) | batch.ended)
@@ -170,14 +163,12 @@ class ProgressModel(Vision):
         return self.known(kept[..., 1])[0], memory
 
     def score(self, batch: Transitions, memory: Memory = None) -> Any:
-        """`Scored`, and the memory with a server; see `Vision.score` for CLIP."""
         if self.encoder is not None:
             return super().score(batch, memory)
         extras = dict(batch.extras)
         if str(self.embedding) not in extras and self.recalls not in extras:
             extras[str(self.embedding)] = self.embed(batch)
-        no = np.zeros(batch.shape, bool)  # the caller handles ends and rows that are no transitions
-        row = batch.replace(extras=extras, terminated=no, truncated=no, valid=~no).map(lambda x: x[None])
+        row = one_row(batch.replace(extras=extras))
         kept = row.extras.get(self.recalls)
         if kept is None:
             kept, memory = self.recall(row, memory)
@@ -226,13 +217,6 @@ class ProgressModel(Vision):
         if self.encoder is not None:
             return ""
         return str(self.judge.reach()) if self.annotator is None else self.annotator.preflight()
-
-    def close(self) -> None:
-        if self.encoder is not None:
-            return
-        for part in (self.annotator,) if self.annotator is not None else (self.judge, self.store):
-            part.close()
-        self.frames.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, but for the windows that wait: their frames end with this process."""
@@ -285,12 +269,10 @@ class ScoredWindows:
         self.table: dict[int, float] = {START: 0.0}
 
     def state_dict(self) -> dict[str, Any]:
-        """As arrays: keys of a saved dict are texts."""
         names, values = np.array([*self.table], np.int64), np.array([*self.table.values()], np.float32)
         return {"now": self.now, "names": names, "values": values}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.now = int(state["now"])
         self.table = dict(zip(np.asarray(state["names"]).tolist(), np.asarray(state["values"]).tolist()))
 
@@ -318,7 +300,6 @@ class Frames:
         return name
 
     def close(self) -> None:
-        """Remove them."""
         self._folder.cleanup()
 
 

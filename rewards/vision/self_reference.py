@@ -5,18 +5,14 @@ gathered into a few centres. A new state takes the progress of the nearest centr
 used as a potential. The reward is 0 before the first success.
 Source: Fei, Wang, Ji, Li, Zhang, Liu, Hou, Gong, Zhao, Qiu 2025, SRPO: Self-Referential Policy Optimization for
 Vision-Language-Action Models, arXiv 2511.15605.
-Differences:
-    the source gives one number to a failed episode: how near, among the episodes of its batch, the embedding of its
-    whole video comes to the nearest cluster of successes; ours rates each state, of every episode, so that
-    it can be a potential and leave the best policy as it is;
-    successes outlive their batch, because a rollout of a beginner holds none;
-    a new success moves the potential, so an episode that lasts through an update is rewarded by two of them;
-    k-means instead of DBSCAN; observations or CLIP's embeddings of frames instead of V-JEPA 2's of videos.
+Differences: the source gives one number to a failed episode, by the embedding of its whole video; ours rates each
+state, of every episode, so that it can be a potential and leave the best policy as it is; successes outlive their
+batch, because a rollout of a beginner holds none; a new success moves the potential, so an episode that lasts through
+an update is rewarded by two of them; k-means instead of DBSCAN; observations or CLIP's embeddings instead of V-JEPA
+2's.
 Fails when: exploration never succeeds (it does not guide exploration); successes wander, or the states of success and
 failure look alike; episodes are long and differ in length, since progress counts in shares of an episode.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -38,20 +34,10 @@ PLACES = 64  # states kept of a success
 class SelfReferenceConfig(LatentConfig):
     """Settings of `self_reference`."""
 
-    threshold: float | None = setting(
-        None,
-        "an episode succeeds if the task's return is above it; null asks for an end by termination with a "
-        "positive last reward, as in tasks with a goal",
-        low=-math.inf,
-    )
+    threshold: float | None = setting(None, "return of a success; null: its last reward is positive", low=-math.inf)
     successes: int = setting(16, "latest successful episodes that are kept", low=1)
     centres: int = setting(64, "of their states", low=1)
-    width: float = setting(
-        0.5,
-        "distance from a centre at which its progress counts for 0.61, in standard deviations of the successes' "
-        "states, root mean square over the numbers that differ among them",
-        above=0,
-    )
+    width: float = setting(0.5, "distance, in deviations of the successes, where progress counts for 0.61", above=0)
     longest: int = setting(1000, "states of a running episode that are remembered; what came before is left out", low=1)
 
 
@@ -88,11 +74,9 @@ class SelfReference(Stateful, Latent):
         if not batch.valid.any():
             return {}
         ended, threshold = self.running.ended(batch, self.states(batch)), self.config.threshold
-        successes = [
-            way
-            for way, total, last, terminated in ended
-            if ((terminated and last > 0) if threshold is None else total > threshold)
-        ]
+        goal = [terminated and last > 0 for _, _, last, terminated in ended]
+        good = goal if threshold is None else [total > threshold for _, total, _, _ in ended]
+        successes = [way for (way, *_), succeeded in zip(ended, good) if succeeded]
         for way in successes:
             self.ways[self.found % len(self.ways)] = along(way)
             self.found += 1
@@ -101,7 +85,6 @@ class SelfReference(Stateful, Latent):
         return {"successes": float(self.found), **({"success": len(successes) / len(ended)} if ended else {})}
 
     def _gather(self) -> None:
-        """Make centres of the states of all successes that are kept."""
         ways = self.ways[: min(self.found, len(self.ways))]
         states = ways.reshape(-1, self.size) if self.found else np.zeros((1, self.size), np.float32)
         spread = states.std(0)

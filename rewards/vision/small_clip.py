@@ -4,11 +4,10 @@ Image tower: a ResNet whose strided convolutions begin with an average pool, and
 tower: a causal transformer over word pieces, read at the end of the sentence. Names are those of open_clip's files.
 
 Source: Radford et al. 2021, "Learning Transferable Visual Models From Natural Language Supervision", arXiv 2103.00020,
-section 2.4. Differences: inference only, and only the form of the shipped models: `is_small` says which folders are.
-Embeddings are open_clip's to the bit, and to 1e-6 once `fold` has made the image tower up to 1.5 times as fast.
+section 2.4.
+Differences: inference only, and only the form of the shipped models (`is_small`). Embeddings are open_clip's to the
+bit, and to 1e-6 once `fold` has made the image tower faster.
 """
-
-from __future__ import annotations
 
 import gzip
 import html

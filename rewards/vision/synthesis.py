@@ -4,24 +4,15 @@ A frame distinguishes danger from a clear road, but shows no speed, and rewards 
 The picture only sets the speed to drive: the target speed on a clear road, none in danger.
 
 Source: Huang, Sheng et al. 2024, "VLM-RL: A Unified Vision Language Models and Reinforcement Learning Framework for
-Safe Autonomous Driving", arXiv 2412.15544, section 4.3 (hierarchical reward synthesis), and its published code for what
-the paper leaves open.
-
-Differences from the source:
-  - the target speed is the road's own limit unless one is given;
-  - the speed's factor ends at 0; the source's is negative beyond twice the target, where a product of factors would
-    punish good lane keeping;
-  - the penalty applies wherever the car has crashed or left the road; the source also ends episodes for speeding and
-    for standing still;
-  - `semantics` also takes the rewards that the source compares with, and `constant`, the control without any picture:
-    most of the effect of a synthesis is that of its speed term alone.
-
+Safe Autonomous Driving", arXiv 2412.15544, section 4.3 (hierarchical reward synthesis), and its published code.
+Differences: the target speed is the road's own limit unless one is given; the speed's factor ends at 0, where the
+source's is negative beyond twice the target; the penalty applies wherever the car has crashed or left the road, where
+the source also ends episodes for speeding and for standing still; `semantics` also takes the rewards that the source
+compares with, and `constant`, the control without any picture: most of the effect is that of the speed term alone.
 When it fails: a contrast that does not follow danger makes the car brake and race at random; off a lane (a car park)
 the offsets mean nothing. A window of lane offsets is a memory of the episode: replay cannot compute it again and
 potentials cannot be built on it (`history=0` leaves steadiness out, and both work).
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
@@ -33,7 +24,7 @@ from envs.driving.vehicle import Vehicle, read
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.base import Reward, Scored
+from rewards.base import Reward, Scored, valid_rows
 from rewards.vision.base import Vision
 from rewards.vision.clip import Clip, ClipConfig
 from rewards.vision.contrast import Contrast, ContrastConfig
@@ -48,23 +39,16 @@ class SynthesisConfig(ContrastConfig, ClipConfig):
     SENTENCES: ClassVar[tuple[str, ...]] = ("goal", "negative", "baseline")
     semantics: str = setting(
         "contrast",
-        "the frame's share of the target speed: `contrast`; `lord`, its negative half alone; `clip`, "
-        "VLM-RM's reward cut off at 0 and 1; `binary`, whether that is above `threshold`; `constant`, always all of "
-        "it, the control that reads no frame [contrast]",
+        "the frame's share of the target speed: `contrast`; `lord`, its negative half; `clip`, VLM-RM's reward, cut "
+        "off at 0 and 1; `binary`, whether that is above `threshold`; `constant`, always all, the control [contrast]",
         choices=("contrast", "lord", "clip", "binary", "constant"),
     )
     bounded: bool = setting(True, "as in `contrast`, here by default")
-    target_speed: float | None = setting(
-        None, "on a clear road, m/s; null takes the road's limit [25 km/h = 6.94]", above=0
-    )
+    target_speed: float | None = setting(None, "on a clear road, m/s; null takes its limit [25 km/h = 6.94]", above=0)
     max_offset: float = setting(3.0, "from the lane's centre, m, where the factor ends at 0 [2 or 3]", above=0)
     max_angle: float = setting(math.pi / 2, "between heading and lane, rad, where it ends [90 degrees]", above=0)
-    max_deviation: float = setting(
-        0.4, "standard deviation of the offset over `history`, m, where it ends [0.35 or 0.4]", above=0
-    )
-    history: int = setting(
-        30, "steps of offsets that steadiness is about, in the episode; 0 leaves it out [30]", low=0, high=10_000
-    )
+    max_deviation: float = setting(0.4, "deviation of the offset over `history`, m, where it ends [0.35]", above=0)
+    history: int = setting(30, "steps of offsets that steadiness is about; 0 leaves it out [30]", low=0, high=10_000)
     penalty: float = setting(-10.0, "reward after a crash and off the road [-10]", high=0)
 
     def __post_init__(self) -> None:
@@ -108,10 +92,7 @@ class Synthesis(Reward):
         """Float32 (N,), or not ready where the contrast is not; with a history, beside the memory."""
         config = self.config
         if batch.signals is None:
-            raise ValueError(
-                "synthesis reads a vehicle's signals, and this batch has none; make a driving environment with "
-                "signals=True"
-            )
+            raise ValueError("synthesis reads a vehicle's signals; make a driving environment with signals=True")
         car = read(batch.signals)
         advised = self._advised(batch)
         share = advised.value if isinstance(advised, Scored) else advised
@@ -130,11 +111,8 @@ class Synthesis(Reward):
         return super().embed(batch) if self.semantic is None else self.semantic.embed(batch)
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        """The semantic part learns its scale; returns `advised`, the mean share of the target speed; `failed`, the
-        share of steps with the penalty; and what the semantic part reports.
-        """
-        flat = batch.flatten()
-        flat = flat if flat.valid.all() else flat[flat.valid]
+        """The semantic part learns; `advised`, the mean share of the target speed; `failed`, of penalties."""
+        flat = valid_rows(batch)
         if not flat.shape[0]:
             return {}
         metrics = self.semantic.update(flat) if self.semantic is not None else {}
@@ -163,7 +141,6 @@ class Synthesis(Reward):
 
 
 def _part(config: SynthesisConfig) -> tuple[type[Vision], Any]:
-    """The reward that reads the frame, and its settings."""
     if config.semantics == "lord":
         return Contrast, replace(config, positive_weight=[0.0], negative_weight=[1.0])
     if config.semantics == "contrast":

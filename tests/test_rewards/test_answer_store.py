@@ -100,7 +100,7 @@ def test_a_file_that_is_no_database_is_set_aside_and_begun_afresh(file, capsys):
     assert cache.get("a", ["text"]) == {"text": 1.0}
     assert Path(f"{file}.bad").read_bytes().startswith(b"not a database")
     assert said(capsys) == [
-        f"the file of answers {file} is broken (file is not a database); it was moved to {file}.bad and started afresh"
+        f"the file of answers {file} is broken (file is not a database); it was moved to {file}.bad, another begun"
     ]
 
 

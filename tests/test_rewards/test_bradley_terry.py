@@ -381,7 +381,7 @@ def test_targets_move_to_the_members_answer_and_labels_stay():
     real = reward._one_pass
 
     def spied(x, y, targets, learnt):
-        seen.append((y.clone(), targets.clone(), reward._chance(x[learnt]).mean(dim=0).detach()))
+        seen.append((y.clone(), targets.clone(), reward._chance(reward._logits(x[learnt])).mean(dim=0).detach()))
         return real(x, y, targets, learnt)
 
     reward._one_pass = spied

@@ -161,7 +161,7 @@ def test_notes_say_what_supervised_the_model_and_warn_of_unknown_prompts():
         ({"goal": " | "}, "reward.clip.goal is empty"),
         ({"goal": "up " * 200}, "reward.clip.goal has 600 characters, the limit is 500"),
         ({"goal": "a b " * 60}, "tokens longer than lodestar reads"),
-        ({"alpha": 0.5}, "reward.clip.alpha=0.5 needs reward.clip.baseline"),
+        ({"alpha": 0.5}, "reward.clip.alpha=0.5 needs baseline"),
         ({"alpha": 0.5, "baseline": UP}, "goal and baseline mean the same"),
         ({"batch_size": 0}, "reward.clip.batch_size=0"),
         ({"goal": "pole\x07 up"}, r"reward.clip.goal has the control character '\\x07' at place 4"),
@@ -284,7 +284,7 @@ def test_what_is_no_frame_is_refused_with_one_sentence(frames, sentence):
 
 def test_a_batch_without_frames_says_how_to_get_them():
     batch = batch_of(np.zeros((1, 8, 8, 3), np.uint8)).replace(frame=None)
-    with pytest.raises(ValueError, match="clip reads frames, and this batch has none; make the environment with"):
+    with pytest.raises(ValueError, match="clip reads frames, and there are none; make it with"):
         build().score(batch)
 
 

@@ -133,7 +133,7 @@ def test_answers_of_a_search_can_be_repeated_and_what_ships_has_three_rounds(tmp
         shipped = RecordedAuthor(path.stem)
         assert min(len(shipped.propose(BRIEF, 9, number)) for number in (1, 2, 3)) >= 2
     (tmp_path / "kept.txt").write_text("no heading")
-    with pytest.raises(ValueError, match="has no answers; each begins with a line such as === 1"):
+    with pytest.raises(ValueError, match="has no answers; each begins with a line as === 1"):
         RecordedAuthor(str(tmp_path / "kept.txt"))
     with pytest.raises(
         ValueError, match=r"'nowhere' cannot be read .*; give a file of answers, or mountaincar, pendulum"

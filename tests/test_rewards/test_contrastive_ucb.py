@@ -104,6 +104,6 @@ def test_it_keeps_the_contract(options):
 
 
 def test_too_many_products_are_refused_with_the_way_out():
-    with pytest.raises(ValueError, match=r"phi=outer has 4000 features .* more than 2048; take phi=contrast or random"):
+    with pytest.raises(ValueError, match=r"phi=outer has 4000 features, more than 2048; take contrast"):
         made(spaces.Box(-1, 1, (2000,)), phi="outer")
     assert made(spaces.Box(-1, 1, (1,))).score(rollout([[0.0], [1.0]]).flatten()).shape == (2,)

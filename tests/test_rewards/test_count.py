@@ -162,14 +162,14 @@ def test_keys_depend_on_neither_the_drivers_dtype_nor_a_trailing_axis_nor_the_ru
 @pytest.mark.parametrize(
     ("options", "space", "sentence"),
     [
-        ({"bin": [1, 2, 3]}, spaces.Box(0, 1, (2,)), "has 3 numbers, the observation has 2; give one, or one for each"),
+        ({"bin": [1, 2, 3]}, spaces.Box(0, 1, (2,)), "has 3 numbers, the observation 2; give one, or each"),
         ({"bin": "wide"}, spaces.Box(0, 1, (2,)), "bin='wide' is neither a number nor a list of numbers"),
         (
             {"keys": ["x"]},
             MANY,
             "names 'x', which the observation does not have; choose among ['b', 'image', 'key', 'pose']",
         ),
-        ({"keys": ["x"]}, CELLS, "keys=['x'] needs a Dict observation, this one is Discrete(10); leave keys empty"),
+        ({"keys": ["x"]}, CELLS, "keys=['x'] needs a Dict observation, not Discrete(10); leave keys empty"),
         ({}, spaces.Text(5), "cannot read the observation space Text"),
     ],
 )

@@ -114,7 +114,7 @@ def test_it_keeps_the_contract_before_and_after_it_has_learnt():
         (
             (spaces.Box(-1, 1, (65,)), PUSH),
             {},
-            "reads at most 64 numbers, not 65; name some in reward.debate.keys",
+            "reads at most 64 numbers, not 65; name some: reward.debate.keys",
         ),
         ((BOX, PUSH), {"goals": 0.1, "length": 2}, "reward.debate.goals=0.1 is out of range"),
         ((BOX, PUSH), {"evidence": "full"}, "evidence='full' is unknown; give one of debate, isolated, random"),

@@ -282,9 +282,9 @@ def test_a_port_in_use_and_a_second_file_are_refused(judge, tmp_path):
     assert other.reach() == f"port={judge.page.port} of the judge human is in use; give another, or 0 for any"
     assert judge.questions and Human(answers="").reach() == ""
     (tmp_path / "table.csv").write_text("first,second,label\n")
-    with pytest.raises(ValueError, match=r"answers=.*table.csv is of another kind; give a file of JSON lines"):
+    with pytest.raises(ValueError, match=r"answers=.*table.csv is of another kind; give JSON lines"):
         Human(answers=str(tmp_path / "table.csv"))
-    with pytest.raises(ValueError, match=r"cached=x does not fit the judge human, .*; give answers=FILE"):
+    with pytest.raises(ValueError, match=r"cached=x: the judge human .*; give answers=FILE"):
         make_segment_judge("human", cached="x")
     with pytest.raises(ValueError, match=r"judge human: show='video' is unknown; give one of frame, text, obs"):
         Human(show="video")

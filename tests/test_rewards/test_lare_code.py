@@ -89,7 +89,7 @@ def test_code_that_never_runs_ends_with_the_last_error_after_five_attempts():
     with (
         ModelServer(lambda text, images: "nothing") as server,
         pytest.raises(
-            ValueError, match=r"m wrote no factors that run in 5 attempts, the last error was: the answer has no block"
+            ValueError, match=r"m wrote no factors that run in 5 attempts, the last: the answer has no block"
         ),
     ):
         Author("m", server.url, candidates=1).write("?", verify)
@@ -102,7 +102,7 @@ def test_candidates_that_fail_are_left_out_and_a_server_that_is_gone_is_reported
         author = Author("m", server.url, candidates=3, attempts=1)
         assert author.write("?", verify).source == GOOD
         assert len(server.seen) == 3  # one candidate was left, nothing to weigh
-    with pytest.raises(ValueError, match=r"no factors without the model m: .* cannot be reached: .*; start the server"):
+    with pytest.raises(ValueError, match=r"no factors without the model m: .* cannot be reached: .*; start it"):
         Author("m", server.url, attempts=1).write("?", verify)
 
 

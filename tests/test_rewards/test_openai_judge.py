@@ -90,7 +90,7 @@ def test_the_question_holds_the_goal_the_knowledge_and_the_caption_last(server):
 def test_without_a_goal_the_familys_own_is_asked_for_and_nothing_known_is_refused(server):
     judge(server, family="nethack", goal="").label(["a key"])
     assert "to go down the dungeon, win fights, grow stronger" in asked(server)[0]
-    with pytest.raises(ValueError, match=r"nothing is known of family='chess'; say what is wanted in goal"):
+    with pytest.raises(ValueError, match=r"nothing is known of family='chess'; say what is good: goal"):
         judge(server, family="chess", goal=" ")
 
 

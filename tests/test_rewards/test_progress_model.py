@@ -237,6 +237,6 @@ def test_a_server_needs_a_sentence_and_frames(server):
     with pytest.raises(ValueError, match="goal is empty; say what is wanted"):
         make(server, goal=" ")
     reward = make(server)
-    with pytest.raises(ValueError, match=r"was given none; make the environment with frame_size=8"):
+    with pytest.raises(ValueError, match=r"not none; use frame_size=8"):
         reward.embed(windows_of([1]).replace(frame=None).flatten())
     reward.close()

@@ -142,7 +142,7 @@ def test_it_keeps_the_contract_of_a_reward(options):
 
 def test_what_is_no_vehicle_is_refused_with_one_sentence():
     batch = batch_of(car())
-    with pytest.raises(ValueError, match="synthesis reads a vehicle's signals, and this batch has none"):
+    with pytest.raises(ValueError, match="synthesis reads a vehicle's signals; make"):
         build(**CONSTANT).score(batch.replace(signals=None))
     with pytest.raises(ValueError, match="signals of 3 columns are no vehicle's"):
         build(**CONSTANT).score(batch.replace(signals=np.zeros((1, 3), np.float32)))

@@ -11,13 +11,11 @@ Three clocks decide when an answer is delivered:
     transcript   at the step at which a recorded run got it; no judge is asked. A run with a language model, replayed
 
 Source: Zheng et al. 2024, "Online Intrinsic Rewards for Decision Making Agents from Large Language Model Feedback",
-arXiv 2410.23022 (ONI), section 3. Differences: the queue is bounded and a text is asked once; an unusable answer is no
-label, but asked again; a server or a process that dies is noticed, waited for, and nothing is lost; budgets; a cache;
-replay.
+arXiv 2410.23022 (ONI), section 3.
+Differences: the queue is bounded and a text is asked once; an unusable answer is no label, but asked again; a server or
+a process that dies is noticed, waited for, and nothing is lost; budgets; a cache; replay.
 When it fails: a judge slower than the texts labels only new ones; see `dropped` and `queued` among the metrics.
 """
-
-from __future__ import annotations
 
 import functools
 import itertools
@@ -41,8 +39,8 @@ from rewards.llm.store import Item, label_in, read_rows
 
 @dataclass(eq=False, repr=False)
 class Annotator(Settings):
-    """A judge beside training. Raises ValueError for a value out of range, an unknown judge or option; from `offer` and
-    `take`, once the process of the judge has started, for a value that the judge refuses.
+    """A judge beside training. Raises ValueError for a value out of range, an unknown judge or option; `offer` and
+    `take` for a value that the judge in its process refuses.
     """
 
     judge: str = setting(help="one of the judges of its kind")
@@ -68,9 +66,7 @@ class Annotator(Settings):
         super().__post_init__()
         clock = self.clock
         if self.delay and clock != "steps":
-            raise ValueError(
-                f"delay={self.delay} counts steps, and clock={clock}; use clock=steps, or leave delay at 0"
-            )
+            raise ValueError(f"delay={self.delay} counts steps, and clock={clock}; use clock=steps, or delay=0")
         if self.cache and clock != "wall":
             raise ValueError(f"cache={self.cache!r} would change what clock={clock} delivers; leave it empty")
         if clock == "transcript" and not self.transcript:
@@ -100,22 +96,17 @@ class Annotator(Settings):
         if self.clock == "steps":
             self._judge = made = make_judge(self.judge, **options)
             if not made.local:
-                raise ValueError(
-                    f"judge={self.judge} answers when it likes and clock=steps asks for answers at a step; use "
-                    "clock=wall, or record a run with it and replay it with clock=transcript"
-                )
+                raise ValueError(f"judge={self.judge} answers when it likes; use clock=wall, or clock=transcript")
             self._identity = made.identity
         else:
             try:
                 json.dumps(options)  # how they reach the judge's process
             except (TypeError, ValueError) as error:
-                raise ValueError(
-                    f"judge_options cannot be written as JSON ({error}); give numbers, text, lists"
-                ) from None
+                raise ValueError(f"judge_options are no JSON ({error}); give numbers, text, lists") from None
 
     def offer(self, items: Sequence[Item], now: int, priority: Sequence[float] | None = None) -> int:
-        """Take in the new among texts or pairs, the newest last: neither known, nor in flight, nor empty; how many.
-        Never waits. `now` counts environment steps; the highest priority is asked first.
+        """Take in what is new among texts or pairs at step `now`, the newest last; how many. High priorities are asked
+        first.
         """
         if self.clock == "transcript" or not len(items):
             return 0
@@ -157,7 +148,6 @@ class Annotator(Settings):
         return {**metrics, "breaker": float(breaker), "restarts": float(restarts)}
 
     def preflight(self) -> str:
-        """Why nothing could be asked now; see `Judge.reach`."""
         if self.clock != "wall":
             return ""
         with closing(make_judge(self.judge, self.kind, **self._job["options"])) as judge:
@@ -165,16 +155,13 @@ class Annotator(Settings):
 
     @property
     def failure(self) -> str:
-        """The sentence of the latest question without a usable answer."""
         return "" if self._asker is None else self._asker.failure
 
     @property
     def worker_pid(self) -> int | None:
-        """The process of the judge, None while there is none."""
         return None if self._asker is None else self._asker.worker_pid
 
     def notes(self) -> list[str]:
-        """Sentences a user should read: where the labels come from, and what happened to the judge."""
         if self.clock == "transcript":
             return [f"labels are those of a recorded run, {len(self._replay):,} in all; no judge is asked"]
         judge = self._judge.notes() if self._judge is not None else []
@@ -187,7 +174,6 @@ class Annotator(Settings):
         return {"queue": state, "position": self._position, "identity": self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         with self._queue.lock:
             self._queue.load_state_dict(state["queue"])
         self._position, self._identity = state["position"], self._identity or state["identity"]
@@ -196,7 +182,6 @@ class Annotator(Settings):
             self._transcript.lines = self._position
 
     def close(self) -> None:
-        """End the judge and its process; what waits is still in the state."""
         for part in (self._judge, self._asker, self._transcript):
             if part is not None:
                 part.close()
@@ -242,10 +227,9 @@ class Transcript:
 
         {"now": 2048, "text": "You kill the newt!", "other": null, "value": 1.0, "judge": "rules nethack 1"}
 
-    `now` is the environment step at which the run got it. What stands there from another run is moved to `path.1`,
-    `path.2` ...; a file that cannot be written is reported, and the run continues without it; one that is removed
-    meanwhile is written anew. To resume, set `lines`, how many belong to this run, before the first one: what was
-    written after that is cut off.
+    `now` is the environment step at which the run got it. What stands there from another run is moved to `path.1` ...;
+    a file that cannot be written is reported, one that is removed meanwhile written again. To resume, set `lines`, how
+    many belong to this run: what was written after that is cut off.
     """
 
     def __init__(self, path: str | Path, say: Callable[[str], None]) -> None:
@@ -255,7 +239,6 @@ class Transcript:
         self._broken = False
 
     def write(self, now: int, delivered: Sequence[tuple[Item, float]], judge: str) -> None:
-        """Append what was delivered at step `now`."""
         if self._broken or not delivered:
             return
         try:
@@ -274,7 +257,6 @@ class Transcript:
             self._say(f"the transcript {self.path} cannot be written ({error}); the run continues without it")
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -304,7 +286,6 @@ class Transcript:
         return open(self.path, "a+", encoding="ascii")
 
     def _cut(self) -> None:
-        """Leave only the lines before the checkpoint."""
         self.path.touch()
         kept = [line for line in self.path.read_bytes().splitlines(True)[: self.lines] if line.endswith(b"\n")]
         if len(kept) < self.lines:

@@ -7,16 +7,12 @@
                   ^          |
                   +- failed -+ -> given up after `tries`
 
-What waits is bounded, and what is asked next is what has the highest priority and, among equals, what came last: an
-agent meets new texts faster than a language model reads, and the newest are those it meets again soon. A judge that
-fails is held back by a breaker and probed; a process that dies is noticed at once and started again, five times in ten
-minutes; what it was asked waits again. Nothing that waits is lost meanwhile, and training continues.
-Source: Zheng et al. 2024, arXiv 2410.23022 (ONI), section 3, asks newest first from an unbounded list; differences:
-bounded, what waits or is being asked is not taken in a second time, priorities, a budget, a rate.
+What waits is bounded, and what is asked next is what has the highest priority and, among equals, what came last: the
+newest texts are those an agent meets again soon. A judge that fails is held back by a breaker and probed; a process
+that dies is noticed at once and started again, five times in ten minutes; what it was asked waits again.
+Source: Zheng et al. 2024, arXiv 2410.23022 (ONI), section 3, asks newest first from an unbounded list.
 When it fails: a text that was dropped from a full queue is forgotten; it comes back only if it is met again.
 """
-
-from __future__ import annotations
 
 import itertools
 import os
@@ -109,7 +105,6 @@ class AnnotationQueue:
         return drawn
 
     def sent(self, items: Sequence[Item]) -> None:
-        """These were sent to the judge."""
         self.counts["asked"] += len(items)
         if self.rate:
             self._credit -= len(items)
@@ -138,7 +133,6 @@ class AnnotationQueue:
             self._order = None
 
     def take(self, now: int) -> list[tuple[Item, Any]]:
-        """The answers that are due, in order."""
         due = list(itertools.takewhile(lambda answer: answer[0] <= now, self.answers))
         return [self.answers.popleft()[1:] for _ in due]
 
@@ -153,7 +147,6 @@ class AnnotationQueue:
         return ""
 
     def metrics(self) -> dict[str, float]:
-        """The counts, what waits, and the mean seconds that an answer took."""
         counts = dict(self.counts)
         latency = counts.pop("seconds") / max(counts["answered"], 1.0)
         return {**counts, "queued": float(len(self.waiting)), "latency": latency}
@@ -172,7 +165,6 @@ class AnnotationQueue:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.waiting = {_item(texts): (rank, serial) for *texts, rank, serial in state["waiting"]}
         self.answers = deque(
             (due, _item(texts), float("nan") if value is None else value) for due, *texts, value in state["answers"]
@@ -236,16 +228,13 @@ class Asker:
 
     @property
     def worker_pid(self) -> int | None:
-        """Process id of the judge's worker; None while there is none."""
         return getattr(self._worker, "pid", None)
 
     def wake(self) -> None:
-        """There may be something to ask."""
         if self._inbox.empty():
             self._inbox.put(None)
 
     def close(self) -> None:
-        """End the thread and the process of the judge."""
         if os.getpid() != self._owner:  # a fork has neither
             return
         self._stopping = True
@@ -292,7 +281,6 @@ class Asker:
                 message = self._inbox.get_nowait()
 
     def _look_up(self, items: Sequence[Item]) -> list[Item]:
-        """Answer what the cache knows; returns the others."""
         if self._cache is None or not items:
             return list(items)
         found = (self._cache.words_of if self._words else self._cache.get)(self.identity, items)

@@ -8,11 +8,8 @@ soon as it is there. A question is some texts or pairs that go to the judge toge
     {"id": 7, "items": ["You kill the newt!"]}
     {"id": 7, "value": [1.0], "failed": [false], "failure": "", "tokens": 312, "raw": ["..."], "seconds": 0.8}
 
-It is no fork of the trainer; it imports from the same folders, and inherits the environment with an API key. It ends
-when its standard input does, or when its parent is gone, whatever its threads wait for.
+It imports from the same folders, inherits the environment with an API key, and ends with its standard input or parent.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -69,7 +66,6 @@ class JudgeProcess:
             self._in.flush()
 
     def kill(self) -> None:
-        """End it at once."""
         self._process.kill()
 
     def end(self) -> str:

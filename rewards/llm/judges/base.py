@@ -10,13 +10,10 @@ The kind of a judge is what it is asked about:
     code       write(question, verify): code that computes factors of a task (`rewards.language.lare`)
     rewards    propose(brief, count, number): code of reward functions (`rewards.design.authors`)
 
-A judge never sees the environment, the agent or the reward. It answers a question with a number or with NaN, unsure:
-NaN is an answer too, never a silent 0. A question that got no usable answer is `failed`: it may be asked again, an
-unsure one is not. A judge never raises because a server or a file is broken; only its constructor raises. Judges that
-ask a server are an `Endpoint`, and all answers that are kept go to an `AnswerStore`.
+A judge never sees the environment, the agent or the reward. It answers with a number or with NaN, unsure, which is an
+answer too. A question that got no usable answer is `failed`: it may be asked again, an unsure one is not. A judge never
+raises because a server or a file is broken; only its constructor raises.
 """
-
-from __future__ import annotations
 
 import difflib
 import inspect
@@ -24,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -99,7 +96,6 @@ class Judge(Settings, ABC):
         return ""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that moves: generators, statistics, counts."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -124,16 +120,14 @@ class Answers:
     raw: list[str] = field(default_factory=list)  # the judge's words, at most 2,000 characters each, if there are any
 
     @classmethod
-    def of(cls, value: ArrayLike) -> Answers:
+    def of(cls, value: ArrayLike) -> Self:
         """Answers none of which failed."""
         value = np.asarray(value, np.float32)
         return cls(value, np.zeros(value.shape, bool))
 
 
 class TextJudge(Judge):
-    """Rates captions. Options `goal` (a sentence: what is good) and `family` (the family of environments that the texts
-    come from, such as "nethack"; "" for none in particular) are known to all of them; runners fill both in.
-    """
+    """Rates captions. All know the options `goal` (a sentence: what is good) and `family`, which runners fill in."""
 
     @abstractmethod
     def label(self, texts: Sequence[str]) -> Answers:
@@ -163,9 +157,8 @@ class SegmentJudge(Judge):
         """
 
     def ask(self, first: Transitions, second: Transitions, most: int) -> tuple[Transitions, Transitions, np.ndarray]:
-        """Ask about pairs; returns pairs with their labels, as `compare` gives them, at most `most` new ones.
-
-        They are the same pairs, but of a judge that answers later, or brings pairs of its own.
+        """Ask about pairs; returns pairs with their labels, as `compare` gives them, at most `most` new ones: the same,
+        except from a judge that answers later, or brings pairs of its own.
         """
         return first, second, self.compare(first, second)
 
@@ -175,8 +168,8 @@ class SegmentJudge(Judge):
 
 
 def make_judge(name: str, kind: str = "texts", /, **options: Any) -> Any:
-    """The judge called `name` in `JUDGES[kind]`; the options `seed` and `device` are dropped where it has none; raises
-    ValueError for an unknown name or option, with the nearest, or a missing one; or from the judge, for a value.
+    """The judge called `name` in `JUDGES[kind]`; the options `seed` and `device` are dropped where it has none.
+    ValueError for an unknown name or option, with the nearest, for a missing one, or from the judge, for a value.
     """
     made = check_judge(name, kind, **options)
     accepted = inspect.signature(made).parameters

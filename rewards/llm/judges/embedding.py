@@ -8,21 +8,14 @@ Source: Du et al. 2023, "Guiding Pretraining in Reinforcement Learning with Larg
 2302.06692: captions are rewarded by the similarity of their sentence embedding with a goal's, above a threshold.
 Differences: goals are phrases of a family's file, and not what a language model proposes at each step; the phrases of
 no interest are ours, since "the door is locked" is near to "the door opens"; the answer is a label and not the cosine.
-
-Threshold and phrases of NetHack were chosen on the 529 different messages of 30,000 random steps, of which the rulebook
-calls 48 good: it finds 85 % of these, and 1.7 % of the others. On 375 messages that only other games showed it found
-72 % and 2 %. Goals without phrases of no interest found 57 % and 2.1 % of the first.
-
 When it fails: sentences about a whole task are near to no caption of one event, so a goal is cut into its parts and
 each stands for the family's phrase that is nearest; numbers and negations have little effect; it knows no environment.
 
 Sentences are vectors by all-MiniLM-L6-v2: Reimers, Gurevych 2019, "Sentence-BERT", arXiv 1908.10084 (the mean of the
 last layer's tokens); Wang et al. 2020, "MiniLM", arXiv 2002.10957; Apache 2.0. The package of its weights, the extra
-`sentences`, is a stranger's, so both files that are read are compared with the fingerprints of the published model.
-The library sentence-transformers takes twenty seconds of CPU to import, so the six layers stand here, with its vectors.
+`sentences`, is a stranger's, so its files are compared with the published fingerprints. The library
+sentence-transformers takes twenty seconds of CPU to import, so the six layers stand here.
 """
-
-from __future__ import annotations
 
 import functools
 import hashlib
@@ -68,9 +61,7 @@ class EmbeddingJudge(TextJudge):
 
     goal: str = setting("", "a sentence; its parts stand for the family's nearest good phrases, else for themselves")
     family: str = setting("", "the family whose phrases are used; one without a file has none")
-    goals: str | Sequence[str] = setting(
-        "", 'good phrases of your own, in place of the family\'s: a list, or one text with ";" between them'
-    )
+    goals: str | Sequence[str] = setting("", 'good phrases, not the family\'s: a list, or one text with ";" between')
     threshold: float = setting(0.45, "cosine above which a caption is good", low=0, high=1)
     margin: float = setting(0.1, "two captions are equal if they differ by no more, in cosines", low=0)
 
@@ -82,10 +73,7 @@ class EmbeddingJudge(TextJudge):
         own = self.goals.split(";") if isinstance(self.goals, str) else self.goals
         self.good = [phrase.strip() for phrase in own if phrase.strip()] or _meant(self.goal, known.good)
         if not self.good:
-            raise ValueError(
-                f"judge embedding: nothing is known of family={self.family!r}; say what is good in "
-                'goals="the door opens; ..."'
-            )
+            raise ValueError(f"judge embedding: nothing is known of family={self.family!r}; say what is good in goals")
         self._phrases = encode([*self.good, *known.other])
         asked = json.dumps([self.good, known.other, self.threshold, self.margin])
         self._identity = f"embedding all-MiniLM-L6-v2 {hashlib.sha256(asked.encode()).hexdigest()[:12]}"
@@ -162,7 +150,6 @@ def encode(texts: Sequence[str]) -> np.ndarray:
 
 @functools.cache
 def _model() -> tuple[_MiniLM, Any]:
-    """Model and tokenizer, loaded once in a process."""
     from safetensors.torch import load_file
     from tokenizers import Tokenizer
 

@@ -10,28 +10,24 @@ r"""Judges that answer in this process: a rulebook, recorded labels, and another
     ? \bfountain
     - it's a wall
 
-`+` helps (1), `-` does not (0), `?` is unsure (NaN); `default` is for texts in which nothing is found.
-A text is read only `until` the first place where that is found: what follows are words that the agent chose.
+`+` helps (1), `-` does not (0), `?` is unsure (NaN); `default` is for texts in which nothing is found. A text is read
+only `until` the first place where that is found: what follows are words that the agent chose.
 
-`recorded` repeats answers from a file, one JSON object a line as in transcripts: `text`, `other` (the second text of a
-pair, null or absent for a single one) and `value` in [0, 1], null for unsure; or from the annotator's cache.
-
-`simulated` inverts a share of another judge's answers, always the same ones:
+`recorded` repeats answers from a file, JSON lines as in transcripts (`text`, `other`, `value`), or the annotator's
+cache. `simulated` inverts a share of another judge's answers, always the same ones:
 
     value' = 1 - value   if u(text) < 1 - accuracy        u uniform in [0, 1) by hash of seed and text
     NaN                  if u'(text) < unsure
     1[u(text) < positive]  with shuffle: as many positive answers, about other texts; a control without meaning
 
-Sources: Zheng et al. 2024 (ONI, arXiv 2410.23022) asks one "helpful or not?" of each message, and so do our rules;
-Klissarov et al. 2023 (Motif, arXiv 2310.00166) learn from a file, labelled by another model; Ruiz-Gonzalez et al. 2024,
-"Words as Beacons", arXiv 2410.08632, measure language models once, then simulate them with the accuracy they found.
+Sources: Zheng et al. 2024 (ONI, arXiv 2410.23022) asks one "helpful or not?" of each message; Klissarov et al. 2023
+(Motif, arXiv 2310.00166) learn from a file; Ruiz-Gonzalez et al. 2024, "Words as Beacons", arXiv 2410.08632, measure
+language models once, then simulate them with the accuracy they found.
 Differences: errors depend on the text alone, since a model at temperature 0 repeats itself.
 When they fail: the author of the rules knows the task, so an agent that learns from them shows that the way from
-captions to rewards works, not that a model knows anything; texts that vary (numbers, names) are not in a file, and have
-no answer; a real model errs alike about similar texts, and the simulated one does not, so a learner averages it away.
+captions to rewards works, not that a model knows anything; texts that vary (numbers, names) are not in a file; a real
+model errs alike about similar texts, and the simulated one does not, so a learner averages it away.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -94,9 +90,7 @@ def book(family: str) -> Path:
     path = FOLDER / f"{SAME.get(family, family)}.txt"
     if not has_book(family):
         known = ", ".join(sorted(path.stem for path in FOLDER.glob("*.txt")))
-        raise ValueError(
-            f"judge rules: family={family!r} has no rulebook, {known} have; give rulebook=PATH of your own"
-        )
+        raise ValueError(f"judge rules: family={family!r} has no rulebook, {known} have; give rulebook=PATH")
     return path
 
 
@@ -192,9 +186,7 @@ class NoisyJudge(TextJudge):
         if not self.shuffle:
             self.other = make_judge(self.of, **{"goal": self.goal, "family": self.family, **(self.of_options or {})})
             if not self.other.local:
-                raise ValueError(
-                    f"judge simulated: of={self.of!r} is asked outside this process; give a local one, such as rules"
-                )
+                raise ValueError(f"judge simulated: of={self.of!r} is asked outside this process; give one as rules")
 
     @property
     def identity(self) -> str:

@@ -1,23 +1,17 @@
 """A language model behind any OpenAI-compatible server says which captions describe progress, or names the next goal.
 
-One question a text, several at the same time: servers batch simultaneous questions by themselves.
-The answer is JSON that is checked here, a short reason first and then a word; what does not fit is a failure and never
-a label, and "unsure" is an answer of its own (NaN).
+One question a text, several at the same time. The answer is JSON that is checked here, a short reason first and then a
+word; what does not fit is a failure and never a label, and "unsure" is an answer of its own (NaN).
 
 Source: Klissarov et al. 2023, "Motif", arXiv 2310.00166 (which of two captions is better?); Zheng et al. 2024, "ONI",
 arXiv 2410.23022 (is a caption helpful?).
-Differences from the sources:
-  - the questions are worded by us, in `prompts/`; answers are words checked against a schema, where ONI looks for a
-    nonsense word anywhere in the text and takes anything else for "not helpful";
-  - the question distinguishes neutral from harmful, and both have the value 0;
-  - a caption is quoted, so that what stands in it cannot pass for part of the question (`prompts.py`);
-  - `both_orders` asks about a pair twice, against a preference for a position; disagreement is unsure.
-
+Differences: the questions are worded by us, in `prompts/`; answers are words checked against a schema, where ONI looks
+for a nonsense word anywhere in the text; neutral and harmful both have the value 0; a caption is quoted, so that what
+stands in it cannot pass for part of the question (`prompts.py`); `both_orders` asks about a pair twice, against a
+preference for a position; disagreement is unsure.
 When it fails: a model that does not know the environment; captions that mean something only in their context; text that
 an agent can write and that persuades the model from within its quotation, which no prompt rules out.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -28,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from envs.settings import setting
-from rewards.llm.client import Chat, Endpoint, JudgeError, Reply, answer_form, in_parallel
+from rewards.llm.client import JudgeError, Reply, ServedJudge, answer_form, in_parallel
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge
 from rewards.llm.store import WORDS
@@ -41,20 +35,10 @@ NOTHING = prompts.quote("")
 GOAL_LENGTH = 200  # characters of a goal
 
 
-class ServerJudge(Endpoint, TextJudge):
+class ServerJudge(ServedJudge, TextJudge):
     """What judges share that ask one question an item: the server, several items at the same time."""
 
     name = "openai"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.chat = Chat(self)
-
-    def reach(self) -> str:
-        return self.chat.reach()
-
-    def close(self) -> None:
-        self.chat.close()
 
     def gather(self, one: Callable[[Any, Reply], tuple[float, str]], asked: Sequence[Any]) -> Answers:
         """The answers to B questions; `one` returns value and words of each, and raises JudgeError without any."""
@@ -90,9 +74,7 @@ class TextModel(ServerJudge):
         known = prompts.background(self.family)
         goal = self.goal.strip() or known.goal
         if not goal:
-            raise ValueError(
-                f'judge openai: nothing is known of family={self.family!r}; say what is wanted in goal="..."'
-            )
+            raise ValueError(f'judge openai: nothing is known of family={self.family!r}; say what is good: goal="..."')
         self._told = {"goal": goal, "knowledge": known.knowledge}
         wording = "_reworded" if self.reworded else ""
         version, self._label = prompts.question(f"label{wording}")
@@ -120,7 +102,6 @@ class TextModel(ServerJudge):
         return [f"labels are those of {self.model} at {self.url}, asked for: {self._told['goal']}"]
 
     def _all(self, asked: Sequence[Sequence[str]], key: str, words: dict[str, float], unasked: float) -> Answers:
-        """The answers to B items of no, one or two questions each."""
         schema = answer_form(reason={"type": "string"}, **{key: {"type": "string", "enum": list(words)}}) | CLOSED
 
         def one(questions: Sequence[str], reply: Reply) -> tuple[float, str]:

@@ -1,16 +1,14 @@
 """Prompts of a language model that judges captions: questions, and background of each environment family, as files.
 
-`prompts/*.txt` are questions with {goal}, {knowledge}, {caption} (or {first} and {second}) to be filled in, the fixed
-text first, so that servers with a prefix cache read it once; some hold several, each behind "=== SECTION".
-`prompts/families/*.txt` describe environment families: `goal:`, `good:` and `other:` lines, then knowledge and labelled
-examples. Each begins with its version, which is part of whose answers are kept: others are not read.
+`prompts/*.txt` are questions with {goal}, {knowledge}, {caption} (or {first} and {second}), the fixed text first, so
+that servers with a prefix cache read it once; some hold several, each behind "=== SECTION". `prompts/families/*.txt`
+describe environment families: `goal:`, `good:` and `other:` lines, then knowledge and labelled examples. Each begins
+with its version, which is part of whose answers are kept.
 
 A caption is untrusted data: the agent may have written it. It is put in as one JSON string of ASCII on one line,
-so it ends where its quotation ends; terminal codes, control characters and characters that cannot be seen are taken
-out, braces become parentheses (an answer that repeats a caption is then no JSON), and it is cut at LONGEST characters.
+without terminal codes, control characters and what cannot be seen, with parentheses for braces (an answer that repeats
+a caption is then no JSON), and cut at LONGEST characters.
 """
-
-from __future__ import annotations
 
 import functools
 import json

@@ -9,14 +9,12 @@ An item is the names of its frames, oldest first, with a space between: each is 
 Sources: Chen et al. 2026, "TOPReward: Token Probabilities as Hidden Zero-Shot Rewards for Robotics", arXiv 2602.19313
 (token); Liang et al. 2026, "Robometer: Scaling General-Purpose Robotic Reward Models via Trajectory Comparisons"
 (progress and success of each frame); Lee et al. 2026, "RoboReward: General-Purpose Vision-Language Reward Models for
-Robotics", arXiv 2601.00675 (grades). Differences: any model is asked in our words, theirs included; TOPReward scales
-log P(True) by the extremes of a whole episode, which are not known while it runs, so `no` is its scale here; the mean
-of progress and success is ours.
+Robotics", arXiv 2601.00675 (grades).
+Differences: any model is asked in our words; TOPReward scales log P(True) by the extremes of a whole episode, which are
+not known while it runs, so `no` is its scale here; the mean of progress and success is ours.
 When it fails: a server that returns no log-probabilities (token); a model that thinks before it answers, whose first
 token says nothing: switch thinking off by `body`; goals that so few frames cannot show.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -54,7 +52,6 @@ class _WindowModel(ServerJudge):
         return f"{self.name} {sections('windows')['version']} {self.model} {self.goal}"
 
     def label(self, texts: Sequence[str]) -> Answers:
-        """How much of the task each window shows, in [0, 1]."""
         return self.gather(lambda text, reply: (self.value(self._frames(text.split()), reply), reply.text), texts)
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
@@ -62,7 +59,6 @@ class _WindowModel(ServerJudge):
         raise NotImplementedError
 
     def asked(self, frames: list[np.ndarray]) -> list[str | np.ndarray]:
-        """The question about some frames."""
         asked = sections("windows")
         return [asked["shown"].format(count=len(frames), goal=self.goal) + "\n", *frames, asked[self.name]]
 

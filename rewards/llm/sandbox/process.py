@@ -9,15 +9,13 @@ attribute, no underscore at the start of a name, no text, no large number. What 
 in a process of its own that has given up files, network, other processes and its environment (`worker`), with bounded
 memory and a deadline. What comes back is read as numbers only, its size is checked, and what is not finite becomes 0.
 
-A call that fails is tried again in a fresh process; after `tries` failures in a row the factors are 0 from then on,
-and `notes` says so. Nothing is remembered between calls, so equal inputs give equal factors.
+A call that fails is tried again in a fresh process; after `tries` failures in a row the factors are 0 from then on, and
+`notes` says so. Nothing is remembered between calls, so equal inputs give equal factors.
 
-Source: the need for it is in Qu et al. 2025 (arXiv 2412.11120), whose published code runs a model's answer with `exec`
-in the training process. When it fails: the code may still be wrong, useless, or slow up to the deadline; on a system
-that is not Linux the kernel filters nothing and may not bound memory; Windows is refused.
+Source: the need for it is in Qu et al. 2025 (arXiv 2412.11120), whose published code runs a model's answer with `exec`.
+When it fails: the code may still be wrong, useless, or slow up to the deadline; on a system that is not Linux the
+kernel filters nothing and may not bound memory; Windows is refused.
 """
-
-from __future__ import annotations
 
 import ast
 import contextlib
@@ -78,8 +76,9 @@ class SandboxError(ValueError):
 
 @dataclass(eq=False)
 class Sandbox(Settings):
-    """A process that runs one program, started again when it must be. Raises SandboxError if the code is refused, or
-    fails on two rows of zeros; ValueError for a value out of range, or on Windows.
+    """A process that runs one program, started again when it must be.
+
+    SandboxError if the code is refused, or fails on two rows of zeros; ValueError on Windows.
     """
 
     source: str = setting(help="as `check` takes it")
@@ -129,32 +128,28 @@ class Sandbox(Settings):
         return found
 
     def notes(self) -> list[str]:
-        """What a user should know of the code's behaviour."""
-        lines = []
+        lines, failures, strange = [], self.counts["failures"], self.counts["not finite"]
         if not self.contained:
             lines.append("this kernel does not filter what the factors' code asks of it; only limits hold it")
         if self.broken:
             lines.append(f"the factors' code failed {self.tries} times in a row and is 0 from then on: {self.failure}")
-        elif self.counts["failures"]:
-            lines.append(f"the factors' code failed {self.counts['failures']} times, last: {self.failure}")
-        if self.counts["not finite"]:
-            lines.append(f"{self.counts['not finite']} rows had factors that were not finite, 0 was taken instead")
+        elif failures:
+            lines.append(f"the factors' code failed {failures} times, last: {self.failure}")
+        if strange:
+            lines.append(f"{strange} rows had factors that were not finite, 0 was taken instead")
         return lines
 
     @property
     def pid(self) -> int | None:
-        """The process that runs the code; None while there is none."""
         held = self._stop.peek() if self._stop else None
         return held[2][0].pid if held else None
 
     def close(self) -> None:
-        """End the process; the next call starts another."""
         if self._stop is not None:
             self._stop()
             self._stop = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has gathered, as `load_state_dict` takes it."""
         return {"source": self.source, "broken": self.broken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -244,18 +239,31 @@ def _end(process: subprocess.Popen, channel: socket.socket, folder: str) -> None
         os.rmdir(folder)  # left only if the process never began
 
 
-def check(source: str) -> str:
-    """What may be run of code that defines `factors(obs, action)`, without NumPy's import and annotations; SandboxError
-    for the first thing that is not allowed, with its line.
-    """
-    if len(source.encode("utf-8", "replace")) > LONGEST:
-        raise SandboxError(f"the code has more than {LONGEST:,} bytes; write less")
+@contextlib.contextmanager
+def readable() -> Iterator[None]:
+    """Turns what fails about code that is no Python into a sentence; also a decorator."""
     try:
-        return _cleaned(ast.parse(source))
+        yield
     except SandboxError:
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise SandboxError(f"the code is no Python: {type(error).__name__}: {str(error)[:200]}") from None
+
+
+@readable()
+def check(source: str) -> str:
+    """What may be run of code that defines `factors(obs, action)`, without NumPy's import and annotations.
+
+    SandboxError for the first thing that is not allowed, with its line.
+    """
+    return _cleaned(parsed(source))
+
+
+def parsed(source: str) -> ast.Module:
+    """The tree of some code; SandboxError for what is too long."""
+    if len(source.encode("utf-8", "replace")) > LONGEST:
+        raise SandboxError(f"the code has more than {LONGEST:,} bytes; write less")
+    return ast.parse(source)
 
 
 def _cleaned(tree: ast.Module) -> str:

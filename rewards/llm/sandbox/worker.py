@@ -3,18 +3,16 @@
 It receives once what to run and what the code may use, drops its privileges, and answers request after request on its
 standard input, which is a socket. Dropped are: the environment, the working folder, opening files, processes, writing
 to files, unbounded memory, time beyond an alarm; and, on Linux, a filter in the kernel lets nothing pass but memory,
-reading and writing what is open, and waiting. So a hole in the check of the source gives access to nothing.
+reading and writing what is open, and waiting.
 
     there   4 bytes of length, JSON {source, numpy, builtins, memory, timeout}
     back    1 byte, b"1" if the kernel filters, b"0" if not
     there   rows, obs size, action size (3 x uint32); float32 obs (rows, obs size); float32 action (rows, action size)
     back    k, length (2 x uint32); float32 (rows, k), or UTF-8 text of an error if k is 0
 
-Source: the filter is seccomp's mode 2 (linux/seccomp.h, linux/filter.h, linux/audit.h).
-When it fails: on other systems than Linux the memory is not bounded everywhere, and there is no filter.
+Source: the filter is seccomp's mode 2 (linux/seccomp.h, linux/filter.h, linux/audit.h). When it fails: on other systems
+the memory is not bounded everywhere, and there is no filter.
 """
-
-from __future__ import annotations
 
 import ctypes
 import json
