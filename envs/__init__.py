@@ -24,7 +24,6 @@ _TASKS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "NoisyRooms-v0": ("envs.exploration.family:NoisyRooms", 200, {}),
     "ProcMaze-v0": ("envs.exploration.factored:ProcMaze", 100, {}),
     "ButtonGrid-v0": ("envs.exploration.factored:ButtonGrid", 100, {}),
-    "Carla-v0": ("envs.driving.carla:Carla", None, {}),
     "DeepSea-v0": ("envs.exploration.family:DeepSea", None, {}),
     "PointMaze-v0": ("envs.exploration.family:PointMaze", 50, {}),
     "Peg-v0": ("envs.exploration.peg:Peg", 60, {}),

@@ -103,7 +103,7 @@ class Family:
 
 
 FILES = (
-    *("classic.family", "mujoco.family", "minigrid.family", "nethack.family", "driving.family", "driving.carla"),
+    *("classic.family", "mujoco.family", "minigrid.family", "nethack.family", "driving.family"),
     *("exploration.family", "exploration.factored", "exploration.peg", "crafter.family", "exploration.probe"),
 )
 OTHER = Family("other", "any other Gymnasium id, or module:Id-v0", ids=(), knows=lambda spec: True)

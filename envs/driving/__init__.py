@@ -1,1 +1,1 @@
-"""Driving: highway-env, CarRacing, CARLA-style environments, and the signals they share."""
+"""Driving: highway-env, CarRacing, and the signals they share."""

@@ -1,7 +1,6 @@
 """The signals of a car, in columns that every driving environment shares, and driving metrics counted from them.
 
-Environments write them as `signals` (see `envs.family.Family.sense`); rewards that read them work on highway-env,
-CarRacing and whatever `envs.driving.carla` adapts. Here highway-env's roads and CarRacing are read:
+Environments write them as `signals` (see `envs.family.Family.sense`). Here highway-env's roads and CarRacing are read:
     speed        of the car along its own heading; a car that reverses has a negative one
     lane_offset  from the lane that the car is in now, also while it changes lanes; so is the heading, right positive
     gap          bumper to bumper, 0 while they touch, along the lane and the lanes that follow it; obstacles count
@@ -73,7 +72,7 @@ def read(signals: np.ndarray) -> Vehicle:
     if signals.shape[-1] != len(VEHICLE):
         raise ValueError(
             f"signals of {signals.shape[-1]} columns are no vehicle's, which has {len(VEHICLE)} "
-            f"({', '.join(VEHICLE)}); use a driving environment, or envs.driving.carla for one of your own"
+            f"({', '.join(VEHICLE)}); use a driving environment"
         )
     return Vehicle(*np.moveaxis(signals, -1, 0))
 

@@ -120,7 +120,6 @@ HELPS = {
         "sees the green goal",
     ],
     "driving": ["the car drives fast in the right lane, the road ahead is clear"],
-    "carla": ["the car drives steadily on the road, the road ahead is clear"],
     "classic": ["the pole is upright, the cart is in the middle", "the tip is above the line"],
     "mujoco": ["the robot is on its feet, moving forward", "the poles are upright", "the tip is on the target"],
     "crafter": ["collected wood", "placed a table; was hurt"],

@@ -220,7 +220,4 @@ def test_every_world_says_what_is_wanted_and_labels_four_examples():
     for name in names:
         family = prompts.background(name)
         assert family.goal.startswith("to ") and family.good and family.knowledge.count('" is ') == 4, name
-    assert (
-        prompts.background("carla") == prompts.background("driving")
-        and prompts.background("chess") == prompts.Background()
-    )
+    assert prompts.background("chess") == prompts.Background()

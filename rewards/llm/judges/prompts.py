@@ -19,7 +19,6 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / "prompts"
 LONGEST = 300  # characters of a caption
-SAME = {"carla": "driving"}  # families with the captions of another
 INVISIBLE = ("Cf", "Cs", "Co", "Cn")  # directions, joiners, tags, halves of characters, private ones
 _TERMINAL = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
 _HOLE = re.compile(r"\{(goal|knowledge|caption|first|second)\}")
@@ -38,7 +37,7 @@ class Background:
 @functools.cache
 def background(name: str) -> Background:
     """What is known of the family called `name`; nothing, if there is no file."""
-    path = FOLDER / "families" / f"{SAME.get(name, name)}.txt"
+    path = FOLDER / "families" / f"{name}.txt"
     if not name or not path.is_file():
         return Background()
     found: dict[str, list[str]] = {"goal": [], "good": [], "other": []}
