@@ -51,11 +51,9 @@ class TaskScorer:
         self.streams: Mapping[str, Any] = {"task": SimpleNamespace(gamma=gamma, episodic=True)}
 
     def initial_memory(self, n: int) -> Memory:
-        """No memory: the task remembers for itself."""
         return {}
 
     def embed(self, batch: Transitions) -> Transitions:
-        """The batch as it is."""
         return batch
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[dict[str, Array], Memory]:
@@ -63,39 +61,30 @@ class TaskScorer:
         return {"task": np.where(batch.valid, batch.reward, np.float32(0))}, memory
 
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Array], Memory]:
-        """Nothing to store beside a transition."""
         return {}, memory
 
     def relabel(self, batch: Transitions) -> dict[str, Array]:
-        """The task's reward."""
         return self.score(batch)[0]
 
     def combine(self, raw: dict[str, Array], timesteps: Any) -> Array:
-        """The one stream, at weight 1."""
         return raw["task"]
 
     def scaled(self, raw: dict[str, Array]) -> dict[str, Array]:
-        """The score, not scaled."""
         return raw
 
     def weights(self, timesteps: Any) -> dict[str, float]:
-        """1 for the one stream."""
         return {"task": 1.0}
 
     def total(self, batch: Transitions, memory: Memory, timesteps: int) -> tuple[Array, Memory]:
-        """The agent's reward and the memory after it."""
         return self.score(batch)[0]["task"], memory
 
     def update(self, batch: Transitions, raw: dict[str, Array], timesteps: Any = 0) -> dict[str, float]:
-        """Nothing learns."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing changes."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
         pass
 
 
@@ -181,17 +170,12 @@ class BaseAgent(Predictor):
 
     @classmethod
     def build(cls, config: Any, envs: gym.vector.VectorEnv, **options: Any) -> Self:
-        """The agent of a run; `options` as for the class."""
         return cls(envs, config, **options)
 
     @classmethod
     @abstractmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Refuse spaces the agent cannot handle.
-
-        Raises:
-            ValueError: naming the space and the agents that can.
-        """
+        """Refuse spaces the agent cannot handle, by a ValueError that names those that can."""
 
     # ---------------------------------------------------------------------------------------------------- the loop
 
@@ -204,10 +188,9 @@ class BaseAgent(Predictor):
         progress_bar: bool = False,
         tb_log_name: str = "",
     ) -> Self:
-        """Act and learn for `total_timesteps` environment steps, summed over environments, in whole rollouts.
+        """Act and learn for `total_timesteps` steps, summed over environments, in whole rollouts.
 
-        Raises:
-            FloatingPointError: if the environment or a reward gives NaN or an infinite number, or training diverges.
+        A FloatingPointError stops NaN or infinity in observations, rewards or training.
         """
         if reset_num_timesteps:
             self.num_timesteps = 0
@@ -253,9 +236,7 @@ class BaseAgent(Predictor):
             RuntimeError: within `learn`.
         """
         if self._learning:
-            raise RuntimeError(
-                "set_reward within learn would mix two rewards in one rollout; call it between two learns"
-            )
+            raise RuntimeError("set_reward within learn would mix two rewards in one rollout; call it after learn")
         fresh = type(self)(self.envs, self.config, scorer=scorer, seed=self.seed, device=str(self.device))
         fresh._succeed(self)
         vars(self).update(vars(fresh) | {"logger": self.logger})
@@ -277,7 +258,6 @@ class BaseAgent(Predictor):
         set_state(self, self.lasting, get_state(old, self.lasting))
 
     def begin_rollout(self) -> None:
-        """Reset the environments, where they have not been."""
         self.steps.begin()
 
     @abstractmethod
@@ -326,14 +306,12 @@ class BaseAgent(Predictor):
         return self.episodes.successes
 
     def get_env(self) -> Any:
-        """The vector environment."""
         return self.envs
 
     def get_vec_normalize_env(self) -> None:
         """None: these agents normalise by themselves."""
 
     def record(self, metrics: Mapping[str, float]) -> None:
-        """Hand metrics to the logger, for the next row."""
         for tag, value in metrics.items():
             self.logger.record(tag, value)
 
@@ -368,14 +346,12 @@ class BaseAgent(Predictor):
         set_state(self, self.saved, state)
 
     def keep_finite(self) -> None:
-        """Remember what is recoverable as it is now."""
         self._finite = copy.deepcopy(get_state(self, self.recoverable))
 
     def keep_or_restore(self, finite: bool) -> bool:
         """Remember the weights if they are finite, else return to those remembered; gives back `finite`.
 
-        Raises:
-            FloatingPointError: the third time in a row that they are not.
+        A FloatingPointError says so the third time in a row that they are not.
         """
         if finite:
             self.keep_finite()
@@ -396,7 +372,6 @@ class BaseAgent(Predictor):
     # -------------------------------------------------------------------------------------------------------- files
 
     def beside(self) -> dict[str, Any]:
-        """Counts, and the reward with what it has learned."""
         reward = self.scorer.state_dict() if hasattr(self.scorer, "state_dict") else {}
         state = {"streams": list(self.scorer.streams), "reward": reward, **get_state(self, self.in_file)}
         return state | ({"masked": True} if self.masked else {})
@@ -458,7 +433,6 @@ class Means(Stateful):
 
     @torch.no_grad()
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """Add a value of each metric."""
         for name, value in metrics.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
             self.counts[name] = self.counts.get(name, 0) + 1
@@ -513,20 +487,14 @@ class Episodes(Stateful):
 class Steps(Stateful):
     """N environments a step at a time: actions as vectors in, transitions with true successors out.
 
-    Its state is where the episodes stand; the environments save their own.
-
-    Args:
-        envs: a `gymnasium.vector.VectorEnv` that resets by itself.
-        scorer: its `on_nan`, if it has one, is applied to the task's rewards.
+    Its state is where the episodes stand; the environments save their own. They reset by themselves, and their arrays
+    are on the host, else a ValueError. The scorer's `on_nan`, if it has one, is applied to the task's rewards.
 
     Attributes:
         obs: (N, ...) what to act on next, copied.
         step_index: int64 (N,), its step within the episode.
         began: bool (N,), whether it begins an episode: where an agent with a memory empties it.
         episodes: returns, lengths and successes of the last 100.
-
-    Raises:
-        ValueError: for environments that leave resets to their caller, or keep their arrays on a GPU.
     """
 
     saved = {"obs": "obs", "cursor": "cursor"} | {key: f"episodes.{name}" for key, name in Episodes.saved.items()}
@@ -549,12 +517,10 @@ class Steps(Stateful):
 
     @property
     def step_index(self) -> np.ndarray:
-        """Steps into each environment's episode, int64 (N,)."""
         return self.cursor.step
 
     @property
     def began(self) -> np.ndarray:
-        """Whether each environment's episode begins, bool (N,)."""
         return self.cursor.step == 0
 
     def begin(self) -> bool:
@@ -570,11 +536,7 @@ class Steps(Stateful):
         return True
 
     def step(self, actions: Tensor, encoding: SpaceEncoding) -> Transitions:
-        """One step with actions (N, A), as `encoding` encodes them.
-
-        Raises:
-            NotFinite: if an environment or the policy gives NaN or infinity.
-        """
+        """One step with actions (N, A), as `encoding` encodes them; a `NotFinite` for NaN or infinity."""
         taken = encoding.decode(actions.detach().cpu().numpy())
         refuse({"action": taken}, self.cursor.step, {"obs": self.obs, "action": taken})
         obs, rewards, terminations, truncations, infos = self.envs.step(taken)

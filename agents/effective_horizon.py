@@ -9,8 +9,7 @@ algorithm 1 and definition 5.2: H = min over k of k + log_A(m_k).
 
 Differences from the source:
   - m is the smallest power of `step` that solved it in our runs, not the bound of theorem 5.4;
-  - what is maximised may be a learned reward, while solved always refers to the task;
-  - futures are played from a copy of the simulator (`envs.snapshots.clones`), not from the episode's start.
+  - what is maximised may be a learned reward, while solved always refers to the task.
 
 When it fails: stochastic environments (use `agents.sqirl`, which plans for the average); continuous actions; a task
 that needs more than random play reaches in `steps` steps: then the answer is None, and no lower bound.
@@ -74,8 +73,7 @@ def gorp(
         max_steps: where futures end; None for the environment's own limit.
         budget: simulator steps that may be spent; None is returned when they are.
 
-    Raises:
-        ValueError: for actions other than Discrete, or k, m out of range.
+    A ValueError refuses other actions, and k, m out of range.
     """
     n_actions, limit = _checked(clones, k, m, max_steps)
     start = getattr(clones.action_space, "start", 0)
@@ -126,8 +124,7 @@ def effective_horizon(
         k_max, m_max, step: the largest k and m to try; m = 1, step, step^2, ...
         seeds, budget: episodes that must all be solved, and simulator steps for each.
 
-    Raises:
-        ValueError: as `gorp`; or if the environment does not report success and `solved` is None.
+    A ValueError as `gorp`, and where the environment does not report success and `solved` is None.
     """
     if step < 2 or seeds < 1:
         raise ValueError(f"step={step}, seeds={seeds} is no search; give step=2 or more, and one seed or more")
@@ -163,9 +160,7 @@ def _checked(clones: Clones, k: int, m: int, max_steps: int | None) -> tuple[int
     if not isinstance(space, spaces.Discrete):
         raise ValueError(f"the effective horizon enumerates actions, and {space} has no finite number; give Discrete")
     if k < 1 or m < 1 or int(space.n) ** k > MAX_SEQUENCES:
-        raise ValueError(
-            f"k={k}, m={m} with {space.n} actions cannot be tried; give k, m of 1 or more with A^k <= {MAX_SEQUENCES:,}"
-        )
+        raise ValueError(f"k={k}, m={m} with {space.n} actions ; give k, m of 1 or more with A^k <= {MAX_SEQUENCES:,}")
     limit = min((x for x in (max_steps, clones.max_steps) if x is not None), default=None)
     if limit is None:
         raise ValueError(f"episodes of {clones.env_id} have no end; give max_steps=")

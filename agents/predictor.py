@@ -63,10 +63,7 @@ class Predictor(ABC):
         """Actions for one observation or a batch (B, ...), and the state (B, ...) of a policy that has one, else None.
 
         `episode_start`, bool (B,), empties that state. `mask`, bool (n,) or (B, n): the actions that are allowed; see
-        `envs.masks`. It is needed where training had masks; agents that use none ignore it.
-
-        Raises:
-            ValueError: for an observation or mask of another shape, and a mask that is missing or allows nothing.
+        `envs.masks`. It is needed where training had masks; agents that use none ignore it. Other shapes are refused.
         """
         single = self._is_single(observation)
         rows = map_obs(lambda x: np.asarray(x)[None], observation) if single else observation

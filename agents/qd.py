@@ -11,9 +11,8 @@ Beside the search stands a map, the best individual of each cell in which an epi
 Sources: Lehman & Stanley 2011, "Abandoning Objectives"; Paolo et al. 2021, arXiv 2102.03140 (SERENE); Paolo et al.
 2020, arXiv 1909.05508 (TAXONS: descriptor=autoencoder; with serene it is STAX); Fontaine et al. 2020, arXiv 1912.02400.
 Differences: an emitter needs no bootstrap, for new ones come first, then those that gained most; it mutates by a third
-of `sigma`, not of the distance to its neighbour, which vanishes in dense populations; the autoencoder's error does not
-select; the first environment plays the best again, whose return is the mean of its episodes, so that luck does not
-last; cma_me continues from its map, not to the same numbers.
+of `sigma`; the autoencoder's error does not select; the first environment plays the best again, whose return is the
+mean of its episodes; cma_me continues from its map, not to the same numbers.
 Fails when: policies are large (hundreds of weights); where an episode ends says nothing; serene: returns stay below 0.
 """
 
@@ -59,9 +58,7 @@ class QDConfig(Settings):
     net_arch: list[int] = setting([8], "units of a policy's hidden layers", low=1)
     population: int = setting(100, "that novelty selects", low=2)
     nearest: int = setting(15, "others that novelty looks at", low=1)
-    sigma: float = setting(
-        0.5, "of mutations, and of cma_me's first step [0.05]", above=0, high=LIMIT, tune=(0.05, 2.0, "log")
-    )
+    sigma: float = setting(0.5, "of mutations, and cma_me's first [0.05]", above=0, high=LIMIT, tune=(0.05, 2.0, "log"))
     chunk: int = setting(1000, "episodes of serene before it turns from exploring to emitters, and back", low=1)
     gamma: float = setting(1.0, "discount of an episode's return", above=0, high=1)
 
@@ -71,9 +68,6 @@ class QD(BaseAgent):
 
     Attributes:
         map: the best individual of each cell, `fitness` -inf where no episode ended; how many `episodes` that is from.
-
-    Raises:
-        ValueError: for spaces, axes and descriptors that it cannot use, and for search=cma_me without pyribs.
     """
 
     Config: ClassVar[type[QDConfig]] = QDConfig
@@ -118,7 +112,6 @@ class QD(BaseAgent):
             raise ValueError(f"QD's small policies cannot read images, and {observation_space} has some; use agent=ppo")
 
     def collect(self, on_step: OnStep) -> bool:
-        """One whole episode of each individual."""
         if self.config.search == "cma_me" and self.scheduler is None:
             self._schedule()
         weights = self._weights(self.children)
@@ -142,7 +135,6 @@ class QD(BaseAgent):
         return self.encoding.decode(self._outputs(obs)[0].numpy()), None
 
     def update(self) -> dict[str, Any]:
-        """Score the episodes, enter the map, make the next generation."""
         config, scorer, batch = self.config, self.scorer, self.scorer.embed(self._played)
         raw, _ = scorer.score(batch, scorer.initial_memory(self.steps.n))
         weights = scorer.weights(self.num_timesteps)

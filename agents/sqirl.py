@@ -9,11 +9,8 @@ world is GORP (2023, arXiv 2304.09853), which `agents.effective_horizon` plays b
 
 Differences from the source:
   - the step within the episode is an input of Q, as log(1 + step), because a return to go depends on what is left;
-  - one network per depth, trained one after the other, each on targets of mean 0 and deviation 1; a stage begins with
-    the weights of the last;
-  - after the last step of the longest episode it begins again at the first, with twice the episodes: the source tunes
-    their number.
-Rewards are recomputed at each stage for the episodes it played, so one that learns is always current.
+  - a network per depth, trained in turn on targets of mean 0 and deviation 1, beginning with the weights of the last;
+  - after the last step of the longest episode it begins again, with twice the episodes (tuned in the source).
 Fails when: random play from the right state does not find the reward; actions are continuous; observations are images.
 """
 
@@ -75,7 +72,6 @@ class Stages(nn.Module):
 
     @property
     def tables(self) -> list[Tensor]:
-        """The weights of every stage, a tensor a layer."""
         return [getattr(self, f"layer{number}") for number in range(len(self.net.weights()))]
 
     @property
@@ -107,11 +103,7 @@ class Stages(nn.Module):
 
 
 class SQIRL(BaseAgent):
-    """Shallow Q-iteration via reinforcement learning, for discrete actions and observations of numbers.
-
-    Raises:
-        ValueError: for spaces it cannot use, or fewer episodes than environments.
-    """
+    """Shallow Q-iteration, for discrete actions and observations of numbers; a ValueError refuses others."""
 
     Config: ClassVar[type[SQIRLConfig]] = SQIRLConfig
     saved: ClassVar[dict[str, str]] = BaseAgent.saved | {
@@ -140,9 +132,7 @@ class SQIRL(BaseAgent):
         config, envs, seed = self.config, self.envs, self.seed
         self.encoding = SpaceEncoding(self.observation_space, self.action_space)
         if config.episodes < envs.num_envs:
-            raise ValueError(
-                f"agent.episodes={config.episodes} are fewer than n_envs={envs.num_envs}; give {envs.num_envs} or more"
-            )
+            raise ValueError(f"agent.episodes={config.episodes} is less than n_envs={envs.num_envs}; give as many")
         inputs = self.encoding.obs_size + 1
         sizes = (1, inputs, config.net_arch, self.encoding.action_size)
         self.nets = nn.ModuleList(Stacked(*sizes, seed=seed + depth) for depth in range(config.k)).to(self.device)

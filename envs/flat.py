@@ -59,7 +59,6 @@ class Flat(Stateful):
         return part
 
     def put(self, places: Tensor, part: Flat) -> None:
-        """Write back what `part` gave."""
         self.value[places], self.mean[places], self.square[places] = part.value, part.mean, part.square
         self.steps.copy_(part.steps)
 

@@ -134,7 +134,6 @@ def make(
 
 
 def _cannot_be_made(env_id: str, arguments: dict[str, Any], error: Exception) -> str:
-    """The sentence about a constructor that asserts, or does not take an argument."""
     if "'render_mode'" in str(error):
         return (
             f"{env_id} cannot draw itself: its constructor has no argument render_mode, which Gymnasium asks for; add "
@@ -209,9 +208,7 @@ def make_vec(
     if not same_step and backend in ("gym", "workers", "batched"):
         raise ValueError(f'backend="{backend}" resets in SAME_STEP mode, not {autoreset_mode}; use "sync" or "async"')
     if wrap is not None and backend not in ("gym", "sync"):
-        raise ValueError(
-            f'backend="{backend}" keeps its environments where nothing can be wrapped around them; use "gym"'
-        )
+        raise ValueError(f'backend="{backend}" has environments that nothing can be wrapped around; use "gym"')
     for name, value in (("workers", dict(workers or {}) or None), ("processes", processes)):
         if value is not None and backend != "workers":
             raise ValueError(f'{name}={value} is for backend="workers", not "{backend}"; leave it out')
@@ -294,9 +291,6 @@ def termination(env_id: str, **options: Any) -> Ends | None:
     observations (a `noisy_tv`) or actions (a `base`) makes the result None. The function takes arrays (B, D), (B, A),
     (B, D), NumPy's or torch's, and returns bool (B,). Observations are float32 and simulators compute in float64, so a
     state within a rounding of a limit may fall on its other side.
-
-    Raises:
-        ValueError: if the id is unknown.
     """
     spec = spec_of(env_id)
     if options.pop("noisy_tv", None) is not None or options.pop("base", None) is not None:
@@ -305,11 +299,9 @@ def termination(env_id: str, **options: Any) -> Ends | None:
 
 
 def spec_of(env_id: str) -> EnvSpec:
-    """The registration of an id, after importing the package that brings it.
+    """The registration of an id, after importing the package that brings it; a ValueError names the nearest id.
 
-    Raises:
-        ValueError: if there is none; names the nearest id.
-        ImportError: if the package that brings it is missing.
+    An ImportError if that package is missing.
     """
     module, _, name = env_id.rpartition(":")
     if module:
@@ -369,7 +361,6 @@ def _extra_with(package: str) -> str:
 
 
 def _stem(env_id: str) -> str:
-    """An id without its version, in lower case."""
     return env_id.lower().rpartition("-v")[0] or env_id.lower()
 
 
@@ -379,9 +370,6 @@ def options(env_id: str) -> dict[str, inspect.Parameter]:
     Name -> parameter, with its default and its annotation, read from signatures: no environment is made. What `make`
     and `make_vec` handle themselves, such as `render_mode` and `max_episode_steps`, is no option. A constructor that
     takes `**kwargs` does not declare which names it knows (see `is_open`), unless they go on to its base class's.
-
-    Raises:
-        ValueError: if the id is unknown.
 
     Example:
         >>> sorted(options("Pendulum-v1"))[:2]
@@ -407,11 +395,7 @@ def is_open(env_id: str) -> bool:
 
 
 def creator(env_id: str) -> Callable[..., Any]:
-    """The class or function that makes the environment.
-
-    Raises:
-        ValueError: if the id is unknown, or makes vectors only.
-    """
+    """The class or function that makes the environment; a ValueError if there is none."""
     point = spec_of(env_id).entry_point
     if point is None:
         raise ValueError(f"{env_id} is registered without an entry_point; give an environment that can be made alone")

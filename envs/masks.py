@@ -96,11 +96,7 @@ def sample(space: spaces.Space, mask: np.ndarray | None = None) -> Any:
 
 
 class ActionMask(Recorded):
-    """Writes each observation's checked mask into `info["action_mask"]`, and gives it by `action_masks()`.
-
-    Raises:
-        MaskFault: from `reset` and `step`, naming the step of the episode.
-    """
+    """Writes each observation's checked mask into `info["action_mask"]`; a `MaskFault` names the step."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
@@ -118,7 +114,6 @@ class ActionMask(Recorded):
         return obs, self.begin(info)
 
     def begin(self, info: dict[str, Any]) -> dict[str, Any]:
-        """The info of a reset, with its mask."""
         self._step = 0
         return self._write(info, False)
 

@@ -131,8 +131,7 @@ def empty_batch(
 ) -> Any:
     """Arrays of zeros, by `new`, for values of a space, leading axes `shape`; a dict for a Dict space, if `nested`.
 
-    Raises:
-        ValueError: if its values do not fit into arrays.
+    A ValueError if its values do not fit into arrays.
     """
     if nested and isinstance(space, spaces.Dict):
         return {key: empty_batch(part, shape, new) for key, part in space.spaces.items()}

@@ -55,8 +55,7 @@ def _renderer() -> str:
 def opengl(draws: bool) -> Any:
     """MuJoCo, which loads the renderer that `MUJOCO_GL` names when it is imported.
 
-    Raises:
-        ImportError: if that renderer does not work here, or is switched off although the run `draws` frames.
+    An ImportError if that does not work here, or is switched off although the run `draws` frames.
     """
     choice = os.environ.get("MUJOCO_GL", "")
     why = "it is switched off" if draws and choice.lower() in ("disable", "disabled", "off", "false", "0") else ""
@@ -93,8 +92,7 @@ def before_opengl() -> None:
 def frame(env: gym.Env, size: int) -> np.ndarray:
     """The current state as an image, uint8 (size, size, 3), of an environment with `render_mode="rgb_array"`.
 
-    Raises:
-        RuntimeError: if the renderer returned nothing, or a picture of one single colour.
+    A RuntimeError if the renderer returned nothing, or a picture of one single colour.
     """
     small: np.ndarray | None = None
     if isinstance(env, gym.Wrapper) and env.has_wrapper_attr("small_frame"):

@@ -132,15 +132,12 @@ class ResidualVector(VectorWrapper):
         return self.base.see(obs, ended), rewards, terminations, truncations, infos
 
     def measured(self) -> dict[str, float]:
-        """For the log."""
         return {"residual/clipped": self.base.clipped}
 
     def snapshot(self) -> dict[str, Any]:
-        """The environments' snapshot, and where the base is in its episodes."""
         return {"envs": self.env.snapshot(), "state": self.base.state, "action": self.base.action}  # type: ignore[attr-defined]
 
     def restore(self, state: dict[str, Any]) -> np.ndarray:
-        """Come back to a snapshot; returns the observations of that moment."""
         obs = self.env.restore(state["envs"])  # type: ignore[attr-defined]
         self.base.state, self.base.action = state["state"], np.asarray(state["action"])
         return np.concatenate([obs, self.base.action], -1, dtype=np.float32)

@@ -95,11 +95,7 @@ def setting(
 
 
 class Settings:
-    """Base of every Config: fills in its preset and checks each field when it is made.
-
-    Raises:
-        ValueError: for the first field out of range, with the value, the range and so the fix.
-    """
+    """Base of every Config: fills in its preset and checks each field when it is made; a ValueError names the range."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # name -> values for the fields that are None
 

@@ -64,11 +64,9 @@ class Stateful:
     saved: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Every attribute in `saved`."""
         return get_state(self, self._places(), copy=True)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         set_state(self, self._places(), state, getattr(self, "device", None))
 
     def _places(self) -> Mapping[str, str]:
@@ -137,15 +135,10 @@ class Weights:
         self._parts = parts
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Every tensor under its path."""
         return dict(_leaves({name: part.state_dict() for name, part in self._parts.items()}, ""))
 
     def load_state_dict(self, tensors: dict[str, Any]) -> None:
-        """Restore it.
-
-        Raises:
-            RuntimeError: if it is of other networks.
-        """
+        """Restore it; a RuntimeError if it is of other networks."""
         for name, part in self._parts.items():
             try:
                 part.load_state_dict(_filled(part.state_dict(), tensors, name))
@@ -257,9 +250,7 @@ def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
         return items if isinstance(value, list) else {"_": "tuple", "v": items}
     if isinstance(value, bytes):
         return {"_": "bytes", "v": value.hex()}
-    raise TypeError(
-        f"the state at {path or '/'} is a {type(value).__name__}, which a checkpoint cannot hold without pickle"
-    )
+    raise TypeError(f"the state at {path or '/'} is a {type(value).__name__}, which only pickle could hold")
 
 
 def _store(array: np.ndarray, path: str, arrays: dict[str, np.ndarray]) -> str:

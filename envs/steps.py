@@ -76,11 +76,9 @@ class Cursor:
         return {f"obs_{name}": value for name, value in self.modalities.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has gathered, as `load_state_dict` takes it."""
         return {"step": self.step, "shown": saved(self.modalities), "resetting": self.resetting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.step, self.resetting = np.array(state["step"]), np.array(state["resetting"])
         self.modalities = {name: modality(name, value).copy() for name, value in state["shown"].items()}
 
@@ -205,7 +203,6 @@ class Chunk:
 
     @property
     def full(self) -> bool:
-        """Whether no row fits any more."""
         return self.count >= self.length
 
     def add(self, *row: Any) -> None:
@@ -236,7 +233,6 @@ class Chunk:
         return {"count": self.count, "store": rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.count = int(state["count"])
         self._store = map_obs(np.array, dict(enumerate(state["store"]))) if self.count else None
         self._capacity = self.count

@@ -42,7 +42,6 @@ class Table(Generic[T]):
         self.files: dict[str, str] = {}  # name -> the "module:Class" that a user gave
 
     def plugins(self) -> dict[str, EntryPoint]:
-        """Installed entry points by name."""
         return {entry.name: entry for entry in installed(self.group)}
 
     def names(self) -> list[str]:
@@ -59,9 +58,7 @@ class Table(Generic[T]):
     def name_of(self, given: Any) -> str:
         """The name of a class, or of "module:Class", both of which are registered by it; a name stays as it is.
 
-        Raises:
-            ValueError: if there is no such module or class, if the class is of another kind, or its name is taken.
-            ImportError: if importing the module fails.
+        A ValueError if there is none, it is of another kind, or its name is taken; an ImportError if its module fails.
         """
         if not isinstance(given, type) and ":" not in str(given):
             return str(given)
@@ -73,9 +70,7 @@ class Table(Generic[T]):
         if others.get(name) == source:
             return name
         if name in others:
-            raise ValueError(
-                f"{source} would be called {name!r}, as another {self.kind} is; give the class another name"
-            )
+            raise ValueError(f"{source} would be called {name!r}, as another {self.kind} is; rename the class")
         self.register(name, cls)
         self.files[name] = source
         return name

@@ -145,10 +145,7 @@ class Rollout:
     NEXT_STEP mode the step that only resets is written too, as a row with `valid == False`; so is one in which an
     episode was lost with its worker, which is truncated besides.
 
-    `length` is T; `modality_names` says which of frame, text and signals to keep.
-
-    Raises:
-        ValueError: for an environment that leaves resets to its caller, or does not say when it resets.
+    `length` is T; `modality_names` says which of frame, text and signals to keep. The environments reset by themselves.
     """
 
     def __init__(self, length: int, envs: Any, modality_names: frozenset[str] = frozenset()) -> None:
@@ -175,7 +172,6 @@ class Rollout:
         self._next_obs: Any = None
 
     def begin(self, obs: Obs, infos: Infos) -> None:
-        """Episodes begin in all environments."""
         put(self.obs, 0, obs)
         self.first_step[:] = 0
         self.resetting[:] = False
@@ -321,7 +317,6 @@ class Rollout:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         if state["shown"]:  # none before the first reset
             self._show(0, slice(None), state["shown"])
         put(self.obs, 0, state["obs"])
@@ -337,11 +332,9 @@ class OneGroup:
         self._actions: Any = None
 
     def send(self, actions: Array, group: int) -> None:
-        """Remember the actions (N, ...)."""
         self._actions = actions
 
     def recv(self, group: int) -> tuple[Obs, Array, Array, Array, Infos]:
-        """Step with them."""
         return self.envs.step(self._actions)
 
 
@@ -397,16 +390,13 @@ def is_finite(value: Any) -> bool:
 
 
 def refuse(given: Mapping[str, Any], steps: Any, kept: Mapping[str, Any] | None = None) -> None:
-    """Raise at NaN or infinity; nothing has been learned from it yet.
+    """Raise a `NotFinite`, which names environment, step and value, at NaN or infinity; nothing has learned from it.
 
     Args:
         given: what is looked at, by its name in the sentence: arrays, tensors or dicts of them, leading shape (N,) or
             (T, N); what has a row more than `steps` along time is the observations before and after each step.
         steps: step within the episode, (N,) or (T, N); or a function that returns it, asked only in need.
         kept: what is written down of the step, by name, in the same shapes.
-
-    Raises:
-        NotFinite: naming the environment, the step of its episode and the value.
     """
     parts = (part for name, value in given.items() for part in _parts(name, value))
     found = [(name, _on_host(part), place) for name, part in parts if (place := _place(part)) is not None]

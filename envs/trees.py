@@ -140,7 +140,6 @@ class Trees(nn.Module):
 
     @torch.no_grad()
     def grow(self, trees: Sequence[Tree]) -> None:
-        """Add trees."""
         for name in GROWN:
             new = torch.from_numpy(np.stack([getattr(tree, name) for tree in trees])).to(self.leaf.device)
             self.put(name, torch.cat([getattr(self, name), new]))

@@ -73,9 +73,7 @@ class EpisodeStatistics(Recorded):
         try:
             self._return += float(reward)
         except TypeError:
-            raise TypeError(
-                f"the environment's reward is {reward!r}; return one number, as in float(reward), not an array or None"
-            ) from None
+            raise TypeError(f"the environment's reward is {reward!r}; return a number, as in float(reward)") from None
         self._length += 1
         if terminated or truncated:
             self.conclude(info, bool(terminated))
@@ -117,11 +115,7 @@ class Journal(Recorded):
         return self.env.step(action)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything `restore` needs, ready for JSON as long as reset options are.
-
-        Raises:
-            RuntimeError: before the first reset.
-        """
+        """Everything `restore` needs, ready for JSON if reset options are; a RuntimeError before the first reset."""
         if self._origin is None:
             raise RuntimeError("there is no episode to take a snapshot of; call reset() first")
         return {**copy.deepcopy(self._origin), "actions": _pack(self.action_space, self._actions)}
@@ -129,8 +123,7 @@ class Journal(Recorded):
     def restore(self, state: dict[str, Any]) -> EnvReset:
         """Come to the state in which `snapshot` was taken; returns that state's observation and info.
 
-        Raises:
-            ValueError: if the episode ends earlier than the one recorded, which means another environment or version.
+        A ValueError if the episode ends earlier than the one recorded, in another environment or version.
         """
         actions = _unpack(self.action_space, state["actions"])
         if state["seed"] is None:
@@ -177,9 +170,6 @@ class Observer(Recorded):
 
     Frames are uint8 (frame_size, frame_size, 3), of an environment that renders arrays; see `envs.make.make`. What an
     environment writes there itself stays.
-
-    Raises:
-        ValueError: for signals of an environment whose family has none.
     """
 
     def __init__(self, env: gym.Env, frame_size: int | None = None, text: bool = False, signals: bool = False) -> None:
@@ -190,15 +180,12 @@ class Observer(Recorded):
         self.signals = family.signals(env.spec) if signals and env.spec is not None else ()
         self.sense = family.sense
         if signals and not self.signals:
-            raise ValueError(
-                f"{render.name_of(env)} has no signals; leave signals out, and use a reward that reads none"
-            )
+            raise ValueError(f"{render.name_of(env)} has no signals; leave them out, and use a reward that reads none")
         self._memory: dict[str, Any] = {}
         self._written: dict[str, Any] = {}
         self._text: str | None = None
 
     def shows(self) -> dict[str, bool]:
-        """Which of `MODALITIES` it writes."""
         shown = self.frame_size is not None, self.caption is not None, bool(self.signals)
         return dict(zip(MODALITIES, shown))
 
@@ -212,11 +199,9 @@ class Observer(Recorded):
         return obs, reward, terminated, truncated, self._show(info)
 
     def snapshot(self) -> dict[str, Any]:
-        """The journal's snapshot, and the last text."""
         return {**self.env.get_wrapper_attr("snapshot")(), "text": self._text}
 
     def restore(self, state: dict[str, Any]) -> EnvReset:
-        """As the journal's, with frame and text in `info`."""
         obs, info = self.env.get_wrapper_attr("restore")(state)
         self._memory.clear()
         self._show(info)
@@ -273,9 +258,6 @@ def disturb(
     """Wrap an environment into these disturbances; the television is outside, its button never sticks.
 
     It needs adapted observations, `noisy_tv` is its mode; `sticky` is a probability in [0, 1), usually 0.25.
-
-    Raises:
-        ValueError: if a value is out of range, or the environment's spaces do not suit the television.
     """
     if sticky is not None:
         if not 0 <= sticky < 1:
@@ -298,9 +280,6 @@ class NoisyTV(Recorded):
     Watching never helps and never costs more than a step: a Discrete space gets one further action, the last, which has
     the effect of the environment's first action and switches the television on. So every state can still be reached,
     the best return stays as it was, and only an agent that is drawn to noise prefers the new action.
-
-    Raises:
-        ValueError: if an argument is out of range or the spaces do not suit.
     """
 
     def __init__(self, env: gym.Env, *, mode: str = "always", size: int = 16) -> None:

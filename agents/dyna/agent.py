@@ -12,12 +12,9 @@ Sources: Sutton 1991, "Dyna, an Integrated Architecture for Learning, Planning, 
 to Trust Your Model: Model-Based Policy Optimization", arXiv 1906.08253, algorithm 2; Haarnoja et al. 2018, "Soft
 Actor-Critic Algorithms and Applications", arXiv 1812.05905; those of the variants stand in their table.
 
-Differences from the sources:
-  - no reward is stored, neither of real nor of imagined transitions: each is relabelled when it is sampled
-    (`relabel=False` is the control);
-  - fits have a budget of gradient steps; sizes are for one core;
-  - observations are whitened once, by the random steps at the beginning;
-  - weights that are NaN or infinite are replaced by the last finite ones.
+Differences from the sources: no reward is stored, neither of real nor of imagined transitions: each is relabelled when
+it is sampled (`relabel=False` is the control); fits have a budget of gradient steps; observations are whitened once, by
+the random steps at the beginning; weights that are NaN or infinite are replaced by the last finite ones.
 
 When it fails: on tasks as small as Pendulum five updates a step without a model (`update=none`) learn as fast and cost
 less; where an episode's end depends on little, imagined rollouts miss it; images are for `agent=world_model`.
@@ -84,9 +81,7 @@ class Dyna(BaseAgent):
         self.encoding = encoding = SpaceEncoding(self.observation_space, self.action_space)
         for name, value in (("update", settings.update), ("planner", settings.planner)):
             if encoding.discrete and value in ("svg", "cem", "mppi"):
-                raise ValueError(
-                    f"agent.{name}={value} needs actions in a Box, not {self.action_space}; use update=buffer"
-                )
+                raise ValueError(f"agent.{name}={value} needs Box actions, not {self.action_space}; use update=buffer")
         self.replay_scorer = self.scorer if settings.relabel else FrozenReward(self.scorer)
         self.steps = Steps(envs, seed, self.scorer)
         self.episodes = self.steps.episodes
@@ -121,14 +116,10 @@ class Dyna(BaseAgent):
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Raise a ValueError for a space that the agent cannot handle."""
         if SpaceEncoding(observation_space, action_space).images:
-            raise ValueError(
-                f"agent=dyna predicts numbers, and {observation_space} holds images; use agent=world_model or agent=ppo"
-            )
+            raise ValueError(f"agent=dyna predicts numbers, and {observation_space} has images; use agent=world_model")
 
     def collect(self, on_step: OnStep) -> bool:
-        """Steps of every environment, and after each what is learned from it."""
         end = min(self.num_timesteps + self.config.rollout, self._total_timesteps)
         while self.num_timesteps < end:
             batch = self.steps.step(self._act(), self.encoding)
@@ -213,7 +204,6 @@ class Dyna(BaseAgent):
         self.means.add(metrics)
 
     def dump_logs(self, iteration: int = 0) -> None:
-        """Write a row of the log: means since the last one."""
         self.record({f"train/{name}": value for name, value in self.means.read().items()})
         self.record(self.replay.measure())
         self.logger.record("train/restored", self._restored)

@@ -126,26 +126,19 @@ class DynaConfig(LearnerConfig):
     imitate: float = setting(0.0, "share that own rewarded episodes have, as bounds of values", low=0, below=1)
     buffer_size: int = setting(200_000, "transitions stored", low=2)
     learning_starts: int = setting(None, "environment steps with random actions", low=2, otherwise=500)
-    normalize_obs: str = setting(
-        None, "first: by mean and deviation of the random steps", choices=("none", "first"), otherwise="first"
-    )
+    normalize_obs: str = setting(None, "first: by the random steps", choices=("none", "first"), otherwise="first")
     epsilon: float = setting(None, "share of random actions, where they are discrete", low=0, high=1, otherwise=0.1)
     rollout: int = setting(100, "environment steps between two points where a run can be saved", low=1)
     compile: str = setting("auto", "auto: updates are CUDA graphs on a GPU", choices=("auto", "off"))
     net_arch: list[int] = setting(None, "units of the hidden layers of actor and critics", low=1, otherwise=[128, 128])
-    learning_rate: float = setting(
-        None, "of actor and critics", above=0, high=1, otherwise=1e-3, tune=(1e-4, 3e-3, "log")
-    )
+    learning_rate: float = setting(None, "of actor, critics", above=0, high=1, otherwise=1e-3, tune=(1e-4, 3e-3, "log"))
     gamma: float = setting(None, "discount", above=0, high=1, otherwise=0.99, tune=(0.9, 0.999))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.elites is None:
             self.elites = max(1, self.members * 5 // 7)
-        self.refuse_if(
-            not 1 <= self.elites <= self.members,
-            "agent.elites={elites} is out of range; give 1 to agent.members={members}",
-        )
+        self.refuse_if(not 1 <= self.elites <= self.members, "agent.elites={elites}; give 1 to agent.members={members}")
         HorizonSchedule(self.horizon)
         compared, searches = self.compared, self.planner in ("cem", "mppi")
         several = self.model in ("ensemble", "sindy")
@@ -169,9 +162,7 @@ class DynaConfig(LearnerConfig):
             self.filter == "morec" and (not several or (self.members == 1 and self.model_kind == "det")),
             "agent: filter=morec chooses among outcomes that differ; give several members, or model_kind=gauss",
         )
-        self.refuse_if(
-            searches and self.update != "none", "agent: planner={planner} acts without a policy; give update=none"
-        )
+        self.refuse_if(searches and self.update != "none", "agent: planner={planner} has no policy; give update=none")
         self.refuse_if(
             self.updates_per_step == 0 and not searches,
             "agent: updates_per_step=0 leaves the policy as it is; give a number above 0, or planner=cem",
@@ -201,5 +192,4 @@ class DynaConfig(LearnerConfig):
 
     @property
     def uses_model(self) -> bool:
-        """Whether anything is imagined."""
         return self.update != "none" or self.planner != "none"

@@ -8,13 +8,10 @@ Source: Luo et al. 2024, "Reward-Consistent Dynamics Models are Strongly General
 Learning" (MOREC), arXiv 2310.05422: D(s, a, s' - s), r_D = -log(1 - mean_k clip(sigmoid D_k)), the choice among
 candidates, the threshold 0.6, N candidates of all elites. Gradient penalty: Mescheder et al. 2018, arXiv 1801.04406.
 
-Differences from the source, whose training code is not public:
-  - the penalty is zero-centred, on points between an outcome and the model's for the same (s, a);
-  - a fit continues from the last weights, so that the model's old errors are forgotten only slowly: snapshots are kept
-    over fits;
-  - the threshold is lowered from 0.6 where it would cut more than a twentieth of held-out recorded transitions; a
-    number fixes it. Where both kinds look alike, everything scores log 2 = 0.69, and the rollout continues;
-  - inputs are whitened, by scalers that stay until the data has doubled.
+Differences from the source, whose training code is not public: the penalty is zero-centred, on points between an
+outcome and the model's for the same (s, a); a fit continues from the last weights, and snapshots are kept over fits;
+the threshold is lowered from 0.6 where it would cut more than a twentieth of held-out recorded transitions; inputs are
+whitened, by scalers that stay until the data has doubled.
 
 When it fails: where the model is right everywhere, there is nothing to distinguish, and the choice is random; far from
 the data the discriminator has seen neither kind.
@@ -53,9 +50,7 @@ class DiscriminatorConfig(Settings):
     batch_size: int = setting(256, "recorded transitions in a minibatch, and as many imagined ones", low=1)
     learning_rate: float = setting(3e-4, "of Adam", above=0, below=1)
     gradient_weight: float = setting(0.1, "of the gradient penalty", low=0)
-    threshold: float | None = setting(
-        None, "reward that ends a rollout below it; None: calibrated at each fit, at most 0.6"
-    )
+    threshold: float | None = setting(None, "reward below which rollouts end; None: calibrated at each fit")
 
 
 def gradient_penalty(judge: Stacked, x: Tensor) -> Tensor:
@@ -156,7 +151,6 @@ class Discriminator(Stateful):
 
     @torch.no_grad()
     def _snapshot(self) -> None:
-        """Copy the judge to the panel, over the oldest snapshot."""
         place = self._taken % self.config.snapshots
         for member, weight in zip(self.panel.weights(), self.judge.weights()):
             member[place] = weight[0]

@@ -283,7 +283,6 @@ class ImaginedBuffer(Stateful):
         return Rows(obs, action, reward, next_obs, gamma * (1 - terminated), step, index)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, the filled part only, as a view."""
         return {"table": self.table[: min(self.written, self.capacity)], **super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -317,12 +316,9 @@ def ending(spec: EnvSpec | None, encoding: SpaceEncoding, device: torch.device) 
 def _model(
     config: DynaConfig, encoding: SpaceEncoding, spec: EnvSpec | None, terminations: bool, seed: int, device: str
 ) -> Any:
-    """The model that `config.model` names."""
     if config.model == "true":
         if spec is None:
-            raise ValueError(
-                "agent.model=true asks the simulator, and this environment is not registered; use ensemble"
-            )
+            raise ValueError("agent.model=true asks the simulator, and this environment is unregistered; use ensemble")
         return TrueModel(spec.id, encoding, **spec.kwargs)
     if config.model == "sindy":
         return Sindy(encoding, SindyConfig(members=config.members), seed=seed, device=device)
@@ -341,7 +337,6 @@ def _model(
 
 
 def _planner(config: DynaConfig, encoding: SpaceEncoding, seed: int, device: str) -> CEM | MPPI | UPMPC | None:
-    """The planner that chooses actions in the environment; None for the policy."""
     count, horizon = config.plan_candidates, config.plan_horizon
     if config.planner == "upmpc":
         return UPMPC(count, horizon, config.alpha_real, config.gamma)

@@ -1,8 +1,7 @@
 """Stochastic value gradients: the policy ascends the return of a few imagined steps, with gradients through the model.
 
 From each of B states the policy and the model are unrolled for T differentiable steps; a critic values the state after
-them. The policy ascends that sum directly, and the critic of the first state regresses it, so that an error of the
-critic counts with gamma^T only.
+them. The policy ascends that sum directly, and the critic of the first state regresses it.
 
     R = sum_t gamma^t (r_t - alpha log pi(a_t | s_t) [t >= 1]) + gamma^T (Q(s_T, a_T) - alpha log pi(a_T | s_T))
     critic:  Q(s_0, a_0) -> R with the target's Q       policy:  maximise R - alpha log pi(a_0 | s_0)

@@ -11,8 +11,7 @@
 
 A state is a dict of tensors: "z", the latent (..., Z), and for cells that remember "h", the memory (..., H).
 The state given to `observe` is what the cell expected of the first step: `initial` at an episode's start, otherwise
-`step` of the state before and the action taken in it. So a sequence in two parts equals the whole, and an agent that
-acts calls `observe` with L = 1, then `step` with the action that it chose.
+`step` of the state before and the action taken in it. So a sequence in two parts equals the whole.
 """
 
 from __future__ import annotations
@@ -155,20 +154,13 @@ class Categoricals:
 class RSSM(Cell):
     """Recurrent memory "h" (..., memory) and stochastic latent "z" (..., groups * classes); the cell of Dreamer.
 
-    The memory h is a GRU over latents and actions. From h alone the cell predicts the latent (the prior); from h and
-    the observation it infers it (the posterior); the gap between both is what the model did not predict.
-
         h_t = GRU(h_{t-1}, z_{t-1}, a_{t-1})      prior: z_t ~ p(. | h_t)      posterior: z_t ~ q(. | h_t, embed_t)
 
     Source: Hafner et al. 2019 (arXiv 1811.04551); Hafner et al. 2023, "Mastering diverse domains through world models",
     arXiv 2301.04104, equation 3.
 
-    Differences from the source:
-      - a plain GRU with LayerNorm, as in DreamerV2, not one in blocks; one hidden layer in front of each distribution;
-      - sizes for a CPU: memory 128, 16 categoricals of 8 classes;
-      - at an episode's start h is zero, not the GRU's output for zeros.
-
-    When it fails: what must be remembered for hundreds of steps; the loop over time makes long sequences slow (`SSM`).
+    Differences: a plain GRU with LayerNorm, as in DreamerV2; one hidden layer in front of each distribution; sizes for
+    a CPU; at an episode's start h is zero. When it fails: what must be remembered for hundreds of steps (slow: `SSM`).
     """
 
     def __init__(self, embed_size: int, action_size: int, *, hidden: int = 128, **rest: Any) -> None:
@@ -221,8 +213,8 @@ class RSSM(Cell):
 class SSM(Cell):
     """Memory "h" (..., memory), latent "z" (..., groups * classes), sums "s" (..., layers * memory); the cell of Drama.
 
-    Each frame has its latent, whatever came before; a stack of linear recurrences over latents and actions predicts
-    the next latent. As the recurrence is linear, training needs no loop over time, and imagination one cheap step.
+    Each frame has its latent, whatever came before; linear recurrences over latents and actions predict the next one:
+    training needs no loop over time, and imagination one cheap step.
 
         z_t ~ q(. | embed_t)        s_t = a_t s_{t-1} + sqrt(1 - a_t^2) i_t x_t        h_{t+1} = layers(z_t, a_t, s)
         expected: z_{t+1} ~ p(. | h_{t+1})        decay a_t and gate i_t are functions of the layer's input x_t
@@ -231,12 +223,8 @@ class SSM(Cell):
     efficient", arXiv 2410.08893; the recurrence is that of De et al. 2024, "Griffin", arXiv 2402.19427, equations 1 to
     4 (RG-LRU).
 
-    Differences from the source:
-      - a diagonal gated recurrence in plain torch in place of Mamba: no CUDA kernels to build, runs on a CPU;
-      - every layer is LayerNorm, recurrence, gate, and back to the width, added to its input; no convolution, no MLP;
-      - width 128, 16 categoricals of 8 classes.
-
-    When it fails: frames that only the past explains: the latent does not depend on it, only the memory does.
+    Differences: a diagonal gated recurrence in plain torch in place of Mamba; a layer is LayerNorm, recurrence, gate,
+    and back to the width, added to its input; sizes for a CPU. When it fails: frames that only the past explains.
     """
 
     def __init__(self, embed_size: int, action_size: int, *, layers: int = 2, hidden: int = 128, **rest: Any) -> None:
@@ -337,8 +325,7 @@ class SimNorm(Cell):
     """Latent "z" (..., latent), which is also the features; the cell of TD-MPC2.
 
     No memory and no randomness: the latent at t is a function of the observation at t, and a network predicts the
-    latent that an action leads to. A softmax in groups of `simplex` numbers keeps latents bounded and sparse, so that
-    nothing is reconstructed and still nothing collapses as long as reward and value depend on it.
+    latent that an action leads to. A softmax in groups of `simplex` numbers keeps latents bounded and sparse.
 
         z_t = SimNorm(LayerNorm(W embed_t))        expected: z_{t+1} = SimNorm(LayerNorm(f(z_t, a_t)))
 
@@ -353,9 +340,7 @@ class SimNorm(Cell):
     ) -> None:
         super().__init__(**rest)
         if simplex < 2 or latent < simplex or latent % simplex:
-            raise ValueError(
-                f"a latent of {latent} numbers does not fall into groups of {simplex}; give a multiple of at least 2"
-            )
+            raise ValueError(f"a latent of {latent} numbers is not made of groups of {simplex}, at least 2")
         self.simplex, self.sizes, self.size = simplex, {"z": latent}, latent
         # Without the norm the first softmaxes are nearly even, and the latent says little for hundreds of steps.
         self.seen = layer(embed_size, latent)[:2]

@@ -10,15 +10,12 @@ al. 2019, "When to Trust Your Model" (MBPO), arXiv 1906.08253 (elites by held-ou
 Ensemble Necessary for Model-based RL via a Lipschitz Perspective" (one member is often enough).
 
 Differences from the sources:
-  - a fit has a budget of gradient steps, not of epochs, continues from the last weights, and ends with the weights that
-    predicted the held-out rows best, member by member;
-  - scalers stay until the data has doubled, so that units rarely change;
-  - held-out are stretches of consecutive rows, for neighbours in time are nearly copies, and the same ones until the
-    scalers are set again: no row validates a model that was fitted to it, and none is held out for good;
-  - members are ranked by the loss they are fitted to, not by the squared error: a Gaussian's variance counts, too;
+  - a fit has a budget of gradient steps, continues from the last weights, and ends with those that predicted the
+    held-out rows best, member by member; scalers stay until the data has doubled;
+  - held-out are stretches of consecutive rows, as neighbours in time are nearly copies, the same until scalers are set;
+  - members are ranked by the loss they are fitted to, not by the squared error;
   - TS1 splits the batch: every elite predicts an equal share of the rows, where in PETS all members predict all rows;
-  - the end of an episode, if learned, has its own network;
-  - the predicted reward is the expected one; only observations are sampled;
+  - the end of an episode, if learned, has its own network; the predicted reward is the expected one;
   - an entry that never changed in the data is predicted exactly as it is.
 
 When it fails: discontinuities (contacts, doors) are smoothed; far from the data all members may err alike; entries that
@@ -88,7 +85,6 @@ class Scaler(nn.Module):
         self.register_buffer("scale", torch.ones(size))
 
     def fit(self, rows: Tensor) -> None:
-        """Take mean and deviation of `rows` (M, size)."""
         std, mean = torch.std_mean(rows.double(), 0, correction=0)
         self.mean.copy_(mean)
         self.scale.copy_(torch.where(std > 1e-6, std, 1.0))
@@ -126,7 +122,6 @@ class DynamicsEnsemble(Stateful):
         self._elite = [p[: len(self.elites)].clone() for p in self._weights] if few else self._weights
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
-        """See `Dynamics.step`; differentiable in obs and action."""
         net = self.net
         means = stds = std = None
         x = net.inputs(torch.cat([obs, action], -1))

@@ -7,11 +7,8 @@ parts with rules of their own, parts learned separately generalise to combinatio
 Source: Young, Ramesh, Kirsch & Schmidhuber 2023, "The Benefits of Model-Based Generalization in Reinforcement
 Learning", arXiv 2211.02222: the "simple" model of independent Bernoullis.
 
-Differences from the source:
-  - Discrete and MultiDiscrete parts are categoricals, so that samples are observations again;
-  - logits begin at "stays as it is", with a learned weight for each entry;
-  - reward and end are read off the sampled outcome, so that they agree with it;
-  - several members, the budget and the choice of the best weights are those of `DynamicsEnsemble`.
+Differences from the source: Discrete and MultiDiscrete parts are categoricals, so that samples are observations again;
+logits begin at "stays as it is", with a learned weight for each entry; reward and end are read off the sampled outcome.
 
 When it fails: dependent entries (a ball that is here or there: independent entries show two balls, or none);
 environments whose parts only show in images.
@@ -130,7 +127,6 @@ class _Entries(nn.Module):
         return loss.mean(1)
 
     def bound_loss(self) -> float:
-        """Nothing is bounded."""
         return 0.0
 
 
@@ -142,9 +138,7 @@ class Entries(nn.Module):
     def __init__(self, encoding: SpaceEncoding) -> None:
         super().__init__()
         if encoding.images:
-            raise ValueError(
-                f"model=factored cannot predict images in {encoding.observation_space}; use agent=world_model"
-            )
+            raise ValueError(f"model=factored cannot predict images in {encoding.observation_space}; use world_model")
         bits: list[int] = []
         hots: dict[int, list[list[int]]] = {}  # how many values -> the columns of every one-hot with so many
         begin = 0
@@ -156,9 +150,7 @@ class Entries(nn.Module):
             elif isinstance(space, spaces.MultiBinary) or bool((space.low >= 0).all() and (space.high <= 1).all()):
                 bits += range(begin, begin + length)
             else:
-                raise ValueError(
-                    f"model=factored predicts entries of 0 and 1, and {space} holds others; use model=ensemble"
-                )
+                raise ValueError(f"model=factored predicts 0 and 1, and {space} holds others; use model=ensemble")
             begin += length
         self.register_buffer("bits", torch.tensor(bits, dtype=torch.int64), persistent=False)
         self._sizes = list(hots)

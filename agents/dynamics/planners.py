@@ -7,17 +7,14 @@
     rollout = functools.partial(imagine, model, reward_function=reward_function, ends=ends, bounds=bounds)
     action = planner.plan(rollout, obs, value=value)
 
-Every candidate is evaluated by `agents.dynamics.rollout.imagine`: rewards, ends, bounds and penalties are the same as
-in all imagination.
 
 Sources: Chua et al. 2018, "Deep Reinforcement Learning in a Handful of Trials", arXiv 1805.12114 (CEM); Williams et al.
 2017, "Information Theoretic MPC", and Hansen et al. 2024, "TD-MPC2", arXiv 2310.16828 (MPPI); Wang et al. 2024,
 "COPlanner", arXiv 2310.07220 (UPMPC).
 
 Differences: CEM cuts its samples at the limits instead of drawing from a truncated Gaussian. MPPI's deterministic
-action is the mean, not a draw from the elites. UPMPC's uncertainty is the disagreement of means, without irreducible
-noise, in units of what the model was fitted to; its rewards are divided by their running root mean square, so that
-alpha means the same in every task; nothing counts after an episode's end.
+action is the mean. UPMPC's uncertainty is the disagreement of means, in units of what the model was fitted to; its
+rewards are divided by their running root mean square; nothing counts after an episode's end.
 
 When it fails: with K actions and H steps a plan costs as much as K * H steps of the model for every state. CEM and MPPI
 need continuous actions.
@@ -143,7 +140,6 @@ class _Sequences(Stateful):
         raise NotImplementedError
 
     def _draw(self, best: Tensor, weight: Tensor, std: Tensor) -> Tensor:
-        """One of the elites' first actions, by weight, with noise."""
         chosen = torch.multinomial(weight, 1, generator=self.generator)
         action = best[:, :, 0].gather(1, chosen[..., None].expand(-1, -1, self.action_size))[:, 0]
         noise = torch.randn(action.shape, generator=self.generator, device=action.device).to(action.dtype)

@@ -1,8 +1,7 @@
 """Imagined rollouts: a policy acts in a model of the environment, many rows side by side, and what that is worth.
 
 The single place where imagined transitions get rewards, terminate, are filtered, penalised, kept within bounds and cut.
-Rows that have ended are computed on from their last finite state, behind a mask, so that no shape depends on what
-happens and no gradient meets NaN.
+Rows that have ended are computed on from their last finite state, behind a mask.
 
     imagined = imagine(model, act, reward_function, ends, obs, horizon)
     imagined.reward[imagined.alive]        rewards of the transitions that were imagined
@@ -30,13 +29,11 @@ section 4 (all five); MOPO (aleatoric_max); Lakshminarayanan et al. 2017, arXiv 
 "Trust the Model When It Is Confident", arXiv 2010.04893 (loo_kl; the source draws one member, here it is their mean).
 
 Differences: penalties are in standard deviations of the data's changes, so that one weight serves several tasks;
-`Adaptive` measures the disagreement of the members' means, not a divergence of their distributions; a rollout that is
-cut is not marked as terminated, so that no value is learned from the cut; the targets of the reward head are relabelled
-for every fit (MBPO fits stored rewards), so it never learns what an older reward gave.
+`Adaptive` measures the disagreement of the members' means; a rollout that is cut is not marked as terminated; the
+targets of the reward head are relabelled for every fit.
 
 When it fails: a model that is wrong within the bounds of the data is not noticed, and members that err alike are
-certain; the best weight of a penalty depends on its kind, the horizon and K; a reward that depends on what happened
-earlier in the episode, or on something no observation shows, is learned as its mean.
+certain; a reward that depends on what no observation shows is learned as its mean.
 """
 
 from __future__ import annotations
@@ -178,7 +175,6 @@ class HorizonSchedule:
 
     @property
     def longest(self) -> int:
-        """The longest rollout that it ever asks for."""
         return int(max(self.start, self.stop))
 
 

@@ -14,10 +14,8 @@ Sources:
 Differences from them:
     - the threshold is in standard deviations of the change for a term of root mean square 1, not in raw coefficients;
     - a bootstrap draws from 64 random blocks of rows, so that Theta^T Theta is computed once for all members;
-    - a removed term becomes a row of the identity, so that systems of different sparsity have one shape and
-      are solved together, by Cholesky's method;
-    - of an even number of members the median is the lower of the two in the middle;
-    - every member keeps the whole library unless `drop_terms` is set, because members also sample one by one;
+    - a removed term becomes a row of the identity, so that all systems are solved together, by Cholesky's method;
+    - every member keeps the whole library unless `drop_terms` is set; the median is the lower of the two in the middle;
     - members whose rollouts leave the data are replaced by others; predictions are cut at the data's bounds;
     - a reward that is no such polynomial (held-out R2 below 0.99) is predicted by a small network.
 
@@ -338,7 +336,6 @@ class Library:
             self._last.append(torch.tensor([[below[t[:-1]] for t in here], [t[-1] for t in here]], device=device))
 
     def __call__(self, variables: Tensor) -> Tensor:
-        """(I, B) -> (P, B)."""
         columns = [torch.ones_like(variables[:1]), variables]
         for left, right in self._last:
             columns.append(columns[-1][left] * variables[right])

@@ -3,8 +3,6 @@
 A state is read back from an observation, the simulator is set to it, and takes one step: classic control for all rows
 at once, robots row by row. The outcome is what the environment would have returned.
 
-Precision is that of the observations handed in: a rollout of float64 observations follows the simulator exactly, one
-of float32 observations rounds at every step.
 
 When it fails: whatever an observation lacks is lost. Hopper and Walker2d clip observed speeds at 10, so a faster state
 continues slower; Ant's and Humanoid's forward reward begins at the body's position a substep before; MuJoCo's solver
@@ -51,7 +49,6 @@ class TrueModel(Stateful):
         return Predicted(after, task, ends, after[None] if member_predictions else None)
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
-        """Nothing to learn."""
         return {}
 
 

@@ -36,14 +36,11 @@ def masked(outputs: Tensor, mask: Any) -> Tensor:
 
 
 class Inputs:
-    """What a network reads of an observation space.
+    """What a network reads of an observation space; a ValueError for one without an array form.
 
     Attributes:
         size: length D of the flat part: boxes ravelled, Discrete and MultiDiscrete one-hot.
         images: key -> (C, H, W) of the uint8 entries with three axes; the key of a bare image is "".
-
-    Raises:
-        ValueError: for a space without an array form.
     """
 
     def __init__(self, space: spaces.Space) -> None:
@@ -86,7 +83,6 @@ class Inputs:
         return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=-1)
 
     def pixels(self, obs: Obs) -> dict[str, np.ndarray]:
-        """The images, uint8."""
         return {key: np.asarray(obs if self.bare else obs[key]) for key in self.images}
 
 
@@ -102,10 +98,6 @@ class SpaceEncoding(Inputs):
         obs_size: D, length of an observation's flat part.
         discrete: whether one of A actions is chosen; else an action is A numbers in [-1, 1].
         action_size: A.
-
-    Raises:
-        ValueError: for observations without an array form, and for actions that are neither Discrete nor a Box of
-            floats with finite bounds.
     """
 
     def __init__(self, observation_space: gym.Space, action_space: gym.Space) -> None:
@@ -168,12 +160,11 @@ class SpaceEncoding(Inputs):
 class Actions:
     """A distribution for an action space: one categorical for each number to choose, or a diagonal Gaussian.
 
+    A ValueError refuses what is neither discrete nor a Box of floats.
+
     Attributes:
         outputs: how many numbers the policy network gives, and how many random ones are drawn for an action.
         choices: numbers an action is made of.
-
-    Raises:
-        ValueError: for a space that is neither discrete nor a bounded or unbounded Box of floats.
     """
 
     def __init__(self, space: spaces.Space) -> None:
@@ -336,7 +327,6 @@ class ActorCritic(nn.Module):
         return self.pi_head(self.pi(features)), self.vf_head(self.vf(features))
 
     def forward(self, vector: Tensor, pixels: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Policy outputs and values of flat rows, without recurrence."""
         return self.heads(self.features(vector, pixels))
 
     def unroll(self, features: Tensor, hidden: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
@@ -407,12 +397,8 @@ class Glyphs(nn.Module):
     square of 9 x 9 cells, not 12 x 12; layers are smaller. Recurrence is `ActorCritic`'s. Fails when a wrapper made a
     new space without the parts.
 
-    Args:
-        space: with `parts`, name -> its place among the D numbers, and `shape_of_cells` = (side, side, kinds) of the
-            part "cells", channels last.
-
-    Raises:
-        ValueError: if the space declares no parts.
+    `space` has `parts`, name -> its place among the D numbers, and `shape_of_cells` = (side, side, kinds) of the part
+    "cells", channels last; a ValueError if not.
     """
 
     width = 256
@@ -421,9 +407,7 @@ class Glyphs(nn.Module):
         super().__init__()
         parts: Any = getattr(space, "parts", None)
         if parts is None:
-            raise ValueError(
-                f'agent.net="glyphs" needs observations in parts, as NetHack gives them, not {space}; give "mlp"'
-            )
+            raise ValueError(f'agent.net="glyphs" needs observations in parts, as of NetHack, not {space}; give "mlp"')
         self.parts = {name: part for name, part in parts.items() if part.stop > part.start}
         self.side, _, kinds = space.shape_of_cells  # type: ignore[attr-defined]
         layers: list[nn.Module] = []
@@ -439,7 +423,6 @@ class Glyphs(nn.Module):
         self.join = nn.Sequential(linear(128 + 64 * len(self.others), self.width, math.sqrt(2)), nn.ReLU())
 
     def forward(self, vector: Tensor) -> Tensor:
-        """Features of a batch."""
         cells = vector[:, self.parts["cells"]].view(len(vector), self.side, self.side, -1).permute(0, 3, 1, 2)
         features = [self.cells(cells), *(layer(vector[:, self.parts[name]]) for name, layer in self.others.items())]
         return self.join(torch.cat(features, -1))

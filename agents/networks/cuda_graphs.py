@@ -3,10 +3,9 @@
     step = captured(learner.update, device=device, generators=[learner.generator])
     step(rows)      what learner.update(rows) does and returns
 
-The first calls run as they are, on a stream of their own; then the kernels of one call are recorded as a CUDA graph,
-and every later call copies its inputs into the graph's memory and replays it. No call is made twice or left out, so
-weights are those of the plain function up to rounding. Unlike torch.compile(mode="reduce-overhead") it compiles
-nothing, so it starts at once, and it records calls that change weights in place.
+The first calls run as they are; then the kernels of one call are recorded as a CUDA graph, and every later call copies
+its inputs into the graph's memory and replays it. Weights are those of the plain function up to rounding. Unlike
+torch.compile(mode="reduce-overhead") it starts at once, and records calls that change weights in place.
 
 When it fails: a function that looks at values (`item`, `if tensor`), or allocates outside; numbers such as a learning
 rate are those of the call that was recorded. A function that cannot be recorded is called plainly from then on.

@@ -12,11 +12,8 @@ Sources: HL-Gauss is Farebrother et al. 2024, "Stop Regressing", arXiv 2403.0395
 0.75 bins around the target, as a histogram); two-hot symlog is Hafner et al. 2023, DreamerV3, arXiv 2301.04104,
 equations 8 to 10.
 
-Differences from the sources:
-  - HL-Gauss has three bins beyond each end, so that targets near an end keep their mean;
-  - its range may follow the targets: they are divided by a scale that only grows. The network's values grow with it,
-    and the next steps correct that;
-  - DreamerV3's later releases space the bins of its two-hot exponentially; here the mean is taken in symlog's space.
+Differences: HL-Gauss has three bins beyond each end, so that targets near an end keep their mean, and its range may
+follow the targets, by a scale that only grows; the two-hot's mean is taken in symlog's space.
 
 When it fails: targets outside the range are cut, so that a mean cannot get there and its gradient fades; watch
 `frac_clipped`.
@@ -48,11 +45,9 @@ class Mse(nn.Module):
     outputs = 1
 
     def value(self, out: Tensor) -> Tensor:
-        """(..., 1) -> (...)."""
         return out.squeeze(-1)
 
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
-        """(..., 1), (...) -> (...); both broadcast."""
         return 0.5 * (out.squeeze(-1) - target).square()
 
     def watch(self, target: Tensor) -> None:

@@ -11,11 +11,7 @@ from torch import Tensor, nn
 
 
 class Causal(nn.Module):
-    """Tokens (B, T, width) -> (B, T, width), T at most `longest`; its weights are drawn from torch's generator.
-
-    Raises:
-        ValueError: for a width that the heads cannot share.
-    """
+    """Tokens (B, T, width) -> (B, T, width), T at most `longest`; a ValueError if heads cannot share the width."""
 
     mask: Tensor
 

@@ -40,9 +40,6 @@ class Stacked(nn.Module):
         hidden: units of the hidden layers; empty for a linear map.
         dropout: share of hidden units dropped in training, in [0, 1).
         last: what the last layer's first weights are multiplied by; 0 lets the networks begin at 0.
-
-    Raises:
-        ValueError: for an unknown name, or a number out of range.
     """
 
     def __init__(
@@ -66,9 +63,7 @@ class Stacked(nn.Module):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout} is out of range; give a share in [0, 1)")
         if min([members, inputs, outputs, *hidden]) < 1:
-            raise ValueError(
-                f"{members} networks of {[inputs, *hidden, outputs]} units; every number must be 1 or more"
-            )
+            raise ValueError(f"{members} networks of {[inputs, *hidden, outputs]} units; each must be 1 or more")
         self.count, self.inputs, self.outputs, self.hidden = members, inputs, outputs, list(hidden)
         self.activation, self.norm, self.dropout = ACTIVATIONS[activation], norm, dropout
         self.stack = nn.ParameterList()  # of each layer: weight (K, I, O), bias (K, 1, O); after a norm gain and shift

@@ -1,7 +1,5 @@
 """DQN for discrete actions, with two critics and the interface of `agents.off_policy.sac`.
 
-The critics learn what each action is worth if the best one, by their values, is taken from then on; their slow targets
-give the value.
 
 Source: Mnih et al. 2015, DQN; van Hasselt et al. 2016, "Double Q-learning", arXiv 1509.06461, equation 4: one network
 chooses, another one evaluates the choice.
@@ -21,13 +19,9 @@ from agents.off_policy.sac import Critics, LearnerConfig, Pick
 
 
 class DeepQ(Critics):
-    """Values of n actions for each state; actions are one-hot.
+    """Values of n actions for each state; actions are one-hot. A ValueError refuses norm=batch, which reads actions.
 
-    Attributes:
-        epsilon: share of random actions in `sample`, in [0, 1]; set by the agent. A 0-d tensor.
-
-    Raises:
-        ValueError: for batch normalisation, which needs the actions among the inputs.
+    `epsilon`, a 0-d tensor set by the agent, is the share of random actions in `sample`.
     """
 
     saved = (*Critics.saved, "epsilon")

@@ -13,18 +13,15 @@ normalisation without targets, Bhatt et al. 2024 (CrossQ), arXiv 1902.05605. Spe
 et al. 2023, "Is Model Ensemble Necessary?", arXiv 2302.01244.
 
 Differences from the sources:
-  - log std is mapped smoothly into [-5, 2] instead of clipped;
-  - gradients are clipped to a norm, and Adam's epsilon is 1e-5;
+  - log std is mapped smoothly into [-5, 2]; gradients are clipped to a norm, and Adam's epsilon is 1e-5;
   - spectral: weights are divided after a step, where their norm exceeds the bound (Gouk et al. 2021, arXiv 1804.04368),
-    instead of inside the network: the bound then holds for targets as well, which are means of bounded weights;
+    instead of inside the network: the bound then holds for targets as well;
   - robust: one step along the sign of Q's gradient, because that of the squared change is 0 where it begins;
   - the range that bounds targets always contains 0, the value of a terminal state;
-  - CrossQ: width, learning rate and Adam's moments are left to the configuration; the actor is not normalised and moves
-    at every step.
+  - CrossQ: width, learning rate and Adam's moments are left to the configuration; the actor is not normalised.
 
-When it fails: rewards that are large beside the entropy's weight leave no exploration until that weight has grown; a
-sparse reward that random actions never reach; a spectral bound below what values need flattens them; the minimum over
-many critics is too low.
+When it fails: rewards that are large beside the entropy's weight leave no exploration until that has grown; a sparse
+reward that random actions never reach; a spectral bound below what values need flattens them.
 """
 
 from __future__ import annotations
@@ -71,9 +68,7 @@ class LearnerConfig(Settings):
     actor_every: int = setting(None, "updates of the critics for one of the actor", low=1, otherwise=1)
     norm: str = setting(None, "of the critics; batch is CrossQ, without targets", choices=NORMS, otherwise="none")
     dropout: float = setting(None, "share of hidden units dropped in training", low=0, below=1, otherwise=0.0)
-    head: str = setting(
-        None, "how critics represent values, see agents.networks.heads", choices=tuple(HEADS), otherwise="mse"
-    )
+    head: str = setting(None, "see agents.networks.heads", choices=tuple(HEADS), otherwise="mse")
     entropy: Any = setting(
         None, "weight of the entropy: auto learns it, auto_0.1 from 0.1 on, a number fixes it", otherwise="auto"
     )
@@ -99,7 +94,6 @@ class LearnerConfig(Settings):
         self.first_alpha()
 
     def first_alpha(self) -> float:
-        """The weight of the entropy to begin with."""
         text = str(self.entropy)
         learned = text.startswith("auto")
         try:
@@ -339,7 +333,6 @@ class SoftActorCritic(Critics):
 
     @property
     def alpha(self) -> Tensor:
-        """The weight of the entropy; without axes."""
         return self.log_alpha[0].exp()
 
     def sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:
@@ -414,8 +407,7 @@ class SoftActorCritic(Critics):
 class ClosedFormUpdate:
     """The update of a plain `SoftActorCritic` without autograd, about twice as fast on a CPU; it shares its weights.
 
-    Autograd allocates, and goes back through both critics although an action's value is the smaller one's. Here every
-    result goes into memory that was allocated once, and gradients are the closed forms below.
+    Every result goes into memory that was allocated once, and gradients are the closed forms below.
 
         critics   d L / d q = (q - y) / B
         ReLU      d h / d z = 1(h > 0)
@@ -434,7 +426,6 @@ class ClosedFormUpdate:
 
     @staticmethod
     def fits(learner: Any) -> bool:
-        """Whether it supports this learner's settings."""
         config = learner.config
         plain = config.norm == config.lipschitz == "none" and config.dropout == config.subset == 0
         plain = plain and config.head == "mse" and config.activation == "relu" and len(config.net_arch) > 0
@@ -442,7 +433,6 @@ class ClosedFormUpdate:
 
     @torch.no_grad()
     def update(self, rows: Rows) -> dict[str, Tensor]:
-        """`SoftActorCritic.update`."""
         learner, config, count = self.learner, self.learner.config, len(rows.obs)
         if count not in self._memory:
             if len(self._memory) >= SIZES:

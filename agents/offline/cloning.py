@@ -1,21 +1,20 @@
 """Cloning: a policy that imitates recorded actions, the next H of them at once, in each of the ways they were done.
 
-A network with one mean walks between two ways around a wall, into it. Here the next H actions together (a chunk) are a
-mixture of Gaussians, or what a diffusion model makes of noise; a chunk is then carried out without looking.
+The next H actions together (a chunk) are a mixture of Gaussians, or what a diffusion model makes of noise, since one
+mean of two ways around a wall leads into it; a chunk is then carried out without looking.
 
     mixture     minimises -log sum_k w_k(s) N(a; mu_k(s), sigma_k(s))
     diffusion   minimises |a - f(s, sqrt(abar_n) a + sqrt(1 - abar_n) noise, n)|^2, and goes from noise to a in N steps
 
 Sources: Bishop 1994, "Mixture Density Networks"; Ho et al. 2020, arXiv 2006.11239, equation 4, and Song et al. 2020,
-arXiv 2010.02502, equation 12 (diffusion); Nichol & Dhariwal 2021, arXiv 2102.09672, equation 17 (its noise); Chi et al.
+2010.02502, equation 12 (diffusion); Nichol & Dhariwal 2021, arXiv 2102.09672, equation 17 (its noise); Chi et al.
 2023, "Diffusion Policy", arXiv 2303.04137 (chunks). Differences from them:
   - the network predicts clean actions, not the noise, and the way back from noise (DDIM's) draws nothing;
   - asked for its mode, the mixture gives the mean of the likeliest Gaussian, and diffusion begins from one noise that
     is kept with the weights, so that the same observation leads to the same chunk;
   - actions after the end of an episode do not count; discrete ones are imitated as one-hot vectors;
   - the learning rate falls to 0 over the steps of a `learn`.
-When it fails: states that the recording never reached, where nothing corrects it; a chunk that is longer than the world
-stays predictable; few demonstrations of a precise motion.
+When it fails: states that the recording never reached; a chunk longer than the world stays predictable.
 """
 
 from __future__ import annotations
@@ -63,7 +62,6 @@ class Cloning(IQL):
     Config = CloningConfig
 
     def learn(self, steps: int) -> dict[str, float]:
-        """Take `steps` minibatches; returns the loss of the last one."""
         self._step_size = steps, steps  # left, of
         return super().learn(steps)
 
@@ -71,7 +69,6 @@ class Cloning(IQL):
         return self._head(self.encoding.obs_size, seed)
 
     def _head(self, inputs: int, seed: int) -> Any:
-        """What draws chunks, from so many numbers."""
         kind = _Mixture if self.config.head == "mixture" else _Diffusion
         return kind(inputs, self.encoding.action_size, self.config, seed)
 

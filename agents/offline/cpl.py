@@ -8,10 +8,9 @@ and the authors' code. With `kl` probabilities count beyond those of the cloned 
 Preference Optimization", arXiv 2305.18290, on segments.
 
 Differences from the source: a small network without dropout; after cloning those weights are kept that are best on a
-tenth of the comparisons, held out where it is ten or more; discrete actions, too.
+tenth of the comparisons, where it is ten or more; discrete actions, too.
 
-When it fails: few comparisons, of which a reward model makes more, as it judges every transition; a judge that compares
-what segments brought instead of how well they were acted, so that good actions in bad places are unlearned.
+When it fails: few comparisons; a judge that compares what segments brought instead of how well they were acted.
 """
 
 from __future__ import annotations
@@ -45,9 +44,7 @@ class CPLConfig(Settings):
     cloning: float = setting(0.4, "share of the steps, the first ones, that clone the recording", low=0, below=1)
     comparisons: int = setting(32, "comparisons a step after that [96]", low=1)
     alpha: float = setting(0.1, "weight of a log-probability", above=0)
-    bias: float = setting(
-        0.5, "lambda, of the worse segment: below 1 what was recorded stays probable", above=0, high=1
-    )
+    bias: float = setting(0.5, "lambda, of the worse segment: below 1 recorded actions stay likely", above=0, high=1)
     kl: bool = setting(False, "whether log-probabilities count beyond those of the cloned policy")
 
 
@@ -94,7 +91,6 @@ class CPL(IQL):
         return metrics | {"accuracy": float(right[label != 0.5].float().mean())}
 
     def _step(self, rows: Tensor) -> dict[str, Tensor]:
-        """A minibatch of cloning."""
         width = self.encoding.obs_size
         return {"cloning_loss": self._descend(-self._log_prob(rows[:, :width], rows[:, 2 * width : -2]).mean())}
 

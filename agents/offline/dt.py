@@ -3,8 +3,8 @@
     tokens   R_1 s_1 a_1 ... R_K s_K a_K     the action a_t is predicted from s_t and all that comes before it
 
 Source: Chen et al. 2021, "Decision Transformer: Reinforcement Learning via Sequence Modeling", arXiv 2106.01345.
-Differences: the action is drawn from a mixture of Gaussians (`agent.head`), where the source's mean walks between two
-ways; positions count from the first token that is seen, not from the episode's first step; no dropout, no warm-up.
+Differences: the action is drawn from a mixture of Gaussians (`agent.head`), not a mean; positions count from the first
+token that is seen, not from the episode's first step; no dropout, no warm-up.
 When it fails: as `rcsl` does; a memory of recorded episodes also remembers how those went on that began alike.
 """
 
@@ -52,9 +52,7 @@ class DT(RCSL):
         table, last = super()._conditioned(data), last_rows(data)
         longest, context = int(np.bincount(last).max()), self.config.context
         if context > longest:
-            raise ValueError(
-                f"agent.context={context} is longer than all episodes; give at most {longest}, their steps"
-            )
+            raise ValueError(f"agent.context={context} is longer than all episodes; give at most {longest}")
         self._steps = table[:, : -self.own.action_size]
         return torch.as_tensor(np.stack([np.arange(len(last)), last], 1), device=self.device)
 

@@ -8,8 +8,7 @@ IQL learns the policy from a recording, with z beside the observation: each mini
 for going there. phi was learned before, of the same recording (`Hilbert` of the reward `hilp`), and stays.
 Source: Park, Kreiman, Levine 2024, "Foundation Policies with Hilbert Representations", arXiv 2402.15567, equation 8.
 Differences: phi first, then the policy, where the source learns both at once; half of the z lead from one recorded
-state to another, all are uniform in the source; small networks, one step of Adam a minibatch (as `IQL`); rewards
-are prompts of this same policy, where the source learns successor features for them.
+state to another, all are uniform in the source; small networks; rewards are prompts of this same policy.
 Fails when: phi does (see the reward `hilp`); the recording shows no action that leads on; a reward is of states in
 several places, which have no direction in common.
 """

@@ -9,13 +9,10 @@ equations 5 (expectile), 6 (Q) and 7 (policy). Other losses of V: Garg et al. 20
 variation).
 
 Differences from the sources:
-  - the three losses are minimised in one step of Adam, at one learning rate without decay; each sees the others of the
-    step before;
-  - observations are whitened with the data's mean and deviation, and rewards divided by their deviation, so that beta
-    means the same for a learned reward; the source scales the task's rewards per benchmark;
+  - the three losses are minimised in one step of Adam, at one learning rate without decay;
+  - observations are whitened with the data's mean and deviation, and rewards divided by their deviation;
   - discrete actions, with one value each; squares for Q, where f-DVL's code has Huber's loss;
-  - chi_square is straight below 0. The code's is flat on [-4, 0] and rises again below that; the exact conjugate lets V
-    overshoot Q even where there is a single action.
+  - chi_square is straight below 0, the exact conjugate; the code's is flat on [-4, 0] and rises again below that.
 With beta=0 every action counts the same: behaviour cloning.
 
 When it fails: data that never comes near what is wanted; `gumbel` without a clip, whose exponential diverges;
@@ -54,26 +51,16 @@ class IQLConfig(Settings):
     prefix = "agent."
     learning_rate: float = setting(3e-4, "of Adam", above=0, high=1)
     gamma: float = setting(0.99, "discount", above=0, high=1)
-    value_loss: str = setting(
-        "expectile", "what makes V more than the mean of Q", choices=("expectile", "gumbel", "chi_square", "quantile")
-    )
-    expectile: float = setting(
-        0.7, "tau: 0.5 is the value of the recorded policy, near 1 that of its best actions", above=0, below=1
-    )
-    level: float = setting(
-        0.8, "lambda of chi_square and quantile: V is the (2 lambda - 1) / lambda quantile of Q", above=0.5, below=1
-    )
+    value_loss: str = setting("expectile", "of V", choices=("expectile", "gumbel", "chi_square", "quantile"))
+    expectile: float = setting(0.7, "tau: 0.5 is the recorded policy, near 1 its best actions", above=0, below=1)
+    level: float = setting(0.8, "lambda: V is the (2 lambda - 1) / lambda quantile of Q", above=0.5, below=1)
     temperature: float = setting(1.0, "of gumbel: the smaller, the nearer to the best action [1 to 10]", above=0)
-    gumbel_clip: float | None = setting(
-        7.0, "gumbel: what Q - V over the temperature is cut at; null for none", above=0
-    )
+    gumbel_clip: float | None = setting(7.0, "gumbel: what Q - V over the temperature is cut at; null: none", above=0)
     beta: float = setting(3.0, "how much more a better action is imitated; 0 is behaviour cloning", low=0)
     max_weight: float = setting(100.0, "what exp(beta * advantage) is cut at", above=0)
     tau: float = setting(0.005, "share of the new Q in its target after each step", above=0, high=1)
     batch_size: int = setting(256, "transitions a step", low=1)
-    net_arch: list[int] = setting(
-        [64, 64], "units of the hidden layers of each network [256, 256]: a fifth of the speed on a CPU", low=1
-    )
+    net_arch: list[int] = setting([64, 64], "units of the hidden layers of each network [256, 256]", low=1)
     normalize_reward: bool = setting(True, "whether rewards are divided by their standard deviation over the data")
 
 
@@ -106,17 +93,13 @@ def imitation_weights(advantage: Tensor, beta: float, most: float) -> Tensor:
 
 
 class IQL(Predictor):
-    """Learns from transitions and a signal about each, which is its reward.
+    """Learns from transitions and a signal about each, which is its reward; a ValueError refuses what it cannot use.
 
     Args:
         observation_space: numbers, no images.
         action_space: Discrete, or a Box with finite bounds.
         data: a flat batch (N,); rows that are not valid are left out. None for a policy that only acts.
         signal: float32 (N,), what each transition is worth; None for the task's reward.
-
-    Raises:
-        ValueError: for a space it cannot use, for data without a valid transition, for signals that are not finite or
-            do not fit the data.
     """
 
     Config: ClassVar[type[Any]] = IQLConfig
@@ -136,14 +119,10 @@ class IQL(Predictor):
         self.config, self.observation_space, self.action_space = config, observation_space, action_space
         name = type(self).__name__
         if Inputs(observation_space).images:
-            raise ValueError(
-                f"{name} cannot read images, and {observation_space} has some; record embeddings or states"
-            )
+            raise ValueError(f"{name} cannot read images, and {observation_space} has some; record embeddings, states")
         self.discrete = isinstance(action_space, spaces.Discrete)
         if not (self.discrete or (isinstance(action_space, spaces.Box) and action_space.is_bounded())):
-            raise ValueError(
-                f"{name} cannot choose actions from {action_space}; give Discrete or a Box with finite bounds"
-            )
+            raise ValueError(f"{name} cannot choose actions from {action_space}; give Discrete or a bounded Box")
         self.own = self.encoding = SpaceEncoding(observation_space, action_space)
         if more := self._more():
             both = spaces.Box(-np.inf, np.inf, (self.own.obs_size + more,), np.float32)
@@ -165,19 +144,12 @@ class IQL(Predictor):
         return self.kept
 
     def keep(self, kept: dict[str, Any]) -> None:
-        """Take what `beside` gave."""
         self.kept = kept
 
     def learn(self, steps: int) -> dict[str, float]:
-        """Take `steps` minibatches; returns losses and means of the last one.
-
-        Raises:
-            FloatingPointError: if the networks diverge.
-        """
+        """Take `steps` minibatches; returns losses and means of the last one. A FloatingPointError if they diverge."""
         if self._rows is None:
-            raise ValueError(
-                f"this {type(self).__name__} was loaded to act and has no data; build one with data to learn"
-            )
+            raise ValueError(f"this {type(self).__name__} was loaded to act and has no data; build one with data")
         metrics: dict[str, Tensor] = {}
         for step in range(steps):
             if step % AHEAD == 0:
@@ -294,9 +266,7 @@ class IQL(Predictor):
         """The signals (N,) of valid transitions, and these transitions; a ValueError if they do not fit or are none."""
         worth, what = np.asarray(data.reward if signal is None else signal, np.float32), self.learns_from
         if worth.shape != data.shape or len(data.shape) != 1:
-            raise ValueError(
-                f"{what} of shape {worth.shape} for data of shape {data.shape}; give a flat batch and one each"
-            )
+            raise ValueError(f"{what} of shape {worth.shape} for data of shape {data.shape}; give one for each row")
         if not np.isfinite(worth).all():
             raise ValueError(f"{np.sum(~np.isfinite(worth))} {what} are not finite; every transition needs a number")
         keep = np.asarray(data.valid, bool)

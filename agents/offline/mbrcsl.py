@@ -1,8 +1,7 @@
 """MBRCSL: return-conditioned learning (`rcsl`) of what a model imagines, where pieces of episodes are joined.
 
-No recorded action at the start was followed by the return if one episode leads half of the way and another the other
-half. So a clone of the recording acts in a model of it, from where its episodes began, on and on; of the rollouts from
-each start, those in which the model's members agree and that are predicted the best returns are what is learned from.
+A clone of the recording acts in a model of it, from where its episodes began; of the rollouts from each start, those in
+which the model's members agree and that are predicted the best returns are what is learned from.
 
 Source: Zhou et al. 2023, "Free from Bellman Completeness: Trajectory Stitching via Model-based Return-conditioned
 Supervised Learning", arXiv 2310.19308, algorithm 1, and the authors' code. Differences from them:
@@ -10,8 +9,8 @@ Supervised Learning", arXiv 2310.19308, algorithm 1, and the authors' code. Diff
   - against errors of the model: no step where members disagree more than on the recording, no reward beyond those that
     were recorded, each times the chance that no end came before; asked for is the 0.9 quantile of what is kept;
   - a mixture of Gaussians for diffusion (`agent.head`); ends of episodes are learned, too.
-When it fails: a model that is wrong where all members agree (`kept_return` beside what evaluation returns says so);
-pieces that do not meet; good ways that the clone takes less than once in `GROUP` tries.
+When it fails: a model that is wrong where all members agree; pieces that do not meet; good ways that the clone takes
+less than once in `GROUP` tries.
 """
 
 from __future__ import annotations

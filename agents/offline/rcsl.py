@@ -7,8 +7,8 @@ what has come since. That is what a network predicts of the last transition, for
 Sources: Brandfonbrener et al. 2022, "When does return-conditioned supervised learning work for offline RL?", arXiv
 2206.01079; Emmons et al. 2022 (RvS), arXiv 2112.10751. Differences: the policy is `Cloning`'s, a mixture or a
 diffusion, not a mean; a return-to-go stays between the least and the largest of the data.
-When it fails: the way to the return lies in several episodes, none of which has it all (`mbrcsl` puts them together);
-returns that chance decides, which it takes for its own doing; starts that differ in what can be reached from them.
+When it fails: the way to the return lies in several episodes, none of which has it all (see `mbrcsl`); returns that
+chance decides, which it takes for its own doing; starts that differ in what can be reached from them.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ Source: Sikchi et al. 2023, "Dual RL: Unification and New Methods for Reinforcem
 
 V is an implicit maximum over recorded actions, in `code` of everything; the policy is IQL's, on all rows.
 Differences from the source: the demonstrations are among everything, so that values spread from where both meet; values
-are in units of 1 / (1 - gamma) unless `normalize_reward` is off (the code's 200 is that of 0.99); Q(s, pi) is that of
-one sampled action.
+are in units of 1 / (1 - gamma) unless `normalize_reward` is off; Q(s, pi) is that of one sampled action.
 When it fails: a recording that shares no states with the demonstrations; demonstrations of several ways at once;
 `paper` asks Q about actions that nothing was recorded of.
 """
@@ -54,9 +53,7 @@ class ReCOIL(IQL):
     def _units(self, worth: np.ndarray) -> np.ndarray:
         demos = np.flatnonzero(worth)
         if not 0 < len(demos) < len(worth):
-            raise ValueError(
-                f"{len(demos)} of {len(worth)} transitions are demonstrations; ReCOIL needs some, and some others"
-            )
+            raise ValueError(f"{len(demos)} of {len(worth)} transitions are demonstrations; ReCOIL needs both kinds")
         self._kinds = [torch.from_numpy(rows).to(self.device) for rows in (np.arange(len(worth)), demos)]
         return worth
 

@@ -46,9 +46,6 @@ from envs.types import MASK, MODALITIES, Obs
 class PPO(BaseAgent):
     """Proximal policy optimisation with a value for every reward stream, over a Gymnasium vector environment.
 
-    Raises:
-        ValueError: for spaces it cannot take, and rollouts that do not divide into minibatches.
-
     Example:
         >>> import envs.make
         >>> vector = envs.make.make_vec("CartPole-v1", 4, backend="batched")
@@ -153,7 +150,6 @@ class PPO(BaseAgent):
         return self.collector.collect(stepped)
 
     def update(self) -> dict[str, Any]:
-        """Score the rollout, estimate advantages, update the policy."""
         clock = time.perf_counter()
         collector, rollout = self.collector, self.collector.rollout
         batch = self.scorer.embed(rollout.transitions(self.scorer.requires))
@@ -195,7 +191,6 @@ class PPO(BaseAgent):
         self.seconds["reward"] += time.perf_counter() - clock
 
     def _update(self, advantage: np.ndarray, weights: np.ndarray, valid: np.ndarray) -> None:
-        """Minibatches over the rollout."""
         collector, config = self.collector, self.config
         returns = advantage + collector.values[:-1]
         total = np.einsum("tnk,tnk,k->tn", advantage, weights, self.seen.astype(np.float32))
@@ -248,7 +243,6 @@ class PPO(BaseAgent):
 
     @property
     def masked(self) -> bool:
-        """Whether it was trained with action masks, which `predict` then needs."""
         return self.collector.masked
 
     @masked.setter
@@ -485,7 +479,6 @@ class Collector(Stateful):
             self.last_values[times, columns] = learner.evaluate(*read)[0]
 
     def roll(self) -> None:
-        """Begin the next rollout where this one ended."""
         self.rollout.roll()
         self.starts[0] = self.starts[-1]
 
@@ -502,15 +495,8 @@ class Collector(Stateful):
 class DeviceCollector(Collector):
     """Rollouts that stay where a batched environment computes: actions, steps and updates never leave the device.
 
-    Once a rollout, what rewards and advantages are computed from is copied to the host: rewards, flags, values, and the
-    observations if a reward reads them. Meant for environments made with `array="torch"` on a GPU; on the CPU the NumPy
-    ones are faster. Feed-forward policies only.
-
-    Attributes:
-        vector: float32 (T + 1, N, D) on the device; what the host needs is in the attributes of `Collector`.
-
-    Raises:
-        ValueError: for a recurrent policy, and for one on another device than the environments.
+    Once a rollout, what rewards and advantages are computed from is copied to the host, where `Collector` keeps it. For
+    `array="torch"` on a GPU; on the CPU the NumPy ones are faster. A ValueError refuses recurrence and another device.
     """
 
     saved: ClassVar[dict[str, str]] = Collector.saved | {"generator": "generator"}

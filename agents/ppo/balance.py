@@ -6,19 +6,16 @@
     project    from each w_k g_k what it has against another is taken, (g_k . g_j / |g_j|^2) g_j where that is negative;
                p_k is the share of u_k in the sum of what is left
 
-Once a rollout, then ordinary epochs: the surrogate is linear in A. p moves as an average over rollouts (0.9), because
-that of one rollout is noise. A stream whose gradient is below 1e-3 of the longest (advantages of deviation 1) has
-nothing to learn yet and is left out until it has: it would be the shortest vector, and stop everything. Streams that
-are not balanced are added by their weights, and the balanced part is as large as without balance.
+Once a rollout, then ordinary epochs: the surrogate is linear in A. p moves as an average over rollouts (0.9). A stream
+whose gradient is below 1e-3 of the longest has nothing to learn yet and is left out until it has. Streams that are not
+balanced are added by their weights, and the balanced part is as large as without balance.
 
 Sources: "MARBLE: Multi-Aspect Reward Balance for Diffusion RL", its abstract: min_norm, once a rollout, averaged; by
 Frank and Wolfe's method with pairwise steps, Lacoste-Julien & Jaggi 2015, arXiv 1511.05932, section 2; Yu et al. 2020,
 arXiv 2001.06782, algorithm 1: project. Differences: the vectors have length 1, so a reward's scale does not matter to
 min_norm; other weights than 1 give up its guarantee, 0 removes a stream; project takes streams in order, not at random.
-Fails when: a stream is noise. It has a veto like every other; name those that are balanced in `balance_only`. And where
-one goal must lose first for the other to win: a pendulum that should be upright with little torque hangs still, as no
-direction serves both there, while a weight of 10 on the first swings it up (`python -m benchmarks balance`). It costs 6
-to 9 % of PPO's frames a second on small networks (`python -m benchmarks reward-cost`).
+Fails when: a stream is noise, with a veto like every other (see `balance_only`); one goal must lose first for the other
+to win: a pendulum that should be upright with little torque hangs still (`python -m benchmarks balance`).
 """
 
 from __future__ import annotations
@@ -41,8 +38,7 @@ ROUNDS = 50  # for each stream
 class Balance(Stateful):
     """Turns the advantages of streams into one; its state is the average of the shares p.
 
-    Raises:
-        ValueError: where there are no two streams to balance, and for a name that is no stream's.
+    A ValueError where there are no two streams to balance, and for a name that is no stream's.
     """
 
     saved = ("shares",)

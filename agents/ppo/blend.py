@@ -11,19 +11,15 @@
                the one in which an episode earned more of the task's reward, and its policy is kept
 
 grad J is taken on the NEXT rollout: the same would correlate with theta'. A step of phi is `blend_rate` times the mean
-inner product of the rollouts so far over its root mean square (Adam's step): a sign that lasts counts, however small
-gradients are beside their noise. A rollout without any task reward moves nothing: what the
-task wants is not known there. The sum of the weights stays at most their number: what serves is kept, not enlarged.
+inner product of the rollouts so far over its root mean square: a sign that lasts counts, however small. A rollout
+without any task reward moves nothing. The sum of the weights stays at most their number.
 
 Source: Gupta et al. 2023, "Behavior Alignment via Reward Function Optimization" (BARFI), arXiv 2310.19007. Differences:
 one number a stream instead of a function of the state, no learned discount; `aligned` is a meta-gradient of one step
 (Zheng et al. 2018, LIRPG, arXiv 1804.06459); lambda pulls towards today's policy, and conjugate gradients end where the
 curvature turns (far from a maximum), after the first step as `aligned`.
-Fails when: gradients are mostly noise, so that the signs of inner products do not last and weights wander (with cosines
-in place of this step one seed of CartPoleUpright kept a harmful hint for 80,000 steps); a reward serves late what it
-harms at first, since only the next rollout is asked; a stream is noise: nothing pulls its weight either way. `search`
-needs ten rollouts for a step. On small networks `aligned` costs 6 to 10 % of the frames a second, `implicit` 20 to 34 %
-(`python -m benchmarks reward-cost`).
+Fails when: gradients are mostly noise, so that weights wander; a reward serves late what it harms at first; a stream is
+noise: nothing pulls its weight either way. Costs: `python -m benchmarks reward-cost`.
 """
 
 from __future__ import annotations
@@ -52,8 +48,7 @@ LEAST = -20.0  # phi: a weight of 2e-9
 class Blend(Stateful):
     """Moves the weights of the streams that have `weight=learned`; the weights themselves are the streams' state.
 
-    Raises:
-        ValueError: for a weight to learn and no way to, the other way round, and without a task to serve.
+    A ValueError for a weight to learn and no way to, the other way round, and without a task to serve.
     """
 
     saved = ("inner", "squares", "directions", "trial", "rng")
@@ -63,9 +58,7 @@ class Blend(Stateful):
         self.learned = {name: stream for name, stream in streams.items() if getattr(stream, "learned", False)}
         names, key = [*self.learned], f"agent.blend={config.blend}"
         if names and config.blend == "none":
-            raise ValueError(
-                f"reward.{names[0]}.weight=learned needs agent.blend=aligned, implicit or search; or a number"
-            )
+            raise ValueError(f"reward.{names[0]}.weight=learned needs agent.blend=aligned, implicit or search")
         if config.blend != "none" and not names:
             raise ValueError(f"{key} has no weight to learn; mark a stream, as in reward.rnd.weight=learned")
         if names and ("task" not in streams or "task" in names):
@@ -86,7 +79,6 @@ class Blend(Stateful):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Tags of the log."""
         return {f"stream/{name}/weight": float(weight) for name, weight in zip(self.learned, self.weights)}
 
     def __call__(

@@ -4,9 +4,7 @@
     agent.path=numba            compiled from the first update
     agent.path=numpy, eager     never
 
-How much was learned so far is part of a run's state: resumed or extended, it changes over at the same update. Compiling
-takes 6 CPU-seconds the first time, then 0.8 from numba's cache on the disk; a minibatch of 64 rows and two layers of 64
-takes a quarter of NumPy's time. Limitations: x86 processors with AVX2; the networks that `NumpyUpdate` takes.
+How much was learned so far is part of a run's state: resumed or extended, it changes over at the same update.
 """
 
 from __future__ import annotations

@@ -23,9 +23,7 @@ class PPOConfig(Settings):
 
     prefix = "agent."
     learning_rate: float = setting(3e-4, "of Adam", above=0, high=1, tune=(1e-5, 1e-2, "log"))
-    gamma: float = setting(
-        0.99, "discount of every stream that has none of its own", above=0, high=1, tune=(0.9, 0.9997)
-    )
+    gamma: float = setting(0.99, "discount of every stream without its own", above=0, high=1, tune=(0.9, 0.9997))
     net_arch: list[int] = setting([64, 64], "units of the hidden layers", low=1)
     n_steps: int = setting(
         256,
@@ -66,9 +64,7 @@ class PPOConfig(Settings):
         choices=("none", "aligned", "implicit", "search"),
     )
     blend_rate: float = setting(0.2, "of learned weights: a rollout's step of softplus^-1, at most", above=0, high=10)
-    zero_last: bool = setting(
-        False, "whether the policy begins at action 0: a residual begins as its base (`env.base`)"
-    )
+    zero_last: bool = setting(False, "whether it begins at action 0: a residual begins as its base (`env.base`)")
     imitate: Any = setting(0.0, "learning rate of imitating own good episodes (SIL) over PPO's; a number or a schedule")
     imitate_updates: int = setting(4, "of it after each rollout", low=1)
     imitate_max_age: int = setting(0, "rollouts that episodes are kept; 0 for any number", low=0)

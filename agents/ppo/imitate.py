@@ -11,9 +11,9 @@ remembers the episode keeps its score. R adds up goals alone: a bonus is not to 
 
 Sources: Oh et al. 2018, "Self-Imitation Learning", arXiv 1806.05635, equations 1 to 3; "Learn the Ropes, Then Trust the
 Wins" (SPEAR) 2025, its abstract and public code: the median, the age, the curriculum, here by schedules.
-Differences: the cap stops the gradient of -log pi, which the authors' code lets through; an episode that ran out of
-time goes on with the value of its last state; Adam's moments are its own, or the loss would leak into PPO's, and
-`imitate` multiplies the learning rate; priorities are today's, without importance weights; SPEAR has SIL's loss.
+Differences: the cap stops the gradient of -log pi; an episode that ran out of time goes on with the value of its last
+state; Adam's moments are its own, and `imitate` multiplies the learning rate; priorities are today's, without
+importance weights; SPEAR has SIL's loss.
 Fails when: the world is random, where luck is imitated; nothing is ever rewarded; everything is (take `median`).
 """
 
@@ -41,11 +41,7 @@ PRIORITY, ENTROPY, VALUE = 0.6, 0.01, 0.01  # exponent; weights in the loss
 
 
 class Imitation(Stateful):
-    """The buffer and its updates.
-
-    Raises:
-        ValueError: where no stream is a goal, or one is no sum of rewards.
-    """
+    """The buffer and its updates; a ValueError where no stream is a goal, or one is no sum of rewards."""
 
     saved = ("rows", "pending", "recent", "adam", "rng", "_turn")
 

@@ -68,7 +68,6 @@ class TreesUpdate(TorchUpdate):
         return dataclasses.replace(batch, vector=np.arange(len(vector))[:, None])
 
     def end_update(self) -> None:
-        """The trees of this update become part of the policy."""
         self.net.trunk.grow(self.grown)
 
     def _outputs(self, batch: Batch, index: Any) -> tuple[Tensor, Tensor]:

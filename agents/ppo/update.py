@@ -183,7 +183,6 @@ class TorchUpdate:
         return torch.as_tensor(x, device=self.device)
 
     def begin_update(self, batch: Batch) -> Batch:
-        """The batch as `update` takes it."""
         return batch
 
     def end_update(self) -> None:

@@ -35,11 +35,7 @@ KEPT = 20_000  # rows of best episodes, the newest
 
 
 def demonstrations(path: str, encoding: SpaceEncoding, scorer: ReplayScorer) -> Transitions:
-    """The transitions (M,) of the recording that `agent.demos` names.
-
-    Raises:
-        ValueError: if it is of other spaces, too short, not finite, out of range, or lacks what the reward reads.
-    """
+    """The transitions (M,) of the recording that `agent.demos` names; a ValueError if it does not fit the run."""
     batch = recorded(path, "agent.demos", encoding.observation_space, encoding.action_space)
     known = {*MODALITIES, *(f"obs_{name}" for name in MODALITIES)}
     if missing := sorted(name for name in scorer.requires & known if getattr(batch, name) is None):
@@ -75,11 +71,7 @@ def returns(reward: np.ndarray, ends: np.ndarray, tail: np.ndarray, gamma: Any) 
 
 
 class MixedReplay(Replay):
-    """A ring whose samples also hold demonstrations (M,), None for none, and the best of what was added.
-
-    Raises:
-        ValueError: for demonstrations that do not fit, and best episodes where nothing is a goal.
-    """
+    """A ring whose samples also hold demonstrations (M,), None for none, and the best of what was added."""
 
     saved = (*Replay.saved, "sources", "bound", "_stale")  # type: ignore[assignment]
 

@@ -66,9 +66,6 @@ class Replay(Stateful):
     Attributes:
         added, timesteps: rows ever added; environment steps so far, for schedules of weights.
         metrics: of the scorer's newest update.
-
-    Raises:
-        ValueError: for a capacity without room for a step of every environment, and an unknown way of sampling.
     """
 
     saved = (
@@ -123,7 +120,6 @@ class Replay(Stateful):
         self._unlearned = 0  # time rows since the scorer's last update
 
     def __len__(self) -> int:
-        """Transitions that can be sampled."""
         return self.sampler.count
 
     def add(self, batch: Transitions) -> None:
@@ -239,10 +235,7 @@ class Replay(Stateful):
     def sequences(self, batch_size: int, length: int, *, imagine: bool = False) -> Sequences:
         """Sequences in time order, none of which crosses the place where the ring is written.
 
-        With `imagine` they are to begin imagination, rather than to train the model (for `dfs`).
-
-        Raises:
-            ValueError: if the replay holds no sequence that long.
+        With `imagine` they are to begin imagination, not to train the model (for `dfs`). None that long is refused.
         """
         late = self.sampler.newest(self._pos, min(length - 1, self.length))
         if length > self._filled or late >= len(self):
@@ -331,7 +324,6 @@ class Replay(Stateful):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned into a replay of the same size."""
         super().load_state_dict(state)
         table = torch.as_tensor(state["table"])
         self.table[: len(table)] = table.to(self.device)
@@ -371,15 +363,12 @@ class FrozenReward:
         return {**columns, STORED: reward}, memory
 
     def relabel(self, batch: Transitions) -> dict[str, Any]:
-        """The stored rewards."""
         return {STORED: batch.extras[STORED]}
 
     def combine(self, raw: dict[str, Any], timesteps: Any) -> Any:
-        """The stored reward; scores by stream are combined as usual."""
         return raw[STORED] if STORED in raw else self.scorer.combine(raw, timesteps)
 
     def update(self, batch: Transitions, raw: dict[str, Any], timesteps: Any) -> dict[str, float]:
-        """The scorer learns from its current scores."""
         return self.scorer.update(batch, self.scorer.relabel(batch), timesteps)
 
 
@@ -400,9 +389,6 @@ class Sampler(Stateful):
 
     Attributes:
         count: transitions that can be drawn.
-
-    Raises:
-        ValueError: for an unknown way of sampling.
     """
 
     saved = (
@@ -461,8 +447,7 @@ class Sampler(Stateful):
     def draw(self, batch_size: int, among: int | None = None, *, imagine: bool = False) -> Tensor:
         """Rows (B,), with replacement, of the `among` oldest or all; to begin imagination there, or to learn.
 
-        Raises:
-            ValueError: if there are none.
+        A ValueError if there are none.
         """
         if not self.count:
             raise ValueError("the replay is empty; collect transitions before sampling (agent.learning_starts)")
@@ -537,7 +522,6 @@ class Images:
         self._put(pos, now)
 
     def at(self, index: np.ndarray) -> dict[str, np.ndarray]:
-        """The images of rows (B,)."""
         return {key: table[index].cpu().numpy() for key, table in self.table.items()}
 
     def after(self, index: np.ndarray) -> dict[str, np.ndarray]:
@@ -557,7 +541,6 @@ class Images:
         return {"table": tables, "finals": self.finals, "slot": self.slot.copy(), "free": list(self._free)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         for key, table in self.table.items():
             saved = torch.as_tensor(state["table"][key])
             table[: len(saved)] = saved.to(table.device)

@@ -66,7 +66,6 @@ class SB3Config(Settings):
     unused: ClassVar[tuple[str, ...]] = ("policy", "net_arch")  # no arguments of the algorithm
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for the algorithm's constructor."""
         return {key: value for key, value in vars(self).items() if key not in self.unused and value is not None}
 
 
@@ -129,9 +128,7 @@ class DQNConfig(OffPolicyConfig):
     tau: float = setting(1.0, tune=())
     train_freq: int = 4
     gradient_steps: int = setting(1, tune=(1, 2, 4, -1, "choice"))
-    target_update_interval: int = setting(
-        1_000, "steps between two copies of the target", low=1, tune=(100, 10_000, "log")
-    )
+    target_update_interval: int = setting(1_000, "steps between copies of the target", low=1, tune=(100, 10_000, "log"))
     exploration_fraction: float = setting(
         0.2, "share of training until epsilon is at its end", low=0, high=1, tune=(0.05, 0.5)
     )
@@ -159,9 +156,7 @@ class TD3Config(OffPolicyConfig):
     """Continuous actions, deterministic policy with Gaussian exploration."""
 
     unused = (*OffPolicyConfig.unused, "action_noise")
-    action_noise: float = setting(
-        0.1, "standard deviation, in the policy's range [-1, 1]", low=0, tune=(0.02, 0.5, "log")
-    )
+    action_noise: float = setting(0.1, "deviation, in the policy's range [-1, 1]", low=0, tune=(0.02, 0.5, "log"))
 
 
 @dataclass
@@ -403,7 +398,6 @@ class WorkerVecEnv(VecEnv):
 
     @property
     def say(self) -> Callable[[str], object]:
-        """Called with a sentence about each worker that was replaced."""
         return self.workers.say
 
     @say.setter
@@ -412,7 +406,6 @@ class WorkerVecEnv(VecEnv):
 
     @property
     def restarts(self) -> int:
-        """How many workers have been replaced so far."""
         return self.workers.restarts
 
     def reset(self) -> Any:
@@ -440,7 +433,6 @@ class WorkerVecEnv(VecEnv):
         return map_obs(np.copy, obs), rewards.copy(), ended, rows
 
     def _rows(self, infos: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What the environments show, copied, a dict each."""
         modalities = {name: np.copy(infos[name]) for name in MODALITIES if name in infos}
         return [{name: value[row] for name, value in modalities.items()} for row in range(self.num_envs)]
 
@@ -461,11 +453,9 @@ class WorkerVecEnv(VecEnv):
         self.workers.close()
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain data from which `restore` brings these or fresh environments to this state."""
         return self.workers.snapshot()
 
     def restore(self, state: Mapping[str, Any]) -> Any:
-        """Come back to a snapshot; returns the observations of that moment."""
         return map_obs(np.copy, self.workers.restore(state))
 
     def _each(self, method: str, indices: Any, *arguments: Any) -> list[Any]:
@@ -529,7 +519,6 @@ def set_state(model: Any, state: dict[str, Any]) -> None:
 
 
 def _attribute(model: Any, name: str) -> Any:
-    """None where there is none."""
     try:
         return operator.attrgetter(name)(model)
     except AttributeError:

@@ -3,10 +3,8 @@
     act -> step -> replay -> the model learns from relabelled sequences -> the behaviour learns in the model
 
 The latent is shaped by what it must predict: the next latents, the reward, the end, at times the observation. Imagined
-rewards are those of the reward head, which is fitted to replayed sequences that are relabelled each time, so that any
-reward serves, however it is computed: from images, texts, a memory, a language model. When the reward itself has
-learned, the head's error on the newest steps jumps; then it is refitted alone before the policy learns on.
-`train/head_gap` is its error.
+rewards are those of the reward head, which is fitted to relabelled sequences, so that any reward serves. When the
+reward itself has learned, the head's error (`train/head_gap`) jumps; then it is refitted alone first.
 
 Source: the presets', see `agents.world_model.config`; relabelled rewards are ours.
 Differences: sizes are for one CPU core; `agents.dynamics.cells`, `model`, `imag_ac`, `td3` and `mpc` name their own.
@@ -92,11 +90,9 @@ class WorldModel(BaseAgent):
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Raise a ValueError for a space that the agent cannot handle."""
         SpaceEncoding(observation_space, action_space)
 
     def collect(self, on_step: OnStep) -> bool:
-        """Some steps with the updates that are due after each."""
         config, n = self.config, self.steps.n
         for _ in range(config.rollout):
             action = self._act()
@@ -122,11 +118,9 @@ class WorldModel(BaseAgent):
 
     @property
     def _filled(self) -> bool:
-        """Whether the replay holds sequences."""
         return self.replay.added >= (self.learner.longest + 1) * self.steps.n
 
     def _act(self) -> Tensor:
-        """Actions (N, A), at random before learning starts."""
         action, self.state = self._think(self.steps.obs, self.steps.began, self.state)
         if self._n_updates or len(self.replay) >= self.config.learning_starts:
             return action
@@ -187,7 +181,6 @@ class WorldModel(BaseAgent):
         return {}
 
     def dump_logs(self, iteration: int = 0) -> None:
-        """Write a row of the log: means since the last one."""
         self.record({f"train/{name}": value for name, value in self.learner.means.read().items()})
         self.record(self.replay.measure())
         self.logger.record("train/refits", self.refits)
@@ -279,7 +272,6 @@ class WorldLearner(nn.Module):
         return action, {**expected, **memory}
 
     def update(self, replay: Replay) -> None:
-        """Updates of the model and the behaviour from a minibatch."""
         config, behaviour, size = self.config, self.behaviour, self.config.batch_size
         replayed = None
         if config.behaviour == "td3":
@@ -299,7 +291,6 @@ class WorldLearner(nn.Module):
             replay.sampler.set_priority(*behaviour.errors)
 
     def _fit(self, sequences: Sequences) -> Replayed:
-        """A gradient step of the model."""
         joint = self.behaviour.joint
         loss, replayed = self.world.loss(sequences, self.behaviour.value_loss if joint else None)
         descend(self.flats, self.config, loss, "model", "reward", *(["critic"] if joint else []))

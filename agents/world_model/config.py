@@ -76,9 +76,7 @@ class WorldModelConfig(Settings):
     prefix = "agent."
 
     preset: str = setting("r2dreamer", "a published variant", choices=tuple(PRESETS))
-    cell: str = setting(
-        None, "recurrent, without memory, or a linear recurrence", choices=("rssm", "simnorm", "ssm"), otherwise="rssm"
-    )
+    cell: str = setting(None, "a GRU, no memory, linear", choices=("rssm", "simnorm", "ssm"), otherwise="rssm")
     behaviour: str = setting(
         None, "learned in imagination, planning, or neither", choices=("imag_ac", "mppi", "td3"), otherwise="imag_ac"
     )
@@ -92,9 +90,7 @@ class WorldModelConfig(Settings):
     value_weight: float = setting(None, "of the value loss in what shapes the latent (mppi)", low=0, otherwise=0.0)
     empowerment: float = setting(None, "weight of the inverse-dynamics loss", low=0, otherwise=0.0)
     empowerment_reward: float = setting(None, "imagined reward for a nat of empowerment", low=0, otherwise=0.0)
-    sampling: str = setting(
-        None, "dfs: rarely trained rows; lap: large errors", choices=("uniform", "dfs", "lap"), otherwise="uniform"
-    )
+    sampling: str = setting(None, "dfs: rare rows; lap: errors", choices=("uniform", "dfs", "lap"), otherwise="uniform")
     n_step: int = setting(None, "rewards before the value, where there is no imagination", low=1, otherwise=1)
     unroll: int = setting(None, "steps a latent without memory is predicted ahead in training", low=0, otherwise=0)
     horizon: int = setting(None, "steps imagined, or planned", low=1, tune=(3, 15), otherwise=10)
@@ -148,9 +144,7 @@ class WorldModelConfig(Settings):
             not imagines and not plain,
             "agent.behaviour={behaviour} needs a latent without memory, not agent.cell={cell}; give agent.cell=simnorm",
         )
-        self.refuse_if(
-            plain and self.kl != "none", "agent.cell=simnorm is not random and has no KL; give agent.kl=none, not {kl}"
-        )
+        self.refuse_if(plain and self.kl != "none", "agent.cell=simnorm has no KL; give agent.kl=none, not {kl}")
         self.refuse_if(
             not bool(self.consistency) == bool(self.unroll) == plain,
             "agent.consistency={consistency} and agent.unroll={unroll} go together with agent.cell=simnorm (it is "

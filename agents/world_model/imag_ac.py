@@ -11,13 +11,10 @@ any learned reward is imagined as it is now.
 Source: Hafner et al. 2023, "Mastering diverse domains through world models", arXiv 2301.04104, section 3 (equations 4
 to 7); the value on replayed steps is that of its second version.
 
-Differences from the source:
-  - reward and end are read from (features_t, a_t), so that an episode's last step needs no observation after it;
-  - imagination begins from a part of the replayed states (`imagine_starts`);
-  - Adam and a clipped gradient, not LaProp and adaptive clipping.
+Differences from the source: reward and end are read from (features_t, a_t), so that an episode's last step needs no
+observation after it; imagination begins from a part of the replayed states; Adam and a clipped gradient.
 
-When it fails: the model has not seen the reward yet (only the entropy is left to ascend), or imagines states that do
-not exist.
+When it fails: the model has not seen the reward yet, or imagines states that do not exist.
 """
 
 from __future__ import annotations
@@ -100,7 +97,6 @@ class LatentPolicy(nn.Module):
         return self._hot(out - noise.log_())
 
     def mode(self, distribution: tuple[Tensor, Tensor | None]) -> Tensor:
-        """The likeliest action (..., A)."""
         out, std = distribution
         return out if std is not None else self._hot(out)
 
@@ -157,7 +153,6 @@ class Behaviour(nn.Module):
         return self._flats
 
     def descend(self, loss: Tensor, *names: str) -> None:
-        """A gradient step of these networks."""
         descend(self._flats, self.config, loss, *names)
 
     def initial(self, n: int) -> State:
@@ -178,7 +173,6 @@ class ImagActorCritic(Behaviour):
         self.scale = ReturnRange()
 
     def act(self, world: LatentModel, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
-        """Actions (N, A) in states (N, ...), and the memory as it was."""
         distribution = self.policy(world.cell.features(state))
         if deterministic:
             return self.policy.mode(distribution), memory

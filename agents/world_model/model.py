@@ -22,11 +22,10 @@ et al. 2024 (TD-MPC2, 2310.16828, equation 3); divergence DreamerV3, equation 5;
 2309.00082, equations 3 to 5); empowerment Bharadhwaj et al. 2022 (INFO-POWER, 2204.08585, equation 4).
 
 Differences from the sources:
-  - from 32 pixels on the first stride is 4, as in Mnih et al. 2015, which takes a CPU half the time; 32 and 64
-    channels, no normalisation between convolutions; sigmoid at the end;
+  - from 32 pixels on the first stride is 4, as in Mnih et al. 2015; 32 and 64 channels; sigmoid at the end;
   - embeddings are targets: no gradient reaches the encoder through `barlow`; `infonce` compares cosines;
-  - the logarithm of the budget's multiplier moves by at most its rate a step, whatever the gap; it begins at 1e-3 and
-    the rate is 1e-2, not 1e-5 and 1e-4, which would need 100 000 steps to matter;
+  - the logarithm of the budget's multiplier moves by at most its rate a step; it begins at 1e-3 and the rate is 1e-2,
+    not 1e-5 and 1e-4, which would need 100 000 steps to matter;
   - the inverse model of a continuous action is one Gaussian with its own deviation for each entry.
 
 When it fails: a budget too small for a sparse reward empties the latent before the first reward; InfoNCE keeps whatever
@@ -116,7 +115,6 @@ class LatentModel(nn.Module):
 
     @torch.no_grad()
     def catch_up(self) -> None:
-        """Copy the weights to the slow encoder and cell."""
         assert self.slow is not None
         for name, fast in (("encoder", self.encoder), ("cell", self.cell)):
             for old, new in zip(self.slow[name].parameters(), fast.parameters()):
@@ -181,7 +179,6 @@ class LatentModel(nn.Module):
         )
 
     def _recurrent_losses(self, seq: Sequences, states: State, stats: dict[str, Any]) -> dict[str, Tensor]:
-        """Losses of reward, end and KL at every step."""
         config, weight, both = self.config, seq.valid.to(seq.reward.dtype), self.cell.kl(stats)
         losses = self._heads(self.cell.features(states), seq.action, seq.reward, seq.terminated, weight)
         if self.budget is not None and both is not None:
@@ -221,7 +218,6 @@ class LatentModel(nn.Module):
         }
 
     def _latent_losses(self, seq: Sequences, states: State, embed: Tensor) -> dict[str, Tensor]:
-        """The other losses that shape the latent."""
         config, losses = self.config, {}
         valid = torch.nonzero(seq.valid.flatten()).flatten()
         features = self.cell.features(states)
@@ -243,7 +239,6 @@ class LatentModel(nn.Module):
 
 
 def _cut(seq: Sequences, begin: int, end: int | None) -> Sequences:
-    """Some steps of sequences."""
     pixels = {key: image[begin:end] for key, image in seq.pixels.items()}
     return seq._replace(pixels=pixels, **{k: getattr(seq, k)[begin:end] for k in seq._fields if k != "pixels"})
 
@@ -410,7 +405,6 @@ class KLBudget(nn.Module):
 
     @property
     def beta(self) -> Tensor:
-        """The multiplier, a 0-d tensor."""
         return self.log_beta.exp()
 
     def forward(self, dyn: Tensor, rep: Tensor) -> Tensor:

@@ -9,10 +9,8 @@ value and policy are learned from replayed steps. The value's loss also shapes t
 Source: Hansen, Su & Wang 2024, "TD-MPC2: scalable, robust world models for continuous control", arXiv 2310.16828,
 section 3; the planner is `agents.dynamics.planners.MPPI`.
 
-Differences from the source:
-  - fewer plans, iterations and units: a plan costs milliseconds on a CPU core, not half a second;
-  - the policy is a Gaussian around a mean in [-1, 1], clipped, with its own entropy; the source squashes;
-  - one learning rate for encoder and dynamics; ends are learned and respected from the start.
+Differences from the source: fewer plans, iterations and units; the policy is a Gaussian around a mean in [-1, 1],
+clipped, with its own entropy, where the source squashes; one learning rate; ends are respected from the start.
 
 When it fails: discrete actions; rewards far beyond the horizon that the value has not learned; partial observation.
 """
@@ -70,7 +68,6 @@ class LatentMPC(Behaviour):
         return {"plan": like.new_zeros(n, self.config.horizon, self.action_size)}
 
     def act(self, world: LatentModel, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
-        """The first actions of plans for latents (N, Z), and the plans."""
         rollout = functools.partial(imagine, world, reward_function=_task, ends=None)
         self.planner.mean = memory["plan"]
         action = self.planner.plan(
@@ -97,7 +94,6 @@ class LatentMPC(Behaviour):
         return weighted_mean(loss, weight * (linked | (terminated > 0)))
 
     def update(self, world: LatentModel, sequences: Sequences, replayed: Replayed) -> dict[str, Tensor]:
-        """One step of the policy on replayed latents; returns metrics."""
         z, config = replayed.features, self.config
         decay = DECAY["mppi"] ** torch.arange(len(z), device=z.device, dtype=z.dtype)
         weight = replayed.valid * decay[:, None]

@@ -9,12 +9,9 @@ and images.
 Source: Fujimoto et al. 2025, "Towards general-purpose model-free reinforcement learning" (MR.Q), arXiv 2501.16142;
 prioritised rows are those of Fujimoto, Meger & Precup 2020 (LAP), arXiv 2007.06049.
 
-Differences from the source:
-  - the latent is SimNorm's, and sizes are for a CPU;
-  - discrete actions are enumerated: the greedy one of the mean value acts and makes the target, there is no policy;
-  - rewards are divided by their root mean square, which is gentler to rare ones than the mean of their sizes;
-  - returns are cut at the last observation of a truncated episode, so that nothing is needed beside the sequence;
-  - the end is a probability (cross-entropy), with its weight from the start.
+Differences from the source: the latent is SimNorm's; discrete actions are enumerated, there is no policy; rewards are
+divided by their root mean square, gentler to rare ones than the mean of their sizes; returns are cut at the last
+observation of a truncated episode; the end is a probability (cross-entropy), with its weight from the start.
 
 When it fails: partial observation (there is no memory); sparse rewards that action noise does not reach.
 """
@@ -80,7 +77,6 @@ class LatentTD3(Behaviour):
         self.errors: tuple[Tensor, Tensor] | None = None  # the last rows (B,), the largest error of any critic (B,)
 
     def act(self, world: LatentModel, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
-        """Actions (N, A), and the memory as it was."""
         z, noise = state["z"], 0.0 if deterministic else self.config.exploration
         if not self.discrete:
             action = torch.tanh(self.policy(z))

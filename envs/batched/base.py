@@ -26,11 +26,7 @@ from envs.types import Array
 
 
 class Arrays:
-    """Where arrays live: NumPy's on "cpu", torch's on a device; `xp` is the module, for all that both spell alike.
-
-    Raises:
-        ValueError: if there is no such array library or device.
-    """
+    """Where arrays live: NumPy's on "cpu", torch's on a device; `xp` is the module, for all that both spell alike."""
 
     def __init__(self, array: str = "numpy", device: str = "cpu") -> None:
         if array not in ("numpy", "torch"):
@@ -63,7 +59,6 @@ class Arrays:
         return np.asarray(x, model.dtype)
 
     def numpy(self, x: Array) -> np.ndarray:
-        """A copy of `x` on the host."""
         return x.cpu().numpy().copy() if self.is_torch else x.copy()
 
     def gather(self, table: Array, index: Array) -> Array:
@@ -158,12 +153,7 @@ class BatchedEnv(VectorEnv):
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Array, dict[str, Any]]:
-        """Begin new episodes: everywhere, or in the rows of `options["reset_mask"]`, bool (N,).
-
-        Raises:
-            ValueError: if there are other options, or the mask has another shape.
-            RuntimeError: if the first reset of all is a masked one.
-        """
+        """Begin new episodes: everywhere, or in the rows of `options["reset_mask"]`, bool (N,), the only option."""
         unknown = sorted(set(options or {}) - {"reset_mask"})
         if unknown:
             raise ValueError(f"option {unknown[0]!r} is unknown to array programs; the only one is 'reset_mask'")
@@ -181,12 +171,7 @@ class BatchedEnv(VectorEnv):
         return self._obs, dict(self.modalities)
 
     def step(self, actions: Array) -> Step:
-        """Move all environments one step; whether the actions are in their space is not checked.
-
-        Raises:
-            RuntimeError: before the first reset.
-            ValueError: if there is not one action for each environment.
-        """
+        """Move all environments one step; whether the actions are in their space is not checked."""
         if not self.state:
             raise RuntimeError("no episode has begun yet; call reset() first")
         actions = self.arrays.like(actions, self._actions)
@@ -243,7 +228,6 @@ class BatchedEnv(VectorEnv):
 
     @property
     def has_reset(self) -> bool:
-        """Whether it has been reset or restored."""
         return bool(self.state)
 
     def snapshot(self) -> dict[str, Any]:
@@ -259,11 +243,7 @@ class BatchedEnv(VectorEnv):
         return {"state": state, "rng": copy.deepcopy(self._pool_rng), "used": self._used}
 
     def restore(self, state: dict[str, Any]) -> Array:
-        """Come to the state in which `snapshot` was taken, of this id and N; returns its observations.
-
-        Raises:
-            ValueError: if it was taken of another number of environments.
-        """
+        """Come to the state in which `snapshot` was taken, of as many environments; returns its observations."""
         count = len(state["steps"])
         if count != self.num_envs:
             raise ValueError(f"the snapshot holds {count} environments, not {self.num_envs}; make as many")

@@ -28,11 +28,7 @@ from envs.types import Array
 
 
 class BatchedNetHack(BatchedEnv):
-    """See `BatchedEnv`; the games hold their own state.
-
-    Raises:
-        ValueError: for torch's arrays.
-    """
+    """See `BatchedEnv`; the games hold their own state. A ValueError refuses arrays of torch."""
 
     _inners: Sequence[Any] = ()
 
@@ -85,7 +81,6 @@ class BatchedNetHack(BatchedEnv):
         return rewards, games.over() | self._won
 
     def _settle(self, row: int, key: int) -> None:
-        """Give the answers that a move needs."""
         if self._ours:
             answer(self._games, row, key)
         else:

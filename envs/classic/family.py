@@ -109,7 +109,6 @@ class Kind:
     caption: Captions
 
     def place(self, env: gym.Env, value: float) -> None:
-        """Put an environment at a value of the axis."""
         inner = simulator(env)
         inner.state = np.zeros(len(self.ranges))
         inner.state[self.axis[0]] = value

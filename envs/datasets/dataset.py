@@ -49,9 +49,6 @@ class Dataset:
 
         Observations and actions are as `env` gives and takes them, one of `envs.make.make`; without one, as
         `envs.observations` makes them of what is stored.
-
-        Raises:
-            ValueError: for what is not numeric, does not fit together, or does not fit `env`.
         """
         if isinstance(self.action_space, spaces.Dict | spaces.Tuple | spaces.Text):
             raise ValueError(f"actions from {self.action_space} are several things; a recording holds one array")
@@ -80,11 +77,7 @@ def observing(env: gym.Env | None, space: spaces.Space) -> Callable[[Any], Any]:
 
 
 def fitted(batch: Transitions, env: gym.Env) -> Transitions:
-    """The batch, its observations and actions in the types of numbers of `env`.
-
-    Raises:
-        ValueError: if they are not those of that environment.
-    """
+    """The batch, its observations and actions in the types of numbers of `env`; a ValueError if they are others."""
     return in_spaces(batch, env.observation_space, env.action_space, name_of(env))
 
 
@@ -109,11 +102,7 @@ def in_spaces(
 def learnable(
     batch: Transitions, observation_space: spaces.Space, action_space: spaces.Space, name: str, key: str
 ) -> Transitions:
-    """The valid rows of the recording that `key` names, `in_spaces`.
-
-    Raises:
-        ValueError: if there are none, or all are alike, if something is not finite, or an action outside its space.
-    """
+    """The valid rows of the recording that `key` names, `in_spaces`; a ValueError if nothing can be learned from it."""
     batch = batch[np.asarray(batch.valid, bool)]
     try:
         batch = in_spaces(batch, observation_space, action_space, name)
@@ -231,9 +220,6 @@ def from_sb3(buffer: Any, *, scaled: bool = True) -> Transitions:
     Args:
         buffer: a buffer, as in `from_sb3(model.replay_buffer)`.
         scaled: whether actions in a Box stand in [-1, 1], as those of its agents do, and not in the space's range.
-
-    Raises:
-        ValueError: if it is empty, or has overwritten the last observations of episodes.
     """
     if getattr(buffer, "optimize_memory_usage", False):
         raise ValueError(

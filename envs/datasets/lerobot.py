@@ -154,7 +154,6 @@ def _box(values: np.ndarray) -> spaces.Space:
 
 
 def _tasks(folder: Path) -> list[str]:
-    """The sentences that say what was to be done."""
     lines, tables = folder / "meta" / "tasks.jsonl", folder / "meta" / "tasks.parquet"
     if lines.is_file():
         return [str(json.loads(line)["task"]) for line in read_text(lines).splitlines() if line]

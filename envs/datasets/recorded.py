@@ -12,11 +12,7 @@ LEAST = 10  # transitions that something can be learned from
 
 
 def recorded(path: str, key: str, observation_space: gym.Space, action_space: gym.Space) -> Transitions:
-    """The valid transitions (N,) of the recording that the option `key` names, N at least 10.
-
-    Raises:
-        ValueError: if there is none, or it holds too little, or was made in other spaces.
-    """
+    """The valid transitions (N,), at least 10, of the recording that the option `key` names; a ValueError if not."""
     if not path:
         raise ValueError(
             f"{key} is empty; name a recording (python -m runners.record writes one), as in {key}=demos.safetensors"

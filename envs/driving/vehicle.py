@@ -93,7 +93,6 @@ class Driving(Metrics):
         self.episodes[-1].append(signals)
 
     def summary(self) -> dict[str, float]:
-        """Name with unit -> mean over the episodes so far; empty before the first."""
         rows = [self._episode(np.stack(episode)) for episode in self.episodes]
         return {name: float(np.mean([row[name] for row in rows])) for name in (rows[0] if rows else ())}
 

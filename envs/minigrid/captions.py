@@ -70,7 +70,6 @@ class Speech:
 
     @property
     def pictures(self) -> int:
-        """How many pictures the screen can show."""
         return PICTURES if self.chatter is True else int(self.chatter)
 
 

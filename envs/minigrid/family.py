@@ -124,7 +124,6 @@ _ENCODED: dict[tuple[str, str], bytes] = {}
 
 @functools.cache
 def _names(width: int, height: int) -> tuple[str, ...]:
-    """Names of the signals; a larger grid has more of them."""
     cells = itertools.product(range(height), range(width), ("object", "colour", "state"))
     return (*HEAD, *(f"cell_{x}_{y}_{part}" for y, x, part in cells))
 

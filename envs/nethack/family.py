@@ -56,7 +56,6 @@ _AIMS = {
 
 
 def _sense(env: gym.Env) -> np.ndarray:
-    """float32 (5,), as `SIGNALS` names them."""
     inner = simulator(env)
     return inner.last_observation[inner._blstats_index][_NUMBERS].astype(np.float32)
 

@@ -77,7 +77,6 @@ class Games:
         return np.array([game.in_normal_game() for game in self.playing])
 
     def over(self) -> np.ndarray:
-        """Bool (N,): the game has ended."""
         return np.array([game.done() for game in self.playing])
 
     def text_of(self, row: int) -> bytes:

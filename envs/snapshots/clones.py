@@ -70,7 +70,6 @@ class Clones:
         return int(2 ** np.floor(np.log2(np.clip(NUMBERS / (max(size, 1) * (horizon + 1)), 1, ROWS))))
 
     def start(self, seed: int) -> Place:
-        """An episode begins."""
         if self.side_by_side:
             program = self._program(1)
             obs, infos = program.reset(seed=seed)
@@ -161,7 +160,6 @@ class Clones:
         return self._programs[n]
 
     def close(self) -> None:
-        """Close the simulators."""
         self.env.close()
 
 

@@ -87,11 +87,7 @@ class Snapshots:
 def record(
     env: gym.Env, policy: Callable[[Any], Any], episodes: int, every: int = 1, seed: int | None = None
 ) -> Snapshots:
-    """Play episodes and take a snapshot of every `every`-th state in which the policy acts, the first included.
-
-    Raises:
-        ValueError: if a number is out of range, or an episode does not end within `LONGEST` steps.
-    """
+    """Play episodes and take a snapshot of every `every`-th state in which the policy acts, the first included."""
     for name, value in (("episodes", episodes), ("every", every)):
         if value < 1:
             raise ValueError(f"{name}={value} is out of range; give at least 1")
@@ -147,9 +143,7 @@ class SnapshotReset(gym.Wrapper):
             if not fits:
                 raise ValueError(f"{name}={value} is out of range; give {fix}")
         if any(isinstance(wrapper, Observer) for wrapper in simulator.layers(env)):
-            raise ValueError(
-                "an Observer inside would show the state before the snapshot; put the Observer around this"
-            )
+            raise ValueError("an Observer inside would show the state before the snapshot; put it around this")
         simulator.check_same(env, snapshots.states[0])
         self.until, self.truncate, self.probability = until, truncate, probability
         self.steps = 0  # of this environment so far
@@ -187,7 +181,6 @@ class SnapshotReset(gym.Wrapper):
         return {"state": to_json(get_state(self, rng=True))}
 
     def restore(self, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Come to the state in which `snapshot` was taken; returns that state's observation and an empty info."""
         return set_state(self, from_json(state["state"])), {}
 
 

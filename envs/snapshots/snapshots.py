@@ -205,7 +205,6 @@ def _arguments(kind: Any) -> frozenset[str]:
 
 
 def _observe(inner: Any) -> Any:
-    """The observation of an environment without wrappers."""
     for name in ("_obs", "_get_obs", "_get_ob", "gen_obs"):
         if hasattr(inner, name):
             return getattr(inner, name)()

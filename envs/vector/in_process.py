@@ -63,9 +63,7 @@ def check_alike(row: int, env: gym.Env, spaces: tuple[gym.Space, gym.Space]) -> 
     """A ValueError if an environment's observation or action space is not that of its vector."""
     for name, own, wanted in zip(("observation", "action"), (env.observation_space, env.action_space), spaces):
         if own != wanted:
-            raise ValueError(
-                f"environment {row} has the {name} space {own}, the first one {wanted}; make all of a vector alike"
-            )
+            raise ValueError(f"environment {row} has the {name} space {own}, the first one {wanted}; make them alike")
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +120,6 @@ class SharedBuffers:
         self.final_modalities.update(self.masks[1])
 
     def view(self, rows: slice) -> SharedBuffers:
-        """Some of the rows."""
         parts = {f.name: map_obs(lambda x: x[rows], getattr(self, f.name)) for f in fields(self) if f.name != "masks"}
         return SharedBuffers(**parts, masks=tuple(map_obs(lambda x: x[rows], one) for one in self.masks))
 
@@ -264,7 +261,6 @@ class Stepper:
         return found(*args, **kwargs) if callable(found) else found
 
     def assign(self, row: int, name: str, value: Any) -> None:
-        """Set an attribute of the outermost wrapper."""
         setattr(self._envs[row], name, value)
 
     def wrapped(self, row: int, kind: type) -> bool:
@@ -272,7 +268,6 @@ class Stepper:
         return bool(layers(self._envs[row], kind))
 
     def close(self) -> None:
-        """Close every environment."""
         for env in self._envs.values():
             env.close()
 

@@ -63,11 +63,7 @@ class Line:
                 self._wait(writing=True)
 
     def take(self, count: int = 1) -> bytes:
-        """The next bytes, at most `count`; waits for them.
-
-        Raises:
-            EOFError: if the other end is gone.
-        """
+        """The next bytes, at most `count`; waits for them. An EOFError if the other end is gone."""
         self._wait()
         data = os.read(self._in, count)
         if not data:
@@ -79,7 +75,6 @@ class Line:
         return pickle.loads(self._exactly(int.from_bytes(self._exactly(8), "big")))
 
     def close(self) -> None:
-        """Close both ends."""
         self._reader.close()
         self._writer.close()
 
@@ -133,10 +128,9 @@ class Worker(Line):
             self.put(byte, message)
 
     def answer(self, more: bool, failed: bytes) -> tuple[bytes, Any]:
-        """Its next reply, and the message that comes with it if there is `more`, or if the reply is `failed`.
+        """Its next reply, and the message that comes with it if there is `more`, or if it is `failed`.
 
-        Raises:
-            Gone: if it died, or its limit is over.
+        `Gone` if it died, or its limit is over.
         """
         try:
             byte = self.take()
@@ -158,7 +152,6 @@ class Worker(Line):
         return ""
 
     def kill(self) -> None:
-        """End it at once."""
         self.process.kill()
         self.process.join(2)
         self.close()
@@ -214,8 +207,7 @@ class Budget:
     def spend(self, sentence: str) -> str:
         """Count one more, for the reason `sentence`; returns how many that makes, for the warning.
 
-        Raises:
-            WorkerError: if that is too many; what happened before is among the notes.
+        A `WorkerError`, with what happened before in its notes, if that is too many.
         """
         now = time.monotonic()
         while self._recent and self._recent[0][0] < now - self.window:

@@ -141,7 +141,6 @@ class Workers(BufferedVectorEnv):
 
     @property
     def restarts(self) -> int:
-        """How many workers have been replaced so far."""
         return self._budget.spent
 
     def _rows(self, worker: int) -> range:

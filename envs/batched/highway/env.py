@@ -51,11 +51,7 @@ _MAX_SLIP = float(np.arctan(np.tan(np.pi / 3) / 2))  # of the centre of a car wh
 
 
 class BatchedHighway(BatchedEnv):
-    """N roads; `state` is that of `Traffic`.
-
-    Raises:
-        ValueError: if `config` has an entry that is not supported, or the arrays are torch's.
-    """
+    """N roads; `state` is that of `Traffic`. A ValueError refuses other entries of `config`, and torch."""
 
     SIGNALS = VEHICLE
 
@@ -103,7 +99,6 @@ class BatchedHighway(BatchedEnv):
         }
 
     def _nearest(self, speed: np.ndarray) -> np.ndarray:
-        """The number of the nearest of the agent's speeds."""
         last = len(self._speeds) - 1
         share = (speed - self._speeds[0]) / (self._speeds[-1] - self._speeds[0])
         return np.clip(np.round(share * last), 0, last).astype(np.int64)
@@ -169,7 +164,6 @@ class BatchedHighway(BatchedEnv):
             self.modalities["frame"][rows] = self._painter.draw(**parts)
 
     def _sense(self, state: dict[str, np.ndarray], rows: Array) -> np.ndarray:
-        """The signals (K, 9) of some rows."""
         x, y, lane, speed = (state[key] for key in ("x", "y", "lane", "speed"))
         ahead = x[:, 1:] - x[:, :1]
         near = (ahead >= 0) & (np.abs(y[:, 1:] - WIDTH * lane[:, :1]) <= WIDTH / 2 + 1)
