@@ -116,11 +116,7 @@ class SQIRL(BaseAgent):
         "steps": "steps",
         "draw": "draw",
     }
-    in_file: ClassVar[dict[str, str]] = BaseAgent.in_file | {
-        "stage": "stage",
-        "passes": "passes",
-        "longest": "longest",
-    }
+    in_file: ClassVar[dict[str, str]] = BaseAgent.in_file | {"stage": "stage", "passes": "passes", "longest": "longest"}
     lasting: ClassVar[dict[str, str]] = (
         BaseAgent.lasting
         | in_file

@@ -1,7 +1,7 @@
 """Reading what others may have written: regular files of a bounded size, and nothing else.
 
-A run, a recording or a sweep from elsewhere may hold a pipe that never answers, a device that never ends, a link to a
-file that is none of its business, or more than fits into memory. So every read of one goes through `opened`:
+A run from elsewhere may hold a pipe that never answers, a device that never ends, a link, or more than fits into
+memory. So every read of one goes through `opened`:
 
     config = read_text(run / "config.yaml")
     with opened_text(run / "metrics.csv") as file: rows = list(csv.reader(file))

@@ -1,8 +1,7 @@
 """One guarded path from an environment to a frame.
 
-`prepare()` chooses the renderers before any of them is imported. `frame(env, size)` renders and
-squashes the image to a square without cropping, so a wide picture looks narrower: nothing at the edge is lost, which
-matters more to a reward than proportions do. Every renderer goes through the same area averaging.
+`prepare()` chooses the renderers before any of them is imported. `frame(env, size)` renders and squashes the image to a
+square by area averaging, without cropping, so that nothing at the edge is lost.
 """
 
 from __future__ import annotations

@@ -84,14 +84,7 @@ class Cursor:
 
 
 def from_gym_step(
-    cursor: Cursor,
-    obs: Obs,
-    action: Any,
-    reward: float,
-    next_obs: Obs,
-    terminated: bool,
-    truncated: bool,
-    info: Infos,
+    cursor: Cursor, obs: Obs, action: Any, reward: float, next_obs: Obs, terminated: bool, truncated: bool, info: Infos
 ) -> Transitions:
     """One step of one `gymnasium.Env` -> a batch of shape (1,); the cursor (of 1) moves on."""
     obs, next_obs = (map_obs(lambda x: np.asarray(x)[None], part) for part in (obs, next_obs))

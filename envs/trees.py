@@ -9,9 +9,8 @@ An oblivious tree asks the same question in all nodes of a level: that of the hi
 
 Sources: Fuhrer et al. 2024, "Gradient Boosting Reinforcement Learning", arXiv 2407.08250; oblivious trees as in
 Prokhorenkova et al. 2018, "CatBoost", arXiv 1706.09516.
-Differences: NumPy; thresholds are placed once a rollout, not once a tree; to choose a question, a gradient is divided
-by its root mean square, so that the scale of a reward does not decide; F begins at 0; ensembles are not distilled, so
-acting takes time in proportion to all trees so far.
+Differences: NumPy; thresholds are placed once a rollout; to choose a question, a gradient is divided by its root mean
+square; F begins at 0; ensembles are not distilled, so acting takes time in proportion to all trees so far.
 Fails when: the observation is an image, or what matters is a sum of many inputs, which trees approach by steps.
 """
 

@@ -2,23 +2,16 @@
 
 Disturbances separate methods: sticky actions, a noisy television, and late rewards.
 
-Source: Machado, Bellemare, Talvitie, Veness, Hausknecht, Bowling 2018, "Revisiting the Arcade Learning Environment"
-    (arXiv 1709.06009, section 5): with probability p the environment repeats the action before instead of the one
-    given, so that no memorised sequence of actions works. The first action of an episode is never replaced.
-    Gymnasium's own `StickyAction` does exactly that and is what `disturb` uses.
-    Burda, Edwards, Pathak, Storkey, Darrell, Efros 2018, "Large-Scale Study of Curiosity-Driven Learning" (arXiv
-    1808.04355, section 5): a part of the observation is noise, which a curious agent may watch for ever.
-    Jarrett et al. 2023, "Curiosity in Hindsight" (arXiv 2211.10515): noise that depends on the action or does not.
-    Ren et al. 2022, "Learning Long-Term Reward Redistribution via Randomized Return Decomposition" (arXiv 2111.13485):
-    an episode's reward comes in one sum at its end (`EpisodicReward`).
+Sources: sticky actions, Machado et al. 2018 (arXiv 1709.06009, section 5), by Gymnasium's `StickyAction`; the noisy
+television, Burda et al. 2018 (arXiv 1808.04355, section 5), and noise that depends on the action, Jarrett et al. 2023
+(arXiv 2211.10515); rewards in one sum at the end, Ren et al. 2022 (arXiv 2111.13485).
 
 Differences: the sources' televisions show pictures; ours shows uniform noise, in every kind of observation.
 
 The first two draw from the environment's own `np_random`, so a seed fixes them and the `Journal` replays them.
 Frames and captions in `info` are of the environment without the television.
 
-When it fails: `StickyAction` keeps a reference to the action it is given; outside of `make`, whose `Journal` passes
-copies on, do not overwrite an array that was passed to `step`.
+Outside of `make`, whose `Journal` copies actions, do not overwrite an array that was passed to `StickyAction`.
 """
 
 from __future__ import annotations
@@ -47,8 +40,7 @@ class EpisodeStatistics(Recorded):
     """Writes the episode's statistics into `info` at its last step, in the form Stable-Baselines3 reads.
 
     info["episode"] = {"r": return of the task's own reward, "l": steps, "t": seconds since construction}, and
-    info["is_success"] where the family defines it. It counts inside the environment because Gymnasium's vector wrappers
-    report wrong lengths in two of the three auto-reset modes.
+    info["is_success"] where the family defines it.
     """
 
     def __init__(self, env: gym.Env) -> None:
@@ -91,10 +83,8 @@ class EpisodeStatistics(Recorded):
 class Journal(Recorded):
     """Records the running episode, so that a fresh copy can be brought to the same state.
 
-    Works for every environment whose randomness comes from Gymnasium's `np_random`: the journal holds the seed
-    given to `reset`, or the state of `np_random` before it, and the actions since. `restore` resets and replays
-    them, which costs as many steps as the episode is old; afterwards this episode and all later ones continue as
-    they would have.
+    Works where randomness comes from Gymnasium's `np_random`: the journal holds the seed given to `reset`, or the state
+    of `np_random` before it, and the actions since, which `restore` replays; all continues as it would have.
     """
 
     def __init__(self, env: gym.Env) -> None:
@@ -277,9 +267,8 @@ class NoisyTV(Recorded):
     With mode "always" every observation has fresh noise. With "on_demand" only the observation after the action that
     watches has; all others, the first included, show zeros.
 
-    Watching never helps and never costs more than a step: a Discrete space gets one further action, the last, which has
-    the effect of the environment's first action and switches the television on. So every state can still be reached,
-    the best return stays as it was, and only an agent that is drawn to noise prefers the new action.
+    For that a Discrete space gets one further action, the last, which has the effect of the environment's first one and
+    switches the television on: the best return stays as it was.
     """
 
     def __init__(self, env: gym.Env, *, mode: str = "always", size: int = 16) -> None:

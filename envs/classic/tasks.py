@@ -9,10 +9,9 @@
     lodestar/CartPoleSwingUpSparse-v0   1 for a step that ends upright and near the middle, else 0
     lodestar/PixelPendulum-v0           Pendulum-v1's physics, reward and torques; the observation is a picture
 
-The first three last 200 steps and never terminate: an episode that ends at success or failure would reveal to a learned
-reward what it is meant to find out. The next two also stop after 200 steps; random policies did not find their reward
-in 1000 episodes, which is what a bonus for exploration is for. The way to a swung-up pole leads through states that
-look worse, 500 steps of 0.02 s. Frames come from Gymnasium's own renderers.
+The first three last 200 steps and never terminate: an end at success or failure would reveal to a learned reward what
+it is meant to find out. The next two also stop after 200 steps; random policies did not find their reward in 1000
+episodes. The way to a swung-up pole leads through states that look worse, 500 steps of 0.02 s.
 
 Observations (float32; MountainCarSparse keeps Gymnasium's):
     CartPole... (5,)       cart position m, velocity m/s, cos angle, sin angle, angular velocity rad/s
@@ -50,9 +49,8 @@ WAVES = 6  # plane waves that make a cloud
 class CartPoleUpright(CartPoleEnv):
     """Keep a pole upright on a cart, or swing it up again after it fell.
 
-    Starts near upright, as CartPole does; a random policy keeps the pole up for about 30 of 200 steps. The track ends
-    in walls, at 2.2 m, that stop the cart while it is still fully in the picture. The stop is inelastic and jolts the
-    pole as a pivot that suddenly stands still does, so leaning on a wall balances nothing.
+    Starts near upright. The track ends in walls, at 2.2 m, whose stop is inelastic and jolts the pole as a pivot that
+    suddenly stands still does, so leaning on a wall balances nothing.
 
     Actions: 0 pushes left, 1 pushes right, 10 N. Reward: 1.0 iff |angle| < 12 degrees after the step.
     """
@@ -226,9 +224,8 @@ class PendulumSparse(PendulumUpright):
 class PixelPendulum(PendulumEnv):
     """Swing a pendulum up and hold it there, seeing only pictures, before white ("none") or drifting clouds ("video").
 
-    Does a model of the environment waste capacity on the background? Clouds have other colours in every episode: they
-    can be predicted, they fill most of the pixels, and nothing depends on them. A model that reconstructs pixels spends
-    its capacity on them; one that predicts rewards, or what its actions change, need not.
+    Does a model waste capacity on the background? Clouds have other colours in every episode: they can be predicted,
+    they fill most of the pixels, and nothing depends on them.
 
     Observations uint8 (3, size, size): one picture, which does not show the velocity. Actions float32 (1,) in [-2, 2].
     """

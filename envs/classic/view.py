@@ -1,9 +1,8 @@
 """Pictures of classic control for all environments at once, as `envs.render.frame` gives them of one.
 
-Gymnasium draws 600 x 400 or 500 x 500 pixels with pygame, which are then averaged down. Here every pixel of the small
-picture gets how much of it a shape covers, from its distance to the shape's edges, so nothing is drawn large. The
-shapes, their order, their colours and pygame's whole-pixel corners are Gymnasium's; the two kinds of pictures differ by
-the roundness of edges, less than a grey level on average. The arrow that shows Pendulum's torque is left out.
+Every pixel of the small picture gets how much of it a shape covers, from its distance to the shape's edges. Shapes,
+order, colours and whole-pixel corners are Gymnasium's; the pictures differ by less than a grey level on average, and
+leave out the arrow that shows Pendulum's torque.
 """
 
 from __future__ import annotations

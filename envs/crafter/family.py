@@ -21,9 +21,8 @@ Differences from the package:
 `info["achievements"]` counts what was achieved in this episode; `info["text"]` is what just happened ("collected
 wood", "was hurt; fell asleep"), "" when nothing did. Evaluation counts achievements and the paper's score.
 
-When it fails: the flat view does not distinguish a ripe plant from a young one. A new world takes about two seconds to
-grow, most of the time of an agent that dies young; with the package numba a tenth of a second, and the same world.
-`area=32` is four times as fast, with less to find. `envs.snapshots` does not support Crafter; the `Journal` does.
+When it fails: the flat view does not distinguish a ripe plant from a young one. A new world takes two seconds to grow,
+with numba a tenth; `area=32` is four times as fast. `envs.snapshots` does not support Crafter; the `Journal` does.
 """
 
 from __future__ import annotations

@@ -12,18 +12,14 @@ Environments write them as `signals` (see `envs.family.Family.sense`). Here high
     speed_limit  what the lane says, which in merge and roundabout is highway-env's default of 20 m/s; `PACE` in
                  CarRacing, which has none
 
-Only the current state is read, never the past, so a copy of an environment has the same signals. When it fails: where
-lanes cross, the car is in the one it is nearest to in place and direction, which may for a moment be another one than
-it follows. A car that missed its exit counts as being at the nearest point of its route.
+When it fails: where lanes cross, the car is in the one it is nearest to in place and direction, for a moment perhaps
+another one than it follows. A car that missed its exit counts as being at the nearest point of its route.
 
 Source of the metrics: Huang et al., "VLM-RL: A Unified Vision Language Models and Reinforcement Learning Framework for
 Safe Autonomous Driving", 2024, arXiv 2412.15544: average speed, route completion, distance, collision speed, success
-rate; each is taken per episode and averaged over episodes. Differences: distance is that of one episode, not the sum
-over ten routes. Collision speed is the higher one of the step of the collision and of the step before: highway-env's
-cars brake within the step that they crash in. As in the source an episode without a collision counts 0, so the figure
-falls with the collision rate too. Comfort is ours: accelerations between steps of the policy, the same forwards and
-backwards, and their change. When they fail: at one step a second, highway-env's default, what happens within a second
-is not seen; a car that brakes and accelerates again within it is comfortable.
+rate, per episode and averaged over episodes. Differences: distance is that of one episode; collision speed is the
+higher one of the step of the collision and of the step before, 0 without a collision as in the source. Comfort is ours:
+accelerations between steps of the policy, and their change; what happens within a step is not seen.
 """
 
 from __future__ import annotations

@@ -4,21 +4,15 @@
     lodestar/ButtonGrid-v0   three buttons in new places in every episode: light all of them
 
 What they test: whether a model helps. The same few rules (a wall stops, a press turns a light) hold in more levels than
-a run can visit; an agent that learns the rules can train on imagined transitions, one that only replays has to learn
-the value of every combination. With enough data for every combination, both should end alike.
+a run can visit; who only replays has to learn the value of every combination.
 
 Source: after the descriptions of ProcMaze and ButtonGrid in Young, Ramesh, Kirsch & Schmidhuber 2023, "The Benefits of
 Model-Based Generalization in Reinforcement Learning", arXiv 2211.02222.
 
-Differences from it:
-    - walls are thin, between cells, and mazes are drawn uniformly from all spanning trees;
-    - a button is pressed by an action of its own, not by stepping on it;
-    - only the end is rewarded, with 1.
+Differences from it: walls are thin, between cells, and mazes are drawn uniformly from all spanning trees; a button is
+pressed by an action of its own; only the end is rewarded, with 1.
 
-Observations are planes of cells, row by row, float32 of 0 and 1, one plane after another. The best return is known:
-`shortest()` is the least number of steps to the end, so it is 1, or gamma^(shortest - 1) discounted.
-
-Limits: flat planes do not show a network which cells are neighbours, unless it convolves.
+Observations are planes of cells, row by row, float32 of 0 and 1, one plane after another.
 """
 
 from __future__ import annotations

@@ -4,24 +4,17 @@
     lodestar/DeepSea-v0      one treasure among 2^size ways down, each step towards it costs: does exploration go deep?
     lodestar/PointMaze-v0    a point in corridors like a T, two ends that people may want: whose reward is it?
 
-Sources:
-    NoisyRooms   the mazes with a noisy television of Burda et al. 2018, "Large-Scale Study of Curiosity-Driven
-                 Learning" (arXiv 1808.04355), and of Jarrett et al. 2023, "Curiosity in Hindsight" (arXiv 2211.10515).
-    DeepSea      Osband et al. 2019, "Behaviour Suite for Reinforcement Learning" (arXiv 1908.03568): `deep_sea`.
+Sources: NoisyRooms, the mazes with a noisy television of Burda et al. 2018 (arXiv 1808.04355) and of Jarrett et al.
+2023, "Curiosity in Hindsight" (arXiv 2211.10515); DeepSea, Osband et al. 2019, "Behaviour Suite for Reinforcement
+Learning" (arXiv 1908.03568).
 
-Differences from them:
-    - NoisyRooms is a grid with a flat observation, not a picture of a maze: its cells can be counted, so coverage is
-      known exactly. The noise is a few numbers beside the code of the cell, seen from everywhere.
-    - DeepSea's last observation is the column where the dive ended, in the bottom row once more; bsuite shows zeros,
-      which would hide from a novelty bonus what the last action did. The map of its actions comes from another
-      generator, so `mapping_seed` names other maps than bsuite's.
+Differences: NoisyRooms is a grid whose cells can be counted, so coverage is known exactly; the noise is a few numbers
+beside the code of the cell. DeepSea's last observation is the column where the dive ended, in the bottom row once more;
+bsuite shows zeros, which would hide from a novelty bonus what the last action did; its maps are other ones.
 
 They offer to a study: `n_cells`, and `info["cell"]`, an int in [0, n_cells), at every reset and step.
 
-Their pictures are drawn with NumPy: the agent is blue, rooms are set row by row as words are in lines of text.
-
-Limits: a one-hot cell does not show a network which cells are neighbours. A picture of many cells has less than
-a pixel for each of them in a small frame.
+In pictures the agent is blue, rooms are set row by row. Limits: a one-hot cell does not show which are neighbours.
 """
 
 from __future__ import annotations

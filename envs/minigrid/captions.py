@@ -9,15 +9,13 @@
                         chatter=True, one of so many pictures with a number
     varied              every caption ends in " (417 moves left)", so that useful captions rarely repeat
 
-Both nuisances are for studies of rewards that read captions: with few clean captions any bonus for a new caption solves
-the task, so that nothing is learnt about judges. The television of Burda et al. 2018, "Large-Scale Study of
-Curiosity-Driven Learning" (arXiv 1808.04355), is the same trap for rewards that read pictures.
+Both nuisances are for studies of rewards that read captions: with few clean captions any bonus for a new one solves the
+task. They are to captions what the television of Burda et al. 2018 (arXiv 1808.04355) is to pictures.
 
 Events are read from what changed in the grid, so they hold in every task, whatever its actions mean. A picture's number
 follows from the episode's `salt` and the step, so a replayed episode has the same.
 
-When it fails: a step has one event. What others move, as in Dynamic-Obstacles, appears only if it comes into view.
-The nuisances, bumps and sights need the adapter (`adapt=True`), which sees actions and views.
+When it fails: a step has one event. Nuisances, bumps and sights need the adapter, which sees actions and views.
 """
 
 from __future__ import annotations

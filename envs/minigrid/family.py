@@ -19,7 +19,7 @@ Signals, float32 (7 + 3 * width * height,):
     max_steps               steps after which the world itself ends an episode
     cell_X_Y_object, cell_X_Y_colour, cell_X_Y_state    row by row, MiniGrid's encoding; the agent is in no cell
 
-What lies hidden in a box cannot be seen in them. Source: minigrid 3.2 (Farama Foundation), core/grid.py, Grid.encode.
+Source: minigrid 3.2 (Farama Foundation), core/grid.py, Grid.encode. What lies in a box cannot be seen in them.
 
 Scattered states have the agent on any free cell, every seventh time on the goal, doors open or closed, and something
 in its hands; it may stand behind a locked door. Success is a positive task return.

@@ -6,12 +6,10 @@ Captions say how a robot stands or lies, and whether it moves forward, fast, or 
 they are to where they should be. Scattered states have hinges within their limits or near where they start, the body
 upright or turned anyhow, then set down on the floor; slides stay.
 
-Terminations are those of versions 4 and 5. When they fail: Hopper's velocities are clipped at 10 in its observation, so
-that a termination by velocity (100) is not seen.
+Terminations are those of versions 4 and 5; Hopper's by velocity (100) is not seen, as observations clip at 10.
 
-Frames differ from Gymnasium's in two ways. Shadows and reflections are left out: without a GPU they cost nine tenths of
-the time. And each environment makes its own OpenGL context current before it draws, which Gymnasium does not: as soon
-as another environment of the process has been closed, Gymnasium's pictures are black, with no error.
+Frames differ from Gymnasium's: without shadows and reflections, nine tenths of the time without a GPU; and each
+environment makes its own OpenGL context current, else all are black once another of the process has been closed.
 """
 
 from __future__ import annotations

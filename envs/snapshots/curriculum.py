@@ -12,8 +12,7 @@ as new tasks, by the variance of their group's returns. Differences: simulators'
 language model; returns of single episodes instead of groups; each of N environments has a collection of its own.
 Controls, `by`: `uniform`, any state of the collection; `clusters`, evenly over clusters of what was observed in them,
 as S3RL does with a teacher's states (`envs.snapshots.s3rl`).
-When it fails: rewards so rare that all returns are 0, which makes it uniform; returns that differ by chance alone draw
-it to noise; what an agent can only do from an ordinary start is seen in half of the episodes only.
+When it fails: rewards so rare that all returns are 0, which makes it uniform; returns that differ by chance alone.
 
 Example:
     python -m runners.train env=MountainCar-v0 starts=variance

@@ -1,18 +1,13 @@
 """S3RL: a student begins its first episodes in states that a teacher visited; later ones are ordinary.
 
-Only resets and lengths of episodes change, so any agent can be the student. Status Classification: the teacher's
-states are clustered, and a reset draws a cluster first and a state from it second, so that rare
-states are seen as often as frequent ones. Student Trajectory Truncation: an episode that began in a snapshot is cut
-short, so that many of them fit into the early phase.
+The teacher's states are clustered, and a reset draws a cluster first and a state from it second, so that rare states
+are seen as often as frequent ones. An episode that began in a snapshot is cut short, so that many fit into the phase.
 
 Source: Zhao, Qian, Wang, Shan, Qin 2024, "Snapshot Reinforcement Learning: Leveraging Prior Trajectories for
     Efficiency" (arXiv 2403.00673).
 
-Differences from it:
-    - The phase is counted in steps of this environment, not of the training run: n environments side by side have
-      n times `until` steps of it together.
-    - Clusters are of observations scaled to unit variance, found once, with a fixed seed; k-means++ and Lloyd's rounds.
-    - `probability` mixes ordinary resets into the phase; the source has none, and neither has the default.
+Differences: the phase is counted in steps of this environment, not of the run; clusters are of observations scaled to
+unit variance, found once with a fixed seed; `probability` mixes ordinary resets into the phase.
 
 When it fails: a teacher that never found the reward does not help. An environment that counts time itself (MiniGrid)
 keeps what has passed, so it may end a state from late in an episode before `truncate` does.

@@ -16,9 +16,8 @@ What a state is, family by family:
     MiniGrid         every variable of the environment that no constructor takes; things and rooms keep their identity,
                      because a task may hold on to the very ball that lies in the grid
 
-Refused rather than silently wrong: BabyAI, whose instructions are programs with a memory; NetHack and highway-env,
-whose state is not accessible; wrappers with unknown memory. The `Journal` replays from a reset, which leads elsewhere:
-after `set_state` it takes no snapshot until the next reset.
+Refused: BabyAI, whose instructions are programs with a memory; NetHack and highway-env, whose state is not accessible;
+wrappers with unknown memory. After `set_state` the `Journal` takes no snapshot until the next reset.
 """
 
 from __future__ import annotations

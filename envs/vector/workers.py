@@ -9,9 +9,8 @@ whatever the number of processes.
 
 A worker that dies, or does not reply in time, is replaced: its environments are made again with new seeds, and their
 running episodes end as truncated in rows that are no transitions (`infos["lost"]`). So is one in which an environment
-raises, with `on_error="restart"`; otherwise that raises at once. Too many losses in too short a time raise, with what
-happened before. The new seeds follow from the old ones, so two runs that lose the same workers at the same steps have
-the same numbers.
+raises, with `on_error="restart"`; otherwise that raises at once. Too many losses in too short a time raise. The new
+seeds follow from the old ones, so two runs that lose the same workers at the same steps have the same numbers.
 
 Differences from Gymnasium's AsyncVectorEnv: two groups, workers with several environments each, the watchdog.
 

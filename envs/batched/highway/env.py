@@ -11,11 +11,8 @@ In the original each car decides in turn and sees what the ones before it decide
 up a lane change depends on the turn, and there the turn is kept.
 
 Differences: the random numbers; the road has no end, the original's is 10 km long; of two cars at exactly the same
-place along the road, one sees the other as its leader, in the original each the other. Last bits may differ. Of
-`config`, the entries of `SUPPORTED` may be set.
-
-When it fails: two cars whose distances differ in the last bit may decide differently than in the original, and from
-there on the two go separate ways. Beyond the original's 10 km: at 30 m/s, with the usual traffic, after five minutes.
+place, one sees the other as its leader, in the original each the other. Last bits may differ, and cars then decide
+otherwise. Of `config`, the entries of `SUPPORTED` may be set.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Pictures of a straight road for all environments at once, as `envs.render.frame` gives them of one.
 
-highway-env draws 600 x 150 pixels with pygame, which are then averaged over blocks. Here nothing is drawn large: the
-road and every car that drives straight, by itself, in its lane are products of rows and columns, averaged from the
-outset. Only where cars turn or come close is each pixel looked at, and changes the mean of its block. Geometry, colours
-and whole-pixel corners are those of highway-env 1.12 (`road/graphics.py`, `vehicle/graphics.py`).
+highway-env draws 600 x 150 pixels with pygame, which are then averaged over blocks. Here the road and every car that
+drives straight, by itself, in its lane are products of rows and columns; only where cars turn or come close is each
+pixel looked at. Geometry, colours and whole-pixel corners are those of highway-env 1.12.
 
-Differences, less than a grey level on average: the edges of a car that is turned.
-
-When it fails: below 38 pixels Pillow averages in two rounds, and the two kinds of pictures differ by four levels.
+Differences, less than a grey level on average: the edges of a car that is turned; four levels below 38 pixels.
 """
 
 from __future__ import annotations
