@@ -254,7 +254,7 @@ def test_the_ssm_in_one_pass_equals_its_steps():
 
 
 def test_impossible_sizes_are_refused():
-    with pytest.raises(ValueError, match=r"a latent of 10 numbers does not fall into groups of 8"):
+    with pytest.raises(ValueError, match=r"a latent of 10 numbers is not made of groups of 8"):
         SimNorm(4, 1, latent=10)
 
 

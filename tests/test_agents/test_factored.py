@@ -242,7 +242,7 @@ def test_a_model_continues_exactly_where_it_was_saved() -> None:
 @pytest.mark.parametrize(
     ("space", "sentence"),
     [
-        (spaces.Box(-1, 1, (4,)), r"model=factored predicts entries of 0 and 1, and Box.* holds others; use model=ens"),
+        (spaces.Box(-1, 1, (4,)), r"model=factored predicts 0 and 1, and Box.* holds others; use model=ens"),
         (spaces.Box(0, 255, (3, 8, 8), np.uint8), r"model=factored cannot predict images"),
     ],
 )

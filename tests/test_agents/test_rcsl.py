@@ -175,7 +175,7 @@ def test_what_cannot_be_asked_for_is_a_sentence():
     data = rewarded([0, 1, 2, 5, -1], [3, 2])
     with pytest.raises(ValueError, match=r"agent.target=9 is out of range; episodes returned 3 to 4"):
         RCSL(RCSLConfig(target=9), LINE, STICK, data)
-    with pytest.raises(ValueError, match=r"agent.context=4 is longer than all episodes; give at most 3, their steps"):
+    with pytest.raises(ValueError, match=r"agent.context=4 is longer than all episodes; give at most 3"):
         DT(DTConfig(context=4), LINE, STICK, data)
     for kind, options in ((MBRCSLConfig, {"horizon": 0}), (DTConfig, {"context": 0}), (DTConfig, {"chunk": 2})):
         with pytest.raises(ValueError, match=r"agent\.\w+=\d is out of range"):

@@ -272,7 +272,7 @@ def test_files_keep_the_policy_of_every_step(tmp_path):
     ("changes", "sentence"),
     [
         ({"k": 0}, r"agent.k=0 is out of range"),
-        ({"episodes": 2}, r"agent.episodes=2 are fewer than n_envs=4; give 4 or more"),
+        ({"episodes": 2}, r"agent.episodes=2 is less than n_envs=4; give as many"),
         ({"net_arch": []}, r"is no network"),
     ],
 )

@@ -245,7 +245,7 @@ def test_what_is_out_of_range_is_refused_in_a_sentence(snapshots: Snapshots) -> 
             SnapshotReset(env, snapshots, **options)
     with pytest.raises(ValueError, match=r"the snapshot is of CartPole-v1, not of Pendulum-v1; make CartPole-v1"):
         SnapshotReset(make("Pendulum-v1"), snapshots)
-    with pytest.raises(ValueError, match=r"put the Observer around this"):
+    with pytest.raises(ValueError, match=r"put it around this"):
         SnapshotReset(make("CartPole-v1", text=True), snapshots)
     with pytest.raises(ValueError, match=r"lodestar/ProbeJoint-v0 has no state that can be taken"):
         record(make("lodestar/ProbeJoint-v0"), lambda obs: 0, episodes=1)

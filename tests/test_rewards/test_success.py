@@ -156,5 +156,5 @@ def test_vectors_whose_environments_are_in_reach_end_episodes_and_others_refuse(
         assert [envs.step(np.zeros(2, np.int64))[2].tolist() for _ in range(3)][1:] == [[False] * 2, [True] * 2]
     with pytest.raises(ValueError, match=r"the reward 'success' ends episodes, and .* use SyncVectorEnv"):
         VectorRewardWrapper(make_vec(UPRIGHT, 2, backend="batched"), mix)
-    with pytest.raises(ValueError, match='backend="batched" keeps its environments where nothing can be wrapped'):
+    with pytest.raises(ValueError, match='backend="batched" has environments that nothing can be wrapped'):
         make_vec(UPRIGHT, 2, backend="batched", wrap=lambda env: ending(env, mix))

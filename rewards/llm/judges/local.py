@@ -42,7 +42,6 @@ import numpy as np
 
 from envs.settings import setting
 from rewards.llm.judges.base import Answers, TextJudge, make_judge
-from rewards.llm.judges.prompts import SAME
 from rewards.llm.store import label_in, read_rows
 
 FOLDER = Path(__file__).parent / "rulebooks"
@@ -82,12 +81,12 @@ class Rules(TextJudge):
 
 def has_book(family: str) -> bool:
     """Whether a family has a rulebook."""
-    return bool(family) and (FOLDER / f"{SAME.get(family, family)}.txt").is_file()
+    return bool(family) and (FOLDER / f"{family}.txt").is_file()
 
 
 def book(family: str) -> Path:
     """Where the rulebook of a family is; raises ValueError if it has none."""
-    path = FOLDER / f"{SAME.get(family, family)}.txt"
+    path = FOLDER / f"{family}.txt"
     if not has_book(family):
         known = ", ".join(sorted(path.stem for path in FOLDER.glob("*.txt")))
         raise ValueError(f"judge rules: family={family!r} has no rulebook, {known} have; give rulebook=PATH")
