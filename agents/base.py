@@ -27,7 +27,7 @@ from agents.predictor import Predictor
 from envs.settings import check_config
 from envs.state import Stateful, get_state, set_state
 from envs.steps import Chunk, Cursor, from_vector_step, modalities_of
-from envs.transitions import OnNan, Transitions, map_obs, refuse
+from envs.transitions import OnNan, Transitions, map_obs, refuse, reset_mode
 from envs.types import Array, Memory, Obs, StreamScorer
 
 if TYPE_CHECKING:
@@ -95,13 +95,8 @@ class BaseAgent(Predictor):
         envs: a `gymnasium.vector.VectorEnv` that resets by itself; `envs.make.make_vec` makes fast ones.
         scorer: gives the rewards: a `rewards.mix.mix.Mix`, or None for the task's own reward.
 
-    Attributes:
-        num_timesteps: environment steps so far, summed over environments.
-        episodes: returns and lengths of the last episodes; a subclass sets it.
-        notes: sentences a user should read before training.
-
-    Raises:
-        ValueError: for spaces it cannot take, and a scorer without the members it needs.
+    `num_timesteps` counts steps, summed over environments; `notes` are sentences to read before training. A ValueError
+    refuses spaces it cannot take, and a scorer without the members it needs.
     """
 
     Config: ClassVar[type[Any]]
@@ -177,8 +172,6 @@ class BaseAgent(Predictor):
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
         """Refuse spaces the agent cannot handle, by a ValueError that names those that can."""
 
-    # ---------------------------------------------------------------------------------------------------- the loop
-
     def learn(
         self,
         total_timesteps: int,
@@ -224,16 +217,12 @@ class BaseAgent(Predictor):
     def set_reward(self, scorer: StreamScorer | None) -> None:
         """Learn from another reward from now on, None for the task's own; policy, counts and replay stay.
 
-            agent.learn(100_000)
             agent.set_reward(rewards.make(["task", "rnd"], envs.single_observation_space, envs.single_action_space))
             agent.learn(100_000, reset_num_timesteps=False)
 
-        A stream whose name is new begins with a value of its own (PPO). A replay is relabelled; it is emptied if it
-        lacks what the reward reads, such as frames. Running episodes are given up: the next rollout resets.
-
-        Raises:
-            ValueError: for a scorer that the class refuses; the agent stays as it was.
-            RuntimeError: within `learn`.
+        A stream whose name is new begins with a value of its own (PPO). A replay is relabelled, or emptied if it lacks
+        what the reward reads. Running episodes are given up. A ValueError for a scorer that the class refuses leaves
+        the agent as it was; a RuntimeError within `learn`.
         """
         if self._learning:
             raise RuntimeError("set_reward within learn would mix two rewards in one rollout; call it after learn")
@@ -289,8 +278,6 @@ class BaseAgent(Predictor):
     def end_rollout(self) -> None:
         """Let the rewards learn, and prepare the next rollout."""
 
-    # -------------------------------------------------------------------------------------------------------- logs
-
     def set_logger(self, logger: Logger) -> None:
         """Use a logger, as `stable_baselines3.common.logger.configure` returns it."""
         self.logger = logger
@@ -331,17 +318,14 @@ class BaseAgent(Predictor):
         record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
         self.logger.dump(step=self.num_timesteps)
 
-    # ------------------------------------------------------------------------------------------- state and recovery
-
     def get_state(self) -> dict[str, Any]:
         """All that it takes to continue exactly here, between two rollouts; no pickle."""
         return get_state(self, self.saved)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore what `get_state` returned into an agent built with the same configuration.
+        """Restore what `get_state` returned into an agent of the same configuration, beside environments and rewards.
 
-        Environments and rewards have states of their own. Environments that were never reset nor restored begin new
-        episodes.
+        Environments that were never reset nor restored begin new episodes.
         """
         set_state(self, self.saved, state)
 
@@ -369,8 +353,6 @@ class BaseAgent(Predictor):
         set_state(self, self.recoverable, copy.deepcopy(self._finite))
         return False
 
-    # -------------------------------------------------------------------------------------------------------- files
-
     def beside(self) -> dict[str, Any]:
         reward = self.scorer.state_dict() if hasattr(self.scorer, "state_dict") else {}
         state = {"streams": list(self.scorer.streams), "reward": reward, **get_state(self, self.in_file)}
@@ -380,11 +362,8 @@ class BaseAgent(Predictor):
     def load(cls, path: str, envs: Any = None, *, scorer: Any = None, seed: int = 0, device: str = "cpu") -> Self:
         """Read an agent back, for environments with the same spaces, with its counts and the state of its reward.
 
-        Without a scorer the reward is the task's own, and that of the file is left where it is. `set_reward` exchanges
-        the reward afterwards.
-
-        Raises:
-            ValueError: if the file holds another kind of agent, or does not fit.
+        Without a scorer the reward is the task's own. A ValueError if the file holds another kind of agent, or does not
+        fit.
         """
         options: dict[str, Any] = {"scorer": scorer, "seed": seed, "device": device}
         place = "these environments and this reward"
@@ -408,10 +387,7 @@ class BaseAgent(Predictor):
 
 
 def has_reset(envs: gym.vector.VectorEnv) -> bool:
-    """Whether all environments were reset or restored; False where they do not tell.
-
-    An agent that was given a state asks, once: stepping others would fail.
-    """
+    """Whether all environments were reset or restored, as stepping others would fail; False where they do not tell."""
     inner: Any = getattr(envs, "unwrapped", envs)  # wrappers of vectors pass on no attributes
     if isinstance(inner, gym.vector.AsyncVectorEnv):  # a process that is asked what it lacks ends
         return False
@@ -445,12 +421,7 @@ class Means(Stateful):
 
 
 class Episodes(Stateful):
-    """Returns, lengths and successes of the last 100 episodes, counted from transitions of N environments.
-
-    Attributes:
-        returns: {"r": return, "l": length}, oldest first.
-        successes: 0 or 1, of the episodes that reported it.
-    """
+    """Returns {"r", "l"}, lengths and successes of the last 100 episodes, from transitions of N environments."""
 
     saved = {"running": "running", "episodes": "returns", "successes": "successes"}
 
@@ -462,7 +433,7 @@ class Episodes(Stateful):
     def count(self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray, success: np.ndarray | None) -> None:
         """Add transitions (T, N) in time order; `success` is NaN where nothing was reported, or None for nowhere.
 
-        Episodes are listed in the order in which they ended; one that ended in a row that is not valid is left out.
+        One that ended in a row that is not valid is left out.
         """
         sums = np.cumsum([np.where(valid, reward, 0.0), valid], axis=1, dtype=np.float64)  # (2, T, N)
         if not ended.any():
@@ -492,20 +463,14 @@ class Steps(Stateful):
 
     Attributes:
         obs: (N, ...) what to act on next, copied.
-        step_index: int64 (N,), its step within the episode.
-        began: bool (N,), whether it begins an episode: where an agent with a memory empties it.
+        step_index, began: int64 (N,), the step within the episode; bool (N,), whether it begins one.
         episodes: returns, lengths and successes of the last 100.
     """
 
     saved = {"obs": "obs", "cursor": "cursor"} | {key: f"episodes.{name}" for key, name in Episodes.saved.items()}
 
     def __init__(self, envs: gym.vector.VectorEnv, seed: int, scorer: StreamScorer | None = None) -> None:
-        self.mode: Any = envs.metadata.get("autoreset_mode")
-        if self.mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
-            raise ValueError(
-                f'{envs} declares metadata["autoreset_mode"]={self.mode!r}; it must reset its environments itself, in '
-                "SAME_STEP mode (or NEXT_STEP, which spends a step on it)"
-            )
+        self.mode = reset_mode(envs)
         if getattr(getattr(envs, "arrays", None), "is_torch", False):
             raise ValueError(f"{envs} keeps its arrays in torch, which this agent does not read; use agent=ppo")
         self.envs, self.seed, self.n = envs, seed, envs.num_envs

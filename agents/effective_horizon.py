@@ -69,7 +69,6 @@ def gorp(
     Args:
         clones: the simulator; actions Discrete, deterministic but for its resets.
         scorer: what is maximised, without discount; None for the task's own reward.
-        k, m: actions looked ahead, and tries of each sequence, at least 1.
         max_steps: where futures end; None for the environment's own limit.
         budget: simulator steps that may be spent; None is returned when they are.
 

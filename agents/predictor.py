@@ -40,11 +40,7 @@ def _leaves(observation: Any, space: gym.Space) -> Iterator[tuple[Any, gym.Space
 
 
 class Predictor(ABC):
-    """An agent that has learned: it predicts, and is written to and read from a file.
-
-    Attributes:
-        policy: weights; a torch module, or anything else with its `state_dict` and `load_state_dict`.
-    """
+    """An agent that has learned; `policy` is a torch module, or anything with its state_dict and load_state_dict."""
 
     observation_space: gym.Space
     action_space: gym.Space

@@ -107,14 +107,8 @@ class SQIRL(BaseAgent):
 
     Config: ClassVar[type[SQIRLConfig]] = SQIRLConfig
     saved: ClassVar[dict[str, str]] = BaseAgent.saved | {
-        "modules.nets": "nets",
-        "optimizers": "flats",
-        "where.stage": "stage",
-        "where.passes": "passes",
-        "where.longest": "longest",
-        "where.seed": "steps.seed",
-        "steps": "steps",
-        "draw": "draw",
+        **{"modules.nets": "nets", "optimizers": "flats", "where.stage": "stage", "where.passes": "passes"},
+        **{"where.longest": "longest", "where.seed": "steps.seed", "steps": "steps", "draw": "draw"},
     }
     in_file: ClassVar[dict[str, str]] = BaseAgent.in_file | {"stage": "stage", "passes": "passes", "longest": "longest"}
     lasting: ClassVar[dict[str, str]] = (

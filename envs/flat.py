@@ -18,9 +18,7 @@ ADAM: Any = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "amsgrad": False
 
 
 class Flat(Stateful):
-    """Parameters as one vector, their gradients as another: one call clips, one call steps.
-
-    Its state is Adam's moments and step count; the parameters, `value` (P,), belong to the module.
+    """Parameters as one vector, their gradients as another; its state is Adam's moments and step count.
 
     Example:
         >>> weight = nn.Parameter(torch.tensor([1.0, -1.0]))

@@ -67,14 +67,12 @@ def make(
         env_id: any Gymnasium id, or `module:Id-v0`.
         render_mode: as in Gymnasium; "rgb_array" if frames are asked for.
         frame_size: side in pixels of `info["frame"]`, in [8, 1024]; None for no frames.
-        text: whether to write `info["text"]`.
-        signals: whether to write `info["signals"]`, where the family has some.
+        text, signals: whether to write `info["text"]`, and `info["signals"]` where the family has some.
         seed: the first reset without a seed of its own acts as `reset(seed=seed)`; also seeds the action space.
         max_episode_steps: steps after which an episode is truncated; None for the environment's own limit.
         adapt: whether observations are adapted to Stable-Baselines3, and discrete actions count from 0.
-        sticky: probability in [0, 1) that the previous action is repeated instead; see `envs.wrappers`.
-        noisy_tv: "always" or "on_demand", noise in the observation; see `envs.wrappers`.
-        episodic_reward: whether an episode's reward comes in one sum at its end; see `envs.wrappers`.
+        sticky, noisy_tv, episodic_reward: a probability in [0, 1), "always" or "on_demand", a bool: see
+            `envs.wrappers`.
         base, base_scale: a frozen policy to whose actions these are added, times the scale; see `envs.residual`.
         starts: where episodes begin, see `envs.snapshots.curriculum`; "" for the environment's own starts.
         **kwargs: options of the family's adapter (see its file); the rest goes to the environment.
@@ -242,12 +240,8 @@ def make_batched(
 ) -> Any:
     """Make `n` environments that step as one array program, an `envs.batched.base.BatchedEnv`.
 
-    Arguments are those of `make`; `array` is "numpy", or "torch" for tensors on `device`. `options` are those of the
-    family's adapter, such as MiniGrid's `mission`, and those that the program supports of the environment's own and of
-    `frame_size`, `text` and `signals`; see `envs.batched.Program`.
-
-    Raises:
-        ValueError: if the id, an option, `n` or the device is unknown or not supported.
+    `array` is "numpy", or "torch" for tensors on `device`. `options` are those of the family's adapter, and those that
+    the program supports, see `envs.batched.Program`; a ValueError refuses others.
     """
     from envs.batched.base import Arrays
 
@@ -287,10 +281,9 @@ def goals(env_id: str) -> list[Goal]:
 def termination(env_id: str, **options: Any) -> Ends | None:
     """Which transitions terminate, as a function of (obs, action, next_obs); None where these do not determine it.
 
-    The rules are the simulators' own, with their limits as `options`, those that `make` is given, say; what changes
-    observations (a `noisy_tv`) or actions (a `base`) makes the result None. The function takes arrays (B, D), (B, A),
-    (B, D), NumPy's or torch's, and returns bool (B,). Observations are float32 and simulators compute in float64, so a
-    state within a rounding of a limit may fall on its other side.
+    The rules are the simulators' own, with their limits as `options` say. The function takes arrays (B, D), (B, A),
+    (B, D), NumPy's or torch's, and returns bool (B,). A state within a float32 rounding of a limit may fall on its
+    other side.
     """
     spec = spec_of(env_id)
     if options.pop("noisy_tv", None) is not None or options.pop("base", None) is not None:
@@ -367,9 +360,8 @@ def _stem(env_id: str) -> str:
 def options(env_id: str) -> dict[str, inspect.Parameter]:
     """What `make` takes as keyword arguments: of the environment's constructor, of its adapter, and disturbances.
 
-    Name -> parameter, with its default and its annotation, read from signatures: no environment is made. What `make`
-    and `make_vec` handle themselves, such as `render_mode` and `max_episode_steps`, is no option. A constructor that
-    takes `**kwargs` does not declare which names it knows (see `is_open`), unless they go on to its base class's.
+    Name -> parameter, with its default and its annotation, read from signatures: no environment is made. A constructor
+    that takes `**kwargs` does not declare which names it knows (see `is_open`), unless they go on to its base class's.
 
     Example:
         >>> sorted(options("Pendulum-v1"))[:2]

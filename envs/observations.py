@@ -103,8 +103,7 @@ def plain(space: spaces.Space, value: Any) -> Any:
 def hashed_words(text: bytes) -> np.ndarray:
     """A bag of words that needs no vocabulary: which words a text has, whatever their order, case and number.
 
-    Each word, of Latin letters, sets two entries, so two words differ even where one of their entries is the same.
-    Returns float32 (64,) in {0, 1}, read-only.
+    Each word, of Latin letters, sets two entries. Returns float32 (64,) in {0, 1}, read-only.
     """
     bag = np.zeros(WORDS, dtype=np.float32)
     for word in re.findall(rb"[a-z]+", text.lower()):

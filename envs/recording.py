@@ -46,9 +46,6 @@ def record(env: gym.Env | VectorEnv, act: Act | None, steps: int, seed: int = 0)
         seed: of the first reset, and of random actions.
 
     Returns a flat batch (N,): the episodes of the first environment in order, then those of the next.
-
-    Raises:
-        ValueError: if `steps` is out of range, or the vector leaves resets to its caller.
     """
     if steps < 1:
         raise ValueError(f"steps={steps} record nothing; give at least 1")
@@ -92,8 +89,7 @@ def episodes(batch: Transitions) -> list[slice]:
 def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
     """Write a recording, a flat batch (N,) with episodes in time order, atomically; `meta` is what JSON can hold.
 
-    Raises:
-        ValueError: for a batch that is not flat, and for the key of an observation with a slash in it.
+    A ValueError refuses a batch that is not flat, and keys with a slash.
     """
     from safetensors.numpy import save_file
 
@@ -121,12 +117,7 @@ def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
 
 
 def load(path: str | Path) -> tuple[Transitions, dict[str, Any]]:
-    """Read a recording, a file or the name of one that ships: a flat batch (N,), and its `meta`.
-
-    Raises:
-        ValueError: if the file is no recording.
-        FileNotFoundError: if there is none.
-    """
+    """Read a recording, a file or the name of one that ships: a flat batch (N,), and its `meta`."""
     from safetensors import SafetensorError, safe_open
 
     if not Path(path).exists():

@@ -23,8 +23,7 @@ import numpy as np
 def prepare() -> str:
     """Choose renderers that work without a screen, unless the user's own variables are set or there is a screen.
 
-    Call it before `mujoco` or `pygame` is imported; `envs.make.make` does. Returns the choice in one line, such as
-    "MUJOCO_GL=egl, SDL_VIDEODRIVER=dummy".
+    Call it before `mujoco` or `pygame` is imported. Returns the choice, such as "MUJOCO_GL=egl, SDL_VIDEODRIVER=dummy".
     """
     screen = sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     if not screen:
@@ -77,10 +76,9 @@ def opengl(draws: bool) -> Any:
 
 @functools.cache
 def before_opengl() -> None:
-    """Load triton's compiler ahead of Mesa's; call it before the first OpenGL context.
+    """Load triton's compiler ahead of Mesa's, before the first OpenGL context; else importing it later crashes.
 
-    Both bring a copy of LLVM whose symbols are unique in a process. When torch imports triton after Mesa has drawn, the
-    process dies of a segmentation fault; the other way round works. Loading the library takes a tenth of a second.
+    Both bring a copy of LLVM whose symbols are unique in a process.
     """
     spec = importlib.util.find_spec("triton")
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:

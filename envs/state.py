@@ -125,11 +125,7 @@ def _loaded(value: Any, saved: Any, device: torch.device | None = None) -> Any:
 
 
 class Weights:
-    """Several parts as one flat set of named tensors, for a file.
-
-    Args:
-        parts: name -> something with `state_dict` and `load_state_dict`, of tensors and numbers, nested anyhow.
-    """
+    """Several parts as one flat set of named tensors, for a file: name -> something with a state of tensors, numbers."""
 
     def __init__(self, parts: dict[str, Any]) -> None:
         self._parts = parts
@@ -187,10 +183,7 @@ def _filled(tree: Any, tensors: dict[str, Any], name: str) -> Any:
 
 
 def pack(state: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    """Split a nested state into a JSON tree and named arrays; `unpack` is the inverse.
-
-    Arrays and tensors are copied, so the result stays as it is while the original is trained on.
-    """
+    """Split a nested state into a JSON tree and named arrays, copied; `unpack` is the inverse."""
     arrays: dict[str, np.ndarray] = {}
     return _pack(state, "", arrays), arrays
 

@@ -105,9 +105,8 @@ def from_vector_step(
 ) -> Transitions:
     """One step of a `gymnasium.vector.VectorEnv` in any auto-reset mode -> (N,); the cursor moves on.
 
-    In NEXT_STEP mode the step after an episode's end has `valid == False`; so has one in which an episode was lost
-    (`infos["lost"]`, see `envs.vector.workers`), whose row is truncated. In DISABLED mode the caller resets ended
-    environments and calls the cursor's `begin`.
+    A row that only resets (NEXT_STEP), or in which an episode was lost (`infos["lost"]`), has `valid == False`. In
+    DISABLED mode the caller resets ended environments and calls the cursor's `begin`.
     """
     terminated, truncated = np.asarray(terminations, bool), np.asarray(truncations, bool)
     ended, valid = terminated | truncated, ~cursor.resetting
@@ -143,10 +142,7 @@ def from_sb3_step(
     infos: Sequence[Infos],
     reset_infos: Sequence[Infos],
 ) -> Transitions:
-    """One step of an SB3 `VecEnv` -> (N,); the cursor moves on. `reset_infos` are the VecEnv's, read after the step.
-
-    Rows whose info says `lost` are not valid.
-    """
+    """One step of an SB3 `VecEnv` -> (N,), with its `reset_infos` after it; rows whose info says `lost` are not valid."""
     dones = np.asarray(dones, bool)
     truncated = np.zeros_like(dones)
     successor = new_obs

@@ -43,8 +43,7 @@ def put(obs: Obs, index: Any, value: Obs) -> None:
 class Transitions:
     """A batch of transitions with leading shape (N,), or (T, N) when it is a rollout in time order.
 
-    `next_obs` is always the true successor, also at the end of an episode; the builders here and in `envs.steps` see to
-    it.
+    `next_obs` is always the true successor, also at the end of an episode.
     """
 
     obs: Obs  # (..., *obs_shape)
@@ -96,10 +95,7 @@ class Transitions:
         return replace(self, **changes)
 
     def at_obs(self) -> Transitions:
-        """The batch with `obs` in place of `next_obs`: what a potential needs for phi(s).
-
-        An extra named `obs_X` stands in for `X`.
-        """
+        """The batch with `obs` in place of `next_obs`, what phi(s) needs; an extra named `obs_X` stands in for `X`."""
         extras = {key: value for key, value in self.extras.items() if key.startswith("obs_")}
         extras |= {key[4:]: value for key, value in extras.items()}  # the others describe next_obs, which is gone
         known = {name: getattr(self, f"obs_{name}") for name in MODALITIES}
@@ -133,6 +129,17 @@ def always(obs: Array, action: Array, next_obs: Array) -> Array:
     return ~never(obs, action, next_obs)
 
 
+def reset_mode(envs: Any) -> AutoresetMode:
+    """How a vector resets its environments; a ValueError for one that leaves it to its caller."""
+    mode = envs.metadata.get("autoreset_mode")
+    if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+        raise ValueError(
+            f'{envs} declares metadata["autoreset_mode"]={mode!r}; it must reset its environments itself, in '
+            "SAME_STEP mode (or NEXT_STEP, which spends a step on it)"
+        )
+    return mode
+
+
 class Rollout:
     """T steps of N environments, written in place into arrays that are allocated once.
 
@@ -141,20 +148,13 @@ class Rollout:
         rollout.transitions(requires)              the (T, N) batch, true successors included
         rollout.roll()                             the last observation becomes the first of the next rollout
 
-    An episode's true last observation is kept aside, because SAME_STEP puts the next episode's first in its place. In
-    NEXT_STEP mode the step that only resets is written too, as a row with `valid == False`; so is one in which an
-    episode was lost with its worker, which is truncated besides.
-
-    `length` is T; `modality_names` says which of frame, text and signals to keep. The environments reset by themselves.
+    An episode's true last observation is kept aside, because SAME_STEP puts the next episode's first in its place. A
+    row that only resets (NEXT_STEP) is written with `valid == False`; so is one in which an episode was lost with its
+    worker, which is truncated besides. `modality_names` says which of frame, text and signals to keep.
     """
 
     def __init__(self, length: int, envs: Any, modality_names: frozenset[str] = frozenset()) -> None:
-        mode = envs.metadata.get("autoreset_mode")
-        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
-            raise ValueError(
-                f'{envs} declares metadata["autoreset_mode"]={mode!r}; it must reset its environments itself, in '
-                "SAME_STEP mode (or NEXT_STEP, which spends a step on it)"
-            )
+        mode = reset_mode(envs)
         self.length, self.n, self.same_step = length, envs.num_envs, mode == AutoresetMode.SAME_STEP
         self.modality_names = tuple(sorted(modality_names))
         shape = (length, self.n)
@@ -381,11 +381,7 @@ class OnNan:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether an array, a tensor or a dict of them holds neither NaN nor infinity.
-
-    A sum is finite unless one of its terms is not, or it overflows: one sum checks a whole batch, so checking costs
-    next to nothing; only where it does not, every number is looked at.
-    """
+    """Whether an array, a tensor or a dict of them holds neither NaN nor infinity; one sum checks a whole batch."""
     return all(_place(part) is None for _, part in _parts("", value))
 
 
@@ -394,7 +390,7 @@ def refuse(given: Mapping[str, Any], steps: Any, kept: Mapping[str, Any] | None 
 
     Args:
         given: what is looked at, by its name in the sentence: arrays, tensors or dicts of them, leading shape (N,) or
-            (T, N); what has a row more than `steps` along time is the observations before and after each step.
+            (T, N); what has a row more than `steps` is the observations before and after each step.
         steps: step within the episode, (N,) or (T, N); or a function that returns it, asked only in need.
         kept: what is written down of the step, by name, in the same shapes.
     """

@@ -111,10 +111,7 @@ class Journal(Recorded):
         return {**copy.deepcopy(self._origin), "actions": _pack(self.action_space, self._actions)}
 
     def restore(self, state: dict[str, Any]) -> EnvReset:
-        """Come to the state in which `snapshot` was taken; returns that state's observation and info.
-
-        A ValueError if the episode ends earlier than the one recorded, in another environment or version.
-        """
+        """Come to the state in which `snapshot` was taken; its observation and info. A ValueError in other environments."""
         actions = _unpack(self.action_space, state["actions"])
         if state["seed"] is None:
             self.unwrapped.np_random.bit_generator.state = copy.deepcopy(state["rng"])
@@ -158,8 +155,8 @@ def _unpack(space: spaces.Space, packed: dict[str, Any]) -> list[Any]:
 class Observer(Recorded):
     """Writes `info["frame"]`, `info["text"]`, `info["signals"]` about the observation just returned.
 
-    Frames are uint8 (frame_size, frame_size, 3), of an environment that renders arrays; see `envs.make.make`. What an
-    environment writes there itself stays.
+    Frames are uint8 (frame_size, frame_size, 3). What an environment writes there itself stays. A ValueError refuses
+    signals where the family has none.
     """
 
     def __init__(self, env: gym.Env, frame_size: int | None = None, text: bool = False, signals: bool = False) -> None:
@@ -245,9 +242,10 @@ class VectorObserver(VectorWrapper, RecordConstructorArgs):
 def disturb(
     env: gym.Env, *, sticky: float | None = None, noisy_tv: str | None = None, episodic_reward: bool = False
 ) -> gym.Env:
-    """Wrap an environment into these disturbances; the television is outside, its button never sticks.
+    """Wrap an environment into these disturbances; the television, with its mode `noisy_tv`, is outside.
 
-    It needs adapted observations, `noisy_tv` is its mode; `sticky` is a probability in [0, 1), usually 0.25.
+    It needs adapted observations; `sticky` is a probability in [0, 1), usually 0.25. A ValueError refuses what does not
+    suit.
     """
     if sticky is not None:
         if not 0 <= sticky < 1:
@@ -322,10 +320,7 @@ class NoisyTV(Recorded):
 
 
 class EpisodicReward(Recorded):
-    """Returns the sum of an episode's rewards at its last step, and 0 before; what `make` counts stays as it was.
-
-    An episode that a wrapper further out truncates gets no reward: put this around that one.
-    """
+    """Returns the sum of an episode's rewards at its last step, and 0 before; put it around what truncates episodes."""
 
     _pending = 0.0
 

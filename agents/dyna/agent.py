@@ -55,18 +55,9 @@ class Dyna(BaseAgent):
     scorer: ReplayScorer
     config: DynaConfig
     saved: ClassVar[dict[str, str]] = {
-        "modules.policy": "policy",
-        "imagination": "imagination",
-        "replay": "replay",
-        "steps": "steps",
-        "counters.timesteps": "num_timesteps",
-        "counters.updates": "_n_updates",
-        "counters.fitted_at": "_fitted_at",
-        "counters.pending": "_pending",
-        "counters.restored": "_restored",
-        "counters.restored_in_row": "_restored_in_row",
-        "log": "means",
-        "rng": "rng",
+        **{"modules.policy": "policy", "imagination": "imagination", "replay": "replay", "steps": "steps"},
+        **{"counters.timesteps": "num_timesteps", "counters.updates": "_n_updates", "log": "means", "rng": "rng"},
+        **{f"counters.{name}": f"_{name}" for name in ("fitted_at", "pending", "restored", "restored_in_row")},
     }
     in_file: ClassVar[dict[str, str]] = BaseAgent.in_file | {"fitted_at": "_fitted_at"}
     lasting: ClassVar[dict[str, str]] = (

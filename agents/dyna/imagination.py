@@ -166,7 +166,7 @@ class Imagination(Stateful):
         return imagine(
             self.model,
             self._act,
-            _nothing,
+            lambda *x: torch.zeros_like(x[3]),  # scored when they are sampled
             self.ends,
             obs,
             horizon,
@@ -345,8 +345,3 @@ def _planner(config: DynaConfig, encoding: SpaceEncoding, seed: int, device: str
     search: dict[str, Any] = {"samples": count, "elites": max(count // 10, 1), "seed": seed, "device": device}
     kind = CEM if config.planner == "cem" else MPPI  # without a policy that proposes
     return kind(encoding, horizon, gamma=config.gamma, **search)
-
-
-def _nothing(obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor, terminated: Tensor, step: Tensor) -> Tensor:
-    """No reward: imagined transitions are scored when they are sampled."""
-    return torch.zeros_like(task)

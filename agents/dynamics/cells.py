@@ -67,12 +67,8 @@ class Cell(nn.Module):
     ) -> tuple[State, dict[str, Any]]:
         """The states (L, B, ...) at each step of a sequence, and what `kl` reads.
 
-        Args:
-            embed: (L, B, E), the encoded observation at t.
-            action: (L, B, A), taken in it; the last one leads out of the sequence and is not read.
-            first: bool (L, B), whether an episode begins at t; the state is reset there.
-            state: the state expected at t = 0, (B, ...); None for `initial`.
-            sample: False for the likeliest latent.
+        `embed` (L, B, E) is the encoded observation at t, `action` (L, B, A) taken in it, the last one not read; at
+        `first`, bool (L, B), the state is reset; `state` (B, ...) is expected at t = 0, None for `initial`.
         """
         raise NotImplementedError
 

@@ -93,10 +93,7 @@ class _Sequences(Stateful):
         """The first actions of the plans, (B, A) in [-1, 1].
 
         Args:
-            rollout: see the module.
-            obs: (B, D).
-            value: of the last states.
-            policy: proposes some of MPPI's sequences.
+            value: of the last states; policy: proposes some of MPPI's sequences.
             deterministic: whether MPPI gives the mean instead of a random elite.
             warm: whether to begin with the plans of the last call, which were made for the states before these.
         """

@@ -219,23 +219,19 @@ def imagine(
     cut: Callable[[Predicted, int], Tensor] | None = None,
     bounds: tuple[Tensor, Tensor] | None = None,
 ) -> Imagined:
-    """Roll out B rows for `horizon` steps.
+    """Roll out B rows for `horizon` steps H, at least 1.
 
     Args:
-        model: predicts transitions.
         act: (obs (B, D), t) -> (action (B, A), log_prob (B,) or None).
         reward_function: (obs, action, next_obs, task (B,), terminated bool (B,), step int64 (B,)) -> (B,); task is the
             task's own reward as the model predicts it, step is within the episode.
         ends: (obs, action, next_obs) -> bool (B,), whether the episode ends there; None for what the model has learned
             of it, and for never where it has not.
-        obs: (B, D).
-        horizon: H, at least 1.
         step: int64 (B,), of the first transition within its episode; None for 0.
         choose: (obs, action, outcomes (N, B, D)) -> (index (B,), keep bool (B,)): which of N = `candidates` outcomes
             happens, and whether it is likely enough to continue.
-        candidates: N, at least 1.
-        penalty: subtracted from the reward of an outcome, (B,).
-        cut: (outcome, t) -> bool (B,), where to stop before it; such as `Adaptive`.
+        penalty, cut: subtracted from the reward of an outcome, (B,); (outcome, t) -> bool (B,), where to stop before
+            it.
         bounds: lowest and highest observation in the data, (D,) each. States are held within them and `MARGIN` widths
             more; those more than `FAR` widths beyond are cut and counted.
     """
@@ -382,11 +378,10 @@ class RewardSource(Stateful):
 
         model   the task's own reward and nothing else: as the model predicts it
         call    the reward reads nothing that imagination lacks: it is evaluated, as on real transitions
-        head    everything else (frames, texts, a memory of the episode; or gradients are wanted): a network r(s, a, s')
-                learns the rewards of real transitions
+        head    everything else: a network r(s, a, s') learns the rewards of real transitions
 
-    The head's gap is measured on transitions it has not learned from: the root of the mean square error over the
-    rewards' standard deviation. A reward that changes shows as a jump, which is answered by `REFIT` more steps at once.
+    The head's gap, on transitions it has not learned from, is the root mean square error over the rewards' deviation. A
+    reward that changes shows as a jump, which is answered by `REFIT` more steps at once.
     """
 
     saved = ("head", "_seen", "_usual", "timesteps")

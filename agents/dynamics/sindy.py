@@ -149,10 +149,7 @@ class Sindy(Stateful):
         return {**metrics, "terms": terms, "members_dropped": float(dropped), "model_failures": float(self.failures)}
 
     def validate(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Share (K,) of each member's rollouts, from (B, D) by actions (T, B, A), that leave the data.
-
-        At any step they are NaN, infinite, or further outside the data's bounds than the data range.
-        """
+        """Share (K,) of each member's rollouts, from (B, D) by actions (T, B, A), that leave the data, or are NaN."""
         known, k = self._state, self.members
         low, high = known["low"], known["high"]
         around = (high - low).clamp(min=1e-6)
@@ -299,16 +296,10 @@ def _circles(obs: Tensor) -> list[tuple[int, int]]:
 
 
 class Library:
-    """All monomials of I variables up to a degree, the constant first.
+    """All monomials of I variables, observations first, up to a degree, the constant first.
 
-    Attributes:
-        terms: the variables that each of P columns multiplies, in rising order.
-
-    Args:
-        variables: I, observations first.
-        controls: how many of the last variables are actions.
-        degree: 1 to 3, or 0 for the largest that fits; a ValueError refuses more than 500 terms.
-        affine: whether no term holds two actions.
+    `terms` are the variables that each of P columns multiplies. `controls` of the last variables are actions; degree 0
+    is the largest that fits, and a ValueError refuses more than 500 terms; `affine`: no term holds two actions.
     """
 
     def __init__(
@@ -343,16 +334,12 @@ class Library:
 
 
 def stlsq(gram: Tensor, cross: Tensor, threshold: float, alpha: float, keep: Tensor | None = None) -> Tensor:
-    """Sequentially thresholded least squares of K bootstraps at once.
+    """Sequentially thresholded least squares of K bootstraps at once: (K, P, D), exactly 0 where removed.
 
     Args:
-        gram: float64 (K, P, P), Theta^T Theta over the rows' number, columns of root mean square 1.
-        cross: float64 (K, P, D), Theta^T Y over the rows' number.
-        threshold: coefficients below it are removed, and the others fitted again, until none is.
-        alpha: ridge penalty.
+        gram, cross: float64 (K, P, P) and (K, P, D), Theta^T Theta and Theta^T Y over the rows' number.
+        threshold, alpha: coefficients below it are removed, and the others fitted again; the ridge penalty.
         keep: bool (K, P), the columns each may use; None for all.
-
-    Returns coefficients (K, P, D), exactly 0 where removed.
     """
     allowed = torch.ones(gram.shape[:2], dtype=torch.bool, device=gram.device) if keep is None else keep
     solutions = []

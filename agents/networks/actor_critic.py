@@ -94,10 +94,8 @@ class SpaceEncoding(Inputs):
         encoding.encode(action)         (N, A)   a Box scaled to [-1, 1], Discrete one-hot
         encoding.decode(vector)         the action again, as the environment takes it
 
-    Attributes:
-        obs_size: D, length of an observation's flat part.
-        discrete: whether one of A actions is chosen; else an action is A numbers in [-1, 1].
-        action_size: A.
+    `obs_size` is D, `action_size` A; `discrete` says whether one of A actions is chosen. A ValueError refuses
+    observations without an array form, and actions other than Discrete and a bounded Box of floats.
     """
 
     def __init__(self, observation_space: gym.Space, action_space: gym.Space) -> None:
@@ -247,13 +245,9 @@ class Actions:
 class ActorCritic(nn.Module):
     """Policy outputs and K values from an observation.
 
-    Args:
-        net_arch: units of the hidden layers of each network.
-        streams: number of values K.
-        gru: units of a recurrent layer in front of both networks; 0 for none.
-        normalize_obs: whether the flat part is centred, divided by its standard deviation, and cut at `CLIP`.
-        trunk: what the flat part goes through first, for both networks; has a `width`. None for nothing.
-        zero_last, log_std: whether the policy's outputs begin at exactly 0; where a Gaussian's log-deviations begin.
+    `gru`: units of a recurrent layer in front of both networks, 0 for none. `trunk`: what the flat part goes through
+    first, with a `width`. `zero_last`, `log_std`: whether outputs begin at exactly 0; where log-deviations of a
+    Gaussian begin.
     """
 
     obs_mean: Tensor
@@ -330,10 +324,9 @@ class ActorCritic(nn.Module):
         return self.heads(self.features(vector, pixels))
 
     def unroll(self, features: Tensor, hidden: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the GRU along time.
+        """Run the GRU along time, emptied before rows where `starts`, bool (T, B), begins an episode.
 
         Features (T, B, F) and the state (B, units) before the first row -> (T, B, units) and the state after the last.
-        Where `starts`, bool (T, B), an episode begins: the state is emptied before that row.
         """
         assert self.gru is not None
         x = self.before(features)
@@ -348,11 +341,12 @@ class ActorCritic(nn.Module):
 
 
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
-    """A fully connected layer; its weights are orthogonal, its biases zero."""
-    return _orthogonal(nn.Linear(inputs, outputs), gain)
+    """A fully connected layer, `orthogonal`."""
+    return orthogonal(nn.Linear(inputs, outputs), gain)
 
 
-def _orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
+def orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
+    """The layer, with orthogonal weights and biases of zero."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
@@ -381,7 +375,7 @@ def _convolutions(shape: tuple[int, ...]) -> nn.Module:
         width = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1]
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
-            _orthogonal(layer)
+            orthogonal(layer)
     return nn.Sequential(*layers, linear(width, 512, math.sqrt(2)), nn.ReLU())
 
 
@@ -392,13 +386,10 @@ class Glyphs(nn.Module):
         every other part                     64 units
         all of them                          joined into 256
 
-    Source: the shape, not the sizes, is that of the baseline of the NetHack challenge of 2021 (Hambro et al. 2022,
-    arXiv 2203.11889), which ONI and Motif use too. Differences: cells are kinds of things, not pictures of letters; a
-    square of 9 x 9 cells, not 12 x 12; layers are smaller. Recurrence is `ActorCritic`'s. Fails when a wrapper made a
-    new space without the parts.
-
-    `space` has `parts`, name -> its place among the D numbers, and `shape_of_cells` = (side, side, kinds) of the part
-    "cells", channels last; a ValueError if not.
+    Source: the shape is that of the baseline of the NetHack challenge of 2021 (Hambro et al. 2022, arXiv 2203.11889).
+    Differences: cells are kinds of things, 9 x 9 of them; layers are smaller. `space` has `parts`, name -> its place
+    among the D numbers, and `shape_of_cells` = (side, side, kinds); a ValueError if not, as where a wrapper made a new
+    space.
     """
 
     width = 256
@@ -413,7 +404,7 @@ class Glyphs(nn.Module):
         layers: list[nn.Module] = []
         for before, kernel in ((kinds, min(3, self.side)), (32, min(3, max(self.side - 2, 1)))):
             layers += [nn.Conv2d(before, 32, kernel), nn.ReLU()]
-            _orthogonal(layers[-2])
+            orthogonal(layers[-2])
         left = max(self.side - 4, 1) ** 2 * 32
         self.cells = nn.Sequential(*layers, nn.Flatten(), linear(left, 128, math.sqrt(2)), nn.ReLU())
         others = {name: part.stop - part.start for name, part in self.parts.items() if name != "cells"}
@@ -431,14 +422,9 @@ class Glyphs(nn.Module):
 def stream_gradients(
     log_prob: Tensor, advantages: Mapping[str, Tensor], parameters: Sequence[Tensor]
 ) -> dict[str, Tensor]:
-    """Stream -> its policy gradient (P,), the mean over rows of A_k * grad log pi: one number for each parameter.
+    """Stream -> its policy gradient (P,), the mean over rows of A_k * grad log pi (Sutton et al. 2000).
 
-    It is linear in the advantages, so that of a weighted reward is sum_k w_k g_k (Sutton et al. 2000).
-
-    Args:
-        log_prob: (M,), log-probabilities of the actions taken, a function of the parameters.
-        advantages: stream -> (M,), of these actions.
-        parameters: the policy's; one that `log_prob` does not depend on has gradient 0.
+    `log_prob` (M,) of the actions taken is a function of the parameters; `advantages` are stream -> (M,).
 
     Example:
         >>> logit = torch.zeros(1, requires_grad=True)  # two actions, both with probability 1/2

@@ -62,12 +62,7 @@ class _Bins(nn.Module):
         support: "fixed", "symlog", or "running": a scale that grows as targets do, to hold those that `watch` sees.
         pad: bins beyond low and high, so that a target there is spread to both sides as well.
 
-    Attributes:
-        outputs: how many numbers a network has to give.
-        frac_clipped: running share of targets outside the range, in [0, 1]; a tensor without axes.
-
-    Raises:
-        ValueError: for a range or a support that cannot be.
+    `frac_clipped`, a 0-d tensor in [0, 1], is the running share of targets outside the range.
     """
 
     centres: Tensor

@@ -58,18 +58,11 @@ class PPO(BaseAgent):
     Config: ClassVar[type[PPOConfig]] = PPOConfig
     masks: ClassVar[bool] = True
     saved: ClassVar[dict[str, str]] = BaseAgent.saved | {
-        "optimizer": "flat",
-        "collector": "collector",
-        "memory": "memory",
-        "seen": "seen",
-        "observations.mean": "obs_statistics.mean",
-        "observations.var": "obs_statistics.var",
-        "observations.count": "obs_statistics.count",
+        **{"optimizer": "flat", "collector": "collector", "memory": "memory", "seen": "seen"},
+        **{f"observations.{name}": f"obs_statistics.{name}" for name in ("mean", "var", "count")},
     }
     in_file: ClassVar[dict[str, str]] = BaseAgent.in_file | {
-        "mean": "obs_statistics.mean",
-        "var": "obs_statistics.var",
-        "count": "obs_statistics.count",
+        name: f"obs_statistics.{name}" for name in ("mean", "var", "count")
     }
     lasting: ClassVar[dict[str, str]] = (
         BaseAgent.lasting | in_file | {"noise": "collector.rng", "masked": "collector.masked"}
@@ -271,12 +264,9 @@ class PPO(BaseAgent):
 class Collector(Stateful):
     """The environments' side of an on-policy agent; its state is where they stand between two rollouts.
 
-    Attributes:
-        rollout: what the environments returned; vector: float32 (T + 1, N, D), what the policy read.
-        chosen: (T, N, choices), the policy's actions; values: (T + 1, N, K).
-        log_prob: (T, N); last_values: (T, N, K), of the last observation of an episode that was truncated.
-        starts: bool (T + 1, N), an episode begins at this observation.
-        seconds: where time went.
+    `vector`, float32 (T + 1, N, D), is what the policy read, `chosen` (T, N, choices) its actions, `starts` bool (T +
+    1, N) where an episode begins; `values` (T + 1, N, K), `log_prob` (T, N) and `last_values` (T, N, K), of the last
+    observation of an episode that was truncated; `seconds` say where time went.
     """
 
     saved: ClassVar[dict[str, str]] = {

@@ -63,12 +63,9 @@ class Balance(Stateful):
     def __call__(
         self, pulls: Mapping[str, Tensor], advantage: np.ndarray, weights: np.ndarray, valid: np.ndarray
     ) -> np.ndarray:
-        """One advantage (T, N) from those of all streams, (T, N, K).
+        """One advantage (T, N) from those of all streams, (T, N, K), whose weights are 0 where one is not to count.
 
-        Args:
-            pulls: stream -> its policy gradient (P,); none of a stream that has only been zero.
-            advantage, weights: (T, N, K); a stream's weights are 0 where it is not to count.
-            valid: bool (T, N), the rows that are transitions.
+        `pulls` are stream -> its policy gradient (P,), none of a stream that has only been zero; `valid` bool (T, N).
         """
         size, weight = advantage[valid].std(0)[self.columns], weights.mean((0, 1))[self.columns]
         norm = np.array([float(pulls[name].norm()) if name in pulls else 0.0 for name in self.names])

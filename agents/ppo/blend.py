@@ -92,10 +92,8 @@ class Blend(Stateful):
     ) -> None:
         """After an update, learn from its rollout.
 
-        Args:
-            batch, rows: the rollout, and those of its rows (sequences) that gradients are taken on.
-            pulls: stream -> its policy gradient (P,) before the update; none of a stream that has only been zero.
-            weights: (K,), what the streams counted in the update.
+        `rows` (sequences) of `batch` are those that gradients are taken on; `pulls` are stream -> its policy gradient
+        (P,) before the update, none of one that has only been zero; `weights` (K,) what the streams counted in it.
         """
         task = rollout.reward[rollout.valid]
         if self.config.blend == "search":
@@ -172,14 +170,7 @@ def phi_of(weights: np.ndarray) -> np.ndarray:
 
 
 def implicit(slope: Tensor, parameters: Sequence[Tensor], pulls: Sequence[Tensor], damping: float) -> Tensor:
-    """-H^-1 g_k for each of `pulls`, (L, P).
-
-    Args:
-        slope: (P,), sum_k w_k g_k with the graph that it came from.
-        parameters: of the policy.
-        pulls: g_k, (P,) each.
-        damping: lambda.
-    """
+    """-H^-1 g_k for each of `pulls` (P,), (L, P); `slope` (P,) is sum_k w_k g_k with its graph, `damping` lambda."""
 
     def product(vector: Tensor) -> Tensor:
         parts = torch.autograd.grad(

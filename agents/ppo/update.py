@@ -75,25 +75,21 @@ def advantages(
     gae_lambda: float,
     episodic: np.ndarray,
 ) -> np.ndarray:
-    """Generalised advantage estimates of every stream, which are an axis, with a discount and an end of their own.
+    """Generalised advantage estimates (T, N, K) of every stream; returns are advantages + values[:-1].
 
         delta_t = r_t + gamma * V(s_{t+1}) - V(s_t)         A_t = delta_t + gamma * lambda * A_{t+1}
 
     An episodic stream ends with its episode: after a termination V is 0, where time ran out V is that of the true last
-    observation. A stream that is not episodic continues into the next episode, as a novelty bonus should: dying must
-    not look expensive to curiosity.
+    observation. One that is not continues into the next episode: dying must not look expensive to curiosity.
 
     Args:
         rewards: (T, N, K).
         values: (T + 1, N, K), of the observations acted on; row T is the observation after the rollout.
         last_values: (T, N, K), value of an episode's true last observation where it was truncated; anything elsewhere.
-        terminated, truncated: bool (T, N).
-        valid: bool (T, N); a row that is no transition has advantage 0 and is passed over. If it is truncated, an
-            episode was lost there: the row before is bootstrapped with the value of its next observation.
+        valid: bool (T, N), as `terminated` and `truncated`; a row that is no transition has advantage 0 and is passed
+            over.
+            If it is truncated, an episode was lost there: the row before is bootstrapped with its next observation.
         gamma: (K,), in (0, 1]; gae_lambda: in [0, 1]; episodic: bool (K,).
-
-    Returns:
-        (T, N, K), float32; returns are advantages + values[:-1].
     """
     length, n, streams = rewards.shape
     following = values[1:]

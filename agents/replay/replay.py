@@ -58,14 +58,8 @@ class Sequences(NamedTuple):
 class Replay(Stateful):
     """Transitions of N environments, at most `capacity`, relabelled when they are sampled.
 
-    Args:
-        scorer: a `ReplayScorer`; it learns from fresh transitions, each once, in time order, `update_every` at a time.
-        gamma: discount, in (0, 1].
-        sampling: see `Sampler`.
-
-    Attributes:
-        added, timesteps: rows ever added; environment steps so far, for schedules of weights.
-        metrics: of the scorer's newest update.
+    The scorer learns from fresh transitions, each once, in time order, `update_every` at a time. `added` are rows ever
+    added, `timesteps` environment steps for schedules of weights, `metrics` those of the scorer's newest update.
     """
 
     saved = (
@@ -173,10 +167,7 @@ class Replay(Stateful):
             columns[key][times] = value
 
     def take(self, other: Replay) -> None:
-        """The transitions of a replay that is given up, for this one's scorer, which learns from later ones.
-
-        None of them if they lack something that it reads.
-        """
+        """The transitions of a replay that is given up, for this one's scorer; none if they lack what it reads."""
         other.flush()
         shown = {name: column for name, column in other.columns.items() if name in Transitions.__dataclass_fields__}
         missing = self.scorer.requires & {*MODALITIES, *(f"obs_{name}" for name in MODALITIES)} - {*shown}
@@ -264,10 +255,7 @@ class Replay(Stateful):
         return rows[:, self._obs], rows[:, self._step].long()
 
     def arrays(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """All transitions for fitting a model: obs, action, next_obs, task (M,), terminated float (M,), step (M,).
-
-        In no order of time; views, where every row is a transition.
-        """
+        """All transitions for fitting a model: obs, action, next_obs, task (M,), terminated float (M,), step (M,)."""
         whole = len(self) == self._filled * self.n_envs
         rows = self.table[: len(self)] if whole else self.table[self.sampler.in_order()]
         numbers = rows[:, self._task], rows[:, self._terminated], rows[:, self._step]
@@ -312,10 +300,7 @@ class Replay(Stateful):
         return torch.from_numpy(self.scorer.combine(self.scorer.relabel(batch), self.timesteps)).to(self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, the filled part only; big arrays as views, to be written before the next `add`.
-
-        What is pending stays so: embedded with other neighbours it would differ in its last bit.
-        """
+        """The filled part, and what is pending as it is; big arrays as views, to be written before the next `add`."""
         filled = self._filled
         return super().state_dict() | {
             "table": self.table[: filled * self.n_envs],
@@ -338,11 +323,9 @@ class Replay(Stateful):
 class FrozenReward:
     """A `ReplayScorer` around another: transitions are scored once, with the weights and scales of that moment.
 
-    This is what replays without relabelling do to rewards that learn, and the control for it (`relabel=False`). The
-    scorer itself continues to learn; imagined transitions get their rewards from a network fitted to the stored ones.
-
-    Attributes:
-        timesteps: environment steps at which `keep` scores; set by the agent.
+    This is what replays without relabelling do, and the control for it (`relabel=False`). The scorer itself continues
+    to learn; imagined transitions get their rewards from a network fitted to the stored ones. The agent sets
+    `timesteps`.
     """
 
     is_task, keeps, relabelable = False, True, True
@@ -383,12 +366,8 @@ class Sampler(Stateful):
                   model, v, and how often imagination began there, b. A row trains in proportion to exp(-v); imagination
                   begins in proportion to exp(min(v - b', 0)), b' = b sum(v) / sum(b), at rows with v > 0
 
-    Differences from Drama: a window of L rows counts 1 / L for each of them, not 1 for its first; b is measured in
-    units of v, so that the ratio of rollouts to windows does not matter; rows that have never trained the model begin
-    nothing. Where all rows are used alike dfs is uniform sampling, at the cost of a pass over all counts.
-
-    Attributes:
-        count: transitions that can be drawn.
+    Differences from Drama: a window of L rows counts 1 / L for each of them; b is measured in units of v; rows that
+    have never trained the model begin nothing.
     """
 
     saved = (
@@ -491,7 +470,7 @@ class Sampler(Stateful):
 class Images:
     """uint8 images of a ring of T time rows x N environments, each stored once.
 
-    The image after a row is that of the row after it, or a final image kept aside if `follows`: `after` will be called.
+    If `follows`, the image after a row is that of the row after it, or a final image kept aside.
     """
 
     def __init__(

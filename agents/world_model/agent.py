@@ -50,21 +50,11 @@ class WorldModel(BaseAgent):
     scorer: ReplayScorer
     config: WorldModelConfig
     saved: ClassVar[dict[str, str]] = {
-        "modules.policy": "policy",
-        "optimizer": "learner.flats",
-        "counters.timesteps": "num_timesteps",
-        "counters.updates": "_n_updates",
-        "counters.refits": "refits",
-        "counters.restored": "_restored",
-        "counters.restored_in_row": "_restored_in_row",
-        "counters.behaviour": "learner.behaviour.updates",
-        "numbers.pending": "_pending",
-        "numbers.usual": "_usual",
-        "log": "learner.means",
-        "generator": "learner.generator",
-        "state": "state",
-        "steps": "steps",
-        "replay": "replay",
+        **{"modules.policy": "policy", "optimizer": "learner.flats", "counters.timesteps": "num_timesteps"},
+        **{"counters.updates": "_n_updates", "counters.refits": "refits", "counters.restored": "_restored"},
+        **{"counters.restored_in_row": "_restored_in_row", "counters.behaviour": "learner.behaviour.updates"},
+        **{"numbers.pending": "_pending", "numbers.usual": "_usual", "log": "learner.means"},
+        **{"generator": "learner.generator", "state": "state", "steps": "steps", "replay": "replay"},
     }
     lasting: ClassVar[dict[str, str]] = {  # the running episodes do not
         **{key: name for key, name in saved.items() if key not in ("modules.policy", "state", "steps", "replay")},
@@ -250,11 +240,10 @@ class WorldLearner(nn.Module):
     def think(
         self, vector: Tensor, pixels: dict[str, Tensor], first: Tensor, state: State, deterministic: bool = False
     ) -> tuple[Tensor, State]:
-        """Update the state by observations, choose actions, and predict the next state.
+        """Update the state by observations, choose actions, and predict the next state; deterministic: the likeliest.
 
         `vector` (N, D) and `pixels` (N, C, H, W) are observed, `first` bool (N,) where an episode begins, and `state`
-        has parts (N, ...). Returns actions (N, A) in [-1, 1] or one-hot, and the next state. Deterministic means that
-        latents and actions are the likeliest.
+        has parts (N, ...). Returns actions (N, A) in [-1, 1] or one-hot, and the next state.
         """
         cell = self.world.cell
         embed = self.world.encoder(vector, pixels)[None]

@@ -46,7 +46,7 @@ from torch import Tensor, nn
 
 from agents.dynamics import Predicted
 from agents.dynamics.cells import RSSM, SSM, Cell, SimNorm, State, layer, mlp
-from agents.networks.actor_critic import Glyphs, SpaceEncoding, linear
+from agents.networks.actor_critic import Glyphs, SpaceEncoding, linear, orthogonal
 from agents.networks.heads import TwoHot, symlog
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
@@ -331,7 +331,7 @@ def _convolutions(shape: tuple[int, ...]) -> nn.Sequential:
     for before, after in itertools.pairwise(_sizes(shape)):
         stride = before[1] // after[1]
         kernel, padding = (3, 1) if stride == 1 else (2 * stride, stride // 2)
-        layers += [_orthogonal(nn.Conv2d(before[0], after[0], kernel, stride, padding)), nn.SiLU()]
+        layers += [orthogonal(nn.Conv2d(before[0], after[0], kernel, stride, padding)), nn.SiLU()]
     return nn.Sequential(*layers, nn.Flatten())
 
 
@@ -346,14 +346,8 @@ def _deconvolutions(features: int, shape: tuple[int, ...]) -> nn.Sequential:
         else:
             left = (height % stride, width % stride)
             net = nn.ConvTranspose2d(before, after, 2 * stride, stride, stride // 2, left)
-        layers += [_orthogonal(net), nn.SiLU()]
+        layers += [orthogonal(net), nn.SiLU()]
     return nn.Sequential(*layers[:-1], nn.Sigmoid())
-
-
-def _orthogonal(convolution: nn.Conv2d | nn.ConvTranspose2d) -> nn.Module:
-    nn.init.orthogonal_(convolution.weight, math.sqrt(2))
-    nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
-    return convolution
 
 
 def barlow(projected: Tensor, target: Tensor, off_diagonal: float = 5e-4) -> Tensor:

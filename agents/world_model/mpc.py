@@ -68,7 +68,7 @@ class LatentMPC(Behaviour):
         return {"plan": like.new_zeros(n, self.config.horizon, self.action_size)}
 
     def act(self, world: LatentModel, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
-        rollout = functools.partial(imagine, world, reward_function=_task, ends=None)
+        rollout = functools.partial(imagine, world, reward_function=lambda *x: x[3], ends=None)
         self.planner.mean = memory["plan"]
         action = self.planner.plan(
             rollout,
@@ -119,11 +119,6 @@ class LatentMPC(Behaviour):
     def _values(self, q: Stacked, z: Tensor) -> Tensor:
         """Values of latents (..., Z) by two critics and the policy's actions, (2, ...)."""
         return self.head.value(self._subset(q, torch.cat([z, self._sample(z)], -1)))
-
-
-def _task(obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor, terminated: Tensor, step: Tensor) -> Tensor:
-    """The reward head's value."""
-    return task
 
 
 def _cut(action: Tensor) -> Tensor:

@@ -43,8 +43,7 @@ def n_step(
     """Discounted rewards from the first row of each sequence (L, B), L > n, on, until an end or for n steps.
 
     Returns the sum (B,), the discount of the value after it (0 after an end), the row (B,) whose observation has that
-    value, and bool (B,) whether the return is known: a row whose episode was cut after it has no successor. `first`
-    and `valid`, bool (L, B), say whether a row begins an episode, and whether it is a transition.
+    value, and bool (B,) whether the return is known: a row whose episode was cut after it has no successor.
     """
     linked = valid[:n] & ~first[1 : n + 1]  # the next row's observation follows this one
     ended = valid[:n] & (terminated[:n] > 0)

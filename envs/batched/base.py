@@ -74,16 +74,14 @@ class BatchedEnv(VectorEnv):
 
     Where an episode ended, `obs` is the next one's first; `infos` then has `final_obs` (N, ...), the bool (N,) masks
     `_final_obs` and `_final_info`, and `final_info` = {"episode": {"r": float64 (N,), "l": int64 (N,)}, "is_success":
-    bool (N,)}, of which only the rows of the masks mean anything. In all other steps `infos` has only the `modalities`,
-    which are there at every reset and step, and in `final_info` as they were when the episodes ended. What `step`
+    bool (N,)}, of which only the rows of the masks mean anything, and the `modalities` as they were. What `step`
     returns is valid until the next step.
 
     Args:
         original: one environment from `envs.make.make`: its spaces, limits and constants are taken over.
-        seed: of the first reset.
         frame_size: side in pixels of `infos["frame"]`, uint8 (N, side, side, 3); None for no frames.
-        text: whether to write `infos["text"]`, object (N,) of str, on the host.
-        signals: whether to write `infos["signals"]`, float32 (N, K), as `SIGNALS` names them.
+        text, signals: whether to write `infos["text"]`, object (N,) of str, and `infos["signals"]`, float32 (N, K), as
+            `SIGNALS` names them.
     """
 
     autoreset_mode = AutoresetMode.SAME_STEP

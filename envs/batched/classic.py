@@ -39,11 +39,9 @@ class BatchedClassic(BatchedEnv):
         out[...] = state["x"]
 
     def outcome(self, obs: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """One step from the states of the observations `obs` (B, D), for any B; NumPy arrays only.
+        """One step from the states of the observations `obs` (B, D), in NumPy; running episodes are dropped.
 
-        Returns:
-            Next observations (B, D) in the precision of `obs`, rewards (B,), terminations bool (B,). Running episodes
-            are dropped.
+        Returns next observations (B, D) in the precision of `obs`, rewards (B,), terminations bool (B,).
         """
         self.state = {"x": np.array(self._state_of(obs), self.DTYPE)}
         self._zeros = np.zeros(len(obs))

@@ -21,8 +21,7 @@ from envs.types import Array
 class BatchedCells(BatchedEnv):
     """What both have in common: `state["cell"]` int64 (N,), and randomness within episodes.
 
-    Besides the infos of `BatchedEnv`, `infos["cell"]` int64 (N,) is there at every reset and step: the cell that the
-    step reached, in [0, n_cells), also where the episode ended there and another began.
+    `infos["cell"]` int64 (N,) is the cell that the step reached, in [0, n_cells), also where the episode ended there.
     """
 
     def _setup(self, original: gym.Env) -> None:
@@ -72,10 +71,7 @@ class BatchedCells(BatchedEnv):
 
 
 class BatchedNoisyRooms(BatchedCells):
-    """`envs.exploration.family.NoisyRooms`; besides the cell, `state` holds `noise` float32 (N, bits) and `arrived`.
-
-    `arrived`, bool (N,): whether the last room was entered in this episode.
-    """
+    """`envs.exploration.family.NoisyRooms`; `state` also holds `noise` float32 (N, bits) and `arrived` in the last room."""
 
     def _setup(self, original: gym.Env) -> None:
         super()._setup(original)

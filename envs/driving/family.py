@@ -61,9 +61,8 @@ DRIVER = {"DISTANCE_WANTED": 10.0, "COMFORT_ACC_MAX": 3.0, "COMFORT_ACC_MIN": -5
 class OneFrame(Recorded):
     """Draws one frame per `render`, and keeps the action space and the driver model of other vehicles.
 
-    highway-env draws black frames where SDL has no screen, and after the first frame it draws one at every simulation
-    step, 5 to 15 for each frame used. At every reset it makes a new action space without the seed of the old one. An
-    intersection changes the driver model of all other environments in the process: here each keeps its own.
+    highway-env draws black frames without a screen, and after the first one it draws at every simulation step. At every
+    reset it makes a new action space, without the old seed. An intersection changes the driver model of all others.
     """
 
     def __init__(self, env: gym.Env) -> None:

@@ -35,10 +35,8 @@ DARK = (170, 120, 110)  # a button that is off, in pictures
 class ProcMaze(CellWorld):
     """A maze of size x size cells without loops, size at least 2; start and goal are two different cells.
 
-    Reaching the goal is rewarded with 1 and terminates; every other reward is 0. An episode lasts 100 steps at most,
-    and succeeds if the goal was reached.
-
-    Actions: 0 left, 1 right, 2 up, 3 down; a wall stops the agent.
+    Reaching the goal is rewarded with 1, terminates and succeeds; every other reward is 0. An episode lasts 100 steps
+    at most. Actions: 0 left, 1 right, 2 up, 3 down; a wall stops the agent.
 
     Observation, float32 (4 * size * size,): wall to the right of each cell, wall below it, the agent, the goal.
     """
@@ -89,14 +87,11 @@ class ProcMaze(CellWorld):
 class ButtonGrid(CellWorld):
     """Buttons in different cells of a grid, all dark at first; a press turns the light of the button underfoot.
 
-    The step after which every button is lit is rewarded with 1 and terminates; every other reward is 0. An episode
-    lasts 100 steps at most, and succeeds if all were lit. A lit button that is pressed is dark again.
+    The step after which every button is lit is rewarded with 1, terminates and succeeds; every other reward is 0. An
+    episode lasts 100 steps at most. Actions: 0 left, 1 right, 2 up, 3 down, 4 press.
 
-    Actions: 0 left, 1 right, 2 up, 3 down, 4 press; at the edge the agent stays, where no button is a press does
-    nothing.
-
-    Observation, float32 (3 * size * size,): the agent, the buttons, those that are lit. There are 1 button or more, and
-    at least one cell without one: none is where the agent starts. The size is at least 2.
+    Observation, float32 (3 * size * size,): the agent, the buttons, those that are lit. The size is at least 2, with 1
+    button or more, and at least one cell without one, where the agent starts.
     """
 
     STATE = ("agent", "buttons", "lit")

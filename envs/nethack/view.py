@@ -100,10 +100,7 @@ def around(crop: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def neighbours(games: Games, rows: np.ndarray, blstats: np.ndarray, crop: int) -> tuple[np.ndarray, np.ndarray]:
-    """The glyphs of the square around the agents of some games, (K, crop * crop), and 1 for those on the map, else 0.
-
-    `rows`, int64 (K,), are those games; `blstats` (K, 27) their status lines.
-    """
+    """The glyphs of the square around the agents of games `rows` (K,), (K, crop * crop), and 1 where that is on the map."""
     cells, inside = around(crop)
     place = blstats[:, Y] * COLUMNS
     place += blstats[:, X]
@@ -113,10 +110,9 @@ def neighbours(games: Games, rows: np.ndarray, blstats: np.ndarray, crop: int) -
 
 
 class View:
-    """The encoder of a game's observation; see the module.
+    """The encoder of a game's observation; `crop` is the side of the square of cells, odd, from 3 to 21.
 
-    `crop` is the side of the square of cells, odd, from 3 to 21; `message` says whether the words of the message are
-    observed, `leak` whether the numbers `LEAKS` are, which are zero else.
+    `message`, `leak`: whether the words of the message, and the numbers `LEAKS`, which are zero else, are observed.
     """
 
     def __init__(self, crop: int = 9, message: bool = True, leak: bool = True) -> None:

@@ -28,11 +28,9 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.wrappers import TimeLimit
 
-from envs.snapshots import snapshots as simulator
 from envs.snapshots.s3rl import SnapshotReset, Snapshots
-from envs.snapshots.snapshots import get_state, set_state, supported
+from envs.snapshots.snapshots import get_state, supported
 from envs.types import EnvReset, EnvStep
 
 BY = ("variance", "uniform", "clusters")
@@ -80,10 +78,7 @@ class StartCurriculum(SnapshotReset):
         if not self._borrowed:
             return obs, info
         self._chosen = self._choose()
-        obs = set_state(self.env, self._pool[self._chosen]["state"])
-        for wrapper in simulator.layers(self.env):
-            if isinstance(wrapper, TimeLimit):
-                cast(Any, wrapper)._elapsed_steps = 0
+        obs = self._enter(self._pool[self._chosen]["state"])
         if "step_count" in vars(self.unwrapped):  # MiniGrid's own clock
             cast(Any, self.unwrapped).step_count = 0
         return obs, {}

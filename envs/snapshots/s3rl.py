@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -153,11 +153,14 @@ class SnapshotReset(gym.Wrapper):
         if not self._borrowed:
             return obs, info
         members = self._clusters[self.np_random.integers(len(self._clusters))]
-        obs = set_state(self.env, self._states[members[self.np_random.integers(len(members))]])
-        for wrapper in simulator.layers(self.env):
-            if isinstance(wrapper, TimeLimit):  # the student's time begins now
-                cast(Any, wrapper)._elapsed_steps = 0
-        return obs, {}
+        return self._enter(self._states[members[self.np_random.integers(len(members))]]), {}
+
+    def _enter(self, state: State) -> Any:
+        """The observation of a state, where the episode's time begins."""
+        obs = set_state(self.env, state)
+        for wrapper in simulator.layers(self.env, TimeLimit):
+            wrapper._elapsed_steps = 0
+        return obs
 
     def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)

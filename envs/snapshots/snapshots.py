@@ -109,7 +109,7 @@ def get_state(env: gym.Env, rng: bool = False) -> State:
 def set_state(env: gym.Env, state: State) -> Any:
     """Bring an environment, reset before or not, to a state; returns the observation there, through all wrappers.
 
-    A wrapper that was not there when the snapshot was taken stays as it is. A ValueError if it is another's state.
+    A ValueError if it is another's state.
     """
     supported(env)
     check_same(env, state)

@@ -308,10 +308,7 @@ class BufferedVectorEnv(VectorEnv):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
-        """Begin episodes in all environments, or in those of `options["reset_mask"]`, bool (N,).
-
-        Environment i is seeded with `seed + i`, or with the i-th of a list.
-        """
+        """Begin episodes everywhere, or in `options["reset_mask"]`; seeded with `seed + i`, or with a list."""
         n = self.num_envs
         if seed is None or isinstance(seed, int | np.integer):
             seed = [None if seed is None else seed + i for i in range(n)]
