@@ -181,10 +181,7 @@ class BaseAgent(Predictor):
         progress_bar: bool = False,
         tb_log_name: str = "",
     ) -> Self:
-        """Act and learn for `total_timesteps` steps, summed over environments, in whole rollouts.
-
-        A FloatingPointError stops NaN or infinity in observations, rewards or training.
-        """
+        """Act and learn for `total_timesteps` steps in whole rollouts; a FloatingPointError at NaN or infinity."""
         if reset_num_timesteps:
             self.num_timesteps = 0
         self._began, self._began_at = time.perf_counter(), self.num_timesteps
@@ -323,20 +320,14 @@ class BaseAgent(Predictor):
         return get_state(self, self.saved)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore what `get_state` returned into an agent of the same configuration, beside environments and rewards.
-
-        Environments that were never reset nor restored begin new episodes.
-        """
+        """Restore what `get_state` returned into an agent of the same configuration, not environments and rewards."""
         set_state(self, self.saved, state)
 
     def keep_finite(self) -> None:
         self._finite = copy.deepcopy(get_state(self, self.recoverable))
 
     def keep_or_restore(self, finite: bool) -> bool:
-        """Remember the weights if they are finite, else return to those remembered; gives back `finite`.
-
-        A FloatingPointError says so the third time in a row that they are not.
-        """
+        """Remember finite weights, else return to those remembered, twice in a row at most; gives back `finite`."""
         if finite:
             self.keep_finite()
             self._restored_in_row = 0
@@ -431,10 +422,7 @@ class Episodes(Stateful):
         self.successes: deque[float] = deque(maxlen=WINDOW)
 
     def count(self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray, success: np.ndarray | None) -> None:
-        """Add transitions (T, N) in time order; `success` is NaN where nothing was reported, or None for nowhere.
-
-        One that ended in a row that is not valid is left out.
-        """
+        """Add transitions (T, N) in time order; `success` is NaN where nothing was reported, or None for nowhere."""
         sums = np.cumsum([np.where(valid, reward, 0.0), valid], axis=1, dtype=np.float64)  # (2, T, N)
         if not ended.any():
             self.running += sums[:, -1]

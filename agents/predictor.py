@@ -107,10 +107,7 @@ class Predictor(ABC):
 
     @classmethod
     def _from_file(cls, path: str, build: Callable[[dict[str, Any]], Self], place: str) -> tuple[Self, dict[str, Any]]:
-        """What `build` makes of the configuration in a file, with the file's weights; they are for some `place`.
-
-        Beside it what `beside` gave, {} in files of 0.2.0 and before.
-        """
+        """What `build` makes of a file's configuration, with its weights; and what `beside` gave, or {}."""
         from safetensors import safe_open
 
         with safe_open(regular(Path(path).resolve()), "pt") as file:

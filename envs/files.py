@@ -33,12 +33,7 @@ class NoRegularFile(OSError):
 
 
 def opened(path: str | Path, most: int = SMALL) -> io.BufferedReader:
-    """A regular file of at most `most` bytes, opened for reading.
-
-    Raises:
-        NoRegularFile: if it is something else, or larger.
-        OSError: if it is missing, or cannot be opened.
-    """
+    """A regular file of at most `most` bytes, opened for reading; a `NoRegularFile` if it is none, or larger."""
     return os.fdopen(_descriptor(Path(path), _READ, most), "rb")
 
 

@@ -292,10 +292,7 @@ def termination(env_id: str, **options: Any) -> Ends | None:
 
 
 def spec_of(env_id: str) -> EnvSpec:
-    """The registration of an id, after importing the package that brings it; a ValueError names the nearest id.
-
-    An ImportError if that package is missing.
-    """
+    """The registration of an id, after importing its package; a ValueError names the nearest id."""
     module, _, name = env_id.rpartition(":")
     if module:
         try:

@@ -101,10 +101,7 @@ def plain(space: spaces.Space, value: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def hashed_words(text: bytes) -> np.ndarray:
-    """A bag of words that needs no vocabulary: which words a text has, whatever their order, case and number.
-
-    Each word, of Latin letters, sets two entries. Returns float32 (64,) in {0, 1}, read-only.
-    """
+    """The words of a text, of any order, case and number, each as two of float32 (64,) in {0, 1}, read-only."""
     bag = np.zeros(WORDS, dtype=np.float32)
     for word in re.findall(rb"[a-z]+", text.lower()):
         # Not Python's hash(), which changes from process to process, nor crc32, whose bits depend on each other.
@@ -128,10 +125,7 @@ def empty_modalities(
 def empty_batch(
     space: spaces.Space, shape: tuple[int, ...], new: Callable[..., np.ndarray] = np.zeros, nested: bool = True
 ) -> Any:
-    """Arrays of zeros, by `new`, for values of a space, leading axes `shape`; a dict for a Dict space, if `nested`.
-
-    A ValueError if its values do not fit into arrays.
-    """
+    """Arrays of zeros, by `new`, for values of a space, leading axes `shape`; a dict for a Dict space, if `nested`."""
     if nested and isinstance(space, spaces.Dict):
         return {key: empty_batch(part, shape, new) for key, part in space.spaces.items()}
     if not fits(space, nested=False):

@@ -87,10 +87,7 @@ def episodes(batch: Transitions) -> list[slice]:
 
 
 def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
-    """Write a recording, a flat batch (N,) with episodes in time order, atomically; `meta` is what JSON can hold.
-
-    A ValueError refuses a batch that is not flat, and keys with a slash.
-    """
+    """Write a recording, a flat batch (N,) with episodes in time order, atomically; `meta` is what JSON can hold."""
     from safetensors.numpy import save_file
 
     if len(batch.shape) != 1 or not batch.shape[0]:

@@ -51,10 +51,7 @@ def _renderer() -> str:
 
 
 def opengl(draws: bool) -> Any:
-    """MuJoCo, which loads the renderer that `MUJOCO_GL` names when it is imported.
-
-    An ImportError if that does not work here, or is switched off although the run `draws` frames.
-    """
+    """MuJoCo with the renderer that `MUJOCO_GL` names; an ImportError if it does not work, or is off but `draws`."""
     choice = os.environ.get("MUJOCO_GL", "")
     why = "it is switched off" if draws and choice.lower() in ("disable", "disabled", "off", "false", "0") else ""
     try:
@@ -87,10 +84,7 @@ def before_opengl() -> None:
 
 
 def frame(env: gym.Env, size: int) -> np.ndarray:
-    """The current state as an image, uint8 (size, size, 3), of an environment with `render_mode="rgb_array"`.
-
-    A RuntimeError if the renderer returned nothing, or a picture of one single colour.
-    """
+    """The current state as an image, uint8 (size, size, 3); a RuntimeError for none, or one of one single colour."""
     small: np.ndarray | None = None
     if isinstance(env, gym.Wrapper) and env.has_wrapper_attr("small_frame"):
         small = env.get_wrapper_attr("small_frame")(size)  # the family's shorter way to the same pixels

@@ -125,7 +125,7 @@ def _loaded(value: Any, saved: Any, device: torch.device | None = None) -> Any:
 
 
 class Weights:
-    """Several parts as one flat set of named tensors, for a file: name -> something with a state of tensors, numbers."""
+    """Several parts as one flat set of named tensors, for a file: name -> something with a state of tensors."""
 
     def __init__(self, parts: dict[str, Any]) -> None:
         self._parts = parts

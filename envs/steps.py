@@ -142,7 +142,7 @@ def from_sb3_step(
     infos: Sequence[Infos],
     reset_infos: Sequence[Infos],
 ) -> Transitions:
-    """One step of an SB3 `VecEnv` -> (N,), with its `reset_infos` after it; rows whose info says `lost` are not valid."""
+    """One step of an SB3 `VecEnv` -> (N,), with its `reset_infos` after it; rows whose info says `lost` are invalid."""
     dones = np.asarray(dones, bool)
     truncated = np.zeros_like(dones)
     successor = new_obs

@@ -98,10 +98,7 @@ class Table(Generic[T]):
         return cls
 
     def get(self, name: str) -> type[T]:
-        """The class called `name`; ValueError, with the nearest, if there is none.
-
-        Raises ImportError if a third party's entry point cannot be imported.
-        """
+        """The class called `name`; a ValueError names the nearest, an ImportError an entry point that fails."""
         name = self.name_of(name)
         if name in self.registered:
             return self.registered[name]

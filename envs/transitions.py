@@ -41,10 +41,7 @@ def put(obs: Obs, index: Any, value: Obs) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Transitions:
-    """A batch of transitions with leading shape (N,), or (T, N) when it is a rollout in time order.
-
-    `next_obs` is always the true successor, also at the end of an episode.
-    """
+    """A batch (N,), or (T, N) when it is a rollout in time order; `next_obs` is always the true successor."""
 
     obs: Obs  # (..., *obs_shape)
     action: Array  # (..., *action_shape), in the environment's own range

@@ -37,11 +37,7 @@ _NUMBERS = (int, np.generic)  # immutable
 
 
 class EpisodeStatistics(Recorded):
-    """Writes the episode's statistics into `info` at its last step, in the form Stable-Baselines3 reads.
-
-    info["episode"] = {"r": return of the task's own reward, "l": steps, "t": seconds since construction}, and
-    info["is_success"] where the family defines it.
-    """
+    """Writes `info["episode"]`, {"r", "l", "t"} as SB3 reads it, and `info["is_success"]` at the last step."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
@@ -111,7 +107,7 @@ class Journal(Recorded):
         return {**copy.deepcopy(self._origin), "actions": _pack(self.action_space, self._actions)}
 
     def restore(self, state: dict[str, Any]) -> EnvReset:
-        """Come to the state in which `snapshot` was taken; its observation and info. A ValueError in other environments."""
+        """Come to the state in which `snapshot` was taken, else a ValueError; returns its observation and info."""
         actions = _unpack(self.action_space, state["actions"])
         if state["seed"] is None:
             self.unwrapped.np_random.bit_generator.state = copy.deepcopy(state["rng"])
@@ -153,11 +149,7 @@ def _unpack(space: spaces.Space, packed: dict[str, Any]) -> list[Any]:
 
 
 class Observer(Recorded):
-    """Writes `info["frame"]`, `info["text"]`, `info["signals"]` about the observation just returned.
-
-    Frames are uint8 (frame_size, frame_size, 3). What an environment writes there itself stays. A ValueError refuses
-    signals where the family has none.
-    """
+    """Writes `info["frame"]`, uint8 (frame_size, frame_size, 3), `info["text"]` and `info["signals"]`."""
 
     def __init__(self, env: gym.Env, frame_size: int | None = None, text: bool = False, signals: bool = False) -> None:
         super().__init__(env, frame_size=frame_size, text=text, signals=signals)
@@ -212,10 +204,7 @@ class Observer(Recorded):
 
 
 class VectorObserver(VectorWrapper, RecordConstructorArgs):
-    """Writes `infos["frame"]`, uint8 (N, frame_size, frame_size, 3), of a vector that renders arrays where it is.
-
-    It shows the states after a step, so not the last of an episode in a vector that resets in the same step.
-    """
+    """Writes `infos["frame"]`, uint8 (N, frame_size, frame_size, 3), of the states after a step."""
 
     def __init__(self, env: VectorEnv, frame_size: int) -> None:
         RecordConstructorArgs.__init__(self, frame_size=frame_size)
@@ -242,11 +231,7 @@ class VectorObserver(VectorWrapper, RecordConstructorArgs):
 def disturb(
     env: gym.Env, *, sticky: float | None = None, noisy_tv: str | None = None, episodic_reward: bool = False
 ) -> gym.Env:
-    """Wrap an environment into these disturbances; the television, with its mode `noisy_tv`, is outside.
-
-    It needs adapted observations; `sticky` is a probability in [0, 1), usually 0.25. A ValueError refuses what does not
-    suit.
-    """
+    """Wrap an environment with adapted observations into these disturbances; `noisy_tv`, a mode, is outermost."""
     if sticky is not None:
         if not 0 <= sticky < 1:
             raise ValueError(f"sticky={sticky} is out of range; give a probability of 0 or more and less than 1")
@@ -262,11 +247,8 @@ class NoisyTV(Recorded):
         uint8 image            the `size` x `size` pixels in the lower right corner are replaced, all channels
         Dict                   gets an entry "tv": float32 (size,), uniform in [0, 1)
 
-    With mode "always" every observation has fresh noise. With "on_demand" only the observation after the action that
-    watches has; all others, the first included, show zeros.
-
-    For that a Discrete space gets one further action, the last, which has the effect of the environment's first one and
-    switches the television on: the best return stays as it was.
+    With mode "always" every observation has fresh noise; with "on_demand" only that after the watching action, the last
+    one of a Discrete space with one more, which has the effect of the first; all others show zeros.
     """
 
     def __init__(self, env: gym.Env, *, mode: str = "always", size: int = 16) -> None:

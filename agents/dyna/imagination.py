@@ -191,10 +191,7 @@ class Imagination(Stateful):
         return obs[index], step[index]
 
     def plan(self, obs: Tensor, step: np.ndarray | None) -> Tensor:
-        """Actions (B, A) found by search from (B, D).
-
-        `step`, int64 (B,), is within the episodes whose last plans are continued; None for unrelated states.
-        """
+        """Actions (B, A) found by search from (B, D); `step` (B,) of episodes whose plans are continued, or None."""
         if isinstance(self.planner, UPMPC):
             return self.planner.plan(self._rollouts(), self._sample, obs)
         assert self.planner is not None
@@ -226,10 +223,7 @@ class Imagination(Stateful):
 
 
 class ImaginedBuffer(Stateful):
-    """A ring of imagined transitions without rewards on the compute device; they are scored when sampled.
-
-    New transitions replace the oldest beyond `capacity`, and are kept for `retain` fits of the model: see `refitted`.
-    """
+    """A ring of imagined transitions, scored when sampled; kept for `retain` fits of the model, see `refitted`."""
 
     saved = ("written", "_fits", "_dropped", "_generator")
 
@@ -291,10 +285,7 @@ class ImaginedBuffer(Stateful):
 
 
 def ending(spec: EnvSpec | None, encoding: SpaceEncoding, device: torch.device) -> Ends | None:
-    """When episodes of a registered environment end, for encoded actions; None where there is no known rule.
-
-    Wrappers that are not ours may change the observation that the rule reads; then the model has to learn it.
-    """
+    """When episodes of a registered environment end, for encoded actions; None without a rule, in foreign wrappers."""
     wrappers = getattr(spec, "additional_wrappers", ())
     if spec is None or not all(w.entry_point.startswith("envs.") and w.name != "NoisyTV" for w in wrappers):
         return None

@@ -55,10 +55,7 @@ def svg_update(
     gamma: float,
     horizon: int,
 ) -> dict[str, Tensor]:
-    """One step of actor, critics and alpha from B states (B, D), `step` int64 (B,) within the episode.
-
-    `reward_function` must be differentiable; for it and `ends` see `agents.dynamics.rollout.imagine`.
-    """
+    """One step of actor, critics and alpha from B states (B, D), `step` int64 (B,) within the episode."""
     alpha, act = learner.alpha, lambda obs, t: learner.sample(obs)
     imagined = imagine(model, act, reward_function, ends, obs, horizon, step=step, bounds=bounds)
     reached = imagined.next_obs[-1]

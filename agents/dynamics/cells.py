@@ -41,10 +41,7 @@ def mlp(inputs: int, hidden: int, outputs: int, gain: float = 1.0, layers: int =
 
 
 class Cell(nn.Module):
-    """Base class: initial state, reset, unroll; a memory and a latent of categoricals, which `SimNorm` replaces.
-
-    `generator` draws the samples, on the device of the weights; None for one on the CPU, seeded with 0.
-    """
+    """Base class: a memory and a latent of categoricals, which `SimNorm` replaces; `generator` draws the samples."""
 
     prior: nn.Module  # from the memory to the logits of the next latent
 
@@ -81,10 +78,7 @@ class Cell(nn.Module):
         return torch.cat([state["h"], state["z"]], -1)
 
     def kl(self, stats: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
-        """KL of posterior and prior in nats, (L, B), twice with equal values; None for a cell without distributions.
-
-        Gradients of the first (dyn) train the prior, those of the second (rep) the posterior.
-        """
+        """KL of posterior and prior in nats, (L, B), to train the prior (dyn) and the posterior (rep); or None."""
         return self.latent.kl(stats["posterior"], stats["prior"]) if stats else None
 
     def unroll(self, state: State, action: Tensor, *, sample: bool = True) -> State:
@@ -137,10 +131,7 @@ class Categoricals:
         return (hot + (chances - chances.detach()) if chances.requires_grad else hot).flatten(-2)
 
     def kl(self, posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """KL(posterior || prior) summed over groups, twice, (...,): gradients to the prior, gradients to the posterior.
-
-        Both are probabilities (..., G, C). Hafner et al. 2023 (arXiv 2301.04104), equation 5, without free nats.
-        """
+        """KL(posterior || prior) of (..., G, C) summed over groups, twice, by gradient; DreamerV3, equation 5."""
         log_posterior, log_prior = posterior.log(), prior.log()
         fixed = posterior.detach()
         dyn = (fixed * (log_posterior.detach() - log_prior)).sum((-2, -1))
@@ -274,10 +265,7 @@ class _Recurrence(nn.Module):
 
 
 def scan(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
-    """s_t = a_t s_{t-1} + b_t for all t, from s_{-1} = `s` (B, W): (L, B, W).
-
-    Takes about 2 sqrt(L) steps one after the other; `a` is 0 where nothing is carried over. Differentiable once.
-    """
+    """s_t = a_t s_{t-1} + b_t for all t, from `s` (B, W): (L, B, W), in 2 sqrt(L) steps; differentiable once."""
     return torch.addcmul(b, a, s[None]) if len(a) == 1 else _Scan.apply(a, b, s)
 
 

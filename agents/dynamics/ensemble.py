@@ -181,10 +181,7 @@ class DynamicsEnsemble(Stateful):
                 torch.index_select(everyone, 0, self.elites, out=weight)
 
     def _drawn(self, rows: int) -> tuple[Tensor, Tensor, int]:
-        """Each row's elite (place in `elites`) and rank among that elite's rows; and the largest number of rows.
-
-        Rows are shuffled and dealt out in turn, from a random elite on: shares are equal, up to one row.
-        """
+        """Each row's elite and rank among its rows, which are dealt out in random turn; the largest number of rows."""
         few = len(self.elites)
         rank = torch.randperm(rows, generator=self.generator, device=self.device)
         turn = torch.randperm(few, generator=self.generator, device=self.device)

@@ -151,10 +151,7 @@ def _stds(predicted: Predicted) -> Tensor:
 
 
 class HorizonSchedule:
-    """Steps of a rollout, as they grow over training: a number, or `linear:FROM:TO:BEGIN:END`.
-
-    horizon(t) = FROM + (TO - FROM) * clip((t - BEGIN) / (END - BEGIN), 0, 1), rounded down.
-    """
+    """Steps of a rollout over training: a number, or `linear:FROM:TO:BEGIN:END` in environment steps, rounded down."""
 
     def __init__(self, spec: Any) -> None:
         try:
@@ -426,10 +423,7 @@ class RewardSource(Stateful):
         return torch.from_numpy(reward).to(self.device)
 
     def fit(self, replay: Replay, steps: int) -> dict[str, Any]:
-        """Fit the head to the rewards of real transitions in `steps` minibatches, more if the gap has jumped.
-
-        Returns `head_gap` before, `head_loss` after, `head_refits` 0 or 1; nothing without a head.
-        """
+        """Fit the head to rewards in `steps` minibatches, more at a jump: `head_gap`, `head_loss`, `head_refits`."""
         if self.head is None:
             return {}
         rows = replay.sample(min(max(len(replay), 1), TABLE))

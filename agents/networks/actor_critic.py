@@ -38,9 +38,8 @@ def masked(outputs: Tensor, mask: Any) -> Tensor:
 class Inputs:
     """What a network reads of an observation space; a ValueError for one without an array form.
 
-    Attributes:
-        size: length D of the flat part: boxes ravelled, Discrete and MultiDiscrete one-hot.
-        images: key -> (C, H, W) of the uint8 entries with three axes; the key of a bare image is "".
+    `size` is D, the length of the flat part: boxes ravelled, Discrete and MultiDiscrete one-hot. `images` are key ->
+    (C, H, W) of the uint8 entries with three axes; the key of a bare image is "".
     """
 
     def __init__(self, space: spaces.Space) -> None:
@@ -117,10 +116,7 @@ class SpaceEncoding(Inputs):
         self._low, self._high = (np.asarray(b, np.float32).ravel() for b in (space.low, space.high))
 
     def obs(self, vector: np.ndarray, pixels: dict[str, np.ndarray] | None = None) -> Obs:
-        """The observation whose `vector` (*leading axes, D) and `pixels` these are.
-
-        A one-hot is its largest entry; whole numbers are rounded, and cut at the space's bounds.
-        """
+        """The observation of a `vector` (*leading axes, D) and `pixels`; whole numbers are rounded, and cut."""
         leading = vector.shape[:-1]
         parts: dict[str, np.ndarray] = dict(pixels or {})
         begin = 0

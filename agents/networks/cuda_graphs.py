@@ -28,10 +28,7 @@ Update = Callable[[Any], Any]  # a named tuple (or tuple) of tensors in, a dict 
 def captured(
     function: Update, *, device: str | torch.device, mode: str = "auto", generators: Iterable[torch.Generator] = ()
 ) -> Update:
-    """`function`, replayed as a CUDA graph where there is a GPU and `mode` is "auto"; itself where not, or "off".
-
-    `generators` are all that it draws from, other than torch's global one.
-    """
+    """`function`, drawing from `generators`, replayed as a CUDA graph on a GPU if `mode` is "auto"; itself if not."""
     if mode == "off" or torch.device(device).type != "cuda":
         return function
     return Captured(function, generators)

@@ -126,10 +126,7 @@ class Stacked(nn.Module):
         return x
 
     def fold(self, scale: Tensor, shift: Tensor, weights: list[Tensor] | None = None) -> None:
-        """Adapt the first layer to inputs that will come as (x - shift) / scale, so that the outputs stay as they were.
-
-        `scale`, above 0, and `shift` are (n,), of the first n inputs; `weights` are changed instead of its own.
-        """
+        """Adapt the first layer to inputs (x - shift) / scale, both (n,), so that outputs stay; or `weights`."""
         n = len(scale)
         if self.renorms is not None:
             first: Any = self.renorms[0]
@@ -144,10 +141,7 @@ class Stacked(nn.Module):
 
 
 class Renorm(nn.Module):
-    """Batch renormalisation of K members' features (K, B, F), without gain and shift: a linear layer follows.
-
-    Statistics of a batch, corrected by factors that carry no gradient so that training sees what acting sees.
-    """
+    """Batch renormalisation of K members' features (K, B, F): training sees what acting sees; no gain and shift."""
 
     mean: Tensor
     var: Tensor

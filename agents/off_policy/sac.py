@@ -106,10 +106,7 @@ class LearnerConfig(Settings):
 
 
 class Critics(Stateful):
-    """K networks for action values, their targets, and the whitening of observations in front of them.
-
-    They read `obs_size` + `action_size` numbers (0 for values of all actions at once), and output `values` each.
-    """
+    """K networks of `obs_size` + `action_size` inputs (0: all actions) and `values` outputs, with targets."""
 
     saved: ClassVar[tuple[str, ...]] = (
         *("critic", "critic_flat", "target_flat", "head", "mean", "scale", "whitened", "low", "high", "watched"),
@@ -245,10 +242,7 @@ class Critics(Stateful):
     def critic_step(
         self, obs: Tensor, action: Tensor, target: Tensor, reward: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Move the values of (B, D) and (B, A) towards targets (B,); `reward` (B,) is for `bounded_targets`.
-
-        Source: equation 5, for any target; summed over critics.
-        """
+        """Equation 5, for targets (B,) of (B, D) and (B, A), summed over critics; `reward` (B,) bounds targets."""
         x, pick = self.read(obs, action)
         out = self._outputs(x, generator=self.generator, batch_stats=True)
         return self.regress(x, out, target.detach(), pick, reward)
@@ -298,10 +292,7 @@ def squashed(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class SoftActorCritic(Critics):
-    """Policy, critics and the weight of the entropy, for actions in [-1, 1]; every number stays a tensor on the device.
-
-    `fused`: whether `ClosedFormUpdate` does the updates that it supports.
-    """
+    """Policy, critics and the weight of the entropy, for actions in [-1, 1]; `ClosedFormUpdate` if `fused`."""
 
     saved = (*Critics.saved, "actor", "actor_flat", "log_alpha", "alpha_flat")
 

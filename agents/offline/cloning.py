@@ -54,10 +54,7 @@ class CloningConfig(Settings):
 
 
 class Cloning(IQL):
-    """Imitates recorded actions; its state between calls is each row's chunk, and how many of its actions were taken.
-
-    Built and loaded as `IQL` is, whose signal it does not read; a ValueError also refuses actions outside their space.
-    """
+    """Imitates recorded actions; its state between calls is each row's chunk, and how many actions of it were taken."""
 
     Config = CloningConfig
 

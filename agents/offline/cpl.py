@@ -49,18 +49,12 @@ class CPLConfig(Settings):
 
 
 def cpl_loss(first: Tensor, second: Tensor, label: Tensor, bias: float) -> Tensor:
-    """-label log sigma(A2 - bias A1) - (1 - label) log sigma(A1 - bias A2), elementwise.
-
-    A is alpha times the sum of a segment's log-probabilities; `label` the chance that the second is better.
-    """
+    """-label log sigma(A2 - bias A1) - (1 - label) log sigma(A1 - bias A2); `label` is P(second is better)."""
     return -label * logsigmoid(second - bias * first) - (1 - label) * logsigmoid(first - bias * second)
 
 
 class CPL(IQL):
-    """The policy of an `IQL`; its signal: first and second segments (L, M), and how likely the second is better (M,).
-
-    log pi(a | s) of a Box is -|a - mean|^2, as in the authors' code.
-    """
+    """The policy of an `IQL`; its signal: first and second segments (L, M), and P(second is better) (M,)."""
 
     Config = CPLConfig
 

@@ -340,10 +340,7 @@ class Collector(Stateful):
         return mask
 
     def collect(self, on_step: Callable[[int], bool]) -> bool:
-        """Fill the rollout; while one group of environments steps, the policy looks at the other.
-
-        `on_step` gets the row in which all environments have just stepped; its False stops.
-        """
+        """Fill the rollout, group by group; `on_step` gets the row that all have just stepped; its False stops."""
         rollout, stepper = self.rollout, self.stepper
         groups, length = stepper.groups, rollout.length
         noise = self.actions.draw(self.rng, length, rollout.n)

@@ -36,10 +36,7 @@ ROUNDS = 50  # for each stream
 
 
 class Balance(Stateful):
-    """Turns the advantages of streams into one; its state is the average of the shares p.
-
-    A ValueError where there are no two streams to balance, and for a name that is no stream's.
-    """
+    """Turns the advantages of streams into one; its state is the average of the shares p."""
 
     saved = ("shares",)
 
@@ -99,10 +96,7 @@ def min_norm(gradients: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def frank_wolfe(products: np.ndarray) -> np.ndarray:
-    """argmin of a @ products @ a over the simplex, (K,), from the inner products (K, K) of vectors.
-
-    Pairwise steps: share moves to the vector that is served least from the one that is served best.
-    """
+    """argmin of a @ products @ a over the simplex, (K,), by pairwise steps; (K, K) inner products."""
     found = np.full(len(products), 1 / len(products))
     for _ in range(ROUNDS * len(found)):
         slope = products @ found

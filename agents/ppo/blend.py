@@ -46,10 +46,7 @@ LEAST = -20.0  # phi: a weight of 2e-9
 
 
 class Blend(Stateful):
-    """Moves the weights of the streams that have `weight=learned`; the weights themselves are the streams' state.
-
-    A ValueError for a weight to learn and no way to, the other way round, and without a task to serve.
-    """
+    """Moves the weights of the streams that have `weight=learned`; the weights themselves are the streams' state."""
 
     saved = ("inner", "squares", "directions", "trial", "rng")
 

@@ -138,12 +138,7 @@ def epochs(
 
 
 def alignment(pulls: Mapping[str, Tensor], weights: Mapping[str, float]) -> dict[str, float]:
-    """Tags `stream/<name>/cosine`: of a stream's policy gradient with the task's, without a task with the sum's.
-
-    Args:
-        pulls: stream -> its gradient (P,), of the streams that have been other than zero; NaN for the others.
-        weights: stream -> its weight, of all of them.
-    """
+    """Tags `stream/<name>/cosine` of the streams' gradients (P,) with the task's, or with the weighted sum's."""
     vectors, against = dict(pulls), "task"
     if "task" not in weights and pulls:
         vectors[against := ""] = torch.stack([weights[name] * pull for name, pull in pulls.items()]).sum(0)
@@ -267,10 +262,7 @@ class TorchUpdate:
         self.flat.step(self.learning_rate, self.config.max_grad_norm)
 
     def scored(self, batch: Batch, rows: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities (B,), functions of the weights; those when acting, (B,); advantages (B, K), centred.
-
-        The advantages are returns minus what the values are now, so before an update those that it is about to follow.
-        """
+        """Log-probabilities (B,), functions of the weights; those when acting; advantages (B, K) by today's values."""
         take = self._sequences if self.net.gru is not None else self._flat_rows
         outputs, values, action, numbers = take(batch, rows)
         log_prob, _ = self.actions.log_prob(outputs, self.net.log_std, action)

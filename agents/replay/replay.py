@@ -224,10 +224,7 @@ class Replay(Stateful):
         return Rows(obs, action, self._rewards(index, rows), next_obs, discount, step.long(), index)
 
     def sequences(self, batch_size: int, length: int, *, imagine: bool = False) -> Sequences:
-        """Sequences in time order, none of which crosses the place where the ring is written.
-
-        With `imagine` they are to begin imagination, not to train the model (for `dfs`). None that long is refused.
-        """
+        """Sequences in time order, none across where the ring is written; `imagine`: to begin imagination (`dfs`)."""
         late = self.sampler.newest(self._pos, min(length - 1, self.length))
         if length > self._filled or late >= len(self):
             raise ValueError(
@@ -424,10 +421,7 @@ class Sampler(Stateful):
         return self._rows(torch.arange(begin, self.count if end is None else end, device=self.device))
 
     def draw(self, batch_size: int, among: int | None = None, *, imagine: bool = False) -> Tensor:
-        """Rows (B,), with replacement, of the `among` oldest or all; to begin imagination there, or to learn.
-
-        A ValueError if there are none.
-        """
+        """Rows (B,), with replacement, of the `among` oldest or all; to begin imagination there, or to learn."""
         if not self.count:
             raise ValueError("the replay is empty; collect transitions before sampling (agent.learning_starts)")
         among = self.count if among is None else among
@@ -468,10 +462,7 @@ class Sampler(Stateful):
 
 
 class Images:
-    """uint8 images of a ring of T time rows x N environments, each stored once.
-
-    If `follows`, the image after a row is that of the row after it, or a final image kept aside.
-    """
+    """uint8 images of a ring of T time rows x N environments, each once; final ones are kept aside if `follows`."""
 
     def __init__(
         self, shapes: dict[str, tuple[int, ...]], length: int, n_envs: int, device: Any, follows: bool
@@ -484,10 +475,7 @@ class Images:
         self._free: list[int] = []
 
     def write(self, pos: int, now: dict[str, np.ndarray], after: dict[str, np.ndarray], begins: np.ndarray) -> None:
-        """One time row: images of obs and next_obs, (N, C, H, W); `after` stands in the next row until that is written.
-
-        Where `begins`, bool (N,), `now` begins an episode: what stands at `pos` was the final image before.
-        """
+        """One time row: images of obs and next_obs, (N, C, H, W); where `begins`, bool (N,), an episode does."""
         if not self.table:
             return
         if self.follows:

@@ -185,10 +185,7 @@ class ImagActorCritic(Behaviour):
     def update(
         self, world: LatentModel, sequences: Sequences, replayed: Replayed, chosen: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Imagine from replayed states and take a gradient step; returns metrics.
-
-        `chosen`, int64 (B,), are the rows of `replayed`, L * B, to begin from; None for a random part.
-        """
+        """Imagine from replayed states, `chosen` rows (B,) of L * B or some, and take a gradient step; metrics."""
         config = self.config
         starts = self._starts(replayed) if chosen is None else chosen
         state = {name: part.flatten(0, 1)[starts] for name, part in replayed.states.items()}

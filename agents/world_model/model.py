@@ -351,10 +351,7 @@ def _deconvolutions(features: int, shape: tuple[int, ...]) -> nn.Sequential:
 
 
 def barlow(projected: Tensor, target: Tensor, off_diagonal: float = 5e-4) -> Tensor:
-    """sum_i (C_ii - 1)^2 + off_diagonal * sum_{i != j} C_ij^2, C the correlations of columns, over all rows.
-
-    `projected` (..., E) comes from the latent, `target` (..., E) is the embedding and gets no gradient.
-    """
+    """sum_i (C_ii - 1)^2 + off_diagonal * sum_{i != j} C_ij^2, C the correlations of columns, `target` fixed."""
     x, y = _standardized(projected), _standardized(target.detach())
     square = (x.T @ y / len(x) - torch.eye(x.shape[-1], device=x.device)).square()
     own = square.diagonal().sum()
@@ -368,10 +365,7 @@ def _standardized(x: Tensor) -> Tensor:
 
 
 def infonce(projected: Tensor, target: Tensor, temperature: float = 0.1) -> Tensor:
-    """Mean cross-entropy of finding each row's target by the cosines of (..., E) rows, divided by the temperature.
-
-    It is 0 at least, and log N without information. Memory grows with the square of the rows.
-    """
+    """Mean cross-entropy, 0 to log N, of finding each row's target among all by the cosines of (..., E) rows."""
     x, y = (F.normalize(z.flatten(0, -2), dim=-1) for z in (projected, target))
     return F.cross_entropy(x @ y.T / temperature, torch.arange(len(x), device=x.device))
 

@@ -201,10 +201,7 @@ class BatchedMountainCarSparse(BatchedMountainCar):
 
 
 class BatchedMountainCarContinuous(BatchedMountainCar):
-    """Gymnasium's MountainCarContinuous, where fuel costs by the action as it was given.
-
-    The state is float32 from the first step on, as in the original; here the start already is.
-    """
+    """Gymnasium's MountainCarContinuous, in float32 from the start; fuel costs by the action as it was given."""
 
     DTYPE = np.float32
 

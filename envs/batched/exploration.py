@@ -71,7 +71,7 @@ class BatchedCells(BatchedEnv):
 
 
 class BatchedNoisyRooms(BatchedCells):
-    """`envs.exploration.family.NoisyRooms`; `state` also holds `noise` float32 (N, bits) and `arrived` in the last room."""
+    """`envs.exploration.family.NoisyRooms`; `state` also holds `noise` float32 (N, bits), and `arrived`."""
 
     def _setup(self, original: gym.Env) -> None:
         super()._setup(original)

@@ -202,8 +202,7 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
 def pose(env: gym.Env, **state: float) -> None:
     """Put CartPole, MountainCar or Pendulum (Gymnasium's or ours) into a state; `env.render()` then shows it.
 
-    A state is what the environment has of `position` (m), `velocity` (m/s), `angle` (rad from upright) and
-    `angular_velocity` (rad/s); what is not given becomes 0. Others are a TypeError or a ValueError.
+    A state is what it has of `position` (m), `velocity` (m/s), `angle` (rad from upright), `angular_velocity` (rad/s).
     """
     inner = simulator(env)
     kind = kind_of(type(inner))

@@ -123,10 +123,7 @@ class CartPoleSwingUp(CartPoleUpright):
 
 
 class CartPoleSwingUpSparse(CartPoleSwingUp):
-    """Swing the pole up from rest without reward on the way; an episode succeeds with 100 rewarded steps.
-
-    Reward: 1.0 iff cos > 0.95 and |x| < 0.5 m after the step.
-    """
+    """As `CartPoleSwingUp`, for 1.0 iff cos > 0.95 and |x| < 0.5 m after the step; 100 such steps succeed."""
 
     SOLVED = 100.0
 
@@ -135,10 +132,7 @@ class CartPoleSwingUpSparse(CartPoleSwingUp):
 
 
 class MountainCarGoal(MountainCarEnv):
-    """Drive an underpowered car to the flag, where it stays.
-
-    Actions: 0 pushes left, 1 nothing, 2 right. Reward: 1.0 iff position >= 0.45 after the step.
-    """
+    """Drive an underpowered car to the flag, where it stays. Reward: 1.0 iff position >= 0.45 after the step."""
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)
@@ -162,10 +156,7 @@ class MountainCarGoal(MountainCarEnv):
 
 
 class MountainCarSparse(MountainCarEnv):
-    """Drive an underpowered car to the flag at 0.5 without reward on the way.
-
-    Actions: 0 pushes left, 1 nothing, 2 right. Reward: 1.0 at the step that reaches the flag, which terminates.
-    """
+    """Drive an underpowered car to the flag at 0.5 for 1.0 at the step that reaches it, which terminates."""
 
     def step(self, action: Any) -> EnvStep:
         obs, _, terminated, truncated, info = super().step(action)
@@ -173,12 +164,10 @@ class MountainCarSparse(MountainCarEnv):
 
 
 class PendulumUpright(PendulumEnv):
-    """Swing a pendulum up and hold it there.
+    """Swing a pendulum up and hold it there: 1.0 iff |angle| < 12 degrees after the step. It starts anywhere.
 
-    Starts anywhere, as Pendulum does. Frames leave out the arrow that shows the torque: it would show the action.
-    `torques` is 0 for Pendulum's continuous action in [-2, 2]; n >= 2 for n evenly spaced ones (`Discrete(n)`).
-
-    Reward: 1.0 iff |angle| < 12 degrees after the step.
+    Frames leave out the arrow that shows the torque, the action. `torques` is 0 for Pendulum's continuous action in
+    [-2, 2]; n >= 2 for n evenly spaced ones (`Discrete(n)`).
     """
 
     def __init__(self, render_mode: str | None = None, torques: int = 0) -> None:
@@ -200,11 +189,9 @@ class PendulumUpright(PendulumEnv):
 
 
 class PendulumSparse(PendulumUpright):
-    """Swing a pendulum up from rest and stop it there.
+    """Swing a pendulum up from rest, within 0.1 rad and 0.1 rad/s, and stop it there.
 
-    Starts within 0.1 rad and 0.1 rad/s of hanging still. An episode succeeds if 50 of its steps are rewarded.
-
-    Actions: a torque in [-2, 2]. Reward: 1.0 iff cos(angle) > 0.95 and |angular velocity| < 1 rad/s after the step.
+    Reward: 1.0 iff cos(angle) > 0.95 and |angular velocity| < 1 rad/s after the step. 50 rewarded steps succeed.
     """
 
     def __init__(self, render_mode: str | None = None) -> None:

@@ -215,11 +215,7 @@ def from_sb3(buffer: Any, *, scaled: bool = True) -> Transitions:
     """What a `ReplayBuffer` or a `DictReplayBuffer` holds, as a flat batch (N,), one environment after the other.
 
     Where a full buffer has lost the first steps of an episode, the rest of that begins at step 1. Without
-    `handle_timeout_termination` every end counts as terminated, as it does for the agents that learn from it.
-
-    Args:
-        buffer: a buffer, as in `from_sb3(model.replay_buffer)`.
-        scaled: whether actions in a Box stand in [-1, 1], as those of its agents do, and not in the space's range.
+    `handle_timeout_termination` every end counts as terminated. `scaled`: whether actions in a Box stand in [-1, 1].
     """
     if getattr(buffer, "optimize_memory_usage", False):
         raise ValueError(

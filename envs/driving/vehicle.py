@@ -189,10 +189,7 @@ def _gap(road: Any, car: Any, along: float) -> float:
 
 
 def _ahead(network: Any, car: Any, reach: float) -> Iterator[tuple[Any, float]]:
-    """The car's lane, and those that go on from its end: each with its distance from the start of the first.
-
-    The planned route says where to go; without one it is the lane that goes on straightest.
-    """
+    """The car's lane, and those of its route, or straightest on, each with its distance from the start of the first."""
     index, offset = car.lane_index, 0.0
     plan = {origin: end for origin, end, _ in getattr(car, "route", None) or ()}
     lane = network.get_lane(index)

@@ -156,10 +156,7 @@ def edges(size: int) -> np.ndarray:
 
 
 def maze(size: int, rng: np.random.Generator) -> np.ndarray:
-    """Walls of a maze with one way between any two cells, uniform among all: a random walk opens where it comes first.
-
-    The walk is that of Aldous 1990 and Broder 1989. Returns bool (2, size * size), as `edges`.
-    """
+    """Walls of a maze, as `edges`, uniform among spanning trees, by a random walk (Aldous 1990, Broder 1989)."""
     walls, ways = np.ones((2, size * size), bool), leads(edges(size))
     cell, seen = 0, {0}
     while len(seen) < size * size:
@@ -183,10 +180,7 @@ def leads(walls: np.ndarray) -> np.ndarray:
 
 
 def distances(ways: np.ndarray, ends: Any) -> np.ndarray:
-    """Least number of steps from every state to the nearest of `ends`, int64 (S,); `ways` (S, A) leads from s to s'.
-
-    States without a way have -1.
-    """
+    """Least number of steps from every state to one of `ends`, int64 (S,), -1 without a way; `ways` (S, A) lead on."""
     far = np.full(len(ways), -1)
     far[ends] = 0
     for step in itertools.count(1):

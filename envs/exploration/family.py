@@ -288,10 +288,7 @@ def first_noise(kind: str, rng: np.random.Generator, shape: tuple[int, ...]) -> 
 
 
 def next_noise(kind: str, noise: Array, chance: Array, stayed: Any) -> Array:
-    """What follows `noise`, float32 (..., bits), NumPy or torch, from `chance` of that shape, uniform in [0, 1).
-
-    `stayed`, a bool or (..., 1), says whether the agent did not move.
-    """
+    """What follows `noise`, float32 (..., bits), NumPy or torch, from as many numbers in [0, 1) and `stayed`."""
     if kind == "brownian":
         # Whole levels, so that a number comes back to exactly where it was.
         level = abs((noise * LEVELS).round() + 1.0 - 2.0 * (chance < 0.5))

@@ -82,10 +82,7 @@ RANK = {KINDS.index(kind) * len(COLOURS) + COLOURS.index(colour): rank for rank,
 
 
 def picture(salt: Any, step: Any, pictures: int) -> Any:
-    """Numbers of the pictures shown at these steps (1 on) of these episodes, ints or int64 (K,), in [0, pictures).
-
-    Of 10^7 pictures an episode repeats none.
-    """
+    """Numbers of the pictures shown at these steps (1 on) of these episodes, in [0, pictures)."""
     return (salt + step * 2_654_435_761) % pictures  # Knuth's multiplicative hash (1973): neighbours lie far apart
 
 

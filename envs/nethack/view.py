@@ -87,10 +87,7 @@ class Games:
 
 @functools.cache
 def around(crop: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each cell of the map, row by row, the numbers of the cells around it, int64 (1659, crop * crop).
-
-    And int64 of the same shape, 1 where they are on the map at all.
-    """
+    """For each cell of the map the numbers of those around it, int64 (1659, crop * crop), and 1 for those on it."""
     steps = np.arange(crop) - crop // 2
     y, x = np.divmod(np.arange(CELLS), COLUMNS)
     rows, columns = y[:, None, None] + steps[:, None], x[:, None, None] + steps
@@ -100,7 +97,7 @@ def around(crop: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def neighbours(games: Games, rows: np.ndarray, blstats: np.ndarray, crop: int) -> tuple[np.ndarray, np.ndarray]:
-    """The glyphs of the square around the agents of games `rows` (K,), (K, crop * crop), and 1 where that is on the map."""
+    """The glyphs of the square around the agents of games `rows` (K,), (K, crop * crop), and 1 for those on the map."""
     cells, inside = around(crop)
     place = blstats[:, Y] * COLUMNS
     place += blstats[:, X]

@@ -44,10 +44,7 @@ class Place:
 
 
 class Clones:
-    """Plays futures of an environment from any place in it; options as for `envs.make.make`.
-
-    A ValueError if there is no array program of it, and no state that can be taken and given back.
-    """
+    """Plays futures of an environment from any place in it; a ValueError if its state cannot be taken."""
 
     def __init__(self, env_id: str, *, max_episode_steps: int | None = None, **options: Any) -> None:
         self.env_id, self.options = env_id, {**options, "max_episode_steps": max_episode_steps}

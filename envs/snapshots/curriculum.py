@@ -52,10 +52,7 @@ def starting(env: gym.Env, starts: str) -> gym.Env:
 
 
 class StartCurriculum(SnapshotReset):
-    """Half of all resets, `SHARE`, lead into states that the agent came through; the others are the environment's own.
-
-    Everything is drawn from the environment's `np_random`, so a seed fixes it.
-    """
+    """Half of all resets, `SHARE`, lead into states that the agent came through; all is drawn from `np_random`."""
 
     STATE = (*SnapshotReset.STATE, "_pool", "_chosen", "_found", "_moves", "_total")
 

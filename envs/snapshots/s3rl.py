@@ -106,11 +106,10 @@ def record(
 class SnapshotReset(gym.Wrapper):
     """Early resets lead into snapshots, evenly over their clusters; later ones are the environment's own.
 
-    Everything is drawn from the environment's `np_random`, so a seed fixes it. `info["episode"]` of an episode that
-    began in a snapshot counts only the student's own steps and reward. An `Observer` goes around this wrapper.
-
-    One of `clusters` draws evenly over states. No episode begins in a snapshot after `until` steps of this environment;
-    one that did is truncated after `truncate` steps; an early reset leads into one with `probability`.
+    Everything is drawn from the environment's `np_random`. `info["episode"]` of an episode that began in a snapshot
+    counts only its own steps. No episode begins in a snapshot after `until` steps of this environment; one that did is
+    truncated after `truncate`; an early reset leads into one with `probability`. An `Observer` goes around this
+    wrapper.
     """
 
     STATE: tuple[str, ...] = ("steps", "_borrowed", "_age", "_return")  # see `envs.snapshots.snapshots`
@@ -183,10 +182,7 @@ class SnapshotReset(gym.Wrapper):
 
 
 def kmeans(points: np.ndarray, k: int, seed: int = 0) -> np.ndarray:
-    """Clusters of points (N, D), int64 (N,) in [0, k): k-means++, then Lloyd's rounds until nothing moves.
-
-    Fewer clusters come out where fewer points differ.
-    """
+    """Clusters of points (N, D), int64 (N,) in [0, k), fewer if fewer points differ: k-means++, Lloyd's rounds."""
     rng = np.random.default_rng(seed)
     centres = points[[rng.integers(len(points))]]
     near = np.full(len(points), np.inf)  # squared distance to the nearest centre

@@ -82,10 +82,7 @@ def supported(env: gym.Env) -> None:
 
 
 def get_state(env: gym.Env, rng: bool = False) -> State:
-    """The state an environment is in now, as plain data that later steps do not change; a RuntimeError before a reset.
-
-    With `rng` the state of its `np_random` belongs to it.
-    """
+    """The state an environment is in, as plain data; with `rng` that of its `np_random`, too."""
     supported(env)
     inner = simulator(env)
     things = Things()
@@ -107,10 +104,7 @@ def get_state(env: gym.Env, rng: bool = False) -> State:
 
 
 def set_state(env: gym.Env, state: State) -> Any:
-    """Bring an environment, reset before or not, to a state; returns the observation there, through all wrappers.
-
-    A ValueError if it is another's state.
-    """
+    """Bring an environment, reset or not, to a state of its own; returns the observation there, as wrapped."""
     supported(env)
     check_same(env, state)
     inner = simulator(env)

@@ -41,10 +41,7 @@ Result = tuple[Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 @contextmanager
 def all_or_none(makers: Sequence[Maker]) -> Iterator[list[Maker]]:
-    """The makers, of which those that have made an environment see it closed if the block around its vector fails.
-
-    No vector does that by itself, neither Gymnasium's nor SB3's: a simulator or window would outlive the error.
-    """
+    """The makers; what they have made is closed if the block around its vector fails, as no vector does by itself."""
     made: list[gym.Env] = []
 
     def keep(make: Maker) -> gym.Env:

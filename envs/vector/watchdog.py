@@ -128,10 +128,7 @@ class Worker(Line):
             self.put(byte, message)
 
     def answer(self, more: bool, failed: bytes) -> tuple[bytes, Any]:
-        """Its next reply, and the message that comes with it if there is `more`, or if it is `failed`.
-
-        `Gone` if it died, or its limit is over.
-        """
+        """Its next reply, and the message with it if there is `more`, or it is `failed`; `Gone` if it is."""
         try:
             byte = self.take()
             message = self.message() if more or byte == failed else None
@@ -205,10 +202,7 @@ class Budget:
         self._recent: deque[tuple[float, str]] = deque()
 
     def spend(self, sentence: str) -> str:
-        """Count one more, for the reason `sentence`; returns how many that makes, for the warning.
-
-        A `WorkerError`, with what happened before in its notes, if that is too many.
-        """
+        """Count one more, for the reason `sentence`; returns how many that makes. A `WorkerError` if too many."""
         now = time.monotonic()
         while self._recent and self._recent[0][0] < now - self.window:
             self._recent.popleft()

@@ -382,10 +382,9 @@ def corners(where: np.ndarray, heading: np.ndarray) -> np.ndarray:
 
 
 def overlap(one: np.ndarray, other: np.ndarray, way: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Whether K pairs of rectangles (K, 4, 2) overlap, whether they will once `one` has moved by `way` (K, 2).
+    """Whether K pairs of rectangles (K, 4, 2) overlap, and whether they will once `one` has moved by `way` (K, 2).
 
-    Returns:
-        bool (K,), bool (K,), and the shortest move (K, 2) of `one` that keeps the second from being true.
+    Two times bool (K,), and the shortest move (K, 2) of `one` that keeps the second from being true.
     """
     edges = np.concatenate([np.roll(shape, -1, 1) - shape for shape in (one, other)], 1)  # (K, 8, 2)
     axes = np.stack([-edges[..., 1], edges[..., 0]], -1)
