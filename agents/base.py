@@ -40,7 +40,7 @@ GIVE_UP = 3  # recoveries in a row
 OnStep = Callable[[Array, Array, Obs], bool]
 
 
-class TaskScorer:
+class TaskScorer(Stateful):
     """The task's own reward, for an agent that was given no other: a `ReplayScorer` of one stream, `task`."""
 
     requires: frozenset[str] = frozenset({"reward"})
@@ -57,7 +57,6 @@ class TaskScorer:
         return batch
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[dict[str, Array], Memory]:
-        """The task's reward, 0 in rows that are no transitions; and the memory."""
         return {"task": np.where(batch.valid, batch.reward, np.float32(0))}, memory
 
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Array], Memory]:
@@ -80,12 +79,6 @@ class TaskScorer:
 
     def update(self, batch: Transitions, raw: dict[str, Array], timesteps: Any = 0) -> dict[str, float]:
         return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
 
 
 class BaseAgent(Predictor):
@@ -234,12 +227,10 @@ class BaseAgent(Predictor):
 
     @classmethod
     def weights(cls) -> dict[str, str]:
-        """The part of `saved` that `start_from` takes: the policy and what belongs to it."""
         own = set(cls.in_file.values()) - set(BaseAgent.in_file.values())
         return {path: name for path, name in cls.saved.items() if name in own or path == "modules.policy"}
 
     def _succeed(self, old: Self) -> None:
-        """Take over what outlives a change of the reward."""
         self.policy.load_state_dict(self.fitted(old.policy.state_dict(), {"streams": list(old.scorer.streams)}))
         set_state(self, self.lasting, get_state(old, self.lasting))
 
@@ -269,7 +260,6 @@ class BaseAgent(Predictor):
         return chunk.take()[0]
 
     def update(self) -> dict[str, Any]:
-        """Learn from the rollout; returns what callbacks may read. Nothing for an agent that learns between steps."""
         return {}
 
     def end_rollout(self) -> None:
@@ -300,7 +290,6 @@ class BaseAgent(Predictor):
             self.logger.record(tag, value)
 
     def dump_logs(self, iteration: int = 0) -> None:
-        """Write a row of the log, with Stable-Baselines3's tags."""
         elapsed, record = max(time.perf_counter() - self._began, 1e-9), self.logger.record
         if iteration > 0:
             record("time/iterations", iteration, exclude="tensorboard")
@@ -477,7 +466,6 @@ class Steps(Stateful):
         return self.cursor.step == 0
 
     def begin(self) -> bool:
-        """Reset the environments the first time; whether that was done."""
         began = self.obs is not None and (self._known or has_reset(self.envs))
         self._known = True
         if began:

@@ -24,7 +24,6 @@ STATE = "state"
 
 
 def _leaves(observation: Any, space: gym.Space) -> Iterator[tuple[Any, gym.Space]]:
-    """Arrays and their spaces; a ValueError for another nesting than the space's."""
     if isinstance(space, gym.spaces.Dict) != isinstance(observation, Mapping) or (
         isinstance(space, gym.spaces.Dict) and not {*space} <= {*observation}
     ):

@@ -80,7 +80,6 @@ class Stages(nn.Module):
         return len(self.tables[0])
 
     def put(self, step: int, weights: list[Tensor]) -> None:
-        """What the policy at `step` is from now on."""
         for number, (table, weight) in enumerate(zip(self.tables, weights)):
             if step < len(table):
                 table[step] = weight[0]

@@ -50,7 +50,6 @@ class Flat(Stateful):
         return flat
 
     def part(self, places: Tensor) -> Flat:
-        """Some of the parameters with their moments, copied."""
         part = Flat(self.value[places], self.epsilon)
         part.mean, part.square = self.mean[places], self.square[places]
         part.steps.copy_(self.steps)

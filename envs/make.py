@@ -267,7 +267,6 @@ def make_batched(
 
 
 def _supported(env_id: str) -> frozenset[str]:
-    """The options that the array program of an id takes."""
     program = PROGRAMS[env_id]
     return program.arguments | program.modalities | family_of(spec_of(env_id)).options
 

@@ -165,7 +165,6 @@ def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _filled(tree: Any, tensors: dict[str, Any], name: str) -> Any:
-    """The inverse of `_leaves`, in the shape of `tree`."""
     import torch
 
     if isinstance(tree, dict):

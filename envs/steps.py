@@ -67,7 +67,6 @@ class Cursor:
         return batch
 
     def show(self, modalities: Mapping[str, Array], mask: np.ndarray) -> None:
-        """Set the current modalities of the rows of `mask`."""
         for name, value in modalities.items():
             self.modalities[name] = _merge(self.modalities.get(name), value, mask)
 
@@ -211,13 +210,11 @@ class Chunk:
         return larger
 
     def take(self) -> list[Any]:
-        """What was added, with leading shape (T, N), as views that hold until the next `add`."""
         count, self.count = self.count, 0
         trees = map_obs(lambda x: x[:count], self._store).values()
         return [Transitions(**tree) if isinstance(tree, dict) and "next_obs" in tree else tree for tree in trees]
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows still waiting."""
         rows = list(map_obs(lambda x: x[: self.count], self._store).values()) if self.count and self._store else None
         return {"count": self.count, "store": rows}
 

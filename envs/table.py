@@ -45,7 +45,6 @@ class Table(Generic[T]):
         return {entry.name: entry for entry in installed(self.group)}
 
     def names(self) -> list[str]:
-        """Every name: ours, registered ones, entry points."""
         return list(dict.fromkeys([*self.ours, *self.registered, *self.plugins()]))
 
     def register(self, name: str, cls: type[T]) -> None:

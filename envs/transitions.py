@@ -177,7 +177,6 @@ class Rollout:
     def write(
         self, t: int, group: slice, obs: Obs, rewards: Array, terminations: Array, truncations: Array, infos: Infos
     ) -> None:
-        """Step t of the environments in `group`, as `VectorEnv.step` returned it; copied."""
         put(self.obs, (t + 1, group), obs)
         self.reward[t, group] = rewards
         self.terminated[t, group] = terminations
@@ -415,7 +414,6 @@ def _raise(found: list[tuple[str, np.ndarray, tuple[int, ...]]], steps: np.ndarr
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Arrays, those of a dict each under a name with its key."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield f"{name} {key!r}", part

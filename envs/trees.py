@@ -148,7 +148,6 @@ class Trees(nn.Module):
             )
 
     def put(self, name: str, value: Tensor) -> None:
-        """Exchange what has an entry a tree."""
         setattr(self, name, nn.Parameter(value) if name == "leaf" else value)
 
     def _load_from_state_dict(self, state: Mapping[str, Tensor], prefix: str, *rest: Any) -> None:

@@ -190,7 +190,6 @@ class Observer(Recorded):
         return obs, info
 
     def _is_ours(self, info: dict[str, Any], name: str) -> bool:
-        """Whether the environment does not write it itself; some return the same info again and again."""
         return name not in info or info[name] is self._written.get(name)
 
     def _show(self, info: dict[str, Any]) -> dict[str, Any]:
@@ -291,7 +290,6 @@ class NoisyTV(Recorded):
             self._inner.np_random.random(out=self.screen, dtype=self.screen.dtype)
 
     def observation(self, obs: Any) -> Any:
-        """An observation of the wrapped environment with what the screen shows now."""
         if isinstance(obs, dict):
             return {**obs, "tv": self.screen.copy()}
         if self.screen.ndim == 1:
@@ -317,7 +315,6 @@ class EpisodicReward(Recorded):
 
 
 def _furnish(space: spaces.Space, size: int) -> tuple[spaces.Space, np.ndarray]:
-    """The space with a television in it, and the screen."""
     if isinstance(space, spaces.Dict) and "tv" not in space.spaces:
         tv = spaces.Box(0.0, 1.0, (size,), np.float32)
         return spaces.Dict({**space.spaces, "tv": tv}), np.zeros(size, np.float32)

@@ -126,7 +126,6 @@ class Dyna(BaseAgent):
         return True
 
     def _act(self) -> Tensor:
-        """Actions (N, A): random ones at first, then those of the policy or of the planner."""
         n, size, encoding = self.steps.n, self.encoding.action_size, self.encoding
         random = torch.from_numpy(self.rng.uniform(-1, 1, (n, size)).astype(np.float32))
         if encoding.discrete:
@@ -158,7 +157,6 @@ class Dyna(BaseAgent):
             self._update(count)
 
     def _fit(self) -> None:
-        """What happens every `model_every` steps: check the learner's weights, fit the model, imagine."""
         if self._fitted_at is None and self.config.normalize_obs == "first":
             obs = self.replay.arrays()[0]
             std, mean = torch.std_mean(obs, 0, correction=0)
@@ -171,7 +169,6 @@ class Dyna(BaseAgent):
             self.means.add(self.imagination.fit(self.replay, self.num_timesteps))
 
     def _update(self, count: int) -> None:
-        """`count` updates of actor and critics; their batches are drawn at once."""
         size, imagination, metrics = self.config.batch_size, self.imagination, dict[str, Any]()
         if self.config.update == "svg":
             assert imagination is not None
@@ -223,7 +220,6 @@ class Dyna(BaseAgent):
 
 
 def _spec(envs: gym.vector.VectorEnv) -> EnvSpec | None:
-    """The registration of the environments, or None; Gymnasium's own vectors have it in their environments."""
     return getattr(envs, "spec", None) or getattr(next(iter(getattr(envs, "envs", [])), None), "spec", None)
 
 

@@ -184,7 +184,6 @@ class DynaConfig(LearnerConfig):
 
     @property
     def compared(self) -> str:
-        """The setting that compares members, if one does."""
         for name in ("planner", "adaptive", "uncertainty"):
             if getattr(self, name) in ("upmpc", "macura", *PENALTIES):
                 return f"{name}={getattr(self, name)}"

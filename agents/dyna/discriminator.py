@@ -124,7 +124,6 @@ class Discriminator(Stateful):
         return {"judge_loss": float(loss), "judge_penalty": float(penalty), "judge_threshold": float(self.threshold)}
 
     def _rescale(self, rows: Tensor) -> None:
-        """Set the scaler; outputs stay as they were."""
         mean, scale = self.scaler.mean.clone(), self.scaler.scale.clone()
         self.scaler.fit(rows)
         if self._taken:

@@ -99,7 +99,6 @@ class Imagination(Stateful):
             self._update = self._capture()
 
     def fit(self, replay: Replay, timesteps: int) -> dict[str, Any]:
-        """Fit the model and what is learned beside it to a replay, and imagine again; returns metrics."""
         self.reward_source.timesteps = timesteps
         metrics: dict[str, Any] = dict(self.model.fit(replay))
         metrics |= self.reward_source.fit(replay, HEAD_STEPS)
@@ -179,7 +178,6 @@ class Imagination(Stateful):
         )
 
     def _act(self, obs: Tensor, t: int) -> tuple[Tensor, None]:
-        """The policy's action; at the first step the pessimistic planner's, if there is one."""
         if self.pessimistic is not None and t == 0:
             return self.pessimistic.plan(self._rollouts(), self._sample, obs), None
         return self._sample(obs, t)
@@ -250,7 +248,6 @@ class ImaginedBuffer(Stateful):
         return min(self.capacity, self.written - self._dropped)
 
     def add(self, imagined: Imagined) -> None:
-        """Store the transitions that are alive; of more than `capacity`, the last."""
         numbers = (imagined.task, imagined.penalty, imagined.terminated, imagined.step)
         parts = [imagined.obs, imagined.action, imagined.next_obs, *(x.unsqueeze(-1).float() for x in numbers)]
         rows = torch.cat(parts, -1).detach()[imagined.alive][-self.capacity :]

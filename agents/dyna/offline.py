@@ -48,7 +48,6 @@ class OfflineDyna(Dyna):
     def of(
         cls, config: OfflineDynaConfig, *spaces: gym.Space, data: Transitions, signal: Any = None, **place: Any
     ) -> OfflineDyna:
-        """From transitions (N,) and their rewards (N,), None for the task's; `place` is the seed and the device."""
         if config.model == "true":
             raise ValueError("agent.model=true asks the simulator, and a recording is all there is; use ensemble")
         data = data if signal is None else data.replace(reward=np.asarray(signal, np.float32))
@@ -61,7 +60,6 @@ class OfflineDyna(Dyna):
         """There is nothing to reset."""
 
     def collect(self, on_step: OnStep) -> bool:
-        """Minibatches; before each `model_every` times `updates_per_step` of them the model is fitted."""
         config = self.config
         every = max(1, round(config.model_every * (config.updates_per_step or 1)))
         since = self.num_timesteps % every

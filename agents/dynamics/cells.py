@@ -90,7 +90,6 @@ class Cell(nn.Module):
         return {name: torch.stack([s[name] for s in states]) for name in state}
 
     def _expected(self, h: Tensor, sample: bool) -> Tensor:
-        """The latent that the memory (B, memory) predicts."""
         uniforms = self.latent.uniforms(self.generator, len(h)) if sample else None
         return self.latent.sample(self.latent.probabilities(self.prior(h)), uniforms)
 

@@ -216,7 +216,6 @@ class DynamicsEnsemble(Stateful):
         return table, fresh
 
     def _train(self, table: Tensor, rows: Tensor, held: Tensor, budget: int, fresh: bool) -> tuple[int, float]:
-        """Gradient steps on bootstrapped `rows` of the table; keeps each member's best weights; (steps, loss)."""
         members, size = self.members, self.config.batch_size
         own = rows[self._random(len(rows), members, len(rows))] if members > 1 else rows[None]
         best, lowest = self._flat.value.clone(), self._held_loss(held)
@@ -286,7 +285,6 @@ class _Members(nn.Module):
         self.register_buffer("moves", torch.ones(self.targets))  # 0 for a target that never changed
 
     def columns(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs, targets and terminated of rows, as views."""
         return rows.split([len(self.inputs.mean), self.targets, 1], -1)  # type: ignore[return-value]
 
     def forward(self, x: Tensor, weights: list[Tensor]) -> Tensor:

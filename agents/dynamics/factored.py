@@ -100,7 +100,6 @@ class _Entries(nn.Module):
         self.register_buffer("unit", torch.full((), 1e-6))  # the largest reward seen
 
     def columns(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Obs, action, next_obs, reward and terminated of rows; views."""
         obs, action, next_obs, ends = rows.split([self.width, self.actions, self.width, 2], -1)
         return obs, action, next_obs, ends[..., 0], ends[..., 1]
 
@@ -170,7 +169,6 @@ class Entries(nn.Module):
         return out
 
     def drawn(self, logits: Tensor, generator: torch.Generator) -> Tensor:
-        """A random observation (..., D) of 0 and 1."""
         noise = torch.empty_like(logits).exponential_(generator=generator)
         out = (noise > torch.nn.functional.softplus(-logits)).float()  # P(exponential > x) = exp(-x)
         for columns in self.hots:
@@ -179,7 +177,6 @@ class Entries(nn.Module):
         return out
 
     def likeliest(self, probabilities: Tensor) -> Tensor:
-        """The observation (..., D) of 0 and 1 whose every entry is the likeliest."""
         out = (probabilities > 0.5).float()
         for columns in self.hots:
             out[..., columns] = one_hot(probabilities[..., columns].argmax(-1), columns.shape[1]).float()

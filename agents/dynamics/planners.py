@@ -127,7 +127,6 @@ class _Sequences(Stateful):
         return std
 
     def _judge(self, rollout: Rollout, obs: Tensor, sequences: Tensor, value: Value | None) -> Tensor:
-        """Return of every sequence, (B, N)."""
         actions, rows = sequences.flatten(0, 1), obs.repeat_interleave(sequences.shape[1], 0)
         imagined = rollout(act=lambda obs, t: (actions[:, t], None), obs=rows, horizon=self.horizon)
         return _judged(imagined, returns(imagined, imagined.reward, self.gamma, value)).view(len(obs), -1)

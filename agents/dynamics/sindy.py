@@ -120,7 +120,6 @@ class Sindy(Stateful):
         return Predicted(next_obs, reward, means=means)
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
-        """Least squares over `replay.arrays()`; `steps` bounds the gradient steps of the reward's network."""
         rows = [x.to(self.device, torch.float64) for x in replay.arrays()[:4]]
         order = torch.randperm(len(rows[0]), generator=self._generator, device=self.device)[:MOST_ROWS]
         if len(order) < FEWEST:
@@ -179,7 +178,6 @@ class Sindy(Stateful):
         return lines
 
     def _on_circles(self, obs: Tensor) -> Tensor:
-        """Sines and cosines moved back to radius 1."""
         if not self.circles:
             return obs
         parts = list(obs.unbind(-1))
@@ -211,7 +209,6 @@ class Sindy(Stateful):
         return torch.cat([here, action, there], -1)
 
     def _scaled(self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor) -> dict[str, Tensor]:
-        """The state with the units and bounds of these rows."""
         both = torch.cat([obs, next_obs])
         low, high = both.amin(0), both.amax(0)
         around = MARGIN * (high - low)
@@ -266,7 +263,6 @@ class Sindy(Stateful):
         return {"model_error": float(error), "reward_r2": 1 - float(missed)}
 
     def _fit_head(self, rows: list[Tensor], steps: int) -> None:
-        """Adam on the squared error of the reward in its standard deviations, from the current weights."""
         known, inputs = self._state, self._head_inputs(*rows[:3])
         target = (rows[3] - known["reward_mean"]) / known["reward_std"]
         draws = torch.randint(len(target), (steps, HEAD_BATCH), generator=self._generator, device=self.device)

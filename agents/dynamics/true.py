@@ -42,7 +42,6 @@ class TrueModel(Stateful):
         self._encoding, self._outcome = encoding, _simulator(env_id, options)
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
-        """See `agents.dynamics.Dynamics.step`; nothing is random, and the one member predicts what happens."""
         state = obs.detach().cpu().numpy()
         outcome = self._outcome(state, self._encoding.decode(action.detach().cpu().numpy()))
         after, task, ends = (torch.as_tensor(np.asarray(x, state.dtype), device=obs.device) for x in outcome)

@@ -280,7 +280,6 @@ class ActorCritic(nn.Module):
 
     @property
     def is_mlp(self) -> bool:
-        """Whether the whole network is two stacks of fully connected layers of equal widths on the flat vector."""
         return self.gru is None and self.trunk is None and not self.inputs.images and len(self.pi) > 0
 
     def ordered(self) -> list[nn.Parameter]:

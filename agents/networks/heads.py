@@ -85,7 +85,6 @@ class _Bins(nn.Module):
         self.register_buffer("frac_clipped", torch.zeros(()))
 
     def value(self, out: Tensor) -> Tensor:
-        """Logits (..., bins) -> their mean (...), in the targets' unit."""
         inside = torch.softmax(out, -1) @ self.centres
         return symexp(inside) if self.support == "symlog" else inside * self.scale
 

@@ -81,7 +81,6 @@ class Stacked(nn.Module):
         self.renorms = nn.ModuleList(Renorm(members, n) for n in sizes[:-1]) if norm == "batch" else None
 
     def weights(self) -> list[Tensor]:
-        """All parameters, layer by layer: what `forward` reads unless it is given others."""
         return list(self.stack)
 
     def members(self, which: Any) -> list[Tensor]:

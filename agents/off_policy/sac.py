@@ -190,7 +190,6 @@ class Critics(Stateful):
 
     @torch.no_grad()
     def watch(self, reward: Tensor) -> None:
-        """Let the range of targets follow rewards (B,); for `bounded_targets`."""
         ordered = reward.sort().values
         last = len(ordered) - 1
         rate = torch.clamp(1 / (self.watched + 1), min=RATE)
@@ -206,7 +205,6 @@ class Critics(Stateful):
         return torch.minimum(torch.maximum(target, self.low.clamp(max=0) * most), self.high.clamp(min=0) * most)
 
     def descend(self, loss: Tensor) -> None:
-        """One step of the critics down a loss, and of the targets after them."""
         flat, config = self.critic_flat, self.config
         flat.grad.zero_()
         loss.backward(inputs=list(self.critic.parameters()))
@@ -349,7 +347,6 @@ class SoftActorCritic(Critics):
         return self.aggregate(self.q(next_obs, action, target=True), drawn=True) - self.alpha * log_prob
 
     def update(self, rows: Rows, actor: bool = True) -> dict[str, Tensor]:
-        """One step of critics, targets and, if `actor`, policy and entropy's weight; metrics, still on the device."""
         if self.fused is not None and actor:
             return self.fused.update(rows)
         metrics = super().update(rows) if self.critic.renorms is None else self._joint_step(rows)
@@ -455,7 +452,6 @@ class ClosedFormUpdate:
         return metrics | {"actor_loss": -objective.mean(), **learner.entropy_step(memory.log_prob[0])}
 
     def _policy(self, rows: Rows, memory: _Memory) -> None:
-        """Actions of both states in one pass, those to learn from first."""
         learner, count = self.learner, len(rows.obs)
         obs = torch.cat([rows.obs, rows.next_obs], out=memory.obs)
         obs.sub_(learner.mean).mul_(learner.scale).clamp_(-CLIP, CLIP)

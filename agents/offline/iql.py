@@ -180,7 +180,6 @@ class IQL(Predictor):
     def load(
         cls, path: str, observation_space: gym.Space, action_space: gym.Space, *, seed: int = 0, device: str = "cpu"
     ) -> Self:
-        """Read a policy back; a file of another kind of agent, or for other spaces, raises a ValueError."""
         both = (observation_space, action_space)
         place = "these spaces"
         model, kept = cls._from_file(path, lambda c: cls(cls.Config(**c), *both, seed=seed, device=device), place)

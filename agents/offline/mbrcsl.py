@@ -80,7 +80,6 @@ class MBRCSL(RCSL):
     def _imagined(
         self, model: Any, clone: Cloning, obs: Tensor, action: Tensor
     ) -> tuple[Transitions, dict[str, float]]:
-        """The rollouts that are kept, as a recording, and what they are predicted to return."""
         config, data, parts, unsure = self.config, self._data, episodes(self._data), list[Tensor]()
         drawn = torch.randint(len(parts), (config.rollouts // GROUP,), generator=self._generator, device=self.device)
         recorded = np.array([data.reward[parts[index]].sum() for index in drawn.tolist()])

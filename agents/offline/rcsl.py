@@ -46,7 +46,6 @@ class RCSL(Cloning):
     asked: ClassVar[float] = 1.0  # quantile of what episodes returned that is asked for
 
     def learn(self, steps: int) -> dict[str, float]:
-        """Take `steps` minibatches; returns the loss of the last one, and the return that is asked for."""
         metrics, data = super().learn(steps), self._data
         whole = np.concatenate((data.obs, self.own.encode(data.action), data.next_obs), -1)
         x, y = (torch.as_tensor(part, device=self.device) for part in (whole, data.reward))

@@ -58,7 +58,6 @@ class ReCOIL(IQL):
         return worth
 
     def _draw(self, steps: int) -> Tensor:
-        """As many of everything, first, as of the demonstrations."""
         shape = (steps, self.config.batch_size // 2)
         place: Any = {"generator": self._generator, "device": self.device}
         return torch.cat([kind[torch.randint(len(kind), shape, **place)] for kind in self._kinds], 1)

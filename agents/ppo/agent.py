@@ -303,7 +303,6 @@ class Collector(Stateful):
         self.uses_masks, self.masked = True, False  # masked: the environments give masks, and they are used
 
     def begin(self) -> bool:
-        """Reset the environments, the first time and after a rollout that was stopped; whether that was done."""
         began = self.began and (self._known or has_reset(self.envs))
         self.began = self._known = True
         if began:
@@ -323,7 +322,6 @@ class Collector(Stateful):
             self.learner.start(self.rollout.n)
 
     def _read_masks(self) -> None:
-        """The environments mask their actions: keep their masks beside the observations."""
         self.masked = True
         self.rollout.modality_names = tuple(sorted({*self.rollout.modality_names, MASK}))
 

@@ -133,7 +133,6 @@ class Blend(Stateful):
         return implicit(torch.cat([part.reshape(-1) for part in parts]), parameters, list(pulls.values()), DAMPING)
 
     def _search(self, flat: Flat, earned: float, episodes: int) -> None:
-        """A rollout further in the windows; at their end, the step and the next two."""
         trial = self.trial
         if trial is not None:
             trial["rollouts"] += 1

@@ -83,7 +83,6 @@ class Imitation(Stateful):
         }
 
     def _gain(self, rows: Any, value: np.ndarray) -> np.ndarray:
-        """How much better rows (B,) were than expected."""
         median = self.config.imitate_baseline == "median"
         return rows["episode"] - np.median(self.recent) if median else rows["worth"] - value
 

@@ -59,7 +59,6 @@ class TreesUpdate(TorchUpdate):
         self.rates = np.array([config.tree_rate] * outputs + [config.tree_value_rate] * values, np.float32)
 
     def begin_update(self, batch: Batch) -> Batch:
-        """The batch with the numbers of its rows where its observations are."""
         vector = self.tensor(batch.vector)
         self.vector = vector.cpu().numpy()
         self.bins, self.grown = Bins.of(self.vector, self.config.tree_bins), list[Tree]()

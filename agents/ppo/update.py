@@ -170,7 +170,6 @@ class TorchUpdate:
         self.hidden: Tensor | None = None  # (N, units) of a recurrent policy
 
     def tensor(self, x: Any) -> Tensor:
-        """On the policy's device; shares memory where it is there already."""
         return torch.as_tensor(x, device=self.device)
 
     def begin_update(self, batch: Batch) -> Batch:
@@ -180,7 +179,6 @@ class TorchUpdate:
         """Nothing was set aside."""
 
     def start(self, n: int) -> None:
-        """Make the recurrent state of N environments, empty."""
         assert self.net.gru is not None
         self.hidden = torch.zeros(n, self.net.gru.hidden_size, device=self.device)
 
@@ -231,7 +229,6 @@ class TorchUpdate:
         return values.cpu().numpy(), log_prob.cpu().numpy()
 
     def update(self, batch: Batch, rows: Any, measure: bool = False) -> dict[str, float]:
-        """One gradient step on some rows, or for a recurrent policy on some sequences."""
         self.flat.grad.zero_()
         take = self._sequences if self.net.gru is not None else self._flat_rows
         outputs, values, action, numbers = take(batch, rows)
@@ -362,7 +359,6 @@ class NumpyUpdate:
         return dataclasses.replace(batch, vector=np.ascontiguousarray(batch.vector[:, used]))
 
     def end_update(self) -> None:
-        """Put the parameters that moved back among the others."""
         if self._kept is not None:
             self.flat.put(self._kept, self.used)
             self._kept = None
@@ -377,7 +373,6 @@ class NumpyUpdate:
         return self._buffers[rows]
 
     def prepare(self, vector: np.ndarray) -> np.ndarray:
-        """What the networks read of flat observations: normalised if the policy normalises."""
         if not self.net.normalize_obs:
             return vector
         return np.clip((vector - self.mean) * self.scale, -CLIP, CLIP)

@@ -118,7 +118,6 @@ class MixedReplay(Replay):
         return super().measure() | {f"train/{name}_rows": float(len(rows)) for name, rows in self.sources.items()}
 
     def _goal(self, rows: Transitions) -> np.ndarray:
-        """What goals give (M,) transitions."""
         scaled, weights = self.scorer.scaled(self.scorer.relabel(rows)), self.scorer.weights(self.timesteps)
         return np.sum([scaled[name] * weights[name] for name in self.goals], 0)
 
@@ -180,7 +179,6 @@ class MixedReplay(Replay):
 
 
 def _fill(replay: Replay, batch: Transitions) -> None:
-    """Add transitions (M,), a part of them to each column of the replay."""
     rows = -(-len(batch.step) // replay.n_envs)
     for t in range(rows):
         index = t + rows * np.arange(replay.n_envs)

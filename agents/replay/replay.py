@@ -151,7 +151,6 @@ class Replay(Stateful):
             self._learn()
 
     def flush(self) -> None:
-        """Let the scorer compute the columns of the rows added since the last time."""
         count = self._pending.count
         if not count:
             return
@@ -159,7 +158,6 @@ class Replay(Stateful):
         self._keep(batch, (self._pos - count + np.arange(count)) % self.length, self.columns)
 
     def _keep(self, batch: Transitions, times: np.ndarray, columns: dict[str, np.ndarray]) -> None:
-        """Write what the scorer keeps of these time rows into columns."""
         kept, self._memory = self.scorer.keep(batch, self._memory)
         for key, value in kept.items():
             if key not in columns:
@@ -187,13 +185,11 @@ class Replay(Stateful):
             self.columns = columns
 
     def _at(self, times: np.ndarray) -> Transitions:
-        """The transitions (T, N) of time rows."""
         index = torch.from_numpy(times[:, None] * self.n_envs + np.arange(self.n_envs)).reshape(-1).to(self.device)
         batch = self._transitions(index, self.table[index])
         return batch.map(lambda x: x.reshape(len(times), self.n_envs, *x.shape[1:]))
 
     def _learn(self) -> None:
-        """Update the scorer with the rows added since the last time."""
         self.flush()
         batch = self._at((self._pos - self._unlearned + np.arange(self._unlearned)) % self.length)
         self.metrics = self.scorer.update(batch, self.scorer.relabel(batch), self.timesteps)
@@ -216,7 +212,6 @@ class Replay(Stateful):
         return self.rows(self.sampler.in_order(max(len(self) - count, 0)))
 
     def rows(self, index: Tensor) -> Rows:
-        """The transitions at `index` (B,)."""
         rows = self.table.index_select(0, index)
         obs, action, next_obs, numbers = rows.split(self._widths, -1)
         _, terminated, _, _, step = numbers.unbind(-1)
@@ -388,7 +383,6 @@ class Sampler(Stateful):
         self._highest = torch.ones((), device=device)
 
     def add(self, pos: int, valid: np.ndarray) -> None:
-        """A time row is written; `valid` bool (N,): which of it are transitions."""
         self.forget(pos)
         count = int(valid.sum())
         self._gaps = self._gaps or count < self.n_envs
@@ -405,7 +399,6 @@ class Sampler(Stateful):
             self._priority[here] = self._highest
 
     def forget(self, pos: int) -> None:
-        """The transitions of a time row, the oldest, are no longer drawn."""
         gone = self._counts[pos]
         if gone:
             self._tail = int(self._tail + gone) % self.size
@@ -433,7 +426,6 @@ class Sampler(Stateful):
         return rows[torch.searchsorted(sums, drawn * sums[-1], right=True).clamp_(max=among - 1)]
 
     def weights(self, rows: Tensor, imagine: bool = False) -> Tensor:
-        """Probabilities of rows, up to a factor."""
         if self.sampling == "lap":
             return self._priority[rows]
         v = self.trained[rows]
@@ -450,7 +442,6 @@ class Sampler(Stateful):
             counts.index_add_(0, rows, counts.new_full((), share).expand(len(rows)))
 
     def set_priority(self, rows: Tensor, error: Tensor) -> None:
-        """Errors of the values of rows (B,), for `lap`."""
         if self.sampling == "lap":
             priority = error.detach().abs().clamp(min=1.0).pow(LAP_ALPHA)
             self._priority[rows] = priority
@@ -519,7 +510,6 @@ class Images:
             self.table[key][pos * self.n_envs : (pos + 1) * self.n_envs] = torch.from_numpy(np.ascontiguousarray(image))
 
     def _keep(self, pos: int, columns: np.ndarray) -> None:
-        """What stands at `pos` ended the episodes of the rows before."""
         while len(self._free) < len(columns):
             count = next(iter(self.finals.values())).shape[0]
             more = max(count, 16)

@@ -22,7 +22,6 @@ from envs.types import MASK, Obs
 
 
 def _tensors(policy: Any, obs: Obs) -> tuple[Any, int]:
-    """Observations as the policy reads them, and how many they are."""
     read, _ = policy.obs_to_tensor(obs)
     return read, len(next(iter(read.values())) if isinstance(read, dict) else read)
 

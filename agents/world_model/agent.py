@@ -200,7 +200,6 @@ class WorldModel(BaseAgent):
 
 
 def _notes(scorer: ReplayScorer) -> list[str]:
-    """A sentence for the user about a reward that cannot be evaluated in imagination."""
     modalities = sorted({"frame", "text", "signals"} & set(scorer.requires))
     if not modalities and scorer.relabelable:
         return []
@@ -287,13 +286,11 @@ class WorldLearner(nn.Module):
         return replayed
 
     def refit(self, replay: Replay) -> None:
-        """Gradient steps of the reward head alone, `config.refit` of them."""
         for _ in range(self.config.refit):
             replayed = self.world.replayed(replay.sequences(self.config.batch_size, self.length))
             loss = self.world.reward_loss(replayed.features, replayed.action, replayed.reward)[replayed.valid].mean()
             descend(self.flats, self.config, loss, "reward")
 
     def finite(self) -> bool:
-        """Whether weights and metrics hold neither NaN nor infinity."""
         numbers = [*(flat.value.sum() for flat in self.flats.values()), *self.means.sums.values()]
         return bool(torch.isfinite(torch.stack(numbers)).all())

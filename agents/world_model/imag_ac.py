@@ -63,7 +63,6 @@ class ReturnRange(nn.Module):
         return (self.high - self.low).clamp(min=1.0)
 
     def update(self, returns: Tensor) -> None:
-        """Follow a batch of returns; the first is taken as it is."""
         quantiles = torch.quantile(returns.flatten(), returns.new_tensor([0.05, 0.95]))
         speed = torch.where(self.known > 0, SMOOTH, 1.0)
         self.low.lerp_(quantiles[0], speed)
@@ -144,11 +143,9 @@ class Behaviour(nn.Module):
         self._build(encoding, features, seed)
 
     def _build(self, encoding: SpaceEncoding, features: int, seed: int) -> None:
-        """Make the networks; `seed` is of `Stacked` ones."""
         raise NotImplementedError
 
     def flats(self) -> dict[str, Flat]:
-        """Parameters as vectors by name, once they are on their device."""
         self._flats = {name: Flat.over(list(getattr(self, net).parameters())) for name, net in self.networks.items()}
         return self._flats
 
@@ -234,7 +231,6 @@ class ImagActorCritic(Behaviour):
         return torch.multinomial(valid, most, replacement=True, generator=self.generator)
 
     def _value_loss(self, features: Tensor, returns: Tensor) -> Tensor:
-        """Towards the returns, and towards the slow critic's value."""
         out = self.critic(features)
         with torch.no_grad():
             slow = self.head.value(self.slow(features))

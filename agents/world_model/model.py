@@ -145,7 +145,6 @@ class LatentModel(nn.Module):
 
     @torch.no_grad()
     def replayed(self, seq: Sequences) -> Replayed:
-        """The states of sequences, without learning."""
         states, _ = self.cell.observe(self.encoder(seq.vector, seq.pixels), seq.action, seq.first)
         return self._replayed(seq, states)
 
@@ -336,7 +335,6 @@ def _convolutions(shape: tuple[int, ...]) -> nn.Sequential:
 
 
 def _deconvolutions(features: int, shape: tuple[int, ...]) -> nn.Sequential:
-    """(B, F) -> (B, C, H, W): `_convolutions` reversed."""
     sizes = _sizes(shape)[::-1]
     layers: list[nn.Module] = [layer(features, math.prod(sizes[0])), nn.Unflatten(1, sizes[0])]
     for (before, low, _), (after, height, width) in itertools.pairwise(sizes):

@@ -122,5 +122,4 @@ class LatentMPC(Behaviour):
 
 
 def _cut(action: Tensor) -> Tensor:
-    """Clipped to [-1, 1]; gradients pass as if nothing were clipped."""
     return action + (action.clamp(-1, 1) - action).detach()

@@ -142,7 +142,6 @@ class BatchedEnv(VectorEnv):
         """Write the observations of K states into `out`, float32 (K, D)."""
 
     def _success(self, terminated: Array) -> Array:
-        """Whether the episodes that end now succeeded, bool (N,)."""
         return terminated
 
     def _show(self, rows: Array) -> None:

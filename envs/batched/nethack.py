@@ -121,7 +121,6 @@ class BatchedNetHack(BatchedEnv):
         return {"origins": copy.deepcopy(self._origins), "actions": self._played[:, : int(self._steps.max())].copy()}
 
     def _return_to(self, saved: dict[str, Any]) -> None:
-        """Play the running games again."""
         for inner, origin in zip(self._inners, saved["origins"]):
             inner.np_random.bit_generator.state = copy.deepcopy(origin)
         self._begin(self._everywhere)

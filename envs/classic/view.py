@@ -111,7 +111,6 @@ class ClassicPainter:
         return np.clip(0.5 + distance / reach[:, None, None], 0, 1)
 
     def _disc(self, image: Array, x: Array, y: Array, radius: int, colour: Any) -> None:
-        """A circle about whole-pixel centres."""
         dx = self._x - (np.trunc(x) + 0.5)[:, None, None]
         dy = self._y - (np.trunc(y) + 0.5)[:, None, None]
         far = np.sqrt(dx * dx + dy * dy) + 1e-6

@@ -81,7 +81,6 @@ class OneFrame(Recorded):
         return self.env.step(action)
 
     def _drive(self, values: dict[str, float]) -> Any:
-        """Set highway-env's class of other drivers, and return it; without effect for other environments."""
         drivers: Any = SimpleNamespace()
         if hasattr(self.unwrapped, "road"):
             drivers = importlib.import_module("highway_env.vehicle.behavior").IDMVehicle
@@ -231,7 +230,6 @@ def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
 
 
 def _axis(spec: EnvSpec) -> Axis | None:
-    """The gap to the vehicle ahead, or CarRacing's offset from the centre."""
     if not names(spec):
         return None
     if is_racing(spec):

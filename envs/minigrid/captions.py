@@ -131,7 +131,6 @@ def _text(inner: Any, before: dict[str, Any], now: dict[str, Any], speech: Speec
 
 
 def _event(inner: Any, before: dict[str, Any], now: dict[str, Any], speech: Speech) -> tuple[int, Any]:
-    """What happened, one of `EVENTS`, and to which thing."""
     if before["place"] != now["place"]:
         under = inner.grid.get(*inner.agent_pos)
         kind = under.type if under is not None else ""

@@ -129,7 +129,6 @@ def _names(width: int, height: int) -> tuple[str, ...]:
 
 
 def _sense(env: gym.Env) -> np.ndarray:
-    """The state of a MiniGrid in numbers, float32 (K,), as `signals` names them."""
     inner = simulator(env)
     grid, carried = inner.grid, inner.carrying
     held = NOTHING if carried is None else carried.encode()

@@ -274,7 +274,6 @@ def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
 
 
 def _axis(spec: EnvSpec) -> Axis | None:
-    """The pitch of the body, or the angle of the pole."""
 
     def place(env: gym.Env, value: float) -> None:
         inner = simulator(env)
@@ -291,7 +290,6 @@ def _axis(spec: EnvSpec) -> Axis | None:
 
 
 def _set_down(inner: Any, pose: np.ndarray) -> None:
-    """Take a pose at rest, and stand a robot that can leave the floor on it with its lowest point."""
     still = np.zeros(inner.model.nv)
     inner.set_state(pose, still)
     model, data = inner.model, inner.data

@@ -80,7 +80,6 @@ class Games:
         return np.array([game.done() for game in self.playing])
 
     def text_of(self, row: int) -> bytes:
-        """The message of one game."""
         raw = self.message[row].tobytes()
         return raw[: raw.index(0)] if raw[0] else b""
 

@@ -60,7 +60,6 @@ class Clones:
         self.max_steps: int | None = min((limit for limit in limits if limit is not None), default=None)
 
     def rows(self, horizon: int) -> int:
-        """How many futures of `horizon` steps fit into memory at a time: a power of two."""
         space = self.observation_space
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
         size = sum(int(np.prod(part.shape or ())) for part in parts)
@@ -167,5 +166,4 @@ def _rows(snapshot: dict[str, Any], pick: Callable[[np.ndarray], np.ndarray]) ->
 
 
 def _last(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """The last environment of a snapshot, as one of one."""
     return {**snapshot, **_rows(snapshot, lambda x: x[-1:].copy())}

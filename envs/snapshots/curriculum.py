@@ -92,7 +92,6 @@ class StartCurriculum(SnapshotReset):
         return obs, reward, terminated, truncated, info
 
     def _choose(self) -> int:
-        """The number of the state that an episode begins in."""
         count = len(self._pool)
         if self.by == "variance":
             return int(self.np_random.choice(count, p=chances([one["returns"] for one in self._pool])))
@@ -104,7 +103,6 @@ class StartCurriculum(SnapshotReset):
         return int(self.np_random.integers(count))
 
     def _learn(self) -> None:
-        """Keep the return of an episode that has ended where it began, and the state that it leaves."""
         if self._chosen >= 0:
             one = self._pool[self._chosen]
             one["returns"] = [*one["returns"], self._total][-MEMORY:]

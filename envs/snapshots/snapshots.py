@@ -262,7 +262,6 @@ class Things:
         return {"thing": number}
 
     def restore(self, flat: Any) -> Any:
-        """The value that was flattened, sharing nothing with `flat`."""
         if isinstance(flat, np.ndarray):
             return flat.copy() if flat.ndim else flat[()]
         if isinstance(flat, list):

@@ -223,7 +223,6 @@ class Stepper:
         return info.get("text")
 
     def ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Call one of the methods below for several rows."""
         results = {}
         for self.row, values in arguments.items():
             self._slots.turn[self._me] = self.row
@@ -240,7 +239,6 @@ class Stepper:
         return self._show(row, info)
 
     def restore(self, row: int, state: dict[str, Any]) -> str | None:
-        """Come back to a snapshot; returns the text."""
         self._lost.pop(row, None)
         if "lost" in state:
             self._begin_anew(row, state["lost"])
@@ -261,7 +259,6 @@ class Stepper:
         setattr(self._envs[row], name, value)
 
     def wrapped(self, row: int, kind: type) -> bool:
-        """Whether a wrapper of that class is around the environment."""
         return bool(layers(self._envs[row], kind))
 
     def close(self) -> None:
@@ -339,7 +336,6 @@ class BufferedVectorEnv(VectorEnv):
         return self._result(self._views[group], self._finish(group))
 
     def step(self, actions: Any) -> Result:
-        """Step all environments; see the module for what comes back."""
         if len(self.groups) == 1:
             self.send(actions)
             return self.recv()

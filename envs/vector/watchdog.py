@@ -50,7 +50,6 @@ class Line:
         return Line, (self._reader, self._writer)
 
     def put(self, byte: bytes, message: Any = None) -> None:
-        """Send a byte, and a message behind it."""
         if message is None:
             os.write(self._out, byte)
             return
@@ -71,7 +70,6 @@ class Line:
         return data
 
     def message(self) -> Any:
-        """What came after the byte."""
         return pickle.loads(self._exactly(int.from_bytes(self._exactly(8), "big")))
 
     def close(self) -> None:
@@ -171,7 +169,6 @@ class Worker(Line):
                 self._since += late
 
     def _dump(self) -> str:
-        """Have it write its stack; returns the place as the end of a sentence."""
         if self.crash_file is None:
             return ""
         with suppress(OSError):

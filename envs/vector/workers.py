@@ -223,7 +223,6 @@ class Workers(BufferedVectorEnv):
             self._replace(worker, sentence, trace)
 
     def _replace(self, worker: int, sentence: str, trace: str = "") -> None:
-        """Make a worker's environments again in a new process, which repeats the pending requests."""
         old = self._workers[worker]
         old.kill()
         while True:

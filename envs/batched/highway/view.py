@@ -145,7 +145,6 @@ class RoadPainter:
         return block, change.swapaxes(0, 1).reshape(3, -1)
 
     def _pixels(self, cars: Cars, poses: tuple[np.ndarray, ...], marks: np.ndarray, kinds: np.ndarray) -> Changes:
-        """As `_whole`, for cars that turn, overlap, or lie on lines."""
         across, down, colour, heading = (part[cars][:, None] for part in poses)
         (dx, dy), cos, sin = self._grid, np.cos(heading), np.sin(heading)
         u = np.floor(cos * (dx + 0.5) + sin * (dy + 0.5)).astype(np.int64) + self._middle[1]
