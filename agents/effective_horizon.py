@@ -118,12 +118,9 @@ def effective_horizon(
     """The k and m with which GORP solves the task on every seed, and of these the ones with the least k + log_A(m).
 
     Args:
-        clones, scorer, max_steps: as for `gorp`.
-        solved: the task's return that counts as solved; None to use the environment's success.
+        solved: the task's return that counts as solved; None to use the environment's success, else a ValueError.
         k_max, m_max, step: the largest k and m to try; m = 1, step, step^2, ...
         seeds, budget: episodes that must all be solved, and simulator steps for each.
-
-    A ValueError as `gorp`, and where the environment does not report success and `solved` is None.
     """
     if step < 2 or seeds < 1:
         raise ValueError(f"step={step}, seeds={seeds} is no search; give step=2 or more, and one seed or more")

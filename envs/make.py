@@ -159,18 +159,15 @@ def make_vec(
     """Make `n` environments that step together; number i is seeded with `seed + i`.
 
     Args:
-        env_id: as in `make`.
-        n: how many, at least 1.
         seed: of the first one; an array program, which shares one stream of random numbers, is seeded with it.
         autoreset_mode: when an environment whose episode ended is reset; see Gymnasium.
         backend: what steps them.
             "gym": this process, with as little around the environments as can be; see `envs.vector.in_process`.
-            "workers": `processes` processes, half of the environments at a time; see `envs.vector.workers`.
+            "workers": `processes` processes (None for one per usable core); see `envs.vector.workers`.
             "batched": one array program for all, see `make_batched`.
             "auto": "batched" where that supports all arguments, else "gym"; "sync" in the other reset modes.
             "sync", "async": Gymnasium's own vectors, all in this process or each environment in its own.
-        processes: for "workers"; None for one per usable core.
-        workers: for "workers": further arguments of `envs.vector.workers.Workers`, such as {"step_timeout": 10}.
+        workers: further arguments of `envs.vector.workers.Workers`, such as {"step_timeout": 10}.
         wrap: goes around each environment, in this process.
         **kwargs: as in `make`.
 

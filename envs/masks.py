@@ -4,10 +4,8 @@
     env.action_masks()      the same as a method, sb3-contrib's convention; `info` counts where there are both
 
 n is that of a Discrete space; of MultiDiscrete and MultiBinary each number has its own entries, one after the other,
-and needs one valid value. `ActionMask` goes around an environment when its first reset offers a mask; all others are
-stepped as ever. What it writes travels as one more of `envs.types.MODALITIES`.
-
-The mask of an episode's last observation is used only where time ran out, so a terminal one may be absent or empty.
+and needs one valid value. `ActionMask` goes around an environment when its first reset offers a mask, one more of
+`envs.types.MODALITIES`. A terminal mask may be absent or empty.
 """
 
 from __future__ import annotations

@@ -25,10 +25,9 @@ class Recorded(gym.Wrapper, RecordConstructorArgs):
 
 
 class PlainObservation(Recorded, gym.ObservationWrapper):
-    """Observations that Stable-Baselines3 takes as they are.
+    """Observations as Stable-Baselines3 takes them: uint8 images (H, W, C) become (C, H, W), other Boxes flat float32.
 
-    uint8 images (H, W, C) become (C, H, W); every other Box becomes a flat float32 Box; a Dict is treated entry by
-    entry, a Tuple is flattened into one Box; Discrete and MultiDiscrete count from 0; MultiBinary stays.
+    A Dict is treated entry by entry, a Tuple flattened; Discrete and MultiDiscrete count from 0; MultiBinary stays.
     """
 
     def __init__(self, env: gym.Env) -> None:

@@ -6,8 +6,7 @@
 
 The file is safetensors: one array for each field of `Transitions` (`obs/KEY` for a dict, `extras/NAME`), texts as codes
 into a JSON list of the different ones. Nothing in it is ever executed. Fields of `obs` repeat those of the `next_obs`
-before, so they are stored for the first step of an episode only. `envs.datasets` makes transitions of what others
-recorded.
+before, so they are stored for the first step of an episode only.
 """
 
 from __future__ import annotations

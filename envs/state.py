@@ -56,9 +56,8 @@ def restore(owner: Any, name: str, saved: Any, device: torch.device | None = Non
 class Stateful:
     """Saves copies of the attributes named in `saved`, and restores them.
 
-    `saved` is a mapping as for `get_state`, or names, whose leading underscore is no part of a key. An attribute
-    may be anything with a `state_dict`, a generator, a tensor, an array, a number, None, or a dict, list, tuple or
-    deque of these.
+    `saved` is a mapping as for `get_state`, or names, whose leading underscore is no part of a key, of anything with a
+    `state_dict`, generators, tensors, arrays, numbers, None, and containers of these.
     """
 
     saved: ClassVar[tuple[str, ...] | Mapping[str, str]] = ()

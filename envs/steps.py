@@ -6,8 +6,8 @@
     SB3 replay buffer      stores the true successor
 
 A `Cursor` goes with single steps, a `Chunk` collects rows of any kind; for whole rollouts see `envs.transitions`.
-Frames, texts and signals travel in `info["frame"]`, `info["text"]` and `info["signals"]` (`envs.wrappers.Observer` puts
-them there), which describe the observation returned with them; a `Cursor` remembers those of the current observation.
+Frames, texts and signals travel in `info["frame"]`, `info["text"]` and `info["signals"]`, and describe the observation
+returned with them; a `Cursor` remembers those of the current observation.
 """
 
 from __future__ import annotations

@@ -105,11 +105,9 @@ def fit(bins: Bins, gradient: np.ndarray, depth: int) -> Tree:
 
 
 class Trees(nn.Module):
-    """An ensemble for K outputs of D inputs; a caller puts it together by `grow`.
+    """An ensemble for K outputs of D inputs, put together by `grow`: `leaf` (T, 2^d, K) is the only parameter.
 
-    Attributes:
-        feature, threshold: (T, d); leaf: (T, 2^d, K), the only parameter.
-        importance: (D, K), what the questions about an input added to the scores, over all trees.
+    `importance`, (D, K), is what the questions about an input added to the scores.
     """
 
     feature: Tensor

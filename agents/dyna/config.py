@@ -17,9 +17,8 @@
 | rlpd | update=none; 10 critics with LayerNorm, targets by two of them; for demonstrations | Ball et al. 2023 |
 | pets | planner=cem: no policy, only a model | Chua et al. 2018, arXiv 1805.12114 |
 
-Difference from the sources: sizes and amounts are for one core of a CPU. On a GPU take theirs: model_hidden=[200,200,
-200,200], members=7, rollouts_per_step=400, updates_per_step=20; for dhmbpo model_hidden=[256,256], members=8,
-critics=5, target=mean, training_horizon=5.
+Sizes and amounts are for one core of a CPU. On a GPU take those of the sources, as model_hidden=[200,200,200,200],
+members=7, rollouts_per_step=400, updates_per_step=20.
 """
 
 from __future__ import annotations

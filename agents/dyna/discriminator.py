@@ -13,8 +13,7 @@ outcome and the model's for the same (s, a); a fit continues from the last weigh
 the threshold is lowered from 0.6 where it would cut more than a twentieth of held-out recorded transitions; inputs are
 whitened, by scalers that stay until the data has doubled.
 
-When it fails: where the model is right everywhere, there is nothing to distinguish, and the choice is random; far from
-the data the discriminator has seen neither kind.
+When it fails: far from the data, where the discriminator has seen neither kind.
 """
 
 from __future__ import annotations
@@ -96,11 +95,7 @@ class Discriminator(Stateful):
         return index, reward.gather(0, index[None])[0] >= self.threshold
 
     def fit(self, replay: Replay, model: Dynamics, steps: int | None = None) -> dict[str, float]:
-        """Learn to distinguish the transitions of a `Replay` from the model's for the same observations and actions.
-
-        Returns judge_loss (cross-entropy of the last step, log 2 = 0.69 where both kinds look alike), judge_penalty
-        (the gradient's) and judge_threshold.
-        """
+        """Learn to tell a replay's transitions from the model's: judge_loss (log 2 if alike), _penalty, _threshold."""
         obs, action, next_obs = replay.arrays()[:3]
         rows, held = split(len(obs), device=self.device)
         if replay.added >= 2 * self._scaled_at:

@@ -3,10 +3,8 @@
 Source: Yu et al. 2020, "MOPO: Model-based Offline Policy Optimization", arXiv 2005.13239, algorithm 2. Other presets of
 `agents.dyna.config` work, too: `mbpo` has no penalty, `sac` no model.
 
-Differences from the source: the model is fitted on, for a few steps, whenever imagination begins; the ends of episodes
-are learned from the recording; penalties are in deviations of the data's changes.
-
-When it fails: as the model does, where all members agree on what none has seen; a long `agent.horizon` leaves the data.
+Differences: the model is fitted on whenever imagination begins; the ends of episodes are learned from the recording.
+When it fails: as the model does, where all members agree on what none has seen; a long `agent.horizon`.
 """
 
 from __future__ import annotations

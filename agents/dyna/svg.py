@@ -11,10 +11,8 @@ Feinberg et al. 2018, MVE, arXiv 1803.00101, equation 3; Amos et al. 2021, SAC-S
 horizons, a long one for states and a short one for gradients: Kubo et al. 2025, "Double Horizon Model-Based Policy
 Optimization" (DHMBPO), arXiv 2512.15439.
 
-Differences from the sources: a rollout that is cut because it diverged continues with the value of its last finite
-state; only the first state's Q is regressed, as DHMBPO does and MVE does not.
-
-When it fails: models whose gradients are wrong where their values are right: contacts, ends of episodes near the path.
+Differences: a rollout that is cut because it diverged continues with the value of its last finite state; only the first
+state's Q is regressed, as DHMBPO does. When it fails: models whose gradients are wrong where their values are right.
 """
 
 from __future__ import annotations
@@ -28,11 +26,7 @@ from agents.off_policy.sac import SoftActorCritic
 
 
 def model_return(imagined: Imagined, alpha: Tensor, gamma: float, last: Tensor) -> Tensor:
-    """R of the file, (B,), of T imagined steps: the first action's entropy is left out.
-
-    A rollout of n <= T steps that was cut continues with gamma^n V, V being the soft value `last` (B,) of the state
-    that it reached; one that terminated ends with its last reward.
-    """
+    """R of the file, (B,); a rollout cut after n <= T steps continues with gamma^n V, V the soft value `last` (B,)."""
     reward = imagined.reward  # 0 where nothing was imagined
     if imagined.log_prob is not None:
         entropy = torch.cat([torch.zeros_like(reward[:1]), alpha * imagined.log_prob[1:]])

@@ -33,10 +33,8 @@ class OneStepModel(Protocol):
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         """One transition for each row of obs (B, D) and action (B, A).
 
-        Args:
-            sample: a random outcome of a random member, each member for an equal share of the rows; otherwise the mean
-                of the members' means.
-            member_predictions: also `means` and `stds` of every member.
+        `sample`: a random outcome of a random member, each for an equal share of the rows; else the mean of the
+        members' means. `member_predictions`: also `means` and `stds` of every member.
         """
 
 

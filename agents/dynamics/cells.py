@@ -102,10 +102,9 @@ class Cell(nn.Module):
 
 
 class Categoricals:
-    """A latent of G categoricals over C classes each, as G * C numbers.
+    """A latent of G categoricals over C classes each, as G * C numbers; gradients pass a sample straight through.
 
-    A share of each distribution is uniform, so that no class is ever impossible and divergences stay finite
-    (DreamerV3). Gradients pass a sample as if it were its probabilities (straight through, Bengio et al. 2013).
+    A share of each distribution is uniform, so that divergences stay finite (DreamerV3).
     """
 
     def __init__(self, groups: int, classes: int, uniform: float = 0.01) -> None:

@@ -145,11 +145,7 @@ class DynamicsEnsemble(Stateful):
         return Predicted(next_obs, net.outputs.mean[-1] + mean[:, -1] * unit[-1], ends, means, stds)
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
-        """See `Dynamics.fit`; a ValueError refuses fewer than two transitions.
-
-        Returns model_error (RMSE of the elites on held-out rows, in deviations of the change), model_loss (of the last
-        steps), model_steps (gradient steps taken), model_failures (fits discarded so far).
-        """
+        """See `Dynamics.fit`: model_error (held-out RMSE, in deviations), model_loss, model_steps, model_failures."""
         table, fresh = self._table(replay)
         if table is None:
             self.failures += 1

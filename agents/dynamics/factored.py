@@ -36,9 +36,8 @@ STAYS = 6.0  # initial logit of an entry's present value: what never changes is 
 class Factored(DynamicsEnsemble):
     """A `Dynamics` of independent entries; gradients do not flow through it, and `config.kind` has no meaning.
 
-    `model_error` is the share of entries whose likeliest value is wrong, on held-out rows; member predictions are each
-    entry's probability p and its deviation, sqrt(p (1 - p)). An entry that is neither 0 nor 1 raises a ValueError when
-    it is to be fitted, as do observations that are not binary or categorical when it is made.
+    `model_error` is the share of entries whose likeliest value is wrong; member predictions are each entry's
+    probability p and its deviation. A ValueError refuses other entries than 0 and 1.
     """
 
     @torch.no_grad()

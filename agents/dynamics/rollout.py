@@ -6,7 +6,6 @@ Rows that have ended are computed on from their last finite state, behind a mask
     imagined = imagine(model, act, reward_function, ends, obs, horizon)
     imagined.reward[imagined.alive]        rewards of the transitions that were imagined
 
-With gradients enabled, everything that the model, `act` and `reward_function` let through can be differentiated.
 `RewardSource` is the reward function of learned rewards.
 
 Sources: Janner et al. 2019, "When to Trust Your Model", arXiv 1906.08253 (short branched rollouts); Luo et al. 2024,
@@ -15,18 +14,11 @@ Sources: Janner et al. 2019, "When to Trust Your Model", arXiv 1906.08253 (short
 2405.19014 (`Adaptive`).
 
 `PENALTIES` are five measures of a model's uncertainty about an outcome, to be subtracted from its reward: functions of
-the predictions of K members for B transitions, `means` and `stds` (K, B, D). The result (B,) is a distance over all D
-entries, 0 for certainty, and grows as sqrt(D).
-
-    aleatoric_max  max_k |s_k|                     the largest noise that any member expects
-    pairwise_max   max_kl |m_k - m_l|              the widest disagreement between two
-    ens_std        sqrt(ens_var)
-    ens_var        sum_d var_k(m) + mean_k(s^2)    variance of the members' mixture (law of total variance)
-    loo_kl         mean_k KL(k || the others)      each against a Gaussian with the moments of the others' mixture
+the predictions of K members for B transitions, `means` and `stds` (K, B, D), as distances (B,) over all D entries.
 
 Sources: Lu et al. 2022, "Revisiting Design Choices in Offline Model-Based Reinforcement Learning", arXiv 2110.04135,
 section 4 (all five); MOPO (aleatoric_max); Lakshminarayanan et al. 2017, arXiv 1612.01474 (ens_var); Pan et al. 2020,
-"Trust the Model When It Is Confident", arXiv 2010.04893 (loo_kl; the source draws one member, here it is their mean).
+"Trust the Model When It Is Confident", arXiv 2010.04893 (loo_kl, here the mean over members).
 
 Differences: penalties are in standard deviations of the data's changes, so that one weight serves several tasks;
 `Adaptive` measures the disagreement of the members' means; a rollout that is cut is not marked as terminated; the
@@ -100,25 +92,25 @@ def disagreement(predicted: Predicted) -> Tensor:
 
 
 def aleatoric_max(predicted: Predicted) -> Tensor:
-    """Largest deviation that a member predicts, (B,)."""
+    """max_k |s_k|, the largest noise that any member expects, (B,)."""
     return _stds(predicted).norm(dim=-1).amax(0)
 
 
 def pairwise_max(predicted: Predicted) -> Tensor:
-    """Largest distance between two members' means, (B,)."""
+    """max_kl |m_k - m_l|, the widest disagreement between two means, (B,)."""
     means = _means(predicted).transpose(0, 1)  # (B, K, D)
     return torch.cdist(means, means).amax((1, 2))
 
 
 def ens_var(predicted: Predicted) -> Tensor:
-    """Variance of the mixture of all members, summed over numbers, (B,); without stds that of the means alone."""
+    """sum_d var_k(m) + mean_k(s^2), the variance of the members' mixture, (B,); without stds that of the means."""
     means = _means(predicted)
     second = (means - means.mean(0)).square()
     return (second if predicted.stds is None else second + predicted.stds.square()).mean(0).sum(-1)
 
 
 def ens_std(predicted: Predicted) -> Tensor:
-    """Deviation of the mixture of all members, (B,)."""
+    """sqrt(ens_var), (B,)."""
     return ens_var(predicted).clamp(min=LEAST**2).sqrt()
 
 

@@ -32,11 +32,7 @@ Outcome = tuple[np.ndarray, np.ndarray, np.ndarray]  # next_obs (B, D), reward (
 
 
 class TrueModel(Stateful):
-    """`agents.dynamics.Dynamics` that steps the simulator; `options` are those of the environment.
-
-    `env_id` is of classic control, Gymnasium's or ours, or of a robot of MuJoCo (v4, v5; not Pusher, whose observations
-    show positions of bodies, not of joints). A ValueError refuses other environments.
-    """
+    """`Dynamics` that steps the simulator of an id of classic control or MuJoCo, not Pusher; `options` are its own."""
 
     def __init__(self, env_id: str, encoding: SpaceEncoding, **options: Any) -> None:
         self._encoding, self._outcome = encoding, _simulator(env_id, options)

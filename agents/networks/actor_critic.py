@@ -154,11 +154,8 @@ class SpaceEncoding(Inputs):
 class Actions:
     """A distribution for an action space: one categorical for each number to choose, or a diagonal Gaussian.
 
-    A ValueError refuses what is neither discrete nor a Box of floats.
-
-    Attributes:
-        outputs: how many numbers the policy network gives, and how many random ones are drawn for an action.
-        choices: numbers an action is made of.
+    `outputs` numbers the network gives, and as many random ones are drawn; an action is made of `choices`. A ValueError
+    refuses what is neither discrete nor a Box of floats.
     """
 
     def __init__(self, space: spaces.Space) -> None:
@@ -436,9 +433,7 @@ def stream_gradients(
 
 
 def cosines(gradients: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
-    """Stream -> stream -> cosine of their gradients, in [-1, 1]; NaN where one is 0, which has no direction.
-
-    As in Yu et al. 2020 (PCGrad), arXiv 2001.06782, definition 1. From few rows it is the cosine of two noises.
+    """Stream -> stream -> cosine of their gradients, in [-1, 1], as in PCGrad; NaN where one is 0.
 
     Example:
         >>> cosines({"task": torch.tensor([2.0, 0.0]), "bonus": torch.tensor([-3.0, 0.0])})["task"]["bonus"]

@@ -15,8 +15,7 @@ equations 8 to 10.
 Differences: HL-Gauss has three bins beyond each end, so that targets near an end keep their mean, and its range may
 follow the targets, by a scale that only grows; the two-hot's mean is taken in symlog's space.
 
-When it fails: targets outside the range are cut, so that a mean cannot get there and its gradient fades; watch
-`frac_clipped`.
+When it fails: targets outside the range are cut, and their gradients fade; watch `frac_clipped`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ net(x)                              (5, B, 34) from (B, 20), the same for all, o
 net(x, net.members([0, 3]))         (2, B, 34): some of them
 net(x, generator=g)                 with dropout, whose masks `g` draws; without a generator nothing is dropped
 
-Small networks cost by the call, so K of them in one call cost little more than one on a GPU, and a tenth to a quarter
-less than K calls on a CPU.
 
 Sources: layer normalisation Ba et al. 2016, arXiv 1607.06450, before the activation as in BRO and TD-MPC2; batch
 renormalisation Ioffe 2017, arXiv 1702.03275, placed as CrossQ does (Bhatt et al. 2024, arXiv 1902.05605): on the input
@@ -35,11 +33,8 @@ WARM_UP = 100_000  # steps of plain batch normalisation before the correction be
 class Stacked(nn.Module):
     """K networks of fully connected layers, which begin as torch's do: +-1/sqrt(inputs).
 
-    Args:
-        members, inputs, outputs: K, I and O, at least 1.
-        hidden: units of the hidden layers; empty for a linear map.
-        dropout: share of hidden units dropped in training, in [0, 1).
-        last: what the last layer's first weights are multiplied by; 0 lets the networks begin at 0.
+    `members`, `inputs`, `outputs` are K, I and O; `dropout` is the share of hidden units dropped in training; `last` is
+    what the last layer's first weights are multiplied by; 0 lets the networks begin at 0.
     """
 
     def __init__(
@@ -97,12 +92,10 @@ class Stacked(nn.Module):
         generator: torch.Generator | None = None,
         batch_stats: bool = False,
     ) -> Tensor:
-        """(B, I), the same for all, or (K, B, I) -> (K, B, O).
+        """(B, I), the same for all, or (K, B, I) -> (K, B, O); `weights` are used instead of the module's own.
 
-        Args:
-            weights: parameters to use instead of the module's own: detached ones, a target's, those of some members.
-            generator: draws what is dropped; None for no dropout.
-            batch_stats: norm="batch" only: statistics of this batch, which the running ones follow.
+        `generator` draws what is dropped, None for no dropout. `batch_stats`, for norm="batch": statistics of this
+        batch.
         """
         stack = iter(self.stack if weights is None else weights)
         depth = len(self.hidden)

@@ -4,10 +4,8 @@
 Source: Mnih et al. 2015, DQN; van Hasselt et al. 2016, "Double Q-learning", arXiv 1509.06461, equation 4: one network
 chooses, another one evaluates the choice.
 
-Differences from the source: K critics choose by their mean, and targets evaluate by the smallest or mean value; targets
-follow slowly instead of in jumps; the options of `agents.off_policy.sac.LearnerConfig`.
-
-When it fails: rewards that random actions never reach; the minimum over critics that disagree everywhere.
+Differences: K critics choose by their mean, and targets evaluate by the smallest or mean value; targets follow slowly.
+When it fails: rewards that random actions never reach.
 """
 
 from __future__ import annotations

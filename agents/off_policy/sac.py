@@ -157,11 +157,7 @@ class Critics(Stateful):
 
     @torch.no_grad()
     def whiten(self, mean: Tensor, std: Tensor) -> None:
-        """Set the observations' mean and standard deviation, both (D,).
-
-        The second time and later, the first layers are changed so that values and actions stay as they were: a jump of
-        their inputs destroys what networks have learned.
-        """
+        """Set the observations' mean and deviation (D,); the first layers then keep values and actions as they were."""
         mean, std = (torch.as_tensor(x, dtype=torch.float32, device=self.device) for x in (mean, std))
         scale = 1 / std.clamp(min=1e-3)
         if self.whitened > 0:
@@ -273,12 +269,7 @@ class Critics(Stateful):
 
 
 def squashed(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Actions of a Gaussian behind a tanh, and their log-densities.
-
-    Args:
-        outputs: (..., 2A), means and unbounded log stds before the tanh.
-        noise: (..., A), standard normal.
-    """
+    """Actions of a tanh Gaussian, and their log-densities, of means and raw log stds (..., 2A), and noise (..., A)."""
     mean, raw = outputs.chunk(2, -1)
     low, high = LOG_STD
     log_std = low + 0.5 * (high - low) * (torch.tanh(raw) + 1)
@@ -394,8 +385,6 @@ class SoftActorCritic(Critics):
 
 class ClosedFormUpdate:
     """The update of a plain `SoftActorCritic` without autograd, about twice as fast on a CPU; it shares its weights.
-
-    Every result goes into memory that was allocated once, and gradients are the closed forms below.
 
         critics   d L / d q = (q - y) / B
         ReLU      d h / d z = 1(h > 0)

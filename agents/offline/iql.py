@@ -95,11 +95,8 @@ def imitation_weights(advantage: Tensor, beta: float, most: float) -> Tensor:
 class IQL(Predictor):
     """Learns from transitions and a signal about each, which is its reward; a ValueError refuses what it cannot use.
 
-    Args:
-        observation_space: numbers, no images.
-        action_space: Discrete, or a Box with finite bounds.
-        data: a flat batch (N,); rows that are not valid are left out. None for a policy that only acts.
-        signal: float32 (N,), what each transition is worth; None for the task's reward.
+    `data` is a flat batch (N,), whose rows that are not valid are left out; None for a policy that only acts. `signal`,
+    float32 (N,), is what each is worth; None for the task's reward. Actions are Discrete, or a Box with finite bounds.
     """
 
     Config: ClassVar[type[Any]] = IQLConfig
@@ -293,8 +290,8 @@ class IQL(Predictor):
 class _Networks(nn.Module):
     """Two Q(s, a), V(s) and a policy, side by side as one stack of four, since small networks cost by the call.
 
-    The policy gives logits, or the mean in [-1, 1] of a Gaussian with one deviation for all states. Where an action is
-    an input, it is zero for V and the policy; of outputs that a network does not need, the first is read.
+    The policy gives logits, or the mean in [-1, 1] of a Gaussian with one deviation for all states. Outputs not needed
+    are not read.
     """
 
     mean: Tensor

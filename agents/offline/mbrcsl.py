@@ -55,11 +55,7 @@ class MBRCSL(RCSL):
     asked = 0.9  # the very best are where the model errs
 
     def learn(self, steps: int) -> dict[str, float]:
-        """Fit the model, clone in `steps` minibatches, imagine, and learn in as many; metrics of it all.
-
-        `kept_return` is what the model predicts of the rollouts that are kept, `recorded_return` what was recorded
-        from their starts. A ValueError where that is not less.
-        """
+        """Fit the model, clone in `steps` minibatches, imagine, and learn in as many, of what beats the recorded."""
         if self._rows is None:
             return super().learn(steps)  # which refuses
         data, own, device = self._data, self.own, str(self.device)

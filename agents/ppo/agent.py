@@ -8,8 +8,7 @@ stream of the reward has a value head of its own, and the policy follows A = sum
 Sources: Schulman et al. 2017, arXiv 1707.06347; advantages by Schulman et al. 2016, arXiv 1506.02438, equation 16;
 streams as in Burda et al. 2018, arXiv 1810.12894, section 2.3.
 Differences: Stable-Baselines3's defaults, and its update to the last digits; a stream that has only ever been zero does
-not move the policy, because normalising would turn its value's noise into a direction. Small networks are updated in
-NumPy, everything else by torch (`agents.ppo.update`).
+not move the policy. Small networks are updated in NumPy, everything else by torch (`agents.ppo.update`).
 Fails when: the reward needs more exploration than noise and bonuses give; off-policy agents use fewer steps.
 """
 

@@ -139,8 +139,7 @@ class PPOConfig(Settings):
     def rows_a_gradient(self, n_envs: int, streams: int) -> tuple[int, int]:
         """How many rows (sequences) the gradients of K streams are taken on, and every how many rollouts.
 
-        Where they only are looked at, they cost at most 2.5 % of the minibatches: K + 1 passes, and 8 minibatches for
-        entering autograd. Where they decide, they are taken on more rows, once a rollout.
+        Where they only are looked at, they cost at most 2.5 % of the minibatches; where they decide, once a rollout.
         """
         decide = self.balance != "none" or self.blend in ("aligned", "implicit")
         rows, minibatches = 1024 if decide else 256, self.n_epochs * n_envs * self.n_steps / self.batch_size

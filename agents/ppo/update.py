@@ -189,11 +189,7 @@ class TorchUpdate:
     def choose(
         self, vector: Any, pixels: Any, noise: Any, mask: Any = None, group: slice = slice(None), starts: Any = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Actions (B, choices), values (B, K), log-probabilities (B,) of a group of environments, on the device.
-
-        `mask`, bool (B, outputs) or None: which actions are allowed. `starts`, bool (B,), empties the recurrent state
-        where an episode begins.
-        """
+        """Actions (B, choices), values (B, K), log-probabilities (B,) of some environments; `starts` empty it."""
         features = self.net.features(*self._rows(vector, pixels))
         if self.net.gru is not None:
             assert self.hidden is not None
@@ -339,11 +335,7 @@ class NumpyUpdate:
             self.heads.append(_Layer(weight, weight.T, weight_grad, bias[:, None], bias_grad))
 
     def begin_update(self, batch: Batch) -> Batch:
-        """The batch without inputs that have been 0 in every observation so far: their weights do not move.
-
-        Observations that are one-hot, such as MiniGrid, use a third of their inputs. An input counts as used if it is
-        not 0 here, or if Adam remembers a gradient.
-        """
+        """The batch without inputs that have been 0 so far, here and for Adam: two thirds of MiniGrid's."""
         size, units = self.net.inputs.size, self.layers[0].weight.shape[1]
         if size < WIDE or self.net.normalize_obs:
             return batch

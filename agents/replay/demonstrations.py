@@ -11,7 +11,7 @@ Sources: Ball et al. 2023, "Efficient Online RL with Offline Data" (RLPD), arXiv
 arXiv 2401.16013; Oh et al. 2018, "Self-Imitation Learning", arXiv 1806.05635, section 4.
 Differences: models are fitted to all sources, and imagination begins in all; an episode that ran out of time goes on
 with the value of its last state; R counts goals alone; Q is regressed to R instead of adding a loss.
-Fails when: the recording is of other dynamics; the world is random, where R is no lower bound and luck is imitated.
+Fails when: the recording is of other dynamics; the world is random, where luck is imitated.
 """
 
 from __future__ import annotations

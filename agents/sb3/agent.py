@@ -5,8 +5,7 @@
 `driver` is how a learned reward reaches the agent: "rollout" (scored once a rollout, by a callback) or "relabel"
 (scored when the replay buffer is sampled; the buffer class is handed in as `buffer`).
 
-Sources: the papers named at each class. Differences: none in the algorithms; defaults are SB3's except where the help
-of a setting says so.
+Sources: the papers named at each class; defaults are SB3's except where the help of a setting says so.
 """
 
 from __future__ import annotations
@@ -348,10 +347,9 @@ def make_venv(
     wrap: Callable[[gym.Env], gym.Env] | None = None,
     **kwargs: Any,
 ) -> VecEnv:
-    """`n` copies of an environment as an SB3 VecEnv, the i-th seeded with `seed + i`.
+    """`n` copies of an environment as an SB3 VecEnv, the i-th seeded with `seed + i`; `kwargs` go to `envs.make.make`.
 
-    `kwargs` go to `envs.make.make`, `wrap` goes around each. With `workers`, options of `envs.vector.workers.Workers`,
-    they live in processes of their own, which is worth it where a step takes a millisecond or more.
+    With `workers`, options of `envs.vector.workers.Workers`, they live in processes of their own.
     """
 
     def make_one(index: int) -> gym.Env:
@@ -380,9 +378,8 @@ class InProcessVecEnv(DummyVecEnv):
 class WorkerVecEnv(VecEnv):
     """`envs.vector.workers.Workers` as an SB3 VecEnv: shared arrays, and a worker that is lost is replaced.
 
-    Agents get the numbers of a DummyVecEnv; an episode lost with its worker is truncated, with `info["lost"] = True`
-    and no return. Unlike in SubprocVecEnv a worker has several environments and imports no torch, and nothing can hang.
-    Of infos only what `envs.vector.in_process` keeps arrives: return and length, success, and `envs.types.MODALITIES`.
+    An episode lost with its worker is truncated, with `info["lost"] = True` and no return. Of infos arrive return and
+    length, success, and `envs.types.MODALITIES`.
     """
 
     def __init__(self, makers: Sequence[Maker], **options: Any) -> None:
@@ -483,11 +480,7 @@ class WorkerVecEnv(VecEnv):
 
 
 def get_state(model: Any) -> dict[str, Any]:
-    """All that it takes to continue an SB3 model exactly, without pickle.
-
-    Weights, optimisers, counters, the current observation, random generators, the filled part of the replay buffer;
-    SB3's own zip leaves out the buffer and what happened since the last reset.
-    """
+    """All that it takes to continue an SB3 model exactly, without pickle; the replay and current episode, too."""
     modules, variables = model._get_torch_save_params()
     state: dict[str, Any] = {}
     for group, names in {"modules": modules, "variables": variables, **_ATTRIBUTES}.items():

@@ -9,9 +9,8 @@
     tdmpc2      simnorm   its own future latents, reward, value         mppi        Hansen et al. 2024, 2310.16828
     mrq         simnorm   its own future latents, reward, end           td3         Fujimoto et al. 2025, 2501.16142
 
-Sizes and amounts are made for one CPU core: some 30 environment steps a second. On a GPU take those of the sources:
-latent=512, hidden=512, embed=512, groups=32, classes=32, batch_length=64, imagine_starts=0, horizon=15; for mrq and
-tdmpc2 batch_size=256, train_ratio=256, burst=250, plan_samples=512, plan_policy=24, plan_elites=64, plan_iterations=6.
+Sizes and amounts are for one CPU core. On a GPU take those of the sources, as latent=512, hidden=512, embed=512,
+groups=32, classes=32, batch_length=64, imagine_starts=0, horizon=15.
 """
 
 from __future__ import annotations

@@ -29,8 +29,7 @@ Differences from the sources:
   - the inverse model of a continuous action is one Gaussian with its own deviation for each entry.
 
 When it fails: a budget too small for a sparse reward empties the latent before the first reward; InfoNCE keeps whatever
-distinguishes rows, a noisy background too; reconstruction keeps what is large, not what matters; images of several
-hundred pixels a side (resize them).
+distinguishes rows, a noisy background too; images of several hundred pixels a side (resize them).
 """
 
 from __future__ import annotations
@@ -153,11 +152,7 @@ class LatentModel(nn.Module):
         return self.head.loss(self.reward_net(torch.cat([features, action], -1)), reward)
 
     def loss(self, seq: Sequences, joint: Any = None) -> tuple[Tensor, Replayed]:
-        """The loss of sequences (L, B), and their states in the model.
-
-        `joint` is the loss of a behaviour that shapes the latent, called with the sequences, the predicted latents
-        (K + 1, B, Z), the encoded ones (detached), and weights and links of the steps (K, B).
-        """
+        """The loss of sequences (L, B), with that of a behaviour that shapes the latent (`joint`), and their states."""
         # Without a memory only the first step is encoded with gradients; the others are targets.
         shaped = _cut(seq, 0, 1) if self.config.unroll else seq
         embed = self.encoder(shaped.vector, shaped.pixels)
@@ -251,11 +246,7 @@ def _cell(encoding: SpaceEncoding, config: WorldModelConfig, generator: torch.Ge
 
 
 class ObservationEncoder(nn.Module):
-    """(..., D) numbers and {key: (..., C, H, W)} uint8 images -> (..., E).
-
-    Numbers pass symlog and a fully connected layer, or with net="glyphs" `Glyphs`; images pass
-    convolutions that quarter and halve each side until it is below 8, and small grids keep their size.
-    """
+    """(..., D) numbers, by symlog and a layer or `Glyphs`, and {key: (..., C, H, W)} images, convolved -> (..., E)."""
 
     def __init__(self, encoding: SpaceEncoding, size: int, hidden: int = 128, net: str = "mlp") -> None:
         super().__init__()
@@ -374,11 +365,7 @@ def divergence(dyn: Tensor, rep: Tensor, dyn_weight: float = 1.0, rep_weight: fl
 
 
 class KLBudget(nn.Module):
-    """beta * (balance * dyn + (1 - balance) * rep - budget), where beta rises while the divergence exceeds the budget.
-
-    log beta moves by at most `learning_rate` a step. `balance` is the share of the divergence that trains the prior:
-    k / (1 + k) with the source's k = 5.
-    """
+    """beta * (balance * dyn + (1 - balance) * rep - budget); log beta rises by <= `learning_rate` while that is > 0."""
 
     log_beta: Tensor
 

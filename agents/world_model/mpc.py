@@ -80,10 +80,10 @@ class LatentMPC(Behaviour):
         return action, {"plan": self.planner.mean}
 
     def value_loss(self, seq: Sequences, ahead: Tensor, encoded: Tensor, weight: Tensor, linked: Tensor) -> Tensor:
-        """Temporal-difference loss on predicted latents, through which gradients reach the model.
+        """Temporal-difference loss on latents predicted `ahead` (K + 1, B, Z), through which gradients reach the model.
 
-        Of a minibatch (L, B): latents predicted `ahead` (K + 1, B, Z) and `encoded` (L, B, Z), detached; the `weight`
-        (K, B) of each step; `linked` bool (K, B), whether the next row's observation follows.
+        `encoded` (L, B, Z) are detached, `weight` (K, B) of each step; `linked` bool (K, B): the next observation
+        follows.
         """
         steps, terminated = len(weight), seq.terminated[: len(weight)]
         with torch.no_grad():

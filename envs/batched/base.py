@@ -4,8 +4,7 @@ A subclass defines how episodes begin, how all environments move one step, and w
 loops over environments. Episodes begin from a pool of start states that is drawn from one random stream, many at a time
 and in order, so a reset is a copy of rows.
 
-Differences from N environments side by side: they share one random stream, so a seed determines the starts of all of
-them together; a list of seeds is one seed made of many numbers.
+They share one random stream, so a seed determines the starts of all together; a list of seeds is one seed.
 """
 
 from __future__ import annotations

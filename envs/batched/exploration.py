@@ -1,7 +1,6 @@
 """`envs.exploration.family` as array programs: its tables, looked up for all environments at once.
 
-Randomness within episodes (noise, drift) comes from a random stream of its own, beside the one that episodes begin
-from, and is drawn on the host wherever the arrays live.
+Randomness within episodes comes from a random stream of its own, and is drawn on the host.
 """
 
 from __future__ import annotations

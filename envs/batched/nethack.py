@@ -1,8 +1,6 @@
 """NetHack, N games in one process: each writes into rows of shared arrays, which are encoded for all games at once.
 
-The game is C and steps one at a time; what NLE does in Python at every step is done here for all games together, and
-only where something happened. Episodes are exactly those of `envs.make.make`: game number i is seeded with `seed + i`,
-its later games follow from that.
+Episodes are exactly those of `envs.make.make`: game number i is seeded with `seed + i`, its later games follow from it.
 
 Differences from other array programs: `seed` may be a list of N seeds; a snapshot holds the seeds and the actions of
 the running games, so `restore` replays them.

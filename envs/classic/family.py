@@ -10,8 +10,7 @@ Captions, in a small vocabulary:
     Acrobot       the tip is {above the line | below the line, nearly up to it | below the line, half way up | below
                   the line, hanging low}
 
-A state's caption is the entry of an array of strings, for N states at once, so single environments and array programs
-have the same by construction. Velocities are not in them: a pendulum that stands looks like one that races through.
+Velocities are not in them: a pendulum that stands looks like one that races through.
 
 Pendulum's signals are the cosine of its angle, its speed in |rad/s| and the last torque in |N m|. `pose` sets any
 state, for frames of it; scattered states have any angle or place, at moderate speeds.

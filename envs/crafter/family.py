@@ -12,11 +12,9 @@ Observation, flat float32 in [0, 1], (1561,):
                     2   daylight; whether the player sleeps
 or with `pixels=True` the paper's picture, uint8 (64, 64, 3). Actions are Crafter's own 17.
 
-Differences from the package:
-  - a seed means the same game in every process: the package draws creatures from sets, ordered by memory addresses;
-  - `reset(seed=)` works, and the limit of 10,000 steps truncates; only death terminates;
-  - rendering does not change the state: the noise of the night has its own generator, seeded by the step;
-  - the flat view is two rows higher than the picture, whose lower rows show the inventory.
+Differences from the package: a seed means the same game in every process (the package draws creatures from sets,
+ordered by memory addresses); `reset(seed=)` works, and the limit of 10,000 steps truncates; rendering does not change
+the state; the flat view is two rows higher than the picture, whose lower rows show the inventory.
 
 `info["achievements"]` counts what was achieved in this episode; `info["text"]` is what just happened ("collected
 wood", "was hurt; fell asleep"), "" when nothing did. Evaluation counts achievements and the paper's score.

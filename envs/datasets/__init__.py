@@ -21,15 +21,9 @@ __all__ = ["Dataset", "StoredEpisode", "from_sb3", "read"]
 def read(source: str | Path, frame_size: int = 0, camera: str = "") -> Dataset:
     """The data set in a folder, in a file of OGBench (*.npz), or Minari's of that name on this machine.
 
-    Args:
-        source: the folder, the file, or the name.
-        frame_size: side of the frames to make of a camera's images, of LeRobot's format; 0 for none.
-        camera: whose; the first by default.
-
-    Raises:
-        ImportError: if a package that it takes is not installed.
-        FileNotFoundError: if there is neither such a folder nor such a name.
-        ValueError: if what is there is of no format that is read.
+    `frame_size` is the side of the frames to make of the images of a `camera`, the first by default, of LeRobot's
+    format; 0 for none. An ImportError names a package that it takes; a FileNotFoundError, a ValueError what cannot be
+    read.
     """
     folder = Path(source)
     if (folder / "meta" / "info.json").is_file():

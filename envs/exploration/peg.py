@@ -24,9 +24,8 @@ class Peg(CellWorld):
     """A peg in a plane, with place and angle, above a surface with a hole in it, which lies anywhere at any angle.
 
     Observation, float32 (6,): x, y and angle of the peg's tip and of the hole's mouth. Action: the peg's velocity, (3,)
-    in [-1, 1]. Contact: nothing gets below the surface unless it is within `eps` of the hole's middle and of its angle;
-    the peg slides along it, and between the walls of the hole. The reward is 1 at the end, which is 0.1 deep in the
-    hole; 60 steps are given.
+    in [-1, 1]. Nothing gets below the surface unless it is within `eps` of the hole's middle and of its angle. The
+    reward is 1 at the end, 0.1 deep in the hole; 60 steps are given.
     """
 
     STATE = ("pose", "hole")

@@ -5,18 +5,15 @@ Observation, flat float32 in {0, 1}, for the default view of 7 x 7 cells:
       4  the direction the agent faces, one-hot
      64  the mission's words, hashed; only where missions vary, or as the `mission` option says
 
-so (984,) for DoorKey, whose mission is always the same, and (1048,) for KeyCorridor or BabyAI.
+so (984,) for DoorKey and (1048,) for KeyCorridor or BabyAI.
 
 Options of the adapter: `mission` = "auto" (words where missions vary), "words" or "drop"; of `info["text"]`,
 `captions` = "events" or "full", `chatter` and `varied` (false), see `envs.minigrid.captions`.
 
 Signals, float32 (7 + 3 * width * height,):
-    agent_x, agent_y        the agent's cell, from the upper left corner, which is (0, 0)
-    agent_direction         0 right, 1 down, 2 left, 3 up
-    carried_object          MiniGrid's number of what is carried, 1 (empty) for nothing
-    carried_colour          MiniGrid's number of its colour, 0 for nothing
-    grid_width              cells in a row, so that a reader can fold the grid again
-    max_steps               steps after which the world itself ends an episode
+    agent_x, agent_y, agent_direction   from the upper left corner, (0, 0); 0 right, 1 down, 2 left, 3 up
+    carried_object, carried_colour      MiniGrid's numbers of what is carried; 1 (empty) and 0 for nothing
+    grid_width, max_steps               cells in a row; steps after which the world itself ends an episode
     cell_X_Y_object, cell_X_Y_colour, cell_X_Y_state    row by row, MiniGrid's encoding; the agent is in no cell
 
 Source: minigrid 3.2 (Farama Foundation), core/grid.py, Grid.encode. What lies in a box cannot be seen in them.
@@ -46,10 +43,9 @@ PARTS = (11, 6, 3)  # objects, colours, states in MiniGrid's encoding
 
 
 class GridObservation(Recorded, gym.ObservationWrapper):
-    """MiniGrid's dict of image, direction and mission as one flat float32 vector; the module says which.
+    """MiniGrid's dict of image, direction and mission as one flat float32 vector; with chatter, resets draw a number.
 
-    Values that MiniGrid's own tables do not have count as their last entry. With chatter, each reset draws one more
-    random number of the environment's, which names the episode.
+    Values that MiniGrid's own tables do not have count as their last entry.
     """
 
     def __init__(

@@ -6,19 +6,14 @@ installed, are `minihack:MiniHack-Room-5x5-v0` and so on.
 
 `info["text"]` is the game's message, "" when there is none; with the adapter's option `status=True` the status line
 follows: "You kill the newt! [Dlvl 2, HP 12, XP 3, $ 45]". A sentence repeated in a row appears once, with "(x2)".
-What players have written, on the floor or as a name, reads "(written)": an agent that writes "You find the Oracle"
-could otherwise manipulate its judge. So does what it types when the game asks for a line, and any line of
-`WRITTEN` characters or more in the rest of the episode, as a pet's name stands in messages like any other word.
+What players have written reads "(written)", as an agent that writes "You find the Oracle" could manipulate its judge;
+so does what it types when the game asks for a line, and later any line of `WRITTEN` characters or more.
 
 Signals are depth in levels below the surface, 1 at the start; the in-game score; experience level; gold; hit points. An
 episode's metrics are the largest of each, so that dying takes nothing away.
 
-What is repaired, with adapted observations or without:
-    seeds     NLE ignores `reset(seed=)`; here the game's seeds are drawn from `np_random` at every reset, and what the
-              game takes from the clock (moon phase, Friday 13th) comes from the seed too
-    screens   adapted, a game writes only what is read; NLE's `screen_descriptions`, written otherwise, take random
-              numbers from the game, so that the same seed and actions may lead elsewhere
-    the cap   NLE ends an episode at 5000 steps as terminated; here any cap truncates
+What is repaired: the game's seeds are drawn from `np_random` at every reset, also what it takes from the clock;
+adapted, a game writes only what is read, as NLE's `screen_descriptions` take random numbers from it; any cap truncates.
 """
 
 from __future__ import annotations

@@ -46,10 +46,7 @@ _SYMBOLS = (
 
 
 class Games:
-    """The arrays into which N games, NLE environments without wrappers, write themselves at every step, one row each.
-
-    If `narrow`, the games write nothing else; their other arrays are empty then. `playing` are the games themselves.
-    """
+    """The arrays into which N NLE games write themselves at every step, a row each; nothing else if `narrow`."""
 
     glyphs: np.ndarray  # int16 (N, 21, 79)
     blstats: np.ndarray  # int64 (N, 27)
@@ -161,10 +158,7 @@ class View:
 
 
 class GameObservation(Recorded, gym.ObservationWrapper):
-    """NLE's glyphs, status and message as one flat float32 vector, by a `View`.
-
-    `leak` is True with NLE's own ids and False with ours, unless given; `status` ends captions with the status line.
-    """
+    """NLE's glyphs, status and message by a `View`; `leak`: True with NLE's ids unless given; `status`: caption it."""
 
     def __init__(
         self, env: gym.Env, crop: int = 9, message: bool = True, leak: bool | None = None, status: bool = False

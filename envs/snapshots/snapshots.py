@@ -8,13 +8,9 @@ wrappers of `make`, `NoisyTV`, sticky actions and Gymnasium's wrappers without m
 actions lead to the same observations, rewards and ends, bit by bit; where the environment itself draws random numbers,
 only if the snapshot was taken with `rng=True`. The constructor's arguments are not part of a state.
 
-What a state is, family by family:
-    classic, ours    the variables listed in `_STATE`, or in the class's own `STATE`
-    MuJoCo           what MuJoCo calls the integration state, with the solver's warm start, and the quantities it
-                     computed on the way: after a step these are one substep older than the positions, and observations
-                     and rewards read them
-    MiniGrid         every variable of the environment that no constructor takes; things and rooms keep their identity,
-                     because a task may hold on to the very ball that lies in the grid
+What a state is: the variables listed in `_STATE`, or in the class's own `STATE`; MuJoCo's integration state with the
+solver's warm start, and the quantities computed on the way, which after a step are one substep older than positions;
+every variable of a MiniGrid that no constructor takes, where things and rooms keep their identity.
 
 Refused: BabyAI, whose instructions are programs with a memory; NetHack and highway-env, whose state is not accessible;
 wrappers with unknown memory. After `set_state` the `Journal` takes no snapshot until the next reset.
@@ -230,8 +226,8 @@ def _set_physics(inner: Any, physics: dict[str, np.ndarray]) -> None:
 class Things:
     """Values with MiniGrid's objects in them, to plain data and back; each object once, however often it is referenced.
 
-    None, booleans, numbers, strings and lists stay; NumPy scalars become arrays of no dimension; a tuple, a dict or an
-    object becomes a dict with the one key "tuple", "dict" or "thing".
+    NumPy scalars become arrays; a tuple, a dict or an object becomes a dict with the one key "tuple", "dict" or
+    "thing".
     """
 
     def __init__(self, flat: list[Any] | None = None) -> None:

@@ -4,10 +4,8 @@ A `BufferedVectorEnv` is in SAME_STEP mode. What differs from Gymnasium's SyncVe
     - Arrays are returned as they are, not copied, and hold until the next step; rewards are float32.
     - infos are few and dense: `final_obs` with `_final_obs`, `final_info` with `episode` and `is_success`, and the
       modalities of an `Observer`, and action masks (`envs.masks`). Anything else in an environment's info is dropped.
-    - Where a worker was lost, its running episodes end as truncated, in a row that is no transition and does not count
-      as an episode: `infos["lost"]`, bool (N,), which is there only then.
-    - `send` and `recv` step one of the `groups` alone.
-    - `snapshot` and `restore` come back to exactly the same state, by the environments' `Journal`s.
+    - Where a worker was lost, episodes end as truncated, in rows that are no transitions: `infos["lost"]`, bool (N,).
+    - `send` and `recv` step one of the `groups` alone; `snapshot` and `restore` go by the environments' `Journal`s.
 
 Limits: all environments have the same spaces, which fit into arrays (Box, Discrete, MultiDiscrete, MultiBinary; for
 observations also a Dict of them). They have `make`'s `EpisodeStatistics`, and its `Journal` if snapshots are taken.

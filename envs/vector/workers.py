@@ -12,8 +12,6 @@ running episodes end as truncated in rows that are no transitions (`infos["lost"
 raises, with `on_error="restart"`; otherwise that raises at once. Too many losses in too short a time raise. The new
 seeds follow from the old ones, so two runs that lose the same workers at the same steps have the same numbers.
 
-Differences from Gymnasium's AsyncVectorEnv: two groups, workers with several environments each, the watchdog.
-
 Limits: it is faster where a worker's environments take much longer than waking it, 10 to 50 microseconds a group; all
 environments of a worker are lost with it; Linux and macOS only.
 """
@@ -73,17 +71,12 @@ class Workers(BufferedVectorEnv):
 
     Args:
         makers: each makes one environment, as `envs.make.make` returns it; sent to a worker by cloudpickle.
-        processes: how many workers; no more than environments are started. None for one per usable core.
+        processes: how many workers; None for one per usable core.
         step_timeout: seconds that a worker has for a step of its environments of a group; 0 for no limit. Resets and
             construction have ten times as long, and at least two minutes.
         on_error: what follows when an environment raises: "stop", or "restart" of its worker.
         restarts: how many workers may be replaced within `restart_window` seconds; 0 for none.
-        restart_window: seconds.
         crash_folder: where workers that crash or hang write their stacks; None for the standard error stream.
-
-    Raises:
-        ValueError: if an argument is out of range, or on Windows.
-        WorkerError: if an environment cannot be made in a worker.
     """
 
     def __init__(

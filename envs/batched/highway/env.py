@@ -194,9 +194,9 @@ class Traffic:
     """N roads with V cars each, whose steps take `dt` seconds; car 0 of a road is the agent's.
 
     `state` holds x, y (m), heading (rad), speed, target_speed (m/s), timer (s since a car last thought of changing
-    lanes), delta (exponent of the driver model), each float64 (N, V); lane and target, the lanes a car is in and goes
-    to, int64 (N, V); crashed and hit, bool (N, V); impact (N, V, 2), the metres by which a car that is `hit` is moved.
-    If `every`, all cars collide with each other, else only the agent's with the others.
+    lanes), delta (exponent of the driver model), float64 (N, V); lane and target, int64; crashed and hit, bool; impact
+    (N, V, 2), the metres by which a car that is `hit` is moved. If `every`, all cars collide with each other, else only
+    the agent's.
     """
 
     def __init__(self, n: int, cars: int, lanes: int, dt: float, every: bool) -> None:
