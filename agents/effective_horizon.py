@@ -4,12 +4,9 @@ GORP chooses each action by trying every sequence of k actions m times, with ran
 first action of the best. The smallest k and m with which it solves a task measure how hard exploration is there,
 before any network; a learned reward that lowers them has made the task easier.
 
-Source: Laidlaw, Russell & Dragan 2023, "Bridging RL Theory and Practice with the Effective Horizon", arXiv 2304.09853,
-algorithm 1 and definition 5.2: H = min over k of k + log_A(m_k).
-
-Differences from the source:
-  - m is the smallest power of `step` that solved it in our runs, not the bound of theorem 5.4;
-  - what is maximised may be a learned reward, while solved always refers to the task.
+Source: Laidlaw et al. 2023, "Bridging RL Theory and Practice with the Effective Horizon", arXiv 2304.09853, algorithm 1
+and definition 5.2: H = min over k of k + log_A(m_k). Differences: m is the smallest power of `step` that solved it in
+our runs; what is maximised may be a learned reward, while solved always refers to the task.
 
 When it fails: stochastic environments (use `agents.sqirl`, which plans for the average); continuous actions; a task
 that needs more than random play reaches in `steps` steps: then the answer is None, and no lower bound.

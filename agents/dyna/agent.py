@@ -8,13 +8,11 @@ loop is a preset (`agents.dyna.config` has the table):
                                                     update=svg     through the model, a few steps deep   (DHMBPO)
                                                     update=none    from real transitions alone           (SAC, DQN)
 
-Sources: Sutton 1991, "Dyna, an Integrated Architecture for Learning, Planning, and Reacting"; Janner et al. 2019, "When
-to Trust Your Model: Model-Based Policy Optimization", arXiv 1906.08253, algorithm 2; Haarnoja et al. 2018, "Soft
-Actor-Critic Algorithms and Applications", arXiv 1812.05905; those of the variants stand in their table.
-
-Differences from the sources: no reward is stored, neither of real nor of imagined transitions: each is relabelled when
-it is sampled (`relabel=False` is the control); fits have a budget of gradient steps; observations are whitened once, by
-the random steps at the beginning; weights that are NaN or infinite are replaced by the last finite ones.
+Sources: Sutton 1991, "Dyna, an Integrated Architecture for Learning, Planning, and Reacting"; Janner et al. 2019, arXiv
+1906.08253, algorithm 2; those of the variants stand in their table. Differences: no reward is stored, neither of real
+nor of imagined transitions: each is relabelled when it is sampled (`relabel=False` is the control); fits have a budget
+of gradient steps; observations are whitened once, by the random steps at the beginning; weights that are NaN or
+infinite are replaced by the last finite ones.
 
 When it fails: on tasks as small as Pendulum five updates a step without a model (`update=none`) learn as fast and cost
 less; where an episode's end depends on little, imagined rollouts miss it; images are for `agent=world_model`.

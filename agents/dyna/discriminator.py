@@ -1,18 +1,13 @@
 """A discriminator of imagined transitions: how much an outcome looks like one of the real environment.
 
 It learns to distinguish recorded transitions from the model's, and the mean of its last snapshots is a reward for
-dynamics: of several outcomes that the model proposes the best is taken, and a rollout ends where even that one looks
-imagined.
+dynamics: of several proposed outcomes the best is taken, and a rollout ends where even that one looks imagined.
 
-Source: Luo et al. 2024, "Reward-Consistent Dynamics Models are Strongly Generalizable for Offline Reinforcement
-Learning" (MOREC), arXiv 2310.05422: D(s, a, s' - s), r_D = -log(1 - mean_k clip(sigmoid D_k)), the choice among
-candidates, the threshold 0.6, N candidates of all elites. Gradient penalty: Mescheder et al. 2018, arXiv 1801.04406.
-
-Differences from the source, whose training code is not public: the penalty is zero-centred, on points between an
-outcome and the model's for the same (s, a); a fit continues from the last weights, and snapshots are kept over fits;
-the threshold is lowered from 0.6 where it would cut more than a twentieth of held-out recorded transitions; inputs are
-whitened, by scalers that stay until the data has doubled.
-
+Source: Luo et al. 2024 (MOREC), arXiv 2310.05422: D(s, a, s' - s), r_D = -log(1 - mean_k clip(sigmoid D_k)), the choice
+among candidates of all elites, the threshold 0.6. Gradient penalty: Mescheder et al. 2018, arXiv 1801.04406.
+Differences (the training code is not public): the penalty is zero-centred, on points between an outcome and the model's
+for the same (s, a); snapshots are kept over fits; the threshold is lowered where it would cut more than a twentieth of
+held-out recorded transitions; inputs are whitened, by scalers that stay until the data has doubled.
 When it fails: far from the data, where the discriminator has seen neither kind.
 """
 

@@ -4,19 +4,16 @@ Every member maps a whitened (obs, action) to the standardised change of the obs
 Gaussian or as a value. Several members, each fitted to its own resampling of the same rows, agree where there was data
 and differ elsewhere, which penalties and planners read as uncertainty.
 
-Sources: Chua et al. 2018, "Deep Reinforcement Learning in a Handful of Trials using Probabilistic Dynamics Models"
-(PETS), arXiv 1805.12114, section 4 (Gaussian members, bootstrap, TS1) and appendix A.1 (bounded variance); Janner et
-al. 2019, "When to Trust Your Model" (MBPO), arXiv 1906.08253 (elites by held-out error); Zheng et al. 2023, "Is Model
+Sources: Chua et al. 2018 (PETS), arXiv 1805.12114, section 4 (Gaussian members, bootstrap, TS1) and appendix A.1
+(bounded variance); Janner et al. 2019 (MBPO), arXiv 1906.08253 (elites by held-out error); Zheng et al. 2023, "Is Model
 Ensemble Necessary for Model-based RL via a Lipschitz Perspective" (one member is often enough).
 
 Differences from the sources:
   - a fit has a budget of gradient steps, continues from the last weights, and ends with those that predicted the
     held-out rows best, member by member; scalers stay until the data has doubled;
-  - held-out are stretches of consecutive rows, as neighbours in time are nearly copies, the same until scalers are set;
-  - members are ranked by the loss they are fitted to, not by the squared error;
+  - held-out are stretches of consecutive rows, as neighbours in time are nearly copies;
   - TS1 splits the batch: every elite predicts an equal share of the rows, where in PETS all members predict all rows;
-  - the end of an episode, if learned, has its own network; the predicted reward is the expected one;
-  - an entry that never changed in the data is predicted exactly as it is.
+  - the end of an episode, if learned, has its own network; an entry that never changed is predicted exactly as it is.
 
 When it fails: discontinuities (contacts, doors) are smoothed; far from the data all members may err alike; entries that
 change rarely are rare in the loss, too.

@@ -4,11 +4,9 @@ A network maps (obs, action) to a probability for each binary entry and to a cat
 reads (obs, action, next_obs) and predicts the reward and whether the episode ends. Where an environment is made of
 parts with rules of their own, parts learned separately generalise to combinations never seen.
 
-Source: Young, Ramesh, Kirsch & Schmidhuber 2023, "The Benefits of Model-Based Generalization in Reinforcement
-Learning", arXiv 2211.02222: the "simple" model of independent Bernoullis.
-
-Differences from the source: Discrete and MultiDiscrete parts are categoricals, so that samples are observations again;
-logits begin at "stays as it is", with a learned weight for each entry; reward and end are read off the sampled outcome.
+Source: Young et al. 2023, arXiv 2211.02222: the "simple" model of independent Bernoullis. Differences: Discrete and
+MultiDiscrete parts are categoricals, so that samples are observations again; logits begin at "stays as it is", with a
+learned weight for each entry; reward and end are read off the sampled outcome.
 
 When it fails: dependent entries (a ball that is here or there: independent entries show two balls, or none);
 environments whose parts only show in images.

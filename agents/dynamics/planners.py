@@ -7,14 +7,11 @@
     rollout = functools.partial(imagine, model, reward_function=reward_function, ends=ends, bounds=bounds)
     action = planner.plan(rollout, obs, value=value)
 
-
-Sources: Chua et al. 2018, "Deep Reinforcement Learning in a Handful of Trials", arXiv 1805.12114 (CEM); Williams et al.
-2017, "Information Theoretic MPC", and Hansen et al. 2024, "TD-MPC2", arXiv 2310.16828 (MPPI); Wang et al. 2024,
-"COPlanner", arXiv 2310.07220 (UPMPC).
-
-Differences: CEM cuts its samples at the limits instead of drawing from a truncated Gaussian. MPPI's deterministic
-action is the mean. UPMPC's uncertainty is the disagreement of means, in units of what the model was fitted to; its
-rewards are divided by their running root mean square; nothing counts after an episode's end.
+Sources: Chua et al. 2018, arXiv 1805.12114 (CEM); Williams et al. 2017, "Information Theoretic MPC", and Hansen et al.
+2024 (TD-MPC2), arXiv 2310.16828 (MPPI); Wang et al. 2024 (COPlanner), arXiv 2310.07220 (UPMPC). Differences: CEM cuts
+its samples at the limits instead of drawing from a truncated Gaussian. MPPI's deterministic action is the mean. UPMPC's
+uncertainty is the disagreement of means, in units of what the model was fitted to; its rewards are divided by their
+running root mean square; nothing counts after an episode's end.
 
 When it fails: with K actions and H steps a plan costs as much as K * H steps of the model for every state. CEM and MPPI
 need continuous actions.

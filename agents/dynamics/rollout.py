@@ -6,23 +6,14 @@ Rows that have ended are computed on from their last finite state, behind a mask
     imagined = imagine(model, act, reward_function, ends, obs, horizon)
     imagined.reward[imagined.alive]        rewards of the transitions that were imagined
 
-`RewardSource` is the reward function of learned rewards.
+`RewardSource` is the reward function of learned rewards. `PENALTIES` are five measures of a model's uncertainty about
+an outcome, to be subtracted from its reward: functions of the predictions of K members for B transitions, `means` and
+`stds` (K, B, D), in standard deviations of the data's changes, as distances (B,) over all D entries.
 
-Sources: Janner et al. 2019, "When to Trust Your Model", arXiv 1906.08253 (short branched rollouts); Luo et al. 2024,
-"Reward-Consistent Dynamics Models are Strongly Generalizable for Offline RL", arXiv 2310.05422 (`choose`); Yu et al.
-2020, "MOPO", arXiv 2005.13239 (`penalty`); Frauenknecht et al. 2024, "Trust the Model Where It Trusts Itself", arXiv
-2405.19014 (`Adaptive`).
-
-`PENALTIES` are five measures of a model's uncertainty about an outcome, to be subtracted from its reward: functions of
-the predictions of K members for B transitions, `means` and `stds` (K, B, D), as distances (B,) over all D entries.
-
-Sources: Lu et al. 2022, "Revisiting Design Choices in Offline Model-Based Reinforcement Learning", arXiv 2110.04135,
-section 4 (all five); MOPO (aleatoric_max); Lakshminarayanan et al. 2017, arXiv 1612.01474 (ens_var); Pan et al. 2020,
-"Trust the Model When It Is Confident", arXiv 2010.04893 (loo_kl, here the mean over members).
-
-Differences: penalties are in standard deviations of the data's changes, so that one weight serves several tasks;
-`Adaptive` measures the disagreement of the members' means; a rollout that is cut is not marked as terminated; the
-targets of the reward head are relabelled for every fit.
+Sources: Janner et al. 2019, arXiv 1906.08253 (short branched rollouts); Luo et al. 2024, arXiv 2310.05422 (`choose`);
+Yu et al. 2020, "MOPO", arXiv 2005.13239 (`penalty`, aleatoric_max); Frauenknecht et al. 2024, arXiv 2405.19014
+(`Adaptive`, here by the disagreement of the members' means); Lu et al. 2022, arXiv 2110.04135, section 4 (all five
+penalties); Lakshminarayanan et al. 2017, arXiv 1612.01474 (ens_var); Pan et al. 2020, arXiv 2010.04893 (loo_kl).
 
 When it fails: a model that is wrong within the bounds of the data is not noticed, and members that err alike are
 certain; a reward that depends on what no observation shows is learned as its mean.

@@ -4,17 +4,13 @@ The change of the observation is a linear combination of monomials of observatio
 Terms with small coefficients are removed one round after another; an ensemble of bootstraps gives the uncertainty of
 the others.
 
-Sources:
-    Brunton, Proctor & Kutz 2016, "Discovering governing equations from data by sparse identification of nonlinear
-    dynamical systems", PNAS 113(15): sequentially thresholded least squares.
-    Fasel et al. 2022, "Ensemble-SINDy", Proc. R. Soc. A 478: bagging of rows and of library terms.
-    Zolman et al. 2024, "SINDy-RL: Interpretable and efficient model-based reinforcement learning", arXiv 2403.09110:
-    discrete time, control-affine libraries, the median of 20 members.
+Sources: Brunton, Proctor & Kutz 2016, PNAS 113(15) (sequentially thresholded least squares); Fasel et al. 2022,
+"Ensemble-SINDy", Proc. R. Soc. A 478 (bagging of rows and of library terms); Zolman et al. 2024, "SINDy-RL", arXiv
+2403.09110 (discrete time, control-affine libraries, the median of 20 members).
 
 Differences from them:
     - the threshold is in standard deviations of the change for a term of root mean square 1, not in raw coefficients;
     - a bootstrap draws from 64 random blocks of rows, so that Theta^T Theta is computed once for all members;
-    - a removed term becomes a row of the identity, so that all systems are solved together, by Cholesky's method;
     - every member keeps the whole library unless `drop_terms` is set; the median is the lower of the two in the middle;
     - members whose rollouts leave the data are replaced by others; predictions are cut at the data's bounds;
     - a reward that is no such polynomial (held-out R2 below 0.99) is predicted by a small network.

@@ -8,12 +8,10 @@
 A classification over bins keeps its gradients of one size however large the numbers are, which a squared error does
 not. Bins need a range: `symlog` squeezes any number into a fixed one, and a running range follows the targets.
 
-Sources: HL-Gauss is Farebrother et al. 2024, "Stop Regressing", arXiv 2403.03950, section 3.1 (a Gaussian of deviation
-0.75 bins around the target, as a histogram); two-hot symlog is Hafner et al. 2023, DreamerV3, arXiv 2301.04104,
-equations 8 to 10.
-
-Differences: HL-Gauss has three bins beyond each end, so that targets near an end keep their mean, and its range may
-follow the targets, by a scale that only grows; the two-hot's mean is taken in symlog's space.
+Sources: HL-Gauss is Farebrother et al. 2024, arXiv 2403.03950, section 3.1 (a Gaussian of deviation 0.75 bins around
+the target, as a histogram); two-hot symlog is DreamerV3's, arXiv 2301.04104, equations 8 to 10. Differences: HL-Gauss
+has three bins beyond each end, so that targets near an end keep their mean, and its range may follow the targets, by a
+scale that only grows; the two-hot's mean is taken in symlog's space.
 
 When it fails: targets outside the range are cut, and their gradients fade; watch `frac_clipped`.
 """

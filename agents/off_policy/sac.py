@@ -5,20 +5,16 @@ own actions. The transitions come from `agents.dyna.agent`, real or imagined. K 
 target follows them slowly, and its smallest or mean value is that of a next state. Options keep them bounded and smooth
 where a model imagines states. `agents.off_policy.dqn` has the same critics.
 
-Sources: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", arXiv 1812.05905, equations 5 and 6
-(critics), 9 (policy), 18 (weight of the entropy); appendix C for tanh. Two critics and their minimum, Fujimoto et al.
-2018, arXiv 1802.09477; that of two drawn from ten, Chen et al. 2021 (REDQ), arXiv 2101.05982. The mean of several with
-layer normalisation, and targets bounded by quantiles of the rewards, Kubo et al. 2025 (DHMBPO), arXiv 2512.15439. Batch
-normalisation without targets, Bhatt et al. 2024 (CrossQ), arXiv 1902.05605. Spectral and robust regularisation, Zheng
-et al. 2023, "Is Model Ensemble Necessary?", arXiv 2302.01244.
+Sources: Haarnoja et al. 2018, arXiv 1812.05905, equations 5, 6 (critics), 9 (policy), 18 (weight of the entropy),
+appendix C. Two critics and their minimum, Fujimoto et al. 2018, 1802.09477; of two drawn from ten, Chen et al. 2021
+(REDQ), 2101.05982. The mean of several with layer normalisation, and targets bounded by quantiles of the rewards, Kubo
+et al. 2025 (DHMBPO), 2512.15439. Batch normalisation without targets, Bhatt et al. 2024 (CrossQ), 1902.05605. Spectral
+and robust regularisation, Zheng et al. 2023, 2302.01244.
 
-Differences from the sources:
-  - log std is mapped smoothly into [-5, 2]; gradients are clipped to a norm, and Adam's epsilon is 1e-5;
-  - spectral: weights are divided after a step, where their norm exceeds the bound (Gouk et al. 2021, arXiv 1804.04368),
-    instead of inside the network: the bound then holds for targets as well;
-  - robust: one step along the sign of Q's gradient, because that of the squared change is 0 where it begins;
-  - the range that bounds targets always contains 0, the value of a terminal state;
-  - CrossQ: width, learning rate and Adam's moments are left to the configuration; the actor is not normalised.
+Differences from them: log std is mapped smoothly into [-5, 2]; gradients are clipped to a norm; spectral: weights are
+divided after a step, where their norm exceeds the bound (Gouk et al. 2021, 1804.04368), which so holds for targets too;
+robust: one step along the sign of Q's gradient, because that of the squared change is 0 where it begins; the range that
+bounds targets always contains 0, the value of a terminal state; CrossQ's actor is not normalised.
 
 When it fails: rewards that are large beside the entropy's weight leave no exploration until that has grown; a sparse
 reward that random actions never reach; a spectral bound below what values need flattens them.

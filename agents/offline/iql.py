@@ -1,19 +1,14 @@
 """IQL: a policy from recorded transitions alone, without evaluating actions that are not in the data.
 
 A value V(s) is fitted to an upper expectile of Q(s, a) over the recorded actions, Q to r + gamma V(s'), and the policy
-imitates the recorded actions, each as strongly as its advantage Q - V is large.
+imitates the recorded actions, each as strongly as its advantage Q - V is large; with beta=0 each the same (cloning).
 
-Sources: Kostrikov, Nair & Levine 2021, "Offline Reinforcement Learning with Implicit Q-Learning", arXiv 2110.06169,
-equations 5 (expectile), 6 (Q) and 7 (policy). Other losses of V: Garg et al. 2023, "Extreme Q-Learning", arXiv
-2301.02328 (`gumbel`); Sikchi et al. 2023, "Dual RL" (f-DVL), arXiv 2302.08560 (`chi_square`, and `quantile`, its total
-variation).
-
-Differences from the sources:
-  - the three losses are minimised in one step of Adam, at one learning rate without decay;
-  - observations are whitened with the data's mean and deviation, and rewards divided by their deviation;
-  - discrete actions, with one value each; squares for Q, where f-DVL's code has Huber's loss;
-  - chi_square is straight below 0, the exact conjugate; the code's is flat on [-4, 0] and rises again below that.
-With beta=0 every action counts the same: behaviour cloning.
+Sources: Kostrikov, Nair & Levine 2021, arXiv 2110.06169, equations 5 (expectile), 6 (Q) and 7 (policy). Other losses of
+V: Garg et al. 2023, "Extreme Q-Learning", arXiv 2301.02328 (`gumbel`); Sikchi et al. 2023, "Dual RL" (f-DVL), arXiv
+2302.08560 (`chi_square`, and `quantile`, its total variation).
+Differences from them: one step of Adam for the three losses, without decay; observations are whitened, and rewards
+divided by their deviation; discrete actions, with one value each; squares for Q, where f-DVL's code has Huber's loss;
+chi_square is straight below 0, the exact conjugate; the code's is flat on [-4, 0] and rises again below that.
 
 When it fails: data that never comes near what is wanted; `gumbel` without a clip, whose exponential diverges;
 a reward at every step in data where episodes end at different times, if the learned reward's zero is arbitrary.

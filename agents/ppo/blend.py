@@ -14,10 +14,9 @@ grad J is taken on the NEXT rollout: the same would correlate with theta'. A ste
 inner product of the rollouts so far over its root mean square: a sign that lasts counts, however small. A rollout
 without any task reward moves nothing. The sum of the weights stays at most their number.
 
-Source: Gupta et al. 2023, "Behavior Alignment via Reward Function Optimization" (BARFI), arXiv 2310.19007. Differences:
-one number a stream instead of a function of the state, no learned discount; `aligned` is a meta-gradient of one step
-(Zheng et al. 2018, LIRPG, arXiv 1804.06459); lambda pulls towards today's policy, and conjugate gradients end where the
-curvature turns (far from a maximum), after the first step as `aligned`.
+Source: Gupta et al. 2023 (BARFI), arXiv 2310.19007. Differences: one number a stream instead of a function of the
+state, no learned discount; `aligned` is a meta-gradient of one step (Zheng et al. 2018, LIRPG, arXiv 1804.06459);
+lambda pulls towards today's policy, and conjugate gradients end where the curvature turns.
 Fails when: gradients are mostly noise, so that weights wander; a reward serves late what it harms at first; a stream is
 noise: nothing pulls its weight either way. Costs: `python -m benchmarks reward-cost`.
 """

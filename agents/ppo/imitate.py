@@ -10,10 +10,8 @@ Transitions are stored, not returns: a learned reward scores as many of them aga
 remembers the episode keeps its score. R adds up goals alone: a bonus is not to be imitated.
 
 Sources: Oh et al. 2018, "Self-Imitation Learning", arXiv 1806.05635, equations 1 to 3; "Learn the Ropes, Then Trust the
-Wins" (SPEAR) 2025, its abstract and public code: the median, the age, the curriculum, here by schedules.
-Differences: the cap stops the gradient of -log pi; an episode that ran out of time goes on with the value of its last
-state; Adam's moments are its own, and `imitate` multiplies the learning rate; priorities are today's, without
-importance weights; SPEAR has SIL's loss.
+Wins" (SPEAR) 2025: the median, the age, the curriculum, here by schedules. Differences: the cap stops the gradient of
+-log pi; a truncated episode goes on with the value of its last state; Adam's moments are its own.
 Fails when: the world is random, where luck is imitated; nothing is ever rewarded; everything is (take `median`).
 """
 

@@ -6,27 +6,19 @@
     world.continues(features, action)             the probability that the episode continues
 
 A cell with a memory is trained on its state at each step (`_recurrent_losses`), a cell without one on its predictions
-from each sequence's first step (`_unrolled_losses`). Weights select what else shapes the latent:
+from each sequence's first step (`_unrolled_losses`). Weights select what else shapes the latent, from (sources of the
+combinations: `agents.world_model.config`; the encoder is DreamerV3's, Hafner et al. 2023, arXiv 2301.04104):
 
     recon         squared error of a decoder: numbers in symlog's space, pixels in [0, 1]
-    barlow        the latent agrees with the embedding entry by entry, and entries are decorrelated
-    infonce       the latent identifies its own embedding among those of the batch
-    consistency   the predicted latent is the one that is then encoded
-    kl            divergence of posterior and prior with free nats, or under a budget (`KLBudget`)
-    empowerment   the action can be inferred from the two latents around it
+    barlow        the latent agrees with the embedding entry by entry, decorrelated (2103.03230; as in R2-Dreamer)
+    infonce       the latent identifies its own embedding among those of the batch (1807.03748), here by cosines
+    consistency   the predicted latent is the one that is then encoded (TD-MPC2, 2310.16828, equation 3)
+    kl            divergence of posterior and prior with free nats (DreamerV3), or under a budget (RePo, 2309.00082)
+    empowerment   the action can be inferred from the two latents around it (2204.08585, equation 4)
 
-Sources: of the combinations see `agents.world_model.config`. Encoder: the shape of DreamerV3 (Hafner et al. 2023, arXiv
-2301.04104: symlog, kernels of twice the stride, channels that double, pixels by squared error). Barlow Zbontar et al.
-2021 (2103.03230), on latents as in R2-Dreamer (2025); InfoNCE van den Oord et al. 2018 (1807.03748); consistency Hansen
-et al. 2024 (TD-MPC2, 2310.16828, equation 3); divergence DreamerV3, equation 5; budget Zhu et al. 2023 (RePo,
-2309.00082, equations 3 to 5); empowerment Bharadhwaj et al. 2022 (INFO-POWER, 2204.08585, equation 4).
-
-Differences from the sources:
-  - from 32 pixels on the first stride is 4, as in Mnih et al. 2015; 32 and 64 channels; sigmoid at the end;
-  - embeddings are targets: no gradient reaches the encoder through `barlow`; `infonce` compares cosines;
-  - the logarithm of the budget's multiplier moves by at most its rate a step; it begins at 1e-3 and the rate is 1e-2,
-    not 1e-5 and 1e-4, which would need 100 000 steps to matter;
-  - the inverse model of a continuous action is one Gaussian with its own deviation for each entry.
+Differences from the sources: from 32 pixels on the first stride is 4, with 32 and 64 channels; no gradient reaches the
+encoder through `barlow`; the logarithm of the budget's multiplier moves by at most its rate a step, and begins at 1e-3
+at a rate of 1e-2, not 1e-5 and 1e-4; a continuous action is inferred as one Gaussian with a deviation for each entry.
 
 When it fails: a budget too small for a sparse reward empties the latent before the first reward; InfoNCE keeps whatever
 distinguishes rows, a noisy background too; images of several hundred pixels a side (resize them).

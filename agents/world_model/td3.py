@@ -1,18 +1,14 @@
 """TD3 on a representation that predicts itself (MR.Q): a model-based latent, no rollouts.
 
-The latent model is trained to predict its own latents, rewards and ends a few steps ahead, and then used for one thing:
-its hidden layer for (z, a) is the input of values, its latent z that of the policy. One set of settings serves vectors
-and images.
+The latent model learns to predict its own latents, rewards and ends a few steps ahead; its hidden layer for (z, a) is
+the input of values, its latent z that of the policy. One set of settings serves vectors and images.
 
     zsa = f(z, a)        Q_k(zsa) -> sum_{i<n} gamma^i r_i / s + gamma^n min_k Q'_k(zsa'(z', pi'(z') + noise))
 
-Source: Fujimoto et al. 2025, "Towards general-purpose model-free reinforcement learning" (MR.Q), arXiv 2501.16142;
-prioritised rows are those of Fujimoto, Meger & Precup 2020 (LAP), arXiv 2007.06049.
-
-Differences from the source: the latent is SimNorm's; discrete actions are enumerated, there is no policy; rewards are
-divided by their root mean square, gentler to rare ones than the mean of their sizes; returns are cut at the last
-observation of a truncated episode; the end is a probability (cross-entropy), with its weight from the start.
-
+Source: Fujimoto et al. 2025 (MR.Q), arXiv 2501.16142; prioritised rows as in Fujimoto et al. 2020 (LAP), 2007.06049.
+Differences: the latent is SimNorm's; discrete actions are enumerated, there is no policy; rewards are divided by their
+root mean square, gentler to rare ones than the mean of their sizes; returns are cut at the last observation of a
+truncated episode; the end is a probability, with its weight from the start.
 When it fails: partial observation (there is no memory); sparse rewards that action noise does not reach.
 """
 

@@ -2,8 +2,7 @@
 
     lodestar/Crafter-v0   22 achievements; 1 for the first of each in an episode, 0.1 for each point of health
 
-Source: Hafner 2021, "Benchmarking the Spectrum of Agent Capabilities" (arXiv 2109.06780); the package `crafter` is the
-game itself: `pip install "lodestar-rl[crafter]"`.
+Source: Hafner 2021, arXiv 2109.06780; the package `crafter` is the game: `pip install "lodestar-rl[crafter]"`.
 
 Observation, flat float32 in [0, 1], (1561,):
     9 * 9 * 19 = 1539   what is on the cells around the player, one-hot over `KINDS`
@@ -13,11 +12,9 @@ Observation, flat float32 in [0, 1], (1561,):
 or with `pixels=True` the paper's picture, uint8 (64, 64, 3). Actions are Crafter's own 17.
 
 Differences from the package: a seed means the same game in every process (the package draws creatures from sets,
-ordered by memory addresses); `reset(seed=)` works, and the limit of 10,000 steps truncates; rendering does not change
-the state; the flat view is two rows higher than the picture, whose lower rows show the inventory.
-
-`info["achievements"]` counts what was achieved in this episode; `info["text"]` is what just happened ("collected
-wood", "was hurt; fell asleep"), "" when nothing did. Evaluation counts achievements and the paper's score.
+ordered by memory addresses); the limit of 10,000 steps truncates; rendering does not change the state; the flat view is
+two rows higher than the picture. `info["achievements"]` counts what was achieved in this episode; `info["text"]` is
+what just happened ("collected wood"), "" when nothing did.
 
 When it fails: the flat view does not distinguish a ripe plant from a young one. A new world takes two seconds to grow,
 with numba a tenth; `area=32` is four times as fast. `envs.snapshots` does not support Crafter; the `Journal` does.

@@ -15,11 +15,9 @@ Environments write them as `signals` (see `envs.family.Family.sense`). Here high
 When it fails: where lanes cross, the car is in the one it is nearest to in place and direction, for a moment perhaps
 another one than it follows. A car that missed its exit counts as being at the nearest point of its route.
 
-Source of the metrics: Huang et al., "VLM-RL: A Unified Vision Language Models and Reinforcement Learning Framework for
-Safe Autonomous Driving", 2024, arXiv 2412.15544: average speed, route completion, distance, collision speed, success
-rate, per episode and averaged over episodes. Differences: distance is that of one episode; collision speed is the
-higher one of the step of the collision and of the step before, 0 without a collision as in the source. Comfort is ours:
-accelerations between steps of the policy, and their change; what happens within a step is not seen.
+Source of the metrics: Huang et al. 2024 (VLM-RL), arXiv 2412.15544. Differences: distance is that of one episode;
+collision speed is the higher one of the step of the collision and of the step before. Comfort is ours: accelerations
+between steps of the policy, and their change; what happens within a step is not seen.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@
     lodestar/DeepSea-v0      one treasure among 2^size ways down, each step towards it costs: does exploration go deep?
     lodestar/PointMaze-v0    a point in corridors like a T, two ends that people may want: whose reward is it?
 
-Sources: NoisyRooms, the mazes with a noisy television of Burda et al. 2018 (arXiv 1808.04355) and of Jarrett et al.
-2023, "Curiosity in Hindsight" (arXiv 2211.10515); DeepSea, Osband et al. 2019, "Behaviour Suite for Reinforcement
-Learning" (arXiv 1908.03568).
+Sources: NoisyRooms, the mazes with a noisy television of Burda et al. 2018 (arXiv 1808.04355) and Jarrett et al. 2023
+(2211.10515); DeepSea, Osband et al. 2019, "Behaviour Suite for Reinforcement Learning" (1908.03568).
 
 Differences: NoisyRooms is a grid whose cells can be counted, so coverage is known exactly; the noise is a few numbers
 beside the code of the cell. DeepSea's last observation is the column where the dive ended, in the bottom row once more;

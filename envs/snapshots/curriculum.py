@@ -7,9 +7,8 @@ do. An episode leaves one of its states, drawn evenly, with the return that foll
 counts as the most informative. When the collection is full, the least informative makes room, and only every eighth
 episode leaves a state, so that each is tried about four times.
 
-Source: Jiang et al. 2025, "Bootstrapping Task Spaces for Self-Improvement" (ExIt), arXiv 2509.04575: partial histories
-as new tasks, by the variance of their group's returns. Differences: simulators' states instead of histories of a
-language model; returns of single episodes instead of groups; each of N environments has a collection of its own.
+Source: Jiang et al. 2025 (ExIt), arXiv 2509.04575: partial histories of a language model as new tasks, by the variance
+of their group's returns; here simulators' states and single episodes, a collection for each of N environments.
 Controls, `by`: `uniform`, any state of the collection; `clusters`, evenly over clusters of what was observed in them,
 as S3RL does with a teacher's states (`envs.snapshots.s3rl`).
 When it fails: rewards so rare that all returns are 0, which makes it uniform; returns that differ by chance alone.

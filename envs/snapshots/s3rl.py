@@ -3,11 +3,9 @@
 The teacher's states are clustered, and a reset draws a cluster first and a state from it second, so that rare states
 are seen as often as frequent ones. An episode that began in a snapshot is cut short, so that many fit into the phase.
 
-Source: Zhao, Qian, Wang, Shan, Qin 2024, "Snapshot Reinforcement Learning: Leveraging Prior Trajectories for
-    Efficiency" (arXiv 2403.00673).
-
-Differences: the phase is counted in steps of this environment, not of the run; clusters are of observations scaled to
-unit variance, found once with a fixed seed; `probability` mixes ordinary resets into the phase.
+Source: Zhao et al. 2024, "Snapshot Reinforcement Learning", arXiv 2403.00673. Differences: the phase is counted in
+steps of this environment, not of the run; clusters are of observations scaled to unit variance, found once with a fixed
+seed; `probability` mixes ordinary resets into the phase.
 
 When it fails: a teacher that never found the reward does not help. An environment that counts time itself (MiniGrid)
 keeps what has passed, so it may end a state from late in an episode before `truncate` does.
