@@ -208,11 +208,9 @@ class BaseAgent(Predictor):
         """Learn from another reward from now on, None for the task's own; policy, counts and replay stay.
 
             agent.set_reward(rewards.make(["task", "rnd"], envs.single_observation_space, envs.single_action_space))
-            agent.learn(100_000, reset_num_timesteps=False)
 
-        A stream whose name is new begins with a value of its own (PPO). A replay is relabelled, or emptied if it lacks
-        what the reward reads. Running episodes are given up. A ValueError for a scorer that the class refuses leaves
-        the agent as it was; a RuntimeError within `learn`.
+        A new stream begins with a value of its own (PPO). A replay is relabelled, or emptied if it lacks what the
+        reward reads. Running episodes are given up. A ValueError for a refused scorer leaves the agent as it was.
         """
         if self._learning:
             raise RuntimeError("set_reward within learn would mix two rewards in one rollout; call it after learn")
@@ -340,11 +338,7 @@ class BaseAgent(Predictor):
 
     @classmethod
     def load(cls, path: str, envs: Any = None, *, scorer: Any = None, seed: int = 0, device: str = "cpu") -> Self:
-        """Read an agent back, for environments with the same spaces, with its counts and the state of its reward.
-
-        Without a scorer the reward is the task's own. A ValueError if the file holds another kind of agent, or does not
-        fit.
-        """
+        """Read an agent back, for the same spaces, with counts and reward state; no scorer: the task's own reward."""
         options: dict[str, Any] = {"scorer": scorer, "seed": seed, "device": device}
         place = "these environments and this reward"
         agent, state = cls._from_file(path, lambda config: cls(envs, cls.Config(**config), **options), place)

@@ -68,8 +68,6 @@ def gorp(
         scorer: what is maximised, without discount; None for the task's own reward.
         max_steps: where futures end; None for the environment's own limit.
         budget: simulator steps that may be spent; None is returned when they are.
-
-    A ValueError refuses other actions, and k, m out of range.
     """
     n_actions, limit = _checked(clones, k, m, max_steps)
     start = getattr(clones.action_space, "start", 0)

@@ -64,11 +64,7 @@ class QDConfig(Settings):
 
 
 class QD(BaseAgent):
-    """Quality-diversity over the weights of small policies.
-
-    Attributes:
-        map: the best individual of each cell, `fitness` -inf where no episode ended; how many `episodes` that is from.
-    """
+    """Quality-diversity over small policies; `map`: the best individual of each cell, `fitness` -inf if it has none."""
 
     Config: ClassVar[type[QDConfig]] = QDConfig
     n_envs: ClassVar[int] = 50

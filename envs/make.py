@@ -77,9 +77,6 @@ def make(
         starts: where episodes begin, see `envs.snapshots.curriculum`; "" for the environment's own starts.
         **kwargs: options of the family's adapter (see its file); the rest goes to the environment.
 
-    Raises:
-        ValueError: if the id is unknown (the nearest is named) or an argument is out of range.
-
     Example:
         >>> env = make("CartPole-v1", seed=0, max_episode_steps=50)
         >>> obs, info = env.reset()
@@ -171,9 +168,6 @@ def make_vec(
         wrap: goes around each environment, in this process.
         **kwargs: as in `make`.
 
-    Raises:
-        ValueError: as `make`, and if the backend is unknown or does not support an argument.
-
     Example:
         >>> envs = make_vec("CartPole-v1", 3, backend="batched")
         >>> envs.reset(seed=0)[0].shape
@@ -235,10 +229,9 @@ def make_batched(
     device: str = "cpu",
     **options: Any,
 ) -> Any:
-    """Make `n` environments that step as one array program, an `envs.batched.base.BatchedEnv`.
+    """`n` environments that step as one array program, of "numpy" arrays or "torch" tensors on `device`.
 
-    `array` is "numpy", or "torch" for tensors on `device`. `options` are those of the family's adapter, and those that
-    the program supports, see `envs.batched.Program`; a ValueError refuses others.
+    `options` are those of the family's adapter, and those that the program supports, see `envs.batched.Program`.
     """
     from envs.batched.base import Arrays
 

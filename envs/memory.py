@@ -33,6 +33,4 @@ def refuse_beyond(size: float, what: str, free: float | None = None) -> None:
     """A ValueError if `what`, of `size` bytes, does not fit into the memory that is free, or was."""
     free = (memory()[0] or math.inf) if free is None else free
     if size > free:
-        raise ValueError(
-            f"{what} needs {size / GIB:,.1f} GiB of memory, and {free / GIB:,.1f} GiB are free; make it smaller"
-        )
+        raise ValueError(f"{what} needs {size / GIB:,.1f} GiB, and {free / GIB:,.1f} GiB are free; make it smaller")

@@ -73,10 +73,7 @@ def opengl(draws: bool) -> Any:
 
 @functools.cache
 def before_opengl() -> None:
-    """Load triton's compiler ahead of Mesa's, before the first OpenGL context; else importing it later crashes.
-
-    Both bring a copy of LLVM whose symbols are unique in a process.
-    """
+    """Load triton's compiler ahead of Mesa's: both bring an LLVM, and importing it after an OpenGL context crashes."""
     spec = importlib.util.find_spec("triton")
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
         with suppress(OSError):

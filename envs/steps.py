@@ -104,8 +104,8 @@ def from_vector_step(
 ) -> Transitions:
     """One step of a `gymnasium.vector.VectorEnv` in any auto-reset mode -> (N,); the cursor moves on.
 
-    A row that only resets (NEXT_STEP), or in which an episode was lost (`infos["lost"]`), has `valid == False`. In
-    DISABLED mode the caller resets ended environments and calls the cursor's `begin`.
+    A row that only resets (NEXT_STEP), or whose episode was lost (`infos["lost"]`), has `valid == False`. In DISABLED
+    mode the caller resets ended environments and calls the cursor's `begin`.
     """
     terminated, truncated = np.asarray(terminations, bool), np.asarray(truncations, bool)
     ended, valid = terminated | truncated, ~cursor.resetting

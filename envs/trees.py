@@ -105,10 +105,7 @@ def fit(bins: Bins, gradient: np.ndarray, depth: int) -> Tree:
 
 
 class Trees(nn.Module):
-    """An ensemble for K outputs of D inputs, put together by `grow`: `leaf` (T, 2^d, K) is the only parameter.
-
-    `importance`, (D, K), is what the questions about an input added to the scores.
-    """
+    """An ensemble for K outputs of D inputs; `importance`, (D, K), is what the questions about an input added."""
 
     feature: Tensor
     threshold: Tensor

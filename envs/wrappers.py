@@ -79,8 +79,7 @@ class EpisodeStatistics(Recorded):
 class Journal(Recorded):
     """Records the running episode, so that a fresh copy can be brought to the same state.
 
-    Works where randomness comes from Gymnasium's `np_random`: the journal holds the seed given to `reset`, or the state
-    of `np_random` before it, and the actions since, which `restore` replays; all continues as it would have.
+    It holds the reset's seed, or the state of `np_random` before it, and the actions since, which `restore` replays.
     """
 
     def __init__(self, env: gym.Env) -> None:

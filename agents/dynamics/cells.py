@@ -102,10 +102,7 @@ class Cell(nn.Module):
 
 
 class Categoricals:
-    """A latent of G categoricals over C classes each, as G * C numbers; gradients pass a sample straight through.
-
-    A share of each distribution is uniform, so that divergences stay finite (DreamerV3).
-    """
+    """A latent of G categoricals over C classes, partly uniform (DreamerV3); gradients pass a sample through."""
 
     def __init__(self, groups: int, classes: int, uniform: float = 0.01) -> None:
         self.groups, self.classes, self.uniform, self.size = groups, classes, uniform, groups * classes
@@ -141,11 +138,9 @@ class RSSM(Cell):
 
         h_t = GRU(h_{t-1}, z_{t-1}, a_{t-1})      prior: z_t ~ p(. | h_t)      posterior: z_t ~ q(. | h_t, embed_t)
 
-    Source: Hafner et al. 2019 (arXiv 1811.04551); Hafner et al. 2023, "Mastering diverse domains through world models",
-    arXiv 2301.04104, equation 3.
-
-    Differences: a plain GRU with LayerNorm, as in DreamerV2; one hidden layer in front of each distribution; sizes for
-    a CPU; at an episode's start h is zero. When it fails: what must be remembered for hundreds of steps (slow: `SSM`).
+    Source: Hafner et al. 2019, arXiv 1811.04551; 2023, arXiv 2301.04104, equation 3. Differences: a plain GRU with
+    LayerNorm, as in DreamerV2; one hidden layer in front of each distribution; at an episode's start h is zero.
+    When it fails: what must be remembered for hundreds of steps (slow: `SSM`).
     """
 
     def __init__(self, embed_size: int, action_size: int, *, hidden: int = 128, **rest: Any) -> None:
@@ -204,12 +199,8 @@ class SSM(Cell):
         z_t ~ q(. | embed_t)        s_t = a_t s_{t-1} + sqrt(1 - a_t^2) i_t x_t        h_{t+1} = layers(z_t, a_t, s)
         expected: z_{t+1} ~ p(. | h_{t+1})        decay a_t and gate i_t are functions of the layer's input x_t
 
-    Source: Wang et al. 2025, "Drama: Mamba-enabled model-based reinforcement learning is sample and parameter
-    efficient", arXiv 2410.08893; the recurrence is that of De et al. 2024, "Griffin", arXiv 2402.19427, equations 1 to
-    4 (RG-LRU).
-
-    Differences: a diagonal gated recurrence in plain torch in place of Mamba; a layer is LayerNorm, recurrence, gate,
-    and back to the width, added to its input; sizes for a CPU. When it fails: frames that only the past explains.
+    Source: Wang et al. 2025 (Drama), arXiv 2410.08893, with the diagonal gated recurrence of De et al. 2024 (Griffin),
+    arXiv 2402.19427, equations 1 to 4, in place of Mamba. When it fails: frames that only the past explains.
     """
 
     def __init__(self, embed_size: int, action_size: int, *, layers: int = 2, hidden: int = 128, **rest: Any) -> None:
@@ -311,9 +302,7 @@ class SimNorm(Cell):
 
         z_t = SimNorm(LayerNorm(W embed_t))        expected: z_{t+1} = SimNorm(LayerNorm(f(z_t, a_t)))
 
-    Source: Hansen, Su & Wang 2024, "TD-MPC2: scalable, robust world models for continuous control", arXiv 2310.16828,
-    section 3.1 and equation 5. Differences: Dreamer's layers (LayerNorm, SiLU), not Mish; latent 128, not 512.
-
+    Source: Hansen et al. 2024, arXiv 2310.16828, section 3.1 and equation 5; here LayerNorm and SiLU, not Mish.
     When it fails: partial observation (give a stack of frames, or `RSSM`); stochastic environments.
     """
 

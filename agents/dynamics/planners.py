@@ -53,11 +53,7 @@ def _judged(imagined: Imagined, score: Tensor) -> Tensor:
 
 @dataclass
 class _Sequences(Stateful):
-    """Base of CEM and MPPI: a Gaussian over H actions for each of B states, improved a few times.
-
-    Attributes:
-        mean: (B, H, A), the newest plans; a next call begins with them, one step on. None before the first.
-    """
+    """Base of CEM and MPPI: a Gaussian over H actions for B states; a call begins with the last `mean`, one step on."""
 
     saved = ("mean", "generator")
 

@@ -160,11 +160,7 @@ class HorizonSchedule:
 
 @dataclass
 class Adaptive(Stateful):
-    """Cuts a rollout where the members disagree more than they do at the start of rollouts.
-
-    threshold = factor * running mean over rollouts of the `quantile` of the disagreement at the first step; a larger
-    factor trusts the model further.
-    """
+    """Cuts rollouts where members disagree more than `factor` times the mean `quantile` of rollouts' first steps."""
 
     saved = ("threshold",)
 

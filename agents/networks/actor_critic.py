@@ -316,10 +316,7 @@ class ActorCritic(nn.Module):
         return self.heads(self.features(vector, pixels))
 
     def unroll(self, features: Tensor, hidden: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the GRU along time, emptied before rows where `starts`, bool (T, B), begins an episode.
-
-        Features (T, B, F) and the state (B, units) before the first row -> (T, B, units) and the state after the last.
-        """
+        """Features (T, B, F), a state (B, units), bool (T, B) where to empty it -> (T, B, units), the last state."""
         assert self.gru is not None
         x = self.before(features)
         cuts = [0, *(1 + torch.nonzero(starts[1:].any(1)).flatten()).tolist(), len(x)]
@@ -376,12 +373,10 @@ class Glyphs(nn.Module):
 
         cells, (side, side, kinds) one-hot   two convolutions of 3 x 3, 32 channels, then 128 units
         every other part                     64 units
-        all of them                          joined into 256
 
-    Source: the shape is that of the baseline of the NetHack challenge of 2021 (Hambro et al. 2022, arXiv 2203.11889).
-    Differences: cells are kinds of things, 9 x 9 of them; layers are smaller. `space` has `parts`, name -> its place
-    among the D numbers, and `shape_of_cells` = (side, side, kinds); a ValueError if not, as where a wrapper made a new
-    space.
+    Source: the shape of the baseline of the NetHack challenge of 2021 (Hambro et al. 2022, arXiv 2203.11889), smaller.
+    `space` has `parts`, name -> its place among the D numbers, and `shape_of_cells` = (side, side, kinds), else a
+    ValueError, as where a wrapper made a new space.
     """
 
     width = 256

@@ -17,10 +17,7 @@ from agents.off_policy.sac import Critics, LearnerConfig, Pick
 
 
 class DeepQ(Critics):
-    """Values of n actions for each state; actions are one-hot. A ValueError refuses norm=batch, which reads actions.
-
-    `epsilon`, a 0-d tensor set by the agent, is the share of random actions in `sample`.
-    """
+    """Values of n one-hot actions for each state; `epsilon`, a 0-d tensor, is the share of random ones in `sample`."""
 
     saved = (*Critics.saved, "epsilon")
 

@@ -25,11 +25,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from agents.networks.actor_critic import CLIP
 from agents.networks.stacked import Stacked
-from agents.offline.iql import IQL
+from agents.offline.iql import IQL, Whitened
 from envs.recording import episodes
 from envs.settings import Settings, setting
 from envs.transitions import Transitions
@@ -121,20 +120,12 @@ def last_rows(data: Transitions) -> np.ndarray:
     return np.concatenate([np.full(rows.stop - rows.start, rows.stop - 1) for rows in episodes(data)])
 
 
-class _Head(nn.Module):
+class _Head(Whitened):
     """A network of whitened observations (B, D), and more, that gives what a chunk (B, W) is drawn from; W = H * A."""
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(self, inputs: int, config: CloningConfig, seed: int, more: int, outputs: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(inputs))
-        self.register_buffer("std", torch.ones(inputs))
+        super().__init__(inputs)
         self.net = Stacked(1, inputs + more, config.net_arch, outputs, activation="silu", seed=seed)
-
-    def whitened(self, vector: Tensor) -> Tensor:
-        return ((vector - self.mean) / self.std).clamp(-CLIP, CLIP)
 
 
 class _Mixture(_Head):

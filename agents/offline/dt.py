@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.networks.actor_critic import CLIP
 from agents.networks.sequence import Causal
 from agents.offline.cloning import last_rows
+from agents.offline.iql import Whitened
 from agents.offline.rcsl import RCSL, RCSLConfig
 from envs.settings import setting
 from envs.transitions import Transitions
@@ -80,20 +80,12 @@ class DT(RCSL):
         return action, {"window": window, "count": at + 1}
 
 
-class _Sequence(nn.Module):
-    mean: Tensor
-    std: Tensor
-
+class _Sequence(Whitened):
     def __init__(self, sizes: tuple[int, int, int], config: DTConfig, head: nn.Module) -> None:
-        super().__init__()
+        super().__init__(sizes[1] + 1)
         self.sizes, self.head = (sizes[1], 1, sizes[2]), head  # of obs, return-to-go, action
-        self.register_buffer("mean", torch.zeros(sizes[1] + 1))
-        self.register_buffer("std", torch.ones(sizes[1] + 1))
         self.embed = nn.ModuleList(nn.Linear(size, config.width) for size in sizes)
         self.body = Causal(config.width, config.layers, config.heads, 3 * config.context)
-
-    def whitened(self, both: Tensor) -> Tensor:
-        return ((both - self.mean) / self.std).clamp(-CLIP, CLIP)
 
     def forward(self, steps: Tensor) -> Tensor:
         """Whitened obs, return-to-go and action, side by side (B, K, D + 1 + A) -> features of the obs (B, K, W)."""

@@ -46,8 +46,7 @@ class HILPConfig(IQLConfig):
 class HILP(IQL):
     """pi(a | s, z). Before it acts, `prompt` has to say what z is: observations as vectors (N, D) -> (N, d).
 
-    `data` are a flat batch (N,), whose rewards and ends are not read; `signal` is phi, which embeds what `vector`
-    gives.
+    Rewards and ends of `data`, a flat batch (N,), are not read; `signal` is phi, which embeds what `vector` gives.
     """
 
     Config = HILPConfig

@@ -282,20 +282,32 @@ class IQL(Predictor):
         return outputs + self.net.log_std.clamp(*LOG_STD).exp() * noise
 
 
-class _Networks(nn.Module):
-    """Two Q(s, a), V(s) and a policy, side by side as one stack of four, since small networks cost by the call.
-
-    The policy gives logits, or the mean in [-1, 1] of a Gaussian with one deviation for all states. Outputs not needed
-    are not read.
-    """
+class Whitened(nn.Module):
+    """A network that knows the mean and deviation (D,) of what it reads."""
 
     mean: Tensor
     std: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("std", torch.ones(width))
+
+    def whitened(self, vector: Tensor) -> Tensor:
+        return ((vector - self.mean) / self.std).clamp(-CLIP, CLIP)
+
+
+class _Networks(Whitened):
+    """Two Q(s, a), V(s) and a policy, side by side as one stack of four, since small networks cost by the call.
+
+    The policy gives logits, or the mean in [-1, 1] of a Gaussian with one deviation for all states.
+    """
+
     reads: Tensor
 
     def __init__(self, encoding: SpaceEncoding, net_arch: list[int]) -> None:
-        super().__init__()
         self.discrete, width, actions = encoding.discrete, encoding.obs_size, encoding.action_size
+        super().__init__(width)
         sizes = [width + (0 if self.discrete else actions), *net_arch, actions]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for inputs, outputs in itertools.pairwise(sizes):
@@ -305,15 +317,10 @@ class _Networks(nn.Module):
         reads = torch.ones(4, 1, sizes[0])
         reads[2:, :, width:] = 0
         self.register_buffer("reads", reads, persistent=False)
-        self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer("std", torch.ones(width))
 
     def layers(self, nets: slice = ALL) -> list[tuple[Tensor, Tensor]]:
         """Weights (K, in, out) and biases (K, 1, out) of some of the networks, as views."""
         return [(weight[nets], bias[nets]) for weight, bias in zip(self.weights, self.biases)]
-
-    def whitened(self, vector: Tensor) -> Tensor:
-        return ((vector - self.mean) / self.std).clamp(-CLIP, CLIP)
 
     def inputs(self, obs: Tensor, action: Tensor, nets: slice = ALL) -> Tensor:
         """(K, B, in)."""

@@ -60,10 +60,7 @@ class Balance(Stateful):
     def __call__(
         self, pulls: Mapping[str, Tensor], advantage: np.ndarray, weights: np.ndarray, valid: np.ndarray
     ) -> np.ndarray:
-        """One advantage (T, N) from those of all streams, (T, N, K), whose weights are 0 where one is not to count.
-
-        `pulls` are stream -> its policy gradient (P,), none of a stream that has only been zero; `valid` bool (T, N).
-        """
+        """One advantage (T, N) of those of all streams, (T, N, K); `pulls` are stream -> its policy gradient (P,)."""
         size, weight = advantage[valid].std(0)[self.columns], weights.mean((0, 1))[self.columns]
         norm = np.array([float(pulls[name].norm()) if name in pulls else 0.0 for name in self.names])
         whitened = np.divide(norm, size, out=np.zeros_like(norm), where=(size > 0) & (weight > 0))

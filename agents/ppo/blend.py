@@ -86,10 +86,9 @@ class Blend(Stateful):
         weights: np.ndarray,
         rollout: Rollout,
     ) -> None:
-        """After an update, learn from its rollout.
+        """After an update, learn from its rollout, on `rows` (sequences) of `batch`; `weights` (K,) are its streams'.
 
-        `rows` (sequences) of `batch` are those that gradients are taken on; `pulls` are stream -> its policy gradient
-        (P,) before the update, none of one that has only been zero; `weights` (K,) what the streams counted in it.
+        `pulls` are stream -> its policy gradient (P,) before the update, none of one that has only been zero.
         """
         task = rollout.reward[rollout.valid]
         if self.config.blend == "search":

@@ -11,15 +11,7 @@ from envs.settings import Schedule, Settings, setting
 
 @dataclass
 class PPOConfig(Settings):
-    """Settings of `agents.ppo.agent.PPO`; defaults are Stable-Baselines3's, but for the length of a rollout.
-
-    Example:
-        >>> PPOConfig(n_steps=32).gamma
-        0.99
-        >>> PPOConfig(gamma=2)
-        Traceback (most recent call last):
-        ValueError: agent.gamma=2 is out of range; give a number in (0, 1]
-    """
+    """Settings of `agents.ppo.agent.PPO`; defaults are Stable-Baselines3's, but for the length of a rollout."""
 
     prefix = "agent."
     learning_rate: float = setting(3e-4, "of Adam", above=0, high=1, tune=(1e-5, 1e-2, "log"))
@@ -137,10 +129,7 @@ class PPOConfig(Settings):
         return self.batch_size // self.sequence if self.gru else self.batch_size
 
     def rows_a_gradient(self, n_envs: int, streams: int) -> tuple[int, int]:
-        """How many rows (sequences) the gradients of K streams are taken on, and every how many rollouts.
-
-        Where they only are looked at, they cost at most 2.5 % of the minibatches; where they decide, once a rollout.
-        """
+        """Rows (sequences) for the gradients of K streams, and every how many rollouts: at most 2.5 % of the cost."""
         decide = self.balance != "none" or self.blend in ("aligned", "implicit")
         rows, minibatches = 1024 if decide else 256, self.n_epochs * n_envs * self.n_steps / self.batch_size
         cost = 8 + (1 + 2 * streams) / 3 * rows / self.batch_size

@@ -27,11 +27,7 @@ def _tensors(policy: Any, obs: Obs) -> tuple[Any, int]:
 
 
 class MaskedDQN(DQN):
-    """DQN whose replay is a relabelling one.
-
-    Attributes:
-        masked: whether the environments mask their actions, as their first reset says.
-    """
+    """DQN with a relabelling replay; `masked`: whether the environments mask actions, as their first reset says."""
 
     masked = False
     _mask: np.ndarray | None = None  # bool (N, n), of the observations to act on next

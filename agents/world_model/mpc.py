@@ -82,8 +82,7 @@ class LatentMPC(Behaviour):
     def value_loss(self, seq: Sequences, ahead: Tensor, encoded: Tensor, weight: Tensor, linked: Tensor) -> Tensor:
         """Temporal-difference loss on latents predicted `ahead` (K + 1, B, Z), through which gradients reach the model.
 
-        `encoded` (L, B, Z) are detached, `weight` (K, B) of each step; `linked` bool (K, B): the next observation
-        follows.
+        `encoded` (L, B, Z) are detached, `weight` (K, B) of each step; `linked` bool (K, B): the next one follows.
         """
         steps, terminated = len(weight), seq.terminated[: len(weight)]
         with torch.no_grad():

@@ -39,10 +39,7 @@ class BatchedClassic(BatchedEnv):
         out[...] = state["x"]
 
     def outcome(self, obs: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """One step from the states of the observations `obs` (B, D), in NumPy; running episodes are dropped.
-
-        Returns next observations (B, D) in the precision of `obs`, rewards (B,), terminations bool (B,).
-        """
+        """One step from `obs` (B, D): next ones, rewards (B,), terminations bool (B,); running episodes are dropped."""
         self.state = {"x": np.array(self._state_of(obs), self.DTYPE)}
         self._zeros = np.zeros(len(obs))
         rewards, terminated = self._advance(actions)

@@ -18,10 +18,7 @@ from envs.types import Array
 
 
 class BatchedCells(BatchedEnv):
-    """What both have in common: `state["cell"]` int64 (N,), and randomness within episodes.
-
-    `infos["cell"]` int64 (N,) is the cell that the step reached, in [0, n_cells), also where the episode ended there.
-    """
+    """What both share: `state["cell"]` int64 (N,), `infos["cell"]` in [0, n_cells) of each step, last ones too."""
 
     def _setup(self, original: gym.Env) -> None:
         array = self.arrays.array

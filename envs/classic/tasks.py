@@ -189,10 +189,7 @@ class PendulumUpright(PendulumEnv):
 
 
 class PendulumSparse(PendulumUpright):
-    """Swing a pendulum up from rest, within 0.1 rad and 0.1 rad/s, and stop it there.
-
-    Reward: 1.0 iff cos(angle) > 0.95 and |angular velocity| < 1 rad/s after the step. 50 rewarded steps succeed.
-    """
+    """Swing a pendulum up from rest: 1.0 iff cos(angle) > 0.95 and below 1 rad/s; 50 rewarded steps succeed."""
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)

@@ -41,9 +41,7 @@ def from_lerobot(folder: Path, frame_size: int = 0, camera: str = "") -> Dataset
     unseen = (*IMAGES, "string")
     seen = [name for name, (dtype, _) in features.items() if name.startswith("observation.") and dtype not in unseen]
     if not seen or "action" not in features:
-        raise ValueError(
-            f"{folder} has the features {', '.join(features)}; an observation.* of numbers and an action are needed"
-        )
+        raise ValueError(f"{folder} has the features {', '.join(features)}; it needs an observation.* and an action")
     end = next((name for name in ENDS if name in features), "")
     names = ["episode_index", "frame_index", "action", *seen, *(n for n in ("next.reward", end) if n in features)]
     if frame_size:

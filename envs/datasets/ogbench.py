@@ -29,9 +29,7 @@ def from_ogbench(path: Path) -> Dataset:
         raise ValueError(f"{path} cannot be read ({' '.join(str(error).split())}); fetch it again") from None
     lengths = {name: len(array) for name, array in found.items()}
     if not {*NEEDED} <= {*found} or len({*lengths.values()}) > 1 or lengths["actions"] < 2:
-        raise ValueError(
-            f"{path} has rows of {lengths}; OGBench's files have as many of {', '.join(NEEDED)}, at least 2"
-        )
+        raise ValueError(f"{path} has rows of {lengths}; OGBench has as many of {', '.join(NEEDED)}, at least 2")
     notes = [] if "rewards" in found else [f"{path} has no rewards: they are 0; learn from a judge, or imitate"]
     obs, action = found["observations"], found["actions"]
     low, high = (0, 255) if obs.dtype == np.uint8 else (-np.inf, np.inf)

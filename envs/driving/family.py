@@ -58,8 +58,8 @@ DRIVER = {"DISTANCE_WANTED": 10.0, "COMFORT_ACC_MAX": 3.0, "COMFORT_ACC_MIN": -5
 class OneFrame(Recorded):
     """Draws one frame per `render`, and keeps the action space and the driver model of other vehicles.
 
-    highway-env draws black frames without a screen, and after the first one it draws at every simulation step. At every
-    reset it makes a new action space, without the old seed. An intersection changes the driver model of all others.
+    highway-env draws black frames without a screen, then one at every simulation step; a reset makes an unseeded action
+    space, an intersection another driver model for all others.
     """
 
     def __init__(self, env: gym.Env) -> None:

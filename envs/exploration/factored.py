@@ -90,8 +90,7 @@ class ButtonGrid(CellWorld):
     The step after which every button is lit is rewarded with 1, terminates and succeeds; every other reward is 0. An
     episode lasts 100 steps at most. Actions: 0 left, 1 right, 2 up, 3 down, 4 press.
 
-    Observation, float32 (3 * size * size,): the agent, the buttons, those that are lit. The size is at least 2, with 1
-    button or more, and at least one cell without one, where the agent starts.
+    Observation, float32 (3 * size * size,): the agent, the buttons, those that are lit.
     """
 
     STATE = ("agent", "buttons", "lit")

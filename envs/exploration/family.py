@@ -83,17 +83,13 @@ class CellWorld(gym.Env):
 class NoisyRooms(CellWorld):
     """A corridor of rooms of 5 x 5 cells, joined by doors of one cell, and noise that changes without end.
 
-    The agent starts in the centre of the first room. There is no reward and no termination; an episode lasts 200 steps
-    and succeeds if the last room was entered. Cells are numbered room by room: 25 of a room, then the door to its
-    right.
+    The agent starts in the centre of the first room. No reward, no termination; an episode lasts 200 steps and succeeds
+    if the last room was entered. Cells are numbered room by room: 25 of a room, then the door to its right.
 
     Actions: 0 stays, 1 left, 2 right, 3 up, 4 down; a wall stops the agent. Observation, float32 (D + bits,): the code
-    of the cell, "one_hot" or `dense_size` numbers in [-1, 1], the same in every run; then the noise, each number in [0,
-    1].
-
-    Noise "off" is zeros. "brownian": each number walks up or down by 1/7 at every step, reflected at 0 and 1. "pixels":
-    each number becomes a fresh random bit with probability 1/4 at every step. "on_demand": fresh random bits whenever
-    the agent stays, zeros whenever it moves. In pictures it is below the rooms, from black (0) to white (1).
+    of the cell, "one_hot" or `dense_size` numbers in [-1, 1], the same in every run; then the noise, in [0, 1]: "off",
+    zeros; "brownian", numbers that walk by 1/7 a step, reflected; "pixels", each a fresh random bit with probability
+    1/4; "on_demand", fresh random bits whenever the agent stays, zeros when it moves. Pictures show it below the rooms.
     """
 
     STATE = ("cell", "arrived", "noise")
@@ -162,12 +158,9 @@ class DeepSea(CellWorld):
     """A dive through size x size cells from the top left: a row a step, a column to the left or right.
 
     Which of the actions 0 and 1 means right differs from cell to cell; `mapping_seed` names the map. Each move to the
-    right costs 0.01 / size; moving right in the bottom right cell is rewarded with 1, the treasure: a return of 0.99
-    for the one way there. An episode terminates after `size` steps, and succeeds if the treasure was found.
-
-    Observation, float32 (size * size,): one-hot of the cell, row by row. If `stochastic`, a move to the right leaves
-    the column as it is with probability 1 / size, and N(0, 1) is added to the rewards of both corners of the bottom
-    row.
+    right costs 0.01 / size; the treasure, in the bottom right cell, is 1: a return of 0.99 for the one way there. An
+    episode lasts `size` steps. Observation, float32 (size * size,): one-hot of the cell, row by row. If `stochastic`, a
+    move to the right fails with probability 1 / size, and N(0, 1) is added to the rewards of both bottom corners.
     """
 
     STATE = ("cell", "treasure")

@@ -43,10 +43,7 @@ PARTS = (11, 6, 3)  # objects, colours, states in MiniGrid's encoding
 
 
 class GridObservation(Recorded, gym.ObservationWrapper):
-    """MiniGrid's dict of image, direction and mission as one flat float32 vector; with chatter, resets draw a number.
-
-    Values that MiniGrid's own tables do not have count as their last entry.
-    """
+    """MiniGrid's dict as one flat float32 vector; values beyond its own tables count as their last entry."""
 
     def __init__(
         self,

@@ -102,12 +102,10 @@ def record(
 
 
 class SnapshotReset(gym.Wrapper):
-    """Early resets lead into snapshots, evenly over their clusters; later ones are the environment's own.
+    """Resets within the first `until` steps lead into snapshots, evenly over their clusters, with `probability`.
 
-    Everything is drawn from the environment's `np_random`. `info["episode"]` of an episode that began in a snapshot
-    counts only its own steps. No episode begins in a snapshot after `until` steps of this environment; one that did is
-    truncated after `truncate`; an early reset leads into one with `probability`. An `Observer` goes around this
-    wrapper.
+    Such an episode is truncated after `truncate` steps, and `info["episode"]` counts only its own. Everything is drawn
+    from the environment's `np_random`. An `Observer` goes around this wrapper.
     """
 
     STATE: tuple[str, ...] = ("steps", "_borrowed", "_age", "_return")  # see `envs.snapshots.snapshots`

@@ -224,10 +224,9 @@ def _set_physics(inner: Any, physics: dict[str, np.ndarray]) -> None:
 
 
 class Things:
-    """Values with MiniGrid's objects in them, to plain data and back; each object once, however often it is referenced.
+    """Values with MiniGrid's objects, each once, to plain data and back.
 
-    NumPy scalars become arrays; a tuple, a dict or an object becomes a dict with the one key "tuple", "dict" or
-    "thing".
+    NumPy scalars become arrays; a tuple, dict or object becomes a dict with the one key "tuple", "dict" or "thing".
     """
 
     def __init__(self, flat: list[Any] | None = None) -> None:

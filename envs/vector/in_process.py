@@ -120,11 +120,7 @@ class SharedBuffers:
 
 
 class Stepper:
-    """Some environments, row -> environment: steps them, and ends and begins their episodes.
-
-    `shares` has each group's rows among them. `lost` says, row -> seed, where an episode was lost: the row's next step
-    ends it, and begins one with that seed.
-    """
+    """Steps some environments, row -> environment; where an episode was `lost`, row -> seed, one with it follows."""
 
     def __init__(
         self,

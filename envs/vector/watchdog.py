@@ -87,10 +87,7 @@ class Line:
 
 
 class Worker(Line):
-    """A process that runs `target` on its end of a line and `arguments`, and the line to it.
-
-    It writes its stack into `crash_file` when it crashes or hangs; None stands for the standard error stream.
-    """
+    """A process that runs `target` on its end of a line; crashing or hanging it writes its stack into `crash_file`."""
 
     def __init__(
         self, context: Any, target: Callable[..., None], arguments: tuple[Any, ...], name: str, crash_file: Path | None

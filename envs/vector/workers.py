@@ -145,18 +145,8 @@ class Workers(BufferedVectorEnv):
         texts = self._slots.modalities["text"].tolist() if "text" in self._slots.modalities else None
         file = None if self._crash_folder is None else self._crash_folder / f"worker-{worker}.txt"
         spaces = self.single_observation_space, self.single_action_space
-        arguments = (
-            CloudpickleWrapper(makers),
-            spaces,
-            self.num_envs,
-            shares,
-            self._memory,
-            lost,
-            texts,
-            file,
-            self._orphans,
-        )
-        hired = Worker(self._context, _work, arguments, f"environments-{worker}", file)
+        arguments = (CloudpickleWrapper(makers), spaces, self.num_envs, shares, self._memory, lost, texts, file)
+        hired = Worker(self._context, _work, (*arguments, self._orphans), f"environments-{worker}", file)
         hired.limit = self._patience
         return hired
 

@@ -173,7 +173,7 @@ def test_a_file_of_ogbench_keeps_an_action_for_every_observation_but_the_last(tm
     batch = read(place).transitions()
     assert batch.obs.shape == (4, 3, 4, 4) and batch.action.tolist() == batch.reward.tolist() == [0, 1, 3, 5]
     np.savez(place, observations=obs, actions=action[:5], terminals=terminals)
-    with pytest.raises(ValueError, match=r"v0.npz has rows of .*'actions': 5.*; OGBench's files have as many"):
+    with pytest.raises(ValueError, match=r"v0.npz has rows of .*'actions': 5.*; OGBench has as many"):
         read(place)
     torn = place.read_bytes()[:-40]
     for content in (torn, b"no archive", b""):

@@ -34,7 +34,7 @@ def test_free_is_what_the_machine_has_or_the_container_leaves(files, free, total
 
 def test_what_does_not_fit_is_refused_with_both_sizes(monkeypatch):
     memory.refuse_beyond(8.0, "this", free=8.0)
-    with pytest.raises(ValueError, match=r"^this needs 3\.0 GiB of memory, and 1\.5 GiB are free; make it smaller$"):
+    with pytest.raises(ValueError, match=r"^this needs 3\.0 GiB, and 1\.5 GiB are free; make it smaller$"):
         memory.refuse_beyond(3 * 2**30, "this", free=1.5 * 2**30)
     monkeypatch.setattr(memory, "memory", lambda: (0.0, 0.0))
     memory.refuse_beyond(1e30, "this")  # nothing is known

@@ -193,10 +193,9 @@ def closest_lane(y: np.ndarray, lanes: int) -> np.ndarray:
 class Traffic:
     """N roads with V cars each, whose steps take `dt` seconds; car 0 of a road is the agent's.
 
-    `state` holds x, y (m), heading (rad), speed, target_speed (m/s), timer (s since a car last thought of changing
-    lanes), delta (exponent of the driver model), float64 (N, V); lane and target, int64; crashed and hit, bool; impact
-    (N, V, 2), the metres by which a car that is `hit` is moved. If `every`, all cars collide with each other, else only
-    the agent's.
+    `state` holds x, y, heading, speed, target_speed, timer (s since a car last thought of changing lanes), delta
+    (exponent of the driver model), float64 (N, V); lane and target, int64; crashed and hit, bool; impact (N, V, 2), the
+    metres by which a car that is `hit` is moved. If `every`, all cars collide with each other, else only the agent's.
     """
 
     def __init__(self, n: int, cars: int, lanes: int, dt: float, every: bool) -> None:
