@@ -24,13 +24,11 @@ STATE = "state"
 
 
 def _leaves(observation: Any, space: gym.Space) -> Iterator[tuple[Any, gym.Space]]:
-    if isinstance(space, gym.spaces.Dict) != isinstance(observation, Mapping) or (
-        isinstance(space, gym.spaces.Dict) and not {*space} <= {*observation}
-    ):
-        given = (
-            f"a dict of {', '.join(observation)}" if isinstance(observation, Mapping) else type(observation).__name__
-        )
-        raise ValueError(f"an observation that is {given} does not fit {space}")
+    keys = set(space) if isinstance(space, gym.spaces.Dict) else None
+    given = set(observation) if isinstance(observation, Mapping) else None
+    if (keys is None) != (given is None) or (keys or set()) - (given or set()):
+        what = type(observation).__name__ if given is None else f"a dict of {', '.join(observation)}"
+        raise ValueError(f"an observation that is {what} does not fit {space}")
     if isinstance(space, gym.spaces.Dict):
         for key, part in space.items():
             yield from _leaves(observation[key], part)

@@ -3,14 +3,11 @@
 At stage i whole episodes are played: greedily before step i, uniformly at random from there on. The returns of the
 random part give Q of random play; k - 1 backups make it look k steps ahead; step i acts greedily on it for good.
 
-Source: Laidlaw, Zhu, Russell & Dragan 2024, "The Effective Horizon Explains Deep RL Performance in Stochastic
-Environments", arXiv 2312.08369, algorithm 1 (shallow Q-iteration via reinforcement learning); k = 1 in a deterministic
-world is GORP (2023, arXiv 2304.09853), which `agents.effective_horizon` plays by planning.
-
-Differences from the source:
-  - the step within the episode is an input of Q, as log(1 + step), because a return to go depends on what is left;
-  - a network per depth, trained in turn on targets of mean 0 and deviation 1, beginning with the weights of the last;
-  - after the last step of the longest episode it begins again, with twice the episodes (tuned in the source).
+Source: Laidlaw et al. 2024, arXiv 2312.08369, algorithm 1 (shallow Q-iteration via reinforcement learning); k = 1 in a
+deterministic world is GORP (2023, 2304.09853), which `agents.effective_horizon` plays by planning. Differences: the
+step within the episode is an input of Q, as log(1 + step), because a return to go depends on what is left; a network
+per depth, trained in turn on standardised targets, from the weights of the last; after the last step of the longest
+episode it begins again, with twice the episodes (tuned in the source).
 Fails when: random play from the right state does not find the reward; actions are continuous; observations are images.
 """
 

@@ -6,10 +6,8 @@
     make("lodestar/Peg-v0", base=stable_baselines3.PPO.load("model.zip"))     anything with `predict`, or a function
     python -m runners.train env=lodestar/Peg-v0 env.base=cloned.safetensors env.base_scale=0.1 agent.zero_last=true
 
-Sources: Ankile et al. 2024, "From Imitation to Refinement: Residual RL for Precise Assembly" (ResiP), arXiv 2407.16677;
-residuals are of Silver et al. 2018, arXiv 1812.06298. Differences: the base is asked for its mode; episodes cut by time
-are bootstrapped; the agent's own space is [-1, 1], where most agents clip.
-
+Sources: Ankile et al. 2024 (ResiP), arXiv 2407.16677; residuals are of Silver et al. 2018, 1812.06298. Differences: the
+base is asked for its mode; episodes cut by time are bootstrapped; the agent's own space is [-1, 1].
 When it fails: a base that errs by more than `scale`. Where the sum is often outside the range (`residual/clipped` in
 the log) the agent acts less than it learns of. The base keeps its own clock: its chunk, an LSTM's memory.
 """

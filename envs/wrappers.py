@@ -6,12 +6,9 @@ Sources: sticky actions, Machado et al. 2018 (arXiv 1709.06009, section 5), by G
 television, Burda et al. 2018 (arXiv 1808.04355, section 5), and noise that depends on the action, Jarrett et al. 2023
 (arXiv 2211.10515); rewards in one sum at the end, Ren et al. 2022 (arXiv 2111.13485).
 
-Differences: the sources' televisions show pictures; ours shows uniform noise, in every kind of observation.
-
-The first two draw from the environment's own `np_random`, so a seed fixes them and the `Journal` replays them.
-Frames and captions in `info` are of the environment without the television.
-
-Outside of `make`, whose `Journal` copies actions, do not overwrite an array that was passed to `StickyAction`.
+Differences: the sources' televisions show pictures; ours shows uniform noise, in every kind of observation, but not in
+the frames and captions of `info`. The first two draw from the environment's `np_random`, and the `Journal` replays
+them. Outside of `make`, whose `Journal` copies actions, do not overwrite an array that was passed to `StickyAction`.
 """
 
 from __future__ import annotations

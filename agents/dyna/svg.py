@@ -6,10 +6,9 @@ them. The policy ascends that sum directly, and the critic of the first state re
     R = sum_t gamma^t (r_t - alpha log pi(a_t | s_t) [t >= 1]) + gamma^T (Q(s_T, a_T) - alpha log pi(a_T | s_T))
     critic:  Q(s_0, a_0) -> R with the target's Q       policy:  maximise R - alpha log pi(a_0 | s_0)
 
-Sources: Heess et al. 2015, "Learning Continuous Control Policies by Stochastic Value Gradients", arXiv 1510.09142;
-Feinberg et al. 2018, MVE, arXiv 1803.00101, equation 3; Amos et al. 2021, SAC-SVG(H), arXiv 2008.12775, equation 8; two
-horizons, a long one for states and a short one for gradients: Kubo et al. 2025, "Double Horizon Model-Based Policy
-Optimization" (DHMBPO), arXiv 2512.15439.
+Sources: Heess et al. 2015, arXiv 1510.09142; Feinberg et al. 2018 (MVE), 1803.00101, equation 3; Amos et al. 2021
+(SAC-SVG), 2008.12775, equation 8; two horizons, a long one for states and a short one for gradients: Kubo et al. 2025
+(DHMBPO), 2512.15439.
 
 Differences: a rollout that is cut because it diverged continues with the value of its last finite state; only the first
 state's Q is regressed, as DHMBPO does. When it fails: models whose gradients are wrong where their values are right.

@@ -3,13 +3,9 @@
 People's comparisons follow regret under the best policy; with maximum entropy that makes the policy itself the model of
 preferences: the better one of two segments is that whose actions it finds more probable.
 
-Source: Hejna et al. 2023, "Contrastive Preference Learning: Learning from Human Feedback without RL", arXiv 2310.13639,
-and the authors' code. With `kl` probabilities count beyond those of the cloned policy: Rafailov et al. 2023, "Direct
-Preference Optimization", arXiv 2305.18290, on segments.
-
-Differences from the source: a small network without dropout; after cloning those weights are kept that are best on a
-tenth of the comparisons, where it is ten or more; discrete actions, too.
-
+Source: Hejna et al. 2023, arXiv 2310.13639, and the authors' code. With `kl` probabilities count beyond those of the
+cloned policy: Rafailov et al. 2023 (DPO), 2305.18290, on segments. Differences: a small network without dropout; after
+cloning those weights are kept that are best on a tenth of the comparisons, where it is ten or more; discrete actions.
 When it fails: few comparisons; a judge that compares what segments brought instead of how well they were acted.
 """
 

@@ -3,8 +3,7 @@
 A clone of the recording acts in a model of it, from where its episodes began; of the rollouts from each start, those in
 which the model's members agree and that are predicted the best returns are what is learned from.
 
-Source: Zhou et al. 2023, "Free from Bellman Completeness: Trajectory Stitching via Model-based Return-conditioned
-Supervised Learning", arXiv 2310.19308, algorithm 1, and the authors' code. Differences from them:
+Source: Zhou et al. 2023, arXiv 2310.19308, algorithm 1, and the authors' code. Differences from them:
   - the best of each start are kept, not what is better than all that was recorded: with returns of 0 and 1 nothing is;
   - against errors of the model: no step where members disagree more than on the recording, no reward beyond those that
     were recorded, each times the chance that no end came before; asked for is the 0.9 quantile of what is kept;

@@ -3,8 +3,7 @@
 Values are high along the demonstrations and fall with the steps that lead there, so that actions of the recording which
 lead there are imitated, too. Cloning them alone knows nothing beside them, and cloning everything the average.
 
-Source: Sikchi et al. 2023, "Dual RL: Unification and New Methods for Reinforcement and Imitation Learning", arXiv
-2302.08560, and the authors' code. They differ; both are here, with t = 2 / (1 - gamma):
+Source: Sikchi et al. 2023, arXiv 2302.08560, and the authors' code. They differ; both are here, t = 2 / (1 - gamma):
 
     form=code   half (Q - t)^2 on demonstrations, half (Q - y)^2 on everything; y = -2 + gamma V(s'), at an end -t
     form=paper  mixture (E_all[Q(s, pi)] - E_demos[Q(s, a)]) + E_mix[(gamma V(s') - Q(s, a))^2] / 4

@@ -8,9 +8,8 @@ worst step, which suits dense scores ("never let the pole lean"), no others: whe
     soft_min    r*_t = w_t r_t with w = softmax(-r / T) over the episode's steps, T = 0.1, and then the usual sum of r*:
                 it tends to min r as T falls. Only the part of an episode inside the rollout is weighted.
 
-Source: Cheng et al. 2025, "Stop Summation: Min-Form Credit Assignment Is All Process Reward Model Needs for Reasoning"
-(PURE), arXiv 2504.15275. Differences: their r* is summed without discount, here with the stream's; `min` itself, with
-bootstrapped values, is ours.
+Source: Cheng et al. 2025 (PURE), arXiv 2504.15275. Differences: their r* is summed without discount, here with the
+stream's; `min` itself, with bootstrapped values, is ours.
 """
 
 from __future__ import annotations

@@ -8,12 +8,9 @@ any learned reward is imagined as it is now.
     actor  = -w_t (log pi(a_t) (R_t - v_t) / max(1, S) + eta H)          S: from the 5th to the 95th percentile of R
     critic = w_t (two-hot(R_t) + two-hot(slow v_t))                      w_t = prod_{k<t} gamma c_k
 
-Source: Hafner et al. 2023, "Mastering diverse domains through world models", arXiv 2301.04104, section 3 (equations 4
-to 7); the value on replayed steps is that of its second version.
-
-Differences from the source: reward and end are read from (features_t, a_t), so that an episode's last step needs no
+Source: Hafner et al. 2023, arXiv 2301.04104, equations 4 to 7; the value on replayed steps is that of its second
+version. Differences: reward and end are read from (features_t, a_t), so that an episode's last step needs no
 observation after it; imagination begins from a part of the replayed states; Adam and a clipped gradient.
-
 When it fails: the model has not seen the reward yet, or imagines states that do not exist.
 """
 

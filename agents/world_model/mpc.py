@@ -6,12 +6,9 @@ value and policy are learned from replayed steps. The value's loss also shapes t
     plan: MPPI over z_{t+1} = f(z_t, a_t), sum_{i<H} gamma^i r_i + gamma^H Q(z_H, pi(z_H))
     Q_k -> r_t + gamma (1 - end_t) min of two slow Q_j(z_{t+1}, pi(z_{t+1}))         pi ascends the mean of two Q_k
 
-Source: Hansen, Su & Wang 2024, "TD-MPC2: scalable, robust world models for continuous control", arXiv 2310.16828,
-section 3; the planner is `agents.dynamics.planners.MPPI`.
-
-Differences from the source: fewer plans, iterations and units; the policy is a Gaussian around a mean in [-1, 1],
-clipped, with its own entropy, where the source squashes; one learning rate; ends are respected from the start.
-
+Source: Hansen et al. 2024, arXiv 2310.16828, section 3; the planner is `agents.dynamics.planners.MPPI`. Differences:
+fewer plans, iterations and units; the policy is a Gaussian around a mean in [-1, 1], clipped, with its own entropy,
+where the source squashes; one learning rate; ends are respected from the start.
 When it fails: discrete actions; rewards far beyond the horizon that the value has not learned; partial observation.
 """
 

@@ -18,9 +18,8 @@ Observations (float32; MountainCarSparse keeps Gymnasium's):
     MountainCarGoal (2,)   position in [-1.2, 0.6], velocity / 0.07, in [-1, 1]
     Pendulum... (3,)       cos angle, sin angle, angular velocity in [-8, 8] rad/s
 
-Source of the swing-up's reward: Tassa et al. 2018, "DeepMind Control Suite", arXiv 1801.00690, cartpole swingup.
-Differences: the masses of pole and cart, the walls, steps of 0.02 s; the sparse reward from a cosine of 0.95, within
-0.5 m of the middle.
+The swing-up's reward is that of Tassa et al. 2018, "DeepMind Control Suite", arXiv 1801.00690, with other masses, walls
+and steps; the sparse one counts from a cosine of 0.95, within 0.5 m of the middle.
 """
 
 from __future__ import annotations

@@ -6,11 +6,9 @@
 What they test: whether a model helps. The same few rules (a wall stops, a press turns a light) hold in more levels than
 a run can visit; who only replays has to learn the value of every combination.
 
-Source: after the descriptions of ProcMaze and ButtonGrid in Young, Ramesh, Kirsch & Schmidhuber 2023, "The Benefits of
-Model-Based Generalization in Reinforcement Learning", arXiv 2211.02222.
-
-Differences from it: walls are thin, between cells, and mazes are drawn uniformly from all spanning trees; a button is
-pressed by an action of its own; only the end is rewarded, with 1.
+Source: after the descriptions of ProcMaze and ButtonGrid in Young et al. 2023, arXiv 2211.02222. Differences: walls are
+thin, between cells, and mazes are drawn uniformly from all spanning trees; a button is pressed by an action of its own;
+only the end is rewarded, with 1.
 
 Observations are planes of cells, row by row, float32 of 0 and 1, one plane after another.
 """
