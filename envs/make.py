@@ -203,7 +203,7 @@ def make_vec(
             raise ValueError(f'{name}={value} is for backend="workers", not "{backend}"; leave it out')
     if backend == "batched":
         return make_batched(env_id, n, seed=seed, **kwargs)
-    makers = [functools.partial(_make_wrapped, wrap, env_id, seed=seed + i, **kwargs) for i in range(n)]
+    makers = [functools.partial(make_wrapped, wrap, env_id, seed=seed + i, **kwargs) for i in range(n)]
     if backend == "gym":
         return InProcess(makers)
     if backend == "workers":
@@ -214,7 +214,8 @@ def make_vec(
         return SyncVectorEnv(made, autoreset_mode=autoreset_mode)
 
 
-def _make_wrapped(wrap: Callable[[gym.Env], gym.Env] | None, env_id: str, **kwargs: Any) -> gym.Env:
+def make_wrapped(wrap: Callable[[gym.Env], gym.Env] | None, env_id: str, **kwargs: Any) -> gym.Env:
+    """As `make`; `wrap` goes around what it returns."""
     env = make(env_id, **kwargs)
     return env if wrap is None else wrap(env)
 

@@ -84,17 +84,12 @@ class _Robot:
         return np.concatenate([np.zeros(self._hidden), row[:shown]]), row[shown : shown + self._nv]
 
 
-def _double_pendulum(row: np.ndarray) -> State:
-    return np.array([row[0], *np.arctan2(row[1:3], row[3:5])]), row[5:8]
-
-
-def _reacher(row: np.ndarray) -> State:
-    return np.concatenate([np.arctan2(row[2:4], row[:2]), row[4:6]]), np.array([*row[6:8], 0.0, 0.0])
-
-
 _HIDDEN = {  # robots whose observations are all positions but the first ones, and then all velocities
     "InvertedPendulum": 0,
     **dict.fromkeys(("HalfCheetah", "Hopper", "Walker2d"), 1),
     **dict.fromkeys(("Swimmer", "Ant", "Humanoid", "HumanoidStandup"), 2),
 }
-_STATES = {"InvertedDoublePendulum": _double_pendulum, "Reacher": _reacher}
+_STATES: dict[str, Callable[[np.ndarray], State]] = {
+    "InvertedDoublePendulum": lambda row: (np.array([row[0], *np.arctan2(row[1:3], row[3:5])]), row[5:8]),
+    "Reacher": lambda row: (np.array([*np.arctan2(row[2:4], row[:2]), *row[4:6]]), np.array([*row[6:8], 0.0, 0.0])),
+}

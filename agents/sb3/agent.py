@@ -351,14 +351,9 @@ def make_venv(
 
     With `workers`, options of `envs.vector.workers.Workers`, they live in processes of their own.
     """
+    from envs.make import make_wrapped
 
-    def make_one(index: int) -> gym.Env:
-        from envs.make import make
-
-        env = make(env_id, seed=seed + index, **kwargs)
-        return env if wrap is None else wrap(env)
-
-    makers: list[Maker] = [functools.partial(make_one, index) for index in range(n)]
+    makers: list[Maker] = [functools.partial(make_wrapped, wrap, env_id, seed=seed + i, **kwargs) for i in range(n)]
     if workers is not None:
         venv: VecEnv = WorkerVecEnv(makers, **workers)
     else:

@@ -335,10 +335,6 @@ def _ant_ends(options: Options, next_obs: Array) -> Array:
     return ~((low <= z) & (z <= high) & (abs(next_obs) < math.inf).all(-1))  # unlike Humanoid, the limits are healthy
 
 
-def _humanoid_ends(options: Options, next_obs: Array) -> Array:
-    return ~_within(next_obs[..., _hidden(options, 2)], options.get("healthy_z_range", (1.0, 2.0)))
-
-
 def _double_pendulum_ends(options: Options, next_obs: Array) -> Array:
     _, sin1, sin2, cos1, cos2 = (next_obs[..., i] for i in range(5))
     return 0.6 * cos1 + 0.6 * (cos1 * cos2 - sin1 * sin2) <= 1.0  # the tip's height; poles of 0.6 m
@@ -348,7 +344,7 @@ _ENDS: dict[str, Callable[[Options, Array], Array] | None] = {  # None: never
     "Hopper": _unhealthy((0.7, math.inf), (-0.2, 0.2), (-100.0, 100.0)),
     "Walker2d": _unhealthy((0.8, 2.0), (-1.0, 1.0), None),
     "Ant": _ant_ends,
-    "Humanoid": _humanoid_ends,
+    "Humanoid": lambda given, x: ~_within(x[..., _hidden(given, 2)], given.get("healthy_z_range", (1.0, 2.0))),
     "InvertedPendulum": lambda options, x: ~((abs(x) < math.inf).all(-1) & (abs(x[..., 1]) <= 0.2)),
     "InvertedDoublePendulum": _double_pendulum_ends,
     **dict.fromkeys(("HalfCheetah", "HumanoidStandup", "Swimmer", "Reacher", "Pusher")),

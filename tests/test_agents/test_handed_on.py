@@ -211,7 +211,7 @@ def test_a_scorer_that_construction_refuses_is_refused_in_the_same_sentence_and_
 
 def test_a_reward_is_not_exchanged_within_learn():
     model = fresh("ppo")
-    with pytest.raises(RuntimeError, match=r"call it between two learns"):
+    with pytest.raises(RuntimeError, match=r"call it after learn"):
         model.learn(64, callback=lambda *_: model.set_reward(None))
     model.set_reward(None)
 

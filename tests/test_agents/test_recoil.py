@@ -49,7 +49,7 @@ def test_the_papers_loss_lowers_what_the_policy_does_and_raises_what_was_shown(n
 
 def test_what_it_cannot_use_is_refused():
     for shown in (np.zeros(6), np.ones(6)):
-        with pytest.raises(ValueError, match=r"of 6 transitions are demonstrations; ReCOIL needs some, and some oth"):
+        with pytest.raises(ValueError, match=r"of 6 transitions are demonstrations; ReCOIL needs both kinds"):
             ReCOIL(ReCOILConfig(), STATES, TWO, CORRIDOR, shown)
     with pytest.raises(ValueError, match=r"demonstrations of shape \(2,\) for data of shape \(6,\)"):
         ReCOIL(ReCOILConfig(), STATES, TWO, CORRIDOR, np.ones(2))

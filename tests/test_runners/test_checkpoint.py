@@ -81,9 +81,7 @@ def test_packing_copies_so_that_training_on_does_not_change_what_is_saved():
 
 
 def test_what_cannot_be_saved_is_named_by_its_path(tmp_path):
-    with pytest.raises(
-        TypeError, match="the state at /agent/buffer is a set, which only pickle could hold"
-    ):
+    with pytest.raises(TypeError, match="the state at /agent/buffer is a set, which only pickle could hold"):
         save(tmp_path, {"agent": {"buffer": {1}}}, 1)
     with pytest.raises(TypeError, match="the state at /infos is an array of object"):
         save(tmp_path, {"infos": np.array([{}])}, 1)

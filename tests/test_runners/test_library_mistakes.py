@@ -124,7 +124,7 @@ def test_a_constructor_that_raises_is_the_environments_failure(capsys):
 def test_a_reward_that_is_no_number_is_shown(reward):
     env = make("Odd-v0", reward=reward)
     env.reset(seed=0)
-    with pytest.raises(TypeError, match=r"the environment.s reward is .*; return one number, as in float"):
+    with pytest.raises(TypeError, match=r"the environment.s reward is .*; return a number, as in float"):
         env.step(0)
     assert make("Odd-v0", reward=np.array(2.0)).unwrapped.value == 2
 
