@@ -430,12 +430,8 @@ class Steps(Stateful):
     """N environments a step at a time: actions as vectors in, transitions with true successors out.
 
     Its state is where the episodes stand; the environments save their own. They reset by themselves, and their arrays
-    are on the host, else a ValueError. The scorer's `on_nan`, if it has one, is applied to the task's rewards.
-
-    Attributes:
-        obs: (N, ...) what to act on next, copied.
-        step_index, began: int64 (N,), the step within the episode; bool (N,), whether it begins one.
-        episodes: returns, lengths and successes of the last 100.
+    are on the host, else a ValueError. `obs` (N, ...) is what to act on next, copied; `step_index`, `began` (N,) the
+    step within the episode, and whether it begins one; `episodes` returns, lengths and successes of the last 100.
     """
 
     saved = {"obs": "obs", "cursor": "cursor"} | {key: f"episodes.{name}" for key, name in Episodes.saved.items()}

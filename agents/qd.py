@@ -10,9 +10,8 @@ Beside the search stands a map, the best individual of each cell in which an epi
 
 Sources: Lehman & Stanley 2011, "Abandoning Objectives"; Paolo et al. 2021, arXiv 2102.03140 (SERENE); Paolo et al.
 2020, arXiv 1909.05508 (TAXONS: descriptor=autoencoder; with serene it is STAX); Fontaine et al. 2020, arXiv 1912.02400.
-Differences: an emitter needs no bootstrap, for new ones come first, then those that gained most; it mutates by a third
-of `sigma`; the autoencoder's error does not select; the first environment plays the best again, whose return is the
-mean of its episodes; cma_me continues from its map, not to the same numbers.
+Differences: an emitter needs no bootstrap, and mutates by a third of `sigma`; the autoencoder's error does not select;
+the first environment plays the best again, whose return is the mean of its episodes.
 Fails when: policies are large (hundreds of weights); where an episode ends says nothing; serene: returns stay below 0.
 """
 

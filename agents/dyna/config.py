@@ -17,8 +17,7 @@
 | rlpd | update=none; 10 critics with LayerNorm, targets by two of them; for demonstrations | Ball et al. 2023 |
 | pets | planner=cem: no policy, only a model | Chua et al. 2018, arXiv 1805.12114 |
 
-Sizes and amounts are for one core of a CPU. On a GPU take those of the sources, as model_hidden=[200,200,200,200],
-members=7, rollouts_per_step=400, updates_per_step=20.
+Sizes are for one CPU core. On a GPU take the sources', as model_hidden=[200,200,200,200] members=7 updates_per_step=20.
 """
 
 from __future__ import annotations

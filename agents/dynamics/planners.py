@@ -13,8 +13,7 @@ its samples at the limits instead of drawing from a truncated Gaussian. MPPI's d
 uncertainty is the disagreement of means, in units of what the model was fitted to; its rewards are divided by their
 running root mean square; nothing counts after an episode's end.
 
-When it fails: with K actions and H steps a plan costs as much as K * H steps of the model for every state. CEM and MPPI
-need continuous actions.
+A plan costs K * H steps of the model for every state. CEM and MPPI need continuous actions.
 """
 
 from __future__ import annotations

@@ -236,11 +236,9 @@ class Actions:
 
 
 class ActorCritic(nn.Module):
-    """Policy outputs and K values from an observation.
+    """Policy outputs and K values from an observation, through `gru` recurrent units where that is not 0.
 
-    `gru`: units of a recurrent layer in front of both networks, 0 for none. `trunk`: what the flat part goes through
-    first, with a `width`. `zero_last`, `log_std`: whether outputs begin at exactly 0; where log-deviations of a
-    Gaussian begin.
+    `trunk`: what the flat part goes through first, with a `width`. `zero_last`: whether outputs begin at exactly 0.
     """
 
     obs_mean: Tensor

@@ -54,12 +54,9 @@ class Mse(nn.Module):
 class _Bins(nn.Module):
     """A categorical over evenly spaced centres, in a space where numbers are squeezed, or divided by a scale.
 
-    Args:
-        low, high: the smallest and the largest target that can be represented exactly, in that space.
-        support: "fixed", "symlog", or "running": a scale that grows as targets do, to hold those that `watch` sees.
-        pad: bins beyond low and high, so that a target there is spread to both sides as well.
-
-    `frac_clipped`, a 0-d tensor in [0, 1], is the running share of targets outside the range.
+    `low`, `high` are the smallest and largest target there, `pad` bins beyond them; `support` "fixed", "symlog", or
+    "running": a scale that grows to hold the targets that `watch` sees. `frac_clipped`, a 0-d tensor, is the running
+    share of targets outside the range.
     """
 
     centres: Tensor

@@ -82,14 +82,10 @@ def advantages(
     An episodic stream ends with its episode: after a termination V is 0, where time ran out V is that of the true last
     observation. One that is not continues into the next episode: dying must not look expensive to curiosity.
 
-    Args:
-        rewards: (T, N, K).
-        values: (T + 1, N, K), of the observations acted on; row T is the observation after the rollout.
-        last_values: (T, N, K), value of an episode's true last observation where it was truncated; anything elsewhere.
-        valid: bool (T, N), as `terminated` and `truncated`; a row that is no transition has advantage 0 and is passed
-            over.
-            If it is truncated, an episode was lost there: the row before is bootstrapped with its next observation.
-        gamma: (K,), in (0, 1]; gae_lambda: in [0, 1]; episodic: bool (K,).
+    `rewards` (T, N, K); `values` (T + 1, N, K), row T after the rollout; `last_values` (T, N, K), of a truncated
+    episode's true last observation. A row that is not `valid`, bool (T, N), has advantage 0 and is passed over; if it
+    is truncated, an episode was lost there: the row before is bootstrapped with its next observation. `gamma`,
+    `episodic` (K,).
     """
     length, n, streams = rewards.shape
     following = values[1:]

@@ -21,9 +21,8 @@ close is less than 20 m. CarRacing has no other cars, and its road is always cle
 Success: highway and racetrack to their end, merge to the end of its road, roundabout and intersection to the exit of
 the planned route, all without a crash and on the road; CarRacing, a return of 900; for the rest, no crash.
 
-Scattered states have the car somewhere on its route, or on any lane, at any speed, every other time with a slower
-vehicle just ahead, or already in it; in CarRacing anywhere along the track and beside it. The axis is the gap to the
-only other vehicle at the same speed; in CarRacing the offset from the centre. Collisions come about in the next step.
+Scattered states have the car anywhere on its route, at any speed, every other time close behind or in a slower vehicle;
+in CarRacing anywhere along the track and beside it. The axis is the gap to the only other vehicle, or the offset.
 """
 
 from __future__ import annotations

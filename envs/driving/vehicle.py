@@ -12,8 +12,8 @@ Environments write them as `signals` (see `envs.family.Family.sense`). Here high
     speed_limit  what the lane says, which in merge and roundabout is highway-env's default of 20 m/s; `PACE` in
                  CarRacing, which has none
 
-When it fails: where lanes cross, the car is in the one it is nearest to in place and direction, for a moment perhaps
-another one than it follows. A car that missed its exit counts as being at the nearest point of its route.
+When it fails: where lanes cross, the car may be taken to be in another one than it follows, the nearest. A car that
+missed its exit counts as being at the nearest point of its route.
 
 Source of the metrics: Huang et al. 2024 (VLM-RL), arXiv 2412.15544. Differences: distance is that of one episode;
 collision speed is the higher one of the step of the collision and of the step before. Comfort is ours: accelerations

@@ -9,12 +9,9 @@
                         chatter=True, one of so many pictures with a number
     varied              every caption ends in " (417 moves left)", so that useful captions rarely repeat
 
-Both nuisances are for studies of rewards that read captions: with few clean captions any bonus for a new one solves the
-task. They are to captions what the television of Burda et al. 2018 (arXiv 1808.04355) is to pictures.
-
-Events are read from what changed in the grid, so they hold in every task, whatever its actions mean. A picture's number
-follows from the episode's `salt` and the step, so a replayed episode has the same.
-
+Both nuisances are for studies of rewards that read captions, as the television of Burda et al. 2018 (arXiv 1808.04355)
+is for pictures: with few clean captions any bonus for a new one solves the task. Events are read from what changed in
+the grid; a picture's number follows from the episode's `salt` and the step, so a replayed episode has the same.
 When it fails: a step has one event. Nuisances, bumps and sights need the adapter, which sees actions and views.
 """
 

@@ -5,8 +5,6 @@ Observation, flat float32 in {0, 1}, for the default view of 7 x 7 cells:
       4  the direction the agent faces, one-hot
      64  the mission's words, hashed; only where missions vary, or as the `mission` option says
 
-so (984,) for DoorKey and (1048,) for KeyCorridor or BabyAI.
-
 Options of the adapter: `mission` = "auto" (words where missions vary), "words" or "drop"; of `info["text"]`,
 `captions` = "events" or "full", `chatter` and `varied` (false), see `envs.minigrid.captions`.
 
@@ -15,8 +13,7 @@ Signals, float32 (7 + 3 * width * height,):
     carried_object, carried_colour      MiniGrid's numbers of what is carried; 1 (empty) and 0 for nothing
     grid_width, max_steps               cells in a row; steps after which the world itself ends an episode
     cell_X_Y_object, cell_X_Y_colour, cell_X_Y_state    row by row, MiniGrid's encoding; the agent is in no cell
-
-Source: minigrid 3.2 (Farama Foundation), core/grid.py, Grid.encode. What lies in a box cannot be seen in them.
+What lies in a box cannot be seen in them.
 
 Scattered states have the agent on any free cell, every seventh time on the goal, doors open or closed, and something
 in its hands; it may stand behind a locked door. Success is a positive task return.

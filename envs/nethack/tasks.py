@@ -12,9 +12,8 @@ action is enough: eating and drinking take the first thing offered, casting cast
 paying pays; skills are enhanced as soon as they can be. Directions, attacks on peaceful monsters and prayers are the
 agent's to confirm, as in NLE. All pages of a message are one message, up to 255 letters.
 
-Differences from the source: any message of several pages is kept whole; picking up takes everything of a menu; a
-satiated agent does not eat, because that is how a random policy dies; a task that is won ends without leaving the game,
-so that the last observation shows it. NLE's own tasks reward 1, and subtract 0.01 for frozen steps.
+Differences from the source: messages of several pages are kept whole; picking up takes everything of a menu; a satiated
+agent does not eat, as a random policy would die of it; a task that is won ends without leaving the game.
 When it fails: a game asks for more than `LIMIT` answers in a row; the next action continues from there.
 """
 

@@ -9,8 +9,7 @@ actions lead to the same observations, rewards and ends, bit by bit; where the e
 only if the snapshot was taken with `rng=True`. The constructor's arguments are not part of a state.
 
 What a state is: the variables listed in `_STATE`, or in the class's own `STATE`; MuJoCo's integration state with the
-solver's warm start, and the quantities computed on the way, which after a step are one substep older than positions;
-every variable of a MiniGrid that no constructor takes, where things and rooms keep their identity.
+solver's warm start, and what was computed on the way; every variable of a MiniGrid that no constructor takes.
 
 Refused: BabyAI, whose instructions are programs with a memory; NetHack and highway-env, whose state is not accessible;
 wrappers with unknown memory. After `set_state` the `Journal` takes no snapshot until the next reset.

@@ -7,13 +7,12 @@ whatever the number of processes.
     actions, observations, rewards, flags, frames   one block of anonymous shared memory; nothing is left in /dev/shm
     commands, replies, texts                        two pipes per worker; waiting sleeps
 
-A worker that dies, or does not reply in time, is replaced: its environments are made again with new seeds, and their
-running episodes end as truncated in rows that are no transitions (`infos["lost"]`). So is one in which an environment
-raises, with `on_error="restart"`; otherwise that raises at once. Too many losses in too short a time raise. The new
-seeds follow from the old ones, so two runs that lose the same workers at the same steps have the same numbers.
+A worker that dies, or does not reply in time, is replaced: its environments are made again with seeds that follow from
+the old ones, and their running episodes end as truncated in rows that are no transitions (`infos["lost"]`). So is one
+in which an environment raises, with `on_error="restart"`; otherwise that raises. Too many losses in a short time raise.
 
-Limits: it is faster where a worker's environments take much longer than waking it, 10 to 50 microseconds a group; all
-environments of a worker are lost with it; Linux and macOS only.
+Limits: it is faster where a worker's environments take much longer than waking it, 10 to 50 microseconds a group; Linux
+and macOS only.
 """
 
 from __future__ import annotations

@@ -8,11 +8,8 @@ observations, rewards, ends and signals are those of `envs.make.make`, `view.py`
     collisions       separating axes of rectangles, now and after the next step
 
 In the original each car decides in turn and sees what the ones before it decided. Here all decide at once: only giving
-up a lane change depends on the turn, and there the turn is kept.
-
-Differences: the random numbers; the road has no end, the original's is 10 km long; of two cars at exactly the same
-place, one sees the other as its leader, in the original each the other. Last bits may differ, and cars then decide
-otherwise. Of `config`, the entries of `SUPPORTED` may be set.
+up a lane change depends on the turn, and there the turn is kept. Other differences: the random numbers; the road has no
+end (10 km); of two cars at exactly the same place, one leads. Last bits may differ, and cars then decide otherwise.
 """
 
 from __future__ import annotations
