@@ -95,7 +95,7 @@ def test_every_kind_of_part_comes_back_from_a_file():
     assert [x.tolist() for x in unpack(*both).values()] == [[0], [1]]
     for part, words in (
         (np.array([1j]), r"/x is an array of complex128"),
-        ({1, 2}, r"/x is a set, which a checkpoint"),
+        ({1, 2}, r"/x is a set, which only pickle"),
     ):
         with pytest.raises(TypeError, match=words):
             pack({"x": part})
