@@ -285,9 +285,7 @@ def _option_with_hyphen(attack: Attack) -> Command:
 
 def _option_deep_down(attack: Attack) -> Command:
     attack.write("evil world.py", attack.code)
-    attack.config(
-        "env: CartPole-v1", "env: highway-fast-v0\nenv_options:\n  config: {a: [1, {b: 'evil world:make'}]}"
-    )
+    attack.config("env: CartPole-v1", "env: highway-fast-v0\nenv_options:\n  config: {a: [1, {b: 'evil world:make'}]}")
     return _evaluate(attack)
 
 

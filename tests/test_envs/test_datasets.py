@@ -363,7 +363,11 @@ def test_recorded_numbers_say_the_space_they_are_in_and_sentences_the_task(tmp_p
     [
         ({"codebase_version": "v1.6"}, {}, r"is of LeRobot's version v1.6; versions 2 and 3 are read"),
         ({"fps": "often"}, {}, r"info.json is not LeRobot's \(ValueError: "),
-        ({"features": {"action": {"dtype": "float32", "shape": [2]}}}, {}, r"has the features action; it needs an observation"),
+        (
+            {"features": {"action": {"dtype": "float32", "shape": [2]}}},
+            {},
+            r"has the features action; it needs an observation",
+        ),
         ({}, {"frame_size": 8, "camera": "left"}, r"camera=left is none of .*, which has observation.image"),
         ({}, {}, r"data has no Parquet file; is the data set whole\?"),
     ],
