@@ -267,9 +267,7 @@ def wrap(env: Any, reward: Any, *, update_every: int | None = None, **options: A
     from rewards.adapters.sb3 import RewardVecEnv
 
     if found := next(iter(guides(mix)), ""):
-        raise ValueError(
-            f"the reward {found!r} adds to observations; wrap each environment before it goes into a VecEnv"
-        )
+        raise ValueError(f"the reward {found!r} adds to observations; wrap each environment before the VecEnv")
     return RewardVecEnv(env, mix, **more)
 
 

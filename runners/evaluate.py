@@ -132,13 +132,10 @@ def play(
 
 def evaluation(config: TrainConfig, model: Any, mix: Mix, episodes: int, seed: int) -> dict[str, dict[str, Any]]:
     """Scores of a trained policy and of a random one on the same episodes."""
-    limits = {**limits_of(config, seed), "tick": Ticker("evaluating")}
-    return {
-        "this run": play(config.env, policy(model, config), episodes, mix=mix, **limits).to_dict(),
-        "random": play(
-            config.env, None, episodes, **{**limits, "tick": Ticker("evaluating a random policy")}
-        ).to_dict(),
-    }
+    limits = limits_of(config, seed)
+    mine = play(config.env, policy(model, config), episodes, mix=mix, tick=Ticker("evaluating"), **limits)
+    chance = play(config.env, None, episodes, tick=Ticker("evaluating a random policy"), **limits)
+    return {"this run": mine.to_dict(), "random": chance.to_dict()}
 
 
 def limits_of(config: TrainConfig, seed: int) -> dict[str, Any]:
@@ -200,14 +197,9 @@ def table(columns: dict[str, dict[str, Any]]) -> str:
     for words, values in listed:
         if any(value is not None for value in values):
             lines.append([words, *map(_number, values)])
-    cut = [
-        f"{column['cut']} of {column['episodes']} of {name}" for name, column in columns.items() if column.get("cut")
-    ]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    text = [
-        "  " + line[0].ljust(widths[0]) + "".join("  " + cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))
-        for line in lines
-    ]
+    cut = [f"{c['cut']} of {c['episodes']} of {name}" for name, c in columns.items() if c.get("cut")]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    text = ["  ".join(["", line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
     if cut:
         text.append(
             f"episodes that had not ended after eval_steps, where they were cut: {', '.join(cut)}; "
@@ -230,9 +222,7 @@ class EvaluateConfig(Settings):
     episodes: int = setting(20, "how many", low=1)
     checkpoint: str = setting("", "environment steps of the checkpoint to evaluate, or best; the newest")
     seed: int = setting(0, "of the first episode", low=0)
-    estimator: str = setting(
-        "mean", "of the return: mean, or mfmc, which adds cheap episodes", choices=("mean", "mfmc")
-    )
+    estimator: str = setting("mean", "of the return: mean, or mfmc, with cheap episodes too", choices=("mean", "mfmc"))
     cheap: int = setting(50, "mfmc: steps after which a cheap episode is cut", low=1)
     cheap_episodes: int = setting(400, "mfmc: how many, the whole ones among them", low=4)
     video: bool = setting(True, "whether to record one episode to video.mp4 in the run's folder")

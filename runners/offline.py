@@ -72,9 +72,7 @@ BESIDE = Algo("agents.offline.iql:IQL", ("cloning",), {"beta": 0.0})  # cloning 
 class OfflineConfig(Settings):
     """One offline run."""
 
-    data: list[str] = setting(
-        help="recordings, separated by commas: files of python -m runners.record, or pendulum, mountaincar"
-    )
+    data: list[str] = setting(help="recordings, by commas: files of python -m runners.record, or pendulum, mountaincar")
     env: str = setting("", "where to evaluate; that of the recordings by default")
     algo: str = setting("iql", "what learns", choices=tuple(ALGOS))
     demos: list[str] = setting([], "of recoil: recordings of what is to be imitated")

@@ -54,9 +54,7 @@ class RecordConfig(Settings):
     """One recording."""
 
     out: str = setting("", "the file to write, as in out=recording.safetensors; of from=, its name in this folder")
-    from_: str = setting(
-        "", "recorded by others: a data set's folder or name, a replay buffer's *.pkl, or a run's folder"
-    )
+    from_: str = setting("", "of others: a data set's folder or name, a replay buffer's *.pkl, or a run's folder")
     env: str = setting("", "any id; that of the run, or of the data set, by default")
     env_options: dict[str, Any] = setting({}, "options of the environment, as in env.sticky=0.25")
     policy: str = setting("random", "random, a run's folder; for env=, a policy's file or my_file:function, too")
@@ -68,9 +66,7 @@ class RecordConfig(Settings):
     signals: bool = setting(False, "whether to keep named quantities of the state")
     snapshots: str = setting("", "a second file, of up to 1,000 of the states that were met, for train's starts=FILE")
     seed: int = setting(0, "of the first episode, and of random actions", low=0)
-    trust: bool = setting(
-        False, "whether the run may name code and servers, as in env=module:Id, and a *.pkl may run its code"
-    )
+    trust: bool = setting(False, "whether the run may name code and servers, as env=module:Id, and a *.pkl run code")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -39,9 +39,7 @@ class WatchConfig(Settings):
     run: str = setting(help="a run's folder below runs/")
     episodes: int = setting(3, "how many", low=1)
     out: str = setting("", "a file to write instead of opening a window; watch.mp4 in the run without a screen")
-    window: str = setting(
-        "auto", "true or false; auto opens one if there is a screen and no out=", choices=("auto", "true", "false")
-    )
+    window: str = setting("auto", "auto: where there is a screen and no out=", choices=("auto", "true", "false"))
     checkpoint: str = setting("", "environment steps of the checkpoint to watch, or best; the newest")
     policy: str = setting("trained", "trained, or random for comparison", choices=("trained", "random"))
     seed: int = setting(0, "of the first episode; the episodes of runners.evaluate are others", low=0)

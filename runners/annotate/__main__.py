@@ -62,9 +62,7 @@ class AnnotateConfig(Settings):
     out: str = setting("", "the file to write: labels *.jsonl, or the findings of an audit *.json")
     goal: str = setting("", "what counts as progress, a sentence; the environment's own")
     family: str = setting("", "family of environments, such as nethack; the recording's")
-    pairs: int = setting(
-        0, "ask which of two captions is better, so many random pairs; 0 asks about single ones", low=0
-    )
+    pairs: int = setting(0, "ask which of two captions is better, so many random pairs; 0: about single ones", low=0)
     cache: str = setting("labels.sqlite", "file of answers that runs share; empty for none")
     dry_run: bool = setting(False, "only estimate how much would be asked")
     budget: int = setting(0, "answers after which nothing more is asked; 0 for no limit", low=0)

@@ -98,9 +98,7 @@ def _names(values: dict[str, Any]) -> tuple[str, list[str]]:
     """The agent's name, and those of the rewards; loads, where they are right, none but those of the user's files."""
     agent = values.get("agent", "ppo")
     if isinstance(agent, list | dict):
-        raise UsageError(
-            f"agent={short(agent)} is no name; a run has one agent, runners.sweep takes several (agent=A,B)"
-        )
+        raise UsageError(f"agent={short(agent)} is no name; a run has one agent, runners.sweep several (agent=A,B)")
     agent = named(agents.table, agent)
     if agent not in agents.names():
         if re.fullmatch(r"\w+", agent) and not nearest(agent, agents.names(), CLOSE):

@@ -27,9 +27,7 @@ def split(argument: str, names: Iterable[str] = ()) -> tuple[str, str]:
     if not re.fullmatch(r"[A-Za-z_][\w.-]*", key):
         raise UsageError(f"{key!r} is no key; write key=value with the keys that --help lists")
     if "_target_" in argument or "${" in argument:
-        raise UsageError(
-            f"{key}={short(text)} is refused: configurations are data, so there is no _target_ and no ${{...}}"
-        )
+        raise UsageError(f"{key}={short(text)} is refused: configurations are data, without _target_ and ${{...}}")
     if len(text) > MAX_LENGTH:
         raise UsageError(f"{key} has {len(text):,} characters; give at most {MAX_LENGTH:,}")
     return key, text

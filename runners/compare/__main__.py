@@ -97,13 +97,9 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
         if name not in rewards.names():
             raise UsageError(unknown("reward", name, rewards.names()))
     known = {goal.name: goal for goal in goals(config.env)}
-    if config.goal and not known:
-        raise UsageError(
-            f"goal={config.goal} cannot be looked up: no goals are known for {config.env}; "
-            "leave goal out, and rewards are compared with the task's own"
-        )
     if config.goal and config.goal not in known:
-        raise UsageError(f"goal={config.goal} is unknown; {config.env} has {', '.join(known)}")
+        has = ", ".join(known) or "none that are known: leave goal out, and rewards are compared with the task's own"
+        raise UsageError(f"goal={config.goal} is unknown; {config.env} has {has}")
     goal = known.get(config.goal)
     given = {argument.partition("=")[0] for argument in config.rest}
     for key in given:

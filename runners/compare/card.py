@@ -282,10 +282,7 @@ def _relative_spread(candidate: Candidate) -> float | None:
 
 
 def _speed(candidate: Candidate) -> dict[str, float]:
-    """Rows a second of rendering, embedding and scoring, and bytes that a transition keeps; 0 where nothing was timed.
-
-    Embeddings and frames that come from the folder take no time, so they are not measured again.
-    """
+    """Rows a second of rendering, embedding and scoring, 0 for what came from files; bytes that a transition keeps."""
     n, sample = len(candidate.values), candidate.sample
     reads = "frame" in candidate.reward.requires
     frame = sample.batch.frame if reads else None
@@ -294,11 +291,8 @@ def _speed(candidate: Candidate) -> dict[str, float]:
     obs = sum(x.nbytes for x in flatten({"obs": sample.batch.next_obs}).values()) / n
     frames = 0.0 if frame is None else frame.nbytes / n
     kept = obs + (frames if seen is None else seen.nbytes / n)
-    return {
-        **{name: n / spent if spent > 0 else 0.0 for name, spent in seconds.items()},
-        "bytes": kept,
-        "bytes_with_frames": obs + frames,
-    }
+    rates = {name: n / spent if spent > 0 else 0.0 for name, spent in seconds.items()}
+    return {**rates, "bytes": kept, "bytes_with_frames": obs + frames}
 
 
 def _controls(candidate: Candidate, truth: np.ndarray | None, target: np.ndarray) -> list[Card]:
@@ -467,13 +461,8 @@ def effective_horizon(
 ) -> EffectiveHorizon:
     """The least look-ahead, up to k, that solves `env` under a reward: a bonus beside the task, a goal alone.
 
-    Args:
-        solved: the task's return that counts; None for the environment's own success.
-        reward: as it stands; None for the task's own reward.
-        config: its settings, weight and shape included.
-
-    Raises:
-        UsageError: where actions are not discrete, or states cannot be copied.
+    `solved` is the task's return that counts, None for the environment's own success; a `reward` of None is the task's
+    own; `config` has its weight and shape. A UsageError where actions are not discrete, or states cannot be copied.
     """
     scorer = None if reward is None else _mix(reward, config)
     need = scorer.requires if scorer else ()
@@ -501,14 +490,9 @@ def _mix(reward: Reward, config: RewardConfig | None) -> Mix:
 
 def horizon_text(found: EffectiveHorizon, task: EffectiveHorizon) -> str:
     """The card's sentence about two effective horizons."""
-
-    def one(horizon: EffectiveHorizon) -> str:
-        return "not solved" if horizon.k is None else f"k={horizon.k} with m={horizon.m} (H={horizon.value:.2f})"
-
-    text = f"{one(found)}; the task's own reward: {one(task)}"
-    if math.isfinite(found.value) and found.value < task.value:
-        return f"{text}: it made the task easier"
-    return f"{text}: it made the task harder" if math.isfinite(task.value) and found.value > task.value else text
+    both = ["not solved" if x.k is None else f"k={x.k} with m={x.m} (H={x.value:.2f})" for x in (found, task)]
+    change = "easier" if found.value < task.value else "harder" if found.value > task.value else ""
+    return f"{both[0]}; the task's own reward: {both[1]}" + f": it made the task {change}" * bool(change)
 
 
 def verdict(found: Card) -> tuple[str, list[str]]:

@@ -90,9 +90,7 @@ def clustered(
     from scipy.cluster.vq import kmeans2, vq
 
     if not isinstance(actions, spaces.Discrete):
-        raise ValueError(
-            f"a finite model has discrete actions, not {actions}; choose an environment with Discrete ones"
-        )
+        raise ValueError(f"a finite model has discrete actions, not {actions}; give an environment with Discrete ones")
     now, after = layout.flatten(batch.obs).astype(np.float64), layout.flatten(batch.next_obs).astype(np.float64)
     scale = np.maximum(now.std(axis=0), 1e-6)
     centres, _ = kmeans2(now / scale, min(states, len(np.unique(now, axis=0))), minit="++", seed=seed)
@@ -126,19 +124,6 @@ def gaps(q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Delta(s) (S,), 0 where all actions are best, and which actions are among the best, bool (S, A)."""
     best = q >= q.max(axis=1, keepdims=True) - TINY * max(1.0, float(np.abs(q).max()))
     return q.max(axis=1) - np.where(best.all(axis=1), q.max(axis=1), np.where(best, -np.inf, q).max(axis=1)), best
-
-
-def truncated(policy: np.ndarray, transition: np.ndarray, gamma: float, horizon: int) -> np.ndarray:
-    """What maps rewards (S * A,) to values of `horizon` steps after the first under a policy (S,): (S * A, S * A)."""
-    states, actions = transition.shape[:2]
-    step = np.zeros((states, actions, states, actions))
-    step[:, :, np.arange(states), policy] = transition
-    step = gamma * step.reshape(states * actions, -1)
-    total = power = np.eye(len(step))
-    for _ in range(horizon):
-        power = power @ step
-        total = total + power
-    return total
 
 
 def informativeness(reward: np.ndarray, task: np.ndarray, transition: np.ndarray, gamma: float) -> float | None:

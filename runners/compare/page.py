@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
 
 from runners.compare.card import DO_NOT, NOT_JUDGED, USABLE, WEAK, Candidate, Card
 from runners.compare.finite import EPS
@@ -74,12 +72,10 @@ def facts(card: Card) -> list[tuple[str, str]]:
     far = starc and f"{starc['distance']:.3f} {_interval(starc, 'distance')} ({starc['kind']})"
     rows.append(("STARC distance", far or "none: it has a memory"))
     if audit := card["audit"]:
-        tied = (
-            f"the best two tie in {audit['tied']:.0%} of states (under the target in {audit['tied_target']:.0%}); noise"
-        )
-        tied += f" of {EPS:.0%} of the range changes {audit['moved']:.0%} of greedy choices ({audit['kind']})"
+        tied = f"the best two tie in {audit['tied']:.0%} of states (under the target in {audit['tied_target']:.0%})"
+        noise = f"noise of {EPS:.0%} of the range changes {audit['moved']:.0%} of greedy choices ({audit['kind']})"
         early = audit["informativeness"]
-        rows.append(("best actions", tied))
+        rows.append(("best actions", f"{tied}; {noise}"))
         rows.append(("informativeness", "undefined" if early is None else f"{early:.2f} (1 tells at once, 0 nothing)"))
     if truth:
         rows.append(("with the task's reward", f"Pearson {task['pearson']:.3f}"))
@@ -143,10 +139,9 @@ def extremes(candidate: Candidate, count: int = 8) -> dict[str, list[int]]:
 def _frame(candidate: Candidate, card: Card, row: int) -> tuple[str, str, bool]:
     """A frame, its score, and whether it meets the goal."""
     frames: Any = candidate.sample.batch.frame
-    buffer = io.BytesIO()
-    Image.fromarray(frames[row]).save(buffer, "PNG")
+
     met = card["truth"] is not None and bool(candidate.sample.truth[row, card["goal"]])
-    return html.embedded(buffer.getvalue(), "image/png"), f"{candidate.values[row]:.3f}", met
+    return html.picture(frames[row]), f"{candidate.values[row]:.3f}", met
 
 
 def _landscape(card: Card) -> tuple[str, str] | None:

@@ -44,6 +44,8 @@ from runners.sweep.job import Job, JobLog, Launcher
 MOMENTS = 10  # of a training that the author reads
 TIMEOUT = 2.0  # seconds for the code on all transitions
 
+Arms = dict[str, dict[str, str]]  # name -> what its runs are given
+
 
 @dataclass
 class Proposal:
@@ -70,9 +72,7 @@ def search(config: DesignConfig) -> Proposal:
     with Signals(), closing(JobLog(config.folder)) as log, closing(author):
         begin(config.folder, config.fixed())
         runs = config.rounds * config.candidates * config.seeds + (config.finalists + 1) * config.test_seeds
-        print(
-            f"at most {runs} runs of {int(config.train.total_timesteps):,} steps; folder: {config.folder}", flush=True
-        )
+        print(f"at most {runs} runs of {int(config.train.total_timesteps):,} steps in {config.folder}", flush=True)
         with closing(config.launch()) as launcher:
             found: list[Proposal] = []
             base = train(config, log, launcher, {"task": {"reward": "task"}}, SEARCH_SEED, config.seeds)["task"]
@@ -161,13 +161,7 @@ def _checked(answer: str | Exception, name: str, brief: authors.Brief, batches: 
 
 
 def train(
-    config: DesignConfig,
-    log: JobLog,
-    launcher: Launcher,
-    arms: dict[str, dict[str, str]],
-    first: int,
-    count: int,
-    kind: str = "jobs",
+    config: DesignConfig, log: JobLog, launcher: Launcher, arms: Arms, first: int, count: int, kind: str = "jobs"
 ) -> dict[str, list[float]]:
     """Run every arm with seeds `first`, ...; the task's returns of arms all of whose runs finished."""
     jobs: dict[str, list[Job]] = {
@@ -231,9 +225,7 @@ def judged(config: DesignConfig, about: list[str], found: list[Proposal], tests:
     best = max(finalists, key=lambda each: float(estimates[each.name].value))
     lines = {name: f"{float(e.value):.4g}" for name, e in estimates.items()}
     if config.test_seeds > 1:
-        lines = {
-            name: f"{line}  [{estimates[name].low:.4g}, {estimates[name].high:.4g}]" for name, line in lines.items()
-        }
+        lines = {name: f"{lines[name]}  [{e.low:.4g}, {e.high:.4g}]" for name, e in estimates.items()}
     command = config.command("runners.design")
     path = config.folder / "reward.py"
     head = f"# Task return {lines[best.name]} over {config.test_seeds} seeds; found by\n# {' '.join(command.split())}\n"

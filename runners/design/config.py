@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.settings import setting
-from runners.cli.compose import compose
-from runners.cli.value import replaced
-from runners.run.config import LOG_EVERY, UsageError
+from runners.run.config import UsageError
 from runners.sweep.config import JobsConfig
 from runners.sweep.grid import safe
 from runners.sweep.job import Job
@@ -23,9 +21,7 @@ class DesignConfig(JobsConfig):
 
     method: str = setting("code", "what designs the reward", choices=("code", "exprd", "adaptive", "explors"))
     task: str = setting("", "code: what the task is, for a model: a sentence or more")
-    describe: str = setting(
-        "", "code: what each number of obs and action is, for a model; or cartpole, pendulum, mountain_car_continuous"
-    )
+    describe: str = setting("", "code: the numbers of obs and action, for a model; cartpole, pendulum, or your words")
     judge: str = setting("recorded", "code: who writes it", choices=("openai", "recorded", "random"))
     judge_options: dict[str, Any] = setting({}, "judge.file=, judge.model=, judge.url=, judge.answers=, ...")
     rounds: int = setting(3, "code: times that the author is asked; raised later, the search continues", low=1)
@@ -43,20 +39,12 @@ class DesignConfig(JobsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.refuse("run_dir", "resume")
         for key in (argument.partition("=")[0] for argument in self.rest):
             if key.split(".")[0] == "reward":
                 raise UsageError(f"{key}= cannot be given here, as the reward is what is designed; leave it out")
-        self.train, _ = compose(self.rest)
-        if self.train.eval_episodes == 0:
-            raise UsageError("eval_episodes=0 leaves nothing to judge a reward by; give 1 or more")
+        self.train, self.argv = self.searched(self.rest)
         if self.judge == "openai" and not (self.task.strip() and self.describe.strip()):
-            raise UsageError(
-                "judge=openai needs task= (what the task is) and describe= (what each number of an observation and an "
-                "action means)"
-            )
-        log_every = min(LOG_EVERY, max(int(self.train.total_timesteps) // 20, 1))
-        self.argv = tuple(replaced(("control=none", "video=false", f"log_every={log_every}"), self.rest))
+            raise UsageError("judge=openai needs task= (what it is) and describe= (each number of obs and action)")
         name = self.name or f"{self.train.env}-{self.method}" + f"-{self.judge}" * (self.method == "code")
         self.folder = Path(self.root).absolute() / "design" / safe(name)
 
@@ -67,17 +55,6 @@ class DesignConfig(JobsConfig):
 
     def fixed(self) -> dict[str, Any]:
         """What must be the same for a search to continue in its folder; more rounds and other comments may come."""
-        free = (
-            "rest",
-            "name",
-            "root",
-            "launcher",
-            "launcher_options",
-            "slots",
-            "gpus",
-            "rounds",
-            "comment",
-            "finalists",
-        )
-        own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in (*free, "test_seeds")}
+        free = {*JobsConfig.__dataclass_fields__, "rounds", "comment", "finalists", "test_seeds"}
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in free}
         return {"argv": list(self.argv), **own}

@@ -11,9 +11,7 @@ authors 2024, "Informativeness of Reward Functions in Reinforcement Learning" (A
 Differences: SciPy's HiGHS; one policy instead of a loop over all optimal ones, which are exponentially many: another
 optimal action may become worse, a bad one never good; only the states whose bounds cost the program most are tried.
 When it fails: more than 600 pairs of state and action; a clustered recording whose model is wrong; few states, for a
-learner that has not found the goal: it collects their small rewards again and again, although finishing is worth more.
-In four rooms, Q-learning with 3 or 5 states never left them, with all states it needed two episodes (one seed each,
-`python -m benchmarks exprd`).
+learner that has not found the goal: it collects their small rewards again and again (`python -m benchmarks exprd`).
 """
 
 from __future__ import annotations
@@ -107,9 +105,7 @@ def model_of(config: DesignConfig) -> tuple[FiniteModel, np.ndarray, Array]:
         raise UsageError(f"{run.env} has {task.size} pairs of state and action, at most {PAIRS} can be solved for")
     same = np.ptp(rewards) == 0 and np.allclose(model.transition.sum(axis=2), 1)  # and nothing ends
     if same or not np.ptp(optimal(task, model.transition, 0.99), axis=1).any():
-        raise UsageError(
-            f"under the task's reward all actions are as good in this model of {run.env}; give data= that earns it"
-        )
+        raise UsageError(f"by the task's reward all actions are as good in this model of {run.env}; give data= with it")
     return model, task, obs
 
 
@@ -123,9 +119,8 @@ def learner_of(config: DesignConfig, model: FiniteModel, obs: Array) -> np.ndarr
     taken = np.zeros((states, actions))
     for _ in range(DRAWS):
         action, _ = trained.predict(map_obs(lambda x: x[first], obs), deterministic=False)
-        taken[np.arange(states), np.asarray(action, int).ravel() - int(getattr(trained.action_space, "start", 0))] += (
-            1 / DRAWS
-        )
+        chosen = np.asarray(action, int).ravel() - int(getattr(trained.action_space, "start", 0))
+        taken[np.arange(states), chosen] += 1 / DRAWS
     return taken
 
 

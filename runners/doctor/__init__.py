@@ -36,13 +36,7 @@ class Finding(NamedTuple):
 
 
 def ask(
-    name: str,
-    target: str,
-    *arguments: Any,
-    fix: str = "",
-    required: bool = True,
-    timeout: float = 60.0,
-    **variables: str,
+    name: str, target: str, *arguments: Any, fix: str = "", required: bool = True, timeout: float = 60, **variables: str
 ) -> list[Finding]:
     """Run a check, "module:function", in a process of its own: what it found, and a line if it did not come to its end.
 
@@ -51,17 +45,10 @@ def ask(
     """
     child = "import runners.doctor; runners.doctor.run()"
     command = [sys.executable, "-X", "faulthandler", "-c", child, target, json.dumps(arguments)]
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environ = {**os.environ, **variables}
     try:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            env={**os.environ, **variables},
-            start_new_session=True,
-        )
+        process = subprocess.Popen(command, text=True, errors="replace", env=environ, start_new_session=True, **streams)
     except OSError as error:
         return [Finding.broken(name, f"no process could be started for it ({error})", fix, required)]
     hung = False

@@ -14,7 +14,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +24,7 @@ from runners.doctor import Finding, ask, checks
 from runners.run.config import UsageError, unknown
 from runners.run.packages import DISTRIBUTION, required
 
-COLOURS = {"ok": "green", "warning": "yellow", "optional": "dim", "missing": "red"}
+COLOURS = {"ok": 32, "warning": 33, "optional": 2, "missing": 31}  # as terminals number them
 ENVIRONMENTS = (  # name, id, whether it is drawn
     ("classic control", "CartPole-v1", True),
     ("box2d", "LunarLander-v3", True),
@@ -83,7 +82,6 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
         "packages": alone("packages", "ours", fix="pip install lodestar-rl"),
         "imports": partial(checks.imports, core or [DISTRIBUTION], 3 * timeout),
         "pygame": alone("pygame", "pygames"),
-        "solver": alone("mujoco's solver", "solver", required=False),
         "torch": alone("torch", "torch", fix="pip install 'torch>=2.10'"),
         "cores": alone("cores", "cores", required=False),
         "disk": alone("disk", "disk", config.root, fix="root=<a folder that you may write to>"),
@@ -108,9 +106,8 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
 
 def choose(made: dict[str, Check], only: list[str]) -> dict[str, Check]:
     """Those that `only` names; all if it names none."""
-    for name in only:
-        if name not in made:
-            raise UsageError(unknown("only", name, made))
+    if strange := [name for name in only if name not in made]:
+        raise UsageError(unknown("only", strange[0], made))
     return {name: check for name, check in made.items() if not only or name in only}
 
 
@@ -123,18 +120,9 @@ def answers(made: list[Check]) -> Iterator[list[Finding]]:
 
 def show(findings: list[Finding]) -> None:
     """Print lines; coloured on a terminal."""
-    for finding in findings:
-        lines = f"{finding.name:<20} {finding.found}" + (f"\n{'':<29} {finding.fix}" if finding.fix else "")
-        with suppress(ImportError):
-            if sys.stdout.isatty():
-                from rich.console import Console
-                from rich.text import Text
-
-                Console().print(
-                    Text.assemble((f"{finding.state:<8}", COLOURS[finding.state]), " ", lines), soft_wrap=True
-                )
-                continue
-        print(f"{finding.state:<8} {lines}", flush=True)
+    for name, state, found, fix, _ in findings:
+        colour, end = (f"\x1b[{COLOURS[state]}m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
+        print(f"{colour}{state:<8}{end} {name:<20} {found}" + (f"\n{'':<29} {fix}" if fix else ""), flush=True)
 
 
 main = Command(DoctorConfig, examine, __doc__, bare=True)

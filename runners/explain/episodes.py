@@ -34,9 +34,7 @@ class PlayedRows:
 
     batch: Transitions  # (M,), without frames
     episode: np.ndarray  # int (M,), whose row it is
-    scaled: dict[
-        str, np.ndarray
-    ]  # stream -> float32 (M,), not weighted; and the task's, if it is no part of the reward
+    scaled: dict[str, np.ndarray]  # stream -> float32 (M,), not weighted; and the task's, where it is no part
     weights: dict[str, float]  # stream -> its weight at this checkpoint
     gamma: dict[str, float]
     chosen: torch.Tensor  # (M, n), what was sampled; of no use where the policy has no probabilities

@@ -67,9 +67,8 @@ def advantages(
 
     begins = played.begins
     read = np.c_[flat(played.batch.obs, Inputs(view.model.observation_space)), played.batch.step]
-    forest = ExtraTreesRegressor(
-        50, min_samples_leaf=5, max_features=1.0 if read.shape[1] <= 64 else "sqrt", random_state=0
-    )
+    most = 1.0 if read.shape[1] <= 64 else "sqrt"
+    forest = ExtraTreesRegressor(50, min_samples_leaf=5, max_features=most, random_state=0)
     folds = GroupKFold(min(5, len(played.returns)))
     found, explains = {}, {}
     for name, rewards in played.scaled.items():
@@ -111,16 +110,11 @@ def gradients(played: PlayedRows, view: PolicyView, found: Mapping[str, np.ndarr
 def angles(
     by_episode: Mapping[str, Tensor], task: str, draws: int = 1000, seed: int = 0
 ) -> dict[str, dict[str, float]]:
-    """How a stream's gradient stands to the task's, and how sure that is, from the gradients of E episodes.
+    """How a stream's gradient stands to the task's, and how sure that is, from what each of E episodes adds, (E, P).
 
-    Args:
-        by_episode: stream -> (E, P), what each episode adds to its gradient.
-        task: the stream that the others are compared with.
-        draws: of the bootstrap over episodes, and of the halves.
-
-    Returns:
-        Stream -> "cosine" with the task's gradient, "low" and "high", its 95 % interval, and "repeats": the cosine with
-        its own on the other half of the episodes, mean over halves. Near 0 the gradient is noise, and so is the cosine.
+    Returns stream -> "cosine" with the gradient of `task`, "low" and "high", its 95 % interval by a bootstrap over
+    episodes, and "repeats": the cosine with its own on the other half of the episodes, mean over halves. Near 0 the
+    gradient is noise, and so is the cosine.
     """
     names, rng = list(by_episode), torch.Generator().manual_seed(seed)
     count, table = len(by_episode[task]), cosines({name: each.sum(0) for name, each in by_episode.items()})

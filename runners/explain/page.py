@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
-from PIL import Image
 
 from runners.report import html, plots
 from runners.run.curve import colours
@@ -47,10 +45,8 @@ def table(found: Found) -> list[list[str]]:
 def fidelity(tree: Found) -> str:
     """How well the tree imitates, in a sentence."""
     what = "the policy's choice in" if tree["discrete"] else "of the variance of the policy's actions:"
-    return (
-        f"tree of {tree['rows']:,} held-out states: {what} {tree['fidelity']:.1%}; "
-        f"always {tree['answer']}: {tree['constant']:.1%}"
-    )
+    always = f"always {tree['answer']}: {tree['constant']:.1%}"
+    return f"tree of {tree['rows']:,} held-out states: {what} {tree['fidelity']:.1%}; {always}"
 
 
 def lines(found: Found) -> list[str]:
@@ -74,7 +70,7 @@ def lines(found: Found) -> list[str]:
 def write(path: Path, found: Found, pictures: Mapping[Any, np.ndarray]) -> Path:
     """Write the page."""
     moments = {
-        name: [{**each, "picture": shown(pictures.get(tuple(each["moment"])))} for each in group]
+        name: [{**each, "picture": html.picture(pictures.get(tuple(each["moment"])), WIDTH)} for each in group]
         for name, group in found["moments"].items()
     }
     made: dict[str, Any] = {**found, "headline": headline(found), "table": table(found), "moments": moments}
@@ -99,12 +95,3 @@ def write(path: Path, found: Found, pictures: Mapping[Any, np.ndarray]) -> Path:
             axis.set(xticks=[], yticks=[], title="change while a place is hidden")
             made["heat"] = html.figure(figure)
     return html.write(path, "explain/explain.html", made)
-
-
-def shown(picture: np.ndarray | None) -> str:
-    """A picture as a data URI; "" for none."""
-    if picture is None:
-        return ""
-    buffer = io.BytesIO()
-    Image.fromarray(picture).resize((WIDTH, WIDTH)).save(buffer, "PNG")
-    return html.embedded(buffer.getvalue(), "image/png")

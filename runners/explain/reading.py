@@ -108,20 +108,16 @@ def imitate(
     """
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor, export_text
 
-    held = episode >= max(2 * (episode[-1] + 1) // 3, 1)
+    held, shape = episode >= max(2 * (episode[-1] + 1) // 3, 1), {"max_depth": DEPTH, "max_leaf_nodes": LEAVES}
     if discrete:
         found, target = np.unique(actions, axis=0, return_inverse=True)
         words = [", ".join(map(str, row)) if len(row) > 1 or not meanings else meanings[int(row[0])] for row in found]
-        tree = DecisionTreeClassifier(max_depth=DEPTH, max_leaf_nodes=LEAVES, random_state=0).fit(
-            read[~held], target[~held]
-        )
+        tree = DecisionTreeClassifier(**shape, random_state=0).fit(read[~held], target[~held])
         most = np.bincount(target[~held]).argmax()
         fidelity, constant = (float(np.mean(x == target[held])) for x in (tree.predict(read[held]), most))
         answer, options = words[most], {"class_names": [words[i] for i in tree.classes_]}
     else:
-        tree = DecisionTreeRegressor(max_depth=DEPTH, max_leaf_nodes=LEAVES, random_state=0).fit(
-            read[~held], actions[~held]
-        )
+        tree = DecisionTreeRegressor(**shape, random_state=0).fit(read[~held], actions[~held])
         mean, options = actions[~held].mean(0), {}
         spread = max(float(np.square(actions[held] - actions[held].mean(0)).sum()), 1e-12)
         guesses = tree.predict(read[held]).reshape(-1, len(mean)), mean
@@ -129,7 +125,5 @@ def imitate(
         answer = ", ".join(f"{value:.3g}" for value in mean)
     alone = tree.get_n_leaves() == 1  # a single class would be called 0
     rules = [f"always {answer}"] if alone else export_text(tree, feature_names=names, **options).splitlines()
-    return {
-        **{"fidelity": fidelity, "constant": constant, "answer": answer, "discrete": discrete},
-        **{"rows": int(held.sum()), "rules": rules},
-    }
+    numbers: dict[str, Any] = {"fidelity": fidelity, "constant": constant, "answer": answer, "discrete": discrete}
+    return numbers | {"rows": int(held.sum()), "rules": rules}

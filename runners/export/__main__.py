@@ -188,22 +188,14 @@ def write_onnx(policy: Policy, path: Path) -> None:
     inputs = [*policy.inputs.values(), *([((sum(policy.action.sizes),), "bool")] if policy.action.masked else [])]
     example = tuple(torch.from_numpy(np.zeros((2, *shape), dtype)) for shape, dtype in inputs)
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
+    shapes = (tuple({0: batch} for _ in example),)
+    named: dict[str, Any] = {"input_names": policy.names, "output_names": ["action"], "dynamic_shapes": shapes}
+    named |= {"dynamo": True, "opset_version": OPSET, "external_data": False, "verbose": False}
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            torch.onnx.export(
-                policy,
-                example,
-                path,
-                dynamo=True,
-                opset_version=OPSET,
-                input_names=policy.names,
-                output_names=["action"],
-                dynamic_shapes=(tuple({0: batch} for _ in example),),
-                external_data=False,
-                verbose=False,
-            )
+            torch.onnx.export(policy, example, path, **named)
     finally:
         logging.disable(logging.NOTSET)
 

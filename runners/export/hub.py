@@ -99,9 +99,7 @@ def sentences(repo: str) -> Iterator[Any]:
     except errors.HFValidationError:
         raise ValueError(f"{repo!r} is no repository's name; give owner/name, as in me/cartpole") from None
     except errors.GatedRepoError:
-        raise ValueError(
-            f"{repo} is gated; ask for access on {api.endpoint}/{repo}, and log in with hf auth login"
-        ) from None
+        raise ValueError(f"{repo} is gated; ask for access on {api.endpoint}/{repo}; then hf auth login") from None
     except errors.RevisionNotFoundError:
         raise ValueError(f"{repo} has no such revision; give a branch, a tag or a commit of it") from None
     except (errors.RepositoryNotFoundError, errors.LocalTokenNotFoundError):

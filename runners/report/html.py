@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 from matplotlib.figure import Figure
+from PIL import Image
 
 
 def write(path: Path, template: str, values: dict[str, Any]) -> Path:
@@ -38,3 +40,12 @@ def figure(drawn: Figure, kind: str = "svg", **options: Any) -> str:
     metadata = {"Date": None} if kind == "svg" else None  # the same numbers give the same bytes
     drawn.savefig(buffer, format=kind, metadata=metadata, **options)
     return embedded(buffer.getvalue(), "image/svg+xml" if kind == "svg" else "image/png")
+
+
+def picture(pixels: np.ndarray | None, width: int = 0) -> str:
+    """A square image (side, side, 3) as a data URI, at its size or another; "" for none."""
+    if pixels is None:
+        return ""
+    image, buffer = Image.fromarray(pixels), io.BytesIO()
+    (image.resize((width, width)) if width else image).save(buffer, "PNG")
+    return embedded(buffer.getvalue(), "image/png")

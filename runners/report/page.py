@@ -164,9 +164,7 @@ def evidence(numbers: Numbers) -> list[str]:
             "exploration included."
         )
     if len(data.arms) > 1 and not any(arm.baseline for arm in data.arms):
-        lines.append(
-            "No arm is trained on the task's reward alone, so nothing here shows whether a learned reward helped."
-        )
+        lines.append("No arm is trained on the task's reward alone, so nothing shows whether a learned reward helped.")
     lines += [_verdict(row) for row in numbers.find("normalised_difference", task=ALL)]
     overlapping = []
     for task in data.tasks:
@@ -202,9 +200,7 @@ def scales(numbers: Numbers) -> list[str]:
     for task, scale in numbers.scales.items():
         if not scale.missing:
             tasks[scale.name].append(task)
-    lines = [
-        f"On {join(members)}, 0 is what a random policy scores and 1 is {name}." for name, members in tasks.items()
-    ]
+    lines = [f"On {join(members)}, 0 is a random policy's score and 1 is {name}." for name, members in tasks.items()]
     if any("best arm" in name for name in tasks):
         lines.append(
             "The best arm is the unit where there is no single baseline, or where the baseline's lead over a random "

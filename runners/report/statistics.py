@@ -194,9 +194,7 @@ def mfmc(dear: Sequence[float], cheap: Sequence[float]) -> Controlled:
     high, low = np.asarray(dear, np.float64), np.asarray(cheap, np.float64)
     n, m, pairs = len(high), len(low), low[: len(high)]
     if not 3 <= n < m:
-        raise ValueError(
-            f"{n} whole episodes and {m} cheap ones make no estimate; give at least 3, and more cheap ones"
-        )
+        raise ValueError(f"{n} whole episodes and {m} cheap ones make no estimate; give 3 or more, and more cheap ones")
     terms = np.empty(n)
     for i in range(n):
         x, y = np.delete(pairs, i), np.delete(high, i)

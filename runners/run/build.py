@@ -163,9 +163,7 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path 
         return guided(envs, mix)
     unfit = ("batched", "workers") if guides(mix) else ("batched",)
     if config.backend in unfit:
-        raise UsageError(
-            f"backend={config.backend} does not fit agent={config.agent_name}; use agent=ppo, or backend=auto"
-        )
+        raise UsageError(f"backend={config.backend} does not fit agent={config.agent_name}; use backend=auto")
     wrap = functools.partial(guided, mix=mix) if guides(mix) else end
     return make_venv(config.env, n, config.seed, workers=workers, wrap=wrap, **options)
 
@@ -283,9 +281,7 @@ def initialise(config: TrainConfig, parts: Parts) -> str:
     try:
         if config.init != "rewards":
             if name != config.agent_name:
-                raise UsageError(
-                    f"init_from={run} has agent={name}, this run agent={config.agent_name}; give init=rewards"
-                )
+                raise UsageError(f"init_from={run} has agent={name}, not {config.agent_name}; give init=rewards")
             if hasattr(model, "start_from"):
                 model.start_from(state["agent"], streams)
             else:

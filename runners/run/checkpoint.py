@@ -118,9 +118,7 @@ def load(folder: Path, say: Callable[[str], None] = print, *, tidy: bool = False
                 with suppress(OSError):  # out of the way of the next saves, kept for inspection
                     path.rename(path.with_name(f"broken_{path.name}"))
     if candidates:
-        raise CheckpointError(
-            f"none of the {len(candidates)} checkpoints in {folder} is whole; start over with resume=never"
-        )
+        raise CheckpointError(f"none of {len(candidates)} checkpoints in {folder} is whole; start over: resume=never")
     return None
 
 
@@ -141,9 +139,7 @@ def read(path: Path) -> tuple[Any, int]:
             )
         for name in (ARRAYS, STATE):
             if files[name] != _fingerprint(path / name):
-                raise CheckpointError(
-                    f"checkpoint file {path / name} is corrupt (size or SHA-256 differs from {MANIFEST})"
-                )
+                raise CheckpointError(f"checkpoint file {path / name} is corrupt (size or SHA-256 is not {MANIFEST}'s)")
         state = json.loads(read_text(path / STATE, LARGE))
         return unpack(state["tree"], load_file(regular(path / ARRAYS))), int(state["step"])
     except CheckpointError:

@@ -52,9 +52,7 @@ class TrainConfig(Settings):
     agent_name: str = "ppo"
     preset: str = setting("auto", "a name, auto (the one made for this env and reward, if any) or none")
     seed: int = setting(0, "of environments, agent and rewards", low=0, below=2**31)
-    total_timesteps: int = setting(
-        100_000, "environment steps, summed over environments; 1e6 is fine", low=1, high=1e15
-    )
+    total_timesteps: int = setting(100_000, "environment steps, summed over environments; or 1e6", low=1, high=1e15)
     max_episode_steps: int | None = setting(None, "truncate episodes here; null keeps the environment's limit", low=1)
     n_envs: int = setting(0, "environments side by side; 0 takes the agent's own number", low=0, high=65_536)
     starts: str = setting(
@@ -67,19 +65,13 @@ class TrainConfig(Settings):
         "what steps them: batched (array programs of ours), gym (this process), workers, auto",
         choices=("auto", "batched", "gym", "workers"),
     )
-    step_timeout: float = setting(
-        60.0, "seconds that a step may take before its worker is replaced (backend=workers); 0: no limit", low=0
-    )
-    on_env_error: str = setting(
-        "stop", "what follows when an environment raises (backend=workers)", choices=("stop", "restart")
-    )
+    step_timeout: float = setting(60.0, "seconds until a slow worker is replaced (backend=workers); 0: never", low=0)
+    on_env_error: str = setting("stop", "where an environment raises (backend=workers)", choices=("stop", "restart"))
     device: str = setting("auto", "as torch writes it; auto takes a GPU if there is one")
     num_threads: int = setting(1, "of torch; small networks get slower with more", low=1, high=1024)
     root: str = setting("runs", "folder that runs are written to")
     run_dir: str = setting("", "exactly this folder instead of root/env/agent-reward/time-seed")
-    resume: str = setting(
-        "auto", "auto (the same command continues where it stopped), never, or must", choices=("auto", "never", "must")
-    )
+    resume: str = setting("auto", "auto (the same command continues), never, must", choices=("auto", "never", "must"))
     init_from: str = setting("", "folder of a run with whose weights this one begins")
     init: str = setting("both", "what of init_from is taken", choices=("both", "agent", "rewards"))
     checkpoint_every: int = setting(20_000, "environment steps between two checkpoints; 0 saves only at the end", low=0)
@@ -87,19 +79,11 @@ class TrainConfig(Settings):
     logger: list[str] = setting(
         ["tensorboard"], "where the log goes besides metrics.csv; [] for nowhere", choices=("tensorboard", "wandb")
     )
-    histograms: bool = setting(
-        False, "with each row of the log, TensorBoard histograms of weights, gradients and each reward's scores"
-    )
+    histograms: bool = setting(False, "with each row of the log, histograms of weights, gradients, rewards' scores")
     eval_episodes: int = setting(20, "episodes of the final evaluation; 0 skips it", low=0)
-    eval_steps: int = setting(
-        20_000, "no further evaluation episode begins after so many environment steps, and none is longer", low=1
-    )
-    eval_every: int = setting(
-        0, "environment steps between evaluations while training; the best policy's weights are kept; 0: none", low=0
-    )
-    eval_sampled: bool = setting(
-        False, "evaluate by sampled actions, not the likeliest, which may repeat itself for ever; in NetHack always"
-    )
+    eval_steps: int = setting(20_000, "environment steps after which no evaluation episode begins, nor goes on", low=1)
+    eval_every: int = setting(0, "environment steps between evaluations, which keep the best weights; 0: none", low=0)
+    eval_sampled: bool = setting(False, "evaluate by sampled actions, not the likeliest; in NetHack always")
     coverage: str = setting(
         "", "log how many different observations the agent acted on: all, or A:B for that part of a vector; empty: none"
     )
@@ -111,9 +95,7 @@ class TrainConfig(Settings):
         "what a reward that is NaN or infinite does: stop (exit code 4), or zero (replaced by 0 and counted)",
         choices=("stop", "zero"),
     )
-    control: str = setting(
-        "auto", "auto (run the reward's own control beside it, up to 200,000 steps) or none", choices=("auto", "none")
-    )
+    control: str = setting("auto", "auto (the reward's own, up to 200,000 steps) or none", choices=("auto", "none"))
 
     trust: bool = setting(False, "whether a preset's file may name code, servers and files, as in env=module:Id")
 

@@ -118,9 +118,7 @@ def open_folder(config: TrainConfig) -> RunFolder:
 def _open_named(config: TrainConfig, path: Path) -> RunFolder:
     status = _status(path)
     if status is not None and status["state"] == EXPORTED:
-        raise UsageError(
-            f"run_dir={path} is an exported run, which cannot go on training; init_from={path} begins with it"
-        )
+        raise UsageError(f"run_dir={path} is an exported run, which cannot train on; init_from={path} begins with it")
     if status is None:
         if path.is_dir() and not _untouched(path):
             raise UsageError(f"run_dir={path} is not empty and holds no run; give a new folder")
@@ -133,9 +131,7 @@ def _open_named(config: TrainConfig, path: Path) -> RunFolder:
         raise InUse(f"run_dir={path} is in use by process {pid}; wait for it, or give another run_dir")
     try:
         if status is not None and status.get("key") != config.key() and not _extends(config, status):
-            raise UsageError(
-                f"run_dir={path} holds another run (it differs in {_differences(config, path)}); give another run_dir"
-            )
+            raise UsageError(f"run_dir={path} holds another run ({_differences(config, path)}); give another run_dir")
         if status is not None and config.resume == "never":
             raise UsageError(f"run_dir={path} holds a run already and resume=never; give another run_dir")
     except UsageError:

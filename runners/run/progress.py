@@ -240,9 +240,7 @@ class Saver(BaseCallback):
             checkpoint.save(self.folder.checkpoints, state, step)
         except OSError as error:
             self._failed_at, self.storage_error = time.monotonic(), str(error)
-            self.live.say(
-                f"no checkpoint at step {step:,} ({error}); the earlier ones are intact and training continues"
-            )
+            self.live.say(f"no checkpoint at step {step:,} ({error}); the earlier ones are intact, training continues")
             return
         self._saved, self.storage_error = step, None
         with suppress(OSError):

@@ -179,9 +179,7 @@ def refuse(arguments: Iterable[str]) -> None:
         key = argument.partition("=")[0]
         name = next((name for name, value in known.items() if value in argument), None)
         if name is not None:
-            raise UsageError(
-                f"{key} holds the value of ${name}, which would be written down; give the name {name} instead"
-            )
+            raise UsageError(f"{key} holds the value of ${name}, which would be written down; give its name {name}")
         if LOGIN.search(argument):
             raise UsageError(
                 f"{key} holds a web address with a login, which would be written down; put a key into an environment "

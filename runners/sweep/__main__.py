@@ -45,9 +45,7 @@ QUIET = {"video": "false", "control": "none", "checkpoint_every": str(STEPS // 2
 class SweepConfig(JobsConfig):
     """One sweep."""
 
-    resume: str = setting(
-        "unfinished", "what runs again; errored: also what failed, never: no sweep that was begun", choices=RESUME
-    )
+    resume: str = setting("unfinished", "what runs again; errored: what failed, too; never: nothing", choices=RESUME)
     attempts: int = setting(3, "how often a job that crashes is started; it continues from its last checkpoint", low=1)
     dry: bool = setting(False, "only estimate how long and how large all jobs will be, from a short run of each kind")
     report: bool = setting(True, "write the report's page at the end")

@@ -16,9 +16,10 @@ from typing import Any
 from envs.files import read_json
 from envs.settings import Settings, declarations, described, setting
 from runners.cli.command import OPTIONS, REST, written
+from runners.cli.compose import compose
 from runners.cli.value import cast, literal, replaced
 from runners.run.checkpoint import write_atomically
-from runners.run.config import UsageError, unknown
+from runners.run.config import LOG_EVERY, TrainConfig, UsageError, unknown
 from runners.sweep.job import Job, Launcher
 
 LAUNCHERS = {"local": "runners.sweep.local:Local", "ray": "runners.sweep.ray:Ray", "slurm": "runners.sweep.slurm:Slurm"}
@@ -33,9 +34,7 @@ class JobsConfig(Settings):
     launcher: str = setting("local", "what runs the jobs", choices=tuple(LAUNCHERS))
     launcher_options: dict[str, Any] = setting({}, "options of the launcher")
     slots: int | None = setting(None, "jobs at once; by default one a core", low=1)
-    gpus: float = setting(
-        0.0, "share of a GPU for a job, as in 0.25 for four on one, or how many; 0 ignores GPUs", low=0
-    )
+    gpus: float = setting(0.0, "share of a GPU for a job, as in 0.25 for four on one, or how many; 0: none", low=0)
     rest: list[str] = setting([], "keys of runners.train")
 
     def __post_init__(self) -> None:
@@ -66,10 +65,19 @@ class JobsConfig(Settings):
 
     def refuse(self, *keys: str) -> None:
         """A UsageError if keys of runners.train were given that belong to the command itself."""
-        for key in (argument.partition("=")[0] for argument in self.rest):
-            if key in keys:
-                hint = "as every run has a folder of its own; give name= or root="
-                raise UsageError(f"{key}= cannot be given here, {hint}")
+        if wrong := [key for key in (argument.partition("=")[0] for argument in self.rest) if key in keys]:
+            raise UsageError(
+                f"{wrong[0]}= cannot be given here, as every run has a folder of its own; give name= or root="
+            )
+
+    def searched(self, rest: list[str]) -> tuple[TrainConfig, tuple[str, ...]]:
+        """The plain run of a search, and what each is given: without video and control, which would double its cost."""
+        self.refuse("run_dir", "resume")
+        train, _ = compose(rest)
+        if train.eval_episodes == 0:
+            raise UsageError("eval_episodes=0 leaves nothing to judge runs by; give 1 or more")
+        log_every = min(LOG_EVERY, max(int(train.total_timesteps) // 20, 1))
+        return train, tuple(replaced(("control=none", "video=false", f"log_every={log_every}"), rest))
 
 
 def begin(folder: Path, settings: dict[str, Any]) -> None:
@@ -84,8 +92,6 @@ def begin(folder: Path, settings: dict[str, Any]) -> None:
 
 def make_launcher(name: str, options: dict[str, Any]) -> Launcher:
     """A launcher by its name, and the declared fields of its class; a UsageError if one of them is unknown."""
-    if name not in LAUNCHERS:
-        raise UsageError(unknown("launcher", name, LAUNCHERS))
     module, _, kind = LAUNCHERS[name].partition(":")
     cls = getattr(import_module(module), kind)
     known = [f"launcher.{key}" for key, declared in declarations(cls).items() if declared.help]

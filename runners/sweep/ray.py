@@ -225,9 +225,7 @@ def _connect(ray: Any, address: str) -> None:
             with local_only():
                 ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
         except Exception as error:  # a plain Exception if a busy machine takes longer than Ray waits
-            raise UsageError(
-                f"Ray does not start here ({_first_line(error)}); try again, or give launcher=local"
-            ) from None
+            raise UsageError(f"Ray does not start ({_first_line(error)}); try again, or give launcher=local") from None
 
 
 def _on_loopback(ray: Any, address: str) -> bool:

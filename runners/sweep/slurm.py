@@ -54,9 +54,7 @@ class Slurm(Launcher):
     account: str | None = setting(None, "as sbatch takes it")
     setup: list[str] = setting([], "shell commands that every job begins with, as in 'module load cuda'")
     notice_s: int = setting(90, "seconds before the time limit at which a job is asked to save", low=1)
-    executor: str = setting(
-        "slurm", "or local: processes of this machine under submitit's control", choices=("slurm", "local")
-    )
+    executor: str = setting("slurm", "or local: processes here, through submitit", choices=("slurm", "local"))
 
     def __post_init__(self) -> None:
         import submitit

@@ -52,9 +52,7 @@ class TransferConfig(JobsConfig):
     budget: int = setting(5, "sources to train on, one after the other", low=1)
     seeds: int = setting(1, "runs of each source, with seeds 0, 1, ...", low=1)
     episodes: int = setting(10, "episodes of every policy on every task, the same for all", low=1)
-    controls: list[str] = setting(
-        [*CONTROLS], "other choices to compare with, which cost a budget each; [] for none", choices=CONTROLS
-    )
+    controls: list[str] = setting([*CONTROLS], "choices to compare with, a budget each; [] for none", choices=CONTROLS)
     seed: int = setting(0, "of the random control", low=0)
 
     def __post_init__(self) -> None:
@@ -213,9 +211,8 @@ def write(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndar
     with (config.folder / "matrix.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["source", "seed", *config.labels])
-        table.writerows(
-            [config.labels[s], seed, *each] for s in sorted(rows) for seed, each in enumerate(rows[s].tolist())
-        )
+        for source in sorted(rows):
+            table.writerows([config.labels[source], seed, *each] for seed, each in enumerate(rows[source].tolist()))
     return draw(config, found, rows)
 
 
@@ -230,22 +227,17 @@ def draw(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndarr
 
     labels = config.labels
     sources = sorted(rows)
-    place = {label: k + 1 for k, label in enumerate(found["orders"][OURS])}
+    numbered = {label: f"{k + 1}. {label}" for k, label in enumerate(found["orders"][OURS])}
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 1.5 + 0.35 * max(len(sources), 8)))
     image = left.imshow(np.array([rows[source].mean(axis=0) for source in sources]), aspect="auto")
     figure.colorbar(image, ax=left, label="task return")
-    left.set_yticks(
-        range(len(sources)), [f"{place[labels[s]]}. {labels[s]}" if labels[s] in place else labels[s] for s in sources]
-    )
+    left.set_yticks(range(len(sources)), [numbered.get(labels[source], labels[source]) for source in sources])
     left.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
     left.scatter(sources, range(len(sources)), marker="s", facecolors="none", edgecolors="white")  # at home
     left.set(xlabel="task", ylabel="trained on (numbers: order of choice)", title="zero-shot transfer")
     for colour, (name, values) in zip(STREAMS, found["generalised"].items()):
-        k = np.arange(1, len(values) + 1)
-        if name == "equidistant":
-            right.plot(k[-1:], values[-1:], "o", color=colour, label=name)
-        else:
-            right.plot(k, values, marker=".", color=colour, label=name)
+        first = len(values) - 1 if name == "equidistant" else 0  # these are spread for the whole budget
+        right.plot(range(first + 1, len(values) + 1), values[first:], marker=".", color=colour, label=name)
     right.set(xlabel="sources trained on", ylabel="task return, mean over tasks", title=config.train.env)
     right.xaxis.get_major_locator().set_params(integer=True)
     right.legend()

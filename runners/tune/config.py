@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.settings import declarations, setting
-from runners.cli.compose import compose, kinds_of
-from runners.cli.value import is_number, replaced
-from runners.run.config import LOG_EVERY, TrainConfig, UsageError, unknown
+from runners.cli.compose import kinds_of
+from runners.cli.value import is_number
+from runners.run.config import TrainConfig, UsageError, unknown
 from runners.sweep.config import JobsConfig
 from runners.sweep.grid import safe
 from runners.sweep.job import Job
@@ -49,9 +49,7 @@ class TuneConfig(JobsConfig):
 
     trials: int = setting(40, "settings that are tried; raised later, the search continues", low=1)
     seeds: int = setting(3, "runs of each setting, with seeds 1000, 1001, ...", low=1)
-    test_seeds: int = setting(
-        5, "runs that judge the best setting and the default, with seeds 0, 1, ...", low=1, high=TUNING_SEED
-    )
+    test_seeds: int = setting(5, "runs of the best and of the default, seeds 0, 1, ...", low=1, high=TUNING_SEED)
     budget: int = setting(0, "environment steps after which no trial begins any more; 0 for no limit", low=0)
     tune: list[str] = setting([], "keys to try, as in tune=agent.learning_rate,reward.rnd.weight; none for all ranges")
     tune_options: dict[str, Any] = setting({}, "a range of your own: [1e-5,1e-3], [1e-5,1e-3,log] or [32,64,choice]")
@@ -65,14 +63,8 @@ class TuneConfig(JobsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.refuse("run_dir", "resume")
-        self.train, _ = compose(self.rest)
-        if self.train.eval_episodes == 0:
-            raise UsageError("eval_episodes=0 leaves nothing to judge a setting by; give 1 or more")
+        self.train, self.argv = self.searched(self.rest)
         given = {argument.partition("=")[0] for argument in self.rest}
-        log_every = min(LOG_EVERY, max(int(self.train.total_timesteps) // 20, 1))
-        # No video is watched, and a control beside every run would double its cost.
-        self.argv = tuple(replaced(("control=none", "video=false", f"log_every={log_every}"), self.rest))
         self.spaces = spaces(self.train, self.tune, self.tune_options, given)
         self.default = values_of(self.train, self.spaces)
         name = self.name or f"{self.train.env}-{self.train.agent_name}-{self.train.rewards}"

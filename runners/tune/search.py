@@ -84,9 +84,8 @@ def sampler(config: TuneConfig, number: int) -> optuna.samplers.BaseSampler:
     seed = (config.seed * 100_003 + number) % 2**32
     if config.sampler == "random":
         return optuna.samplers.RandomSampler(seed=seed)
-    return optuna.samplers.TPESampler(
-        seed=seed, n_startup_trials=min(10, max(config.trials // 4, 2)), constant_liar=True
-    )
+    first = min(10, max(config.trials // 4, 2))
+    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=first, constant_liar=True)
 
 
 @dataclass
@@ -112,13 +111,7 @@ class Search(Watcher):
         self._open, self._owner = dict[int, _OpenTrial](), dict[str, int]()  # number -> trial; job -> number
 
     def run(self, log: JobLog) -> None:
-        """Until every trial has ended.
-
-        Raises:
-            ImportError: if the runs need what is not installed.
-            RuntimeError: if no trial got anywhere.
-            Stopped: by a signal; the runs have saved.
-        """
+        """Until every trial has ended; an ImportError or RuntimeError if none gets anywhere, `Stopped` by a signal."""
         drive(self.jobs(), log, self.launcher, watcher=self)
         trials = self.study.get_trials(deepcopy=False)
         if trials and not any(trial.state == TrialState.COMPLETE for trial in trials):
@@ -232,9 +225,6 @@ def settings(values: dict[str, Any]) -> str:
     return " ".join(f"{k}={f'{v:.4g}' if isinstance(v, float) else literal(v)}" for k, v in values.items())
 
 
-# ------------------------------------------------------------------------------------------------ the result
-
-
 def best(study: optuna.Study, config: TuneConfig) -> dict[str, Any]:
     """The settings of the best trial; none if that is the default, in all that it sets."""
     found = study.best_trial.params
@@ -251,9 +241,7 @@ def test_jobs(config: TuneConfig, setting: dict[str, Any]) -> list[Job]:
 def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: dict[str, Entry]) -> dict[str, Any]:
     """All results, as plain data; `jobs` are the test's, all finished."""
     trials = study.get_trials(deepcopy=False)
-    returns = {
-        arm: np.array([score(job.folder) for job in jobs if job.name.startswith(f"test/{arm}/")]) for arm in ARMS
-    }
+    returns = {arm: np.array([score(job.folder) for job in jobs if f"test/{arm}/" in job.name]) for arm in ARMS}
     if not len(returns["tuned"]):  # nothing better was found, so both are one
         returns["tuned"] = returns["default"]
     first = trials[0]

@@ -383,7 +383,7 @@ def test_frames_are_of_the_highest_and_the_lowest_scores_and_all_differ():
         ([f"env={CARTPOLE}", "reward=clip", "frames=3"], "frames=3 is out of range; give a number in [20, 100000]"),
         ([f"env={CARTPOLE}", "reward=clip", "frames=200000"], "give a number in [20, 100000]"),
         ([f"env={CARTPOLE}", "reward=clip", "goal=lying"], f"goal=lying is unknown; {CARTPOLE} has upright"),
-        (["env=lodestar/DeepSea-v0", "reward=count", "goal=x"], "no goals are known for lodestar/DeepSea-v0"),
+        (["env=lodestar/DeepSea-v0", "reward=count", "goal=x"], "lodestar/DeepSea-v0 has none that are known"),
         (["env=lodestar/DeepSea-v0", "reward=clip"], "needs a sentence for lodestar/DeepSea-v0"),
         ([f"env={CARTPOLE}", "reward=clip", "reward.rnd.weight=2"], "reward.rnd.weight belongs to a reward"),
         ([f"env={CARTPOLE}", "reward=clip", "run=nowhere"], "run=nowhere is no run's folder"),

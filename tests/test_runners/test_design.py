@@ -58,7 +58,7 @@ def test_a_search_survives_a_bad_author_and_continues_without_asking_again(tmp_p
         (["reward.rnd.weight=2"], r"reward.rnd.weight= cannot be given here"),
         (["judge=openai", "judge.model=m"], r"judge=openai needs task= .* and describe="),
         (["judge=chance"], r"judge='chance' is unknown; give one of openai, recorded, random"),
-        (["eval_episodes=0"], r"eval_episodes=0 leaves nothing to judge a reward by"),
+        (["eval_episodes=0"], r"eval_episodes=0 leaves nothing to judge runs by"),
         (["candidates=0"], r"candidates=0 is out of range"),
     ],
 )

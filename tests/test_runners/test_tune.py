@@ -214,7 +214,7 @@ def test_rungs_are_the_latest_task_return_at_each_ninth(tmp_path):
         ("trials=0", r"trials=0 is out of range; give a number at least 1"),
         ("pruner=hyperband", r"pruner='hyperband' is unknown; give one of median, asha, none"),
         ("run_dir=x", r"run_dir= cannot be given here"),
-        ("eval_episodes=0", r"eval_episodes=0 leaves nothing to judge a setting by"),
+        ("eval_episodes=0", r"eval_episodes=0 leaves nothing to judge runs by"),
         ("gpus=1.5", r"gpus=1.5 is out of range; give a share, 0 to 1, or a whole number"),
         ("test_seeds=1001", r"test_seeds=1001 is out of range; give a number in \[1, 1000\]"),
         ("tune.agent.gamma=[1,0.9]", r"the lower end first"),
