@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rewards.preference.sessions import Asked
 
 ARMS = ("preferences", "true", "cloning")
+Metrics = dict[str, float]
 
 
 class Algo(NamedTuple):
@@ -228,9 +229,7 @@ def _read(name: str, env: str, trust: bool) -> tuple[Transitions, dict[str, Any]
     return read(path)
 
 
-def judged(
-    config: OfflineConfig, batch: Transitions, observation_space: Space, action_space: Space
-) -> tuple[BradleyTerry, Transitions]:
+def judged(config: OfflineConfig, batch: Transitions, *spaces: Space) -> tuple[BradleyTerry, Transitions]:
     """A `bradley_terry` with the judge, and the batch with what it reads; a UsageError if the recording lacks that."""
     from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
     from runners.run.prompt import refuse_missing
@@ -238,23 +237,19 @@ def judged(
     asked = {"queries": config.queries, "budget": config.queries, "length": config.length}
     asked |= {"seed_steps": 0, "pool": max(len(batch.step) // config.length, 2)}
     settings = {"judge": config.judge, "judge_options": config.judge_options, **asked, **config.reward_options}
-    reward = BradleyTerry(
-        BradleyTerryConfig(**settings), observation_space, action_space, seed=config.seed, device=config.device
-    )
+    reward = BradleyTerry(BradleyTerryConfig(**settings), *spaces, seed=config.seed, device=config.device)
     refuse_missing(batch, reward, f"the judge {config.judge}")
     if reward.embedding:
         batch = batch.replace(extras={**batch.extras, reward.embedding: reward.embed(batch)})
     return reward, batch
 
 
-def labelled(
-    config: OfflineConfig, batch: Transitions, observation_space: Space, action_space: Space
-) -> tuple[np.ndarray, dict[str, float], list[str]]:
+def labelled(config: OfflineConfig, batch: Transitions, *spaces: Space) -> tuple[np.ndarray, Metrics, list[str]]:
     """The reward of every transition that fits the judge's answers: float32 (N,), metrics, sentences.
 
     A UsageError if the recording lacks what the judge reads, or no reward fits its answers.
     """
-    reward, batch = judged(config, batch, observation_space, action_space)
+    reward, batch = judged(config, batch, *spaces)
     metrics = reward.update(batch)
     memory = reward.initial_memory(1)  # of reward.of=history, along the recorded episodes
     column = batch.map(lambda x: x[:, None])
@@ -266,11 +261,9 @@ def labelled(
     return rewards, metrics, reward.notes()
 
 
-def compared(
-    config: OfflineConfig, batch: Transitions, observation_space: Space, action_space: Space
-) -> tuple[Asked, dict[str, float], list[str]]:
+def compared(config: OfflineConfig, batch: Transitions, *spaces: Space) -> tuple[Asked, Metrics, list[str]]:
     """The judge's answers themselves, about the segments that `labelled` asks about, metrics, and sentences."""
-    reward, batch = judged(config, batch, observation_space, action_space)
+    reward, batch = judged(config, batch, *spaces)
     reward.segments.add(batch)
     if len(reward.segments) < 2:
         raise UsageError(f"the data has no two segments of {config.length} steps to compare; give a smaller length=")

@@ -116,11 +116,8 @@ def record(config: RecordConfig) -> dict[str, Any]:
 def imported(config: RecordConfig) -> tuple[Transitions, dict[str, Any]]:
     """The transitions that others recorded, the first `steps` or all, and a recording's metadata.
 
-    They are compared with the environment that is given, or with the one that a data set names.
-
-    Raises:
-        UsageError: if the source is to be trusted first, or holds no transitions.
-        ValueError, FileNotFoundError, ImportError: as `envs.datasets.read`.
+    They are compared with the environment that is given, or with the one that a data set names. A UsageError if the
+    source is to be trusted first, or holds no transitions; else raises as `envs.datasets.read`.
     """
     from envs.make import make
 
@@ -180,10 +177,8 @@ def _replay(run: Path, trust: bool) -> tuple[Transitions, str, dict[str, Any]]:
     config = copy.copy(config_of(run, trust))
     state, _ = load_checkpoint(run)
     if "replay" not in state["agent"]:
-        raise UsageError(
-            f"from={run} is a run of agent={config.agent_name}, which keeps no replay; record what its policy does, "
-            f"with policy={run}"
-        )
+        named = f"from={run} is of agent={config.agent_name}"
+        raise UsageError(f"{named}, which keeps no replay; record what its policy does, with policy={run}")
     config.backend, config.device = "gym", "cpu"
     parts = build(config)
     model: Any = parts.model

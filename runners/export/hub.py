@@ -29,12 +29,7 @@ LINKS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")  # w
 def push(run: Path, repo: str, *, private: bool | None = None, trust: bool = False, at: str | int = "") -> str:
     """Upload a run at its newest checkpoint, or another (`load_run`), to a repository, made if missing; its address.
 
-    Paths and addresses in its configuration stay here (`runners.export.card.scrubbed`).
-
-    Raises:
-        ImportError: if huggingface_hub is not installed.
-        ValueError: if it is no run, or for a repository that cannot be written to.
-        ConnectionError: if the server cannot be reached, or fails.
+    Paths and addresses in its configuration stay here (`runners.export.card.scrubbed`). Raises as lodestar's does.
     """
     with sentences(repo) as api, tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

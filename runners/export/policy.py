@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 FORMAT = 1
 WEIGHTS, DESCRIPTION = "policy.safetensors", "policy.json"
+Ints = tuple[int, ...]
 
 
 class Layer(nn.Module):
@@ -138,8 +139,8 @@ class Part(nn.Module):
         layers: nn.Sequential,
         *,
         place: tuple[int, int] | None = None,
-        sizes: tuple[int, ...] = (),
-        starts: tuple[int, ...] = (),
+        sizes: Ints = (),
+        starts: Ints = (),
     ) -> None:
         super().__init__()
         self.source, self.kind, self.layers, self.place = source, kind, layers, place
@@ -174,13 +175,7 @@ class Decision(nn.Module):
     high: Tensor
 
     def __init__(
-        self,
-        kind: str,
-        shape: tuple[int, ...],
-        dtype: str,
-        sizes: tuple[int, ...] = (),
-        starts: tuple[int, ...] = (),
-        masked: bool = False,
+        self, kind: str, shape: Ints, dtype: str, sizes: Ints = (), starts: Ints = (), masked: bool = False
     ) -> None:
         super().__init__()
         self.masked = masked
@@ -218,7 +213,7 @@ class Policy(nn.Module):
 
     def __init__(
         self,
-        inputs: dict[str, tuple[tuple[int, ...], str]],
+        inputs: dict[str, tuple[Ints, str]],
         parts: list[Part],
         layers: nn.Sequential,
         action: Decision,

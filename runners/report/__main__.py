@@ -76,11 +76,7 @@ class ReportConfig(Settings):
 
 
 class Report:
-    """Numbers and learning curves of runs.
-
-    Raises:
-        UsageError: if there is nothing to report on.
-    """
+    """Numbers and learning curves of runs; a UsageError if there is nothing to report on."""
 
     def __init__(self, config: ReportConfig) -> None:
         self.config = config
@@ -104,11 +100,7 @@ class Report:
         self.curves = bands(data, config.points)
 
     def write(self) -> Path:
-        """report.csv, curves.csv, report.png and report.html, which is returned.
-
-        Raises:
-            OSError: if the files cannot be written.
-        """
+        """report.csv, curves.csv, report.png and report.html, which is returned."""
         import matplotlib
 
         from runners.report import page, plots
@@ -136,15 +128,8 @@ def summarize(*folders: str | Path, **options: Any) -> tuple[list[dict[str, Any]
     """
     numbers = Report(ReportConfig(rest=[str(folder) for folder in folders], **options)).numbers
     rows = [
-        {
-            "task": task,
-            "arm": arm.name,
-            "seed": run.seed,
-            "state": run.state,
-            "step": int(run.last),
-            "task_return": score(run, numbers.evaluated[task]),
-            "success": run.result("success"),
-        }
+        {"task": task, "arm": arm.name, "seed": run.seed, "state": run.state, "step": int(run.last)}
+        | {"task_return": score(run, numbers.evaluated[task]), "success": run.result("success")}
         for task, arm, runs in numbers.data.cells()
         for run in runs
     ]

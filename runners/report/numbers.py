@@ -57,9 +57,8 @@ class TaskScale:
 class Numbers:
     """Everything that is computed, and what is needed to read it.
 
-    Args:
-        reference: name of the arm that scores 1 on every task; "" takes the baseline, or the best arm.
-        threshold: task -> task return that is to be reached; the key "" means every task.
+    `reference` is the arm that scores 1 on every task, by default the baseline or the best; `threshold` has a task
+    return to be reached for each task, or for all under "".
 
     Attributes:
         evaluated: task -> whether its scores are final evaluations; else they are the last tenth of training curves.
@@ -78,11 +77,10 @@ class Numbers:
         self._aggregates()
         self._differences()
         given = threshold or {}
-        limits = {task: given.get(task, given.get("")) for task in data.tasks}
-        self.thresholds = {
-            task: self._default_thresholds(task) if limit is None else [("as given", limit)]
-            for task, limit in limits.items()
-        }
+        self.thresholds: dict[str, list[tuple[str, float]]] = {}
+        for task in data.tasks:
+            limit = given.get(task, given.get(""))
+            self.thresholds[task] = self._default_thresholds(task) if limit is None else [("as given", limit)]
         self._steps_to()
         self._learned()
 

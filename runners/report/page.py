@@ -19,14 +19,14 @@ import numpy as np
 from envs.files import read_bytes
 from runners.cli.output import clock
 from runners.report import html, plots
-from runners.report.comparison import Band, Comparison, alarm, configurations
+from runners.report.comparison import Band, Comparison, alarm
 from runners.report.numbers import ALL, CLEAR, Numbers, Row
 from runners.report.plots import label_steps
 from runners.report.read import ELAPSED, Run
 from runners.sweep.job import Entry
 
 PAGE_VIDEOS, VIDEO = 24_000_000, 4_000_000  # bytes of all videos of a page, and of one
-CONFIGS = 2_000_000  # characters of all configurations of a page
+CONFIGS, TOO_LARGE = 2_000_000, "left out, as the page would become too large"  # characters of all configurations
 ENOUGH = 5  # seeds; Agarwal et al. 2021 show what fewer do
 NOTHING = "–"
 
@@ -34,6 +34,7 @@ NOTHING = "–"
 def write(path: Path, numbers: Numbers, bands: dict[tuple[str, str], Band], title: str, points: int) -> None:
     """Write the page; a scatter or a stack of shares is drawn from `points` rows."""
     data = numbers.data
+    spent = itertools.accumulate(len(run.text) for run in data.own)
     own = [arm.name for arm in data.arms if not arm.published]
     alarms = [
         (task, arm.name, NOTHING if run.seed is None else run.seed, f"{share:.0%}", f"{first:,.0f}", f"{last:,.0f}")
@@ -60,8 +61,7 @@ def write(path: Path, numbers: Numbers, bands: dict[tuple[str, str], Band], titl
         "thresholds": _thresholds(numbers),
         "alarms": alarms,
         "own_arms": own,
-        "settings": configurations(data),
-        "configs": _configs(data),
+        "configs": [(run.name, run.text if size <= CONFIGS else TOO_LARGE) for run, size in zip(data.own, spent)],
         "colours": {name: look["color"] for name, look in plots.looks(data).items()},
         "join": join,
         **_figures(numbers, bands, points),
@@ -295,12 +295,6 @@ def _videos(numbers: Numbers) -> dict[str, Any]:
         score = f", task return {number(scores[run.seed])}" if run.seed in scores else ""
         videos.append((html.embedded(content, kind), caption + score))
     return {"videos": videos, "videos_left": join(left, 30)}
-
-
-def _configs(data: Comparison) -> list[tuple[str, str]]:
-    spent = itertools.accumulate(len(run.text) for run in data.own)
-    late = "left out, as the page would become too large"
-    return [(run.name, run.text if size <= CONFIGS else late) for run, size in zip(data.own, spent)]
 
 
 def _provenance(data: Comparison) -> dict[str, Any]:

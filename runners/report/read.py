@@ -152,11 +152,7 @@ def _jobs(path: Path) -> tuple[dict[Path, Entry], list[str]]:
 
 
 def read_run(folder: Path, name: str) -> Run:
-    """One run's folder.
-
-    Raises:
-        Exception: of many kinds, if its config.yaml does not name what was run.
-    """
+    """One run's folder; an Exception of any kind if its config.yaml does not name what was run."""
     config = read(folder / "config.yaml")
     rewards, agent = config.get("reward"), config.get("agent")
     if not isinstance(rewards, dict) or not isinstance(agent, dict) or not config.get("env"):
@@ -237,14 +233,10 @@ def _sentence(error: Exception) -> str:
 
 
 def published(path: Path, label: str, tasks: Sequence[str]) -> tuple[list[Run], list[str]]:
-    """Published runs in a CSV, and a sentence about each that was left out.
+    """Published runs in a CSV, and a sentence about each that was left out; a UsageError for a file of no known form.
 
-    Args:
-        label: the arm's name, if there is one arm only; else put before its arms' names.
-        tasks: that are compared; a file that names none belongs to the only one, or to the one its own name contains.
-
-    Raises:
-        UsageError: if the file cannot be read, or is of no known form.
+    `label` is the arm's name, if there is one arm only, else put before its arms' names. A file that names no task
+    belongs to the only one of `tasks`, or to the one its own name contains.
     """
     try:
         with opened_text(path.resolve(), MOST_CSV_BYTES) as file:

@@ -81,11 +81,7 @@ def probability_of_improvement(x: Strata, y: Strata) -> Estimate:
 
 
 def paired_difference(x: Strata, y: Strata) -> Estimate:
-    """IQM of x - y, run by run: the i-th runs of a task share a seed.
-
-    Raises:
-        ValueError: if a task's runs cannot be paired.
-    """
+    """IQM of x - y, run by run: the i-th runs of a task share a seed; a ValueError if a task's cannot be paired."""
     _same(x, y)
     for one, other in zip(x, y):
         if len(one) != len(other):
@@ -111,12 +107,8 @@ def steps_to_threshold(steps: np.ndarray, values: np.ndarray, threshold: float) 
 def interval(strata: Strata, statistic: Statistic) -> Estimate:
     """A statistic and its stretched bootstrap interval, nan if a stratum has one run only; see the head of this file.
 
-    Args:
-        strata: (R_k, ...) each, resampled on their own along the first axis.
-        statistic: takes arrays (B, R_k, ...) and gives (B, ...).
-
-    Raises:
-        ValueError: if there are no runs, or a score is nan.
+    `strata` are (R_k, ...) each, resampled on their own along the first axis; `statistic` takes arrays (B, R_k, ...)
+    and gives (B, ...). A ValueError if there are no runs, or a score is nan.
     """
     parts = [np.asarray(part, np.float64) for part in strata]
     if not parts or min(map(len, parts)) == 0:

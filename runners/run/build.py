@@ -153,10 +153,7 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path 
     ends = endings(mix)
     if ends and (guides(mix) or config.backend in ("batched", "workers")):
         beside = f"backend={config.backend}" if config.backend in ("batched", "workers") else next(iter(guides(mix)))
-        raise UsageError(
-            f"reward.{next(iter(ends))}.ends=true asks each environment alone, beside which {beside} does not work; "
-            "leave one out"
-        )
+        raise UsageError(f"reward.{next(iter(ends))}.ends=true does not work beside {beside}; leave one out")
     end = functools.partial(ending, mix=mix) if ends else None
     if driver == "scorer":
         envs = make_vec(config.env, n, seed=config.seed, backend=config.backend, workers=workers, wrap=end, **options)
@@ -296,18 +293,13 @@ def initialise(config: TrainConfig, parts: Parts) -> str:
     except (RuntimeError, LookupError, TypeError, AttributeError) as error:
         words = shorten(str(error), 160, placeholder=" ...")
         raise UsageError(
-            f"init_from={run} does not fit this run ({words}); its environment, networks and options must be this run's"
+            f"init_from={run} does not fit this run's environment, networks or options ({words})"
         ) from None
     return f"from step {step:,} of {run}: {', '.join(taken)}"
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed blocks for the next pass instead of returning them to the kernel; elsewhere do nothing.
-
-    A pass through a network allocates and frees the same megabytes again and again. Whether they are returned each
-    time depends on what else was allocated, and costs up to a quarter: 3,000 page faults in 43 ms of the small CLIP,
-    against none in 34.
-    """
+    """Let glibc keep freed blocks for the next pass, as returning them to the kernel costs up to a quarter."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(TRIM_THRESHOLD, LIMIT)

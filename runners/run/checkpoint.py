@@ -69,12 +69,8 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
         except SafetensorError as error:  # which wraps the operating system's error
             raise OSError(errno.ENOSPC, f"cannot write {ARRAYS}: {error}") from error
         (temporary / STATE).write_text(json.dumps({"step": step, "tree": tree}))
-        manifest = {
-            "format": FORMAT,
-            "step": step,
-            "files": {name: _fingerprint(temporary / name) for name in (ARRAYS, STATE)},
-            "versions": versions(),
-        }
+        files = {name: _fingerprint(temporary / name) for name in (ARRAYS, STATE)}
+        manifest = {"format": FORMAT, "step": step, "files": files, "versions": versions()}
         (temporary / MANIFEST).write_text(json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1))
         for name in (ARRAYS, STATE, MANIFEST):
             _sync(temporary / name)

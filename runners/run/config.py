@@ -163,12 +163,10 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
     values["agent"] = {"name": values.pop("agent_name"), **dataclasses.asdict(config.agent)}
     if code := sources(config):
         values["code"] = code
-    if not config.env_options:  # as in the runs before there were any, which can be continued
-        del values["env_options"]
-    if config.on_nan == "stop":  # likewise
-        del values["on_nan"]
-    if not config.starts:
-        del values["starts"]
+    # As in the runs before there were any, which can be continued.
+    for name, plain in {"env_options": {}, "on_nan": "stop", "starts": ""}.items():
+        if values[name] == plain:
+            del values[name]
     if not config.init_from:
         del values["init_from"], values["init"]
     return values
@@ -209,11 +207,9 @@ def from_dict(values: dict[str, Any], trusted: bool = False) -> TrainConfig:
         options = dict(values["agent"])
         name = options.pop("name")
         made = {
-            key: rewards.get(key).Config(**_renamed(f"reward.{key}.", value)) for key, value in values["reward"].items()
+            key: rewards.get(key).Config(**_renamed(f"reward.{key}.", own)) for key, own in values["reward"].items()
         }
-        rest = {
-            key: value for key, value in _renamed("", values).items() if key not in ("agent", "reward", "trust", "code")
-        }
+        rest = {key: x for key, x in _renamed("", values).items() if key not in ("agent", "reward", "trust", "code")}
         agent = agents.get(name).Config(**_renamed("agent.", options))
         return TrainConfig(agent_name=name, agent=agent, reward=made, **rest)
     except (AttributeError, ImportError, KeyError, TypeError, ValueError) as error:

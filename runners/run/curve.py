@@ -63,9 +63,7 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
         other = _columns(read_csv(control.run / "metrics.csv"), TASK_RETURN)
         axis.plot(*other, color=GREY, linewidth=1.5, label=f"task return, {control.label}")
     if scores:
-        axis.axhline(
-            scores["random"]["task_return"], color="#606670", linestyle=":", label="task return, random policy"
-        )
+        axis.axhline(scores["random"]["task_return"], color=GREY, linestyle=":", label="task return, random policy")
     axis.set(xlabel="environment steps")
     axis.set_ylabel("task return", color=TASK)
     handles, labels = axis.get_legend_handles_labels()
@@ -109,9 +107,8 @@ def _second_scale(axis: Any, steps: np.ndarray, proxy: np.ndarray, truth: np.nda
     other.set_ylabel("learned return", color=LEARNED)
     alarm = apart(truth, proxy)
     if alarm.any():
-        other.fill_between(
-            steps, 0, 1, where=alarm, transform=other.get_xaxis_transform(), color=ALARM, alpha=0.15, label="alarm"
-        )
+        across = other.get_xaxis_transform()
+        other.fill_between(steps, 0, 1, where=alarm, transform=across, color=ALARM, alpha=0.15, label="alarm")
     return other.get_legend_handles_labels()
 
 

@@ -22,12 +22,8 @@ from runners.run.video import Act, record_video
 if TYPE_CHECKING:
     from runners.run.build import Model, Parts
 
-SCORES = {
-    "eval/return": "task_return",
-    "eval/length": "length",
-    "eval/success": "success",
-    "eval/goal_steps": "goal_steps",
-}
+SCORES = {"eval/return": "task_return", "eval/length": "length"}
+SCORES |= {"eval/success": "success", "eval/goal_steps": "goal_steps"}
 
 
 class Interrupted(Exception):

@@ -43,7 +43,7 @@ class Signals:
 
     The handler itself only sets a flag or raises: writing files inside a handler could meet a write in progress.
     A second Ctrl-C while the first is waiting exits at once. Ctrl-C and SIGTERM are always ours; of the others those
-    that would have ended the process, not what is ignored (nohup) or somebody else's (an alarm of the environment). In
+    that would have ended the process, not what is ignored (nohup) or another's (an alarm of the environment). In
     another thread than the main one, where Python takes no handlers, signals do what they did before.
     """
 

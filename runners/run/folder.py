@@ -97,8 +97,7 @@ def open_folder(config: TrainConfig) -> RunFolder:
                 return folder
         if config.resume == "must":
             raise UsageError(
-                f"resume=must, but {config.folder()} has no unfinished run with this configuration; "
-                "resume=auto starts a new one"
+                f"resume=must, but {config.folder()} has no unfinished run like it; resume=auto starts one"
             )
     stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.seed}"
     for number in range(1, 1000):
@@ -150,11 +149,11 @@ def _differences(config: TrainConfig, path: Path) -> str:
     try:
         other = to_dict(load(path / "config.yaml"))
     except UsageError:
-        return "a configuration that cannot be read"
+        return "its configuration cannot be read"
     mine, theirs = flatten(to_dict(config)), flatten(other)
     changeable = {"run_dir", "root", "resume"}
     keys = [key for key in sorted({*mine, *theirs} - changeable) if mine.get(key) != theirs.get(key)]
-    return ", ".join(f"{key}={theirs.get(key)}" for key in keys[:4]) or "its version"
+    return "it differs in " + (", ".join(f"{key}={theirs.get(key)}" for key in keys[:4]) or "its version")
 
 
 def _continuable(config: TrainConfig) -> list[Path]:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from runners.run.evaluator import Evaluator
     from runners.run.folder import RunFolder
 
+Say = Callable[[str], None]
 SLOW_ROLLOUT_S = 1.0  # a rollout that takes longer may be cut short by a signal
 RETRY_S = 600.0  # after a save failed
 WINDOW = 10  # rows of the log
@@ -299,12 +300,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def make_logger(
-    folder: Path,
-    live: Live,
-    *,
-    step: int = 0,
-    warn: Callable[[str], None] = print,
-    more: Mapping[str, Any] | None = None,
+    folder: Path, live: Live, *, step: int = 0, warn: Say = print, more: Mapping[str, Any] | None = None
 ) -> Logger:
     """The logger of a run that starts, or continues, at `step`; older rows after `step` are dropped.
 
@@ -329,7 +325,7 @@ def make_logger(
 class Guarded(KVWriter):
     """A writer that is switched off, with one warning, at its first error from the disk."""
 
-    def __init__(self, name: str, make: Callable[[], Any], warn: Callable[[str], None] = print) -> None:
+    def __init__(self, name: str, make: Callable[[], Any], warn: Say = print) -> None:
         self.name, self.warn = name, warn
         self.writer: Any = None
         self._try(lambda: setattr(self, "writer", make()))
@@ -544,9 +540,7 @@ class Alarm(KVWriter):
     whether the task's reward is what was wanted. `task` and `learned` are tags, `rows` those of a run that continues.
     """
 
-    def __init__(
-        self, task: str, learned: str, say: Callable[[str], None], rows: Sequence[dict[str, str]] = ()
-    ) -> None:
+    def __init__(self, task: str, learned: str, say: Say, rows: Sequence[dict[str, str]] = ()) -> None:
         self.tags = (task, learned)
         self.say = say
         self.quiet = WINDOW  # rows since the last alarm

@@ -46,10 +46,7 @@ def begin(folder: Path, config: TrainConfig, step: int) -> None:
 
     values = to_dict(config)  # as text, and as hyper-parameters that TensorBoard's table compares runs by
     lines = yaml.safe_dump(json.loads(json.dumps(values)), sort_keys=False).splitlines()
-    plain = {
-        key: value if isinstance(value, bool | int | float | str) else str(value)
-        for key, value in flatten(values).items()
-    }
+    plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in flatten(values).items()}
     markdown = "\n".join(f"    {line}" for line in lines)  # indented: as it is
     _add(folder, 0, summary.text("configuration", markdown), *summary.hparams(plain, {TASK_RETURN: 0.0}))
 

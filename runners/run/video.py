@@ -109,12 +109,10 @@ def play(
     drawn: bool = True,
     env: Any = None,
 ) -> Episode:
-    """One episode of at most so many steps, with every stream's reward.
+    """One episode of at most so many steps, with every stream's reward; `act` of None acts at random.
 
-    Args:
-        act: the policy; None acts at random.
-        drawn: whether the environment draws pictures.
-        env: what `open_env` gave, to be used again; None for one that is closed at the end.
+    `drawn` says whether the environment draws pictures; `env` is what `open_env` gave, to be used again, or None for
+    one that is closed at the end.
     """
     images, texts, rows = list[np.ndarray](), list[str](), list[Transitions]()
     cursor, ending = Cursor(1), "cut"
