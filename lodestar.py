@@ -79,12 +79,9 @@ def train(env: str, reward: Any = "task", agent: Any = "ppo", **keys: Any) -> Tr
 
 
 def load(folder: str | Path, *, checkpoint: str | int = "", trust: bool = False) -> TrainedRun:
-    """A run's folder or an exported one, at its newest checkpoint, that of a step, or the "best".
+    """A run's folder or an exported one, at its newest checkpoint, that of a step, or the "best"; else a ValueError.
 
     `trust` it where it names code of yours, servers and files (`runners.run.trust`).
-
-    Raises:
-        ValueError: if it is no run's folder.
 
     Example:
         >>> load("nowhere")

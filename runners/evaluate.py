@@ -77,16 +77,11 @@ def play(
     mix: Mix | None = None,
     tick: Ticker | None = None,
 ) -> Scores:
-    """Play whole episodes, one after the other.
+    """Play whole episodes, one after the other; `act` is the policy, None acts at random.
 
-    Args:
-        act: the policy; None acts at random.
-        seed: episode i starts from seed `SEED + 1000 * seed + i`, whatever the policy.
-        max_steps: no further episode begins after this many steps, and none is longer.
-        goal: whose ground truth is checked after every step.
-        options: of the environment.
-        mix: the policy's rewards, some of which add to its observations.
-        tick: shows how far it is.
+    Episode i starts from seed `SEED + 1000 * seed + i`, whatever the policy; no further one begins after `max_steps`
+    steps, and none is longer. The ground truth of `goal` is checked after every step; `mix` has the policy's rewards,
+    some of which add to its observations.
     """
     from envs.family import family_of
     from envs.make import make
@@ -157,9 +152,8 @@ def goal_of(config: TrainConfig) -> Goal | None:
 def policy(model: Any, run: TrainConfig | None = None) -> Act:
     """The policy of an agent, which keeps an LSTM's state between calls; its actions are sampled if its run says so.
 
-    It takes one observation and a bool, or a batch of them and an array (N,); and the action mask that came with it,
-    for an agent that was trained with masks. Actions are of the type that the environment samples: a number, not the
-    array () that Stable-Baselines3 predicts, which no table can be indexed with.
+    It takes one observation and a bool, or a batch and an array (N,), and the action mask that came with it. Actions
+    are of the type that the environment samples: a number, not the array () that Stable-Baselines3 predicts.
     """
     from envs.family import family_of
     from envs.make import spec_of

@@ -154,10 +154,7 @@ def kinds_of(config: type, prefix: str = "", hidden: Collection[str] = ()) -> di
 
 
 def _check_begins(values: dict[str, Any], kinds: dict[str, Any], agent: str, names: list[str]) -> None:
-    """Refuse keys that show by how they begin that they are unknown, and options that are in no source of ours.
-
-    Neither loads an agent or a reward: torch takes seconds.
-    """
+    """Refuse keys that begin as none does, and options that are in no source of ours; without torch, which is slow."""
     tops, known = [*kinds, *OWN_NAMES], rewards.names()
     ours = [("agent", "agent.", agent)] + [("reward", f"reward.{name}.", name) for name in names]
     known_options = {begin: [begin + name for name in declared.options(kind, named)] for kind, begin, named in ours}
@@ -213,14 +210,13 @@ def _unknown_key(key: str, value: Any, kinds: Collection[str], names: list[str])
 
 
 def fill_goals(config: Any, given: Collection[str] = ()) -> None:
-    """Give a reward without its goal the one that the environment's family declares, and the model trained on it.
+    """Give, in place, a reward without its goal the one of the environment's family, and the model trained on it.
 
     A reward that reads captions gets the family's aim, and its name as `family` (without the aim where its judge is
     `auto`, which takes the rulebook of a family and another judge for a goal); one that reads frames gets the first
-    goal's sentences, which go together: beside a goal of the user's own nothing is filled in. A shipped model gives
-    way to the one for this environment where the user names neither a model nor weights. The `reward` of `config` is
-    changed in place, for its `env`; keys among `given`, which the user set, stay even if they are empty. A UsageError
-    if no goal is known.
+    goal's sentences, which go together: beside a goal of the user's own nothing is filled in. A shipped model gives way
+    to the one for this environment where the user names neither a model nor weights. Keys among `given`, which the user
+    set, stay even if they are empty. A UsageError if no goal is known.
     """
     from envs.family import family_of
     from envs.make import goals, spec_of

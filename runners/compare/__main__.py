@@ -81,11 +81,7 @@ def compare(config: CompareConfig) -> int:
 
 
 def compose(config: CompareConfig) -> dict[str, TrainConfig]:
-    """Reward name -> the configuration of a run with that reward alone, its sentences about the goal that is asked for.
-
-    Raises:
-        UsageError: for a reward, option or goal that does not exist.
-    """
+    """Reward name -> the configuration of a run with it alone, its sentences about that goal; or a UsageError."""
     import rewards
     from envs.make import goals
     from runners.cli.compose import compose as compose_run

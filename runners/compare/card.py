@@ -266,10 +266,7 @@ def _nearest_phrases(candidate: Candidate, count: int = 3) -> list[tuple[str, fl
 
 
 def _relative_spread(candidate: Candidate) -> float | None:
-    """The reward's 5 to 95 % range over that of the widest tenth of the phrases its model was trained on.
-
-    Of a contrast, before it is calibrated. None for other rewards, and where a model's phrases are unknown.
-    """
+    """The reward's 5 to 95 % range (a contrast's uncalibrated) over that of the widest tenth of its model's phrases."""
     direction = getattr(candidate.reward, "direction", None)
     plain = candidate.name == "clip" and getattr(candidate.config, "threshold", None) is None
     if candidate.phrases is None or (direction is None and not plain):
@@ -389,10 +386,7 @@ def starc(candidate: Candidate, target: np.ndarray, goal: int | None) -> Card | 
 
 
 def audit(candidate: Candidate, goal: int | None) -> Card | None:
-    """How easily the best actions under the reward flip, and how early it tells them, on a model of the environment.
-
-    None for a reward with a memory, and where actions are not discrete or observations no numbers.
-    """
+    """How easily the best actions under the reward flip, and how early it tells them; None without a finite model."""
     sample, (space, actions) = candidate.sample, candidate.spaces
     try:
         layout = Layout(space, [], candidate.name, channels=0, smallest_image=IMAGE)
@@ -419,10 +413,7 @@ def audit(candidate: Candidate, goal: int | None) -> Card | None:
 
 
 def _canonical_epic(candidate: Candidate, target: np.ndarray) -> Card | None:
-    """EPIC distance to the target, canonicalised by samples where the reward reads more than the next state.
-
-    None where it cannot score made-up transitions: it has a memory, or repeats the task's reward.
-    """
+    """EPIC distance to the target; None where made-up transitions cannot be scored: a memory, or the task's reward."""
     reads, counted = candidate.reward.requires, candidate.sample.counted
     recorded = reads & {"reward", "obs_frame", "obs_text", "obs_signals"}
     if candidate.stream.has_memory or recorded:

@@ -143,11 +143,7 @@ def _without_truth(batch: Transitions, meta: dict[str, Any]) -> Sample:
 
 
 def take(spec: SampleSpec) -> Sample:
-    """Sample as the spec asks.
-
-    Raises:
-        UsageError: if every frame has one single colour.
-    """
+    """Sample as the spec asks; a UsageError if every frame has one single colour."""
     sampler = _Sampler(spec)
     try:
         scattered = spec.frames // 2 if sampler.can_scatter() else 0

@@ -71,10 +71,7 @@ def ask(
 
 
 def run() -> NoReturn:
-    """The check that the arguments name, in this process: a line of JSON on standard output for each finding.
-
-    Whatever libraries print is kept apart, and what they do at exit is no part of the check.
-    """
+    """The check that the arguments name, in this process: a line of JSON a finding, apart from what libraries print."""
     findings, code = os.fdopen(os.dup(1), "w"), 0
     os.dup2(2, 1)
 

@@ -12,10 +12,8 @@ if TYPE_CHECKING:
 def load(folder: str | Path) -> Policy:
     """Read an exported policy: a torch module whose `act(obs)` gives actions in the environment's own range.
 
-    It needs torch, numpy and safetensors, and no code that trains; nothing in the folder is executed.
-
-    Raises:
-        ValueError: if the folder holds a policy that only its agent can run (recurrent, planning), or none.
+    It needs torch, numpy and safetensors, and no code that trains; nothing in the folder is executed. A ValueError if
+    the folder holds a policy that only its agent can run (recurrent, planning), or none.
     """
     from runners.export.policy import Policy
 

@@ -84,10 +84,7 @@ def write(path: Path, numbers: Numbers, bands: dict[tuple[str, str], Band], titl
 
 
 def number(value: float, digits: int = 4, beside: Iterable[float] = ()) -> str:
-    """A number with as many digits as can be read: 0.123, 12.34, 12,340; a dash for nan.
-
-    Numbers that it is printed `beside` all get as many places as the largest of them.
-    """
+    """A number with as many digits as can be read, and as many places as the largest `beside` it; a dash for nan."""
     if not np.isfinite(value):
         return NOTHING if np.isnan(value) else "never"
     largest = max((abs(one) for one in (value, *beside) if np.isfinite(one)), default=0.0)

@@ -68,10 +68,7 @@ def looks(data: Comparison) -> dict[str, dict[str, Any]]:
 def grid(
     count: int, size: tuple[float, float] = PANEL, columns: int = COLUMNS, fixed: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` panels; the rest of the last row stays empty.
-
-    Margins fit what is written in them; `fixed` ones take a third of the time.
-    """
+    """A figure with `count` panels, margins as what is written needs; `fixed` ones take a third of the time."""
     across = 2 if count == 4 and columns == 3 else min(count, columns)
     down = -(-count // across)
     wide, high = size[0] * across, size[1] * down

@@ -105,10 +105,7 @@ class Run:
 
 
 def find(labelled: Iterable[tuple[Path, str]]) -> tuple[list[Run], list[str]]:
-    """All runs in or below some folders, and a sentence about each that could not be read.
-
-    A folder's label is put before its arms' names; it may be empty.
-    """
+    """All runs in or below some folders, whose labels go before arms' names; a sentence about each unreadable one."""
     runs: list[Run] = []
     problems: list[str] = []
     seen: set[Path] = set()

@@ -67,10 +67,7 @@ def profile(scores: Strata, thresholds: np.ndarray) -> Estimate:
 
 
 def probability_of_improvement(x: Strata, y: Strata) -> Estimate:
-    """How often a run of x beats one of y on the same task, ties by half, mean over tasks; in [0, 1].
-
-    Where every run of x beats every one of y, all resamples agree, and the interval is a point.
-    """
+    """How often a run of x beats one of y on the same task, ties by half, mean over tasks; a point where all do."""
     _same(x, y)
 
     def wins(parts: list[np.ndarray]) -> np.ndarray:
@@ -90,10 +87,7 @@ def paired_difference(x: Strata, y: Strata) -> Estimate:
 
 
 def steps_to_threshold(steps: np.ndarray, values: np.ndarray, threshold: float) -> float:
-    """The step, (P,) ascending, at which a curve (P,) first reaches a threshold, on the line between its points.
-
-    inf if it never does: leave it in the count of runs.
-    """
+    """The step, (P,) ascending, at which a curve (P,) first reaches a threshold, between points; inf for never."""
     reached = np.flatnonzero(np.asarray(values) >= threshold)
     if not len(reached):
         return float("inf")

@@ -115,10 +115,7 @@ def masks_actions(env: Env, seed: int) -> bool:
 
 @contextmanager
 def networks_that_fit() -> Iterator[None]:
-    """Refuse networks, made inside, that training would fill the memory with; before their weights are written.
-
-    While it learns, a weight has a gradient and two moments beside it.
-    """
+    """Refuse networks, made inside, that learning (a gradient and two moments a weight) would fill the memory with."""
     from torch.nn.modules.module import register_module_parameter_registration_hook
     from torch.nn.parameter import Parameter
 
@@ -266,10 +263,8 @@ def load_checkpoint(run: Path, at: str = "") -> tuple[dict[str, Any], int]:
 def initialise(config: TrainConfig, parts: Parts) -> str:
     """Give a new run's agent and rewards the weights of `config.init_from`; returns a sentence about what was taken.
 
-    PPO keeps the values of rewards that both runs have; optimisers, counts and replay are new.
-
-    Raises:
-        UsageError: if it is no run, or has another agent, other spaces or sizes.
+    PPO keeps the values of rewards that both runs have; optimisers, counts and replay are new. A UsageError if it is no
+    run, or has another agent, other spaces or sizes.
     """
     run, model, taken = Path(config.init_from), cast(Any, parts.model), []
     saved = saved_config(run, "init_from")

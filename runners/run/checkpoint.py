@@ -44,11 +44,8 @@ class VersionError(CheckpointError):
 def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
     """Write `state`, after `step` environment steps, as the newest checkpoint of `folder`; the last `keep` stay.
 
-    A state is nested dicts, lists and tuples of arrays, tensors, numbers, strings, bools and None.
-
-    Raises:
-        OSError: if the disk is full or read-only; the earlier checkpoints are as they were.
-        TypeError: if the state holds something else, naming its path.
+    A state is nested dicts, lists and tuples of arrays, tensors, numbers, strings, bools and None; else a TypeError. An
+    OSError if the disk is full or read-only; the earlier checkpoints are as they were.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
@@ -88,12 +85,9 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
 def load(folder: Path, say: Callable[[str], None] = print, *, tidy: bool = False) -> tuple[Any, int] | None:
     """Read the newest whole checkpoint of `folder`: (state, step), or None when there is none at all.
 
-    A broken one is named through `say` and the previous one is used. `tidy` removes leftovers of interrupted saves and
-    puts broken checkpoints aside; only for the process that holds the run's lock, as another may be writing just now.
-
-    Raises:
-        CheckpointError: if there are checkpoints and every one of them is broken.
-        VersionError: if the newest was written in another format.
+    A broken one is named through `say` and the previous one is used; a CheckpointError if every one is broken, a
+    VersionError if the newest has another format. `tidy` removes leftovers of interrupted saves and puts broken ones
+    aside; only for the process that holds the run's lock, as another may be writing just now.
     """
     for leftover in folder.glob("tmp-*") if tidy else ():
         shutil.rmtree(leftover, ignore_errors=True)

@@ -40,10 +40,7 @@ class InUse(UsageError):
 
 @dataclass
 class TrainConfig(Settings):
-    """One run. Its fields are the keys of the command line.
-
-    There, `agent_name` is `agent`, and `env_options` are written one by one, as `env.<name>`.
-    """
+    """One run. Its fields are the keys of the command line: `agent_name` is `agent`, `env_options` are `env.<name>`."""
 
     env: str = setting("", "any Gymnasium id, or module:Id-v0 for your own; its options are env.<name>")
     env_options: dict[str, Any] = setting({}, "options of the environment, for envs.make.make")
@@ -191,10 +188,7 @@ def flatten(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any], trusted: bool = False) -> TrainConfig:
-    """The inverse of `to_dict`; classes come from the tables, not from the data unless it is `trusted`; a UsageError.
-
-    A class of the user's that is loaded already was named by the user.
-    """
+    """The inverse of `to_dict`; of the user's classes only those loaded, unless it is `trusted`; else a UsageError."""
     import agents
     import rewards
 

@@ -34,11 +34,9 @@ def colours(streams: Iterable[str]) -> dict[str, str]:
 def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, control: Control | None = None) -> Path:
     """Draw `curve.png` into a run's folder.
 
-    The first panel has the task's and the learned return over environment steps; where they part, it is shaded. If the
-    agent's reward is not the task's alone, a second sets one against the other, a point a row of the log; with several
-    streams a third shows their shares of the reward, and a fourth which of them moved the policy: weights that are
-    learned, their shares of its direction where `agent.balance` adds them up, else the cosines of their policy
-    gradients with the task's. A random policy's score and the control's curve are drawn too.
+    The first panel has the task's and the learned return; where they part, it is shaded. If the agent's reward is not
+    the task's alone, a second sets one against the other, a point a row of the log; with several streams a third shows
+    their shares of the reward, and a fourth which of them moved the policy (`MOVERS`).
     """
     import matplotlib
 

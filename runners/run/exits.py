@@ -41,10 +41,9 @@ class Stopped(BaseException):
 class Signals:
     """Signals in `STOPPING`: at once where nothing can be lost, at the next safe point while `deferred`.
 
-    The handler itself only sets a flag or raises: writing files inside a handler could meet a write in progress.
-    A second Ctrl-C while the first is waiting exits at once. Ctrl-C and SIGTERM are always ours; of the others those
-    that would have ended the process, not what is ignored (nohup) or another's (an alarm of the environment). In
-    another thread than the main one, where Python takes no handlers, signals do what they did before.
+    The handler only sets a flag or raises: writing files there could meet a write in progress. A second Ctrl-C exits at
+    once. Ctrl-C and SIGTERM are always ours; of the others those that would have ended the process, not what is ignored
+    (nohup) or another's. In another thread than the main one, where Python takes no handlers, nothing changes.
     """
 
     def __init__(self, deferred: bool = False) -> None:

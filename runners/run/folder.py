@@ -81,12 +81,8 @@ class RunFolder:
 def open_folder(config: TrainConfig) -> RunFolder:
     """The folder this command works in: an unfinished or shorter run of the same configuration, or a new one.
 
-    A shorter run is extended, finished or not. One that failed numerically is not: it would fail at the same step.
-
-    Raises:
-        InUse: if another process is at work in `run_dir`.
-        UsageError: if `run_dir` holds another run, or `resume` rules it out.
-        OSError: if the folder cannot be written.
+    A shorter run is extended, finished or not. One that failed numerically is not: it would fail at the same step. An
+    InUse if another process is at work in `run_dir`; a UsageError if it holds another run, or `resume` rules it out.
     """
     if config.run_dir:
         return _open_named(config, Path(config.run_dir))

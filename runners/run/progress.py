@@ -137,10 +137,7 @@ class Saver(BaseCallback):
         }
 
     def restore(self, model: Any, training: bool = True) -> None:
-        """The inverse of `capture`, once; without the environments where no step is left to train.
-
-        Random generators come last, because the rest may draw from them.
-        """
+        """The inverse of `capture`, once; without the environments where no step is left to train."""
         state, self.waiting = self.waiting, None
         if state is None:
             return
@@ -248,10 +245,7 @@ class Saver(BaseCallback):
             self.folder.write_status(step=step)
 
     def _all_finite(self, modules: dict[str, Any], step: int) -> bool:
-        """Whether every weight of the agent is finite: others are not saved, the earlier checkpoints stay.
-
-        A NotFinite if one is not, of an agent that does not restore finite weights by itself, or at the end.
-        """
+        """Whether every weight of the agent is finite, or it restores such weights by itself; else a NotFinite."""
         weights = {path: value for path, value in flatten(modules).items() if isinstance(value, torch.Tensor)}
         bad = next((path for path, value in weights.items() if not is_finite(value)), None)
         if bad is None:
@@ -302,10 +296,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 def make_logger(
     folder: Path, live: Live, *, step: int = 0, warn: Say = print, more: Mapping[str, Any] | None = None
 ) -> Logger:
-    """The logger of a run that starts, or continues, at `step`; older rows after `step` are dropped.
-
-    `more` makes further writers, by name.
-    """
+    """The logger of a run that is at `step`: older rows after it are dropped; `more` makes further writers, by name."""
     path = folder / "metrics.csv"
     with suppress(OSError):
         with opened_text(path) as file:
@@ -376,10 +367,7 @@ class CSVLog(KVWriter):
 
 
 def read_csv(path: Path, last: int | None = None) -> list[dict[str, str]]:
-    """Rows of a metrics.csv, up to the step `last`, at 0 none.
-
-    What is no row of numbers is left out: a last line that a kill cut short, and whatever a broken disk makes of it.
-    """
+    """Rows of a metrics.csv, up to the step `last`, at 0 none; without what a kill or a broken disk made of it."""
     if last is not None and (last == 0 or not path.exists()):
         return []
     with opened_text(path) as file:
@@ -393,8 +381,7 @@ def read_csv(path: Path, last: int | None = None) -> list[dict[str, str]]:
 class TensorBoardLog(KVWriter):
     """Scalars for TensorBoard; a run that continues at `step` hides what a killed process wrote after it.
 
-    It writes in the caller's thread: the usual SummaryWriter has a thread of its own, which loses rows to `kill -9` and
-    dies with a traceback on a full disk.
+    The usual SummaryWriter has a thread, which loses rows to `kill -9` and dies with a traceback on a full disk.
     """
 
     def __init__(self, folder: Path, step: int = 0) -> None:
@@ -441,10 +428,7 @@ def scalars(values: dict[str, Any]) -> dict[str, float]:
 
 
 class Live(KVWriter):
-    """The line that moves: progress with the time left, task return, learned return, frames per second.
-
-    On a terminal it is a bar; elsewhere it is one plain line every `every_s` seconds.
-    """
+    """The line that moves: progress, time left, returns, frames a second; off a terminal every `every_s` seconds."""
 
     def __init__(self, total: int, start: int = 0, *, stream: TextIO | None = None, every_s: float = 10.0) -> None:
         self.total, self.start = total, start

@@ -31,10 +31,7 @@ SIDE = 224  # pixels of its width
 
 
 def begin(folder: Path, config: TrainConfig, step: int) -> None:
-    """Before the log of a run that begins, or continues, at `step`: its configuration; word to W&B's sync_tensorboard.
-
-    That hears of a folder by a class of TensorBoard's, which the log itself does not use.
-    """
+    """The configuration, where a run begins; and word to W&B's sync_tensorboard, which watches another class."""
     from tensorboard.summary.writer import event_file_writer
 
     if hasattr(event_file_writer, "orig_EventFileWriter"):
@@ -52,10 +49,7 @@ def begin(folder: Path, config: TrainConfig, step: int) -> None:
 
 
 class HistogramLog(TensorBoardLog):
-    """The curves, and with each row `weights/...`, `gradients/...` (of the last minibatch) and `scores/<reward>`.
-
-    The scores are those that the mix has seen last: of a rollout, or of the newest transitions of a replay.
-    """
+    """The curves, and with each row histograms of weights, gradients (last minibatch) and the scores seen last."""
 
     def __init__(self, folder: Path, step: int, *, model: Any, mix: Mix) -> None:
         super().__init__(folder, step)

@@ -87,10 +87,7 @@ def can_be_drawn(env_id: str) -> bool:
 
 
 def open_env(config: TrainConfig, mix: Mix, drawn: bool = True, also: Collection[str] = ()) -> Any:
-    """The environment of a run, with what its rewards read, and `also` text and signals if they are named there.
-
-    Text stands in for pictures unless `drawn`.
-    """
+    """The environment of a run, with what its rewards read and `also` names; text for pictures unless `drawn`."""
     modes = getattr(creator(config.env), "metadata", {}).get("render_modes", [])
     read = {*mix.requires, *also}
     options: dict[str, Any] = {name: name in read for name in ("text", "signals")} | config.env_options
@@ -100,14 +97,7 @@ def open_env(config: TrainConfig, mix: Mix, drawn: bool = True, also: Collection
 
 
 def play(
-    config: TrainConfig,
-    act: Act | None,
-    mix: Mix,
-    seed: int,
-    steps: int = STEPS,
-    *,
-    drawn: bool = True,
-    env: Any = None,
+    config: TrainConfig, act: Act | None, mix: Mix, seed: int, steps: int = STEPS, drawn: bool = True, env: Any = None
 ) -> Episode:
     """One episode of at most so many steps, with every stream's reward; `act` of None acts at random.
 

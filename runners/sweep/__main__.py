@@ -120,9 +120,9 @@ class Cost:
 def probe(jobs: list[Job], launcher: Launcher, folder: Path) -> tuple[str, bool]:
     """`dry=true`: what a sweep would cost, estimated from a short run of every kind of job; and whether all finished.
 
-    Each cell's first seed trains for a few steps in a temporary folder, by the same launcher, which is closed
-    afterwards. What begins late, such as learning from a replay, begins early there; what grows, such as the replay in
-    a checkpoint, is extrapolated.
+    Each cell's first seed trains for a few steps in a temporary folder, by the same launcher, which is closed. What
+    begins late, as learning from a replay does, begins early there; what grows, as a replay's checkpoint does, is
+    extrapolated.
     """
     by_cell = cells(jobs)
     folder.mkdir(parents=True, exist_ok=True)

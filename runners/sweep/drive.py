@@ -60,14 +60,12 @@ def drive(
 
     Args:
         jobs: a list, or what makes the next job when a slot is free.
-        launcher: stays open unless a signal came.
         resume: which jobs of an earlier sweep run: "unfinished" (waiting, running, stopped or lost), "errored" (also
             what failed), or "never" (none that was begun).
-        attempts: how often a job is started before it counts as failed; lost machines (at most `LOSSES` a job) and
-            folders that another process holds are not counted.
+        attempts: how often a job is started before it counts as failed, lost machines (at most `LOSSES`) not counted.
 
     Raises:
-        Stopped: if a signal came that asks to end; the jobs have saved and are logged as stopped.
+        Stopped: if a signal came that asks to end; the launcher is closed, the jobs have saved.
     """
     loop = _Loop(log, launcher, resume, attempts, watcher or Watcher())
     signals = Signals(deferred=True)

@@ -29,10 +29,7 @@ MAX_NAME = 80  # characters of a folder's name; file systems take 255
 
 
 def expand(argv: list[str], folder: Path, gpus: float = 0.0) -> list[Job]:
-    """Every combination of the alternatives in `argv`; every cell's first seed comes before any second one.
-
-    A UsageError if an argument or a job is wrong; the sentence names the job.
-    """
+    """Every combination of the alternatives in `argv`, each cell's first seed before any second; or a UsageError."""
     choices = dict(map(alternatives, argv))
     if math.prod(map(len, choices.values())) > MAX_JOBS:
         raise UsageError(f"the grid has more than {MAX_JOBS:,} jobs; take some alternatives away")

@@ -229,10 +229,7 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def _on_loopback(ray: Any, address: str) -> bool:
-    """Whether a cluster listens on 127.0.0.1 alone, where Ray by itself looks for no cluster.
-
-    An OSError if nothing answers; Ray would try for two minutes.
-    """
+    """Whether a cluster listens on 127.0.0.1 alone, where Ray looks for none; an OSError if nothing answers soon."""
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "://" in host:
         return False

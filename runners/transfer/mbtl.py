@@ -38,10 +38,7 @@ def middle(contexts: np.ndarray) -> int:
 
 
 def choose(contexts: np.ndarray, seen: dict[int, np.ndarray]) -> int:
-    """The next source, an index that is not in `seen`: source -> the returns of its policy on all tasks, (N,).
-
-    `contexts` are those of all tasks, (N, D), each parameter scaled to [0, 1].
-    """
+    """The next source, not in `seen`: source -> its policy's returns on all tasks, (N,); contexts (N, D) in [0, 1]."""
     if len(seen) >= len(contexts):
         raise ValueError(f"all {len(contexts)} tasks have been trained on; give a smaller budget or more tasks")
     if not seen:
@@ -85,8 +82,7 @@ def slope(contexts: np.ndarray, sources: list[int], values: np.ndarray) -> np.nd
 def acquisition(home: np.ndarray, theta: np.ndarray, contexts: np.ndarray, best: np.ndarray) -> np.ndarray:
     """What each source would add to all tasks, mean over them, (N,).
 
-    From its optimistic return at home (N,), the loss for each unit of distance (D,), and the best return on each task
-    so far (N,).
+    From its optimistic return at home (N,), the loss for each unit of distance (D,), each task's best so far (N,).
     """
     loss = np.abs(contexts[:, None] - contexts[None]) @ theta
     return np.maximum(home[:, None] - loss - best[None], 0).mean(axis=1)

@@ -39,13 +39,7 @@ TUNING_SEED = 1000  # the first; test seeds begin at 0, so there may be as many 
 
 @dataclass
 class TuneConfig(JobsConfig):
-    """One search.
-
-    Attributes:
-        argv: what every run is given, without its setting, its seed and its folder.
-        train: the run with its default settings; `default` are those that are tried.
-        spaces: what is tried.
-    """
+    """One search of `spaces` around the settings of `train`, `default`; `argv` is what every run is given besides."""
 
     trials: int = setting(40, "settings that are tried; raised later, the search continues", low=1)
     seeds: int = setting(3, "runs of each setting, with seeds 1000, 1001, ...", low=1)
@@ -116,15 +110,10 @@ class Space:
 def spaces(
     config: TrainConfig, chosen: list[str], ranges: dict[str, Any], fixed: set[str] | frozenset[str] = frozenset()
 ) -> list[Space]:
-    """What a search over the settings of a run tries, in the order in which it is declared.
+    """What a search over the settings of a run tries, in the order in which it is declared; else a UsageError.
 
-    Args:
-        chosen: the keys to try; empty for all that have a range and are not `fixed`.
-        ranges: key -> range, where the command line gives one; tried too.
-        fixed: keys that the command line sets, which stay unless they are chosen.
-
-    Raises:
-        UsageError: for a key that is unknown or has no range, for a range that is none, and if nothing is left to try.
+    `chosen` are the keys to try, by default all that have a range and are not `fixed`, as the command line sets them;
+    `ranges` key -> range, where it gives one; tried too.
     """
     kinds, declared = dict[str, Any](), dict[str, tuple[Any, ...]]()  # the environment is not tuned
     for prefix, options in parts(config).items():

@@ -99,10 +99,7 @@ class _OpenTrial:
 
 
 class Search(Watcher):
-    """All trials of a study (see `open_study`), as jobs for `runners.sweep.drive`, which it watches.
-
-    The launcher cancels the jobs of trials that are given up; `report` takes a sentence for every trial that ends.
-    """
+    """All trials of a study, as jobs for `runners.sweep.drive`, which it watches; `report` takes a sentence each."""
 
     def __init__(
         self, config: TuneConfig, study: optuna.Study, launcher: Launcher, report: Callable[[str], None] = print

@@ -249,7 +249,7 @@ def test_an_exported_run_is_a_run_to_load_and_to_begin_with_and_no_run_to_contin
     assert f"begins from step 128 of {out}: agent, rnd" in capsys.readouterr().out
     before = sorted(out.rglob("*"))
     assert train([*begun, "total_timesteps=256", f"run_dir={out}"]) == 2
-    assert f"is an exported run, which cannot go on training; init_from={out} begins" in capsys.readouterr().err
+    assert f"is an exported run, which cannot train on; init_from={out} begins" in capsys.readouterr().err
     assert sorted(path for path in out.rglob("*") if path.name != ".lock") == before
     with pytest.raises(UsageError, match=r"is the folder of a run that trained; give another one"):
         ExportConfig(run=str(run), out=str(run))
