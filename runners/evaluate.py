@@ -19,16 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from envs.family import Goal, family_of
+from envs.make import goals, make, spec_of
+from envs.masks import sample
 from envs.settings import Settings, setting
 from envs.types import MASK
 from runners.cli.command import Command
 from runners.cli.output import Ticker
 from runners.report import statistics
+from runners.run.build import load_run
+from runners.run.config import TrainConfig
 
 if TYPE_CHECKING:
-    from envs.family import Goal
     from rewards.mix.mix import Mix
-    from runners.run.config import TrainConfig
     from runners.run.video import Act
 
 SEED = 1_000_000  # evaluation episodes never share a seed with training
@@ -83,9 +86,6 @@ def play(
     steps, and none is longer. The ground truth of `goal` is checked after every step; `mix` has the policy's rewards,
     some of which add to its observations.
     """
-    from envs.family import family_of
-    from envs.make import make
-    from envs.masks import sample
     from rewards.adapters.guided import guide_modalities, guided
 
     scores = Scores(goal=goal.name if goal else "")
@@ -141,8 +141,6 @@ def limits_of(config: TrainConfig, seed: int) -> dict[str, Any]:
 
 def goal_of(config: TrainConfig) -> Goal | None:
     """The goal, known to the environment's family, that a reward of this run names."""
-    from envs.make import goals
-
     prompts = [options.goal for options in config.reward.values() if getattr(options, "goal", "")]
     known = goals(config.env) if prompts else []
     named = [goal for goal in known if goal.prompt in prompts]
@@ -155,9 +153,6 @@ def policy(model: Any, run: TrainConfig | None = None) -> Act:
     It takes one observation and a bool, or a batch and an array (N,), and the action mask that came with it. Actions
     are of the type that the environment samples: a number, not the array () that Stable-Baselines3 predicts.
     """
-    from envs.family import family_of
-    from envs.make import spec_of
-
     state: Any = None
     sampled = run is not None and (run.eval_sampled or family_of(spec_of(run.env)).sampled)
 
@@ -225,8 +220,6 @@ class EvaluateConfig(Settings):
 
 def evaluate(config: EvaluateConfig) -> None:
     """Evaluate a run and print its scores."""
-    from runners.run.build import load_run
-
     run = Path(config.run)
     trained, model, mix, _ = load_run(run, config.trust, config.checkpoint)
     from runners.run.video import record_video  # it imports torch

@@ -19,6 +19,7 @@ from typing import Any
 
 import agents
 import rewards
+from envs.make import creator, families, options
 from envs.table import Table
 from runners.cli import presets
 from runners.cli.command import Command, options_text, written
@@ -83,8 +84,6 @@ def _others() -> list[str]:
 def _environments() -> str:
     from gymnasium.envs.registration import registry
 
-    from envs.make import families
-
     blocks = []
     for family in families().values():
         lines = [f"environments: {family.name}, {family.description}"]
@@ -98,8 +97,6 @@ def _environments() -> str:
 
 def environment(env_id: str) -> str:
     """The docstring of an environment, and its options with their defaults; those of its adapter come last."""
-    from envs.make import creator, options
-
     text = inspect.getdoc(creator(env_id)) or ""
     lines = [f"  env.{name}={written(option.default)}" for name, option in options(env_id).items()]
     return f"{env_id}: {text}\n\noptions\n" + "\n".join(lines)

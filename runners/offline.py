@@ -30,15 +30,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
+from envs.datasets.dataset import learnable
+from envs.datasets.minari import METADATA, NAME
+from envs.make import make
+from envs.recording import load as read
 from envs.settings import Settings, setting
+from envs.transitions import Transitions, concatenate
 from runners.cli.command import Command
 from runners.evaluate import play, policy, table
-from runners.record import whole_episodes
+from runners.record import RecordConfig, imported, whole_episodes
 from runners.run.config import UsageError, unknown
 from runners.run.trust import require, saved_keys
 
 if TYPE_CHECKING:
-    from envs.transitions import Transitions
     from rewards.preference.bradley_terry import BradleyTerry
     from rewards.preference.sessions import Asked
 
@@ -119,8 +123,6 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
         batch, meta = load(config.data, config.env, trust=config.trust)  # before the imports, which take seconds
     import torch
 
-    from envs.make import make
-
     torch.set_num_threads(1)
     env_id = config.env or meta["env"]
     if not env_id:
@@ -187,9 +189,6 @@ def recorded(
 
     A ValueError where nothing can be learned from them.
     """
-    from envs.datasets.dataset import learnable
-    from envs.transitions import concatenate
-
     spaces = (observation_space, action_space, config.env or "the environment")
     source = f"data={','.join(config.data)}"
     batch = data = learnable(batch, *spaces, source)
@@ -207,8 +206,6 @@ def load(files: list[str], env: str = "", *, trust: bool = False) -> tuple[Trans
 
     Data sets of others are compared with `env`, and `trust` lets them name an environment's code.
     """
-    from envs.transitions import concatenate
-
     batches, metas = zip(*(_read(name, env, trust) for name in files))
     tasks = [(meta.get("env", ""), meta.get("env_options", {})) for meta in metas]
     if any(task != tasks[0] for task in tasks):
@@ -218,10 +215,6 @@ def load(files: list[str], env: str = "", *, trust: bool = False) -> tuple[Trans
 
 
 def _read(name: str, env: str, trust: bool) -> tuple[Transitions, dict[str, Any]]:
-    from envs.datasets.minari import METADATA, NAME
-    from envs.recording import load as read
-    from runners.record import RecordConfig, imported
-
     path = Path(name)
     folder = (path / "data").is_dir() or (path / METADATA).is_file()
     if folder or path.suffix == ".npz" or (not path.exists() and NAME.fullmatch(name)):

@@ -31,6 +31,7 @@ from gymnasium.spaces import flatten
 from envs.datasets import Dataset, from_sb3, read
 from envs.datasets.dataset import fitted
 from envs.family import family_of
+from envs.make import make
 from envs.masks import sample
 from envs.recording import episodes, save
 from envs.recording import record as recorded
@@ -87,8 +88,6 @@ def record(config: RecordConfig) -> dict[str, Any]:
     """Record and write; returns the file's metadata."""
     if config.from_:
         return write(config, *imported(config))
-    from envs.make import make
-
     options, env_id = dict(config.env_options), config.env
     model: Any = None
     named = config.policy != "random"
@@ -119,8 +118,6 @@ def imported(config: RecordConfig) -> tuple[Transitions, dict[str, Any]]:
     They are compared with the environment that is given, or with the one that a data set names. A UsageError if the
     source is to be trusted first, or holds no transitions; else raises as `envs.datasets.read`.
     """
-    from envs.make import make
-
     source, path, named, options = config.from_, Path(config.from_), config.env, config.env_options
     env: Any = None
     dataset: Dataset | None = None

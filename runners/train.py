@@ -20,13 +20,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envs.vector.watchdog import WorkerError
 from runners.cli.command import Command
+from runners.cli.compose import compose
+from runners.evaluate import SEED, evaluation, policy, table
+from runners.run import checkpoint, control
+from runners.run.build import Parts, build
+from runners.run.checkpoint import write_atomically
+from runners.run.config import TrainConfig
+from runners.run.control import Control
+from runners.run.exits import STORAGE, Failed, Signals, Stopped, explain, save_kept
+from runners.run.folder import open_folder
+from runners.run.trust import masked
 
 if TYPE_CHECKING:
-    from runners.run.build import Parts
-    from runners.run.config import TrainConfig
-    from runners.run.control import Control
-    from runners.run.exits import Signals
     from runners.run.progress import Live, Saver
 
 
@@ -37,11 +44,6 @@ def train(argv: list[str]) -> int:
 
 def train_in(argv: list[str]) -> tuple[int, Path]:
     """The whole run, top to bottom; returns the exit code and the run's folder."""
-    from runners.cli.compose import compose
-    from runners.run import control
-    from runners.run.build import build
-    from runners.run.exits import STORAGE, Signals
-
     config, preset = compose(argv)
     with Signals() as signals, Work(config, argv) as work:
         before = work.folder.status()
@@ -102,8 +104,6 @@ def learn(config: TrainConfig, parts: Parts, saver: Saver, work: Work) -> None:
     """For as many steps as are left."""
     from stable_baselines3.common.callbacks import CallbackList
 
-    from envs.vector.watchdog import WorkerError
-
     work.phase = "training"
     left = config.total_timesteps - work.step
     if left > 0:
@@ -128,8 +128,6 @@ def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict
     """The task's own scores of this policy, a random one, and the control's."""
     if config.eval_episodes == 0:
         return {}
-    from runners.evaluate import evaluation
-
     scores = evaluation(config, parts.model, parts.mix, config.eval_episodes, config.seed)
     if control is not None:
         if control.process.poll() is None:
@@ -144,8 +142,6 @@ def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict
 
 def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: Work) -> None:
     """Numbers, video, curve, and the line for TensorBoard. A picture that fails is one sentence, not a failed run."""
-    from runners.evaluate import SEED, policy, table
-    from runners.run.checkpoint import write_atomically
     from runners.run.curve import archive, curve
     from runners.run.tensorboard import shows
     from runners.run.video import record_video
@@ -180,8 +176,6 @@ class Work:
     """A run in its folder: whatever ends it is written down, and the folder is left in order."""
 
     def __init__(self, config: TrainConfig, argv: list[str]) -> None:
-        from runners.run.folder import open_folder
-
         self.config, self.argv = config, argv
         self.phase = "set-up"
         self.folder = open_folder(config)  # locked from here on
@@ -200,7 +194,6 @@ class Work:
 
     def begin(self, parts: Parts, signals: Signals) -> Saver:
         """Read the newest checkpoint, write down the run, open its logs, make the callback that saves it."""
-        from runners.run import checkpoint
         from runners.run.progress import Live, Saver, make_logger
 
         config, found = self.config, checkpoint.load(self.folder.checkpoints, tidy=True)
@@ -253,9 +246,6 @@ class Work:
             self.folder.write_status(state=state, step=self.step, error=error, exit_code=code)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from runners.run.exits import Failed, Stopped, explain, save_kept
-        from runners.run.trust import masked
-
         try:
             if isinstance(error, Stopped):
                 self.end("stopped", error.code)

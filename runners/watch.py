@@ -18,14 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envs.make import creator
 from envs.settings import Settings, setting
 from runners.cli.command import Command
+from runners.evaluate import policy
+from runners.run.build import Trained, load_run
 from runners.run.config import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from runners.run.build import Trained
     from runners.run.video import Episode
 
 FASTEST = 16.0  # times real time; the slowest is its inverse
@@ -64,8 +66,6 @@ def has_screen() -> bool:
 
 def watch(config: WatchConfig) -> str:
     """Play, and show or write; returns a sentence about it."""
-    from runners.run.build import load_run
-
     run = Path(config.run)
     real = has_screen() and os.environ.get("SDL_VIDEODRIVER") != "dummy"
     trained = load_run(run, config.trust, config.checkpoint)
@@ -89,7 +89,6 @@ def watch(config: WatchConfig) -> str:
 
 def play_all(config: WatchConfig, trained: Trained) -> Iterator[Episode]:
     """The episodes, one after the other."""
-    from runners.evaluate import policy
     from runners.run.video import can_be_drawn, open_env, play
 
     run, model, mix, _ = trained
@@ -108,8 +107,6 @@ def summary(number: int, episode: Episode) -> str:
 
 def frames_a_second(env_id: str) -> int:
     """The frame rate that an environment declares, in [5, 60]; 30 if it declares none."""
-    from envs.make import creator
-
     declared = getattr(creator(env_id), "metadata", {}).get("render_fps") or 30
     return int(min(max(declared, 5), 60))
 

@@ -41,7 +41,7 @@ from envs.files import LARGE, read_bytes
 from envs.settings import Settings, setting
 from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.judges.base import Answers, TextJudge, make_judge
-from rewards.llm.store import label_in, read_rows
+from rewards.llm.store import AnswerStore, label_in, read_rows
 from runners.cli.command import Command
 from runners.run.config import UsageError
 from runners.run.trust import require, saved_keys
@@ -194,8 +194,6 @@ def estimate(
     config: AnnotateConfig, options: dict[str, Any], judge: TextJudge, known: Texts, items: list[Item]
 ) -> dict[str, Any]:
     """Print what would be asked, and what it would cost."""
-    from rewards.llm.store import AnswerStore
-
     cached = 0
     if config.cache and Path(config.cache).is_file():
         with closing(AnswerStore(config.cache)) as cache:

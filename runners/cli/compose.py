@@ -16,6 +16,9 @@ from typing import Any
 
 import agents
 import rewards
+from envs.family import family_of
+from envs.make import goals, is_open, spec_of
+from envs.make import options as options_of
 from envs.table import Table
 from runners.cli import declared, presets
 from runners.cli.value import cast, parse, read, short, split
@@ -134,8 +137,6 @@ def _with_task(names: list[str], values: dict[str, Any]) -> list[str]:
 
 def environment(env: Any) -> str:
     """The environment's id, if there is one of this name."""
-    from envs.make import spec_of
-
     if isinstance(env, list | dict):
         raise UsageError(f"env={short(env)} is no id; a run has one environment, runners.sweep takes several (env=A,B)")
     if env in (None, ""):
@@ -172,9 +173,7 @@ def _check_begins(values: dict[str, Any], kinds: dict[str, Any], agent: str, nam
 
 def _env_keys(env: str, values: dict[str, Any]) -> dict[str, Any]:
     """Every option of the environment -> its type; Any for others, where the constructor takes whatever it is given."""
-    from envs.make import is_open, options
-
-    keys = {ENV + name: _kind(parameter) for name, parameter in options(env).items()}
+    keys = {ENV + name: _kind(parameter) for name, parameter in options_of(env).items()}
     others = [key for key in values if key.startswith(ENV) and key not in keys]
     if others and not is_open(env):
         raise UsageError(f"{others[0]}={short(values[others[0]])} is no option of {env}; it has {', '.join(keys)}")
@@ -218,8 +217,6 @@ def fill_goals(config: Any, given: Collection[str] = ()) -> None:
     to the one for this environment where the user names neither a model nor weights. Keys among `given`, which the user
     set, stay even if they are empty. A UsageError if no goal is known.
     """
-    from envs.family import family_of
-    from envs.make import goals, spec_of
     from rewards.vision.encoder import MODELS, model_for
 
     spec = spec_of(config.env)

@@ -19,13 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import rewards
+from envs.family import Goal
+from envs.make import goals, make
 from envs.settings import Settings, declarations, setting
+from rewards.base import RewardConfig
 from runners.cli.command import Command
+from runners.cli.compose import compose as compose_run
+from runners.cli.compose import named
+from runners.run.build import keep_freed_memory
 from runners.run.config import TrainConfig, UsageError, unknown
 
 if TYPE_CHECKING:
-    from envs.family import Goal
-    from rewards.base import RewardConfig
     from runners.compare.card import Candidate
 
 
@@ -60,7 +65,6 @@ def compare(config: CompareConfig) -> int:
 
     from runners.compare import page
     from runners.compare.card import card, distances_between, effective_horizon, horizon_text
-    from runners.run.build import keep_freed_memory
 
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -82,11 +86,6 @@ def compare(config: CompareConfig) -> int:
 
 def compose(config: CompareConfig) -> dict[str, TrainConfig]:
     """Reward name -> the configuration of a run with it alone, its sentences about that goal; or a UsageError."""
-    import rewards
-    from envs.make import goals
-    from runners.cli.compose import compose as compose_run
-    from runners.cli.compose import named
-
     texts = [text.strip() for text in config.reward.strip("[]").split(",") if text.strip()]
     names = list(dict.fromkeys(named(rewards.table, text) for text in texts))
     for name in names:
@@ -116,8 +115,6 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
 
 def candidates(config: CompareConfig, configs: dict[str, TrainConfig]) -> Iterator[tuple[Candidate, int | None]]:
     """Each reward with its scores, and the index of the goal it is compared with; None where there is no goal."""
-    import rewards
-    from envs.make import goals, make
     from runners.compare.card import Candidate
     from runners.compare.sample import FRAME, SampleSpec, load_or_take
     from runners.run.video import can_be_drawn

@@ -44,6 +44,7 @@ from runners.compare.finite import (
 from runners.compare.sample import SampleSpec, load_or_enumerate
 from runners.design.config import DesignConfig
 from runners.design.explors import explors
+from runners.run.build import load_run
 from runners.run.checkpoint import write_atomically
 from runners.run.config import UsageError
 
@@ -111,8 +112,6 @@ def model_of(config: DesignConfig) -> tuple[FiniteModel, np.ndarray, Array]:
 
 def learner_of(config: DesignConfig, model: FiniteModel, obs: Array) -> np.ndarray:
     """How often the policy of a run takes each action in the states of a model made of rows with these obs, (S, A)."""
-    from runners.run.build import load_run
-
     trained = load_run(Path(config.of_run), config.train.trust).model
     states, actions = model.transition.shape[:2]
     first = [int(np.argmax(model.cell[:, 0] == state)) for state in range(states)]

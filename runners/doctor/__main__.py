@@ -97,7 +97,6 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
     made |= {
         "video": alone("video", "video", fix="pip install imageio-ffmpeg", required=False),
         "clip": alone("CLIP", "shipped", required=False),
-        "cache": alone("CLIP's cache", "cached", required=False),
         "judge": alone("judge", "judge", config.judge, config.model, required=False),
     }
     names = [name for name in extras if name not in (*EXTRA, "all", "docs", "test", "dev")]

@@ -27,7 +27,7 @@ AGAIN = f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
 BUILD = "pip install --force-reinstall nle (where it has no wheel it needs cmake, bison, flex and libbz2)"
 GL = "apt-get install libegl1 libgl1 libosmesa6, then MUJOCO_GL=egl or osmesa"
 SEEN = "only videos and rewards that read frames need it"
-PUBLIC = (("ViT-B-32", "laion2b_s34b_b79k"), ("ViT-B-32", "openai"), ("ViT-bigG-14", "laion2b_s39b_b160k"))
+
 PATIENCE_S = 3.0  # for a judge's answer
 
 
@@ -190,7 +190,8 @@ def extra(name: str, *requirements: str) -> Iterator[Finding]:
     found = {package: version(package) for package in map(distribution, requirements)}
     lacking = ", ".join(package for package, have in found.items() if have is None)
     if lacking:
-        yield _optional(f"[{name}]", f"without {lacking}", f"pip install '{DISTRIBUTION}[{name}]'")
+        fix = f"pip install '{DISTRIBUTION}[{name}]'"
+        yield Finding(f"[{name}]", "optional", f"without {lacking}", fix, required=False)
     else:
         yield Finding.of(f"[{name}]", ", ".join(f"{p} {have}" for p, have in found.items()), required=False)
 
@@ -221,10 +222,6 @@ def pygames() -> Iterator[Finding]:
         yield Finding.of("pygame", "pygame and pygame-ce are both installed, in one folder", fix)
     else:
         yield Finding.of("pygame", f"{there[0]} alone" if there else "neither pygame nor pygame-ce is installed")
-
-
-def _optional(name: str, lacks: str, fix: str) -> Finding:
-    return Finding(name, "optional", lacks, fix, required=False)
 
 
 def environment(name: str, env_id: str, drawn: bool | None, required: bool = True) -> Iterator[Finding]:
@@ -310,20 +307,6 @@ def shipped() -> Iterator[Finding]:
             yield Finding.broken(name, words, AGAIN, required=False)
         else:
             yield Finding.of(name, f"{size}, {'as its card says' if found else 'without a card'}", required=False)
-
-
-def cached() -> Iterator[Finding]:
-    """Whether public weights are on this machine; nothing is asked of the network."""
-    from rewards.vision.encoder import _cached
-
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    for model, tag in PUBLIC:
-        if _cached(model, tag, Path("~/.cache/clip").expanduser()):
-            yield Finding.of(f"CLIP {model}", f"{tag} is in the cache", required=False)
-            continue
-        then = "HF_HUB_OFFLINE forbids to download it" if offline else "its first use would download it"
-        fix = "reward.clip.weights=<file>, or the shipped models, which need no download"
-        yield _optional(f"CLIP {model}", f"{tag} is not on this machine, and {then}", fix)
 
 
 def judge(url: str, model: str) -> Iterator[Finding]:

@@ -21,14 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from envs.family import family_of
+from envs.make import spec_of
 from envs.settings import Settings, setting
 from runners.cli.command import Command
+from runners.run.build import Trained
 
 if TYPE_CHECKING:
     from rewards.mix.mix import Mix
     from runners.explain.episodes import PlayedRows
     from runners.explain.policy import PolicyView
-    from runners.run.build import Trained
 
 SHOWN = 4  # moments a stream
 STATES = 256  # that saliency is the mean over
@@ -54,8 +56,6 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
         from runners.run.build import load_run
 
         trained = load_run(Path(config.run), config.trust, config.checkpoint)
-    from envs.family import family_of
-    from envs.make import spec_of
     from runners.explain import episodes, page
     from runners.explain.policy import view
     from runners.run.video import can_be_drawn, open_env
@@ -97,7 +97,6 @@ def of_streams(
     seen: PolicyView, played: PlayedRows, env: Any, gae_lambda: float, seed: int, mix: Mix
 ) -> dict[str, Any]:
     """What streams contribute and want, and the moments to look at, as plain data."""
-    from envs.family import family_of
     from runners.explain import measures
 
     streams, moments = measures.contributions(played), {}
@@ -141,7 +140,6 @@ def of_policy(seen: PolicyView, played: PlayedRows, env: Any, seed: int) -> dict
     from gymnasium import spaces
 
     from agents.networks.actor_critic import Inputs
-    from envs.family import family_of
     from runners.explain import reading
 
     batch, model, reads = played.batch, seen.model, []

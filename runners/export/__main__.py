@@ -27,14 +27,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from envs.make import make
+from envs.recording import record
 from envs.settings import Settings, setting
 from runners.cli.command import Command
+from runners.record import acting
+from runners.run.build import Trained, load_run
+from runners.run.checkpoint import versions
 from runners.run.config import UsageError, to_dict
 from runners.run.folder import EXPORTED, STATUS, read_status
+from runners.run.policies import from_file
 
 if TYPE_CHECKING:
     from runners.export.policy import Policy
-    from runners.run.build import Trained
 
 ROWS = 256  # observations that the files are compared on
 TOLERANCE = 1e-4  # largest difference of an action's number, beside the largest number of all of them if that exceeds 1
@@ -131,10 +136,7 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
 
 def run_subject(run: Path, trust: bool = False, at: str = "") -> Subject:
     """The agent of a run at its newest checkpoint, or at another; see `load_run`."""
-    from runners.run.build import load_run
-
     trained = load_run(run, trust, at)
-    from envs.make import make
     from rewards.adapters.guided import guide_modalities, guided
 
     config, mix = trained.config, trained.mix
@@ -149,8 +151,6 @@ def run_subject(run: Path, trust: bool = False, at: str = "") -> Subject:
 def file_subject(config: ExportConfig) -> Subject:
     """A policy that runners.offline wrote."""
     from agents.offline.cloning import Cloning
-    from envs.make import make
-    from runners.run.policies import from_file
 
     with closing(make(config.env, **config.env_options)) as env:
         model = from_file(Path(config.run), env.observation_space, env.action_space)
@@ -160,9 +160,6 @@ def file_subject(config: ExportConfig) -> Subject:
 
 def observations(env: Any, model: Any, count: int, seed: int) -> tuple[Any, Any]:
     """Observations (count, ...) of the agent's own episodes, half of whose actions are random; and their masks."""
-    from envs.recording import record
-    from runners.record import acting
-
     env.action_space.seed(seed)
     batch = record(env, acting(model, env.action_space, 0.5, seed), count, seed)
     return batch.obs, batch.obs_action_mask if getattr(model, "masked", False) else None
@@ -231,7 +228,6 @@ def compared(name: str, actions: np.ndarray, expected: Any) -> str:
 def about(subject: Subject) -> dict[str, Any]:
     """What policy.json holds beside the policy: plain data without paths and addresses."""
     from runners.export.card import scrubbed
-    from runners.run.checkpoint import versions
 
     env, trained = subject.make(), subject.trained
     found: dict[str, Any] = {

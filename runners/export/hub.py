@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.files import read_json
+from runners.run.build import load_run
 from runners.run.folder import EXPORTED, read_status
 from runners.run.trust import masked
 
@@ -56,7 +57,6 @@ def pull(repo: str, folder: str | Path | None = None, revision: str | None = Non
 def write(run: Path, folder: Path, repo: str, trust: bool, at: str | int) -> int:
     """Write what is uploaded, a small run and its card; returns the step of the checkpoint."""
     from runners.export.card import card, write_small
-    from runners.run.build import load_run
 
     trained = load_run(run, trust, at)
     write_small(folder, run, trained, str(at))

@@ -19,7 +19,7 @@ import numpy as np
 from envs.files import read_bytes
 from runners.cli.output import clock
 from runners.report import html, plots
-from runners.report.comparison import Band, Comparison, alarm
+from runners.report.comparison import Band, Comparison, alarm, configurations
 from runners.report.numbers import ALL, CLEAR, Numbers, Row
 from runners.report.plots import label_steps
 from runners.report.read import ELAPSED, Run
@@ -61,6 +61,7 @@ def write(path: Path, numbers: Numbers, bands: dict[tuple[str, str], Band], titl
         "thresholds": _thresholds(numbers),
         "alarms": alarms,
         "own_arms": own,
+        "settings": configurations(data),
         "configs": [(run.name, run.text if size <= CONFIGS else TOO_LARGE) for run, size in zip(data.own, spent)],
         "colours": {name: look["color"] for name, look in plots.looks(data).items()},
         "join": join,

@@ -25,25 +25,12 @@ INK, CONTROL, GREY, PALE = "#24292f", "#a08060", "#7b828c", "#d5d8dc"
 STREAMS = ("#8fc1e3", "#f2b48a", "#8fd1ba", "#e6bcd3", "#f3d38a", "#c9b3d9")  # pale: names are written on them
 TASK_STREAM = "#d5d8dc"
 STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 8.5,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": "#9aa0a8",
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "xtick.color": "#5a616a",
-    "ytick.color": "#5a616a",
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "text.color": INK,
-    "text.parse_math": False,
-    "svg.hashsalt": "lodestar",
-    "svg.fonttype": "path",
+    **{"font.size": 9, "axes.titlesize": 9.5, "axes.labelsize": 8.5, "legend.fontsize": 8.5, "axes.linewidth": 0.7},
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 8),
+    **dict.fromkeys(("xtick.color", "ytick.color"), "#5a616a"),
+    **dict.fromkeys(("axes.labelcolor", "text.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon", "text.parse_math"), False),
+    **{"axes.titlelocation": "left", "axes.edgecolor": "#9aa0a8", "svg.hashsalt": "lodestar", "svg.fonttype": "path"},
 }
 RANDOM: dict[str, Any] = {"color": GREY, "linewidth": 0.9, "linestyle": (0, (1, 2))}  # a random policy's line
 COLUMNS, PANEL = 3, (3.7, 2.55)  # panels side by side, and the size of one, inches

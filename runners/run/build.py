@@ -14,7 +14,12 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import agents
+from envs.family import OTHER, family_of
+from envs.make import make, make_vec
+from envs.masks import offered, sizes
 from envs.memory import memory, refuse_beyond
+from envs.transitions import OnNan
 from runners.run import checkpoint
 from runners.run.config import TrainConfig, UsageError, from_dict, read
 from runners.run.trust import require, saved_keys
@@ -67,9 +72,6 @@ def build(config: TrainConfig, crashes: Path | None = None, mix: Mix | None = No
     import torch
     from stable_baselines3.common.utils import set_random_seed
 
-    import agents
-    from envs.make import make
-    from envs.transitions import OnNan
     from rewards.adapters.guided import make_mix
     from runners.run.coverage import Coverage
 
@@ -100,8 +102,6 @@ def build(config: TrainConfig, crashes: Path | None = None, mix: Mix | None = No
 
 def masks_actions(env: Env, seed: int) -> bool:
     """Whether an environment that is made only to see what it is has action masks; none of our own families has."""
-    from envs.family import OTHER, family_of
-    from envs.masks import offered, sizes
     from runners.run.progress import random_state, set_random_state
 
     if family_of(env.spec) is not OTHER or not sizes(env.action_space):
@@ -138,7 +138,6 @@ def networks_that_fit() -> Iterator[None]:
 def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path | None = None) -> VectorEnv | VecEnv:
     """The environments of a run: a Gymnasium vector for our agents, a VecEnv for Stable-Baselines3's."""
     from agents.sb3.agent import make_venv
-    from envs.make import make_vec
     from rewards.adapters.ending import ending, endings
     from rewards.adapters.guided import guided, guides
 
@@ -201,8 +200,6 @@ class Trained(NamedTuple):
 
 def acting(config: TrainConfig, mix: Mix | None = None) -> Parts:
     """A run's agent that only acts, on the CPU with a single environment; its mix, or the one given."""
-    import agents
-
     small, options = copy.copy(config), copy.copy(config.agent)
     small.agent, small.n_envs, small.backend, small.device = options, 1, "gym", "cpu"
     if agents.get(config.agent_name).driver == "relabel":

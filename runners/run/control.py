@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import rewards
 from envs.files import appended, read_json
 from runners.cli.value import replaced
 from runners.run.config import TrainConfig
@@ -31,15 +32,12 @@ class Control:
         self.run.mkdir(parents=True, exist_ok=True)
         extra = [f"{key}={value}" for key, value in changes.items()]
         extra += ["control=none", "video=false", "resume=auto", f"run_dir={self.run}"]
+        # It ends with this process, and waits for the control that an earlier one of this run may have left; Ctrl-C
+        # reaches it through us, not through the terminal.
+        child = [sys.executable, "-m", "runners.sweep.child", str(os.getpid()), str(self.run), *replaced(argv, extra)]
         with appended(self.log) as log:
-            self.process = subprocess.Popen(
-                # ends with this process, and waits for the control that an earlier one of this run may have left
-                [sys.executable, "-m", "runners.sweep.child", str(os.getpid()), str(self.run), *replaced(argv, extra)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches it through us, not through the terminal
-            )
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            self.process = subprocess.Popen(child, start_new_session=True, **streams)
 
     def result(self, patience_s: float = 600.0) -> dict[str, Any] | None:
         """Wait for the control's evaluation; None if it failed or took too long."""
@@ -76,8 +74,6 @@ def start(config: TrainConfig, argv: list[str], folder: Path) -> Control | None:
 
 def changes_of(config: TrainConfig) -> dict[str, Any]:
     """Command-line key -> value of what makes the run's rewards meaningless; empty if no reward names one."""
-    import rewards
-
     found = {name: rewards.get(name).control or {} for name in config.reward}
     return {f"reward.{name}.{key}": value for name, control in found.items() for key, value in control.items()}
 

@@ -6,14 +6,12 @@ import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from runners.run.control import Control
 from runners.run.progress import LEARNED_RETURN, TASK_RETURN, apart, read_csv
-
-if TYPE_CHECKING:
-    from runners.run.control import Control
 
 TASK, LEARNED, GREY, ALARM = "#4c9be8", "#f2a541", "#9aa0aa", "#d9607c"
 STREAMS = ("#5fbf77", "#9d7fe0", "#3fb8b0", "#b58a5a", "#c77fb5", "#7d8f3c")

@@ -16,13 +16,9 @@ from pathlib import Path
 HOME = Path(__file__).resolve().parents[2]
 PACKAGES = ("agents", "envs", "rewards", "runners")
 DISTRIBUTION = "lodestar-rl"
-IMPORTS = {  # distribution -> module, where they differ by more than a dash
-    "pygame-ce": "pygame",
-    "box2d": "Box2D",
-    "open_clip_torch": "open_clip",
-    "hydra-core": "hydra",
-    "scikit-learn": "sklearn",
-}
+# distribution -> module, where they differ by more than a dash
+IMPORTS = {"pygame-ce": "pygame", "box2d": "Box2D", "open_clip_torch": "open_clip"}
+IMPORTS |= {"hydra-core": "hydra", "scikit-learn": "sklearn"}
 
 
 def name_collision() -> str | None:

@@ -36,12 +36,12 @@ from runners.cli.value import is_float
 from runners.run import checkpoint
 from runners.run.config import LOG_EVERY, TrainConfig, flatten
 from runners.run.exits import Signals, Stopped
+from runners.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from runners.run.build import Parts
     from runners.run.coverage import Coverage
     from runners.run.evaluator import Evaluator
-    from runners.run.folder import RunFolder
 
 Say = Callable[[str], None]
 SLOW_ROLLOUT_S = 1.0  # a rollout that takes longer may be cut short by a signal
@@ -444,14 +444,9 @@ class Live(KVWriter):
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
         self.wants_bar = False
-        self.bar = Progress(
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("{task.description}"),
-            console=Console(file=self.stream),
-            refresh_per_second=4,
-        )
+        left, words = TimeRemainingColumn(elapsed_when_finished=True), TextColumn("{task.description}")
+        columns = BarColumn(bar_width=24), TaskProgressColumn(), left, words
+        self.bar = Progress(*columns, console=Console(file=self.stream), refresh_per_second=4)
         self.task = self.bar.add_task("", total=self.total, completed=self.start)
         self.bar.start()
 

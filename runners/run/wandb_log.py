@@ -26,15 +26,10 @@ class WandbLog(KVWriter):
         if not named.exists():
             named.write_text(secrets.token_hex(8))
         try:
-            self.run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", "lodestar"),
-                dir=str(folder),
-                id=named.read_text(),
-                name="/".join(folder.resolve().parts[-3:]),
-                resume="allow",
-                config=to_dict(config),
-                settings=wandb.Settings(console="off"),
-            )
+            about: dict[str, Any] = {"id": named.read_text(), "name": "/".join(folder.resolve().parts[-3:])}
+            about |= {"project": os.environ.get("WANDB_PROJECT", "lodestar"), "config": to_dict(config)}
+            quiet = wandb.Settings(console="off")
+            self.run = wandb.init(dir=str(folder), resume="allow", settings=quiet, **about)
         except wandb.Error as error:
             raise OSError(f"{error}; WANDB_MODE=offline needs neither key nor network") from error
 

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import agents
+from envs.make import options
 from runners.cli.compose import ENV, chosen, compose, environment
 from runners.cli.value import MAX_LENGTH, literal, override, parse
 from runners.run.config import TrainConfig, UsageError, to_dict
@@ -101,9 +103,6 @@ def _cells(choices: dict[str, list[str]], seed: str) -> dict[str, tuple[dict[str
 
 def _used(points: list[dict[str, str]]) -> list[dict[str, str]]:
     """Without the options that belong to what another job uses and this one does not; each once."""
-    import agents
-    from envs.make import options
-
     picks = [chosen([f"{key}={text}" for key, text in given.items()]) for given in points]
     fields = {name: {f.name for f in dataclasses.fields(agents.get(name).Config)} for name, _ in picks}
     rewards = {name for _, names in picks for name in names}

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.settings import setting
+from envs.vector.workers import cores
 from runners.run.config import UsageError
 from runners.run.exits import TERMINATED
 from runners.sweep.job import Job, Launcher, Outcome, work
@@ -52,8 +53,6 @@ class Local(Launcher):
     work: Work = work  # what a job's process does: (argv, folder) -> exit code
 
     def __post_init__(self) -> None:
-        from envs.vector.workers import cores
-
         super().__post_init__()
         self.slots = self.slots or cores()
         self._context = warm_up()

@@ -165,13 +165,11 @@ def summary(config: TransferConfig, orders: dict[str, list[int]], rows: dict[int
     best = np.max([means[source] for source in chosen], axis=0)
     found: dict[str, Any] = {
         **config.fixed(),
-        "folder": str(config.folder),
-        "budget": config.budget,
-        "seeds": config.seeds,
+        **{"folder": str(config.folder), "budget": config.budget, "seeds": config.seeds},
         "steps": int(config.train.total_timesteps) * config.seeds * config.budget,
         "orders": {name: [config.labels[source] for source in order] for name, order in orders.items()},
         "generalised": {
-            name: mbtl.generalised(np.array([means[s] for s in order])).tolist() for name, order in orders.items()
+            name: mbtl.generalised(np.array([means[s] for s in each])).tolist() for name, each in orders.items()
         },
         "at_home": float(np.mean([means[source][source] for source in chosen])),
         "best_of_all_at_home": float(np.mean(best[chosen])),

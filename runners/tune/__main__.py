@@ -17,15 +17,15 @@ import sys
 from contextlib import closing
 
 from runners.cli.command import Command
+from runners.run.exits import Signals
+from runners.sweep.config import begin
+from runners.sweep.drive import drive
+from runners.sweep.job import JobLog
 from runners.tune.config import TuneConfig
 
 
 def tune(config: TuneConfig) -> None:
     """Try, then test: the whole search, top to bottom."""
-    from runners.run.exits import Signals
-    from runners.sweep.config import begin
-    from runners.sweep.drive import drive
-    from runners.sweep.job import JobLog
     from runners.tune.search import Search, best, open_study, table, test_jobs, verdict, write
 
     with Signals(), closing(JobLog(config.folder)) as log:

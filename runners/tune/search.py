@@ -241,7 +241,7 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
     returns = {arm: np.array([score(job.folder) for job in jobs if f"test/{arm}/" in job.name]) for arm in ARMS}
     if not len(returns["tuned"]):  # nothing better was found, so both are one
         returns["tuned"] = returns["default"]
-    first = trials[0]
+    first = trials[0].value if trials[0].state == TrialState.COMPLETE and trials[0].params == config.default else None
     return {
         **config.fixed(),
         "folder": str(config.folder),
@@ -250,10 +250,7 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
         "best": study.best_trial.params,
         "default": config.default,
         "tuning_seeds": config.tuning_seeds,
-        "on_tuning_seeds": {
-            "default": first.value if first.state == TrialState.COMPLETE and first.params == config.default else None,
-            "tuned": study.best_value,
-        },
+        "on_tuning_seeds": {"default": first, "tuned": study.best_value},
         "test_seeds": list(range(config.test_seeds)),
         "on_test_seeds": {arm: {**_estimate(aggregate([x])), "runs": x.tolist()} for arm, x in returns.items()},
         "difference": _estimate(paired_difference([returns["tuned"]], [returns["default"]])),

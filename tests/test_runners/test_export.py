@@ -257,7 +257,7 @@ def test_an_exported_run_is_a_run_to_load_and_to_begin_with_and_no_run_to_contin
     damaged = bytearray(held.read_bytes())
     damaged[-1] ^= 1
     held.write_bytes(damaged)
-    with pytest.raises(CheckpointError, match=r"none of the 1 checkpoints in .* is whole"):
+    with pytest.raises(CheckpointError, match=r"none of 1 checkpoints in .* is whole"):
         ld.load(out).evaluate(1)
     assert "arrays.safetensors is corrupt" in capsys.readouterr().err
 

@@ -76,7 +76,7 @@ def test_what_a_foreign_repository_names_is_not_trusted(run, server):
     held["config.yaml"] = held["config.yaml"].replace(b"antigravity:", b"")
     from runners.run.checkpoint import CheckpointError
 
-    with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
+    with pytest.raises(CheckpointError, match="none of 1 checkpoints"):
         _ = ld.load_from_hub("me/cartpole", folder="again").policy
 
 
