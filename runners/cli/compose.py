@@ -243,10 +243,8 @@ def fill_goals(config: Any, given: Collection[str] = ()) -> None:
             continue
         known = goals(config.env)
         if not known:
-            raise UsageError(
-                f"reward={name} needs a sentence for {config.env}, for which none is known; "
-                f'give reward.{name}.goal="what you want to see"'
-            )
+            give = f'give reward.{name}.goal="what you want to see"'
+            raise UsageError(f"reward={name} needs a sentence for {config.env}, for which none is known; {give}")
         options.goal = known[0].prompt
         for field in ("baseline", "negative"):
             if f"reward.{name}.{field}" not in given and not getattr(options, field, True):

@@ -66,12 +66,8 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
     with closing(open_env(run, trained.mix, drawn, shown)) as env:
         played = episodes.play(trained, seen, env, config.episodes, config.steps, config.seed)
         found: dict[str, Any] = {"env": run.env_label, "agent": run.agent_name, "reward": run.rewards}
-        found |= {
-            "step": trained.step,
-            "episodes": len(played.returns),
-            "steps": len(played.episode),
-            "cut": played.cut,
-        }
+        found |= {"step": trained.step, "episodes": len(played.returns), "steps": len(played.episode)}
+        found["cut"] = played.cut
         found |= {"sampled": seen.parts is not None, "task_return": float(np.mean(played.returns))}
         found |= of_streams(seen, played, env, getattr(run.agent, "gae_lambda", 0.95), config.seed, trained.mix)
         found |= of_policy(seen, played, env, config.seed)

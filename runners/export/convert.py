@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from agents.dyna.agent import Dyna
 from agents.networks.actor_critic import CLIP, Inputs
+from agents.offline.iql import IQL
+from agents.ppo.agent import PPO
 from runners.export.policy import Affine, Decision, Expectation, Function, Linears, Part, Policy, described, sequence
-
-if TYPE_CHECKING:
-    from agents.dyna.agent import Dyna
-    from agents.offline.iql import IQL
-    from agents.ppo.agent import PPO
 
 Layer = TypeVar("Layer", bound=nn.Module)
 ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU, "mish": nn.Mish, "elu": nn.ELU, "tanh": nn.Tanh}

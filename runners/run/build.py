@@ -250,10 +250,9 @@ def load_checkpoint(run: Path, at: str = "") -> tuple[dict[str, Any], int]:
         raise UsageError(f"checkpoint={at} is not in {run}; there are those of the steps {known}")
     folder = run / (at or "checkpoints")
     found = checkpoint.load(folder, lambda sentence: print(sentence, file=sys.stderr))
-    if found is None and at:
-        raise UsageError(f"run={run} has no best checkpoint; train with eval_every=, which keeps it")
     if found is None:
-        raise UsageError(f"run={run} has no checkpoint yet; train it to the first one")
+        lacks = "best checkpoint; train with eval_every=, which keeps it" if at else "checkpoint yet; train it on"
+        raise UsageError(f"run={run} has no {lacks}")
     return found
 
 
@@ -284,9 +283,7 @@ def initialise(config: TrainConfig, parts: Parts) -> str:
             taken.append(one)
     except (RuntimeError, LookupError, TypeError, AttributeError) as error:
         words = shorten(str(error), 160, placeholder=" ...")
-        raise UsageError(
-            f"init_from={run} does not fit this run's environment, networks or options ({words})"
-        ) from None
+        raise UsageError(f"init_from={run} does not fit this run's environment, networks, options ({words})") from None
     return f"from step {step:,} of {run}: {', '.join(taken)}"
 
 

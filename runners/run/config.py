@@ -200,9 +200,7 @@ def from_dict(values: dict[str, Any], trusted: bool = False) -> TrainConfig:
             table.name_of(source)
         options = dict(values["agent"])
         name = options.pop("name")
-        made = {
-            key: rewards.get(key).Config(**_renamed(f"reward.{key}.", own)) for key, own in values["reward"].items()
-        }
+        made = {key: rewards.get(key).Config(**_renamed(f"reward.{key}.", x)) for key, x in values["reward"].items()}
         rest = {key: x for key, x in _renamed("", values).items() if key not in ("agent", "reward", "trust", "code")}
         agent = agents.get(name).Config(**_renamed("agent.", options))
         return TrainConfig(agent_name=name, agent=agent, reward=made, **rest)

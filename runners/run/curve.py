@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from runners.run.control import Control
 from runners.run.progress import LEARNED_RETURN, TASK_RETURN, apart, read_csv
@@ -36,11 +37,6 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
     the task's alone, a second sets one against the other, a point a row of the log; with several streams a third shows
     their shares of the reward, and a fourth which of them moved the policy (`MOVERS`).
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     rows = read_csv(folder / "metrics.csv")
     steps, task = _columns(rows, TASK_RETURN)
     both, proxy, truth = _columns(rows, LEARNED_RETURN, TASK_RETURN)
@@ -51,7 +47,8 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
         if not moved:
             moved, moved_by = _by_stream(rows, rf"stream/(\w+)/{kind}"), label
     panels = 1 + learned + (len(shares) > 1) + bool(moved)
-    figure, axes = pyplot.subplots(1, panels, figsize=(7 + 3.6 * (panels - 1), 4), layout="constrained", squeeze=False)
+    figure = Figure(figsize=(7 + 3.6 * (panels - 1), 4), layout="constrained")
+    axes = figure.subplots(1, panels, squeeze=False)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     axis = axes[0, 0]
     axis.plot(steps, task, color=TASK, linewidth=2, label="task return", marker="" if len(steps) > 1 else "o")
@@ -77,22 +74,19 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
     path = folder / "curve.png"
     path.unlink(missing_ok=True)  # as in `runners.run.video.write`
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)
     return path
 
 
 def archive(folder: Path, model: Any) -> Path:
     """Draw `archive.png`: the returns of the best individuals on the map of an `agents.qd.QD`."""
-    from matplotlib import pyplot
-
     size, fitness = model.config.cells, model.map["fitness"]
-    figure, axis = pyplot.subplots(figsize=(5.4, 4.4), layout="constrained")
+    figure = Figure(figsize=(5.4, 4.4), layout="constrained")
+    axis = figure.subplots()
     shown = np.where(np.isfinite(fitness), fitness, np.nan).reshape(size, size).T
     figure.colorbar(axis.imshow(shown, origin="lower", extent=model.bounds.T.ravel(), aspect="auto"), label="return")
     names = [f"entry {entry} of the last observation" for entry in model.config.axes]
     axis.set(xlabel=names[0], ylabel=names[1], title=f"best of each cell; {np.isfinite(fitness).mean():.0%} reached")
     figure.savefig(path := folder / "archive.png", dpi=130)
-    pyplot.close(figure)
     return path
 
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envs.state import Stateful
 from runners.evaluate import SEED, limits_of, play, policy
 from runners.run import checkpoint
-from runners.run.build import Model, Parts, acting
+from runners.run.build import Parts, acting
 from runners.run.config import TrainConfig
 from runners.run.progress import random_state, set_random_state
 from runners.run.tensorboard import shows
 from runners.run.video import Act, record_video
+
+if TYPE_CHECKING:
+    from runners.run.build import Model
 
 SCORES = {"eval/return": "task_return", "eval/length": "length"}
 SCORES |= {"eval/success": "success", "eval/goal_steps": "goal_steps"}

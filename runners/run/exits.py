@@ -23,11 +23,8 @@ from runners.run.trust import masked
 OK, FAILED, USAGE, MISSING, NUMERICAL, STORAGE, ENVIRONMENT, REWARD, HELD = 0, 1, 2, 3, 4, 5, 6, 7, 8
 INTERRUPTED, TERMINATED = 130, 143  # 128 + the signal's number, as shells count
 # Every signal that asks a process to end: Ctrl-C, a closed terminal, what batch systems send before they kill.
-STOPPING = tuple(
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGXCPU")
-    if hasattr(signal, name)
-)
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGXCPU")
+STOPPING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
 
 class Stopped(BaseException):

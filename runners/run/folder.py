@@ -92,9 +92,7 @@ def open_folder(config: TrainConfig) -> RunFolder:
             if folder is not None:
                 return folder
         if config.resume == "must":
-            raise UsageError(
-                f"resume=must, but {config.folder()} has no unfinished run like it; resume=auto starts one"
-            )
+            raise UsageError(f"resume=must, but {config.folder()} has no unfinished run like it; resume=auto begins")
     stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.seed}"
     for number in range(1, 1000):
         path = config.folder() / (stamp if number == 1 else f"{stamp}-{number}")

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger, filter_excluded_keys
 
@@ -440,9 +442,6 @@ class Live(KVWriter):
         self.every_s = 0.2 if self.wants_bar else every_s
 
     def _open_bar(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
         self.wants_bar = False
         left, words = TimeRemainingColumn(elapsed_when_finished=True), TextColumn("{task.description}")
         columns = BarColumn(bar_width=24), TaskProgressColumn(), left, words

@@ -11,19 +11,17 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import imageio.v2 as imageio
 import numpy as np
 from PIL import Image
 from torch import nn
 
+from rewards.mix.mix import Mix
 from runners.run.config import TrainConfig, flatten, to_dict
 from runners.run.progress import TASK_RETURN, TensorBoardLog
-
-if TYPE_CHECKING:
-    from rewards.mix.mix import Mix
-    from runners.run.video import Episode
+from runners.run.video import Episode, draw
 
 BINS = 64
 FRAMES = 60  # of a video that is shown as a moving picture
@@ -86,8 +84,6 @@ def shows(config: TrainConfig, run: Path, step: int) -> Callable[[Episode], None
 def add_video(folder: Path, step: int, episode: Episode) -> None:
     """Write an episode as a moving picture, of which the image tab shows the one of each step."""
     from tensorboard.compat.proto.summary_pb2 import Summary
-
-    from runners.run.video import draw
 
     count = len(episode.images)
     shown = np.unique(np.linspace(0, count - 1, min(count, FRAMES)).astype(int))

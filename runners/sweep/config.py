@@ -66,9 +66,7 @@ class JobsConfig(Settings):
     def refuse(self, *keys: str) -> None:
         """A UsageError if keys of runners.train were given that belong to the command itself."""
         if wrong := [key for key in (argument.partition("=")[0] for argument in self.rest) if key in keys]:
-            raise UsageError(
-                f"{wrong[0]}= cannot be given here, as every run has a folder of its own; give name= or root="
-            )
+            raise UsageError(f"{wrong[0]}= cannot be given here, as every run has its own folder; give name= or root=")
 
     def searched(self, rest: list[str]) -> tuple[TrainConfig, tuple[str, ...]]:
         """The plain run of a search, and what each is given: without video and control, which would double its cost."""

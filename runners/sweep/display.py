@@ -12,7 +12,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from envs.files import LARGE, opened, read_json
 from runners.cli.output import clock
@@ -20,10 +25,6 @@ from runners.cli.value import is_float
 from runners.run.folder import read_status
 from runners.sweep.drive import Watcher
 from runners.sweep.job import LOG, STATES, Entry, Job, cells
-
-if TYPE_CHECKING:
-    from rich.live import Live
-    from rich.table import Table
 
 TAIL = 8192  # bytes of metrics.csv that surely hold its last line
 
@@ -94,9 +95,6 @@ class Display(Watcher):
 
     def __enter__(self) -> Display:
         if self.stream.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
             self._live = Live(console=Console(file=self.stream), refresh_per_second=2, transient=True)
             self._live.start()
             self.every_s = 0.5
@@ -153,9 +151,6 @@ class Display(Watcher):
         return f"{listed} of {len(self.jobs)}" + (f"; {clock(left)} left" if left is not None else "")
 
     def _table(self, entries: dict[str, Entry], reached: dict[str, RunProgress]) -> Table:
-        from rich.table import Table
-        from rich.text import Text
-
         table = Table(title=Text(self._counts(entries, reached)), title_justify="left", box=None, pad_edge=False)
         for column in ("job", "step", "task return", "frames/s"):
             table.add_column(column, justify="left" if column == "job" else "right")

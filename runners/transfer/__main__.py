@@ -216,17 +216,15 @@ def write(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndar
 
 def draw(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndarray]) -> Path:
     """The transfers, a row a source with its place in the order, and what they add up to."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     from runners.run.curve import STREAMS
 
     labels = config.labels
     sources = sorted(rows)
     numbered = {label: f"{k + 1}. {label}" for k, label in enumerate(found["orders"][OURS])}
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 1.5 + 0.35 * max(len(sources), 8)))
+    figure = Figure(figsize=(11, 1.5 + 0.35 * max(len(sources), 8)), layout="tight")
+    left, right = figure.subplots(1, 2)
     image = left.imshow(np.array([rows[source].mean(axis=0) for source in sources]), aspect="auto")
     figure.colorbar(image, ax=left, label="task return")
     left.set_yticks(range(len(sources)), [numbered.get(labels[source], labels[source]) for source in sources])
@@ -239,10 +237,8 @@ def draw(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndarr
     right.set(xlabel="sources trained on", ylabel="task return, mean over tasks", title=config.train.env)
     right.xaxis.get_major_locator().set_params(integer=True)
     right.legend()
-    figure.tight_layout()
     path = config.folder / "transfer.png"
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
     return path
 
 

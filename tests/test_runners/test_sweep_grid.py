@@ -119,7 +119,7 @@ def test_a_mistake_is_one_sentence_before_anything_runs(tmp_path, argv, words):
 def test_every_command_of_many_runs_refuses_a_folder_for_one_in_the_same_sentence(command, capsys):
     own = {"tune": ["tune=agent.gamma=[0.9,0.99]"], "transfer": ["over=env.size=[3,5,3]"]}.get(command, [])
     assert import_module(f"runners.{command}.__main__").main([CARTPOLE, *own, "run_dir=x"]) == 2
-    sentence = "run_dir= cannot be given here, as every run has a folder of its own; give name= or root="
+    sentence = "run_dir= cannot be given here, as every run has its own folder; give name= or root="
     assert capsys.readouterr().err == f"error: {sentence}\n"
 
 
