@@ -37,9 +37,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from envs import recording
+from envs.family import family_of
 from envs.files import LARGE, read_bytes
+from envs.make import spec_of
 from envs.settings import Settings, setting
 from rewards.llm.annotation.annotator import Annotator
+from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge, make_judge
 from rewards.llm.store import AnswerStore, label_in, read_rows
 from runners.cli.command import Command
@@ -104,10 +108,6 @@ def read(path: str, trust: bool = False) -> Texts:
         rows = labels(path)
         found = [text for row in rows for text in (row["text"], row.get("other")) if text]
     else:
-        from envs import recording
-        from envs.family import family_of
-        from envs.make import spec_of
-
         batch, meta = recording.load(path)
         if batch.text is None:
             raise UsageError(f"{path} holds no texts; record it again with text=true")
@@ -213,8 +213,6 @@ def estimate(
 
 def characters(options: dict[str, Any], item: Item) -> int:
     """Length of the question that a language model gets about an item."""
-    from rewards.llm.judges import prompts
-
     family = prompts.background(options["family"])
     wording = "_reworded" if options.get("reworded") else ""
     template = prompts.question(("label" if isinstance(item, str) else "compare") + wording)[1]

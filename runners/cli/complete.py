@@ -10,6 +10,11 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import agents
+import rewards
+from envs.make import families
+from envs.make import options as options_of
+from runners.cli import presets
 from runners.cli.declared import Declared, choices, fields, key_of, options, tree
 from runners.run.trust import admit
 
@@ -34,20 +39,13 @@ def complete(line: str, verbs: dict[str, str]) -> list[str]:
     key, equals, text = word.partition("=")
     if not equals:
         words = {f"{each}=": None for each in _keys(verb, verbs[verb], chosen, key)}
-        words |= dict.fromkeys(_names() if verb == "list" else ())
+        words |= dict.fromkeys([*rewards.names(), *agents.names()] if verb == "list" else ())
         dotted = {f"{each.rpartition('.')[0]}.": None for each in words if "." in each}  # agent. before agent.gamma=
         shown = [*(each for each in words if "." not in each or each.startswith(f"{key.rpartition('.')[0]}."))]
         return [each for each in [*shown, *(dotted if "." not in key else ())] if each.startswith(key)]
     listed = text[: max(text.rfind(","), text.rfind("[")) + 1]  # reward=[task,rn
     values = _values(verb, verbs[verb], chosen, key)
     return [f"{key}={listed}{value}" for value in values if value.startswith(text[len(listed) :])]
-
-
-def _names() -> list[str]:
-    import agents
-    import rewards
-
-    return [*rewards.names(), *agents.names()]
 
 
 def _keys(verb: str, module: str, chosen: dict[str, str], word: str) -> list[str]:
@@ -59,21 +57,14 @@ def _keys(verb: str, module: str, chosen: dict[str, str], word: str) -> list[str
         for name, reward in _rewards(chosen).items():
             found += [f"reward.{name}.{option}" for option in options("reward", reward)]
         if word.startswith("env.") and "env" in chosen:
-            from envs.make import options as options_of
-
             found += [f"env.{name}" for name in options_of(chosen["env"])]
     return [name for name in dict.fromkeys(found) if name not in chosen and name not in ("rest", "trust")]
 
 
 def _values(verb: str, module: str, chosen: dict[str, str], key: str) -> list[str]:
     """What a key may be given, where that is known."""
-    import agents
-    import rewards
-
     if key == "env":
         from gymnasium.envs.registration import registry
-
-        from envs.make import families
 
         return list(dict.fromkeys([*(name for family in families().values() for name in family.ids), *registry]))
     if key == "reward":
@@ -81,8 +72,6 @@ def _values(verb: str, module: str, chosen: dict[str, str], key: str) -> list[st
     if key == "agent":
         return agents.names()
     if key == "preset":
-        from runners.cli import presets
-
         return [*presets.every(), "auto", "none"]
     part, _, rest = key.partition(".")
     found: dict[str, Declared] = {**(_own_of_train() if verb in TRAINS else {}), **_own(module)}

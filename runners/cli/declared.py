@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 from importlib import util
 from pathlib import Path
 
+import agents
+import rewards
+
 Declared = tuple[ast.AnnAssign, str]  # a field as it is written, and the module it is written in
 
 
 def options(kind: str, name: str) -> dict[str, Declared]:
     """The fields of the Config of a reward or an agent: ours, or my_file:Class; none for another one."""
-    import agents
-    import rewards
-
     target = (rewards if kind == "reward" else agents).TABLE.get(name, name)
     module, _, cls = target.partition(":")
     if target == name and "." in module:  # looking for it would import what it is in

@@ -30,6 +30,7 @@ from rewards.language.lare import code_in, describe
 from rewards.llm.judges.base import make_judge
 from rewards.llm.sandbox.process import SandboxError
 from runners.design.config import SEARCH_SEED, DesignConfig
+from runners.offline import load
 from runners.report.read import ALARM
 from runners.report.statistics import aggregate, iqm
 from runners.run.checkpoint import versions, write_atomically
@@ -111,8 +112,6 @@ def transitions(config: DesignConfig) -> tuple[int, list[Rows]]:
     with closing(make(run.env, max_episode_steps=run.max_episode_steps, **run.env_options)) as env:
         layout, actions = layout_of(env.observation_space), int(np.prod(env.action_space.shape or ()))
         if config.data:
-            from runners.offline import load
-
             batch, _ = load(config.data)
         else:
             batch = record(env, None, config.frames)

@@ -44,6 +44,7 @@ from runners.compare.finite import (
 from runners.compare.sample import SampleSpec, load_or_enumerate
 from runners.design.config import DesignConfig
 from runners.design.explors import explors
+from runners.offline import load
 from runners.run.build import load_run
 from runners.run.checkpoint import write_atomically
 from runners.run.config import UsageError
@@ -95,8 +96,6 @@ def model_of(config: DesignConfig) -> tuple[FiniteModel, np.ndarray, Array]:
             if not config.data and (mdp := load_or_enumerate(spec)) is not None:
                 model, rows = enumerated(mdp, layout), mdp.sample.batch
             else:
-                from runners.offline import load
-
                 rows = load(config.data)[0] if config.data else record(env, None, config.frames)
                 most = PAIRS // int(getattr(actions, "n", 1)) // 4
                 model = clustered(rows, layout, actions, states=max(2, min(CELLS, most)))

@@ -25,7 +25,7 @@ from envs.family import family_of
 from envs.make import spec_of
 from envs.settings import Settings, setting
 from runners.cli.command import Command
-from runners.run.build import Trained
+from runners.run.build import Trained, load_run
 
 if TYPE_CHECKING:
     from rewards.mix.mix import Mix
@@ -53,8 +53,6 @@ class ExplainConfig(Settings):
 def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, Any]:
     """Play, measure, write both files; returns what is in explain.json."""
     if trained is None:
-        from runners.run.build import load_run
-
         trained = load_run(Path(config.run), config.trust, config.checkpoint)
     from runners.explain import episodes, page
     from runners.explain.policy import view

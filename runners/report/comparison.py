@@ -46,7 +46,10 @@ class Arm:
 
 
 class Comparison:
-    """Tasks and arms, in the order in which they are printed; `problems` are sentences about what is missing."""
+    """Tasks and arms, in the order in which they are printed; `problems` are sentences about what is missing.
+
+    `own` are the `runs` that are not published, `baselines` the names of arms that are trained on the task alone.
+    """
 
     def __init__(self, runs: Sequence[Run], problems: Sequence[str] = (), commands: Sequence[str] = ()) -> None:
         self.tasks = sorted({run.task for run in runs}, key=str.casefold)
@@ -58,22 +61,10 @@ class Comparison:
         self.arms = sorted(arms, key=lambda arm: (arm.published, arm.control, arm.reward != "task", arm.name))
         for arm in self.arms:
             arm.baseline = _baseline(arm, self.arms)
+        self.runs = [run for arm in self.arms for run in arm.runs]
+        self.own = [run for run in self.runs if not run.published]
+        self.baselines = [arm.name for arm in self.arms if arm.reward == "task" and not arm.control]
         self.problems += _unfinished(self) + _unequal(self)
-
-    @property
-    def runs(self) -> list[Run]:
-        """All runs that are compared."""
-        return [run for arm in self.arms for run in arm.runs]
-
-    @property
-    def own(self) -> list[Run]:
-        """Without the published ones."""
-        return [run for run in self.runs if not run.published]
-
-    @property
-    def baselines(self) -> list[str]:
-        """Names of the arms that are trained on the task alone."""
-        return [arm.name for arm in self.arms if arm.reward == "task" and not arm.control]
 
     def arm(self, name: str) -> Arm:
         """The arm of that name; StopIteration if there is none."""

@@ -24,6 +24,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
 from envs.files import HUGE, LARGE, NoRegularFile, opened, read_text, regular
 from envs.state import pack, unpack
 from runners.run.packages import version
@@ -47,9 +50,6 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
     A state is nested dicts, lists and tuples of arrays, tensors, numbers, strings, bools and None; else a TypeError. An
     OSError if the disk is full or read-only; the earlier checkpoints are as they were.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
     tree, arrays = pack(state)
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"step_{step:012d}"
@@ -114,9 +114,6 @@ def load(folder: Path, say: Callable[[str], None] = print, *, tidy: bool = False
 
 def read(path: Path) -> tuple[Any, int]:
     """Read one checkpoint folder after checking it against its manifest: (state, step)."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     try:
         manifest = json.loads(read_text(path / MANIFEST))
         if manifest.pop("sha256") != _digest(manifest):

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
+import agents
+import rewards
 from envs.files import read_text
 from envs.settings import Settings, setting
 from envs.table import Table
@@ -171,9 +173,6 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
 
 def sources(config: TrainConfig) -> dict[str, str]:
     """The module:Class of the rewards and the agent that are the user's, by `reward.<name>` and `agent.<name>`."""
-    import agents
-    import rewards
-
     named = [("reward", name, rewards.table) for name in config.reward] + [("agent", config.agent_name, agents.table)]
     return {f"{kind}.{name}": table.files[name] for kind, name, table in named if name in table.files}
 
@@ -189,9 +188,6 @@ def flatten(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any], trusted: bool = False) -> TrainConfig:
     """The inverse of `to_dict`; of the user's classes only those loaded, unless it is `trusted`; else a UsageError."""
-    import agents
-    import rewards
-
     try:
         for name, source in values.get("code", {}).items():
             table: Table[Any] = agents.table if name.startswith("agent.") else rewards.table

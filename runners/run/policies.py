@@ -16,6 +16,7 @@ from typing import Any
 
 from gymnasium import Space
 from gymnasium.envs.registration import load_env_creator
+from safetensors import SafetensorError, safe_open
 
 from envs.residual import script
 from runners.run.build import load_run
@@ -50,8 +51,6 @@ def load(source: str, observation_space: Space, action_space: Space) -> Any:
 
 def from_file(path: Path, observation_space: Space, action_space: Space) -> Any:
     """The policy that `runners.offline out=` wrote; a UsageError if it is none, a ValueError for other spaces."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, "np") as file:
             kind = (file.metadata() or {}).get("agent", "")

@@ -20,6 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import util
 from typing import Any
 
+import rewards
+from envs.family import families
+from envs.settings import described
+from envs.table import installed
 from runners.cli.value import is_float
 from runners.run.config import UsageError, flatten
 
@@ -130,9 +134,6 @@ def _is_code(text: str) -> bool:
 
 def _is_known(module: str) -> bool:
     """Whether a module was imported before, or is of a package that brings environments of ours or by entry points."""
-    from envs.family import families
-    from envs.table import installed
-
     if not DOTTED.fullmatch(module):
         return False
     brought = [family.module for family in families().values() if family.module]
@@ -142,9 +143,6 @@ def _is_known(module: str) -> bool:
 
 def _declared(path: str) -> tuple[Any, ...]:
     """Of a reward's option, as in `rnd.scale`: its default and its choices; none for any other key."""
-    import rewards
-    from envs.settings import described
-
     reward, _, option = path.partition(".")
     if reward not in rewards.names():
         return ()

@@ -32,6 +32,7 @@ from runners.sweep.display import Display, summary
 from runners.sweep.drive import RESUME, drive
 from runners.sweep.grid import expand, safe
 from runners.sweep.job import Entry, Job, JobLog, Launcher, cells
+from runners.sweep.local import warm_up
 
 # of the short runs of dry=true
 STEPS = 100  # environment steps that a probe learns from; a longer rollout is taken whole
@@ -59,18 +60,12 @@ class SweepConfig(JobsConfig):
             given = dict(argument.partition("=")[::2] for argument in self.rest)
             stem = safe(f"{given.get('env', '')}-{given.get('reward', 'task')}")[:40].strip("-.,")
             self.name = f"{stem}-{hashlib.sha256(json.dumps(sorted(self.rest)).encode()).hexdigest()[:6]}"
-
-    @property
-    def folder(self) -> Path:
-        """Where the sweep is kept."""
-        return Path(self.root).absolute() / "sweeps" / self.name
+        self.folder = Path(self.root).absolute() / "sweeps" / self.name
 
 
 def sweep(config: SweepConfig) -> int:
     """The whole sweep, top to bottom."""
     if config.launcher == "local":
-        from runners.sweep.local import warm_up
-
         warm_up()  # imports in the background while the jobs are composed
     jobs = expand(config.rest, config.folder, config.gpus)
     if config.dry:

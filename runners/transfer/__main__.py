@@ -10,7 +10,6 @@ same command continues where it was stopped, or killed.
 from __future__ import annotations
 
 import csv
-import functools
 import itertools
 import json
 import sys
@@ -27,7 +26,9 @@ from runners.cli.command import Command
 from runners.cli.compose import ENV, compose
 from runners.cli.value import is_number, literal, replaced, split
 from runners.cli.value import read as read_value
+from runners.evaluate import limits_of, play, policy
 from runners.report.statistics import aggregate
+from runners.run.build import load_run
 from runners.run.checkpoint import versions, write_atomically
 from runners.run.config import UsageError, read, to_dict
 from runners.run.exits import Signals
@@ -46,7 +47,8 @@ RETURNS = "transfer.json"  # in a run's folder: its policy's return on every tas
 class TransferConfig(JobsConfig):
     """What is asked for: over `keys`, one or two options as env.g, and N `tasks`, what each sets in their order.
 
-    `train` is the run of the first task, `argv` what every run is given without its task, its seed and its folder.
+    `contexts` are these scaled to [0, 1], (N, D), `labels` as in `g=7.5`; `train` is the run of the first task, `argv`
+    what every run is given without its task, its seed and its folder.
     """
 
     budget: int = setting(5, "sources to train on, one after the other", low=1)
@@ -68,24 +70,15 @@ class TransferConfig(JobsConfig):
             raise UsageError(f"budget={self.budget} is out of range; there are {len(self.tasks)} tasks")
         self.train, _ = compose([*rest, *(f"{key}={literal(value)}" for key, value in zip(grids, self.tasks[0]))])
         self.argv = tuple(replaced(("control=none", "video=false"), rest))
+        values, every = np.array(self.tasks, np.float64), map(self.options, range(len(self.tasks)))
+        self.contexts = (values - values.min(axis=0)) / np.ptp(values, axis=0)
+        self.labels = [",".join(f"{key}={value:g}" for key, value in options.items()) for options in every]
         run = f"{self.train.env}-{self.train.agent_name}-{self.train.rewards}-{'-'.join(grids)}"
         self.folder = Path(self.root) / "transfer" / safe(self.name or run)
-
-    @property
-    def contexts(self) -> np.ndarray:
-        """Every parameter scaled to [0, 1], (N, D)."""
-        values = np.array(self.tasks, np.float64)
-        return (values - values.min(axis=0)) / np.ptp(values, axis=0)
 
     def options(self, task: int) -> dict[str, Any]:
         """The environment's options in a task."""
         return dict(zip((key.removeprefix(ENV) for key in self.keys), self.tasks[task]))
-
-    @functools.cached_property
-    def labels(self) -> list[str]:
-        """Of every task, as in `g=7.5`."""
-        every = map(self.options, range(len(self.tasks)))
-        return [",".join(f"{key}={value:g}" for key, value in options.items()) for options in every]
 
     def run(self, task: int, seed: int) -> Job:
         """Training on one task."""
@@ -142,9 +135,6 @@ def returns(config: TransferConfig, job: Job) -> list[float]:
     path, asked = job.folder / RETURNS, {"tasks": [list(task) for task in config.tasks], "episodes": config.episodes}
     known: dict[str, Any] = read_json(path)
     if {key: known.get(key) for key in asked} != asked:
-        from runners.evaluate import limits_of, play, policy
-        from runners.run.build import load_run
-
         typed = json.loads(json.dumps(to_dict(compose(list(job.argv))[0])))
         trained, model, mix, _ = load_run(job.folder, trust=read(job.folder / "config.yaml") == typed)
         limits, found = limits_of(trained, seed=0), []

@@ -58,16 +58,12 @@ class TuneConfig(JobsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.train, self.argv = self.searched(self.rest)
+        self.tuning_seeds = [TUNING_SEED + i for i in range(self.seeds)]  # of the runs that choose
         given = {argument.partition("=")[0] for argument in self.rest}
         self.spaces = spaces(self.train, self.tune, self.tune_options, given)
         self.default = values_of(self.train, self.spaces)
         name = self.name or f"{self.train.env}-{self.train.agent_name}-{self.train.rewards}"
         self.folder = Path(self.root) / "tune" / safe(name)
-
-    @property
-    def tuning_seeds(self) -> list[int]:
-        """Of the runs that choose."""
-        return [TUNING_SEED + i for i in range(self.seeds)]
 
     def run(self, name: str, values: dict[str, Any], seed: int) -> Job:
         """A run with some settings; `name` is its folder in that of the search, too."""
