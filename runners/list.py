@@ -17,6 +17,8 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
+from gymnasium.envs.registration import registry
+
 import agents
 import rewards
 from envs.make import creator, families, options
@@ -82,8 +84,6 @@ def _others() -> list[str]:
 
 
 def _environments() -> str:
-    from gymnasium.envs.registration import registry
-
     blocks = []
     for family in families().values():
         lines = [f"environments: {family.name}, {family.description}"]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from gymnasium.envs.registration import registry
+
 import agents
 import rewards
 from envs.make import families
@@ -64,8 +66,6 @@ def _keys(verb: str, module: str, chosen: dict[str, str], word: str) -> list[str
 def _values(verb: str, module: str, chosen: dict[str, str], key: str) -> list[str]:
     """What a key may be given, where that is known."""
     if key == "env":
-        from gymnasium.envs.registration import registry
-
         return list(dict.fromkeys([*(name for family in families().values() for name in family.ids), *registry]))
     if key == "reward":
         return rewards.names()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import spaces
 
 from envs.family import family_of
 from envs.make import spec_of
@@ -131,8 +132,6 @@ def moment(played: PlayedRows, row: int, later: int, numbers: dict[str, float], 
 
 def of_policy(seen: PolicyView, played: PlayedRows, env: Any, seed: int) -> dict[str, Any]:
     """What it reads, most first, what its own trees ask about, and the tree that imitates it; empty for none."""
-    from gymnasium import spaces
-
     from agents.networks.actor_critic import Inputs
     from runners.explain import reading
 

@@ -14,6 +14,10 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from gymnasium import Env, Space
+from gymnasium.spaces import Dict
+from gymnasium.vector import VectorEnv
+
 import agents
 from envs.family import OTHER, family_of
 from envs.make import make, make_vec
@@ -25,8 +29,6 @@ from runners.run.config import TrainConfig, UsageError, from_dict, read
 from runners.run.trust import require, saved_keys
 
 if TYPE_CHECKING:
-    from gymnasium import Env, Space
-    from gymnasium.vector import VectorEnv
     from stable_baselines3.common.base_class import BaseAlgorithm
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.vec_env import VecEnv
@@ -178,14 +180,13 @@ def make_driver(kind: str, mix: Mix, observation_space: Space) -> tuple[BaseCall
     """The callback that feeds the mix, if the agent does not do so itself, and what the agent is built with."""
     if kind == "scorer":
         return None, {"scorer": mix}
-    from gymnasium import spaces
     from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 
     from rewards.adapters.sb3 import RelabelCallback, RewardCallback, relabelling
 
     if kind == "rollout":
         return RewardCallback(mix), {"buffer": None}
-    plain = DictReplayBuffer if isinstance(observation_space, spaces.Dict) else ReplayBuffer
+    plain = DictReplayBuffer if isinstance(observation_space, Dict) else ReplayBuffer
     return RelabelCallback(), {"buffer": (relabelling(plain), {"mix": mix})}
 
 

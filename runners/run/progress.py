@@ -28,6 +28,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger, filter_excluded_keys
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from agents.sb3 import agent as sb3
 from envs.files import opened_text
@@ -387,30 +390,25 @@ class TensorBoardLog(KVWriter):
     """
 
     def __init__(self, folder: Path, step: int = 0) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        self._event, self._summary = Event, Summary
         folder.mkdir(parents=True, exist_ok=True)
         # Readers sort the files by name: ours stand in their order, behind those of TensorBoard's own writers.
         count = len(list(folder.iterdir()))
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.9{count:03d}"
         self.file = RecordWriter((folder / name).open("wb"))
-        self._add(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
         if step > 0:  # "forget the steps from here on in the files before this one"
             start = SessionLog(status=SessionLog.START)
-            self._add(self._event(wall_time=time.time(), step=step + 1, session_log=start))
+            self._add(Event(wall_time=time.time(), step=step + 1, session_log=start))
         self.file.flush()
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         found = scalars(filter_excluded_keys(key_values, key_excluded, "tensorboard"))
-        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in sorted(found.items())]
-        self.add(self._summary(value=values), step)
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in sorted(found.items())]
+        self.add(Summary(value=values), step)
 
     def add(self, summary: Any, step: int) -> None:
         """Write a Summary."""
-        self._add(self._event(wall_time=time.time(), step=step, summary=summary))
+        self._add(Event(wall_time=time.time(), step=step, summary=summary))
         self.file.flush()
 
     def _add(self, event: Any) -> None:

@@ -15,8 +15,12 @@ from typing import Any
 
 import imageio.v2 as imageio
 import numpy as np
+import yaml
 from PIL import Image
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer import event_file_writer
 from torch import nn
+from torch.utils.tensorboard import summary
 
 from rewards.mix.mix import Mix
 from runners.run.config import TrainConfig, flatten, to_dict
@@ -30,15 +34,10 @@ SIDE = 224  # pixels of its width
 
 def begin(folder: Path, config: TrainConfig, step: int) -> None:
     """The configuration, where a run begins; and word to W&B's sync_tensorboard, which watches another class."""
-    from tensorboard.summary.writer import event_file_writer
-
     if hasattr(event_file_writer, "orig_EventFileWriter"):
         event_file_writer.EventFileWriter(str(folder)).close()
     if step > 0:
         return
-    import yaml
-    from torch.utils.tensorboard import summary
-
     values = to_dict(config)  # as text, and as hyper-parameters that TensorBoard's table compares runs by
     lines = yaml.safe_dump(json.loads(json.dumps(values)), sort_keys=False).splitlines()
     plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in flatten(values).items()}
@@ -55,8 +54,6 @@ class HistogramLog(TensorBoardLog):
         mix.watched = {}
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        from torch.utils.tensorboard import summary
-
         super().write(key_values, key_excluded, step)
         for tag, values in self._arrays():
             if len(finite := values[np.isfinite(values)]):
@@ -83,8 +80,6 @@ def shows(config: TrainConfig, run: Path, step: int) -> Callable[[Episode], None
 
 def add_video(folder: Path, step: int, episode: Episode) -> None:
     """Write an episode as a moving picture, of which the image tab shows the one of each step."""
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
     count = len(episode.images)
     shown = np.unique(np.linspace(0, count - 1, min(count, FRAMES)).astype(int))
     frames = [Image.fromarray(draw(episode, int(t))) for t in shown]
@@ -98,6 +93,6 @@ def add_video(folder: Path, step: int, episode: Episode) -> None:
 
 def _add(folder: Path, step: int, *summaries: Any) -> None:
     log = TensorBoardLog(folder)
-    for summary in summaries:
-        log.add(summary, step)
+    for each in summaries:
+        log.add(each, step)
     log.close()

@@ -35,7 +35,7 @@ def test_an_error_is_told_without_the_key(keys):
 
 
 def test_a_key_on_a_command_line_is_refused_before_it_is_written_down(keys):
-    with pytest.raises(UsageError, match=r"holds the value of \$OPENAI_API_KEY, .* give the name OPENAI_API_KEY"):
+    with pytest.raises(UsageError, match=r"holds the value of \$OPENAI_API_KEY, .* give its name OPENAI_API_KEY"):
         refuse(["env=CartPole-v1", f"reward.oni.judge_options={{key: {CANARY}}}"])
     with pytest.raises(UsageError, match=r"reward\.oni\.judge_options holds a web address with a login"):
         refuse(['reward.oni.judge_options={url: "http://me:word@localhost:1/v1"}'])

@@ -288,7 +288,7 @@ def test_stable_baselines3_gets_the_guide_of_an_episodes_end_and_its_snapshot():
 def test_workers_of_stable_baselines3_cannot_share_a_guide():
     from runners.run.build import build
 
-    with pytest.raises(UsageError, match=r"backend=workers does not fit agent=a2c; use agent=ppo, or backend=auto"):
+    with pytest.raises(UsageError, match=r"backend=workers does not fit agent=a2c; use backend=auto"):
         build(config("a2c", A2CConfig(n_steps=8), backend="workers"))
 
 

@@ -354,7 +354,7 @@ def test_a_full_disk_costs_checkpoints_but_not_the_training(tmp_path):
     assert process.exitcode == 5
     printed = (tmp_path / "printed").read_text()
     assert printed.count("no checkpoint at step") == 2  # the first, and the last: not every try in between
-    assert "the earlier ones are intact and training continues" in printed
+    assert "the earlier ones are intact, training continues" in printed
     assert "the task's own scores over" in printed
     assert _status(folder)["exit_code"] == 5 and _status(folder)["step"] == 320
 
