@@ -94,7 +94,9 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) 
         f"{parts.n_envs} environment{'s' if parts.n_envs > 1 else ''}, seed {config.seed}, {parts.device}"
     )
     print(f"folder: {work.folder.path}" + (f", continues at step {work.step:,}" if work.step else ""), flush=True)
-    size = parts.rollout_size
+    model: Any = parts.model
+    rollout = model.n_steps if hasattr(model, "rollout_buffer") else 1
+    size = parts.n_envs * (model.collector.rollout.length if hasattr(model, "collector") else rollout)
     end = work.step + size * math.ceil((config.total_timesteps - work.step) / size)
     if end > config.total_timesteps:
         print(f"note: {end:,} steps will be trained, as they come in rollouts of {size:,}", flush=True)

@@ -154,7 +154,9 @@ def of_policy(seen: PolicyView, played: PlayedRows, env: Any, seed: int) -> dict
     actions = np.asarray(batch.action) if seen.blind else seen.choices(batch.obs, played.memory)
     discrete, rows = not isinstance(model.action_space, spaces.Box), actions.reshape(len(actions), -1)
     tree = reading.imitate(read, listed, rows, played.episode, discrete, meanings(env)) if read.shape[1] else None
-    return {"reads": reads, "splits": splits, "tree": tree, "equations": reading.equations(model, entries)}
+    dynamics: Any = getattr(getattr(model, "imagination", None), "model", None)  # of its world, perhaps a readable one
+    equations = list(dynamics.equations(entries)) if hasattr(dynamics, "equations") else []
+    return {"reads": reads, "splits": splits, "tree": tree, "equations": equations}
 
 
 def meanings(env: Any) -> list[str]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from agents.networks.actor_critic import Inputs, cosines, stream_gradients
 from envs.types import Obs
 from runners.explain.episodes import OUTSIDE, PlayedRows
-from runners.explain.policy import PolicyView, divergence, log_prob
+from runners.explain.policy import PolicyView, divergence
 
 STEP = 0.01  # nats, mean over the states
 ROWS = 2000  # that a divergence is the mean of, at most
@@ -100,7 +100,10 @@ def gradients(played: PlayedRows, view: PolicyView, found: Mapping[str, np.ndarr
     listed: dict[str, list[Tensor]] = {name: [] for name in found}
     for begin, end in zip(played.begins, played.begins[1:]):
         rows = slice(begin, end)
-        likely = log_prob(view.parts(*played.at(rows)), played.chosen[rows])
+        pairs = zip(view.parts(*played.at(rows)), played.chosen[rows].unbind(-1))
+        likely = torch.stack([part.log_prob(each) for part, each in pairs]).sum(
+            0
+        )  # no parameter changes what squashing adds
         given = {name: torch.as_tensor(values[rows], dtype=torch.float32) for name, values in found.items()}
         for name, one in stream_gradients(likely, given, view.parameters).items():
             listed[name].append(one * float((end - begin) / len(played.episode)))

@@ -70,11 +70,6 @@ class PolicyView:
         return np.minimum(np.abs(one - other) / wide, 1.0).mean(1)
 
 
-def log_prob(parts: Parts, chosen: Tensor) -> Tensor:
-    """Log-probabilities (B,) of chosen numbers (B, n), but for what squashing adds, which no parameter changes."""
-    return torch.stack([part.log_prob(chosen[:, i]) for i, part in enumerate(parts)]).sum(0)
-
-
 def divergence(before: Parts, after: Parts) -> float:
     """Kullback-Leibler divergence of two policies, mean over the states, nats."""
     return float(torch.stack([kl_divergence(one, other) for one, other in zip(before, after)]).sum(0).mean())

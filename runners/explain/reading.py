@@ -91,12 +91,6 @@ def splits(model: Any, names: list[str]) -> dict[str, Any]:
     return {"count": len(trees.leaf), "of": ["policy", *(f"value of {name}" for name in model.streams)], "parts": parts}
 
 
-def equations(model: Any, names: list[str]) -> list[str]:
-    """The equations of the agent's model of its world, a line each; none if it has no readable one."""
-    dynamics: Any = getattr(getattr(model, "imagination", None), "model", None)
-    return list(dynamics.equations(names)) if hasattr(dynamics, "equations") else []
-
-
 def imitate(
     read: np.ndarray, names: list[str], actions: np.ndarray, episode: np.ndarray, discrete: bool, meanings: list[str]
 ) -> dict[str, Any]:

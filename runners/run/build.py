@@ -57,14 +57,6 @@ class Parts:
     notes: tuple[str, ...] = ()  # sentences a user should read before training
     coverage: Coverage | None = None
 
-    @property
-    def rollout_size(self) -> int:
-        """Environment steps that are trained as one."""
-        model: Any = self.model
-        if hasattr(model, "collector"):
-            return self.n_envs * model.collector.rollout.length
-        return self.n_envs * (model.n_steps if hasattr(model, "rollout_buffer") else 1)
-
 
 def build(config: TrainConfig, crashes: Path | None = None, mix: Mix | None = None) -> Parts:
     """Environments, mix and agent, and the driver it takes a reward through.

@@ -118,9 +118,7 @@ def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple
     for kind, code in _CODES.items():
         if isinstance(error, kind):
             return code, sentence
-    if isinstance(error, MaskFault):
-        return ENVIRONMENT, f"{sentence} ({step:,} steps were trained)"
-    if isinstance(error, WorkerError):
+    if isinstance(error, MaskFault | WorkerError):
         return ENVIRONMENT, f"{sentence}, after {step:,} steps"
     if isinstance(error, ValueError) and phase == "set-up":
         return USAGE, sentence

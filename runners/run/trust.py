@@ -1,14 +1,12 @@
 """What a file from elsewhere may name: a run's configuration, a preset, a recording.
 
 Reading them executes nothing. But what they name may: an environment as `module:Id` imports the module, and so may an
-option of an environment; a judge on a server is sent texts and a key; files are read and written. So what is named
-there is compared with what is known, `require`, by every command that reads one: built-in names and those of installed
-entry points, declared choices and defaults, numbers, sentences where a sentence is meant, words that are the name of
-nothing here. All else is refused without `trust=true`. On a command line it is intended (`admit`).
+option of an environment; a judge on a server is sent texts and a key; files are read and written. So `require` compares
+what is named there with what is known: built-in names and those of installed entry points, declared choices and
+defaults, numbers, sentences. All else is refused without `trust=true`. On a command line it is intended (`admit`).
 
-Keys and passwords are kept out of what is printed and written, and refused where they would be written down. A key
-belongs into an environment variable, which a configuration names (`key: OPENAI_API_KEY`). Secrets are recognized by the
-variable's name; in a web address they stand before the `@`.
+Secrets, by the names of their environment variables or before the `@` of a web address, are masked in what is printed
+and written, and refused where they would be written down; a configuration names the variable (`key: OPENAI_API_KEY`).
 """
 
 from __future__ import annotations
