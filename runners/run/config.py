@@ -51,7 +51,7 @@ class TrainConfig(Settings):
     agent_name: str = "ppo"
     preset: str = setting("auto", "a name, auto (the one made for this env and reward, if any) or none")
     seed: int = setting(0, "of environments, agent and rewards", low=0, below=2**31)
-    total_timesteps: int = setting(100_000, "environment steps, summed over environments; or 1e6", low=1, high=1e15)
+    total_timesteps: int = setting(100_000, "environment steps, of all environments; 1e6 is fine", low=1, high=1e15)
     max_episode_steps: int | None = setting(None, "truncate episodes here; null keeps the environment's limit", low=1)
     n_envs: int = setting(0, "environments side by side; 0 takes the agent's own number", low=0, high=65_536)
     starts: str = setting(
@@ -65,7 +65,7 @@ class TrainConfig(Settings):
         choices=("auto", "batched", "gym", "workers"),
     )
     step_timeout: float = setting(60.0, "seconds until a slow worker is replaced (backend=workers); 0: never", low=0)
-    on_env_error: str = setting("stop", "where an environment raises (backend=workers)", choices=("stop", "restart"))
+    on_env_error: str = setting("stop", "after an environment raised (backend=workers)", choices=("stop", "restart"))
     device: str = setting("auto", "as torch writes it; auto takes a GPU if there is one")
     num_threads: int = setting(1, "of torch; small networks get slower with more", low=1, high=1024)
     root: str = setting("runs", "folder that runs are written to")
