@@ -223,7 +223,8 @@ def draw(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndarr
     left.set(xlabel="task", ylabel="trained on (numbers: order of choice)", title="zero-shot transfer")
     for colour, (name, values) in zip(STREAMS, found["generalised"].items()):
         first = len(values) - 1 if name == "equidistant" else 0  # these are spread for the whole budget
-        right.plot(range(first + 1, len(values) + 1), values[first:], marker=".", color=colour, label=name)
+        mark = "o" if first else "."
+        right.plot(range(first + 1, len(values) + 1), values[first:], marker=mark, color=colour, label=name)
     right.set(xlabel="sources trained on", ylabel="task return, mean over tasks", title=config.train.env)
     right.xaxis.get_major_locator().set_params(integer=True)
     right.legend()
