@@ -137,9 +137,7 @@ def test_every_one_of_200_flipped_bits_is_detected(tmp_path):
 
 def test_when_every_checkpoint_is_broken_the_sentence_says_how_to_start_over(tmp_path):
     (save(tmp_path, _state(1), 1) / checkpoint.ARRAYS).write_bytes(b"")
-    with pytest.raises(
-        CheckpointError, match=r"none of 1 checkpoints in .* is whole; start over: resume=never"
-    ):
+    with pytest.raises(CheckpointError, match=r"none of 1 checkpoints in .* is whole; start over: resume=never"):
         load(tmp_path, lambda sentence: None)
 
 
