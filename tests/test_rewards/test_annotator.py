@@ -272,7 +272,7 @@ def test_a_transcript_that_cannot_be_written_is_reported_once_and_labels_continu
         ({"cache": "labels.sqlite"}, r"cache='labels.sqlite' would change what clock=steps delivers"),
         ({"clock": "transcript"}, r"transcript is empty; give the file"),
         ({"clock": "transcript", "transcript": "/no/such"}, r"/no/such cannot be read: No such file"),
-        ({"judge": "far"}, r"judge=far answers when it likes and clock=steps asks for answers at a step"),
+        ({"judge": "far"}, r"judge=far answers when it likes; use clock=wall"),
     ],
 )
 def test_what_cannot_be_is_refused(options, sentence):

@@ -166,7 +166,7 @@ def test_a_resumed_run_asks_for_what_was_on_its_way(server, ask):
 
 
 def test_options_that_cannot_reach_a_process_are_refused(ask):
-    with pytest.raises(ValueError, match=r"judge_options cannot be written as JSON"):
+    with pytest.raises(ValueError, match=r"judge_options are no JSON"):
         ask("http://127.0.0.1:9/v1", {"body": {"top_p": object()}})
 
 

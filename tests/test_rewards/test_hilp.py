@@ -54,7 +54,7 @@ def test_goals_that_are_none_are_refused(tmp_path):
     save(file := tmp_path / "line.safetensors", path(range(20)).flatten(), {})
     with pytest.raises(ValueError, match=r"reward\.hilp\.row=40 is not among the 19 rows"):
         made(file, steps=1, row=40)
-    with pytest.raises(ValueError, match=r"reward\.hilp\.place has 2 numbers; give the 1 of an observation"):
+    with pytest.raises(ValueError, match=r"reward\.hilp\.place has 2 numbers; give 1 with of=obs"):
         made(file, steps=1, place=[1.0, 2.0])
     with pytest.raises(ValueError, match="shape=potential of value=direction would be a difference of differences"):
         made(file, value="direction")

@@ -144,7 +144,7 @@ def test_a_reward_that_reads_what_fits_into_no_array_is_refused(field):
 
     mix = Mix([Stream("reads", Reads(Reads.Config(), BOX, BOX), gamma=0.9)])
     env = Odd(ODD["Text"], ODD["Text"])
-    words = rf"the reward 'reads' reads {field}, but the values of Text\(.* fit into no array; flatten them"
+    words = rf"the reward 'reads' reads {field}, but Text\(.* fits into no array; flatten it"
     with pytest.raises(ValueError, match=words):
         RewardWrapper(env, mix)
     with pytest.raises(ValueError, match=words):
