@@ -95,7 +95,7 @@ class Submodular(Episodic, Learned):
         size, reach = int(np.prod(box.shape or ())), math.floor(radius)
         if more or not isinstance(box, gym.spaces.Box) or (2 * reach + 1) ** size > DISC:
             fix = "name one short vector in keys, or give radius=0"
-            raise ValueError(f"reward.submodular.radius={radius}: no disc of at most {DISC} cells; {fix}")
+            raise ValueError(f"reward.submodular.radius={radius} makes no disc of at most {DISC} cells; {fix}")
         places = np.indices((2 * reach + 1,) * size).reshape(size, -1).T - reach
         return places[np.square(places).sum(axis=1) <= radius**2].astype(np.float64)
 
