@@ -1,7 +1,8 @@
-"""Worlds of studies: CartPole among numbers that say nothing, mazes, and a source of noise that wanders.
+"""Worlds of studies: CartPole and Pendulum among numbers that say nothing, mazes, noise that wanders, a field to see.
 
-env=benchmarks.worlds:Distracted-v0    env=benchmarks.worlds:HardMaze-v0    env=benchmarks.worlds:Crossings-v0
-env=benchmarks.worlds:WanderingNoise-v0
+env=benchmarks.worlds:Distracted-v0    env=benchmarks.worlds:DistractedPendulum-v0    env=benchmarks.worlds:HardMaze-v0
+env=benchmarks.worlds:Crossings-v0    env=benchmarks.worlds:WanderingNoise-v0    env=benchmarks.worlds:Field-v0
+env=benchmarks.worlds:Level-v0
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
-from envs.exploration.factored import leads, maze
+from envs.exploration.factored import distances, leads, maze
 from envs.exploration.family import CellWorld, PointMaze, one_hot
 from envs.types import EnvReset, EnvStep
 
 NOISE = 20  # numbers beside the observation of Distracted
 STEPS = 100  # of HardMaze
 SIZE = 14  # of WanderingNoise
+SIDE, SIGHT = 15, 2  # of Field
 PLAN = (
     *("1...#....2", "....#.....", "....#.....", "###.#..###", "....#....."),
     *("..........", "....####..", "..###.....", "....#.....", "....#....3"),
@@ -26,11 +29,11 @@ PLAN = (
 CORNERS = {1: (-0.9, 0.9), 2: (0.9, 0.9), 3: (0.9, -0.9)}
 
 
-class Distracted(CartPoleEnv):
-    """Gymnasium's CartPole with twenty random numbers in [-1, 1] beside the observation, other ones at every step."""
+class Beside(gym.Env):
+    """Twenty random numbers in [-1, 1] beside the observation, other ones at every step."""
 
     def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__(render_mode=render_mode)
+        super().__init__(render_mode=render_mode)  # type: ignore[call-arg]
         box: Any = self.observation_space
         noise = np.ones(NOISE, np.float32)
         self.observation_space = gym.spaces.Box(np.r_[box.low, -noise], np.r_[box.high, noise], dtype=np.float32)
@@ -45,6 +48,14 @@ class Distracted(CartPoleEnv):
 
     def _beside(self, obs: np.ndarray) -> np.ndarray:
         return np.r_[obs, self.np_random.uniform(-1, 1, NOISE)].astype(np.float32)
+
+
+class Distracted(Beside, CartPoleEnv):
+    """Gymnasium's CartPole with numbers beside it that say nothing."""
+
+
+class DistractedPendulum(Beside, PendulumEnv):
+    """Gymnasium's Pendulum with numbers beside it that say nothing."""
 
 
 class HardMaze(PointMaze):
@@ -101,6 +112,38 @@ class Crossings(HardMaze):
         return self._obs(), float(found), abs(x) > 0.9 or y < -0.95, False, {"is_success": found}
 
 
+class Level(CellWorld):
+    """One maze of size x size cells, the same in every episode, from cell 0 to a goal worth 1, for 60 steps.
+
+    `kind` spreads another 0.4 over the steps that come nearer to it, and takes it for those away (hint), ends at a
+    second cell with a reward of 0.2 (decoy), or neither (sparse). Actions: 0 left, 1 right, 2 up, 3 down; a wall stops
+    the agent.
+    Observation: one-hot of its cell, float32 (size * size,).
+    """
+
+    STATE = ("cell",)
+
+    def __init__(self, size: int = 4, level: int = 0, kind: str = "sparse", render_mode: str | None = None) -> None:
+        rng = np.random.default_rng([size, level])
+        self.ways, self.n_cells, self.kind = leads(maze(size, rng)), size * size, kind
+        self.goal, self.decoy = (int(cell) for cell in 1 + rng.permutation(self.n_cells - 1)[:2])
+        self.far = distances(self.ways, [self.goal])
+        self._setup(render_mode, self.n_cells, 4)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.cell = 0
+
+    def step(self, action: Any) -> EnvStep:
+        before, self.cell = self.cell, int(self.ways[self.cell, action])
+        found, fell = self.cell == self.goal, self.kind == "decoy" and self.cell == self.decoy
+        nearer = float(self.far[before] - self.far[self.cell]) / float(self.far[0]) * (self.kind == "hint")
+        return self._obs(), found + 0.2 * fell + 0.4 * nearer, found or fell, False, {"is_success": found}
+
+    def _obs(self) -> np.ndarray:
+        return one_hot(self.cell, self.n_cells)
+
+
 class WanderingNoise(CellWorld):
     """A maze of SIZE x SIZE cells, the same in every run, and a source of noise that walks through it at random.
 
@@ -136,7 +179,43 @@ class WanderingNoise(CellWorld):
         return np.r_[one_hot(self.cell, self.n_cells), self.noise]
 
 
+class Field(CellWorld):
+    """An open field of SIDE x SIDE cells, seen from any of them as far as SIGHT, for 40 steps from a cell at random.
+
+    A step is rewarded with the number of cells that it is the first of its episode to see, those seen from where the
+    episode began apart. Actions: 0 left, 1 right, 2 up, 3 down; at the edge the agent stays.
+    Observation: column and row, float32 (2,).
+    """
+
+    STATE = ("place", "seen")
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self._setup(render_mode, 2, 4)
+        self.observation_space = gym.spaces.Box(0, SIDE - 1, (2,), np.float32)
+        self.cells = np.indices((SIDE, SIDE)).transpose(1, 2, 0)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.place = self.np_random.integers(SIDE, size=2)
+        self.seen = self._sight()
+
+    def _sight(self) -> np.ndarray:
+        return np.square(self.cells - self.place).sum(-1) <= SIGHT**2
+
+    def step(self, action: Any) -> EnvStep:
+        self.place = np.clip(self.place + ((-1, 0), (1, 0), (0, -1), (0, 1))[action], 0, SIDE - 1)
+        new = self._sight() & ~self.seen
+        self.seen = self.seen | new
+        return self._obs(), float(new.sum()), False, False, {}
+
+    def _obs(self) -> np.ndarray:
+        return self.place.astype(np.float32)
+
+
 gym.register("Distracted-v0", f"{__name__}:Distracted", max_episode_steps=500)
+gym.register("DistractedPendulum-v0", f"{__name__}:DistractedPendulum", max_episode_steps=200)
 gym.register("HardMaze-v0", f"{__name__}:HardMaze", max_episode_steps=STEPS)
 gym.register("Crossings-v0", f"{__name__}:Crossings", max_episode_steps=50)
+gym.register("Level-v0", f"{__name__}:Level", max_episode_steps=60)
 gym.register("WanderingNoise-v0", f"{__name__}:WanderingNoise", max_episode_steps=200)
+gym.register("Field-v0", f"{__name__}:Field", max_episode_steps=40)
