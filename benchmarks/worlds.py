@@ -50,11 +50,11 @@ class Beside(gym.Env):
         return np.r_[obs, self.np_random.uniform(-1, 1, NOISE)].astype(np.float32)
 
 
-class Distracted(Beside, CartPoleEnv):
+class Distracted(Beside, CartPoleEnv):  # type: ignore[misc]
     """Gymnasium's CartPole with numbers beside it that say nothing."""
 
 
-class DistractedPendulum(Beside, PendulumEnv):
+class DistractedPendulum(Beside, PendulumEnv):  # type: ignore[misc]
     """Gymnasium's Pendulum with numbers beside it that say nothing."""
 
 
