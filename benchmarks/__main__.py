@@ -54,6 +54,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "resip": ("benchmarks.checks.resip:run", "agents2"),
     "debate": ("benchmarks.checks.debate:run", "rewards2"),
     "oracle": ("benchmarks.checks.oracle:run", "model_based"),
+    "horizon": ("benchmarks.checks.horizon:run", "agents2"),
     "memorising": ("benchmarks.checks.memorising:run", "model_based"),
     "mutants": ("benchmarks.checks.mutants:run", "repairs"),
     "repairs": ("benchmarks.checks.repairs:run", "repairs"),
