@@ -68,7 +68,7 @@ def effects(folder: Path = RESULTS) -> Iterator[Effect]:
         if found.verdict:
             rows = results.read_rows(folder / f"{name}.csv")
             cells = [(cell.task, cell.arm) for cell in found.grid()]
-            seeds = min((len([r for r in rows if (r["task"], r["arm"]) == cell]) for cell in cells), default=0)
+            seeds = min((len([r for r in rows if (r.get("task"), r.get("arm")) == cell]) for cell in cells), default=0)
             yield _effect(folder, name, found.system, found.claim, found.verdict, rows, seeds)
     for name, entry in yaml.safe_load((study.FOLDER.parent / "effects.yaml").read_text()).items():
         source = entry.get("of", name)  # the measurement, where one has several verdicts
