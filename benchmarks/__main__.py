@@ -1,7 +1,8 @@
 """Benchmarks and studies: what the README's numbers come from.
 
-    python -m benchmarks NAME...    run them; an interrupted study continues where it stopped
-    python -m benchmarks list       what there is
+    python -m benchmarks NAME...              run them; an interrupted study continues where it stopped
+    python -m benchmarks peers:CASE:CASE...   some cases of a measurement
+    python -m benchmarks list                 what there is
 
 Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
 foundation.json, ppo.json, exploration.json, vision.json, language.json, model_based.json, users.json,
@@ -26,7 +27,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "foundation": ("benchmarks.speed.foundation:run", "foundation"),
     "ppo": ("benchmarks.speed.ppo:run", "ppo"),
     "compiled": ("benchmarks.speed.ppo:compiled", "speed"),
-    "peers": ("benchmarks.peers.peers:run", "ppo"),
+    "peers": ("benchmarks.peers.peers:run", "speed"),
     "imitation": ("benchmarks.peers.imitation:run", "rewards2"),
     "trees-speed": ("benchmarks.peers.trees:run", "agents2"),
     "exploration-speed": ("benchmarks.speed.exploration:run", "exploration"),
@@ -85,14 +86,15 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
     if not names or names[0] in ("-h", "--help", "list"):
         print(listing(folder) if names == ["list"] else f"{__doc__}\n{listing(folder)}")
         return 0 if names else 2
-    for name in names:
-        if name not in every():
-            print(unknown("benchmark", name, every()), file=sys.stderr)
+    asked = [name.split(":") for name in names]
+    for name, *cases in asked:
+        if name not in every() or (cases and name != "peers"):
+            print(unknown("benchmark", ":".join([name, *cases]), every()), file=sys.stderr)
             return 2
-    for name in names:
+    for name, *cases in asked:
         run, collected = of(name)
         try:
-            figures = run(folder)
+            figures = run(folder, cases) if cases else run(folder)
         except Stopped as stop:
             print("stopped: the runs have saved; the same command continues")
             return stop.code
@@ -111,7 +113,7 @@ def every() -> list[str]:
     return [*CODE, *study.names()]
 
 
-def of(name: str) -> tuple[Callable[[Path], dict[str, float]], str]:
+def of(name: str) -> tuple[Callable[..., dict[str, float]], str]:
     """What runs a benchmark, and the file that collects its figures."""
     if name not in CODE:
         found = study.Study.read(name)

@@ -63,9 +63,9 @@ def run(folder: Path, methods: Sequence[str] = METHODS, home: Path = peers.HOME)
     ratios: dict[str, dict[tuple[str, str], list[float]]] = {method: {} for method in known}
     for turn in range(1, ROUNDS + 1):
         for method in list(ratios):
-            ours = _measure(Path(sys.executable), "ours_rewards", method)
+            ours = measured(Path(sys.executable), "ours_rewards", method)
             try:
-                theirs = _measure(python, "rllte_rewards", method)
+                theirs = measured(python, "rllte_rewards", method)
             except RuntimeError as error:
                 print(f"{method} is skipped: {error}", file=sys.stderr)
                 del ratios[method]
@@ -99,7 +99,7 @@ def _rate(row: dict[str, Any]) -> float:
     return row["transitions"] / row["cpu_seconds"]
 
 
-def _measure(python: Path, script: str, method: str) -> list[dict[str, Any]]:
+def measured(python: Path, script: str, method: str) -> list[dict[str, Any]]:
     """Variant, observation, version, transitions of a rollout and its CPU seconds, for each variant and observation.
 
     Raises:

@@ -1,12 +1,10 @@
 """Our PPO beside Stable-Baselines3's: same network (64 x 64), minibatches (64), epochs (10), environments and task.
 
     cpu_ratio_<task>       frames per CPU-second, one thread, the same 8 Gymnasium environments in this process
-    wall_ratio_<task>      frames per second on two cores: ours with worker processes where a step is dear
+    wall_ratio_<task>      frames per second on two cores: with worker processes where a step is dear, ours and theirs
     batched_ratio_<task>   64 environments, ours as an array program, Stable-Baselines3's as Gymnasium's
     rnd_ratio, streams3_ratio   ours with RND, and with RND and counts, over ours without
     rest_share             what is neither environment, inference, reward nor update, of our time; the worst task
-    bound_share_<task>     time of the bare environments and of the networks' matrix products alone, over all of ours;
-                           can pass 1 for one-hot observations, whose unused inputs ours leaves out
 
     numba_ratio_<task><environments>_mb<rows>   `python -m benchmarks compiled`: frames per CPU-second, update compiled
                            by numba, and ready, over NumPy's
@@ -23,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +49,17 @@ def run(folder: Path) -> dict[str, float]:
     for task, env_id in TASKS.items():
         many = "gym" if task == "cartpole" else "workers"
         frames = 8_192
-        rates = interleave(
-            path,
-            task,
-            ROUNDS,
-            {
-                "sb3": _sb3(env_id, 8, frames, shares),
-                "ours": _ours(env_id, 8, frames, "gym", shares=shares),
-                f"ours, {many}": _ours(env_id, 8, frames, many),
-            },
-        )
+        variants = {
+            "sb3": _sb3(env_id, 8, frames, shares),
+            "ours": _ours(env_id, 8, frames, "gym", shares=shares),
+            f"sb3, {many}": _sb3(env_id, 8, frames, workers=many == "workers"),
+            f"ours, {many}": _ours(env_id, 8, frames, many),
+        }
+        rates = interleave(path, task, ROUNDS, variants)
         figures[f"cpu_ratio_{task}"] = ratio(rates["cpu"], "ours", "sb3")
-        figures[f"wall_ratio_{task}"] = ratio(rates["wall"], f"ours, {many}", "sb3")
-        figures[f"bound_share_{task}"] = _bound(env_id, 8) * float(np.median(rates["cpu"]["ours"]))
+        figures[f"wall_ratio_{task}"] = min(
+            ratio(rates["wall"], f"ours, {many}", name) for name in variants if "sb3" in name
+        )
         if task != "halfcheetah":
             rates = interleave(
                 path,
@@ -150,15 +147,18 @@ def _ours(
     return measure
 
 
-def _sb3(env_id: str, n: int, frames: int, shares: list[Any] | None = None) -> Measure:
-    """Stable-Baselines3's, its parts timed from outside."""
+def _sb3(env_id: str, n: int, frames: int, shares: list[Any] | None = None, workers: bool = False) -> Measure:
+    """Stable-Baselines3's, its parts timed from outside; its own vectors of processes where it has workers."""
 
     def measure() -> tuple[int, Callable[[], Any]]:
         from stable_baselines3 import PPO
+        from stable_baselines3.common.vec_env import SubprocVecEnv
 
         from agents.sb3.agent import make_venv
+        from envs.make import make
 
-        venv = make_venv(env_id, n, 0)
+        makers = [partial(make, env_id, seed=i) for i in range(n)]
+        venv = SubprocVecEnv(makers, start_method="fork") if workers else make_venv(env_id, n, 0)
         model = PPO("MlpPolicy", venv, n_steps=2048 // n, batch_size=64, n_epochs=10, device="cpu", seed=0)
         seconds = dict.fromkeys((*PARTS, "rollout"), 0.0)
         _time(venv, "step_wait", seconds, "environment")
@@ -195,46 +195,6 @@ def _share(seconds: dict[str, float], total: float) -> dict[str, float]:
     """Shares of the time, and the whole in seconds."""
     known = {part: round(seconds[part] / total, 4) for part in PARTS}
     return {**known, "rest": round(1 - sum(known.values()), 4), "seconds": round(total, 4)}
-
-
-def _bound(env_id: str, n: int) -> float:
-    """Seconds a frame that no PPO of this shape can go below here: environments and matrix products, nothing else."""
-    from envs.make import make
-
-    env = make(env_id, seed=0)
-    actions = [env.action_space.sample() for _ in range(2_000)]
-    env.reset()
-    clock = time.process_time()
-    for action in actions:
-        _, _, terminated, truncated, _ = env.step(action)
-        if terminated or truncated:
-            env.reset()
-    stepping = (time.process_time() - clock) / len(actions)
-    assert env.observation_space.shape is not None
-    width, rng = env.observation_space.shape[0], np.random.default_rng(0)
-    weights = [rng.normal(size=(64, size)).astype(np.float32) for size in (width, 64)]
-    acting = _products(weights, n, backward=False) / n
-    learning = 2 * (_products(weights, 2048, backward=False) / 2048 + 10 * _products(weights, 64, backward=True) / 64)
-    env.close()
-    return stepping + acting + learning
-
-
-def _products(weights: list[np.ndarray], rows: int, *, backward: bool) -> float:
-    """Seconds of the products of one network of two hidden layers, forward, and backward if wanted."""
-    rng = np.random.default_rng(1)
-    inputs = [rng.normal(size=(rows, w.shape[1])).astype(np.float32) for w in weights]
-    best = np.inf
-    for _ in range(20):
-        clock = time.perf_counter()
-        for _ in range(20):
-            for x, w in zip(inputs, weights):
-                y = x @ w.T
-                if backward:
-                    y.T @ x
-            if backward:
-                y @ weights[1]
-        best = min(best, (time.perf_counter() - clock) / 20)
-    return float(best)
 
 
 def _draw(folder: Path, shares: list[dict[str, Any]]) -> None:

@@ -17,9 +17,3 @@ def test_shares_of_a_run_add_up_to_all_of_it(agent):
     assert frames == 2048 and row["agent"] == agent
     assert sum(row[part] for part in (*bench_ppo.PARTS, "rest")) == pytest.approx(1, abs=1e-3)
     assert row["environment"] > 0.01 and row["inference"] > 0.01 and row["update"] > 0.1 and -0.01 < row["rest"] < 0.5
-
-
-def test_the_bound_is_less_than_the_time_of_a_real_run():
-    _, work = bench_ppo._ours("CartPole-v1", 8, 4096, "gym", shares=(shares := []))()
-    work()
-    assert 0 < bench_ppo._bound("CartPole-v1", 8) < shares[0]["seconds"] / 4096

@@ -1,11 +1,12 @@
-"""Measures one library's PPO: `python drive.py PEER ROLLOUTS` in an environment that has it; one line of JSON.
+"""Measures one library's agent: `python drive.py PEER SETTINGS` in an environment that has it; `peers.py` talks to it.
 
-PEER is a file beside this one with DISTRIBUTION, a package's name, and `train(rollouts, laps)`, which trains on eight
-CartPole-v1 with rollouts of 256 steps, calls `laps.watch` or `laps.minibatch` so that its minibatches are counted, and
-calls `laps()` after every update.
+PEER is a file beside this one with DISTRIBUTION, the packages whose versions count, and `train(settings, laps)`, which
+trains without end as SETTINGS, a JSON, say. It calls `laps.begin()` when everything is built, `laps.watch` or
+`laps.minibatch` so that its minibatches are counted, and `laps()` after every `settings["frames"]` frames.
 
-The clock starts after the first update: imports, compilation and start-up are not measured. That every rollout was
-gone through ten times in minibatches of 64 is checked, not believed.
+A line of JSON is printed after the first lap, compiling included; then one for every number that comes in, after so
+many more laps. Between two lines the process waits, so that others can be measured in turn without starting again. That
+every lap saw `settings["updates"]` minibatches of `settings["minibatch"]` rows is checked, not believed.
 """
 
 from __future__ import annotations
@@ -16,24 +17,29 @@ import json
 import os
 import resource
 import sys
-import tempfile
 import time
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
-FRAMES, MINIBATCH, EPOCHS = 8 * 256, 64, 10
-
 
 class Laps:
-    """Clocks at the end of every update, and how large its minibatches were."""
+    """Clocks of what is trained, and how large its minibatches were."""
 
-    def __init__(self) -> None:
-        self.clocks: list[tuple[float, float]] = []  # CPU seconds of the process and its children, wall seconds
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
         self.sizes: list[int] = []
+        self.aside_cpu, self.left, self.answers = 0.0, 1, sys.stdout
+        self.begin()
 
-    def minibatch(self, rows: int) -> None:
-        """Count one minibatch."""
-        self.sizes.append(rows)
+    def begin(self) -> None:
+        """Everything is built: from here on it is measured."""
+        self.sizes.clear()
+        self.aside_cpu, self.clocks = 0.0, self._clocks()
+
+    def minibatch(self, rows: int, count: int = 1) -> None:
+        """Count minibatches."""
+        self.sizes += [rows] * count
 
     def watch(self, layer: Any) -> None:
         """Count what passes through a torch layer on its way to a gradient."""
@@ -41,29 +47,48 @@ class Laps:
             lambda _, inputs, out: self.minibatch(len(inputs[0])) if out.requires_grad else None
         )
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is done here is not measured."""
+        clock = time.process_time()
+        yield
+        self.aside_cpu += time.process_time() - clock
+
     def __call__(self) -> None:
-        """An update has ended."""
-        expected = FRAMES // MINIBATCH * EPOCHS
-        assert self.sizes == [MINIBATCH] * expected, f"{len(self.sizes)} minibatches of {set(self.sizes)} rows"
+        """A lap has ended."""
+        expected = [self.settings["minibatch"]] * self.settings["updates"]
+        assert self.sizes == expected, (
+            f"{len(self.sizes)} minibatches of {set(self.sizes)} rows instead of {len(expected)} of {set(expected)}"
+        )
         self.sizes.clear()
+        self.left -= 1
+        if self.left == 0:
+            cpu, wall = (now - before for now, before in zip(self._clocks(), self.clocks))
+            answer = {"cpu_seconds": round(cpu - self.aside_cpu, 5), "wall_seconds": round(wall, 5)}
+            print(json.dumps(answer), file=self.answers, flush=True)
+            asked = sys.stdin.readline()
+            if not asked:
+                os._exit(0)  # a library may hold threads and children
+            self.left = int(asked)
+            self.begin()
+
+    def _clocks(self) -> tuple[float, float]:
+        """CPU seconds of the process and its children, wall seconds."""
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        self.clocks.append((time.process_time() + children.ru_utime + children.ru_stime, time.perf_counter()))
+        return time.process_time() + children.ru_utime + children.ru_stime, time.perf_counter()
 
 
-def main(name: str, rollouts: int) -> None:
-    """Train for one rollout more than is measured."""
+def main(name: str, settings: dict[str, Any]) -> None:
+    """Train until nothing more is asked."""
     if hasattr(os, "sched_setaffinity"):  # on one core no thread waits for another at the cost of CPU time
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    peer, laps = importlib.import_module(name), Laps()
-    with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)  # what a library writes, it writes here
-        peer.train(rollouts + 1, laps)
-        os.chdir("/")
-    assert len(laps.clocks) > rollouts, f"{len(laps.clocks)} updates instead of {rollouts + 1}"  # some stop late
-    cpu, wall = (laps.clocks[rollouts][clock] - laps.clocks[0][clock] for clock in (0, 1))
-    row = {"version": version(peer.DISTRIBUTION), "frames": rollouts * FRAMES}
-    print(json.dumps({**row, "cpu_seconds": round(cpu, 4), "wall_seconds": round(wall, 4)}))
+    peer = importlib.import_module(name)
+    print(json.dumps({"versions": {package: version(package) for package in peer.DISTRIBUTION}}), flush=True)
+    laps = Laps(settings)
+    with contextlib.redirect_stdout(sys.stderr):
+        peer.train(settings, laps)
+    raise RuntimeError(f"{name} stopped by itself")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], json.loads(sys.argv[2]))

@@ -1,18 +1,18 @@
-"""Our PPO: its defaults; eight Gymnasium environments in this process."""
+"""Our PPO; its defaults, but for what is set."""
 
 from __future__ import annotations
 
 from typing import Any
 
-DISTRIBUTION = "lodestar-rl"
+DISTRIBUTION = ("lodestar-rl", "numpy", "numba", "gymnasium")
 
 
-def train(rollouts: int, laps: Any, *, names: tuple[str, ...] = ()) -> None:
+def train(settings: dict[str, Any], laps: Any) -> None:
     """See `drive`."""
     import torch
 
     import rewards
-    from agents.ppo.agent import PPO
+    from agents.ppo.agent import PPO, PPOConfig
     from envs.make import make_vec
 
     torch.set_num_threads(1)
@@ -20,18 +20,19 @@ def train(rollouts: int, laps: Any, *, names: tuple[str, ...] = ()) -> None:
     class Timed(PPO):
         def end_rollout(self) -> None:
             super().end_rollout()
+            # Compiled epochs call nothing of ours between minibatches: Adam counts its steps itself.
+            laps.minibatch(settings["minibatch"], int(self.learner.flat.steps) - self.counted)
+            self.counted = int(self.learner.flat.steps)
             laps()
 
-    envs = make_vec("CartPole-v1", 8, seed=0, backend="gym")
+    n = settings["envs"]
+    envs = make_vec(settings["task"], n, seed=0, backend=settings["backend"])
     spaces = envs.single_observation_space, envs.single_action_space
-    mix: Any = rewards.make(list(names), *spaces, seed=0) if names else None
-    model = Timed(envs, scorer=mix, seed=0)
-    update = model.learner.update
-
-    def counted(batch: Any, rows: slice, *args: Any) -> Any:
-        laps.minibatch(rows.stop - rows.start)
-        return update(batch, rows, *args)
-
-    model.learner.update = counted
+    names = settings.get("rewards")
+    mix: Any = rewards.make(names, *spaces, seed=0) if names else None
+    config = PPOConfig(n_steps=settings["frames"] // n, batch_size=settings["minibatch"], path=settings["path"])
+    model = Timed(envs, config, scorer=mix, seed=0)
+    model.counted = 0
     assert (model.config.net_arch, model.config.n_epochs) == ([64, 64], 10)
-    model.learn(rollouts * 8 * 256)
+    laps.begin()
+    model.learn(10**9)

@@ -1,16 +1,16 @@
 """rllte's PPO: its defaults but for the network, the rollout, and the minibatches; eight environments in this process.
 
-The model that it saves after its first update is left out.
+The model that it saves after its first update is left out; its one other reward is RND, with its defaults.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-DISTRIBUTION = "rllte-core"
+DISTRIBUTION = ("rllte-core", "torch", "gymnasium")
 
 
-def train(rollouts: int, laps: Any, *, reward: bool = False) -> None:
+def train(settings: dict[str, Any], laps: Any) -> None:
     """See `drive`."""
     import torch
     from rllte.agent import PPO
@@ -31,8 +31,11 @@ def train(rollouts: int, laps: Any, *, reward: bool = False) -> None:
         def save(self) -> None:
             pass
 
-    envs = make_rllte_env("CartPole-v1", num_envs=8, seed=0, asynchronous=False)
-    agent = Timed(envs, device="cpu", seed=0, num_steps=256, batch_size=64, n_epochs=10, hidden_dim=64)
-    if reward:
+    n = settings["envs"]
+    envs = make_rllte_env(settings["task"], num_envs=n, seed=0, asynchronous=False)
+    sizes = {"num_steps": settings["frames"] // n, "batch_size": settings["minibatch"], "n_epochs": 10}
+    agent = Timed(envs, device="cpu", seed=0, hidden_dim=64, **sizes)
+    if settings.get("rewards"):
         agent.set(reward=RND(envs, device="cpu"))
-    agent.train(rollouts * 8 * 256)
+    laps.begin()
+    agent.train(10**9)

@@ -1,15 +1,15 @@
 """Sample Factory's PPO in its serial mode: everything in this process, one rollout, one update, in turn.
 
 A minibatch must hold whole trajectories here: an environment collects four of 64 steps for an update, not one of 256.
-Its defaults but for network, rollout and minibatches; no running normalisation of observations and returns, which it
-has switched on and the others have not.
+CartPole, eight environments and minibatches of 64 alone. Its defaults but for network, rollout and minibatches; no
+running normalisation of observations and returns, which it has switched on and the others have not.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-DISTRIBUTION = "sample-factory"
+DISTRIBUTION = ("sample-factory", "torch", "gymnasium")
 OPTIONS = """
 --algo=APPO --env=CartPole-v1 --experiment=speed --train_dir=. --device=cpu --seed=0 --serial_mode=True
 --async_rl=False --num_workers=1 --num_envs_per_worker=8 --worker_num_splits=1 --rollout=64 --batch_size=64
@@ -25,7 +25,7 @@ def make(name: str, *_: Any, **__: Any) -> Any:
     return gymnasium.make(name)
 
 
-def train(rollouts: int, laps: Any) -> None:
+def train(settings: dict[str, Any], laps: Any) -> None:
     """See `drive`."""
     import torch
     from sample_factory.algo.learning.learner import Learner
@@ -48,6 +48,7 @@ def train(rollouts: int, laps: Any) -> None:
 
     Learner.init, Learner.train = watched, timed
     register_env("CartPole-v1", make)
-    options = [*OPTIONS.split(), f"--train_for_env_steps={rollouts * 8 * 256}"]
+    options = [*OPTIONS.split(), f"--train_for_env_steps={10**9}"]
+    laps.begin()
     parser, _ = parse_sf_args(argv=options)
     run_rl(parse_full_cfg(parser, options))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-DISTRIBUTION = "sbx-rl"
+DISTRIBUTION = ("sbx-rl", "jax", "gymnasium")
 
 
-def train(rollouts: int, laps: Any) -> None:
+def train(settings: dict[str, Any], laps: Any) -> None:
     """See `drive`."""
     import torch
     from sbx import PPO
@@ -24,6 +24,10 @@ def train(rollouts: int, laps: Any) -> None:
             super().train()
             laps()
 
-    model = Timed("MlpPolicy", make_vec_env("CartPole-v1", 8, seed=0), n_steps=256, seed=0)
-    assert (model.batch_size, model.n_epochs) == (64, 10)
-    model.learn(rollouts * 8 * 256)
+    n = settings["envs"]
+    envs = make_vec_env(settings["task"], n, seed=0)
+    steps = settings["frames"] // n
+    model = Timed("MlpPolicy", envs, n_steps=steps, batch_size=settings["minibatch"], seed=0)
+    assert model.n_epochs == 10
+    laps.begin()
+    model.learn(10**9)

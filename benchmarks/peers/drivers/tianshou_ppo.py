@@ -1,13 +1,13 @@
-"""tianshou's PPO, its defaults but for network, rollout and minibatches; eight environments in this process."""
+"""tianshou's PPO, its defaults but for network, rollout and minibatches."""
 
 from __future__ import annotations
 
 from typing import Any
 
-DISTRIBUTION = "tianshou"
+DISTRIBUTION = ("tianshou", "torch", "gymnasium")
 
 
-def train(rollouts: int, laps: Any) -> None:
+def train(settings: dict[str, Any], laps: Any) -> None:
     """See `drive`."""
     import gymnasium
     import torch
@@ -32,7 +32,7 @@ def train(rollouts: int, laps: Any) -> None:
     def net() -> Any:
         return Net(state_shape=4, hidden_sizes=[64, 64], activation=torch.nn.Tanh)
 
-    space = gymnasium.make("CartPole-v1").action_space
+    space = gymnasium.make(settings["task"]).action_space
     actor = DiscreteActor(preprocess_net=net(), action_shape=2, softmax_output=False)
     policy = ProbabilisticActorPolicy(
         actor=actor,
@@ -44,15 +44,16 @@ def train(rollouts: int, laps: Any) -> None:
     critic = DiscreteCritic(preprocess_net=net())
     laps.watch(critic.last)
     algorithm = Timed(policy=policy, critic=critic, optim=AdamOptimizerFactory(lr=3e-4), max_grad_norm=0.5)
-    envs = DummyVectorEnv([lambda: gymnasium.make("CartPole-v1") for _ in range(8)])
+    envs = DummyVectorEnv([lambda: gymnasium.make(settings["task"]) for _ in range(settings["envs"])])
     params = OnPolicyTrainerParams(
-        training_collector=Collector(algorithm, envs, VectorReplayBuffer(2048, 8)),
-        max_epochs=1,
-        epoch_num_steps=rollouts * 2048,
-        collection_step_num_env_steps=2048,
-        batch_size=64,
+        training_collector=Collector(algorithm, envs, VectorReplayBuffer(settings["frames"], settings["envs"])),
+        max_epochs=10**5,
+        epoch_num_steps=settings["frames"] * 10,
+        collection_step_num_env_steps=settings["frames"],
+        batch_size=settings["minibatch"],
         update_step_num_repetitions=10,
         verbose=False,
         show_progress=False,
     )
+    laps.begin()
     algorithm.run_training(params)

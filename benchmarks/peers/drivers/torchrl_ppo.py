@@ -1,13 +1,13 @@
-"""TorchRL's parts in the loop of its tutorial, not compiled; eight environments in this process."""
+"""TorchRL's parts in the loop of its tutorial; `compile`: its loss by torch.compile."""
 
 from __future__ import annotations
 
 from typing import Any
 
-DISTRIBUTION = "torchrl"
+DISTRIBUTION = ("torchrl", "torch", "gymnasium")
 
 
-def train(rollouts: int, laps: Any) -> None:
+def train(settings: dict[str, Any], laps: Any) -> None:
     """See `drive`."""
     import torch
     from tensordict.nn import TensorDictModule
@@ -25,18 +25,20 @@ def train(rollouts: int, laps: Any) -> None:
     def net(outputs: int) -> nn.Sequential:
         return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
 
-    envs = SerialEnv(8, lambda: GymEnv("CartPole-v1"))
+    envs = SerialEnv(settings["envs"], lambda: GymEnv(settings["task"]))
     policy = TensorDictModule(net(2), in_keys=["observation"], out_keys=["logits"])
     actor = ProbabilisticActor(
         policy, spec=envs.action_spec, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True
     )
     critic = ValueOperator(net(1), in_keys=["observation"])
-    laps.watch(critic.module[-1])
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic, average_gae=True)
     loss_module = ClipPPOLoss(actor, critic, clip_epsilon=0.2, entropy_coeff=0.0, loss_critic_type="l2")
     optimizer = torch.optim.Adam(loss_module.parameters(), lr=3e-4)
-    buffer = ReplayBuffer(storage=LazyTensorStorage(2048), sampler=SamplerWithoutReplacement(), batch_size=64)
-    collector = Collector(envs, actor, frames_per_batch=2048, total_frames=rollouts * 2048)
+    frames, size = settings["frames"], settings["minibatch"]
+    buffer = ReplayBuffer(storage=LazyTensorStorage(frames), sampler=SamplerWithoutReplacement(), batch_size=size)
+    collector = Collector(envs, actor, frames_per_batch=frames, total_frames=-1)
+    losses_of = torch.compile(loss_module) if settings["compile"] else loss_module
+    laps.begin()
     for rollout in collector:
         with torch.no_grad():
             advantage(rollout)
@@ -44,11 +46,11 @@ def train(rollouts: int, laps: Any) -> None:
         buffer.extend(rollout.reshape(-1))
         for _ in range(10):
             for minibatch in buffer:
-                losses = loss_module(minibatch)
+                losses = losses_of(minibatch)
+                laps.minibatch(len(minibatch))
                 loss = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
                 loss.backward()
                 nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
                 optimizer.step()
                 optimizer.zero_grad()
         laps()
-    collector.shutdown()
