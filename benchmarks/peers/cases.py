@@ -74,30 +74,30 @@ def off_policy(script: str, task: str, utd: int, net: int, minibatch: int, **set
     """Laps of twenty steps, or of twenty updates where a step has many; learning begins after 300 steps."""
     frames = max(20 // utd, 5)
     sizes = {"task": task, "frames": frames, "minibatch": minibatch, "updates": frames * utd, "net": [net, net]}
-    needs = SBX if settings.get("class", [""])[0] == "sbx" else ()
+    needs = SBX if settings.get("kind", [""])[0] == "sbx" else ()
     return Variant(script, {**sizes, "learning_rate": 3e-4, "starts": 300, **settings}, needs)
 
 
 def sac(utd: int) -> Case:
     """Ours, sbx and Stable-Baselines3, which is slower than sbx and measured where a step has one update."""
-    sizes = {"task": "HalfCheetah-v5", "utd": utd, "net": 256, "minibatch": 256}
+    sizes: dict[str, Any] = {"task": "HalfCheetah-v5", "utd": utd, "net": 256, "minibatch": 256}
     variants = {
         "ours": off_policy("ours_dyna", critics=2, **sizes),
-        "sbx": off_policy("off_policy", **{"class": ["sbx", "SAC"]}, **sizes),
+        "sbx": off_policy("off_policy", kind=["sbx", "SAC"], **sizes),
     }
     if utd == 1:
-        variants["sb3"] = off_policy("off_policy", **{"class": ["stable_baselines3", "SAC"]}, **sizes)
+        variants["sb3"] = off_policy("off_policy", kind=["stable_baselines3", "SAC"], **sizes)
     figures = {f"sac_over_sbx_utd{utd}": over("ours", "sbx")}
     return Case(variants, figures | ({"sac_over_sb3_utd1": over("ours", "sb3")} if utd == 1 else {}))
 
 
 def dqn() -> Case:
     """One critic as theirs has, whose target does not choose its action; and two, as ours has by default."""
-    sizes = {"task": "CartPole-v1", "utd": 1, "net": 256, "minibatch": 64}
+    sizes: dict[str, Any] = {"task": "CartPole-v1", "utd": 1, "net": 256, "minibatch": 64}
     variants = {
         "ours": off_policy("ours_dyna", critics=1, **sizes),
         "ours, two critics": off_policy("ours_dyna", critics=2, **sizes),
-        "sb3": off_policy("off_policy", **{"class": ["stable_baselines3", "DQN"]}, **sizes),
+        "sb3": off_policy("off_policy", kind=["stable_baselines3", "DQN"], **sizes),
     }
     return Case(variants, {"dqn_over_sb3": over("ours", "sb3")})
 
@@ -120,7 +120,7 @@ def cartpole(minibatch: int) -> Case:
 
 def robots() -> Case:
     """HalfCheetah, eight Gymnasium environments."""
-    task = {"task": "HalfCheetah-v5"}
+    task: dict[str, Any] = {"task": "HalfCheetah-v5"}
     variants = {**ours(**task), "sb3": ppo("sb3_ppo", **task), "sbx": ppo("sbx_ppo", **task, needs=SBX)}
     return Case(variants, {f"halfcheetah_over_{name}": over("ours", name) for name in ("sb3", "sbx")})
 
@@ -156,7 +156,7 @@ def others() -> Case:
 
 def rnd() -> Case:
     """PPO with RND, each with its own defaults."""
-    names = {"rewards": ["task", "rnd"]}
+    names: dict[str, Any] = {"rewards": ["task", "rnd"]}
     variants = {**ours(**names), "rllte": ppo("rllte_ppo", needs=RLLTE, **names)}
     return Case(variants, {"rnd_over_rllte": over("ours", "rllte")}, rounds=3)
 

@@ -157,7 +157,7 @@ def _sb3(env_id: str, n: int, frames: int, shares: list[Any] | None = None, work
         from agents.sb3.agent import make_venv
         from envs.make import make
 
-        makers = [partial(make, env_id, seed=i) for i in range(n)]
+        makers: list[Callable[[], Any]] = [partial(make, env_id, seed=i) for i in range(n)]
         venv = SubprocVecEnv(makers, start_method="fork") if workers else make_venv(env_id, n, 0)
         model = PPO("MlpPolicy", venv, n_steps=2048 // n, batch_size=64, n_epochs=10, device="cpu", seed=0)
         seconds = dict.fromkeys((*PARTS, "rollout"), 0.0)

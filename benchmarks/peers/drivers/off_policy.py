@@ -13,7 +13,7 @@ def train(settings: dict[str, Any], laps: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
-    module, name = settings["class"]
+    module, name = settings["kind"]
     base: Any = getattr(importlib.import_module(module), name)
     frames, starts = settings["frames"], settings["starts"]
 

@@ -35,6 +35,6 @@ def train(settings: dict[str, Any], laps: Any) -> None:
         updates_per_step=settings["updates"] // frames,
         learning_starts=starts,
     )
-    agent = Timed.build(config, make_vec(settings["task"], 1, seed=0), seed=0, device="cpu")
+    agent = Timed.build(config, make_vec(settings["task"], 1, seed=0, backend="gym"), seed=0, device="cpu")
     laps.begin()
     agent.learn(10**9, log_interval=None)

@@ -18,6 +18,8 @@ def train(settings: dict[str, Any], laps: Any) -> None:
     torch.set_num_threads(1)
 
     class Timed(PPO):
+        counted = 0
+
         def end_rollout(self) -> None:
             super().end_rollout()
             # Compiled epochs call nothing of ours between minibatches: Adam counts its steps itself.
@@ -32,7 +34,6 @@ def train(settings: dict[str, Any], laps: Any) -> None:
     mix: Any = rewards.make(names, *spaces, seed=0) if names else None
     config = PPOConfig(n_steps=settings["frames"] // n, batch_size=settings["minibatch"], path=settings["path"])
     model = Timed(envs, config, scorer=mix, seed=0)
-    model.counted = 0
     assert (model.config.net_arch, model.config.n_epochs) == ([64, 64], 10)
     laps.begin()
     model.learn(10**9)

@@ -53,7 +53,7 @@ def train(settings: dict[str, Any], laps: Any) -> None:
         ended = time.process_time()
         return measured
 
-    agent.epochs = update
+    agent.epochs = update  # type: ignore[assignment]
     n = settings["envs"]
     envs = make_vec(settings["task"], n, seed=0, backend=settings["backend"])
     config = agent.PPOConfig(n_steps=settings["frames"] // n, batch_size=settings["minibatch"], path=settings["path"])
