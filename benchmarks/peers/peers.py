@@ -104,7 +104,7 @@ def run(
             raise UsageError(unknown("case", name, list(table)))
     for name in cases or table:
         case, rows = table[name], [row for row in results.read_rows(path) if row["case"] == name]
-        if {row["commit"] for row in rows} != {commit()} or max(int(row["round"]) for row in rows) < case.rounds:
+        if not _complete(case, rows):
             _forget(path, name)
             if case.measure is not None:
                 _write(path, name, case.measure())
@@ -120,6 +120,12 @@ def run(
         figures |= found
     by_hand = [float(row["wall_seconds"]) for row in results.read_rows(path) if row["case"] == "make_train"]
     return figures | ({"make_train_s": by_hand[-1]} if by_hand else {})
+
+
+def _complete(case: Case, rows: list[Row]) -> bool:
+    """Whether there are all rounds of all variants at this commit."""
+    last = {row["variant"]: int(row["round"]) for row in rows if row["commit"] == commit()}
+    return bool(last) and all(last.get(name, 0) >= case.rounds for name in case.variants or last)
 
 
 def _rates(rows: list[Row]) -> Rates:

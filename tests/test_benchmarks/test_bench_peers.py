@@ -149,10 +149,10 @@ def test_a_figure_is_the_median_of_the_rounds_ratios_to_the_best_of_theirs(faked
 
 def test_a_peer_that_fails_has_no_figure_and_ours_that_fails_is_an_error(faked, capsys):
     bad = Variant("x", {"error": "ImportError: no"}, ("bad",))
-    assert faked({"ours": timed(1, 1, 1), "bad": bad}, over("ours", "bad")) == {}
-    assert "bad is skipped: ImportError: no\n" in capsys.readouterr().err
     with pytest.raises(RuntimeError, match="TypeError: ours"):
         faked({"ours": Variant("x", {"error": "TypeError: ours"})}, over("ours", "ours"))
+    assert faked({"ours": timed(1, 1, 1), "bad": bad}, over("ours", "bad")) == {}
+    assert "bad is skipped: ImportError: no\n" in capsys.readouterr().err
 
 
 def test_a_case_with_all_its_rounds_at_this_commit_is_not_measured_again(faked, tmp_path, monkeypatch):
