@@ -53,7 +53,11 @@ class Table:
         from envs.make import make
 
         made: Any = make(env, **options)
-        self.env_id, self.max_steps, self.action_space = env, int(made.spec.max_episode_steps), made.action_space
+        self.env_id, self.max_steps, self.action_space = (
+            env,
+            int(made.spec.max_episode_steps or options["size"]),
+            made.action_space,
+        )
         actions = int(made.action_space.n)
         obs, _ = made.reset(seed=0)
         states, number = [copy.deepcopy(made.unwrapped)], {obs.tobytes(): 0}

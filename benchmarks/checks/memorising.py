@@ -102,7 +102,7 @@ def run(folder: Path) -> dict[str, float]:
             if (world, str(seed)) not in there:
                 found = measure(env_id, seed).items()
                 results.append_rows(path, [{"world": world, "split": name, "seed": seed, **one} for name, one in found])
-    figures = {}
+    figures: dict[str, float] = {}
     for world in WORLDS:
         for name in ORDERS:
             rows = [row for row in results.read_rows(path) if (row["world"], row["split"]) == (world, name)]
