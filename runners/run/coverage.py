@@ -42,7 +42,8 @@ class Coverage(Stateful):
                 fix = f"two numbers from 0 to {size}, as in 0:{min(size, 2)}, or all" if size else "all"
                 raise UsageError(f"coverage={of} is no part of the observation {space}; give {fix}")
             self.slice = slice(low, high)
-            space = gym.spaces.Box(space.low[self.slice], space.high[self.slice], dtype=space.dtype)  # type: ignore[attr-defined]
+            whole: Any = space
+            space = gym.spaces.Box(whole.low[self.slice], whole.high[self.slice], dtype=whole.dtype)
         self.hash, self.table = Hash(space, [], width), CountTable(CELLS)
         self.recent = np.zeros(0, np.uint64)  # cells since the last row of the log
         self._waiting: list[np.ndarray] = []
