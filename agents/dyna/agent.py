@@ -35,6 +35,7 @@ from agents.dyna.imagination import Imagination
 from agents.dynamics.rollout import RewardSource
 from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.cuda_graphs import captured
+from agents.off_policy import compiled
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.demonstrations import MixedReplay, demonstrations
@@ -181,7 +182,9 @@ class Dyna(BaseAgent):
             drawn = self.replay.sample(count * real) if real else None
             if drawn is not None and self.config.imitate and isinstance(self.replay, MixedReplay):
                 drawn = self.replay.lower_bounds(drawn, lambda *rows: self.learner.q(*rows).mean(0))
-            for i in range(count):
+            found = compiled.updates(self.learner, (drawn, imagined), count, self._n_updates)
+            metrics = found or metrics
+            for i in range(0 if found else count):
                 last = (self._n_updates + i + 1) % self.config.actor_every == 0
                 learn = self._learn if last else self._learn_critics
                 metrics |= learn(_joined(_slice(drawn, i, real), _slice(imagined, i, size - real)))

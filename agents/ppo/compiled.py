@@ -9,18 +9,17 @@ How much was learned so far is part of a run's state: resumed or extended, it ch
 
 from __future__ import annotations
 
-import functools
-import importlib
 import math
-import warnings
 from typing import Any
 
 import numpy as np
 
+from agents.networks.compiled import kernel, say
 from agents.ppo import update
 from agents.ppo.config import PPOConfig
 
 LONG = 2_000_000  # rows: 200,000 frames at ten epochs, about 4 seconds in NumPy
+WHOSE = "PPO's update"
 LOSSES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
 
@@ -31,19 +30,19 @@ def epochs(
     asked = config.path == "numba" or (config.path == "auto" and passes * len(rows) >= LONG)
     fits = isinstance(learner, update.NumpyUpdate)
     if config.path == "numba" and not fits:
-        _say("torch, as agent.path=numba is for fully connected networks without recurrence or images, on the CPU")
-    kernel = _kernel() if asked and fits else None
+        say(WHOSE, "torch, as agent.path=numba is for fully connected networks without memory or images, on the CPU")
+    compiled = kernel("agents.ppo.kernel", WHOSE, "NumPy, a third as fast as compiled") if asked and fits else None
     batch = learner.begin_update(batch)
-    if kernel is None or not batch.vector.shape[1]:
+    if compiled is None or not batch.vector.shape[1]:
         measured = update.epochs(learner, batch, rows, size, config, rng)
     else:
-        measured = _compiled(kernel, learner, batch, rows, size, config, rng)
+        measured = _compiled(compiled, learner, batch, rows, size, config, rng)
     learner.end_update()
     return measured
 
 
 def _compiled(
-    kernel: Any, learner: Any, batch: update.Batch, rows: np.ndarray, size: int, config: PPOConfig, rng: Any
+    compiled: Any, learner: Any, batch: update.Batch, rows: np.ndarray, size: int, config: PPOConfig, rng: Any
 ) -> list[dict[str, float]]:
     order = np.stack([rng.permutation(rows) for _ in range(config.n_epochs)]).astype(np.int64, copy=False)
     vector, action, numbers = (
@@ -59,7 +58,7 @@ def _compiled(
         layout.append([[*w.shape, *((x.ctypes.data - begin) // x.itemsize for x in (w, b))] for w, b in layers])
     flat, often = learner.used, max(len(rows) // size // update.MEASURED, 1)
     limits = (config.clip_range, config.entropy_weight, config.value_weight, config.max_grad_norm)
-    measured = kernel.epochs(
+    measured = compiled.epochs(
         *(x.numpy() for x in (flat.value, flat.grad, flat.mean, flat.square)),
         int(flat.steps),
         *gaussian,
@@ -71,22 +70,3 @@ def _compiled(
     )
     flat.steps += config.n_epochs * math.ceil(len(rows) / size)
     return [dict(zip(LOSSES, row)) for row in measured.tolist()]
-
-
-@functools.cache
-def _kernel() -> Any:
-    """`agents.ppo.kernel`; None, said once, where it cannot run."""
-    try:
-        kernel = importlib.import_module("agents.ppo.kernel")
-    except (ImportError, RuntimeError) as error:  # numba's own, if it finds no folder for its cache
-        _say(f"NumPy, a third as fast as compiled ({error}); pip install 'lodestar-rl[fast]', or give agent.path=numpy")
-        return None
-    if not kernel.SUPPORTED:
-        _say("NumPy, as this processor lacks AVX2; agent.path=numpy says so")
-        return None
-    return kernel
-
-
-@functools.cache
-def _say(where: str) -> None:
-    warnings.warn(f"PPO's update runs in {where}", RuntimeWarning, stacklevel=2)

@@ -121,25 +121,26 @@ def test_continued_from_its_state_it_ends_with_the_same_bits(changes, monkeypatc
 
 
 def test_a_short_run_never_asks_for_a_compiler(monkeypatch):
-    monkeypatch.setattr(compiled, "_kernel", lambda: pytest.fail("it was asked for"))
+    monkeypatch.setattr(compiled, "kernel", lambda *about: pytest.fail("it was asked for"))
     runs = [weights(agent(path=path).learn(4 * 16 * 3)) for path in ("auto", "numpy")]
     assert torch.equal(*runs)
 
 
 def test_without_numba_it_learns_in_numpy_and_says_so_once(monkeypatch, recwarn):
     monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.delitem(sys.modules, "agents.ppo.kernel", raising=False)
-    for cached in (compiled._kernel, compiled._say):
+    for name in ("agents.ppo.kernel", "agents.networks.kernel"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for cached in (compiled.kernel, compiled.say):
         cached.cache_clear()
     model = agent(path="numba").learn(4 * 16 * 3)
     said = [str(w.message) for w in recwarn if "PPO's update" in str(w.message)]
     assert len(said) == 1 and "runs in NumPy" in said[0] and "pip install 'lodestar-rl[fast]'" in said[0]
     assert torch.equal(weights(model), weights(agent(path="numpy").learn(4 * 16 * 3)))
-    compiled._kernel.cache_clear()
+    compiled.kernel.cache_clear()
 
 
 def test_a_network_that_it_does_not_take_learns_in_torch_and_it_says_so():
-    compiled._say.cache_clear()
+    compiled.say.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"runs in torch, as agent\.path=numba is for fully connected networks"):
         model = agent(path="numba", gru=8).learn(4 * 16)
     assert model.learner.__class__ is update.TorchUpdate
