@@ -12,8 +12,6 @@ an agent of your own needs no line here: `agent=my_file:Class` names its file an
 off_policy/    SAC and DQN without an environment; dynamics/, networks/, replay/  what several agents use
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from envs.table import Table

@@ -12,8 +12,6 @@ When it fails: stochastic environments (use `agents.sqirl`, which plans for the 
 that needs more than random play reaches in `steps` steps: then the answer is None, and no lower bound.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """An agent that has learned: it predicts, and is written to and read from a file that is data, never a program."""
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping

@@ -15,8 +15,6 @@ the first environment plays the best again, whose return is the mean of its epis
 Fails when: policies are large (hundreds of weights); where an episode ends says nothing; serene: returns stay below 0.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from importlib.util import find_spec

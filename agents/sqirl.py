@@ -11,8 +11,6 @@ episode it begins again, with twice the episodes (tuned in the source).
 Fails when: random play from the right state does not find the reward; actions are continuous; observations are images.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

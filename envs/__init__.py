@@ -4,8 +4,6 @@
 `vector`, `batched`, `snapshots`. Importing this package registers our ids and imports none of the simulators.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

@@ -3,8 +3,6 @@
 `envs/classic/family.py` and its siblings each define one `FAMILY`; `family_of` finds the one an id belongs to.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 from abc import ABC, abstractmethod

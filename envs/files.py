@@ -11,8 +11,6 @@ What is none of these is a `NoRegularFile`, an OSError, so that whoever expects 
 A path that the user typed may be a link; its `resolve()` is none.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

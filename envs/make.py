@@ -7,8 +7,6 @@
 `make_batched` n as one array program. `options` says which keyword arguments an id has.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

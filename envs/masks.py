@@ -8,8 +8,6 @@ and needs one valid value. `ActionMask` goes around an environment when its firs
 `envs.types.MODALITIES`. A terminal mask may be absent or empty.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Standard library only: `runners.doctor` reads it where everything else is missing.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Observations in the form that agents take: flat float32 vectors, channel-first images, hashed words for text."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import re

@@ -9,8 +9,6 @@ into a JSON list of the different ones. Nothing in it is ever executed. Fields o
 before, so they are stored for the first step of an episode only.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

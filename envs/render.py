@@ -4,8 +4,6 @@
 square by area averaging, without cropping, so that nothing at the edge is lost.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.util

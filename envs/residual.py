@@ -12,8 +12,6 @@ When it fails: a base that errs by more than `scale`. Where the sum is often out
 the log) the agent acts less than it learns of. The base keeps its own clock: its chunk, an LSTM's memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

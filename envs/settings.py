@@ -8,8 +8,6 @@
 That one declaration serves parsing, checking at construction, `--help`, `runners.list`, `runners.tune` and the docs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import operator

@@ -10,8 +10,6 @@ Frames, texts and signals travel in `info["frame"]`, `info["text"]` and `info["s
 returned with them; a `Cursor` remembers those of the current observation.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ registered      rewards.register("far", Far) in a program
 of a file       novelty:Far, found as Python finds modules; it is called far, after its class, from then on
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import sys

@@ -11,8 +11,6 @@ the frames and captions of `info`. The first two draw from the environment's `np
 them. Outside of `make`, whose `Journal` copies actions, do not overwrite an array that was passed to `StickyAction`.
 """
 
-from __future__ import annotations
-
 import base64
 import copy
 import time

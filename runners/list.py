@@ -7,8 +7,6 @@
 The lines are the first sentences of docstrings, read from the files without importing them: torch takes seconds.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

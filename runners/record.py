@@ -12,8 +12,6 @@
 `runners.offline` learns from such files, and rewards read them as demonstrations.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle

@@ -20,8 +20,6 @@
 Sizes are for one CPU core. On a GPU take the sources', as model_hidden=[200,200,200,200] members=7 updates_per_step=20.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -11,8 +11,6 @@ held-out recorded transitions; inputs are whitened, by scalers that stay until t
 When it fails: far from the data, where the discriminator has seen neither kind.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

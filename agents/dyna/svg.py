@@ -14,8 +14,6 @@ Differences: a rollout that is cut because it diverged continues with the value 
 state's Q is regressed, as DHMBPO does. When it fails: models whose gradients are wrong where their values are right.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ Observations and actions are flat vectors (`agents.networks.actor_critic`): obs 
 action (B, A). The models of `agents.world_model` have a latent state of their own, see `agents.dynamics.cells`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -14,8 +14,6 @@ The state given to `observe` is what the cell expected of the first step: `initi
 `step` of the state before and the action taken in it. So a sequence in two parts equals the whole.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -19,8 +19,6 @@ When it fails: discontinuities (contacts, doors) are smoothed; far from the data
 change rarely are rare in the loss, too.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

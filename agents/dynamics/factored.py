@@ -12,8 +12,6 @@ When it fails: dependent entries (a ball that is here or there: independent entr
 environments whose parts only show in images.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -16,8 +16,6 @@ running root mean square; nothing counts after an episode's end.
 A plan costs K * H steps of the model for every state. CEM and MPPI need continuous actions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

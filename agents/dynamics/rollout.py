@@ -19,8 +19,6 @@ When it fails: a model that is wrong within the bounds of the data is not notice
 certain; a reward that depends on what no observation shows is learned as its mean.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -19,8 +19,6 @@ When it fails: contacts, clipping and other corners; observations so large that 
 that are not given as sine and cosine. It learns no termination.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ starts without the memory of the step before, which moves results in about the e
 as much as the environment itself. No gradient flows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

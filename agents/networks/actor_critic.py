@@ -11,8 +11,6 @@ Sources: layer sizes, orthogonal initialisation and activations are those of Sta
 Mnih et al. 2015's. Differences: a value head of K outputs; small images get small convolutions.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Updates compiled by numba, where numba and the processor are there; else a sentence, once, and the usual path."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import warnings

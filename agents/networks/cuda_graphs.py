@@ -11,8 +11,6 @@ When it fails: a function that looks at values (`item`, `if tensor`), or allocat
 rate are those of the call that was recorded. A function that cannot be recorded is called plainly from then on.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any

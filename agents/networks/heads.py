@@ -16,8 +16,6 @@ scale that only grows; the two-hot's mean is taken in symlog's space.
 When it fails: targets outside the range are cut, and their gradients fade; watch `frac_clipped`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -15,8 +15,6 @@ numba keeps what it compiled on the disk, and notices changes in the file of a f
 change here touch the files that use it, `agents/ppo/kernel.py` and `agents/off_policy/kernel.py`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

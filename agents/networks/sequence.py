@@ -4,8 +4,6 @@ As GPT-2's: a LayerNorm before each part, learned positions; without dropout. Sh
 left: what is behind one is not seen from it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

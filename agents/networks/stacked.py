@@ -11,8 +11,6 @@ renormalisation Ioffe 2017, arXiv 1702.03275, placed as CrossQ does (Bhatt et al
 and after each activation.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

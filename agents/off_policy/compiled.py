@@ -9,8 +9,6 @@ the first time, then one from numba's cache on the disk. Limitations: x86 proces
 `ClosedFormUpdate` takes, without bounds for targets, and for DQN those of the same kind; an actor's step with each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ Differences: K critics choose by their mean, and targets evaluate by the smalles
 When it fails: rewards that random actions never reach.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -8,8 +8,6 @@ weights (K, I, O) and biases (K, 1, O) follow each other, layer by layer, in one
 Rounding differs from torch's; repeated on one processor, and in blocks of any length, it gives the same bits.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -20,8 +20,6 @@ When it fails: rewards that are large beside the entropy's weight leave no explo
 reward that random actions never reach; a spectral bound below what values need flattens them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -17,8 +17,6 @@ Sources: Bishop 1994, "Mixture Density Networks"; Ho et al. 2020, arXiv 2006.112
 When it fails: states that the recording never reached; a chunk longer than the world stays predictable.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +26,7 @@ import torch
 from torch import Tensor
 
 from agents.networks.stacked import Stacked
-from agents.offline.iql import IQL, Whitened
+from agents.offline.iql import IQL, NormalizedInputs
 from envs.recording import episodes
 from envs.settings import Settings, setting
 from envs.transitions import Transitions
@@ -120,7 +118,7 @@ def last_rows(data: Transitions) -> np.ndarray:
     return np.concatenate([np.full(rows.stop - rows.start, rows.stop - 1) for rows in episodes(data)])
 
 
-class _Head(Whitened):
+class _Head(NormalizedInputs):
     """A network of whitened observations (B, D), and more, that gives what a chunk (B, W) is drawn from; W = H * A."""
 
     def __init__(self, inputs: int, config: CloningConfig, seed: int, more: int, outputs: int) -> None:

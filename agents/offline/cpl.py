@@ -9,8 +9,6 @@ cloning those weights are kept that are best on a tenth of the comparisons, wher
 When it fails: few comparisons; a judge that compares what segments brought instead of how well they were acted.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

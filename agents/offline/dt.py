@@ -8,8 +8,6 @@ token that is seen, not from the episode's first step; no dropout, no warm-up.
 When it fails: as `rcsl` does; a memory of recorded episodes also remembers how those went on that began alike.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 
 from agents.networks.sequence import Causal
 from agents.offline.cloning import last_rows
-from agents.offline.iql import Whitened
+from agents.offline.iql import NormalizedInputs
 from agents.offline.rcsl import RCSL, RCSLConfig
 from envs.settings import setting
 from envs.transitions import Transitions
@@ -80,7 +78,7 @@ class DT(RCSL):
         return action, {"window": window, "count": at + 1}
 
 
-class _Sequence(Whitened):
+class _Sequence(NormalizedInputs):
     def __init__(self, sizes: tuple[int, int, int], config: DTConfig, head: nn.Module) -> None:
         super().__init__(sizes[1] + 1)
         self.sizes, self.head = (sizes[1], 1, sizes[2]), head  # of obs, return-to-go, action

@@ -13,8 +13,6 @@ Fails when: phi does (see the reward `hilp`); the recording shows no action that
 several places, which have no direction in common.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -14,8 +14,6 @@ When it fails: data that never comes near what is wanted; `gumbel` without a cli
 a reward at every step in data where episodes end at different times, if the learned reward's zero is arbitrary.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass
@@ -282,7 +280,7 @@ class IQL(Predictor):
         return outputs + self.net.log_std.clamp(*LOG_STD).exp() * noise
 
 
-class Whitened(nn.Module):
+class NormalizedInputs(nn.Module):
     """A network that knows the mean and deviation (D,) of what it reads."""
 
     mean: Tensor
@@ -297,7 +295,7 @@ class Whitened(nn.Module):
         return ((vector - self.mean) / self.std).clamp(-CLIP, CLIP)
 
 
-class _Networks(Whitened):
+class _Networks(NormalizedInputs):
     """Two Q(s, a), V(s) and a policy, side by side as one stack of four, since small networks cost by the call.
 
     The policy gives logits, or the mean in [-1, 1] of a Gaussian with one deviation for all states.

@@ -12,8 +12,6 @@ When it fails: a model that is wrong where all members agree; pieces that do not
 less than once in `GROUP` tries.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace

@@ -11,8 +11,6 @@ When it fails: the way to the return lies in several episodes, none of which has
 chance decides, which it takes for its own doing; starts that differ in what can be reached from them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -15,8 +15,6 @@ When it fails: a recording that shares no states with the demonstrations; demons
 `paper` asks Q about actions that nothing was recorded of.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -12,8 +12,6 @@ not move the policy. Small networks are updated in NumPy, everything else by tor
 Fails when: the reward needs more exploration than noise and bonuses give; off-policy agents use fewer steps.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable

@@ -18,8 +18,6 @@ Fails when: a stream is noise, with a veto like every other (see `balance_only`)
 to win: a pendulum that should be upright with little torque hangs still (`python -m benchmarks balance`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -21,8 +21,6 @@ Fails when: gradients are mostly noise, so that weights wander; a reward serves 
 noise: nothing pulls its weight either way. Costs: `python -m benchmarks reward-cost`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@
 How much was learned so far is part of a run's state: resumed or extended, it changes over at the same update.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

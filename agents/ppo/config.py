@@ -1,7 +1,5 @@
 """What can be set of PPO."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

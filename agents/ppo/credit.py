@@ -12,8 +12,6 @@ Source: Cheng et al. 2025 (PURE), arXiv 2504.15275. Differences: their r* is sum
 stream's; `min` itself, with bootstrapped values, is ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -15,8 +15,6 @@ Wins" (SPEAR) 2025: the median, the age, the curriculum, here by schedules. Diff
 Fails when: the world is random, where luck is imitated; nothing is ever rewarded; everything is (take `median`).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 

@@ -16,8 +16,6 @@ compiled once, and kept on the disk by numba, whose cache notices changes in thi
 Repeated on one processor it gives the same bits; NumPy's step rounds the last digit otherwise.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ is their mean; a tree is fitted to it and subtracted, at one rate for the policy
 of all rows of the rollout is kept, so that a tree is evaluated once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -14,8 +14,6 @@ with the value of its last state; R counts goals alone; Q is regressed to R inst
 Fails when: the recording is of other dynamics; the world is random, where luck is imitated.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

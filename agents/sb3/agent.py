@@ -8,8 +8,6 @@
 Sources: the papers named at each class; defaults are SB3's except where the help of a setting says so.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

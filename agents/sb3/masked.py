@@ -4,8 +4,6 @@ DQN explores, chooses and bootstraps among allowed actions only: the mask of eac
 replay (`rewards.adapters.sb3`). In environments without masks it is Stable-Baselines3's to the last digit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -13,8 +13,6 @@ Sizes and amounts are for one CPU core. On a GPU take those of the sources, as l
 groups=32, classes=32, batch_length=64, imagine_starts=0, horizon=15.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

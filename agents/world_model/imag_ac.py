@@ -14,8 +14,6 @@ observation after it; imagination begins from a part of the replayed states; Ada
 When it fails: the model has not seen the reward yet, or imagines states that do not exist.
 """
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar
 

@@ -24,8 +24,6 @@ When it fails: a budget too small for a sparse reward empties the latent before 
 distinguishes rows, a noisy background too; images of several hundred pixels a side (resize them).
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -12,8 +12,6 @@ where the source squashes; one learning rate; ends are respected from the start.
 When it fails: discrete actions; rewards far beyond the horizon that the value has not learned; partial observation.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 

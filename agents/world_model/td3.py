@@ -12,8 +12,6 @@ truncated episode; the end is a probability, with its weight from the start.
 When it fails: partial observation (there is no memory); sparse rewards that action noise does not reach.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

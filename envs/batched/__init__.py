@@ -5,8 +5,6 @@ numbers differ, except for NetHack, whose games are the same. `envs.make.make_ba
 package imports neither torch nor a simulator.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

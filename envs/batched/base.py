@@ -7,8 +7,6 @@ and in order, so a reset is a copy of rows.
 They share one random stream, so a seed determines the starts of all together; a list of seeds is one seed.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from abc import abstractmethod

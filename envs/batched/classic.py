@@ -4,8 +4,6 @@ The constants are read from the originals. States are float64 as theirs are (Mou
 line computes in their order, so that trajectories agree to the last bits that cosines leave.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

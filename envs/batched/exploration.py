@@ -3,8 +3,6 @@
 Randomness within episodes comes from a random stream of its own, and is drawn on the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

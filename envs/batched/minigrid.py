@@ -20,8 +20,6 @@ core/roomgrid.py; envs/empty.py, doorkey.py, fourrooms.py, keycorridor.py, multi
 MultiRoom with a fixed number of rooms, KeyCorridor with any object; no moving lava, no boxes with something in them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,8 +7,6 @@ the running games, so `restore` replays them.
 Fails when: N is large. Each game has a copy of the program, 3 MB; they share one core.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any

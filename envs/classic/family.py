@@ -16,8 +16,6 @@ Pendulum's signals are the cosine of its angle, its speed in |rad/s| and the las
 state, for frames of it; scattered states have any angle or place, at moderate speeds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -22,8 +22,6 @@ The swing-up's reward is that of Tassa et al. 2018, "DeepMind Control Suite", ar
 and steps; the sparse one counts from a cosine of 0.95, within 0.5 m of the middle.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, cast
 

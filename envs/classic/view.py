@@ -5,8 +5,6 @@ order, colours and whole-pixel corners are Gymnasium's; the pictures differ by l
 leave out the arrow that shows Pendulum's torque.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

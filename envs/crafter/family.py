@@ -20,8 +20,6 @@ When it fails: the flat view does not distinguish a ripe plant from a young one.
 with numba a tenth; `area=32` is four times as fast. `envs.snapshots` does not support Crafter; the `Journal` does.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

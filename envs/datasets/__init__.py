@@ -9,8 +9,6 @@
 environment that it names is imported here.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from envs.datasets.dataset import Dataset, StoredEpisode, from_sb3

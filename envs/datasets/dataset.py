@@ -3,8 +3,6 @@
 Nothing of Stable-Baselines3 is imported for its replay buffers.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

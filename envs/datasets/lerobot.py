@@ -6,8 +6,6 @@ whose outcome would be read, is left out, and the episode counts as truncated. W
 there is one, else `next.success`, else `next.done`.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import json

@@ -1,7 +1,5 @@
 """Data sets of Minari, by Farama: HDF5 or Arrow with an observation more than actions in every episode."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 action led nowhere. All of them were cut by time. The files have no rewards; `rewards` (N,) are read if a file does.
 """
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Recordings as rewards and agents read them: refused, with their option's name, if not of this environment."""
 
-from __future__ import annotations
-
 import gymnasium as gym
 
 from envs.datasets.dataset import learnable

@@ -25,8 +25,6 @@ Scattered states have the car anywhere on its route, at any speed, every other t
 in CarRacing anywhere along the track and beside it. The axis is the gap to the only other vehicle, or the offset.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Callable

@@ -20,8 +20,6 @@ collision speed is the higher one of the step of the collision and of the step b
 between steps of the policy, and their change; what happens within a step is not seen.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

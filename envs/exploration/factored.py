@@ -13,8 +13,6 @@ only the end is rewarded, with 1.
 Observations are planes of cells, row by row, float32 of 0 and 1, one plane after another.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

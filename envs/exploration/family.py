@@ -16,8 +16,6 @@ They offer to a study: `n_cells`, and `info["cell"]`, an int in [0, n_cells), at
 In pictures the agent is blue, rooms are set row by row. Limits: a one-hot cell does not show which are neighbours.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from typing import Any

@@ -4,8 +4,6 @@ Source: what ResiP is about (Ankile et al. 2024, arXiv 2407.16677: assembly by a
 last millimetres), reduced to a plane: cloning comes near the hole, sparse rewards alone never find it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -11,8 +11,6 @@ Observations are Box(-1, 1, (1,)) float32, episodes terminate. The first three h
 the value can go wrong. The idea is folklore in debugging deep reinforcement learning.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium as gym

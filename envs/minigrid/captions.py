@@ -15,8 +15,6 @@ the grid; a picture's number follows from the episode's `salt` and the step, so 
 When it fails: a step has one event. Nuisances, bumps and sights need the adapter, which sees actions and views.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -19,8 +19,6 @@ Scattered states have the agent on any free cell, every seventh time on the goal
 in its hands; it may stand behind a locked door. Success is a positive task return.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections import deque

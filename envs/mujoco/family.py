@@ -12,8 +12,6 @@ Frames differ from Gymnasium's: without shadows and reflections, nine tenths of 
 environment makes its own OpenGL context current, else all are black once another of the process has been closed.
 """
 
-from __future__ import annotations
-
 import bisect
 import functools
 import math

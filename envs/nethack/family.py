@@ -16,8 +16,6 @@ What is repaired: the game's seeds are drawn from `np_random` at every reset, al
 adapted, a game writes only what is read, as NLE's `screen_descriptions` take random numbers from it; any cap truncates.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

@@ -17,8 +17,6 @@ agent does not eat, as a random policy would die of it; a task that is won ends 
 When it fails: a game asks for more than `LIMIT` answers in a row; the next action continues from there.
 """
 
-from __future__ import annotations
-
 import enum
 import functools
 from typing import Any

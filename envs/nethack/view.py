@@ -9,8 +9,6 @@ Observation, (1386,) with the default crop of 9:
 When it fails: more is needed than the crop shows, such as the inventory or a far monster.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

@@ -9,8 +9,6 @@ Where there is an array program (`envs.batched`) the futures are played side by 
 from snapshots (`envs.snapshots.snapshots`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace

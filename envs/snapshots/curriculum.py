@@ -17,8 +17,6 @@ Example:
     python -m runners.train env=MountainCar-v0 starts=variance
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

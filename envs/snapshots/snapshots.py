@@ -15,8 +15,6 @@ Refused: BabyAI, whose instructions are programs with a memory; NetHack and high
 wrappers with unknown memory. After `set_state` the `Journal` takes no snapshot until the next reset.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import inspect

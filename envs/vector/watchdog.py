@@ -5,8 +5,6 @@ A death is noticed at once, by the end of the pipe or by the process's sentinel;
 Limits: Linux and macOS. A limit counts the wall's seconds of a step, so it must allow for a busy machine.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import pickle

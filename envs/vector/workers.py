@@ -15,8 +15,6 @@ Limits: it is faster where a worker's environments take much longer than waking 
 and macOS only.
 """
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 import os

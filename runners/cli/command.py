@@ -13,8 +13,6 @@
 error one sentence with its exit code (`runners.run.exits`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

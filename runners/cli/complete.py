@@ -5,8 +5,6 @@
 Nothing heavy is imported: options are read from the source (`runners.cli.declared`).
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Every mistake is one sentence with the nearest name, before anything starts.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import inspect

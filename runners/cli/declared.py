@@ -1,7 +1,5 @@
 """The fields of a Config and their choices, read from the source without importing it: torch takes seconds."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Iterable, Iterator

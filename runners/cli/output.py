@@ -1,7 +1,5 @@
 """What commands print: on streams that outlive what reads them, as no line is worth the command; times as a clock."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -8,8 +8,6 @@ A preset is a YAML file in `preset/`, of command-line keys. Its first comment is
     agents: {dyna: {agent.members: 2}}          settings for runs of one agent, and so `rewards:`
 """
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import re

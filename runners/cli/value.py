@@ -3,8 +3,6 @@
 The grammar is all that is used of Hydra: names come from tables, there is no `_target_` and no interpolation.
 """
 
-from __future__ import annotations
-
 import re
 import types
 import typing

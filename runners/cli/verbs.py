@@ -1,7 +1,5 @@
 """`lodestar VERB ...` is `python -m runners.VERB ...`: the same code, loaded when its verb is given."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path

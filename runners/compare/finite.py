@@ -15,8 +15,6 @@ nothing, and less than 0 one that misleads; eps is in units of the reward's rang
 When it fails: a clustered recording is a rough model: actions that were not taken in a cell are taken to be bad.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

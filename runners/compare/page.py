@@ -1,7 +1,5 @@
 """The report card as text for the terminal, and as one page of HTML that needs no other file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

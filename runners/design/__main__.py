@@ -19,8 +19,6 @@ continue on.
 The same command continues where it was stopped, or killed.
 """
 
-from __future__ import annotations
-
 import sys
 
 from runners.cli.command import Command

@@ -10,8 +10,6 @@ checked before training; the winner is chosen on seeds of its own; the author is
 why. When it fails: a task whose return is the same for all candidates chooses none of them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import closing

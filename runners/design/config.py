@@ -1,7 +1,5 @@
 """What a search for a reward is going to do, checked before anything runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -11,8 +11,6 @@ What is left for `reward=table` is R0 + f: B has faded by then. When it fails: t
 reward, for then f stays 0; f is no potential, so a longer way through what helped once may earn more than the shortest.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

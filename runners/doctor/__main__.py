@@ -7,8 +7,6 @@ Each line: ok, warning, optional or missing; what was found; the fix. Nothing is
 but one question to the judge you name. Exit code 0 if nothing that training needs is missing, else 3.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

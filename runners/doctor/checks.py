@@ -1,7 +1,5 @@
 """The checks: the machine, the packages, environments and models. Each gives its findings one by one."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import os

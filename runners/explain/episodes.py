@@ -5,8 +5,6 @@ seen where it sometimes does something else. Pictures are not kept while playing
 seed and its actions up to the moment that is wanted, and shown only if the observation there is the one of before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any

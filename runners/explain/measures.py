@@ -12,8 +12,6 @@ What this does not show: what a policy would have become without a stream; that 
 those that the policy would take now: of one that has converged, the gradients are small and mostly noise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

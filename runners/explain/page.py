@@ -1,7 +1,5 @@
 """What was found, as text for the terminal, and as one page of HTML that needs no other file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ of a log-probability. Agents without probabilities (DQN, TD3) have choices only;
 their own not even these as a function of the observation. `PolicyView.lacks` says so in a sentence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -6,8 +6,6 @@ combinations that may not. Parts are entries of a vector, cells of a grid that d
 be seen; parts that say the same hide for each other.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import gymnasium as gym

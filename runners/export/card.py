@@ -3,8 +3,6 @@
 Both name no machine and no person: of a path in the configuration they hold the last part, of an address nothing.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import json

@@ -4,8 +4,6 @@ An agent whose action depends on more than the observation (the state of an LSTM
 look-ahead) has no such form: `NoForm` explains why.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

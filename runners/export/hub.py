@@ -7,8 +7,6 @@ What is there is what acting needs, weights as safetensors and the rest as JSON 
 repository is downloaded, and what is gets no more trust than any run's folder (`runners.run.trust`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -16,8 +16,6 @@ exp_name, env_id. It writes
 A script gets the numbers from `summarize`.
 """
 
-from __future__ import annotations
-
 import csv
 import sys
 from collections.abc import Iterable, Sequence

@@ -7,8 +7,6 @@ A curve is interpolated between its rows and never continued beyond its first an
 early the others continue alone, and the number of runs at each step says so.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Values are text to a template, which escapes them. `base.html` holds the style; no page runs scripts or loads anything.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from pathlib import Path

@@ -3,8 +3,6 @@
 All of them are `Row`s, which the page prints and report.csv holds; intervals are those of `runners.report.statistics`.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass

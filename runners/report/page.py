@@ -3,8 +3,6 @@
 Text from files is escaped by the template; videos are checked by their first bytes before they are embedded.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections import Counter, defaultdict

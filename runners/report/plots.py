@@ -3,8 +3,6 @@
 Text comes from files, so `$` in it is a dollar, not the beginning of a formula.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -12,8 +12,6 @@ headers:
           names, as `DataFrame.to_csv` leaves them
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

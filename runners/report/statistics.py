@@ -17,8 +17,6 @@ When it fails: with two or three seeds of something that succeeds or fails outri
 which no resampling can detect. One run has no interval: it is nan.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -11,8 +11,6 @@ It is written under a temporary name, flushed to the disk, renamed, and only the
 the process dies at, there is a whole one. No pickle: a foreign checkpoint can lie, not act.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -5,8 +5,6 @@
     TrainConfig(env="CartPole-v1", reward={"rnd": RNDConfig()}, agent_name="ppo", agent=PPOConfig())
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import hashlib

@@ -4,8 +4,6 @@ A reward names the change that makes it meaningless (`Reward.control`, such as C
 control does as well, the reward did not help. A control that fails does not stop the run itself.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How much a run has seen, whatever it is rewarded with: a figure for curiosity alone, which has no return."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The picture of a run's log: learning curve, learned return against the task's, and what each stream contributed."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable

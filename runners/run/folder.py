@@ -5,8 +5,6 @@ runs/<env>/<agent>-<reward>/<time>-s<seed>/
     tensorboard/ checkpoints/ video.mp4 curve.png control/
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 Standard library only, so that it works where everything else is missing.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import itertools

@@ -6,8 +6,6 @@ model.zip                       Stable-Baselines3's: its weights are read, nothi
 my_file:function                observations (N, D) -> actions (N, A)
 """
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

@@ -4,8 +4,6 @@ where they are asked for (`histograms=true`).
 The others are written once, or with each video; the curves are `runners.run.progress.TensorBoardLog`'s.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import json

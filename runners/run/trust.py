@@ -9,8 +9,6 @@ Secrets, by the names of their environment variables or before the `@` of a web 
 and written, and refused where they would be written down; a configuration names the variable (`key: OPENAI_API_KEY`).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

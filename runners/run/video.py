@@ -4,8 +4,6 @@
 reads, a caption or a small frame, stands between the picture and the rewards.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable

@@ -4,8 +4,6 @@ W&B's own environment variables say where to: WANDB_PROJECT (lodestar), WANDB_EN
 is continued goes on in the same run there.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from pathlib import Path

@@ -9,8 +9,6 @@ run the same jobs on other machines, launcher.<option>= are their own.
 Exit codes: 0 all finished, 1 some failed, 2 usage, 3 a missing package, 130 and 143 stopped by a signal.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

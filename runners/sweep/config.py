@@ -3,8 +3,6 @@
 `runners.sweep`, `runners.tune` and `runners.transfer` add their own settings to these.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import typing

@@ -5,8 +5,6 @@ package, NaN or infinite numbers) fail a job at once; a crash or a broken enviro
 the last checkpoint. A lost machine, or a folder that another process holds, is no crash of the job.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

@@ -5,8 +5,6 @@ sentence. Options of an agent, a reward or an environment that a job does not us
 then is twice the same runs once. Every job's configuration is composed here, before anything runs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

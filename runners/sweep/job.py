@@ -6,8 +6,6 @@ job, appended and synced to the disk. A line that a crash tore is left out when 
 costs a sentence, not the jobs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -4,8 +4,6 @@ Jobs are forked from a process that has imported everything already (`runners.sw
 seconds that torch takes. A job whose sweep is killed saves and exits, so that nothing is left behind.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -6,8 +6,6 @@ retries, and what a lost node had saved is in the run's folder, which all nodes 
 reads it, and that it has the same libraries, before it gets a job.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -8,8 +8,6 @@ submitit writes what it runs, and what came of it, as pickles and reads them bac
 (sweep/submitit). Nothing of foreign origin is read there.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

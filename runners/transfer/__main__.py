@@ -7,8 +7,6 @@ every source its policy is evaluated on all tasks, which decides where to train 
 same command continues where it was stopped, or killed.
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

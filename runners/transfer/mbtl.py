@@ -22,8 +22,6 @@ model takes a poor task next door for a loss of transfer. Where all lose alike w
 well, and can be trained all at once; but their number must be known beforehand.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -11,8 +11,6 @@ tune= names the keys to try; by default all that have a range and that the comma
 range of your own.
 """
 
-from __future__ import annotations
-
 import sys
 from contextlib import closing
 

@@ -17,8 +17,6 @@ The result is the best setting and the default, on seeds that neither was chosen
     best.yaml   a preset: python -m runners.train preset=runs/tune/<name>/best.yaml
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

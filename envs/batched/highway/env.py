@@ -12,8 +12,6 @@ up a lane change depends on the turn, and there the turn is kept. Other differen
 end (10 km); of two cars at exactly the same place, one leads. Last bits may differ, and cars then decide otherwise.
 """
 
-from __future__ import annotations
-
 import gymnasium as gym
 import numpy as np
 

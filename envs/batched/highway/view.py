@@ -7,8 +7,6 @@ pixel looked at. Geometry, colours and whole-pixel corners are those of highway-
 Differences, less than a grey level on average: the edges of a car that is turned; four levels below 38 pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
