@@ -1,7 +1,7 @@
 """What is measured beside other libraries; the names of the figures of `benchmarks.peers.peers`.
 
 PPO: rollouts of 2,048 frames, ten epochs, two networks of 64 x 64 with tanh, one environment or array program in this
-process. `ours` has `agent.path=numba`, where long runs are; `ours, numpy` is where short ones are.
+process. `ours` has `agent.path=numba`, where long runs are; `ours, numpy` and `ours, torch` are where short ones are.
 
     cartpole8_over_purejaxrl, cartpole64_over_purejaxrl   array programs on both sides, 8 and 64 environments
     cartpole_over_sb3_mb64, _mb256, _mb512   8 Gymnasium environments on both sides, by rows of a minibatch
@@ -82,7 +82,8 @@ def sac(utd: int) -> Case:
     """Ours, sbx and Stable-Baselines3, which is slower than sbx and measured where a step has one update."""
     sizes: dict[str, Any] = {"task": "HalfCheetah-v5", "utd": utd, "net": 256, "minibatch": 256}
     variants = {
-        "ours": off_policy("ours_dyna", critics=2, **sizes),
+        "ours": off_policy("ours_dyna", critics=2, path="numba", **sizes),
+        "ours, torch": off_policy("ours_dyna", critics=2, path="torch", **sizes),
         "sbx": off_policy("off_policy", kind=["sbx", "SAC"], **sizes),
     }
     if utd == 1:
@@ -95,8 +96,9 @@ def dqn() -> Case:
     """One critic as theirs has, whose target does not choose its action; and two, as ours has by default."""
     sizes: dict[str, Any] = {"task": "CartPole-v1", "utd": 1, "net": 256, "minibatch": 64}
     variants = {
-        "ours": off_policy("ours_dyna", critics=1, **sizes),
-        "ours, two critics": off_policy("ours_dyna", critics=2, **sizes),
+        "ours": off_policy("ours_dyna", critics=1, path="numba", **sizes),
+        "ours, two critics": off_policy("ours_dyna", critics=2, path="numba", **sizes),
+        "ours, torch": off_policy("ours_dyna", critics=1, path="torch", **sizes),
         "sb3": off_policy("off_policy", kind=["stable_baselines3", "DQN"], **sizes),
     }
     return Case(variants, {"dqn_over_sb3": over("ours", "sb3")})

@@ -30,6 +30,7 @@ def train(settings: dict[str, Any], laps: Any) -> None:
         preset="sac",
         net_arch=settings["net"],
         critics=settings["critics"],
+        path=settings["path"],
         learning_rate=settings["learning_rate"],
         batch_size=settings["minibatch"],
         updates_per_step=settings["updates"] // frames,
