@@ -12,8 +12,8 @@ Environments are made with `uv` on first use (8 GB), under $LODESTAR_PEERS or ru
 cannot be installed or does not run is skipped with a sentence, and figures that need it are left as they were.
 $LODESTAR_PUREJAXRL is a checkout of github.com/luchris429/purejaxrl, which is no package.
 
-Left out: CleanRL and PufferLib, whose packages of today (1.2, 3.0) fail to build what they depend on. Vectors of
-processes (SubprocVecEnv) make fewer frames per CPU-second than one process does.
+Left out: CleanRL, which is files to copy and no package of today's Python; PufferLib; and vectors of processes, as it
+is CPU-seconds that are counted.
 """
 
 from __future__ import annotations
