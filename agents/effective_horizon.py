@@ -149,7 +149,7 @@ def _checked(clones: Clones, k: int, m: int, max_steps: int | None) -> tuple[int
     if not isinstance(space, spaces.Discrete):
         raise ValueError(f"the effective horizon enumerates actions, and {space} has no finite number; give Discrete")
     if k < 1 or m < 1 or int(space.n) ** k > MAX_SEQUENCES:
-        raise ValueError(f"k={k}, m={m} with {space.n} actions ; give k, m of 1 or more with A^k <= {MAX_SEQUENCES:,}")
+        raise ValueError(f"k={k}, m={m} with {space.n} actions; give 1 or more, and k with A^k <= {MAX_SEQUENCES:,}")
     limit = min((x for x in (max_steps, clones.max_steps) if x is not None), default=None)
     if limit is None:
         raise ValueError(f"episodes of {clones.env_id} have no end; give max_steps=")

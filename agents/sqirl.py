@@ -116,7 +116,7 @@ class SQIRL(BaseAgent):
         config, envs, seed = self.config, self.envs, self.seed
         self.encoding = SpaceEncoding(self.observation_space, self.action_space)
         if config.episodes < envs.num_envs:
-            raise ValueError(f"agent.episodes={config.episodes} is less than n_envs={envs.num_envs}; give as many")
+            raise ValueError(f"agent.episodes={config.episodes} is less than n_envs={envs.num_envs}; give that or more")
         inputs = self.encoding.obs_size + 1
         sizes = (1, inputs, config.net_arch, self.encoding.action_size)
         self.nets = nn.ModuleList(Stacked(*sizes, seed=seed + depth) for depth in range(config.k)).to(self.device)

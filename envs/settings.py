@@ -156,7 +156,15 @@ def declarations(config: type) -> dict[str, Setting]:
 
 
 def described(config: type) -> Iterator[tuple[str, Any, Setting]]:
-    """(name, default, declaration) of every field, for help, docs and tuning; None where there is no default."""
+    """(name, default, declaration) of every field, for help, docs and tuning; None where there is no default.
+
+    Example:
+        >>> @dataclass
+        ... class Options(Settings):
+        ...     size: int = setting(4, "rows", low=1)
+        >>> [(name, default, declared.help, declared.range) for name, default, declared in described(Options)]
+        [('size', 4, 'rows', 'at least 1')]
+    """
     declared = declarations(config)
     for field in dataclasses.fields(config):
         default = field.default_factory() if field.default_factory is not MISSING else field.default

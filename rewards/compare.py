@@ -99,7 +99,7 @@ def starc_canonical(reward: np.ndarray, transition: np.ndarray, *, gamma: float)
     Takes rewards (S, A, S), 0 in rows of an absorbing end, probabilities (S, A, S), and a discount in [0, 1).
     """
     if reward.shape != transition.shape:
-        raise ValueError(f"shape {reward.shape} of the reward, {transition.shape} of transitions; both are (S, A, S)")
+        raise ValueError(f"a reward of shape {reward.shape} and transitions {transition.shape} must both be (S, A, S)")
     if not 0 <= gamma < 1:
         raise ValueError(f"gamma={gamma} leaves values without end; give a discount in [0, 1)")
     expected = (transition * reward).sum(-1)

@@ -134,7 +134,10 @@ class DynaConfig(LearnerConfig):
         super().__post_init__()
         if self.elites is None:
             self.elites = max(1, self.members * 5 // 7)
-        self.refuse_if(not 1 <= self.elites <= self.members, "agent.elites={elites}; give 1 to agent.members={members}")
+        self.refuse_if(
+            not 1 <= self.elites <= self.members,
+            "agent.elites={elites} is out of range; give 1 to {members}, agent.members",
+        )
         HorizonSchedule(self.horizon)
         compared, searches = self.compared, self.planner in ("cem", "mppi")
         several = self.model in ("ensemble", "sindy")

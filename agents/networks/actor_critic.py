@@ -381,7 +381,7 @@ class Glyphs(nn.Module):
         super().__init__()
         parts: Any = getattr(space, "parts", None)
         if parts is None:
-            raise ValueError(f'agent.net="glyphs" needs observations in parts, as of NetHack, not {space}; give "mlp"')
+            raise ValueError(f'agent.net="glyphs" needs observations in parts, as in NetHack, not {space}; give "mlp"')
         self.parts = {name: part for name, part in parts.items() if part.stop > part.start}
         self.side, _, kinds = space.shape_of_cells  # type: ignore[attr-defined]
         layers: list[nn.Module] = []

@@ -9,7 +9,12 @@ from envs.settings import Schedule, Settings, setting
 
 @dataclass
 class PPOConfig(Settings):
-    """Settings of `agents.ppo.agent.PPO`; defaults are Stable-Baselines3's, but for the length of a rollout."""
+    """Settings of `agents.ppo.agent.PPO`; defaults are Stable-Baselines3's, but for the length of a rollout.
+
+    Example:
+        >>> PPOConfig(n_steps=32).gamma
+        0.99
+    """
 
     prefix = "agent."
     learning_rate: float = setting(3e-4, "of Adam", above=0, high=1, tune=(1e-5, 1e-2, "log"))

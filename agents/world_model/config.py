@@ -87,7 +87,12 @@ class WorldModelConfig(Settings):
     value_weight: float = setting(None, "of the value loss in what shapes the latent (mppi)", low=0, otherwise=0.0)
     empowerment: float = setting(None, "weight of the inverse-dynamics loss", low=0, otherwise=0.0)
     empowerment_reward: float = setting(None, "imagined reward for a nat of empowerment", low=0, otherwise=0.0)
-    sampling: str = setting(None, "dfs: rare rows; lap: errors", choices=("uniform", "dfs", "lap"), otherwise="uniform")
+    sampling: str = setting(
+        None,
+        "dfs: seldom drawn rows first; lap: large errors first",
+        choices=("uniform", "dfs", "lap"),
+        otherwise="uniform",
+    )
     n_step: int = setting(None, "rewards before the value, where there is no imagination", low=1, otherwise=1)
     unroll: int = setting(None, "steps a latent without memory is predicted ahead in training", low=0, otherwise=0)
     horizon: int = setting(None, "steps imagined, or planned", low=1, tune=(3, 15), otherwise=10)

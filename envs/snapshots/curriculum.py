@@ -43,7 +43,9 @@ def starting(env: gym.Env, starts: str) -> gym.Env:
     try:
         return SnapshotReset(env, Snapshots.load(starts))
     except OSError as error:
-        raise ValueError(f"starts={starts} is no file ({error.strerror}); give {', '.join(BY)}, or snapshots") from None
+        raise ValueError(
+            f"starts={starts} is no file ({error.strerror}); give {', '.join(BY)}, or a file of snapshots"
+        ) from None
 
 
 class StartCurriculum(SnapshotReset):

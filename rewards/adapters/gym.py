@@ -99,7 +99,7 @@ class VectorRewardWrapper(VectorWrapper, RecordConstructorArgs):
         mode = env.metadata.get("autoreset_mode")
         if not isinstance(mode, AutoresetMode):
             given = f'metadata["autoreset_mode"]={mode!r}'
-            raise ValueError(f"{env} declares {given}; set it to an AutoresetMode, by which ends differ")
+            raise ValueError(f"{env} declares {given}; set it to a gymnasium.vector.AutoresetMode")
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, mix=mix, update_every=update_every)
         super().__init__(observed_vector(env, mix))
         self.autoreset_mode = mode

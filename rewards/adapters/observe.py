@@ -43,7 +43,7 @@ def observed_vector(envs: VectorEnv, mix: Mix) -> VectorEnv:
         inner.envs = [observed(env, mix) for env in inner.envs]
         return envs
     if ends := endings(mix):
-        raise ValueError(f"the reward {next(iter(ends))!r} ends episodes, and {envs} hides them; use SyncVectorEnv")
+        raise ValueError(f"the reward {next(iter(ends))!r} ends episodes, and {envs} hides its own; use SyncVectorEnv")
     drawn = "frame" in wanted and envs.render_mode == "rgb_array"
     if not drawn or mix.frame_size is None or envs.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP:
         return envs

@@ -41,7 +41,7 @@ class CountConfig(RewardConfig, CellSettings):
     """Settings of the count bonus. A weight of 0.01 solves MiniGrid's KeyCorridorS3R2, whose reward is at most 1."""
 
     weight: Any = setting(0.01, tune=(1e-4, 1.0, "log"))
-    kind: str = setting("first", "1 for a new cell; 1/sqrt(n) at any visit", choices=KINDS, tune=(*KINDS, "choice"))
+    kind: str = setting("first", "first: 1 for a new cell; sqrt: 1/sqrt(n)", choices=KINDS, tune=(*KINDS, "choice"))
     memory: str = setting("episode", "a lifetime's, or an episode's", choices=(*CAPACITY,), tune=(*CAPACITY, "choice"))
     keys: list[str] = setting([], "entries of a Dict observation to count; empty counts all")
     capacity: int | None = setting(  # type: ignore[assignment]
@@ -139,7 +139,9 @@ def _bins(bin: Any, size: int, key: str, reward: str) -> np.ndarray:
         raise ValueError(f"reward.{reward}.bin={bin!r} is neither a number nor a list of numbers") from None
     if widths.ndim and widths.shape != (size,):
         where = f"the entry {key!r} of the observation" if key else "the observation"
-        raise ValueError(f"reward.{reward}.bin={bin} has {widths.size} numbers, {where} {size}; give one, or each")
+        raise ValueError(
+            f"reward.{reward}.bin={bin} has {widths.size} numbers, {where} has {size}; give one, or {size}"
+        )
     return widths
 
 

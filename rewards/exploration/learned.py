@@ -318,7 +318,8 @@ class ActionCode:
                 low, high = np.where(bounded, low, -1), np.where(bounded, high, 1)
                 self.middle, self.half = ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
             case _:
-                raise ValueError(f"reward {reward} cannot read the actions {space}; take Discrete, Multi... or Box")
+                known = "Discrete, MultiDiscrete, MultiBinary or Box"
+                raise ValueError(f"reward {reward} cannot read the action space {space}; it takes {known}")
         self.size = sum(self.blocks) if self.blocks else len(self.middle)
         self._offsets = np.cumsum([0, *self.blocks[:-1]])
 
@@ -415,7 +416,9 @@ class Layout:
         for key, box in self.spaces.items():
             shape = _image_shape(box)
             if shape and channels > shape[0]:
-                raise ValueError(f"reward.{reward}.channels={channels}, but the image has {shape[0]}; give at most it")
+                raise ValueError(
+                    f"reward.{reward}.channels={channels}, but the image has {shape[0]}; give at most that"
+                )
             if shape and min(shape[1:]) >= smallest_image:
                 self.images[key] = (channels or shape[0], shape[1], shape[2])
             else:

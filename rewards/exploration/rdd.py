@@ -127,5 +127,7 @@ class VisitReplay:
         self.seen = int(state["seen"])
         filled = min(self.seen, len(self.rows))
         if len(state["rows"]) != filled:
-            raise ValueError(f"the saved replay has {len(state['rows'])} visits, not {len(self.rows)}; give its replay")
+            raise ValueError(
+                f"the saved replay has {len(state['rows'])} visits, this one {len(self.rows)}; give the same replay"
+            )
         self.rows[:filled], self.draws[:filled] = state["rows"], state["draws"]

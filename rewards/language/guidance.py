@@ -89,7 +89,7 @@ class Guidance(Reward):
     def build(self) -> None:
         config = self.config
         if config.goals == "rules" and config.family not in ("", "crafter"):
-            raise ValueError(f"reward.guidance.goals=rules are for Crafter, not for {config.family}; give openai")
+            raise ValueError(f"reward.guidance.goals=rules are for Crafter, not for {config.family}; give goals=openai")
         self.guides, self.every = config.features, config.every
         # the projection is part of the method, so the same in every run
         drawn = np.random.default_rng(0).normal(0, config.features**-0.5, (WIDTH, config.features))

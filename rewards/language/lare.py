@@ -80,7 +80,7 @@ class LaReConfig(LearnedConfig):
     timeout: float = setting(5.0, "seconds for the factors of one batch, after which its code is stopped", above=0)
     form: str = setting("network", "psi is a step's reward, or a policy", choices=("network", "implicit"))
     beta: float = setting(1.0, "implicit: reward for one nat", above=0, tune=(0.05, 5.0, "log"))
-    success: float | None = setting(None, "cross-entropy of whether a return is above it; null fits it", low=-math.inf)
+    success: float | None = setting(None, "fit whether returns are above it; null fits returns", low=-math.inf)
     per: str = setting("step", "what is fitted: a step's mean reward, or the sum", choices=("step", "episode"))
     subset: int = setting(64, "K, steps that stand for their episode in one gradient step", low=2)
     episodes: int = setting(200, "newest whole episodes that are learnt from", low=1)

@@ -99,7 +99,9 @@ def _fitted(
     test, train = order[:held], order[held:]
     learnt = labels[train]
     if (pairs and not (learnt != 0.5).any()) or (not pairs and len(set(learnt > 0.5)) < 2):
-        raise ValueError(f"reward motif: data={path!r} holds {len(items)} labels that distinguish no caption; add both")
+        raise ValueError(
+            f"reward motif: data={path!r} holds {len(items)} labels that distinguish no caption; add others"
+        )
     model = LabelModel(encoder, learning_rate=learning_rate, batch_size=batch_size, seed=seed, device=device)
     steps = max(epochs * math.ceil(len(train) / batch_size), LEAST_STEPS)
     model.fit([items[row] for row in train], learnt, steps)

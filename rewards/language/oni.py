@@ -87,7 +87,7 @@ class ONIConfig(CaptionedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         never = self.select == "uncertainty" and self.model == "retrieval"
-        self.refuse_if(never, "reward.oni.select=uncertainty: model={model} never is unsure; use ranking")
+        self.refuse_if(never, "reward.oni.select=uncertainty: model={model} is never unsure; use ranking")
 
 
 class ONI(Captioned):

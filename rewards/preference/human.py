@@ -70,7 +70,7 @@ class Human(SegmentJudge):
         self.frame_size = self.frame_size if self.show == "frame" else None
         self.kept = KeptAnswers(self.answers)
         if self.kept.path.is_file() and self.kept.path.read_bytes()[:1] not in (b"", b"{"):
-            raise ValueError(f"judge human: answers={self.answers} is of another kind; give JSON lines, or a new one")
+            raise ValueError(f"judge human: answers={self.answers} is of another kind; give JSON lines, or a new file")
         self.questions = Questions(self.kept)
         self.page: Page | None = None
         self._pictures: dict[int, bytes] = {}

@@ -122,7 +122,7 @@ class Users(Sessions):
             options = {"answers": f"preferences/{name}.jsonl", "show": "obs", **options}
         made = make_segment_judge(kind, **{"seed": self.seed + 500 + place, "device": self.device, **options})
         if isinstance(made, RecordedPreferences) and made.judge is None and not made.labels:
-            raise ValueError(f"{self.config.prefix}users: {name} has no answers in {made.path}; give some, or none")
+            raise ValueError(f"{self.config.prefix}users: {name} has no answers in {made.path}; leave the file out")
         return made
 
     def guide(self, episode: np.ndarray) -> np.ndarray:

@@ -53,7 +53,7 @@ class Clip(Vision):
         super().build()
         config = self.config
         if config.alpha > 0 and not sentences(config.baseline):
-            raise ValueError(f"{config.prefix}alpha={config.alpha} needs baseline, as 'pole and cart'; or alpha=0")
+            raise ValueError(f"{config.prefix}alpha={config.alpha} needs baseline, such as 'pole and cart'; or alpha=0")
         self.goal = unit_mean(self.meanings("goal"))
         self.baseline = unit_mean(self.meanings("baseline")) if config.alpha > 0 else None
         if self.baseline is not None and np.allclose(self.goal, self.baseline, atol=1e-4):

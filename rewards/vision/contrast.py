@@ -54,7 +54,9 @@ class ContrastConfig(VisionConfig):
             setattr(self, side, [float(w) for w in (value if isinstance(value, (list, tuple)) else [value])])
         super().__post_init__()
         if not sum(self.negative_weight) > 0:
-            raise ValueError(f"{self.prefix}negative_weight leaves nothing to subtract; make it positive, or use clip")
+            raise ValueError(
+                f"{self.prefix}negative_weight={self.negative_weight} subtracts nothing; make it positive, or use clip"
+            )
         if (self.low is None) != (self.high is None):
             raise ValueError(f"{self.prefix}low={self.low} and high={self.high} go together; give both, or neither")
         if self.low is not None and self.high is not None and not self.low < self.high:
@@ -114,7 +116,7 @@ class Contrast(Vision):
         meanings, given = self.meanings(sentences), getattr(self.config, weights)
         if len(given) not in (1, len(meanings)):
             given, many = f"{len(given)} numbers", f"{len(meanings)} sentences in {sentences}"
-            raise ValueError(f"{self.config.prefix}{weights} has {given} for {many}; give one number for all, or each")
+            raise ValueError(f"{self.config.prefix}{weights} has {given} for {many}; give one number, or one for each")
         shares = np.asarray(given, np.float32) / (1 if len(given) == len(meanings) else len(meanings))
         return np.broadcast_to(shares, len(meanings)) @ meanings
 

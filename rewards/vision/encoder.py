@@ -278,7 +278,9 @@ def _folder(model: str, weights: str) -> Path | None:
         if folder == MODELS.get(model):
             fix = "reinstall lodestar-rl, or give reward.clip.weights=local-dir:<folder>"
             raise FileNotFoundError(f"the model {model}, which ships with Lodestar, is not in {folder}; {fix}")
-        raise FileNotFoundError(f"{folder} is no CLIP's: it has no open_clip_config.json; check reward.clip.weights")
+        raise FileNotFoundError(
+            f"{folder} is no folder of a CLIP: it has no open_clip_config.json; check reward.clip.weights"
+        )
     return folder
 
 

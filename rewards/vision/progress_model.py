@@ -68,7 +68,7 @@ class ProgressModelConfig(VisionConfig):
     every: int = setting(8, "steps of an episode between two windows", low=1)
     window: int = setting(8, "frames of one", low=1, high=64)
     size: int = setting(96, "height and width of the frames that a server sees, pixels", low=8, high=1024)
-    ask: str = setting("beside", "beside training, or before the reward is given", choices=ASKED)
+    ask: str = setting("beside", "beside training, or at_once, before the reward is given", choices=ASKED)
     rate: float = setting(0.0, "windows asked about per 1,000 environment steps; 0 for no limit", low=0)
     budget: int = setting(0, "answers in total, 0 for no limit", low=0)
     cache: str = setting("", "*.sqlite of answers, shared by any number of runs")

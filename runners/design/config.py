@@ -42,7 +42,9 @@ class DesignConfig(JobsConfig):
                 raise UsageError(f"{key}= cannot be given here, as the reward is what is designed; leave it out")
         self.train, self.argv = self.searched(self.rest)
         if self.judge == "openai" and not (self.task.strip() and self.describe.strip()):
-            raise UsageError("judge=openai needs task= (what it is) and describe= (each number of obs and action)")
+            raise UsageError(
+                "judge=openai needs task= (what it is about) and describe= (each number of obs and action)"
+            )
         name = self.name or f"{self.train.env}-{self.method}" + f"-{self.judge}" * (self.method == "code")
         self.folder = Path(self.root).absolute() / "design" / safe(name)
 

@@ -189,7 +189,7 @@ def test_every_pass_plays_twice_the_episodes_of_the_last(passes):
     model = SQIRL(forks(1), SQIRLConfig(episodes=8, net_arch=[4]), seed=0)
     model.begin_rollout()
     model.passes = passes
-    assert model.collect(lambda reward, ended: True)
+    assert model.collect(lambda reward, ended, obs: True)
     played = model._played
     assert (played.ended & played.valid).sum(0).tolist() == [2 * 2**passes] * 4
 
@@ -272,7 +272,7 @@ def test_files_keep_the_policy_of_every_step(tmp_path):
     ("changes", "sentence"),
     [
         ({"k": 0}, r"agent.k=0 is out of range"),
-        ({"episodes": 2}, r"agent.episodes=2 is less than n_envs=4; give as many"),
+        ({"episodes": 2}, r"agent.episodes=2 is less than n_envs=4; give that or more"),
         ({"net_arch": []}, r"is no network"),
     ],
 )

@@ -179,7 +179,7 @@ def test_it_shares_one_look_at_the_frames_with_clip():
         ({"negative": UP}, "goal and negative mean the same"),
         ({"positive_weight": [0.5, 0.5]}, "positive_weight has 2 numbers for 1 sentences in goal"),
         ({"negative": "a | b | c", "negative_weight": [1, 2]}, "negative_weight has 2 numbers for 3 sentences"),
-        ({"negative_weight": 0}, "leaves nothing to subtract; make it positive, or use clip"),
+        ({"negative_weight": 0}, r"negative_weight=\[0.0\] subtracts nothing; make it positive, or use clip"),
         ({"low": 0.1}, "low=0.1 and high=None go together"),
         ({"low": 0.2, "high": 0.1}, "low=0.2 must be below high=0.1"),
         ({"low": float("nan"), "high": 0.1}, r"low=nan is out of range; give a number that is finite"),

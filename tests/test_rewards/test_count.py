@@ -162,7 +162,7 @@ def test_keys_depend_on_neither_the_drivers_dtype_nor_a_trailing_axis_nor_the_ru
 @pytest.mark.parametrize(
     ("options", "space", "sentence"),
     [
-        ({"bin": [1, 2, 3]}, spaces.Box(0, 1, (2,)), "has 3 numbers, the observation 2; give one, or each"),
+        ({"bin": [1, 2, 3]}, spaces.Box(0, 1, (2,)), "has 3 numbers, the observation has 2; give one, or 2"),
         ({"bin": "wide"}, spaces.Box(0, 1, (2,)), "bin='wide' is neither a number nor a list of numbers"),
         (
             {"keys": ["x"]},

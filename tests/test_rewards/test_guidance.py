@@ -323,7 +323,7 @@ def test_a_caption_cannot_leave_its_quotation():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"family": "nethack"}, r"goals=rules are for Crafter, not for nethack; give openai"),
+        ({"family": "nethack"}, r"goals=rules are for Crafter, not for nethack; give goals=openai"),
         ({"goals": "openai"}, r"goals=openai needs model="),
         ({"goals": "recorded", "answers": "nowhere"}, r"answers='nowhere' is no file"),
     ],

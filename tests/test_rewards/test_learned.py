@@ -164,7 +164,7 @@ def test_one_row_and_equal_rows_give_finite_scores():
 @pytest.mark.parametrize(
     ("options", "space", "sentence"),
     [
-        ({"channels": 5}, GREY, "channels=5, but the image has 4; give at most it"),
+        ({"channels": 5}, GREY, "channels=5, but the image has 4; give at most that"),
         ({"keys": ["poze"]}, MANY, "names 'poze', which the observation does not have"),
         ({}, spaces.Dict({"words": spaces.Text(5)}), "(entry 'words'); it takes Box, Discrete, MultiDiscrete"),
     ],
@@ -245,7 +245,7 @@ def test_spaces_that_cannot_be_read_are_refused_when_it_is_built(case):
     with pytest.raises(ValueError, match=rf"reward {name} cannot read the observation space Text\(1, 5"):
         build(case, observation_space=spaces.Text(5))
     if "action" in rewards.get(name).requires:
-        with pytest.raises(ValueError, match=rf"reward {name} cannot read the actions Text\(1, 5"):
+        with pytest.raises(ValueError, match=rf"reward {name} cannot read the action space Text\(1, 5"):
             build(case, action_space=spaces.Text(5))
 
 

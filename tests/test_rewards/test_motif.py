@@ -134,7 +134,7 @@ def test_one_instance_does_not_move_another(pairs):
         (line("a", 1.0), r"holds 1 sure labels; give at least 2"),
         (
             "\n".join(line(text, 1.0) for text in "abcdef"),
-            r"distinguish no caption; add both",
+            r"distinguish no caption; add others",
         ),
         ("\n".join(line(text, 0.5, "z") for text in "abcdef"), r"distinguish no caption"),
         ('{"text": "a", "value": 7}\n', r"line 1"),

@@ -331,7 +331,7 @@ def test_a_familys_rulebook_judges_unless_a_goal_is_given(make):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"select": "uncertainty"}, r"model=retrieval never is unsure; use ranking"),
+        ({"select": "uncertainty"}, r"model=retrieval is never unsure; use ranking"),
         ({"judge": "oracle9"}, r"there is no judge 'oracle9'"),
         ({"judge": "rules", "judge_options": {"book": "x"}}, r"the judge rules has no option 'book'"),
     ],

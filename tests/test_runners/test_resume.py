@@ -392,5 +392,5 @@ def test_a_run_begins_with_the_weights_of_another(whole, tmp_path, capsys):
     assert main([*replaced(DQN, [f"init_from={first}"]), f"run_dir={tmp_path / 'dqn'}"]) == 2
     assert "has agent=ppo, not dqn; give init=rewards" in capsys.readouterr().err
     assert main([*replaced(short, ["env=Acrobot-v1"]), f"run_dir={tmp_path / 'no'}"]) == 2
-    assert "its environment, networks and options must be this run's" in capsys.readouterr().err
+    assert "does not fit this run's environment, networks, options" in capsys.readouterr().err
     assert not (tmp_path / "dqn").exists() and not (tmp_path / "no").exists()

@@ -185,7 +185,7 @@ class NoisyJudge(TextJudge):
         if not self.shuffle:
             self.other = make_judge(self.of, **{"goal": self.goal, "family": self.family, **(self.of_options or {})})
             if not self.other.local:
-                raise ValueError(f"judge simulated: of={self.of!r} is asked outside this process; give one as rules")
+                raise ValueError(f"judge simulated: of={self.of!r} is asked outside this process; give rules")
 
     @property
     def identity(self) -> str:
