@@ -103,14 +103,14 @@ def run(
         if name not in table:
             raise UsageError(unknown("case", name, list(table)))
     for name in cases or table:
-        case, rows = table[name], [row for row in results.read_rows(path) if row["case"] == name]
+        case, rows = table[name], [row for row in results.read_rows(path) if row.get("case") == name]
         if not _complete(case, rows):
             _forget(path, name)
             if case.measure is not None:
                 _write(path, name, case.measure())
             else:
                 _turns(path, name, case, home)
-            rows = [row for row in results.read_rows(path) if row["case"] == name]
+            rows = [row for row in results.read_rows(path) if row.get("case") == name]
         found = case.rows(rows) if case.rows else {}
         rates = _rates(rows)
         for key, figure in case.figures.items():
