@@ -77,12 +77,8 @@ class Annotator(Settings):
         self._say = functools.partial(_say, self.events)  # no method: the thread must not keep this object alive
         self._judge: TextJudge | None = None
         self._asker: Asker | None = None
-        self._job: dict[str, Any] = {
-            "kind": self.kind,
-            "judge": self.judge,
-            "options": options,
-            "concurrency": self.concurrency,
-        }
+        self._job: dict[str, Any] = {"kind": self.kind, "judge": self.judge, "options": options}
+        self._job["concurrency"] = self.concurrency
         self._identity = ""
         self._replay: list[tuple[int, Item, float]] = []
         self._position = 0  # lines of the transcript delivered so far
