@@ -268,12 +268,12 @@ class NoisyPlanner(Teacher):
             raise ValueError(f"error={self.error} is no mean and standard deviation; give two numbers of cells")
 
     def ask(self, levels: list[Level]) -> list[list[Row] | None]:
-        return [self._spoil(level, solve(level)) for level in levels]
-
-    def _spoil(self, level: Level, rows: list[Row]) -> list[Row]:
-        rng = np.random.default_rng([self.seed, int(level.key, 16)])
-        spoiled = [row if rng.random() < self.accuracy else self._wrong(level, row, rng) for row in rows]
-        return [row for row in spoiled if row is not None]
+        plans: list[list[Row] | None] = []
+        for level in levels:
+            rng = np.random.default_rng([self.seed, int(level.key, 16)])
+            rows = (row if rng.random() < self.accuracy else self._wrong(level, row, rng) for row in solve(level))
+            plans.append([row for row in rows if row is not None])
+        return plans
 
     def _wrong(self, level: Level, row: Row, rng: np.random.Generator) -> Row | None:
         """Another subgoal than this one; None where the level has no other."""

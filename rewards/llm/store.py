@@ -198,14 +198,8 @@ class AnswerStore:
                     raise sqlite3.DatabaseError(found)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last labels, never the file
-            with closing(connection.execute(f"SELECT key, {', '.join(COLUMNS)} FROM labels LIMIT 1")) as look:
-                look.fetchone()
-        except sqlite3.OperationalError as error:
-            if "no such table" not in str(error):
-                connection.close()
-                raise
-            with connection:
-                connection.execute(TABLE)
+            connection.execute(TABLE)
+            connection.execute(f"SELECT key, {', '.join(COLUMNS)} FROM labels LIMIT 1").fetchall()
         except BaseException:
             connection.close()
             raise

@@ -85,7 +85,7 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
         return lines
 
     def _named(self, first: np.ndarray, second: np.ndarray) -> tuple[str, bool]:
-        """The key of two pictures, "" for equal ones; whether the second is shown first, which depends on both alone."""
+        """The key of two pictures, "" for equal ones; whether the second is shown first, which they alone decide."""
         one, two = (hashlib.sha256(f"{x.shape}".encode() + x.tobytes()).hexdigest() for x in (first, second))
         about = [int(sections("pictures")["version"]), self.model, self.goal, *sorted((one, two))]
         digest = hashlib.sha256(json.dumps(about).encode())

@@ -45,7 +45,6 @@ from runners.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from runners.run.build import Parts
-    from runners.run.coverage import Coverage
     from runners.run.evaluator import Evaluator
 
 Say = Callable[[str], None]
@@ -103,10 +102,9 @@ class Saver(BaseCallback):
         live: Live,
         state: dict[str, Any] | None,
         evaluator: Evaluator | None = None,
-        coverage: Coverage | None = None,
     ) -> None:
         super().__init__()
-        self.evaluator, self.coverage = evaluator, coverage
+        self.evaluator, self.coverage = evaluator, parts.coverage
         self.folder, self.signals, self.live = folder, signals, live
         self.mix, self.driver = parts.mix, cast(Any, parts.driver)
         self.every, self.log_every = config.checkpoint_every, config.log_every or LOG_EVERY

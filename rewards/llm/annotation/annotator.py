@@ -153,10 +153,6 @@ class Annotator(Settings):
     def failure(self) -> str:
         return "" if self._asker is None else self._asker.failure
 
-    @property
-    def worker_pid(self) -> int | None:
-        return None if self._asker is None else self._asker.worker_pid
-
     def notes(self) -> list[str]:
         if self.clock == "transcript":
             return [f"labels are those of a recorded run, {len(self._replay):,} in all; no judge is asked"]
