@@ -19,7 +19,6 @@ import json
 import math
 import os
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -114,7 +113,11 @@ class Human(SegmentJudge):
         return np.arange(self._next - len(batch.frame), self._next)[:, None]
 
     def reach(self) -> str:
-        return "" if free(self.port) else f"port={self.port} of the judge human is in use; give another, or 0 for any"
+        try:
+            ThreadingHTTPServer((HOST, self.port), _Handler).server_close()
+        except OSError:
+            return f"port={self.port} of the judge human is in use; give another, or 0 for any"
+        return ""
 
     def notes(self) -> list[str]:
         kept = f"answers are kept in {self.answers}, which has {len(self.kept):,}"
@@ -271,17 +274,6 @@ class Page:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-
-def free(port: int) -> bool:
-    """Whether a page can have this port."""
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tried.bind((HOST, port))
-        except OSError:
-            return False
-    return True
 
 
 class _Handler(BaseHTTPRequestHandler):
