@@ -81,7 +81,7 @@ def drop_privileges(memory: int) -> bool:
 def take(count: int) -> bytearray:
     """`count` bytes; ends the process if the other side is gone."""
     data = bytearray(count)
-    if sys.stdin.buffer.readinto(data) < count:
+    if sys.stdin.buffer.readinto(data) < count:  # type: ignore[union-attr]
         os._exit(0)
     return data
 
