@@ -72,7 +72,7 @@ class Human(SegmentJudge):
             raise ValueError(f"judge human: answers={self.answers} is of another kind; give JSON lines, or a new one")
         self.questions = Questions(self.kept)
         self.page: Page | None = None
-        self._pictures: dict[int, bytes] = {}
+        self._pictures: dict[int, str] = {}
         self._next = time.time_ns()  # numbers of another process are not met again
 
     def ask(self, first: Transitions, second: Transitions, most: int) -> tuple[Transitions, Transitions, np.ndarray]:
@@ -106,7 +106,7 @@ class Human(SegmentJudge):
         for frame in batch.frame:
             file = io.BytesIO()
             Image.fromarray(frame).save(file, "JPEG", quality=85, subsampling=0)
-            self._pictures[self._next] = file.getvalue()
+            self._pictures[self._next] = b64encode(file.getvalue()).decode()  # as JSON holds it
             self._next += 1
         while len(self._pictures) > PICTURES:
             del self._pictures[next(iter(self._pictures))]
@@ -213,8 +213,7 @@ class Questions:
             if (current := self.current) is not None:
                 question = {"id": current.id}
                 if current.id != have:
-                    shown = [(kind, steps) for clip in current.clips for kind, steps in clip.items()]
-                    question["clips"] = [{kind: [_json(step) for step in steps]} for kind, steps in shown]
+                    question["clips"] = list(current.clips)
             known = {"budget": self.budget, "labels": len(self.kept), "file": str(self.kept.path), **self.counts}
             return {"question": question, "undo": bool(self.given), "message": message, **known}
 
@@ -246,10 +245,6 @@ class Questions:
                 self.counts["asked"] -= 1
             self.current = question
             return self.view(message="Taken back; please answer again.")
-
-
-def _json(step: object) -> object:
-    return b64encode(step).decode() if isinstance(step, bytes) else step
 
 
 class Page:
