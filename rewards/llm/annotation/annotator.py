@@ -236,7 +236,7 @@ class Transcript:
         try:
             if self._file is None:
                 self._file = self._open()
-            elif not self._is_there(self._file):
+            elif not (self.path.exists() and os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))):
                 self._file = self._rescue(self._file)
             for item, value in delivered:
                 text, other = (item, None) if isinstance(item, str) else item
@@ -262,9 +262,6 @@ class Transcript:
             os.rename(self.path, aside := next(path for path in asides if not path.exists()))
             self._say(f"the transcript of an earlier run was moved to {aside}")
         return open(self.path, "a+", encoding="ascii")
-
-    def _is_there(self, file: IO[str]) -> bool:
-        return self.path.exists() and os.path.samestat(os.stat(self.path), os.fstat(file.fileno()))
 
     def _rescue(self, file: IO[str]) -> IO[str]:
         """A new file with the lines of the one that was removed, which lives until it is closed."""
