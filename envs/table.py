@@ -9,9 +9,11 @@ of a file       novelty:Far, found as Python finds modules; it is called far, af
 import difflib
 import re
 import sys
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -112,17 +114,20 @@ class Table(Generic[T]):
                 "entry point"
             )
         if name in self.ours:
-            module, _, attribute = self.ours[name].partition(":")
-            return getattr(import_module(module), attribute)
+            return resolve_name(self.ours[name])
         if plugins:
             try:
                 return plugins[name].load()
             except Exception as error:
                 what = f"the {self.kind} {name!r} of {plugins[name].value}"
                 raise ImportError(f"{what} cannot be imported: {error}") from error
-        near = difflib.get_close_matches(name, self.names(), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.names())}"
-        raise ValueError(f"there is no {self.kind} {name!r}; {hint}")
+        raise ValueError(f"there is no {self.kind} {name!r}; {nearest(name, self.names())}")
+
+
+def nearest(given: object, names: Sequence[str], there: str = "there are") -> str:
+    """The end of a sentence about an unknown name: the nearest of these, or all."""
+    near = difflib.get_close_matches(str(given), names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"{there} {', '.join(names) or 'none'}"
 
 
 def _place(cls: type[Any]) -> tuple[str, str]:

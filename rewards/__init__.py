@@ -7,10 +7,9 @@ class; `envs.table` has the other ways. Importing this package is cheap: a rewar
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import TYPE_CHECKING, Any
 
-from envs.table import Table
+from envs.table import Table, nearest
 
 if TYPE_CHECKING:
     from rewards.base import Reward, RewardConfig
@@ -109,7 +108,5 @@ def config_of(name: str, given: Any = None) -> RewardConfig:
         return options
     known = [field.name for field in dataclasses.fields(kind)]
     for key in [key for key in options if key not in known]:
-        near = difflib.get_close_matches(str(key), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
-        raise ValueError(f"{key!r} is no option of the reward {name!r}; {hint}")
+        raise ValueError(f"{key!r} is no option of the reward {name!r}; {nearest(key, known, 'it has')}")
     return kind(**options)

@@ -23,8 +23,8 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -171,8 +171,7 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
 
 def build(algo: Algo, config: OfflineConfig, spaces: tuple[Space, Space], data: Transitions, signal: Any) -> Any:
     """What learns from a signal about transitions; a UsageError for options that `config.algo` lacks."""
-    module, _, name = algo.place.partition(":")
-    kind = getattr(import_module(module), name)
+    kind = resolve_name(algo.place)
     known = [field.name for field in dataclasses.fields(kind.Config)]
     for option in config.agent_options:
         if option not in known and algo.place == ALGOS[config.algo].place:

@@ -214,7 +214,7 @@ class Work:
             from runners.run.evaluator import Evaluator
 
             evaluator = Evaluator(config, self.folder.path, parts, lambda: signals.received is not None, live.say)
-        return Saver(config, self.folder, parts, signals, live, state, evaluator, parts.coverage)
+        return Saver(config, self.folder, parts, signals, live, state, evaluator)
 
     def _logs(self, parts: Parts) -> dict[str, Callable[[], Any]]:
         """What makes the writers that the user asked for, beside that of metrics.csv."""

@@ -1,8 +1,12 @@
-"""Which tags the glossary of `runners.run.progress` explains."""
+"""Which tags docs/runs.md explains."""
 
 import re
+from pathlib import Path
 
-from runners.run.progress import TAGS
+DOCS = (Path(__file__).parents[1] / "docs" / "runs.md").read_text(encoding="utf-8")
+TAGS = dict(
+    re.findall(r"^\| `(.+?)` \| (.+) \|$", re.split(r"^## ", DOCS.partition("| tag |")[2], flags=re.M)[0], re.M)
+)
 
 
 def explain(tag: str) -> str | None:

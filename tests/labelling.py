@@ -26,6 +26,11 @@ def think(text, images):
     return json.dumps({"reason": "it says so", "label": WORDS[captions[0]]})
 
 
+def worker_pid(annotator):
+    """The process of an annotator's judge; None without one."""
+    return getattr(getattr(annotator._asker, "_worker", None), "pid", None)
+
+
 class Moody(TextJudge):
     """A judge that somebody wrote in haste: good texts are good, others raise, die, talk or forget an answer."""
 

@@ -139,13 +139,6 @@ def test_readme_is_read_in_one_sitting():
     assert len(README.splitlines()) <= 220
 
 
-def test_every_tag_of_the_glossary_is_explained():
-    from runners.run.progress import TAGS
-
-    for tag, meaning in TAGS.items():
-        assert f"| `{tag}` | {meaning} |" in PAGES["runs"]
-
-
 def test_only_rewards_and_agents_that_exist_are_named_in_the_tables():
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", README, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"\w+", row)}

@@ -24,7 +24,6 @@ import heapq
 import itertools
 import json
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -118,16 +117,13 @@ class Teacher(Judge):
 
 def sensible(level: Level, rows: Sequence[Row]) -> list[Row]:
     """The subgoals that the agent could ever come to: inside the grid, no wall, not walled in."""
+    from scipy.ndimage import label
+
     height, width = level.grid.shape[:2]
-    shut = np.isin(level.grid[..., 0], (WALL, LAVA))
-    seen = np.zeros((height, width), bool)
-    queue = deque([(level.x, level.y)] if 0 <= level.x < width and 0 <= level.y < height else [])
-    while queue:
-        x, y = queue.popleft()
-        if 0 <= x < width and 0 <= y < height and not seen[y, x] and not shut[y, x]:
-            seen[y, x] = True
-            queue.extend(((x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1)))
-    return [row for row in rows if 0 <= row[1] < width and 0 <= row[2] < height and seen[row[2], row[1]]]
+    rooms = label(~np.isin(level.grid[..., 0], (WALL, LAVA)))[0]  # the number of what is connected, 0 for what is shut
+    own = rooms[level.y, level.x] if 0 <= level.x < width and 0 <= level.y < height else 0
+    inside = [row for row in rows if 0 <= row[1] < width and 0 <= row[2] < height]
+    return [row for row in inside if rooms[row[2], row[1]] == own > 0]
 
 
 def sentence(kind: int, thing: int, colour: int) -> str:
@@ -272,12 +268,12 @@ class NoisyPlanner(Teacher):
             raise ValueError(f"error={self.error} is no mean and standard deviation; give two numbers of cells")
 
     def ask(self, levels: list[Level]) -> list[list[Row] | None]:
-        return [self._spoil(level, solve(level)) for level in levels]
-
-    def _spoil(self, level: Level, rows: list[Row]) -> list[Row]:
-        rng = np.random.default_rng([self.seed, int(level.key, 16)])
-        spoiled = [row if rng.random() < self.accuracy else self._wrong(level, row, rng) for row in rows]
-        return [row for row in spoiled if row is not None]
+        plans: list[list[Row] | None] = []
+        for level in levels:
+            rng = np.random.default_rng([self.seed, int(level.key, 16)])
+            rows = (row if rng.random() < self.accuracy else self._wrong(level, row, rng) for row in solve(level))
+            plans.append([row for row in rows if row is not None])
+        return plans
 
     def _wrong(self, level: Level, row: Row, rng: np.random.Generator) -> Row | None:
         """Another subgoal than this one; None where the level has no other."""

@@ -35,7 +35,6 @@ from envs.files import LARGE, opened, opened_text
 Item: TypeAlias = str | tuple[str, str]  # a text, or a pair of which the better is asked for
 T = TypeVar("T")
 
-CHUNK = 500  # rows of one query; SQLite's older limit of variables is 999
 MOST = 2.0**53  # tokens or seconds; what is more is none
 WORDS = 2000  # characters of a judge's reasons that are kept
 TABLE = """CREATE TABLE IF NOT EXISTS labels (key TEXT PRIMARY KEY, text TEXT NOT NULL, other TEXT, value REAL,
@@ -112,13 +111,8 @@ class AnswerStore:
     @staticmethod
     def _get(connection: sqlite3.Connection, judge: str, items: Sequence[Item], column: str) -> dict[Item, Any]:
         keys = {key_of(judge, item): item for item in items}
-        found: dict[Item, Any] = {}
-        asked = list(keys)
-        for begin in range(0, len(asked), CHUNK):
-            chunk = asked[begin : begin + CHUNK]
-            query = f"SELECT key, {column} FROM labels WHERE key IN ({','.join('?' * len(chunk))}) AND {SOUND}"
-            found.update((keys[key], value) for key, value in connection.execute(query, chunk))
-        return found
+        query = f"SELECT key, {column} FROM labels WHERE key IN (SELECT value FROM json_each(?)) AND {SOUND}"
+        return {keys[key]: value for key, value in connection.execute(query, [json.dumps([*keys])])}
 
     @staticmethod
     def _put(connection: sqlite3.Connection, rows: Iterable[tuple[Any, ...]], instead: bool = False) -> None:
@@ -198,14 +192,8 @@ class AnswerStore:
                     raise sqlite3.DatabaseError(found)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last labels, never the file
-            with closing(connection.execute(f"SELECT key, {', '.join(COLUMNS)} FROM labels LIMIT 1")) as look:
-                look.fetchone()
-        except sqlite3.OperationalError as error:
-            if "no such table" not in str(error):
-                connection.close()
-                raise
-            with connection:
-                connection.execute(TABLE)
+            connection.execute(TABLE)
+            connection.execute(f"SELECT key, {', '.join(COLUMNS)} FROM labels LIMIT 1").fetchall()
         except BaseException:
             connection.close()
             raise

@@ -52,10 +52,6 @@ class KeptAnswers:
     def __len__(self) -> int:
         return sum(map(self.has_label, self.segments))
 
-    def __bool__(self) -> bool:
-        """An empty file is a file, too."""
-        return True
-
     def has_label(self, pair: Pair) -> bool:
         return not math.isnan(self.labels.get(pair, math.nan))
 

@@ -19,7 +19,6 @@ import json
 import math
 import os
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -73,7 +72,7 @@ class Human(SegmentJudge):
             raise ValueError(f"judge human: answers={self.answers} is of another kind; give JSON lines, or a new file")
         self.questions = Questions(self.kept)
         self.page: Page | None = None
-        self._pictures: dict[int, bytes] = {}
+        self._pictures: dict[int, str] = {}
         self._next = time.time_ns()  # numbers of another process are not met again
 
     def ask(self, first: Transitions, second: Transitions, most: int) -> tuple[Transitions, Transitions, np.ndarray]:
@@ -107,14 +106,18 @@ class Human(SegmentJudge):
         for frame in batch.frame:
             file = io.BytesIO()
             Image.fromarray(frame).save(file, "JPEG", quality=85, subsampling=0)
-            self._pictures[self._next] = file.getvalue()
+            self._pictures[self._next] = b64encode(file.getvalue()).decode()  # as JSON holds it
             self._next += 1
         while len(self._pictures) > PICTURES:
             del self._pictures[next(iter(self._pictures))]
         return np.arange(self._next - len(batch.frame), self._next)[:, None]
 
     def reach(self) -> str:
-        return "" if free(self.port) else f"port={self.port} of the judge human is in use; give another, or 0 for any"
+        try:
+            ThreadingHTTPServer((HOST, self.port), _Handler).server_close()
+        except OSError:
+            return f"port={self.port} of the judge human is in use; give another, or 0 for any"
+        return ""
 
     def notes(self) -> list[str]:
         kept = f"answers are kept in {self.answers}, which has {len(self.kept):,}"
@@ -210,8 +213,7 @@ class Questions:
             if (current := self.current) is not None:
                 question = {"id": current.id}
                 if current.id != have:
-                    shown = [(kind, steps) for clip in current.clips for kind, steps in clip.items()]
-                    question["clips"] = [{kind: [_json(step) for step in steps]} for kind, steps in shown]
+                    question["clips"] = list(current.clips)
             known = {"budget": self.budget, "labels": len(self.kept), "file": str(self.kept.path), **self.counts}
             return {"question": question, "undo": bool(self.given), "message": message, **known}
 
@@ -245,10 +247,6 @@ class Questions:
             return self.view(message="Taken back; please answer again.")
 
 
-def _json(step: object) -> object:
-    return b64encode(step).decode() if isinstance(step, bytes) else step
-
-
 class Page:
     """A server on 127.0.0.1 that gives nothing without the token in its address, from threads of its own.
 
@@ -271,17 +269,6 @@ class Page:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-
-def free(port: int) -> bool:
-    """Whether a page can have this port."""
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tried.bind((HOST, port))
-        except OSError:
-            return False
-    return True
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -200,24 +200,24 @@ class RecordedPreferences(SegmentJudge):
     """
 
     name = "recorded"
+    source: SegmentJudge | KeptAnswers
 
     def __init__(self, path: str, judge: SegmentJudge | None = None) -> None:
         self.path, self.judge = path, judge
         self.labels: dict[Item, float] = {}
-        self.kept: KeptAnswers | None = None
         if judge is not None:
             self.requires, self.frame_size, self.embedding = judge.requires, judge.frame_size, judge.embedding
-            self.store = AnswerStore(path)
+            self.store, self.source = AnswerStore(path), judge
         elif Path(path).is_file():
-            self.kept = KeptAnswers(path)
-            self.labels = dict(self.kept.labels.items())
+            self.source = KeptAnswers(path)
+            self.labels = dict(self.source.labels.items())
         else:
             raise ValueError(f"judge recorded: there is no file {path}; give one with labels")
 
     def ask(self, first: Transitions, second: Transitions, most: int) -> tuple[Transitions, Transitions, np.ndarray]:
-        if self.kept is None or not self.kept.has_segments:
-            return super().ask(first, second, most)
-        return self.kept.take(first, most)
+        if isinstance(self.source, KeptAnswers) and self.source.has_segments:
+            return self.source.take(first, most)
+        return super().ask(first, second, most)
 
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
         keys = list(zip(fingerprint(first), fingerprint(second)))
@@ -238,18 +238,14 @@ class RecordedPreferences(SegmentJudge):
         return "" if self.judge is None else self.judge.reach()
 
     def notes(self) -> list[str]:
-        if self.judge is None:
-            return [f"{len(self.labels)} labels are read from {self.path}", *(self.kept.notes() if self.kept else [])]
-        return [f"labels are kept in {self.path}", *self.judge.notes()]
+        what = f"{len(self.labels)} labels are read from" if self.judge is None else "labels are kept in"
+        return [f"{what} {self.path}", *self.source.notes()]
 
     def state_dict(self) -> dict[str, Any]:
-        return self.judge.state_dict() if self.judge else self.kept.state_dict() if self.kept else {}
+        return self.source.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.judge is not None:
-            self.judge.load_state_dict(state)
-        elif self.kept is not None:
-            self.kept.load_state_dict(state)
+        self.source.load_state_dict(state)
 
 
 def make_segment_judge(name: str, *, cached: str = "", **options: Any) -> SegmentJudge:

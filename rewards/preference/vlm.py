@@ -56,9 +56,11 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
         if first.frame is None or second.frame is None:
             raise ValueError(f"the judge vlm reads frames, and these have none; use frame_size={self.frame_size}")
-        pairs = [_Pair(self, a, b) for a, b in zip(first.frame[-1], second.frame[-1])]
+        sides = [*zip(first.frame[-1], second.frame[-1])]
+        keys, swapped = zip(*(self._named(*pair) for pair in sides)) if sides else ((), ())
         before = set(self._known)
-        asked = {pair.key: pair for pair in pairs if not pair.same and pair.key not in before}
+        shown = [pair[::-1] if turned else pair for pair, turned in zip(sides, swapped)]
+        asked = {key: pair for key, pair in zip(keys, shown) if key and key not in before}
         kept, new = self.ask_kept(asked, self._ask, _answer)
         self._known.update(kept)
         before |= kept.keys()
@@ -70,9 +72,10 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
             else:
                 self._known[key] = answer
                 self.counts["unsure" if answer == -1 else "answered"] += 1
-        self.counts["same"] += sum(pair.same for pair in pairs)
-        self.counts["known"] += sum(pair.key in before for pair in pairs if not pair.same)
-        return np.array([pair.preference(self._known.get(pair.key)) for pair in pairs], np.float32)
+        self.counts["same"] += keys.count("")
+        self.counts["known"] += sum(key in before for key in keys)
+        answers = np.array([self._known.get(key, -1) for key in keys], np.float32)
+        return np.where(answers == -1, np.float32(np.nan), np.where(swapped, 1 - answers, answers))
 
     def notes(self) -> list[str]:
         lines = [f"preferences are those of {self.model} at {self.url}, asked for: {self.goal}"]
@@ -81,8 +84,15 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
             lines.append(f"{lost} pairs got no answer; the last error: {self._last_error}")
         return lines
 
-    def _ask(self, pair: "_Pair") -> str:
-        one, two = pair.shown
+    def _named(self, first: np.ndarray, second: np.ndarray) -> tuple[str, bool]:
+        """The key of two pictures, "" for equal ones; whether the second is shown first, which they alone decide."""
+        one, two = (hashlib.sha256(f"{x.shape}".encode() + x.tobytes()).hexdigest() for x in (first, second))
+        about = [int(sections("pictures")["version"]), self.model, self.goal, *sorted((one, two))]
+        digest = hashlib.sha256(json.dumps(about).encode())
+        return digest.hexdigest() if one != two else "", (one < two) != bool(digest.digest()[0] & 1)
+
+    def _ask(self, shown: tuple[np.ndarray, np.ndarray]) -> str:
+        one, two = shown
         asked = sections("pictures")
         said = self.chat.ask(["Image 1:", one, "Image 2:", two, asked["look"].format(goal=self.goal)])
         answer = self.chat.ask([asked["decide"].format(goal=self.goal, said=said)], SCHEMA)["answer"]
@@ -95,23 +105,3 @@ def _answer(words: str) -> int:
     if not fits(found, SCHEMA):
         raise ValueError("no answer")
     return int(found["answer"])
-
-
-class _Pair:
-    """Two images in the order in which they are shown, which depends on them alone."""
-
-    def __init__(self, judge: VLM, first: np.ndarray, second: np.ndarray) -> None:
-        one, two = (hashlib.sha256(f"{x.shape}".encode() + x.tobytes()).hexdigest() for x in (first, second))
-        self.same = one == two
-        about = [int(sections("pictures")["version"]), judge.model, judge.goal, *sorted((one, two))]
-        digest = hashlib.sha256(json.dumps(about).encode())
-        self.key = digest.hexdigest()
-        lower_first = bool(digest.digest()[0] & 1)
-        self.swapped = (one < two) != lower_first
-        self.shown = (second, first) if self.swapped else (first, second)
-
-    def preference(self, answer: int | None) -> float:
-        """1 for the second segment, 0 for the first, NaN for neither."""
-        if self.same or answer is None or answer == -1:
-            return np.nan
-        return float(1 - answer if self.swapped else answer)

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, NamedTuple, NoReturn
 
 
@@ -78,9 +78,8 @@ def run() -> NoReturn:
     def put(**line: object) -> None:
         print(json.dumps(line), file=findings, flush=True)
 
-    module, _, name = sys.argv[1].partition(":")
     try:
-        for finding in getattr(import_module(module), name)(*json.loads(sys.argv[2])):
+        for finding in resolve_name(sys.argv[1])(*json.loads(sys.argv[2])):
             put(**finding._asdict())
         put(end=True)
     except Exception as error:

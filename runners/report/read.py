@@ -240,7 +240,7 @@ def published(path: Path, label: str, tasks: Sequence[str]) -> tuple[list[Run], 
         raise UsageError(f"{path} cannot be read as a CSV ({error}); give a file with a header line") from None
     header = [cell.strip() for cell in rows[0]] if rows else []
     whole = [row for row in rows[1:] if len(row) == len(header)]
-    points = _long(header, whole) or _wide(header, whole)
+    points = _points(header, whole)
     if not points:
         raise UsageError(
             f"{path} is of no known form (its columns: {', '.join(header)[:200]}); give one with global_step and "
@@ -284,38 +284,24 @@ def _fill(run: Run, pairs: np.ndarray) -> None:
     run.steps, run.table = steps, {TASK_RETURN: (sums[ends] - sums[begins]) / (ends - begins)}
 
 
-def _long(header: list[str], rows: list[list[str]]) -> Points:
+def _points(header: list[str], rows: list[list[str]]) -> Points:
+    """Of a long table, else of a wide one with a column a run; a run without a seed in its name is one of its own."""
     step, value = _place(header, STEPS), _place(header, RETURNS)
-    name, task, seed = (_place(header, names) for names in (NAMES, TASKS, ("seed",)))
-    if step is None or value is None:
-        return {}
-    found: Points = defaultdict(list)
-    for row in rows:
-        given = [row[i].strip() if i is not None else "" for i in (name, task, seed)]
-        parts = _cleanrl(given[0])
-        given[0] = parts[0] if parts[1] else given[0]
-        _add(found, (given[0] or parts[0], given[1] or parts[1], given[2] or parts[2]), row[step], row[value])
-    return found
-
-
-def _wide(header: list[str], rows: list[list[str]]) -> Points:
-    """A column for each run of a chart; a run without a seed in its name is one of its own."""
-    step = _place(header, STEPS)
     if step is None:
         return {}
-    found: Points = defaultdict(list)
-    for i, title in enumerate(header):
-        run, dash, metric = title.rpartition(" - ")
+    places = [_place(header, names) for names in (NAMES, TASKS, ("seed",))]
+    columns = [] if value is None else [(value, "")]
+    for i, (run, dash, metric) in enumerate(title.rpartition(" - ") for title in header if value is None):
         if dash and not metric.endswith(EXTREMES) and metric.lower() in RETURNS:
-            for row in rows:
-                _add(found, _cleanrl(run), row[step], row[i])
+            columns.append((i, run))
+    found: Points = defaultdict(list)
+    for row in rows:
+        given = ["" if i is None else row[i].strip() for i in places]
+        for i, run in columns:
+            point, (name, task, seed) = (number(row[step]), number(row[i])), _cleanrl(run or given[0])
+            if np.isfinite(point).all():
+                found[name, given[1] or task, given[2] or seed].append(point)
     return found
-
-
-def _add(found: Points, run: tuple[str, str, str], step: str, value: str) -> None:
-    point = (number(step), number(value))
-    if np.isfinite(point).all():
-        found[run].append(point)
 
 
 def _cleanrl(run: str) -> tuple[str, str, str]:

@@ -26,7 +26,7 @@ SCORES = {"eval/return": "task_return", "eval/length": "length"}
 SCORES |= {"eval/success": "success", "eval/goal_steps": "goal_steps"}
 
 
-class Interrupted(Exception):
+class Interrupted(BaseException):
     """A signal asks the run to save: the evaluation is left, and done when the run continues."""
 
 
@@ -73,8 +73,6 @@ class Evaluator(Stateful):
             path.parent.mkdir(exist_ok=True)
             also = shows(self.config, self.folder, step)
             record_video(self.config, act, self.mix, path, SEED + 1000 * self.config.seed, also)
-        except Interrupted:
-            raise
         except Exception as error:
             self.say(f"no video at step {step:,} ({type(error).__name__}: {error}); training continues")
         self.filmed = step

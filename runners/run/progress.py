@@ -4,8 +4,8 @@
 where the current observation is known and the last update is complete. That is why a run that was killed and started
 again ends with the same weights.
 
-Numbers go through Stable-Baselines3's Logger; `TAGS` is the glossary of every tag a run may write. A log is never worth
-a run: a writer that meets a full disk is switched off with one warning, and training continues.
+Numbers go through Stable-Baselines3's Logger; docs/runs.md explains every tag that a run may write. A log is never
+worth a run: a writer that meets a full disk is switched off with one warning, and training continues.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ from runners.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from runners.run.build import Parts
-    from runners.run.coverage import Coverage
     from runners.run.evaluator import Evaluator
 
 Say = Callable[[str], None]
@@ -56,39 +55,6 @@ SHARE = 0.2  # of the range seen so far that both must have moved
 CLEAR = 2.0  # times the scatter around the line that both must have moved
 TASK_RETURN = "rollout/ep_rew_mean"
 LEARNED_RETURN = "rollout/ep_learned_mean"
-
-TAGS: dict[str, str] = {
-    TASK_RETURN: "task return of an episode, mean of the last 100; never touched by a learned reward",
-    "rollout/ep_len_mean": "steps in an episode, mean of the last 100",
-    LEARNED_RETURN: "return of an episode in the agent's own reward, mean of the last 100",
-    "rollout/success_rate": "share of the last 100 episodes that met the task's goal, where the environment reports it",
-    "rollout/exploration_rate": "share of random actions (DQN, QR-DQN)",
-    "eval/return": "mean task return of an evaluation while training (eval_every)",
-    "eval/length": "mean length of its episodes",
-    "eval/success": "share of its episodes that met the task's goal, where the environment reports it",
-    "eval/goal_steps": "mean number of steps in which the goal that a reward names was true, where it can be told",
-    "reward/<name>": "mean score of a stream over the last batch, before weight and scale",
-    "reward/<name>_share": "share of the stream in the mean absolute reward, 0 to 1",
-    "reward/<name>_corr": "correlation of the stream with the task's reward over the batch, -1 to 1",
-    "reward/<name>_scale": "what the stream is divided by",
-    "reward/alarm": "1 while the learned return rises and the task's falls, else 0",
-    "reward/total": "mean reward per step of the agent's own reward",
-    "reward/nan": "rewards so far that were NaN or infinite and replaced by 0 (on_nan=zero)",
-    "stream/<name>/cosine": "of the stream's policy gradient with the task's, or else with the sum's, -1 to 1 (PPO)",
-    "stream/<name>/share": "of the stream among those that agent.balance adds up, as unit gradients, 0 to 1",
-    "stream/<name>/weight": "of a stream with weight=learned",
-    "env/restarts": "worker processes replaced so far, written when one was",
-    "coverage/cells": "different observations that the agent acted on, after rounding to coverage_bin (coverage=)",
-    "coverage/recent": "the same since the row before",
-    "coverage/entropy": "of the visits of all cells, in nats",
-    "residual/clipped": "share of steps at which base and residual together left the range of actions (env.base)",
-    "<name>/<metric>": "what a reward reports about its own learning, explained in its file",
-    "train/<metric>": "losses and schedules of the agent, as Stable-Baselines3 names them",
-    "time/fps": "environment steps per second since the start of this process",
-    "time/episodes": "episodes so far (off-policy agents)",
-    "time/time_elapsed": "seconds since the start of this process",
-    "time/total_timesteps": "environment steps so far, summed over environments",
-}
 
 
 class Saver(BaseCallback):
@@ -103,10 +69,9 @@ class Saver(BaseCallback):
         live: Live,
         state: dict[str, Any] | None,
         evaluator: Evaluator | None = None,
-        coverage: Coverage | None = None,
     ) -> None:
         super().__init__()
-        self.evaluator, self.coverage = evaluator, coverage
+        self.evaluator, self.coverage = evaluator, parts.coverage
         self.folder, self.signals, self.live = folder, signals, live
         self.mix, self.driver = parts.mix, cast(Any, parts.driver)
         self.every, self.log_every = config.checkpoint_every, config.log_every or LOG_EVERY

@@ -7,8 +7,8 @@ import json
 import shlex
 import typing
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from envs.files import read_json
@@ -88,8 +88,7 @@ def begin(folder: Path, settings: dict[str, Any]) -> None:
 
 def make_launcher(name: str, options: dict[str, Any]) -> Launcher:
     """A launcher by its name, and the declared fields of its class; a UsageError if one of them is unknown."""
-    module, _, kind = LAUNCHERS[name].partition(":")
-    cls = getattr(import_module(module), kind)
+    cls: type[Launcher] = resolve_name(LAUNCHERS[name])
     known = [f"launcher.{key}" for key, declared in declarations(cls).items() if declared.help]
     for key in options:
         if f"launcher.{key}" not in known:

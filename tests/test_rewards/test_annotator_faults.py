@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from labelling import asking, collect, kill, right, serve, serving, texts, think, until
+from labelling import asking, collect, kill, right, serve, serving, texts, think, until, worker_pid
 from model_server import Flood, ModelServer, breaks_off, drips, hangs, says, status
 
 from rewards.llm.annotation.annotator import Annotator
@@ -227,7 +227,7 @@ def test_the_key_reaches_the_server_and_nothing_else(server, ask, tmp_path, monk
     annotator.offer(texts(4), 0)
     collect(annotator, 4)
     state = json.dumps(annotator.state_dict())
-    command = Path(f"/proc/{annotator.worker_pid}/cmdline").read_text()
+    command = Path(f"/proc/{worker_pid(annotator)}/cmdline").read_text()
     annotator.close()
     assert {headers["Authorization"] for headers, _ in server.seen} == {f"Bearer {key}"}
     printed = capfd.readouterr()

@@ -14,7 +14,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from labelling import ROOT, asking, collect, gone, right, serving, texts, until
+from labelling import ROOT, asking, collect, gone, right, serving, texts, until, worker_pid
 from model_server import hangs
 
 from rewards.llm.annotation.annotator import Annotator
@@ -30,11 +30,11 @@ def test_training_continues_while_the_process_of_the_judge_is_stopped(server, as
     annotator = ask(server.url)
     annotator.offer(texts(3), 0)
     got = collect(annotator, 3)
-    os.kill(annotator.worker_pid, signal.SIGSTOP)
+    os.kill(worker_pid(annotator), signal.SIGSTOP)
     for now in range(1, 301):
         annotator.offer(texts(1, begin=now + 2), now)
         assert annotator.take(now) == []
-    os.kill(annotator.worker_pid, signal.SIGCONT)
+    os.kill(worker_pid(annotator), signal.SIGCONT)
     got |= collect(annotator, 300)
     assert len(got) == 303 and right(got)
 
@@ -44,10 +44,10 @@ def test_a_killed_process_of_the_judge_is_replaced_and_its_texts_are_asked_again
     annotator = ask(server.url, {"timeout": 20.0})
     annotator.offer(texts(20), 0)
     until(lambda: len(server.seen) == 8)
-    first = annotator.worker_pid
+    first = worker_pid(annotator)
     os.kill(first, signal.SIGKILL)
     assert right(collect(annotator, 20))
-    assert annotator.worker_pid != first and annotator.metrics()["restarts"] == 1
+    assert worker_pid(annotator) != first and annotator.metrics()["restarts"] == 1
     assert capfd.readouterr().err == (
         "annotator: the process of the judge was killed by signal 9; it is started again now\n"
     )
@@ -75,14 +75,14 @@ def test_a_process_that_dies_all_the_time_is_not_started_for_ever(ask):
     annotator.offer(texts(3), 0)
     dead = set()
     for _ in range(6):
-        pid = until(lambda: annotator.worker_pid not in {None, *dead} and annotator.worker_pid)
+        pid = until(lambda: worker_pid(annotator) not in {None, *dead} and worker_pid(annotator))
         os.kill(pid, signal.SIGKILL)
         dead.add(pid)
     until(lambda: len(annotator.events) == 6)
     assert [event[-3:] for event in list(annotator.events)[:5]] == ["now"] * 5
     assert re.search(r"it is started again in (5\d\d|600) s$", annotator.events[-1])
     assert annotator.offer(texts(3, 50), 1) == 3, "training goes on"
-    assert annotator.worker_pid is None and annotator.metrics()["queued"] == 6
+    assert worker_pid(annotator) is None and annotator.metrics()["queued"] == 6
 
 
 PARENT = """
@@ -92,7 +92,7 @@ annotator = Annotator("openai", {{"model": "tiny", "url": {url!r}, "goal": "g"}}
 annotator.offer(["good 1"], 0)
 while not annotator.take(0):
     time.sleep(0.01)
-print(annotator.worker_pid, flush=True)
+print(annotator._asker._worker.pid, flush=True)
 if {fork}:
     pid = os.fork()
     if pid:
@@ -130,7 +130,7 @@ def test_an_annotator_that_is_forgotten_ends_its_process(server, ask):
     annotator = Annotator("openai", {"model": "tiny", "url": server.url, "goal": "g"})
     annotator.offer(texts(1), 0)
     collect(annotator, 1)
-    worker = annotator.worker_pid
+    worker = worker_pid(annotator)
     del annotator
     gc.collect()
     assert gone(worker)
@@ -144,7 +144,7 @@ def test_a_hundred_questions_that_hang_leave_no_thread_behind(server, ask):
     got = {}
     until(lambda: got.update(annotator.take(0)) or annotator.metrics()["failed"] >= 100)
     assert right(got)
-    assert len(os.listdir(f"/proc/{annotator.worker_pid}/task")) <= 8 + 3
+    assert len(os.listdir(f"/proc/{worker_pid(annotator)}/task")) <= 8 + 3
     annotator.close()
     until(lambda: server.busy == 0)
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("annotator")] == []

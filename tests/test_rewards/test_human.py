@@ -237,7 +237,7 @@ def test_a_kill_loses_no_answer_and_asks_none_again(tmp_path):
         child.communicate()
         with open(path, "ab") as file:
             file.write(b'{"first": "cut o')  # as a power cut leaves it
-    kept = RecordedPreferences(str(path)).kept
+    kept = RecordedPreferences(str(path)).source
     assert sorted(kept.labels.values()) == [0.0, 0.0, 1.0, 1.0]
     kept.append(("a", "b"), 0.5)
     assert len(KeptAnswers(str(path)).labels) == 5

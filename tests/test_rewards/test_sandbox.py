@@ -29,6 +29,12 @@ OS = (
 EVERYTHING = OS + "    builtins = os['__builtins__']\n"
 
 
+def pid_of(sandbox):
+    """The sandbox's process; None without one."""
+    held = sandbox._stop and sandbox._stop.peek()
+    return held and held[2][0].pid
+
+
 def box(body, *, obs_size=2, action_size=1, **limits):
     return Sandbox(f"def factors(obs, action):\n{body}", obs_size, action_size, **{"timeout": 20.0, **limits})
 
@@ -190,14 +196,14 @@ def test_after_failures_in_a_row_factors_are_0_and_a_note_says_so():
     assert sandbox(OBS, ACTION).tolist() == [[3]] * 3
     assert sandbox(OBS + 10, ACTION).tolist() == [[0]] * 3
     assert sandbox.counts["failures"] == 3
-    assert sandbox.pid is None
+    assert pid_of(sandbox) is None
     assert sandbox(OBS, ACTION).tolist() == [[0]] * 3  # from then on
     assert "failed 3 times in a row and is 0 from then on: factors returned 2 numbers a row" in sandbox.notes()[-1]
 
 
 def test_a_process_that_is_killed_is_started_again_and_counted():
     sandbox = Sandbox(SQUARES, 2, 1, timeout=20)
-    os.kill(sandbox.pid, signal.SIGKILL)
+    os.kill(pid_of(sandbox), signal.SIGKILL)
     assert np.array_equal(sandbox(OBS, ACTION), np.array(RESULT, np.float32))
     assert sandbox.counts["failures"] == 1
     assert not sandbox.broken
@@ -206,7 +212,7 @@ def test_a_process_that_is_killed_is_started_again_and_counted():
 
 def test_a_process_that_stands_still_is_given_up_and_started_again():
     sandbox = Sandbox(SQUARES, 2, 1, timeout=1)
-    os.kill(sandbox.pid, signal.SIGSTOP)
+    os.kill(pid_of(sandbox), signal.SIGSTOP)
     assert np.array_equal(sandbox(OBS, ACTION), np.array(RESULT, np.float32))
     assert "took too long" in sandbox.failure
 
@@ -227,12 +233,12 @@ def gone(pid):
 def test_the_process_has_room_for_nothing_but_its_memory():
     sandbox = box("    return obs", memory=64)
     names = {"file size": 0, "core file size": 0, "processes": 0, "open files": 3}
-    lines = Path(f"/proc/{sandbox.pid}/limits").read_text().splitlines()
+    lines = Path(f"/proc/{pid_of(sandbox)}/limits").read_text().splitlines()
     for name, value in names.items():
         line = next(line for line in lines if line.startswith(f"Max {name}"))
         assert line[26:].split()[:2] == [str(value)] * 2, line
     soft = next(line for line in lines if line.startswith("Max address space"))[26:].split()[0]
-    used = 1024 * int(re.search(r"VmSize:\s+(\d+)", Path(f"/proc/{sandbox.pid}/status").read_text())[1])
+    used = 1024 * int(re.search(r"VmSize:\s+(\d+)", Path(f"/proc/{pid_of(sandbox)}/status").read_text())[1])
     assert used <= int(soft) <= used + 64 * 2**20
     sandbox.close()
 
@@ -241,7 +247,7 @@ def test_the_process_has_room_for_nothing_but_its_memory():
 def test_the_process_ends_with_its_owner_and_leaves_no_folder(tmp_path):
     script = (
         "from rewards.llm.sandbox.process import Sandbox\n"
-        f"box = Sandbox({SQUARES!r}, 2, 1)\nprint(box.pid, flush=True)\ninput()"
+        f"box = Sandbox({SQUARES!r}, 2, 1)\nprint(box._stop.peek()[2][0].pid, flush=True)\ninput()"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     owner = subprocess.Popen(
@@ -253,7 +259,7 @@ def test_the_process_ends_with_its_owner_and_leaves_no_folder(tmp_path):
     assert gone(pid)
     assert not list(tmp_path.glob("factors-*"))
     sandbox = Sandbox(SQUARES, 2, 1)
-    pid = sandbox.pid
+    pid = pid_of(sandbox)
     del sandbox
     assert gone(pid)
 
@@ -283,17 +289,19 @@ def test_only_the_parts_of_numpy_that_are_there_can_be_imported():
 
 
 def test_the_process_writes_and_reads_all_of_it_piece_by_piece(monkeypatch):
-    sent, given = [], [b"ab", b"cde", b"f"]
+    sent, (there, here) = [], os.pipe()
     monkeypatch.setattr(worker.os, "write", lambda file, view: sent.append(bytes(view[:3])) or len(sent[-1]))
     worker.give(np.arange(2, dtype=np.uint32))
     assert b"".join(sent) == np.arange(2, dtype=np.uint32).tobytes() and len(sent) == 3
-    asked = []
-    monkeypatch.setattr(worker.os, "read", lambda file, count: asked.append(count) or given.pop(0))
-    assert worker.take(6) == b"abcdef" and asked == [6, 4, 1]
-    given.append(b"")
+    monkeypatch.undo()
+    os.write(here, b"abc")
+    threading.Timer(0.05, lambda: (os.write(here, b"def"), os.close(here))).start()
     monkeypatch.setattr(worker.os, "_exit", sys.exit)
-    with pytest.raises(SystemExit, match="0"):
-        worker.take(1)
+    with open(there) as file:
+        monkeypatch.setattr(worker.sys, "stdin", file)
+        assert worker.take(6) == b"abcdef"
+        with pytest.raises(SystemExit, match="0"):
+            worker.take(1)
 
 
 def test_it_outlives_the_thread_that_started_it():

@@ -4,8 +4,8 @@ import resource
 import numpy as np
 import pytest
 
-from runners.run.progress import TAGS, CSVLog, Live, TensorBoardLog, make_logger, read_csv
-from tests.glossary import explain
+from runners.run.progress import CSVLog, Live, TensorBoardLog, make_logger, read_csv
+from tests.glossary import TAGS, explain
 
 
 def _scalars(folder):
@@ -91,7 +91,7 @@ def test_the_glossary_explains_a_tag_by_its_most_literal_entry(tag, begins):
 def test_the_glossary_does_not_explain_everything():
     assert explain("nothing") is None
     assert explain("a/b c") is None
-    assert all(TAGS.values())
+    assert len(TAGS) > 25
 
 
 def test_without_a_terminal_the_live_line_is_plain_and_rare():

@@ -77,12 +77,8 @@ class Annotator(Settings):
         self._say = functools.partial(_say, self.events)  # no method: the thread must not keep this object alive
         self._judge: TextJudge | None = None
         self._asker: Asker | None = None
-        self._job: dict[str, Any] = {
-            "kind": self.kind,
-            "judge": self.judge,
-            "options": options,
-            "concurrency": self.concurrency,
-        }
+        self._job: dict[str, Any] = {"kind": self.kind, "judge": self.judge, "options": options}
+        self._job["concurrency"] = self.concurrency
         self._identity = ""
         self._replay: list[tuple[int, Item, float]] = []
         self._position = 0  # lines of the transcript delivered so far
@@ -156,10 +152,6 @@ class Annotator(Settings):
     @property
     def failure(self) -> str:
         return "" if self._asker is None else self._asker.failure
-
-    @property
-    def worker_pid(self) -> int | None:
-        return None if self._asker is None else self._asker.worker_pid
 
     def notes(self) -> list[str]:
         if self.clock == "transcript":
@@ -244,7 +236,7 @@ class Transcript:
         try:
             if self._file is None:
                 self._file = self._open()
-            elif not self._is_there(self._file):
+            elif not (self.path.exists() and os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))):
                 self._file = self._rescue(self._file)
             for item, value in delivered:
                 text, other = (item, None) if isinstance(item, str) else item
@@ -270,9 +262,6 @@ class Transcript:
             os.rename(self.path, aside := next(path for path in asides if not path.exists()))
             self._say(f"the transcript of an earlier run was moved to {aside}")
         return open(self.path, "a+", encoding="ascii")
-
-    def _is_there(self, file: IO[str]) -> bool:
-        return self.path.exists() and os.path.samestat(os.stat(self.path), os.fstat(file.fileno()))
 
     def _rescue(self, file: IO[str]) -> IO[str]:
         """A new file with the lines of the one that was removed, which lives until it is closed."""

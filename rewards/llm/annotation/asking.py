@@ -226,10 +226,6 @@ class Asker:
         self._thread = threading.Thread(target=self._run, name="annotator", daemon=True)
         self._thread.start()
 
-    @property
-    def worker_pid(self) -> int | None:
-        return getattr(self._worker, "pid", None)
-
     def wake(self) -> None:
         if self._inbox.empty():
             self._inbox.put(None)

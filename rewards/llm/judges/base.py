@@ -15,18 +15,18 @@ answer too. A question that got no usable answer is `failed`: it may be asked ag
 raises because a server or a file is broken; only its constructor raises.
 """
 
-import difflib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from envs.settings import Settings
+from envs.table import nearest
 from envs.transitions import Transitions
 
 JUDGES: dict[str, dict[str, str]] = {
@@ -180,23 +180,17 @@ def check_judge(name: str, kind: str = "texts", /, **options: Any) -> type[Judge
     """The class that `make_judge` would build; raises as it does, but for values."""
     table, what = JUDGES[kind], WHAT.get(kind, "judge")
     if name not in table:
-        raise ValueError(f"there is no {what} {name!r}; {_nearest(name, list(table))}")
-    module, _, attribute = table[name].partition(":")
-    found: type[Judge] = getattr(import_module(module), attribute)
+        raise ValueError(f"there is no {what} {name!r}; {nearest(name, list(table))}")
+    found: type[Judge] = resolve_name(table[name])
     accepted = inspect.signature(found).parameters
     known = [key for key in accepted if key not in SILENT]
     for key in options:
         if key not in (*known, *SILENT):
-            raise ValueError(f"the {what} {name} has no option {key!r}; {_nearest(key, known)}")
+            raise ValueError(f"the {what} {name} has no option {key!r}; {nearest(key, known)}")
     for key in known:
         if key not in options and accepted[key].default is inspect.Parameter.empty:
             raise ValueError(f"the {what} {name} needs {key}; give it among the {what}'s options")
     return found
-
-
-def _nearest(given: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(given), names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names) or 'none'}"
 
 
 WHAT = {"subgoals": "teacher", "code": "judge of factors", "rewards": "author"}  # in errors

@@ -61,7 +61,10 @@ class Rules(TextJudge):
     local = True
 
     def __post_init__(self) -> None:
-        self.path = Path(self.rulebook) if self.rulebook else book(self.family)
+        self.path = Path(self.rulebook) if self.rulebook else FOLDER / f"{self.family}.txt"
+        if not (self.rulebook or has_book(self.family)):
+            known = ", ".join(sorted(path.stem for path in FOLDER.glob("*.txt")))
+            raise ValueError(f"judge rules: family={self.family!r} has no rulebook, {known} have; give rulebook=PATH")
         if not self.path.is_file():
             raise ValueError(f"judge rules: rulebook={self.rulebook!r} is no file; give the path of one, as text")
         text = self.path.read_text(encoding="utf-8")
@@ -82,15 +85,6 @@ class Rules(TextJudge):
 def has_book(family: str) -> bool:
     """Whether a family has a rulebook."""
     return bool(family) and (FOLDER / f"{family}.txt").is_file()
-
-
-def book(family: str) -> Path:
-    """Where the rulebook of a family is; raises ValueError if it has none."""
-    path = FOLDER / f"{family}.txt"
-    if not has_book(family):
-        known = ", ".join(sorted(path.stem for path in FOLDER.glob("*.txt")))
-        raise ValueError(f"judge rules: family={family!r} has no rulebook, {known} have; give rulebook=PATH")
-    return path
 
 
 def _read(path: Path, text: str) -> tuple[float, re.Pattern[str] | None, list[tuple[re.Pattern[str], float]]]:

@@ -139,11 +139,6 @@ class Sandbox(Settings):
             lines.append(f"{strange} rows had factors that were not finite, 0 was taken instead")
         return lines
 
-    @property
-    def pid(self) -> int | None:
-        held = self._stop.peek() if self._stop else None
-        return held[2][0].pid if held else None
-
     def close(self) -> None:
         if self._stop is not None:
             self._stop()

@@ -80,12 +80,9 @@ def drop_privileges(memory: int) -> bool:
 
 def take(count: int) -> bytearray:
     """`count` bytes; ends the process if the other side is gone."""
-    data = bytearray()
-    while len(data) < count:
-        piece = os.read(0, min(count - len(data), 1 << 20))
-        if not piece:
-            os._exit(0)
-        data += piece
+    data = bytearray(count)
+    if sys.stdin.buffer.readinto(data) < count:  # type: ignore[union-attr]
+        os._exit(0)
     return data
 
 
