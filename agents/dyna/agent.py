@@ -34,7 +34,6 @@ from agents.dyna.config import DynaConfig
 from agents.dyna.imagination import Imagination
 from agents.dynamics.rollout import RewardSource
 from agents.networks.actor_critic import SpaceEncoding
-from agents.networks.cuda_graphs import captured
 from agents.off_policy import compiled
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
@@ -85,11 +84,10 @@ class Dyna(BaseAgent):
         self.replay = make(*rows, encoding, self.replay_scorer, gamma=settings.gamma, **place)
         kind: Any = DeepQ if encoding.discrete else SoftActorCritic
         self.learner = kind(encoding.obs_size, encoding.action_size, settings, **place)
-        generators = [self.learner.generator]
-        self._learn = captured(self.learner.update, device=self.device, mode=settings.compile, generators=generators)
-        alone = self.learner.update if encoding.discrete else functools.partial(self.learner.update, actor=False)
-        self._learn_critics = captured(alone, device=self.device, mode=settings.compile, generators=generators)
-        if encoding.discrete:
+        self._learn = self._learn_critics = self.learner.update
+        if isinstance(self.learner, SoftActorCritic):
+            self._learn_critics = functools.partial(self.learner.update, actor=False)
+        else:
             self.learner.epsilon.fill_(settings.epsilon)
         self.imagination: Imagination | None = None
         parts: dict[str, Any] = {"learner": self.learner}

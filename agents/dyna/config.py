@@ -125,7 +125,6 @@ class DynaConfig(LearnerConfig):
     normalize_obs: str = setting(None, "first: by the random steps", choices=("none", "first"), otherwise="first")
     epsilon: float = setting(None, "share of random actions, where they are discrete", low=0, high=1, otherwise=0.1)
     rollout: int = setting(100, "environment steps between two points where a run can be saved", low=1)
-    compile: str = setting("auto", "auto: updates are CUDA graphs on a GPU", choices=("auto", "off"))
     net_arch: list[int] = setting(None, "units of the hidden layers of actor and critics", low=1, otherwise=[128, 128])
     learning_rate: float = setting(None, "of actor, critics", above=0, high=1, otherwise=1e-3, tune=(1e-4, 3e-3, "log"))
     gamma: float = setting(None, "discount", above=0, high=1, otherwise=0.99, tune=(0.9, 0.999))

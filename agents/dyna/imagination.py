@@ -38,7 +38,6 @@ from agents.dynamics.rollout import (
 from agents.dynamics.sindy import Sindy, SindyConfig
 from agents.dynamics.true import TrueModel
 from agents.networks.actor_critic import SpaceEncoding
-from agents.networks.cuda_graphs import captured
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.replay import Replay, Rows
@@ -95,8 +94,6 @@ class Imagination(Stateful):
         if config.update == "buffer":
             capacity, kept = config.retain * self.rollouts * self.horizon.longest, config.retain
             self.buffer = ImaginedBuffer(capacity, encoding, self.reward_source, retain=kept, device=device, seed=seed)
-        elif config.update == "svg":
-            self._update = self._capture()
 
     def fit(self, replay: Replay, timesteps: int) -> dict[str, Any]:
         self.reward_source.timesteps = timesteps
@@ -105,8 +102,6 @@ class Imagination(Stateful):
         if self.discriminator is not None:
             metrics |= self.discriminator.fit(replay, self.model, self.config.model_steps)
         self.bounds = replay.bounds()
-        if self.config.update == "svg":
-            self._update = self._capture()
         if self.config.update != "none":
             with torch.no_grad():
                 metrics |= self._imagine_all(replay, timesteps)
@@ -114,21 +109,10 @@ class Imagination(Stateful):
 
     def update(self, obs: Tensor, step: Tensor) -> dict[str, Tensor]:
         """One update of actor and critics through the model, from states (B, D) and their steps (B,)."""
-        return self._update((obs, step, *self.bounds))
-
-    def _capture(self) -> Any:
-        """The update as one launch on a GPU; captured again after each fit, which puts weights into new memory."""
-        config, learner = self.config, self.learner
-        assert isinstance(learner, SoftActorCritic)  # discrete actions are refused before
-        through = (learner, self.model, self.reward_source, self.ends)
-        sizes: dict[str, Any] = {"gamma": config.gamma, "horizon": config.training_horizon}
-        generators = [g for g in (learner.generator, getattr(self.model, "generator", None)) if g is not None]
-        return captured(
-            lambda x: svg_update(*through, x[0], x[1], x[2:], **sizes),
-            device=self.device,
-            mode=config.compile,
-            generators=generators,
-        )
+        assert isinstance(self.learner, SoftActorCritic)  # discrete actions are refused before
+        through = (self.learner, self.model, self.reward_source, self.ends)
+        sizes: dict[str, Any] = {"gamma": self.config.gamma, "horizon": self.config.training_horizon}
+        return svg_update(*through, obs, step, self.bounds, **sizes)
 
     def _imagine_all(self, replay: Replay, timesteps: int) -> dict[str, Any]:
         """Imagine from replayed states: transitions to learn from, or states to begin from."""
