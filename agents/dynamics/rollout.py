@@ -335,11 +335,9 @@ class RewardHead(Stateful):
         loss = x.new_zeros(())
         with torch.enable_grad():
             for rows in draws:
-                loss = (self.net(x[rows]).squeeze(-1) - y[rows]).square().mean()
-                self._flat.grad.zero_()
-                loss.backward()
-                self._flat.step(HEAD_RATE, 10.0)
-        return loss.detach()
+                gap = self.net(x[rows]).squeeze(-1) - y[rows]
+                loss = self._flat.descend(gap.square().mean(), HEAD_RATE, 10.0)
+        return loss
 
 
 def spread(y: Tensor) -> Tensor:

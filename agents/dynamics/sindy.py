@@ -261,9 +261,8 @@ class Sindy(Stateful):
         target = (rows[3] - known["reward_mean"]) / known["reward_std"]
         draws = torch.randint(len(target), (steps, HEAD_BATCH), generator=self._generator, device=self.device)
         for number, batch in enumerate(draws):
-            self._flat.grad.zero_()
-            (self.head(inputs[batch])[:, 0] - target[batch]).square().mean().backward()
-            self._flat.step(HEAD_RATE * (1 - number / steps), 10.0)
+            gap = self.head(inputs[batch])[:, 0] - target[batch]
+            self._flat.descend(gap.square().mean(), HEAD_RATE * (1 - number / steps), 10.0)
 
 
 def _spread(values: Tensor) -> Tensor:

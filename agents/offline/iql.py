@@ -202,9 +202,7 @@ class IQL(Predictor):
         value_loss = self._value_loss(gap)
         q_loss = self._q_loss(net.q(outputs[Q], action), signal, continues, next_value, obs, outputs[3])
         policy_loss = -(weight * net.log_prob(net.policy(outputs[3]), action)).mean()
-        self._flat.grad.zero_()
-        (value_loss + q_loss + policy_loss).backward()
-        self._flat.step(config.learning_rate, math.inf)
+        self._flat.descend(value_loss + q_loss + policy_loss, config.learning_rate)
         with torch.no_grad():
             for old, new in zip(self._target, net.layers(Q)):
                 for x, y in zip(old, new):
