@@ -1,7 +1,7 @@
 """Dyna: act, learn a model of the environment from replay, and learn to act from what the model imagines.
 
 Imagined transitions are scored by the reward as it is when they are learned from. Every published variant of the one
-loop is a preset (`agents.dyna.config` has the table):
+loop is a preset (`agents.dyna.config`):
 
     act -> step -> replay        every `model_every` steps: fit the model, imagine from replayed states
                 |-> updates of actor and critics:   update=buffer  from imagined and real transitions    (MBPO)
@@ -9,7 +9,7 @@ loop is a preset (`agents.dyna.config` has the table):
                                                     update=none    from real transitions alone           (SAC, DQN)
 
 Sources: Sutton 1991, "Dyna, an Integrated Architecture for Learning, Planning, and Reacting"; Janner et al. 2019, arXiv
-1906.08253, algorithm 2; those of the variants stand in their table. Differences: no reward is stored, neither of real
+1906.08253, algorithm 2; those of the variants stand beside them. Differences: no reward is stored, neither of real
 nor of imagined transitions: each is relabelled when it is sampled (`relabel=False` is the control); fits have a budget
 of gradient steps; observations are whitened once, by the random steps at the beginning; weights that are NaN or
 infinite are replaced by the last finite ones.

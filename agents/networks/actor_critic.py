@@ -22,6 +22,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from envs import masks
 from envs.types import Obs
 
 CLIP = 10.0  # standard deviations at which a normalised observation is cut
@@ -159,15 +160,9 @@ class Actions:
     def __init__(self, space: spaces.Space) -> None:
         self.space = space
         self.gaussian = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
-        self.sizes: list[int] = []
-        self.start: np.ndarray = np.zeros(1, np.int64)
-        if isinstance(space, spaces.Discrete):
-            self.sizes, self.start = [int(space.n)], np.array([space.start])
-        elif isinstance(space, spaces.MultiDiscrete):
-            self.sizes, self.start = [int(n) for n in space.nvec.ravel()], np.asarray(space.start).ravel()
-        elif isinstance(space, spaces.MultiBinary):
-            self.sizes = [2] * int(np.prod(space.shape))
-        elif not self.gaussian:
+        self.sizes = masks.sizes(space)
+        self.start = np.asarray(getattr(space, "start", 0)).ravel()
+        if not (self.sizes or self.gaussian):
             raise ValueError(f"PPO cannot choose actions from {space}; give Discrete, MultiDiscrete or a Box of floats")
         self.shape = tuple(space.shape or ())
         self.dtype = space.dtype

@@ -189,7 +189,7 @@ def test_every_pass_plays_twice_the_episodes_of_the_last(passes):
     model = SQIRL(forks(1), SQIRLConfig(episodes=8, net_arch=[4]), seed=0)
     model.begin_rollout()
     model.passes = passes
-    assert model.collect(lambda reward, ended: True)
+    assert model.collect(lambda reward, ended, obs: True)
     played = model._played
     assert (played.ended & played.valid).sum(0).tolist() == [2 * 2**passes] * 4
 
