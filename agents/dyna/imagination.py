@@ -1,10 +1,4 @@
-"""The model side of `agents.dyna.agent`: a model, a reward source, when episodes end, and what was imagined.
-
-fit      the model, and what is learned beside it; then imagine from replayed states
-buffer   imagined transitions (update=buffer), relabelled when they are sampled
-states   imagined states to begin from (update=svg)
-plan     actions by search in the model
-"""
+"""The model side of `agents.dyna.agent`: a model, a reward source, when episodes end, and what was imagined."""
 
 from __future__ import annotations
 
@@ -96,6 +90,7 @@ class Imagination(Stateful):
             self.buffer = ImaginedBuffer(capacity, encoding, self.reward_source, retain=kept, device=device, seed=seed)
 
     def fit(self, replay: Replay, timesteps: int) -> dict[str, Any]:
+        """Fit the model, and what is learned beside it; then imagine from replayed states."""
         self.reward_source.timesteps = timesteps
         metrics: dict[str, Any] = dict(self.model.fit(replay))
         metrics |= self.reward_source.fit(replay, HEAD_STEPS)
@@ -137,11 +132,8 @@ class Imagination(Stateful):
         if svg:
             self._states.append((torch.cat([s[0] for s in states]), torch.cat([s[1] for s in states])))
             self._gather()
-        return {
-            "rollout_length": length / self.rollouts,
-            "diverged": diverged,
-            "penalty": penalty / length.clamp(min=1),
-        }
+        penalty = penalty / length.clamp(min=1)
+        return {"rollout_length": length / self.rollouts, "diverged": diverged, "penalty": penalty}
 
     def _imagine(self, obs: Tensor, step: Tensor, horizon: int) -> Imagined:
         config = self.config
@@ -279,9 +271,7 @@ def ending(spec: EnvSpec | None, encoding: SpaceEncoding, device: torch.device) 
     space: Any = encoding.action_space
     if encoding.discrete:
         return lambda obs, action, next_obs: rule(obs, action.argmax(-1) + int(space.start), next_obs)
-    low, high = (
-        torch.as_tensor(bound, dtype=torch.float32, device=device).ravel() for bound in (space.low, space.high)
-    )
+    low, high = (torch.as_tensor(b, dtype=torch.float32, device=device).ravel() for b in (space.low, space.high))
     return lambda obs, action, next_obs: rule(obs, low + (action.clamp(-1, 1) + 1) / 2 * (high - low), next_obs)
 
 

@@ -1,9 +1,5 @@
 """Planners: search a model for an action before taking it, for B states at once.
 
-    CEM     refits a Gaussian over action sequences to the best of them
-    MPPI    weights the best sequences by their return; some come from the policy
-    UPMPC   lets the policy propose first actions, and ranks them by return and by the model's uncertainty
-
     rollout = functools.partial(imagine, model, reward_function=reward_function, ends=ends, bounds=bounds)
     action = planner.plan(rollout, obs, value=value)
 

@@ -104,9 +104,8 @@ class Sindy(Stateful):
         next_obs = self._on_circles((obs + out[:-1].T).clamp(known["low"], known["high"]))
         reward = out[-1]
         if self.use_head:
-            reward = (
-                known["reward_mean"] + known["reward_std"] * self.head(self._head_inputs(obs, action, next_obs))[:, 0]
-            )
+            guess = self.head(self._head_inputs(obs, action, next_obs))[:, 0]
+            reward = known["reward_mean"] + known["reward_std"] * guess
         means = None
         if member_predictions:
             changes = known["coefficients"][:, :-1] @ self.library(variables)  # (K, D, B)

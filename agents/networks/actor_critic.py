@@ -1,12 +1,5 @@
 """Policy and value networks of our own agents: any observation in, a distribution over actions and K values out.
 
-    Inputs         an observation space as one flat float32 vector and a set of images
-    SpaceEncoding  both spaces as flat vectors that a model predicts, and back
-    Actions        an action space as a distribution: categoricals, or a Gaussian
-    ActorCritic    separate networks for policy and values; pixels share a convolutional trunk; a GRU if asked for
-    Glyphs         a trunk for observations in parts (NetHack)
-    cosines        between the policy gradients of reward streams, which `stream_gradients` gives
-
 Sources: layer sizes, orthogonal initialisation and activations are those of Stable-Baselines3's PPO, the convolutions
 Mnih et al. 2015's. Differences: a value head of K outputs; small images get small convolutions.
 """

@@ -94,6 +94,7 @@ class IQL(Predictor):
 
     Config: ClassVar[type[Any]] = IQLConfig
     learns_from: ClassVar[str] = "rewards"
+    mode: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -147,17 +148,6 @@ class IQL(Predictor):
             metrics = self._step(self._rows[draws[step % AHEAD]])
         self._refuse_diverged()
         return {name: float(value) for name, value in metrics.items()}
-
-    def predict(
-        self,
-        observation: Obs,
-        state: Any = None,
-        episode_start: Any = None,
-        deterministic: bool = True,
-        mask: Any = None,
-    ) -> tuple[np.ndarray, Any]:
-        """Actions for one observation or a batch (B, ...); the rest is for policies with a state, or masks."""
-        return super().predict(observation, state, episode_start, deterministic)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         vector = self.net.whitened(torch.as_tensor(self.encoding.vector(obs), device=self.device))

@@ -126,9 +126,7 @@ class DQNConfig(OffPolicyConfig):
     train_freq: int = 4
     gradient_steps: int = setting(1, tune=(1, 2, 4, -1, "choice"))
     target_update_interval: int = setting(1_000, "steps between copies of the target", low=1, tune=(100, 10_000, "log"))
-    exploration_fraction: float = setting(
-        0.2, "share of training until epsilon is at its end", low=0, high=1, tune=(0.05, 0.5)
-    )
+    exploration_fraction: float = setting(0.2, "share of training until epsilon ends", low=0, high=1, tune=(0.05, 0.5))
     exploration_initial_eps: float = setting(1.0, "epsilon at first", low=0, high=1)
     exploration_final_eps: float = setting(0.05, "epsilon in the end", low=0, high=1, tune=(0.01, 0.2))
     max_grad_norm: float | None = setting(10.0, "longer gradients are shortened to it", above=0)

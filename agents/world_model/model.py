@@ -158,9 +158,8 @@ class LatentModel(nn.Module):
 
     def _replayed(self, seq: Sequences, states: State) -> Replayed:
         states = {name: part.detach() for name, part in states.items()}
-        return Replayed(
-            states, self.cell.features(states), seq.action, seq.reward, seq.terminated, seq.first, seq.valid
-        )
+        features = self.cell.features(states)
+        return Replayed(states, features, seq.action, seq.reward, seq.terminated, seq.first, seq.valid)
 
     def _recurrent_losses(self, seq: Sequences, states: State, stats: dict[str, Any]) -> dict[str, Tensor]:
         config, weight, both = self.config, seq.valid.to(seq.reward.dtype), self.cell.kl(stats)
@@ -273,9 +272,7 @@ class ObservationDecoder(nn.Module):
         self.numbers = encoding.obs_size
         if encoding.obs_size:
             self.mlp = mlp(features, hidden, encoding.obs_size)
-        self.images = nn.ModuleDict(
-            {f"image_{k}": _deconvolutions(features, shape) for k, shape in encoding.images.items()}
-        )
+        self.images = nn.ModuleDict({f"image_{k}": _deconvolutions(features, s) for k, s in encoding.images.items()})
 
     def forward(self, features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         leading, flat = features.shape[:-1], features.reshape(-1, features.shape[-1])

@@ -135,11 +135,8 @@ def _cast(values: Any, space: Any) -> Any:
             return None
         made = {key: _cast(values[key], space[key]) for key in space}
         return None if any(value is None for value in made.values()) else made
-    if (
-        space.shape is None
-        or values.shape[1:] != space.shape
-        or not np.can_cast(values.dtype, space.dtype, "same_kind")
-    ):
+    shaped = space.shape is not None and values.shape[1:] == space.shape
+    if not (shaped and np.can_cast(values.dtype, space.dtype, "same_kind")):
         return None
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         high = space.start + (space.n if isinstance(space, spaces.Discrete) else space.nvec)
