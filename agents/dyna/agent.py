@@ -1,7 +1,6 @@
 """Dyna: act, learn a model of the environment from replay, and learn to act from what the model imagines.
 
-Imagined transitions are scored by the reward as it is when they are learned from. Every published variant of the one
-loop is a preset (`agents.dyna.config`):
+Every published variant of the one loop is a preset (`agents.dyna.config`):
 
     act -> step -> replay        every `model_every` steps: fit the model, imagine from replayed states
                 |-> updates of actor and critics:   update=buffer  from imagined and real transitions    (MBPO)

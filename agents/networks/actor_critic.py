@@ -80,11 +80,6 @@ class Inputs:
 class SpaceEncoding(Inputs):
     """Spaces as flat vectors for networks that predict them: `Inputs` and actions, in both directions.
 
-        encoding.vector(obs)            (N, D)   boxes ravelled, Discrete and MultiDiscrete one-hot; images apart
-        encoding.obs(vector, pixels)    the observation again, as the environment gives it
-        encoding.encode(action)         (N, A)   a Box scaled to [-1, 1], Discrete one-hot
-        encoding.decode(vector)         the action again, as the environment takes it
-
     `obs_size` is D, `action_size` A; `discrete` says whether one of A actions is chosen. A ValueError refuses
     observations without an array form, and actions other than Discrete and a bounded Box of floats.
     """
@@ -127,7 +122,7 @@ class SpaceEncoding(Inputs):
         return parts[""] if self.bare else {key: parts[key] for key in self.observation_space.spaces}
 
     def encode(self, action: Any) -> np.ndarray:
-        """Actions (*leading axes, *shape) as float32 (*leading axes, A)."""
+        """Actions (*leading axes, *shape) as float32 (*leading axes, A): a Box scaled to [-1, 1], Discrete one-hot."""
         action = np.asarray(action)
         if self.discrete:
             return np.eye(self.action_size, dtype=np.float32)[action - self.action_space.start]

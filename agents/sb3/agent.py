@@ -2,9 +2,6 @@
 
     model = SB3PPO.build(SB3PPOConfig(), make_venv("CartPole-v1", 8, seed=0), seed=0, device="cpu")
 
-`driver` is how a learned reward reaches the agent: "rollout" (scored once a rollout, by a callback) or "relabel"
-(scored when the replay buffer is sampled; the buffer class is handed in as `buffer`).
-
 Sources: the papers named at each class; defaults are SB3's except where the help of a setting says so.
 """
 
@@ -167,7 +164,7 @@ class SB3Agent:
     """One algorithm: which class, which Config, which action spaces, which driver."""
 
     Config: ClassVar[type[SB3Config]] = SB3Config
-    driver: ClassVar[str] = "rollout"
+    driver: ClassVar[str] = "rollout"  # when a learned reward scores: that, or "relabel": as the replay is sampled
     actions: ClassVar[tuple[type[spaces.Space], ...]] = ARRAYS
     n_envs: ClassVar[int] = 8  # environments side by side, unless the user says otherwise
     algorithm: ClassVar[str]  # module:class

@@ -125,12 +125,7 @@ class Behaviour(nn.Module):
     networks: ClassVar[dict[str, str]]  # name -> the attribute with a network trained as a vector, or following one
 
     def __init__(
-        self,
-        config: WorldModelConfig,
-        encoding: SpaceEncoding,
-        features: int,
-        generator: torch.Generator,
-        seed: int = 0,
+        self, config: WorldModelConfig, encoding: SpaceEncoding, features: int, generator: torch.Generator, seed: int
     ) -> None:
         super().__init__()
         self.config, self.generator = config, generator

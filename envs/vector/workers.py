@@ -4,8 +4,8 @@ Environment i lives in worker i modulo `processes`, so each worker has a part of
 actions of one group, every worker steps the other. The numbers are those of `envs.vector.in_process.InProcess`,
 whatever the number of processes.
 
-    actions, observations, rewards, flags, frames   one block of anonymous shared memory; nothing is left in /dev/shm
-    commands, replies, texts                        two pipes per worker; waiting sleeps
+Arrays lie in one block of anonymous shared memory, of which nothing is left in /dev/shm; commands, replies and texts go
+through two pipes per worker, where waiting sleeps.
 
 A worker that dies, or does not reply in time, is replaced: its environments are made again with seeds that follow from
 the old ones, and their running episodes end as truncated in rows that are no transitions (`infos["lost"]`). So is one
