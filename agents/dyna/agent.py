@@ -25,7 +25,6 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
 from agents.base import BaseAgent, Means, OnStep, Steps
@@ -91,7 +90,8 @@ class Dyna(BaseAgent):
         self.imagination: Imagination | None = None
         parts: dict[str, Any] = {"learner": self.learner}
         if settings.uses_model:
-            self.imagination = Imagination(settings, encoding, self.scorer, self.learner, _spec(envs), **place)
+            spec = getattr(envs, "spec", None) or getattr(next(iter(getattr(envs, "envs", [])), None), "spec", None)
+            self.imagination = Imagination(settings, encoding, self.scorer, self.learner, spec, **place)
             self.notes = self.imagination.notes
             if settings.planner != "none":
                 parts["model"] = self.imagination.model
@@ -215,10 +215,6 @@ class Dyna(BaseAgent):
         if self._fitted_at is not None:
             self._fitted_at = self.replay.added - self.config.model_every  # imagined rewards are fitted at once
             self.keep_finite()
-
-
-def _spec(envs: gym.vector.VectorEnv) -> EnvSpec | None:
-    return getattr(envs, "spec", None) or getattr(next(iter(getattr(envs, "envs", [])), None), "spec", None)
 
 
 def _slice(rows: Rows | None, i: int, size: int) -> Rows | None:

@@ -153,7 +153,6 @@ class DynaConfig(LearnerConfig):
             and (self.filter, self.uncertainty, self.adaptive) != ("none", "none", "none"),
             "agent: update=none imagines nothing for filter, uncertainty or adaptive to change; use update=buffer",
         )
-
         self.refuse_if(
             (self.demos or self.imitate) and not self.relabel,
             "agent.relabel=False keeps old rewards, which demos and imitate have not; leave one out",

@@ -184,9 +184,8 @@ class PPO(BaseAgent):
         collector, config = self.collector, self.config
         returns = advantage + collector.values[:-1]
         total = np.einsum("tnk,tnk,k->tn", advantage, weights, self.seen.astype(np.float32))
-        numbers = np.concatenate(
-            [collector.log_prob[..., None], total[..., None], returns], -1, dtype=np.float32, casting="same_kind"
-        )
+        columns = [collector.log_prob[..., None], total[..., None], returns]
+        numbers = np.concatenate(columns, -1, dtype=np.float32, casting="same_kind")
         if not is_finite(numbers):
             collector.rollout.refuse_finals()
             what = "returns" if is_finite(collector.values) else "policy's values"

@@ -8,7 +8,6 @@ Sources: the papers named at each class; defaults are SB3's except where the hel
 import copy
 import functools
 import math
-import operator
 import pkgutil
 import time
 import warnings
@@ -472,7 +471,7 @@ def get_state(model: Any) -> dict[str, Any]:
     modules, variables = model._get_torch_save_params()
     state: dict[str, Any] = {}
     for group, names in {"modules": modules, "variables": variables, **_ATTRIBUTES}.items():
-        values = {name: _attribute(model, name) for name in names}
+        values = {n: functools.reduce(lambda x, key: getattr(x, key, None), n.split("."), model) for n in names}
         state[group] = {name: state_of(value) for name, value in values.items() if value is not None}
     state["windows"] = {name: list(getattr(model, name) or []) for name in _WINDOWS}
     state["action_rng"] = model.action_space.np_random.bit_generator.state
@@ -497,13 +496,6 @@ def set_state(model: Any, state: dict[str, Any]) -> None:
         model._last_lstm_states = type(states)(pi, vf)
     if "replay" in state:
         load_buffer(model.replay_buffer, state["replay"])
-
-
-def _attribute(model: Any, name: str) -> Any:
-    try:
-        return operator.attrgetter(name)(model)
-    except AttributeError:
-        return None
 
 
 def _buffer_arrays(buffer: Any) -> dict[str, Any]:

@@ -15,32 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import torch
-from torch import Tensor
 
 from agents.dyna.agent import Dyna
 from agents.dyna.config import DynaConfig
 from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
 from agents.networks.actor_critic import SpaceEncoding
 from agents.off_policy.sac import LearnerConfig, SoftActorCritic
+from agents.replay.replay import Rows
 from benchmarks.speed.measure import Measure, interleave, ratio
 
 ROUNDS, STARTS, ROWS = 3, 300, 10_000
 TASK = "HalfCheetah-v5"
 SAME: dict[str, Any] = {"net_arch": [256, 256], "learning_rate": 3e-4, "batch_size": 256, "learning_starts": STARTS}
-
-
-class Batch(NamedTuple):
-    """What an update reads."""
-
-    obs: Tensor
-    action: Tensor
-    reward: Tensor
-    next_obs: Tensor
-    discount: Tensor
 
 
 def run(folder: Path, rounds: int = ROUNDS, share: float = 1.0) -> dict[str, float]:
@@ -108,7 +98,8 @@ def _update(steps: int, fused: bool = True) -> Measure:
         draw = torch.Generator().manual_seed(0)
         obs, next_obs = torch.randn(2, 256, 17, generator=draw)
         action, reward = torch.randn(256, 6, generator=draw).tanh(), torch.randn(256, generator=draw)
-        batch = Batch(obs, action, reward, next_obs, torch.full((256,), 0.99))
+        nothing = torch.zeros(256, dtype=torch.int64)
+        batch = Rows(obs, action, reward, next_obs, torch.full((256,), 0.99), nothing, nothing)
 
         def work(count: int = steps) -> None:
             for _ in range(count):

@@ -79,22 +79,20 @@ def fitted(batch: Transitions, env: gym.Env) -> Transitions:
     return in_spaces(batch, env.observation_space, env.action_space, name_of(env))
 
 
-def in_spaces(
-    batch: Transitions, observation_space: spaces.Space, action_space: spaces.Space, name: str
-) -> Transitions:
+def in_spaces(rows: Transitions, observation_space: spaces.Space, action_space: spaces.Space, name: str) -> Transitions:
     """As `fitted`, for the spaces of what has that name."""
     both = {"obs": ("observations", observation_space), "action": ("actions", action_space)}
     made = {}
     for part in ("obs", "action", "next_obs"):
         what, space = both.get(part, both["obs"])
-        values = getattr(batch, part)
+        values = getattr(rows, part)
         if (cast := _cast(values, space)) is None:
             raise ValueError(
                 f"the {what} recorded, {_shown(values)}, are not those of {name}, {space}; give the environment "
                 "that they are from, as in env=Pendulum-v1"
             )
         made[part] = cast
-    return batch.replace(**made)
+    return rows.replace(**made)
 
 
 def learnable(
