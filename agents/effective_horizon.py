@@ -50,14 +50,7 @@ class Played:
 
 
 def gorp(
-    clones: Clones,
-    scorer: Any,
-    k: int,
-    m: int,
-    *,
-    seed: int = 0,
-    max_steps: int | None = None,
-    budget: int = 10_000_000,
+    clones: Clones, scorer: Any, k: int, m: int, *, seed: int = 0, max_steps: int | None = None, budget: int = 10**7
 ) -> Played | None:
     """Play one episode, greedily on the best of A^k sequences of actions, each followed m times by random play.
 

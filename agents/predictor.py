@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import gymnasium as gym
 import numpy as np
@@ -41,6 +41,7 @@ class Predictor(ABC):
     action_space: gym.Space
     config: Any
     policy: Any
+    mode: ClassVar[bool] = False  # whether `predict` gives the mode unless asked for a sample, not the other way round
     masked: bool = False  # whether it was trained with action masks, which it then needs to act
 
     def predict(
@@ -48,7 +49,7 @@ class Predictor(ABC):
         observation: Obs,
         state: Any = None,
         episode_start: Any = None,
-        deterministic: bool = False,
+        deterministic: bool | None = None,
         mask: Any = None,
     ) -> tuple[np.ndarray, Any]:
         """Actions for one observation or a batch (B, ...), and the state (B, ...) of a policy that has one, else None.
@@ -60,7 +61,7 @@ class Predictor(ABC):
         rows = map_obs(lambda x: np.asarray(x)[None], observation) if single else observation
         n = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
         starts = np.zeros(n, bool) if episode_start is None else np.asarray(episode_start, bool).reshape(n)
-        given: list[Any] = [rows, state, starts, deterministic]
+        given: list[Any] = [rows, state, starts, self.mode if deterministic is None else deterministic]
         if self.masked:
             given.append(needed(mask, self.action_space, n))
         with torch.no_grad():

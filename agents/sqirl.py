@@ -210,11 +210,8 @@ class SQIRL(BaseAgent):
             order = torch.randperm(len(x), generator=self.draw, device=self.device)
             for part in order.split(config.batch_size):
                 q = net(x[part])[0].gather(-1, action[part, None])[:, 0]
-                loss = (q - target[part]).square().mean()
-                flat.grad.zero_()
-                loss.backward()
-                flat.step(config.learning_rate, 10.0)
-        return float(loss.detach())
+                loss = flat.descend((q - target[part]).square().mean(), config.learning_rate, 10.0)
+        return float(loss)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         """Greedy in either case; the state, int (B,), counts the steps of each episode."""

@@ -59,6 +59,13 @@ class Flat(Stateful):
         self.value[places], self.mean[places], self.square[places] = part.value, part.mean, part.square
         self.steps.copy_(part.steps)
 
+    def descend(self, loss: Tensor, learning_rate: float, max_grad_norm: float = math.inf) -> Tensor:
+        """`step` along the gradient of a loss (), which is given back detached."""
+        self.grad.zero_()
+        loss.backward()
+        self.step(learning_rate, max_grad_norm)
+        return loss.detach()
+
     def step(self, learning_rate: float, max_grad_norm: float = math.inf) -> None:
         """Clip the gradient to a norm, then Adam (Kingma & Ba 2015)."""
         self.clip(max_grad_norm)

@@ -76,9 +76,7 @@ def needed(mask: Any, space: spaces.Space, rows: int) -> np.ndarray:
         allowed = mask != 0
         if allows(allowed, groups).all():
             return allowed
-    return np.stack(
-        [checked(row, groups, f"given to predict (row {i})") for i, row in enumerate(mask)]
-    )  # names the row
+    return np.stack([checked(row, groups, f"given to predict (row {i})") for i, row in enumerate(mask)])
 
 
 def sample(space: spaces.Space, mask: np.ndarray | None = None) -> Any:

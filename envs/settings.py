@@ -120,10 +120,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not declared[name].allows(value):
                 shown, known = repr(value) if isinstance(value, str) else value, declared[name].range
-                words = (
-                    f"is unknown; give {known}" if declared[name].choices else f"is out of range; give a number {known}"
-                )
-                raise ValueError(f"{self.prefix}{name}={shown} {words}")
+                words = "is unknown; give" if declared[name].choices else "is out of range; give a number"
+                raise ValueError(f"{self.prefix}{name}={shown} {words} {known}")
 
     def refuse_if(self, wrong: object, sentence: str) -> None:
         """Raise a ValueError with this sentence, in which {name} is the value of a field, if `wrong`."""

@@ -1,10 +1,5 @@
 """Builders: what each interface returns -> Transitions.
 
-    Gymnasium step         the true successor comes as it is
-    Gymnasium vector step  SAME_STEP hides it in `final_obs`; NEXT_STEP spends a step on resetting: no transition
-    SB3 VecEnv step        hides it in `infos[i]["terminal_observation"]`
-    SB3 replay buffer      stores the true successor
-
 A `Cursor` goes with single steps, a `Chunk` collects rows of any kind; for whole rollouts see `envs.transitions`.
 Frames, texts and signals travel in `info["frame"]`, `info["text"]` and `info["signals"]`, and describe the observation
 returned with them; a `Cursor` remembers those of the current observation.

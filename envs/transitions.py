@@ -140,11 +140,6 @@ def reset_mode(envs: Any) -> AutoresetMode:
 class Rollout:
     """T steps of N environments, written in place into arrays that are allocated once.
 
-        rollout.begin(obs, infos)                  once, after the first reset
-        rollout.write(t, group, *step)             what a vector environment returned; a group of columns at a time
-        rollout.transitions(requires)              the (T, N) batch, true successors included
-        rollout.roll()                             the last observation becomes the first of the next rollout
-
     An episode's true last observation is kept aside, because SAME_STEP puts the next episode's first in its place. A
     row that only resets (NEXT_STEP) is written with `valid == False`; so is one in which an episode was lost with its
     worker, which is truncated besides. `modality_names` says which of frame, text and signals to keep.
@@ -169,6 +164,7 @@ class Rollout:
         self._next_obs: Any = None
 
     def begin(self, obs: Obs, infos: Infos) -> None:
+        """Once, after the first reset."""
         put(self.obs, 0, obs)
         self.first_step[:] = 0
         self.resetting[:] = False
@@ -177,6 +173,7 @@ class Rollout:
     def write(
         self, t: int, group: slice, obs: Obs, rewards: Array, terminations: Array, truncations: Array, infos: Infos
     ) -> None:
+        """Keep what a vector environment returned for a group of its columns."""
         put(self.obs, (t + 1, group), obs)
         self.reward[t, group] = rewards
         self.terminated[t, group] = terminations

@@ -138,9 +138,8 @@ class Trees(nn.Module):
             new = torch.from_numpy(np.stack([getattr(tree, name) for tree in trees])).to(self.leaf.device)
             self.put(name, torch.cat([getattr(self, name), new]))
         for tree in trees:
-            self.importance.index_add_(
-                0, *(torch.from_numpy(x).to(self.leaf.device) for x in (tree.feature, tree.gain))
-            )
+            feature, gain = (torch.from_numpy(x).to(self.leaf.device) for x in (tree.feature, tree.gain))
+            self.importance.index_add_(0, feature, gain)
 
     def put(self, name: str, value: Tensor) -> None:
         setattr(self, name, nn.Parameter(value) if name == "leaf" else value)

@@ -1,7 +1,6 @@
 """Dyna: act, learn a model of the environment from replay, and learn to act from what the model imagines.
 
-Imagined transitions are scored by the reward as it is when they are learned from. Every published variant of the one
-loop is a preset (`agents.dyna.config` has the table):
+Every published variant of the one loop is a preset (`agents.dyna.config`):
 
     act -> step -> replay        every `model_every` steps: fit the model, imagine from replayed states
                 |-> updates of actor and critics:   update=buffer  from imagined and real transitions    (MBPO)
@@ -9,7 +8,7 @@ loop is a preset (`agents.dyna.config` has the table):
                                                     update=none    from real transitions alone           (SAC, DQN)
 
 Sources: Sutton 1991, "Dyna, an Integrated Architecture for Learning, Planning, and Reacting"; Janner et al. 2019, arXiv
-1906.08253, algorithm 2; those of the variants stand in their table. Differences: no reward is stored, neither of real
+1906.08253, algorithm 2; those of the variants stand beside them. Differences: no reward is stored, neither of real
 nor of imagined transitions: each is relabelled when it is sampled (`relabel=False` is the control); fits have a budget
 of gradient steps; observations are whitened once, by the random steps at the beginning; weights that are NaN or
 infinite are replaced by the last finite ones.
@@ -26,7 +25,6 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
 from agents.base import BaseAgent, Means, OnStep, Steps
@@ -34,7 +32,6 @@ from agents.dyna.config import DynaConfig
 from agents.dyna.imagination import Imagination
 from agents.dynamics.rollout import RewardSource
 from agents.networks.actor_critic import SpaceEncoding
-from agents.networks.cuda_graphs import captured
 from agents.off_policy import compiled
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
@@ -85,16 +82,16 @@ class Dyna(BaseAgent):
         self.replay = make(*rows, encoding, self.replay_scorer, gamma=settings.gamma, **place)
         kind: Any = DeepQ if encoding.discrete else SoftActorCritic
         self.learner = kind(encoding.obs_size, encoding.action_size, settings, **place)
-        generators = [self.learner.generator]
-        self._learn = captured(self.learner.update, device=self.device, mode=settings.compile, generators=generators)
-        alone = self.learner.update if encoding.discrete else functools.partial(self.learner.update, actor=False)
-        self._learn_critics = captured(alone, device=self.device, mode=settings.compile, generators=generators)
-        if encoding.discrete:
+        self._learn = self._learn_critics = self.learner.update
+        if isinstance(self.learner, SoftActorCritic):
+            self._learn_critics = functools.partial(self.learner.update, actor=False)
+        else:
             self.learner.epsilon.fill_(settings.epsilon)
         self.imagination: Imagination | None = None
         parts: dict[str, Any] = {"learner": self.learner}
         if settings.uses_model:
-            self.imagination = Imagination(settings, encoding, self.scorer, self.learner, _spec(envs), **place)
+            spec = getattr(envs, "spec", None) or getattr(next(iter(getattr(envs, "envs", [])), None), "spec", None)
+            self.imagination = Imagination(settings, encoding, self.scorer, self.learner, spec, **place)
             self.notes = self.imagination.notes
             if settings.planner != "none":
                 parts["model"] = self.imagination.model
@@ -218,10 +215,6 @@ class Dyna(BaseAgent):
         if self._fitted_at is not None:
             self._fitted_at = self.replay.added - self.config.model_every  # imagined rewards are fitted at once
             self.keep_finite()
-
-
-def _spec(envs: gym.vector.VectorEnv) -> EnvSpec | None:
-    return getattr(envs, "spec", None) or getattr(next(iter(getattr(envs, "envs", [])), None), "spec", None)
 
 
 def _slice(rows: Rows | None, i: int, size: int) -> Rows | None:

@@ -1,21 +1,4 @@
-"""Settings of `agents.dyna.agent.Dyna`: every published variant is a preset, a dict of settings.
-
-| preset | settings, beside the defaults | source |
-| --- | --- | --- |
-| mbpo | none: the defaults | Janner et al. 2019, arXiv 1906.08253 |
-| sac | update=none: no model at all; DQN where actions are discrete | Haarnoja et al. 2018, arXiv 1812.05905 |
-| single | one Gaussian network: cheap, and enough for classic control | |
-| dhmbpo | update=svg; critics with LayerNorm; bounded targets | Kubo et al. 2025, arXiv 2512.15439 |
-| lipschitz | one deterministic network; robust critics | Zheng et al. 2023, "Is Model Ensemble Necessary?" |
-| hl_gauss | the value is a histogram | Farebrother et al. 2024, arXiv 2403.03950 |
-| coplanner | planner=upmpc: optimistic in acting, pessimistic in imagination | Wang et al. 2024, arXiv 2310.07220 |
-| macura | rollouts continue as long as the members agree | Frauenknecht et al. 2024, arXiv 2405.19014 |
-| morec | long rollouts of outcomes that a discriminator accepts as real | Luo et al. 2024, arXiv 2310.05422 |
-| mopo | lowers the reward where the model is uncertain | Yu et al. 2020, arXiv 2005.13239 |
-| sindy | model=sindy: sparse polynomials | Zolman et al. 2024, arXiv 2403.09110 |
-| factored | model=factored: discrete entries one by one | Young et al. 2023, arXiv 2211.02222 |
-| rlpd | update=none; 10 critics with LayerNorm, targets by two of them; for demonstrations | Ball et al. 2023 |
-| pets | planner=cem: no policy, only a model | Chua et al. 2018, arXiv 1805.12114 |
+"""Settings of `agents.dyna.agent.Dyna`: every published variant is a preset, a dict of settings beside the defaults.
 
 Sizes are for one CPU core. On a GPU take the sources', as model_hidden=[200,200,200,200] members=7 updates_per_step=20.
 """
@@ -27,11 +10,11 @@ from agents.dynamics.rollout import PENALTIES, HorizonSchedule
 from agents.off_policy.sac import LearnerConfig
 from envs.settings import setting
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "mbpo": {},
-    "sac": {"update": "none"},
-    "single": {"members": 1},
-    "dhmbpo": {
+PRESETS: dict[str, dict[str, Any]] = {  # with the sources, by their numbers on arXiv
+    "mbpo": {},  # Janner et al. 2019, 1906.08253
+    "sac": {"update": "none"},  # Haarnoja et al. 2018, 1812.05905; DQN where actions are discrete
+    "single": {"members": 1},  # one Gaussian network: cheap, and enough for classic control
+    "dhmbpo": {  # Kubo et al. 2025, 2512.15439
         "update": "svg",
         "updates_per_step": 1.0,
         "training_horizon": 3,
@@ -45,15 +28,17 @@ PRESETS: dict[str, dict[str, Any]] = {
         "entropy": "auto_0.1",
         "bounded_targets": True,
     },
+    # Zheng et al. 2023, "Is Model Ensemble Necessary?"
     "lipschitz": {"members": 1, "model_kind": "det", "lipschitz": "robust"},
-    "hl_gauss": {"head": "hl_gauss"},
-    "coplanner": {"planner": "upmpc", "real_ratio": 0.5, "rollouts_per_step": 20},
-    "macura": {"adaptive": "macura", "horizon": 10, "rollouts_per_step": 20},
-    "morec": {"filter": "morec", "horizon": 20, "rollouts_per_step": 10},
-    "mopo": {"uncertainty": "aleatoric_max", "horizon": 5, "rollouts_per_step": 20},
-    "sindy": {"model": "sindy", "members": 20, "horizon": 5, "rollouts_per_step": 20},
+    "hl_gauss": {"head": "hl_gauss"},  # Farebrother et al. 2024, 2403.03950: the value is a histogram
+    "coplanner": {"planner": "upmpc", "real_ratio": 0.5, "rollouts_per_step": 20},  # Wang et al. 2024, 2310.07220
+    "macura": {"adaptive": "macura", "horizon": 10, "rollouts_per_step": 20},  # Frauenknecht et al. 2024, 2405.19014
+    "morec": {"filter": "morec", "horizon": 20, "rollouts_per_step": 10},  # Luo et al. 2024, 2310.05422
+    "mopo": {"uncertainty": "aleatoric_max", "horizon": 5, "rollouts_per_step": 20},  # Yu et al. 2020, 2005.13239
+    "sindy": {"model": "sindy", "members": 20, "horizon": 5, "rollouts_per_step": 20},  # Zolman et al. 2024, 2403.09110
+    # Young et al. 2023, 2211.02222
     "factored": {"model": "factored", "members": 1, "horizon": 10, "rollouts_per_step": 10, "normalize_obs": "none"},
-    "rlpd": {
+    "rlpd": {  # Ball et al. 2023, 2302.02948; for demonstrations
         "update": "none",
         "critics": 10,
         "subset": 2,
@@ -62,6 +47,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "updates_per_step": 4.0,
         "actor_every": 4,
     },
+    # Chua et al. 2018, 1805.12114
     "pets": {"update": "none", "planner": "cem", "updates_per_step": 0.0, "plan_horizon": 15, "plan_candidates": 200},
 }
 
@@ -125,7 +111,6 @@ class DynaConfig(LearnerConfig):
     normalize_obs: str = setting(None, "first: by the random steps", choices=("none", "first"), otherwise="first")
     epsilon: float = setting(None, "share of random actions, where they are discrete", low=0, high=1, otherwise=0.1)
     rollout: int = setting(100, "environment steps between two points where a run can be saved", low=1)
-    compile: str = setting("auto", "auto: updates are CUDA graphs on a GPU", choices=("auto", "off"))
     net_arch: list[int] = setting(None, "units of the hidden layers of actor and critics", low=1, otherwise=[128, 128])
     learning_rate: float = setting(None, "of actor, critics", above=0, high=1, otherwise=1e-3, tune=(1e-4, 3e-3, "log"))
     gamma: float = setting(None, "discount", above=0, high=1, otherwise=0.99, tune=(0.9, 0.999))
@@ -171,7 +156,6 @@ class DynaConfig(LearnerConfig):
             and (self.filter, self.uncertainty, self.adaptive) != ("none", "none", "none"),
             "agent: update=none imagines nothing for filter, uncertainty or adaptive to change; use update=buffer",
         )
-
         self.refuse_if(
             (self.demos or self.imitate) and not self.relabel,
             "agent.relabel=False keeps old rewards, which demos and imitate have not; leave one out",

@@ -131,9 +131,7 @@ class Discriminator(Stateful):
         loss = binary_cross_entropy_with_logits(logits, labels)
         mixed = torch.rand(len(real), 1, generator=self.generator, device=self.device)
         penalty = gradient_penalty(self.judge, fake.lerp(real, mixed))
-        self._flat.grad.zero_()
-        (loss + self.config.gradient_weight * penalty).backward()
-        self._flat.step(self.config.learning_rate, 10.0)
+        self._flat.descend(loss + self.config.gradient_weight * penalty, self.config.learning_rate, 10.0)
         return loss.detach(), penalty.detach()
 
     @torch.no_grad()

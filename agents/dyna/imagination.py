@@ -1,10 +1,4 @@
-"""The model side of `agents.dyna.agent`: a model, a reward source, when episodes end, and what was imagined.
-
-fit      the model, and what is learned beside it; then imagine from replayed states
-buffer   imagined transitions (update=buffer), relabelled when they are sampled
-states   imagined states to begin from (update=svg)
-plan     actions by search in the model
-"""
+"""The model side of `agents.dyna.agent`: a model, a reward source, when episodes end, and what was imagined."""
 
 from __future__ import annotations
 
@@ -38,7 +32,6 @@ from agents.dynamics.rollout import (
 from agents.dynamics.sindy import Sindy, SindyConfig
 from agents.dynamics.true import TrueModel
 from agents.networks.actor_critic import SpaceEncoding
-from agents.networks.cuda_graphs import captured
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.replay import Replay, Rows
@@ -95,18 +88,15 @@ class Imagination(Stateful):
         if config.update == "buffer":
             capacity, kept = config.retain * self.rollouts * self.horizon.longest, config.retain
             self.buffer = ImaginedBuffer(capacity, encoding, self.reward_source, retain=kept, device=device, seed=seed)
-        elif config.update == "svg":
-            self._update = self._capture()
 
     def fit(self, replay: Replay, timesteps: int) -> dict[str, Any]:
+        """Fit the model, and what is learned beside it; then imagine from replayed states."""
         self.reward_source.timesteps = timesteps
         metrics: dict[str, Any] = dict(self.model.fit(replay))
         metrics |= self.reward_source.fit(replay, HEAD_STEPS)
         if self.discriminator is not None:
             metrics |= self.discriminator.fit(replay, self.model, self.config.model_steps)
         self.bounds = replay.bounds()
-        if self.config.update == "svg":
-            self._update = self._capture()
         if self.config.update != "none":
             with torch.no_grad():
                 metrics |= self._imagine_all(replay, timesteps)
@@ -114,21 +104,10 @@ class Imagination(Stateful):
 
     def update(self, obs: Tensor, step: Tensor) -> dict[str, Tensor]:
         """One update of actor and critics through the model, from states (B, D) and their steps (B,)."""
-        return self._update((obs, step, *self.bounds))
-
-    def _capture(self) -> Any:
-        """The update as one launch on a GPU; captured again after each fit, which puts weights into new memory."""
-        config, learner = self.config, self.learner
-        assert isinstance(learner, SoftActorCritic)  # discrete actions are refused before
-        through = (learner, self.model, self.reward_source, self.ends)
-        sizes: dict[str, Any] = {"gamma": config.gamma, "horizon": config.training_horizon}
-        generators = [g for g in (learner.generator, getattr(self.model, "generator", None)) if g is not None]
-        return captured(
-            lambda x: svg_update(*through, x[0], x[1], x[2:], **sizes),
-            device=self.device,
-            mode=config.compile,
-            generators=generators,
-        )
+        assert isinstance(self.learner, SoftActorCritic)  # discrete actions are refused before
+        through = (self.learner, self.model, self.reward_source, self.ends)
+        sizes: dict[str, Any] = {"gamma": self.config.gamma, "horizon": self.config.training_horizon}
+        return svg_update(*through, obs, step, self.bounds, **sizes)
 
     def _imagine_all(self, replay: Replay, timesteps: int) -> dict[str, Any]:
         """Imagine from replayed states: transitions to learn from, or states to begin from."""
@@ -153,11 +132,8 @@ class Imagination(Stateful):
         if svg:
             self._states.append((torch.cat([s[0] for s in states]), torch.cat([s[1] for s in states])))
             self._gather()
-        return {
-            "rollout_length": length / self.rollouts,
-            "diverged": diverged,
-            "penalty": penalty / length.clamp(min=1),
-        }
+        penalty = penalty / length.clamp(min=1)
+        return {"rollout_length": length / self.rollouts, "diverged": diverged, "penalty": penalty}
 
     def _imagine(self, obs: Tensor, step: Tensor, horizon: int) -> Imagined:
         config = self.config
@@ -295,9 +271,7 @@ def ending(spec: EnvSpec | None, encoding: SpaceEncoding, device: torch.device) 
     space: Any = encoding.action_space
     if encoding.discrete:
         return lambda obs, action, next_obs: rule(obs, action.argmax(-1) + int(space.start), next_obs)
-    low, high = (
-        torch.as_tensor(bound, dtype=torch.float32, device=device).ravel() for bound in (space.low, space.high)
-    )
+    low, high = (torch.as_tensor(b, dtype=torch.float32, device=device).ravel() for b in (space.low, space.high))
     return lambda obs, action, next_obs: rule(obs, low + (action.clamp(-1, 1) + 1) / 2 * (high - low), next_obs)
 
 

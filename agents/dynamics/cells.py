@@ -5,10 +5,6 @@
     state = cell.step({k: v[-1] for k, v in states.items()}, action[-1])    one step on, imagined
     cell.features(states)                                       (L, B, F), what every other network reads
 
-    RSSM      recurrent memory and a stochastic latent (Dreamer)
-    SSM       a linear recurrence, computed for a whole sequence at once (Drama)
-    SimNorm   no memory; a latent of small simplices that predicts itself (TD-MPC2)
-
 A state is a dict of tensors: "z", the latent (..., Z), and for cells that remember "h", the memory (..., H).
 The state given to `observe` is what the cell expected of the first step: `initial` at an episode's start, otherwise
 `step` of the state before and the action taken in it. So a sequence in two parts equals the whole.

@@ -165,11 +165,9 @@ class DynamicsEnsemble(Stateful):
         return float((mean - targets).square().mean().sqrt())
 
     def _elect(self, elites: Tensor) -> None:
-        """Set the elites, in the same memory: a captured CUDA graph continues with the new ones."""
-        self.elites.copy_(elites)
+        self.elites = elites
         if self._elite is not self._weights:
-            for weight, everyone in zip(self._elite, self._weights):
-                torch.index_select(everyone, 0, self.elites, out=weight)
+            self._elite = [weight[elites] for weight in self._weights]
 
     def _drawn(self, rows: int) -> tuple[Tensor, Tensor, int]:
         """Each row's elite and rank among its rows, which are dealt out in random turn; the largest number of rows."""

@@ -1,12 +1,5 @@
 """Planners: search a model for an action before taking it, for B states at once.
 
-    CEM     refits a Gaussian over action sequences to the best of them
-    MPPI    weights the best sequences by their return; some come from the policy
-    UPMPC   lets the policy propose first actions, and ranks them by return and by the model's uncertainty
-
-    rollout = functools.partial(imagine, model, reward_function=reward_function, ends=ends, bounds=bounds)
-    action = planner.plan(rollout, obs, value=value)
-
 Sources: Chua et al. 2018, arXiv 1805.12114 (CEM); Williams et al. 2017, "Information Theoretic MPC", and Hansen et al.
 2024 (TD-MPC2), arXiv 2310.16828 (MPPI); Wang et al. 2024 (COPlanner), arXiv 2310.07220 (UPMPC). Differences: CEM cuts
 its samples at the limits instead of drawing from a truncated Gaussian. MPPI's deterministic action is the mean. UPMPC's

@@ -77,23 +77,23 @@ class Imagined:
 
 def disagreement(predicted: Predicted) -> Tensor:
     """How far apart the members' means are: their standard deviation, mean over D; (B,), in the model's units."""
-    return _means(predicted).std(0, correction=0).mean(-1)
+    return _asked(predicted.means).std(0, correction=0).mean(-1)
 
 
 def aleatoric_max(predicted: Predicted) -> Tensor:
     """max_k |s_k|, the largest noise that any member expects, (B,)."""
-    return _stds(predicted).norm(dim=-1).amax(0)
+    return _asked(predicted.stds).norm(dim=-1).amax(0)
 
 
 def pairwise_max(predicted: Predicted) -> Tensor:
     """max_kl |m_k - m_l|, the widest disagreement between two means, (B,)."""
-    means = _means(predicted).transpose(0, 1)  # (B, K, D)
+    means = _asked(predicted.means).transpose(0, 1)  # (B, K, D)
     return torch.cdist(means, means).amax((1, 2))
 
 
 def ens_var(predicted: Predicted) -> Tensor:
     """sum_d var_k(m) + mean_k(s^2), the variance of the members' mixture, (B,); without stds that of the means."""
-    means = _means(predicted)
+    means = _asked(predicted.means)
     second = (means - means.mean(0)).square()
     return (second if predicted.stds is None else second + predicted.stds.square()).mean(0).sum(-1)
 
@@ -105,7 +105,7 @@ def ens_std(predicted: Predicted) -> Tensor:
 
 def loo_kl(predicted: Predicted) -> Tensor:
     """Mean over members of KL(member || Gaussian with the moments of the others' mixture), (B,)."""
-    means, variances = _means(predicted), _stds(predicted).clamp(min=LEAST).square()
+    means, variances = _asked(predicted.means), _asked(predicted.stds).clamp(min=LEAST).square()
     others = len(means) - 1
     centre = means.mean(0)
     off = means - centre  # moments about the mean of all: subtracting the squares of large means would lose digits
@@ -121,14 +121,9 @@ PENALTIES: dict[str, Callable[[Predicted], Tensor]] = {
 }
 
 
-def _means(predicted: Predicted) -> Tensor:
-    assert predicted.means is not None, "step(..., member_predictions=True) of a model with members"
-    return predicted.means
-
-
-def _stds(predicted: Predicted) -> Tensor:
-    assert predicted.stds is not None, "step(..., member_predictions=True) of a model that predicts deviations"
-    return predicted.stds
+def _asked(of_members: Tensor | None) -> Tensor:
+    assert of_members is not None, "step(..., member_predictions=True) of a model whose members predict it"
+    return of_members
 
 
 class HorizonSchedule:
@@ -335,11 +330,9 @@ class RewardHead(Stateful):
         loss = x.new_zeros(())
         with torch.enable_grad():
             for rows in draws:
-                loss = (self.net(x[rows]).squeeze(-1) - y[rows]).square().mean()
-                self._flat.grad.zero_()
-                loss.backward()
-                self._flat.step(HEAD_RATE, 10.0)
-        return loss.detach()
+                gap = self.net(x[rows]).squeeze(-1) - y[rows]
+                loss = self._flat.descend(gap.square().mean(), HEAD_RATE, 10.0)
+        return loss
 
 
 def spread(y: Tensor) -> Tensor:

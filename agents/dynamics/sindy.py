@@ -104,9 +104,8 @@ class Sindy(Stateful):
         next_obs = self._on_circles((obs + out[:-1].T).clamp(known["low"], known["high"]))
         reward = out[-1]
         if self.use_head:
-            reward = (
-                known["reward_mean"] + known["reward_std"] * self.head(self._head_inputs(obs, action, next_obs))[:, 0]
-            )
+            guess = self.head(self._head_inputs(obs, action, next_obs))[:, 0]
+            reward = known["reward_mean"] + known["reward_std"] * guess
         means = None
         if member_predictions:
             changes = known["coefficients"][:, :-1] @ self.library(variables)  # (K, D, B)
@@ -261,9 +260,8 @@ class Sindy(Stateful):
         target = (rows[3] - known["reward_mean"]) / known["reward_std"]
         draws = torch.randint(len(target), (steps, HEAD_BATCH), generator=self._generator, device=self.device)
         for number, batch in enumerate(draws):
-            self._flat.grad.zero_()
-            (self.head(inputs[batch])[:, 0] - target[batch]).square().mean().backward()
-            self._flat.step(HEAD_RATE * (1 - number / steps), 10.0)
+            gap = self.head(inputs[batch])[:, 0] - target[batch]
+            self._flat.descend(gap.square().mean(), HEAD_RATE * (1 - number / steps), 10.0)
 
 
 def _spread(values: Tensor) -> Tensor:

@@ -3,11 +3,9 @@
 A state is read back from an observation, the simulator is set to it, and takes one step: classic control for all rows
 at once, robots row by row. The outcome is what the environment would have returned.
 
-
 When it fails: whatever an observation lacks is lost. Hopper and Walker2d clip observed speeds at 10, so a faster state
 continues slower; Ant's and Humanoid's forward reward begins at the body's position a substep before; MuJoCo's solver
-starts without the memory of the step before, which moves results in about the eighth digit. Robots cost
-as much as the environment itself. No gradient flows.
+forgets the step before, which moves about the eighth digit. Robots cost as much as the environment. No gradient flows.
 """
 
 from collections.abc import Callable

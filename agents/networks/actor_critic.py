@@ -1,12 +1,5 @@
 """Policy and value networks of our own agents: any observation in, a distribution over actions and K values out.
 
-    Inputs         an observation space as one flat float32 vector and a set of images
-    SpaceEncoding  both spaces as flat vectors that a model predicts, and back
-    Actions        an action space as a distribution: categoricals, or a Gaussian
-    ActorCritic    separate networks for policy and values; pixels share a convolutional trunk; a GRU if asked for
-    Glyphs         a trunk for observations in parts (NetHack)
-    cosines        between the policy gradients of reward streams, which `stream_gradients` gives
-
 Sources: layer sizes, orthogonal initialisation and activations are those of Stable-Baselines3's PPO, the convolutions
 Mnih et al. 2015's. Differences: a value head of K outputs; small images get small convolutions.
 """
@@ -22,6 +15,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from envs import masks
 from envs.types import Obs
 
 CLIP = 10.0  # standard deviations at which a normalised observation is cut
@@ -86,11 +80,6 @@ class Inputs:
 class SpaceEncoding(Inputs):
     """Spaces as flat vectors for networks that predict them: `Inputs` and actions, in both directions.
 
-        encoding.vector(obs)            (N, D)   boxes ravelled, Discrete and MultiDiscrete one-hot; images apart
-        encoding.obs(vector, pixels)    the observation again, as the environment gives it
-        encoding.encode(action)         (N, A)   a Box scaled to [-1, 1], Discrete one-hot
-        encoding.decode(vector)         the action again, as the environment takes it
-
     `obs_size` is D, `action_size` A; `discrete` says whether one of A actions is chosen. A ValueError refuses
     observations without an array form, and actions other than Discrete and a bounded Box of floats.
     """
@@ -133,7 +122,7 @@ class SpaceEncoding(Inputs):
         return parts[""] if self.bare else {key: parts[key] for key in self.observation_space.spaces}
 
     def encode(self, action: Any) -> np.ndarray:
-        """Actions (*leading axes, *shape) as float32 (*leading axes, A)."""
+        """Actions (*leading axes, *shape) as float32 (*leading axes, A): a Box scaled to [-1, 1], Discrete one-hot."""
         action = np.asarray(action)
         if self.discrete:
             return np.eye(self.action_size, dtype=np.float32)[action - self.action_space.start]
@@ -159,15 +148,9 @@ class Actions:
     def __init__(self, space: spaces.Space) -> None:
         self.space = space
         self.gaussian = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
-        self.sizes: list[int] = []
-        self.start: np.ndarray = np.zeros(1, np.int64)
-        if isinstance(space, spaces.Discrete):
-            self.sizes, self.start = [int(space.n)], np.array([space.start])
-        elif isinstance(space, spaces.MultiDiscrete):
-            self.sizes, self.start = [int(n) for n in space.nvec.ravel()], np.asarray(space.start).ravel()
-        elif isinstance(space, spaces.MultiBinary):
-            self.sizes = [2] * int(np.prod(space.shape))
-        elif not self.gaussian:
+        self.sizes = masks.sizes(space)
+        self.start = np.asarray(getattr(space, "start", 0)).ravel()
+        if not (self.sizes or self.gaussian):
             raise ValueError(f"PPO cannot choose actions from {space}; give Discrete, MultiDiscrete or a Box of floats")
         self.shape = tuple(space.shape or ())
         self.dtype = space.dtype

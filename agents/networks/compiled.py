@@ -8,13 +8,7 @@ from typing import Any
 
 @functools.cache
 def kernel(module: str, whose: str, otherwise: str) -> Any:
-    """A module of compiled updates; None, said once, where it cannot run.
-
-    Args:
-        module: its name.
-        whose: as in "PPO's update", for the sentence.
-        otherwise: what runs instead, and how fast.
-    """
+    """A module of compiled updates; None, said once, where it cannot run: then `whose` update runs in `otherwise`."""
     try:
         found = importlib.import_module(module)
         supported = importlib.import_module("agents.networks.kernel").SUPPORTED

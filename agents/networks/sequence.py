@@ -18,10 +18,8 @@ class Causal(nn.Module):
         if width % heads:
             raise ValueError(f"a width of {width} cannot be shared by {heads} heads; give a multiple of {heads}")
         self.place = nn.Parameter(0.02 * torch.randn(longest, width))
-        block = (width, heads, 4 * width, 0.0, "gelu")
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(*block, batch_first=True, norm_first=True) for _ in range(layers)
-        )
+        block = (width, heads, 4 * width, 0.0, "gelu", 1e-5, True, True)  # with normalisation and the batch first
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(*block) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(longest), persistent=False)
 

@@ -5,7 +5,6 @@ net(x)                              (5, B, 34) from (B, 20), the same for all, o
 net(x, net.members([0, 3]))         (2, B, 34): some of them
 net(x, generator=g)                 with dropout, whose masks `g` draws; without a generator nothing is dropped
 
-
 Sources: layer normalisation Ba et al. 2016, arXiv 1607.06450, before the activation as in BRO and TD-MPC2; batch
 renormalisation Ioffe 2017, arXiv 1702.03275, placed as CrossQ does (Bhatt et al. 2024, arXiv 1902.05605): on the input
 and after each activation.

@@ -74,13 +74,9 @@ class Cloning(IQL):
         return self.net.loss(rows[:, :width], *rows[:, width:].chunk(2, -1), self._generator)
 
     def _step(self, rows: Tensor) -> dict[str, Tensor]:
-        loss = self._loss(rows)
-        self._flat.grad.zero_()
-        loss.backward()
         left, steps = self._step_size
-        self._flat.step(self.config.learning_rate * left / steps, LONGEST)
         self._step_size = left - 1, steps
-        return {"loss": loss.detach()}
+        return {"loss": self._flat.descend(self._loss(rows), self.config.learning_rate * left / steps, LONGEST)}
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         vector = self.net.whitened(torch.as_tensor(self.encoding.vector(obs), device=self.device))

@@ -66,7 +66,7 @@ class CPL(IQL):
             if step % AHEAD == 0:
                 shape = (AHEAD, config.comparisons)
                 draws = torch.randint(held.stop, count, shape, generator=self._generator, device=self.device)
-            metrics["loss"] = float(self._descend(self._loss(draws[step % AHEAD])))
+            metrics["loss"] = float(self._flat.descend(self._loss(draws[step % AHEAD]), config.learning_rate))
             if held.stop and (step % EVERY == 0 or step == rest - 1):
                 with torch.no_grad():
                     loss = float(self._loss(held))
@@ -80,13 +80,8 @@ class CPL(IQL):
 
     def _step(self, rows: Tensor) -> dict[str, Tensor]:
         width = self.encoding.obs_size
-        return {"cloning_loss": self._descend(-self._log_prob(rows[:, :width], rows[:, 2 * width : -2]).mean())}
-
-    def _descend(self, loss: Tensor) -> Tensor:
-        self._flat.grad.zero_()
-        loss.backward()
-        self._flat.step(self.config.learning_rate, math.inf)
-        return loss.detach()
+        loss = -self._log_prob(rows[:, :width], rows[:, 2 * width : -2]).mean()
+        return {"cloning_loss": self._flat.descend(loss, self.config.learning_rate)}
 
     def _loss(self, rows: Any) -> Tensor:
         sums = self.config.alpha * (self._sums(rows) - self._before[rows])

@@ -59,9 +59,8 @@ class DT(RCSL):
         index = rows[:, :1] + torch.arange(self.config.context, device=self.device)
         window = self._steps[index.minimum(rows[:, 1:])]
         counts = (index <= rows[:, 1:]).flatten()[:, None].expand(-1, size)
-        return self.net.head.loss(
-            self.net(window).flatten(0, 1), window[..., -size:].flatten(0, 1), counts, self._generator
-        )
+        features, action = self.net(window).flatten(0, 1), window[..., -size:].flatten(0, 1)
+        return self.net.head.loss(features, action, counts, self._generator)
 
     def _act(self, both: np.ndarray, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         rows, size, context = np.arange(len(both)), self.own.action_size, self.config.context

@@ -94,6 +94,7 @@ class IQL(Predictor):
 
     Config: ClassVar[type[Any]] = IQLConfig
     learns_from: ClassVar[str] = "rewards"
+    mode: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -148,17 +149,6 @@ class IQL(Predictor):
         self._refuse_diverged()
         return {name: float(value) for name, value in metrics.items()}
 
-    def predict(
-        self,
-        observation: Obs,
-        state: Any = None,
-        episode_start: Any = None,
-        deterministic: bool = True,
-        mask: Any = None,
-    ) -> tuple[np.ndarray, Any]:
-        """Actions for one observation or a batch (B, ...); the rest is for policies with a state, or masks."""
-        return super().predict(observation, state, episode_start, deterministic)
-
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         vector = self.net.whitened(torch.as_tensor(self.encoding.vector(obs), device=self.device))
         unused = vector.new_zeros(len(vector), self.net.log_std.shape[0])
@@ -202,9 +192,7 @@ class IQL(Predictor):
         value_loss = self._value_loss(gap)
         q_loss = self._q_loss(net.q(outputs[Q], action), signal, continues, next_value, obs, outputs[3])
         policy_loss = -(weight * net.log_prob(net.policy(outputs[3]), action)).mean()
-        self._flat.grad.zero_()
-        (value_loss + q_loss + policy_loss).backward()
-        self._flat.step(config.learning_rate, math.inf)
+        self._flat.descend(value_loss + q_loss + policy_loss, config.learning_rate)
         with torch.no_grad():
             for old, new in zip(self._target, net.layers(Q)):
                 for x, y in zip(old, new):

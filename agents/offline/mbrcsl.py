@@ -65,14 +65,12 @@ class MBRCSL(RCSL):
         flat = spaces.Box(-np.inf, np.inf, (own.obs_size,), np.float32)
         clone = Cloning(self.config, flat, self.action_space, data, seed=self.seed, device=device)
         clone.learn(steps)
-        imagined, found = self._imagined(model, clone, *table[:2])
+        imagined, found = self._imagine(model, clone, *table[:2])
         self._rows, self._data = self._conditioned(imagined), data
         return {**metrics, **found, **super().learn(steps)}
 
     @torch.no_grad()
-    def _imagined(
-        self, model: Any, clone: Cloning, obs: Tensor, action: Tensor
-    ) -> tuple[Transitions, dict[str, float]]:
+    def _imagine(self, model: Any, clone: Cloning, obs: Tensor, action: Tensor) -> tuple[Transitions, dict[str, float]]:
         config, data, parts, unsure = self.config, self._data, episodes(self._data), list[Tensor]()
         drawn = torch.randint(len(parts), (config.rollouts // GROUP,), generator=self._generator, device=self.device)
         recorded = np.array([data.reward[parts[index]].sum() for index in drawn.tolist()])
@@ -92,9 +90,8 @@ class MBRCSL(RCSL):
         usual = disagreement(mean.step(obs[some], action[some], member_predictions=True)).amax()
         survived, bounds = [torch.ones_like(starts[:, 0])], (obs.amin(0), obs.amax(0))
         limits = float(data.reward.min()), float(data.reward.max())
-        found = imagine(
-            mean, act, lambda *x: x[3].clamp(*limits), None, starts, config.horizon, penalty=lost, bounds=bounds
-        )
+        judged: Any = {"reward_function": lambda *x: x[3].clamp(*limits), "penalty": lost}
+        found = imagine(mean, act, ends=None, obs=starts, horizon=config.horizon, bounds=bounds, **judged)
         returns = found.reward.sum(0)
         returns[(torch.stack(unsure) * found.alive).amax(0) > usual] = -torch.inf
         top = returns.view(-1, GROUP).topk(max(round(config.best * GROUP), 1), 1)
@@ -102,10 +99,9 @@ class MBRCSL(RCSL):
         rows = group * GROUP + top.indices[group, place]
         kept, had = float(returns[rows].mean()), float(recorded[group.cpu().numpy()].mean())
         if not kept > had:
-            best = (
-                f"of {config.rollouts} imagined rollouts the {len(rows)} best return {kept:.3g}, and what was recorded"
-            )
-            raise ValueError(f"{best} {had:.3g}; give more agent.rollouts, a longer agent.horizon, or algo=rcsl")
+            best = f"of {config.rollouts} imagined rollouts the {len(rows)} best return {kept:.3g}"
+            fix = "give more agent.rollouts, a longer agent.horizon, or algo=rcsl"
+            raise ValueError(f"{best}, and what was recorded {had:.3g}; {fix}")
         alive = found.alive[:, rows].T
         columns = (found.obs, found.action, found.reward, found.next_obs, found.terminated, found.step)
         seen, taken, worth, after, over, step = (x[:, rows].transpose(0, 1)[alive].cpu().numpy() for x in columns)

@@ -184,9 +184,8 @@ class PPO(BaseAgent):
         collector, config = self.collector, self.config
         returns = advantage + collector.values[:-1]
         total = np.einsum("tnk,tnk,k->tn", advantage, weights, self.seen.astype(np.float32))
-        numbers = np.concatenate(
-            [collector.log_prob[..., None], total[..., None], returns], -1, dtype=np.float32, casting="same_kind"
-        )
+        columns = [collector.log_prob[..., None], total[..., None], returns]
+        numbers = np.concatenate(columns, -1, dtype=np.float32, casting="same_kind")
         if not is_finite(numbers):
             collector.rollout.refuse_finals()
             what = "returns" if is_finite(collector.values) else "policy's values"
@@ -417,18 +416,15 @@ class Collector(Stateful):
         length, n = self.rollout.length, self.rollout.n
         vector, chosen = self.vector[:length], self.chosen
         pixels = self.inputs.pixels(map_obs(lambda x: x[:length], self.rollout.obs))
-        mask = self._masks()
+
+        def cut(x: Any) -> Any:
+            return sequences(x, self.sequence) if self.recurrent else x.reshape(length * n, *x.shape[2:])
+
+        batch = Batch(cut(vector), map_obs(cut, pixels), cut(chosen), cut(numbers), mask=map_obs(cut, self._masks()))
         if self.recurrent:
-            cut = functools.partial(sequences, length=self.sequence)
-            images = {key: cut(image) for key, image in pixels.items()}
-            batch = Batch(cut(vector), images, cut(chosen), cut(numbers))
             batch.valid, batch.starts = cut(self.rollout.valid), cut(self.starts[:length])
             batch.hidden = self.learner.tensor(torch.cat(self.hidden))
-            batch.mask = None if mask is None else cut(mask)
-            return batch
-        flat = [x.reshape(length * n, *x.shape[2:]) for x in (vector, chosen, numbers)]
-        images = {key: image.reshape(length * n, *image.shape[2:]) for key, image in pixels.items()}
-        return Batch(flat[0], images, flat[1], flat[2], mask=None if mask is None else mask.reshape(length * n, -1))
+        return batch
 
     def _masks(self) -> np.ndarray | None:
         """The actions that were allowed, bool (T, N, outputs); None for all."""
@@ -449,8 +445,7 @@ class Collector(Stateful):
             return
         if learner.deferred:
             rows = self.vector.reshape((length + 1) * n, -1)
-            masks = self._masks()
-            masks = None if masks is None else masks.reshape(length * n, -1)
+            masks = map_obs(lambda x: x.reshape(length * n, -1), self._masks())
             values, log_prob = learner.evaluate(rows, {}, self.chosen.reshape(length * n, -1), masks)
             self.values[:], self.log_prob[:] = values.reshape(self.values.shape), log_prob.reshape(length, n)
         else:
@@ -492,7 +487,7 @@ class DeviceCollector(Collector):
             raise ValueError('agent.gru is for environments on the host; make them with array="numpy"')
         if learner.device.type != device.type:
             raise ValueError(f"the environments compute on {device}, the policy on {learner.device}; give one device")
-        n = envs.num_envs
+        n = self.rollout.n
         self.reads_obs = bool(requires & {"obs", "next_obs"})
         self.generator = torch.Generator(device).manual_seed(seed)
         self.vector = self.observed = torch.zeros(length + 1, n, self.inputs.size, device=device)
@@ -515,10 +510,8 @@ class DeviceCollector(Collector):
         for t in range(length):
             action, self._values[t], self._log_prob[t] = self.learner.choose(self.vector[t], {}, noise[t], None)
             self._chosen[t] = action
-            obs, self._reward[t], self._flags[0, t], self._flags[1, t], infos = self.envs.step(
-                self.actions.to_env_on(action)
-            )
-            self.vector[t + 1] = obs
+            step = self.envs.step(self.actions.to_env_on(action))
+            self.vector[t + 1], self._reward[t], self._flags[0, t], self._flags[1, t], infos = step
             if "final_obs" in infos:
                 success = infos["final_info"]["is_success"]
                 self._ends.append((t, infos["_final_obs"].clone(), infos["final_obs"].clone(), success.clone()))

@@ -43,9 +43,8 @@ def _compiled(
     compiled: Any, learner: Any, batch: update.Batch, rows: np.ndarray, size: int, config: PPOConfig, rng: Any
 ) -> list[dict[str, float]]:
     order = np.stack([rng.permutation(rows) for _ in range(config.n_epochs)]).astype(np.int64, copy=False)
-    vector, action, numbers = (
-        np.require(x, np.float32, ["C", "W"]) for x in (learner.prepare(batch.vector), batch.action, batch.numbers)
-    )
+    read = (learner.prepare(batch.vector), batch.action, batch.numbers)
+    vector, action, numbers = (np.require(x, np.float32, ["C", "W"]) for x in read)
     mask = np.zeros((0, 0), bool) if batch.mask is None else np.require(batch.mask, bool, ["C", "W"])
     ends = [column.stop for column in learner.actions.columns]
     none = np.zeros(0, np.float32)

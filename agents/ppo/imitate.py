@@ -73,10 +73,8 @@ class Imitation(Stateful):
         for _ in range(self.config.imitate_updates):
             index = self.rng.choice(len(some), ROWS, p=priority / priority.sum())
             losses.append(self.step(learner, map_obs(lambda x: x[index], rows), rate))  # noqa: B023
-        return found | {
-            "train/imitation_loss": float(torch.stack(losses).mean()),
-            "train/imitated": float((gain > 0).mean()),
-        }
+        loss = float(torch.stack(losses).mean())
+        return found | {"train/imitation_loss": loss, "train/imitated": float((gain > 0).mean())}
 
     def _gain(self, rows: Any, value: np.ndarray) -> np.ndarray:
         median = self.config.imitate_baseline == "median"
@@ -86,9 +84,8 @@ class Imitation(Stateful):
         """One gradient step on rows (B, ...); returns the loss, ()."""
         net = learner.net
         outputs, values = net(*learner._rows(rows["vector"], rows["pixels"]))
-        log_prob, entropy = net.actions.log_prob(
-            masked(outputs, rows["mask"]), net.log_std, learner.tensor(rows["action"])
-        )
+        outputs = masked(outputs, rows["mask"])
+        log_prob, entropy = net.actions.log_prob(outputs, net.log_std, learner.tensor(rows["action"]))
         value = values[:, self.columns] @ learner.tensor(self.weights)
         gain = learner.tensor(self._gain(rows, value.detach().cpu().numpy()).astype(np.float32))
         surprise = (-log_prob).clamp(max=self.config.imitate_cap)

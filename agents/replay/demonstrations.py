@@ -37,9 +37,7 @@ def demonstrations(path: str, encoding: SpaceEncoding, scorer: ReplayScorer) -> 
     batch = recorded(path, "agent.demos", encoding.observation_space, encoding.action_space)
     known = {*MODALITIES, *(f"obs_{name}" for name in MODALITIES)}
     if missing := sorted(name for name in scorer.requires & known if getattr(batch, name) is None):
-        words = (
-            f"lacks {missing[0]}, which the reward reads; record it again with frames=224, text=true or signals=true"
-        )
+        words = f"lacks {missing[0]}, which the reward reads; record it with frames=224, text=true or signals=true"
         raise ValueError(f"agent.demos={path} {words}")
     return batch.replace(**dict.fromkeys(known - scorer.requires), extras={})
 

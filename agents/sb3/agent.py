@@ -2,16 +2,12 @@
 
     model = SB3PPO.build(SB3PPOConfig(), make_venv("CartPole-v1", 8, seed=0), seed=0, device="cpu")
 
-`driver` is how a learned reward reaches the agent: "rollout" (scored once a rollout, by a callback) or "relabel"
-(scored when the replay buffer is sampled; the buffer class is handed in as `buffer`).
-
 Sources: the papers named at each class; defaults are SB3's except where the help of a setting says so.
 """
 
 import copy
 import functools
 import math
-import operator
 import pkgutil
 import time
 import warnings
@@ -126,9 +122,7 @@ class DQNConfig(OffPolicyConfig):
     train_freq: int = 4
     gradient_steps: int = setting(1, tune=(1, 2, 4, -1, "choice"))
     target_update_interval: int = setting(1_000, "steps between copies of the target", low=1, tune=(100, 10_000, "log"))
-    exploration_fraction: float = setting(
-        0.2, "share of training until epsilon is at its end", low=0, high=1, tune=(0.05, 0.5)
-    )
+    exploration_fraction: float = setting(0.2, "share of training until epsilon ends", low=0, high=1, tune=(0.05, 0.5))
     exploration_initial_eps: float = setting(1.0, "epsilon at first", low=0, high=1)
     exploration_final_eps: float = setting(0.05, "epsilon in the end", low=0, high=1, tune=(0.01, 0.2))
     max_grad_norm: float | None = setting(10.0, "longer gradients are shortened to it", above=0)
@@ -169,7 +163,7 @@ class SB3Agent:
     """One algorithm: which class, which Config, which action spaces, which driver."""
 
     Config: ClassVar[type[SB3Config]] = SB3Config
-    driver: ClassVar[str] = "rollout"
+    driver: ClassVar[str] = "rollout"  # when a learned reward scores: that, or "relabel": as the replay is sampled
     actions: ClassVar[tuple[type[spaces.Space], ...]] = ARRAYS
     n_envs: ClassVar[int] = 8  # environments side by side, unless the user says otherwise
     algorithm: ClassVar[str]  # module:class
@@ -477,7 +471,7 @@ def get_state(model: Any) -> dict[str, Any]:
     modules, variables = model._get_torch_save_params()
     state: dict[str, Any] = {}
     for group, names in {"modules": modules, "variables": variables, **_ATTRIBUTES}.items():
-        values = {name: _attribute(model, name) for name in names}
+        values = {n: functools.reduce(lambda x, key: getattr(x, key, None), n.split("."), model) for n in names}
         state[group] = {name: state_of(value) for name, value in values.items() if value is not None}
     state["windows"] = {name: list(getattr(model, name) or []) for name in _WINDOWS}
     state["action_rng"] = model.action_space.np_random.bit_generator.state
@@ -502,13 +496,6 @@ def set_state(model: Any, state: dict[str, Any]) -> None:
         model._last_lstm_states = type(states)(pi, vf)
     if "replay" in state:
         load_buffer(model.replay_buffer, state["replay"])
-
-
-def _attribute(model: Any, name: str) -> Any:
-    try:
-        return operator.attrgetter(name)(model)
-    except AttributeError:
-        return None
 
 
 def _buffer_arrays(buffer: Any) -> dict[str, Any]:

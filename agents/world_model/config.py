@@ -1,14 +1,5 @@
 """Settings of `agents.world_model.agent`: every published variant is a preset, a dict of settings.
 
-    preset      cell      what shapes the latent                        behaviour   source
-    r2dreamer   rssm      Barlow between latent and embedding           imag_ac     R2-Dreamer (2025); the default
-    dreamer     rssm      reconstruction                                imag_ac     Hafner et al. 2023, 2301.04104
-    repo        rssm      reward and end alone, KL under a budget       imag_ac     Zhu et al. 2023, 2309.00082
-    infopower   rssm      InfoNCE and empowerment, KL under a budget    imag_ac     Bharadhwaj et al. 2022, 2204.08585
-    drama       ssm       reconstruction; frequency-balanced replay     imag_ac     Wang et al. 2025, 2410.08893
-    tdmpc2      simnorm   its own future latents, reward, value         mppi        Hansen et al. 2024, 2310.16828
-    mrq         simnorm   its own future latents, reward, end           td3         Fujimoto et al. 2025, 2501.16142
-
 Sizes and amounts are for one CPU core. On a GPU take those of the sources, as latent=512, hidden=512, embed=512,
 groups=32, classes=32, batch_length=64, imagine_starts=0, horizon=15.
 """
@@ -18,44 +9,41 @@ from typing import Any, ClassVar
 
 from envs.settings import Settings, setting
 
-_UNROLLED: dict[str, Any] = {
+_RATES = ("model_learning_rate", "actor_learning_rate", "critic_learning_rate")
+_UNROLLED: dict[str, Any] = {  # a latent that predicts itself
     "cell": "simnorm",
     "kl": "none",
     "unroll": 5,
     "batch_size": 64,
     "batch_length": 1,
     "train_ratio": 64.0,
-    "model_learning_rate": 3e-4,
-    "actor_learning_rate": 3e-4,
-    "critic_learning_rate": 3e-4,
     "entropy_weight": 0.0,
     "max_grad_norm": 20.0,
+    "reward_weight": 0.1,
+    **dict.fromkeys(_RATES, 3e-4),
 }
-PRESETS: dict[str, dict[str, Any]] = {
-    "r2dreamer": {"barlow": 0.05},
-    "dreamer": {"recon": 1.0},
-    "repo": {"kl": "repo"},
+PRESETS: dict[str, dict[str, Any]] = {  # with the sources, by their numbers on arXiv
+    "r2dreamer": {"barlow": 0.05},  # R2-Dreamer, 2025: Barlow between latent and embedding
+    "dreamer": {"recon": 1.0},  # Hafner et al. 2023, 2301.04104
+    "repo": {"kl": "repo"},  # Zhu et al. 2023, 2309.00082: reward and end alone, KL under a budget
+    # Bharadhwaj et al. 2022, 2204.08585
     "infopower": {"kl": "repo", "infonce": 1.0, "empowerment": 0.1, "empowerment_reward": 0.01},
-    "drama": {"cell": "ssm", "recon": 1.0, "sampling": "dfs"},
-    "tdmpc2": {
+    "drama": {"cell": "ssm", "recon": 1.0, "sampling": "dfs"},  # Wang et al. 2025, 2410.08893
+    "tdmpc2": {  # Hansen et al. 2024, 2310.16828
         **_UNROLLED,
         "behaviour": "mppi",
         "consistency": 20.0,
-        "reward_weight": 0.1,
         "value_weight": 0.1,
         "unroll": 3,
         "horizon": 3,
         "entropy_weight": 1e-4,
         "critics": 5,
-        "model_learning_rate": 1e-3,
-        "actor_learning_rate": 1e-3,
-        "critic_learning_rate": 1e-3,
+        **dict.fromkeys(_RATES, 1e-3),
     },
-    "mrq": {
+    "mrq": {  # Fujimoto et al. 2025, 2501.16142
         **_UNROLLED,
         "behaviour": "td3",
         "consistency": 1.0,
-        "reward_weight": 0.1,
         "continue_weight": 0.1,
         "sampling": "lap",
         "n_step": 3,

@@ -125,12 +125,7 @@ class Behaviour(nn.Module):
     networks: ClassVar[dict[str, str]]  # name -> the attribute with a network trained as a vector, or following one
 
     def __init__(
-        self,
-        config: WorldModelConfig,
-        encoding: SpaceEncoding,
-        features: int,
-        generator: torch.Generator,
-        seed: int = 0,
+        self, config: WorldModelConfig, encoding: SpaceEncoding, features: int, generator: torch.Generator, seed: int
     ) -> None:
         super().__init__()
         self.config, self.generator = config, generator
@@ -174,12 +169,9 @@ class ImagActorCritic(Behaviour):
         """(..., F) -> (...,)."""
         return self.head.value(self.critic(features))
 
-    def update(
-        self, world: LatentModel, sequences: Sequences, replayed: Replayed, chosen: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """Imagine from replayed states, `chosen` rows (B,) of L * B or some, and take a gradient step; metrics."""
-        config = self.config
-        starts = self._starts(replayed) if chosen is None else chosen
+    def update(self, world: LatentModel, sequences: Sequences, replayed: Replayed) -> dict[str, Tensor]:
+        """Imagine from some of the replayed states, and take a gradient step; metrics."""
+        config, starts = self.config, self._starts(replayed)
         state = {name: part.flatten(0, 1)[starts] for name, part in replayed.states.items()}
         features, action, reward, discount = self.imagine(world, state)
         with torch.no_grad():

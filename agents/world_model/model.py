@@ -1,10 +1,5 @@
 """The latent model of `agents.world_model.agent`: an encoder, a cell, heads for reward and end, and its losses.
 
-    loss, replayed = world.loss(sequences)        to be minimised, and the sequences' states in the model
-    world.cell.step(state, action)                one imagined step
-    world.reward(features, action)                its reward, as the reward is now
-    world.continues(features, action)             the probability that the episode continues
-
 A cell with a memory is trained on its state at each step (`_recurrent_losses`), a cell without one on its predictions
 from each sequence's first step (`_unrolled_losses`). Weights select what else shapes the latent, from (sources of the
 combinations: `agents.world_model.config`; the encoder is DreamerV3's, Hafner et al. 2023, arXiv 2301.04104):
@@ -120,11 +115,11 @@ class LatentModel(nn.Module):
         return {name: part[0] for name, part in states.items()}
 
     def reward(self, features: Tensor, action: Tensor) -> Tensor:
-        """(..., F), (..., A) -> (...,)."""
+        """The reward of a step, as it is now: (..., F), (..., A) -> (...,)."""
         return self.head.value(self.reward_net(torch.cat([features, action], -1)))
 
     def continues(self, features: Tensor, action: Tensor) -> Tensor:
-        """(..., F), (..., A) -> (...,), in [0, 1]."""
+        """The probability that the episode continues: (..., F), (..., A) -> (...,)."""
         return torch.sigmoid(self.end_net(torch.cat([features, action], -1)).squeeze(-1))
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
@@ -158,9 +153,8 @@ class LatentModel(nn.Module):
 
     def _replayed(self, seq: Sequences, states: State) -> Replayed:
         states = {name: part.detach() for name, part in states.items()}
-        return Replayed(
-            states, self.cell.features(states), seq.action, seq.reward, seq.terminated, seq.first, seq.valid
-        )
+        features = self.cell.features(states)
+        return Replayed(states, features, seq.action, seq.reward, seq.terminated, seq.first, seq.valid)
 
     def _recurrent_losses(self, seq: Sequences, states: State, stats: dict[str, Any]) -> dict[str, Tensor]:
         config, weight, both = self.config, seq.valid.to(seq.reward.dtype), self.cell.kl(stats)
@@ -273,9 +267,7 @@ class ObservationDecoder(nn.Module):
         self.numbers = encoding.obs_size
         if encoding.obs_size:
             self.mlp = mlp(features, hidden, encoding.obs_size)
-        self.images = nn.ModuleDict(
-            {f"image_{k}": _deconvolutions(features, shape) for k, shape in encoding.images.items()}
-        )
+        self.images = nn.ModuleDict({f"image_{k}": _deconvolutions(features, s) for k, s in encoding.images.items()})
 
     def forward(self, features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         leading, flat = features.shape[:-1], features.reshape(-1, features.shape[-1])

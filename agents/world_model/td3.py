@@ -94,9 +94,8 @@ class LatentTD3(Behaviour):
         """One step of critics and policy on sequences longer than `n_step`; returns metrics."""
         config, seq, slow = self.config, sequences, world.slow
         assert slow is not None, "behaviour=td3 has target copies"
-        total, discount, last, known = n_step(
-            seq.reward, seq.terminated, seq.first, seq.valid, config.n_step, config.gamma
-        )
+        given = (seq.reward, seq.terminated, seq.first, seq.valid)
+        total, discount, last, known = n_step(*given, config.n_step, config.gamma)
         rows = torch.arange(len(total), device=total.device)
         with torch.no_grad():
             z = world.encode(seq.vector[0], {key: image[0] for key, image in seq.pixels.items()})["z"]

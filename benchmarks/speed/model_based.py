@@ -1,4 +1,4 @@
-"""What model-based learning costs: frames per CPU-second on one thread, side by side; on a GPU also against the wall.
+"""What model-based learning costs: frames per CPU-second on one thread, side by side.
 
     sac_ratio                 our SAC (agent=dyna, update=none) over Stable-Baselines3's, HalfCheetah, one update a
                               step, both with 256 x 256 units and batches of 256, environment and acting included
@@ -7,8 +7,6 @@
     svg_cost_ratio            what a step of dhmbpo with one update costs, over one of SAC with five
     sindy_transitions_per_s   transitions a fitted SINDy model imagines, rewards and ends included
     ts1_ratio                 each row by one member, over all rows by all members, 10,000 rows
-    gpu_sac_ratio             the update as a CUDA graph over the plain one; only with a GPU
-    gpu_svg_ratio             the same for dhmbpo's update
 
 Ratios are medians over rounds; above 1 the first is faster, but for svg_cost_ratio.
 """
@@ -17,33 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import torch
-from torch import Tensor
 
 from agents.dyna.agent import Dyna
 from agents.dyna.config import DynaConfig
 from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
 from agents.networks.actor_critic import SpaceEncoding
-from agents.networks.cuda_graphs import captured
 from agents.off_policy.sac import LearnerConfig, SoftActorCritic
+from agents.replay.replay import Rows
 from benchmarks.speed.measure import Measure, interleave, ratio
 
 ROUNDS, STARTS, ROWS = 3, 300, 10_000
 TASK = "HalfCheetah-v5"
 SAME: dict[str, Any] = {"net_arch": [256, 256], "learning_rate": 3e-4, "batch_size": 256, "learning_starts": STARTS}
-
-
-class Batch(NamedTuple):
-    """What an update reads."""
-
-    obs: Tensor
-    action: Tensor
-    reward: Tensor
-    next_obs: Tensor
-    discount: Tensor
 
 
 def run(folder: Path, rounds: int = ROUNDS, share: float = 1.0) -> dict[str, float]:
@@ -53,7 +40,7 @@ def run(folder: Path, rounds: int = ROUNDS, share: float = 1.0) -> dict[str, flo
     steps = max(int(300 * share), 10)
     ends = {"ours": _dyna(steps, preset="sac", updates_per_step=1, **SAME), "sb3": _sb3(steps)}
     figures = {"sac_ratio": ratio(interleave(path, "SAC, end to end", rounds, ends)["cpu"], "ours", "sb3")}
-    updates = {"fused": _update("cpu", steps), "eager": _update("cpu", steps, fused=False), "sb3": _sb3_update(steps)}
+    updates = {"fused": _update(steps), "eager": _update(steps, fused=False), "sb3": _sb3_update(steps)}
     rates = interleave(path, "SAC, the update", rounds, updates)["cpu"]
     figures["sac_update_ratio"] = ratio(rates, "fused", "sb3")
     figures["sac_fused_ratio"] = ratio(rates, "fused", "eager")
@@ -63,22 +50,16 @@ def run(folder: Path, rounds: int = ROUNDS, share: float = 1.0) -> dict[str, flo
     figures["sindy_transitions_per_s"] = sorted(buffer)[len(buffer) // 2]
     members = {name: _ensemble(name == "all", max(int(20 * share), 2)) for name in ("split", "all")}
     figures["ts1_ratio"] = ratio(interleave(path, "ensemble", rounds, members)["cpu"], "split", "all")
-    if torch.cuda.is_available():
-        both = {mode: _update("cuda", steps, mode=mode) for mode in ("auto", "off")}
-        figures["gpu_sac_ratio"] = ratio(interleave(path, "SAC on a GPU", rounds, both)["wall"], "auto", "off")
-        options: dict[str, Any] = {"preset": "dhmbpo", "device": "cuda", "updates_per_step": 5}
-        both = {mode: _dyna(steps, compile=mode, **options) for mode in ("auto", "off")}
-        figures["gpu_svg_ratio"] = ratio(interleave(path, "dhmbpo on a GPU", rounds, both)["wall"], "auto", "off")
     return figures
 
 
-def _dyna(steps: int, task: str = TASK, device: str = "cpu", **options: Any) -> Measure:
+def _dyna(steps: int, **options: Any) -> Measure:
     """Our agent from its first update on; a fit of the model is among the steps."""
 
     def measure() -> tuple[int, Callable[[], Any]]:
-        envs = gym.vector.SyncVectorEnv([lambda: gym.make(task)])
+        envs = gym.vector.SyncVectorEnv([lambda: gym.make(TASK)])
         config = DynaConfig(**{"learning_starts": STARTS, **options})
-        agent = Dyna.build(config, envs, seed=0, device=device)
+        agent = Dyna.build(config, envs, seed=0, device="cpu")
         agent.learn(STARTS + 5, log_interval=None)
         return steps, lambda: agent.learn(steps, reset_num_timesteps=False, log_interval=None)
 
@@ -109,22 +90,20 @@ def _sb3_update(steps: int) -> Measure:
     return measure
 
 
-def _update(device: str, steps: int, fused: bool = True, mode: str = "auto") -> Measure:
+def _update(steps: int, fused: bool = True) -> Measure:
     """SAC's update at HalfCheetah's sizes, on one batch."""
 
     def measure() -> tuple[int, Callable[[], Any]]:
-        learner = SoftActorCritic(17, 6, LearnerConfig(), device=device, fused=fused)
+        learner = SoftActorCritic(17, 6, LearnerConfig(), device="cpu", fused=fused)
         draw = torch.Generator().manual_seed(0)
         obs, next_obs = torch.randn(2, 256, 17, generator=draw)
         action, reward = torch.randn(256, 6, generator=draw).tanh(), torch.randn(256, generator=draw)
-        batch = Batch(*(x.to(device) for x in (obs, action, reward, next_obs, torch.full((256,), 0.99))))
-        step = captured(learner.update, device=device, mode=mode, generators=[learner.generator])
+        nothing = torch.zeros(256, dtype=torch.int64)
+        batch = Rows(obs, action, reward, next_obs, torch.full((256,), 0.99), nothing, nothing)
 
         def work(count: int = steps) -> None:
             for _ in range(count):
-                step(batch)
-            if device == "cuda":
-                torch.cuda.synchronize()
+                learner.update(batch)
 
         work(10)
         return steps, work

@@ -2,9 +2,7 @@
 
 A subclass defines how episodes begin, how all environments move one step, and what an observation looks like; nothing
 loops over environments. Episodes begin from a pool of start states that is drawn from one random stream, many at a time
-and in order, so a reset is a copy of rows.
-
-They share one random stream, so a seed determines the starts of all together; a list of seeds is one seed.
+and in order: a reset is a copy of rows, and a seed, or a list of them, determines the starts of all together.
 """
 
 import copy

@@ -1,13 +1,7 @@
-"""MiniGrid as an array program: its rules are one table, its view is three.
+"""MiniGrid as an array program: its rules are one table, its view is three, its captions one.
 
 A cell is one small integer for object, colour and state (`code`), a grid is padded with walls as wide as the view
 reaches, and a position is an index into the flat padded grid, so that the view is one gather.
-
-    rules     (action, cell ahead, what is carried) -> (cell ahead, what is carried, whether to move, how it ends)
-    view      direction -> offsets of the 7 x 7 cells the agent faces
-    shadows   (cells of a row that light reaches, cells that let it through) -> (cells seen, light for the row ahead)
-    one-hot   cell -> 20 floats
-    events    the situation looked up in `rules` -> its caption
 
 `generate` makes P levels at once, from the distributions of the originals. Where those draw places until one is free,
 it draws uniformly among the free ones, the same distribution; where KeyCorridor draws doors until all rooms are

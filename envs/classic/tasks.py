@@ -1,17 +1,8 @@
 """Tasks of ours in classic control: three whose reward is the ground truth of a goal, two sparse ones, and a swing-up.
 
-    lodestar/CartPoleUpright-v0         the pole may turn the full circle; 1 per step within 12 degrees of upright
-    lodestar/MountainCarGoal-v0         the car stays where it reaches the flag; 1 per step spent there
-    lodestar/PendulumUpright-v0         1 per step while the pendulum is within 12 degrees of upright
-    lodestar/MountainCarSparse-v0       MountainCar-v0, but 1 for reaching the flag and 0 for every other step
-    lodestar/PendulumSparse-v0          starts hanging still; 1 per step while nearly upright and slow
-    lodestar/CartPoleSwingUp-v0         starts hanging; between 0 and 1 per step: upright, centred, slow, little force
-    lodestar/CartPoleSwingUpSparse-v0   1 for a step that ends upright and near the middle, else 0
-    lodestar/PixelPendulum-v0           Pendulum-v1's physics, reward and torques; the observation is a picture
-
-The first three last 200 steps and never terminate: an end at success or failure would reveal to a learned reward what
-it is meant to find out. The next two also stop after 200 steps; random policies did not find their reward in 1000
-episodes. The way to a swung-up pole leads through states that look worse, 500 steps of 0.02 s.
+CartPoleUpright, MountainCarGoal and PendulumUpright last 200 steps and never terminate: an end at success or failure
+would reveal to a learned reward what it is meant to find out. So long are the sparse ones, too, whose reward random
+policies did not find in 1000 episodes. The way to a swung-up pole leads through states that look worse, 500 steps.
 
 Observations (float32; MountainCarSparse keeps Gymnasium's):
     CartPole... (5,)       cart position m, velocity m/s, cos angle, sin angle, angular velocity rad/s

@@ -79,22 +79,20 @@ def fitted(batch: Transitions, env: gym.Env) -> Transitions:
     return in_spaces(batch, env.observation_space, env.action_space, name_of(env))
 
 
-def in_spaces(
-    batch: Transitions, observation_space: spaces.Space, action_space: spaces.Space, name: str
-) -> Transitions:
+def in_spaces(rows: Transitions, observation_space: spaces.Space, action_space: spaces.Space, name: str) -> Transitions:
     """As `fitted`, for the spaces of what has that name."""
     both = {"obs": ("observations", observation_space), "action": ("actions", action_space)}
     made = {}
     for part in ("obs", "action", "next_obs"):
         what, space = both.get(part, both["obs"])
-        values = getattr(batch, part)
+        values = getattr(rows, part)
         if (cast := _cast(values, space)) is None:
             raise ValueError(
                 f"the {what} recorded, {_shown(values)}, are not those of {name}, {space}; give the environment "
                 "that they are from, as in env=Pendulum-v1"
             )
         made[part] = cast
-    return batch.replace(**made)
+    return rows.replace(**made)
 
 
 def learnable(
@@ -135,11 +133,8 @@ def _cast(values: Any, space: Any) -> Any:
             return None
         made = {key: _cast(values[key], space[key]) for key in space}
         return None if any(value is None for value in made.values()) else made
-    if (
-        space.shape is None
-        or values.shape[1:] != space.shape
-        or not np.can_cast(values.dtype, space.dtype, "same_kind")
-    ):
+    shaped = space.shape is not None and values.shape[1:] == space.shape
+    if not (shaped and np.can_cast(values.dtype, space.dtype, "same_kind")):
         return None
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         high = space.start + (space.n if isinstance(space, spaces.Discrete) else space.nvec)

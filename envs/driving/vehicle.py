@@ -1,10 +1,6 @@
 """The signals of a car, in columns that every driving environment shares, and driving metrics counted from them.
 
 Environments write them as `signals` (see `envs.family.Family.sense`). Here highway-env's roads and CarRacing are read:
-    speed        of the car along its own heading; a car that reverses has a negative one
-    lane_offset  from the lane that the car is in now, also while it changes lanes; so is the heading, right positive
-    gap          bumper to bumper, 0 while they touch, along the lane and the lanes that follow it; obstacles count
-    on_road      highway-env: within its lane; CarRacing: a wheel on the track
     completion   highway, racetrack and others with a duration: the time passed, whatever the distance
                  merge: metres from the start to the end of the road
                  roundabout, intersection: metres along the planned route to where the episode's task ends
@@ -45,13 +41,13 @@ BEND = 10.0  # m ahead that a road is watched for bends
 class Vehicle(NamedTuple):
     """One array (...,) for each column of `signals`."""
 
-    speed: Array  # m/s, along the car's own heading
-    lane_offset: Array  # m from the centre of its lane, to the right positive
+    speed: Array  # m/s, along the car's own heading; below 0 where it reverses
+    lane_offset: Array  # m from the centre of the lane it is in now, also while it changes lanes; right positive
     heading: Array  # rad relative to the lane's direction, in [-pi, pi)
-    on_road: Array  # 1 on the road, 0 off it
+    on_road: Array  # 1 on the road, 0 off it: within its lane; in CarRacing, a wheel on the track
     crashed: Array  # 1 after a collision
     completion: Array  # share of the route, in [0, 1]
-    gap: Array  # m to the next vehicle ahead in its lane; FAR where there is none
+    gap: Array  # m, bumper to bumper, to what is ahead in its lane and those that follow; FAR where nothing is
     lane: Array  # 0 leftmost to 1 rightmost; 0.5 on a road of one lane
     speed_limit: Array  # m/s
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
 
 from envs.exploration.family import AGENT, FLOOR, TREASURE, WALL, CellWorld, at_least, enlarged
 from envs.family import Family, entry, simulator
@@ -196,18 +195,16 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     return f"{here}; {int(inner.lit.sum())} of {len(inner.lit)} buttons are lit"
 
 
-def _aim(spec: EnvSpec) -> str:
-    if entry(spec).endswith(":ProcMaze"):
-        return "walk through the maze to the goal"
-    return "press every button that is not lit, until all are"
-
-
+_AIMS = {
+    "ProcMaze": "walk through the maze to the goal",
+    "ButtonGrid": "press every button that is not lit, until all are",
+}
 FAMILY = Family(
     name="factored",
     description="mazes and buttons in ever new places, where a model of the world should help",
     ids=("lodestar/ProcMaze-v0", "lodestar/ButtonGrid-v0"),
     knows=lambda spec: entry(spec).startswith("envs.exploration.factored:"),
     caption=_caption,
-    aim=_aim,
+    aim=lambda spec: _AIMS[entry(spec).partition(":")[2]],
     success=lambda env, episode_return, terminated, info: terminated,
 )

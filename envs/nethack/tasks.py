@@ -1,10 +1,5 @@
 """Tasks of NetHack whose prompts are answered, and the rules of the game that array programs share.
 
-    Score       the change of the in-game score, and -0.01 for a step in which no game time passes
-    Oracle      50 when the Oracle stands on one of the 8 cells around the agent; the episode ends. With `sober`, only
-                while the agent does not hallucinate: agents have learnt to exploit that
-    Staircase   50 when the agent goes down stairs and arrives at depth `level`; the episode ends
-
 Source: Klissarov et al. 2024, arXiv 2410.23022 (ONI), and Klissarov et al. 2023, arXiv 2310.00166 (Motif).
 
 28 actions: NLE's 23 for tasks, then cast, quaff, pray, pick up and pay. The game's questions are answered so that one
@@ -154,7 +149,7 @@ class Score(NetHackTask):
 
 
 class Oracle(NetHackTask):
-    """Find the Oracle; with `sober`, it counts only while the agent does not hallucinate."""
+    """50 and the end beside the Oracle; with `sober` only while the agent does not hallucinate, which is exploited."""
 
     def __init__(self, *args: Any, sober: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -169,7 +164,7 @@ class Oracle(NetHackTask):
 
 
 class Staircase(NetHackTask):
-    """Go down stairs to the depth `level`, at least 2."""
+    """50 and the end for going down stairs to the depth `level`, at least 2."""
 
     def __init__(self, *args: Any, level: int = 3, **kwargs: Any) -> None:
         if level < 2:

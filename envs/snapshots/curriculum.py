@@ -27,7 +27,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.snapshots.s3rl import SnapshotReset, Snapshots
-from envs.snapshots.snapshots import get_state, supported
+from envs.snapshots.snapshots import State, get_state, supported
 from envs.types import EnvReset, EnvStep
 
 BY = ("variance", "uniform", "clusters")
@@ -65,17 +65,17 @@ class StartCurriculum(SnapshotReset):
         self._borrowed, self._age, self._return, self._moves, self._total = False, 0, 0.0, 0, 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
-        obs, info = self.env.reset(seed=seed, options=options)
-        self._age, self._return, self._moves, self._total = 0, 0.0, 0, 0.0
-        self._chosen, self._found = -1, None
-        self._borrowed = bool(self._pool) and self.np_random.random() < SHARE
-        if not self._borrowed:
-            return obs, info
-        self._chosen = self._choose()
-        obs = self._enter(self._pool[self._chosen]["state"])
-        if "step_count" in vars(self.unwrapped):  # MiniGrid's own clock
+        self._moves, self._total, self._chosen, self._found = 0, 0.0, -1, None
+        answer = super().reset(seed=seed, options=options)
+        if self._borrowed and "step_count" in vars(self.unwrapped):  # MiniGrid's own clock
             cast(Any, self.unwrapped).step_count = 0
-        return obs, {}
+        return answer
+
+    def _chosen_state(self) -> State | None:
+        if not self._pool or self.np_random.random() >= SHARE:
+            return None
+        self._chosen = self._choose()
+        return self._pool[self._chosen]["state"]
 
     def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = super().step(action)

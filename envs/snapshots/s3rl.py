@@ -144,18 +144,21 @@ class SnapshotReset(gym.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         obs, info = self.env.reset(seed=seed, options=options)
         self._age, self._return = 0, 0.0
-        self._borrowed = self.steps < self.until and self.np_random.random() < self.probability
-        if not self._borrowed:
+        state = self._chosen_state()
+        self._borrowed = state is not None
+        if state is None:
             return obs, info
-        members = self._clusters[self.np_random.integers(len(self._clusters))]
-        return self._enter(self._states[members[self.np_random.integers(len(members))]]), {}
-
-    def _enter(self, state: State) -> Any:
-        """The observation of a state, where the episode's time begins."""
         obs = set_state(self.env, state)
-        for wrapper in simulator.layers(self.env, TimeLimit):
+        for wrapper in simulator.layers(self.env, TimeLimit):  # the episode's time begins there
             wrapper._elapsed_steps = 0
-        return obs
+        return obs, {}
+
+    def _chosen_state(self) -> State | None:
+        """Where the episode begins; None for the environment's own start."""
+        if self.steps >= self.until or self.np_random.random() >= self.probability:
+            return None
+        members = self._clusters[self.np_random.integers(len(self._clusters))]
+        return self._states[members[self.np_random.integers(len(members))]]
 
     def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)

@@ -1,8 +1,5 @@
 """Snapshots: the state of a simulator as plain data, and a copy brought to exactly that state without replaying.
 
-    get_state, set_state   one environment's state: numbers, strings, lists, dicts and NumPy arrays, nothing else
-    supported              raises for what cannot be snapshot exactly
-
 Supported: classic control, environments whose class has a `STATE`, MuJoCo (Gymnasium's robots) and MiniGrid, inside the
 wrappers of `make`, `NoisyTV`, sticky actions and Gymnasium's wrappers without memory. After `set_state`, the same
 actions lead to the same observations, rewards and ends, bit by bit; where the environment itself draws random numbers,

@@ -227,17 +227,16 @@ class Stepper:
     def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> str | None:
         """Begin an episode; returns the text, which shared memory cannot hold."""
         self._lost.pop(row, None)
-        obs, info = self._envs[row].reset(seed=seed, options=options)
-        put(self._slots.obs, row, obs)
-        self._look(row, info)
-        return self._show(row, info)
+        return self._begun(row, *self._envs[row].reset(seed=seed, options=options))
 
     def restore(self, row: int, state: dict[str, Any]) -> str | None:
         self._lost.pop(row, None)
         if "lost" in state:
             self._begin_anew(row, state["lost"])
             return self._slots.modalities["text"][row] if "text" in self._slots.modalities else None
-        obs, info = self._envs[row].get_wrapper_attr("restore")(state)
+        return self._begun(row, *self._envs[row].get_wrapper_attr("restore")(state))
+
+    def _begun(self, row: int, obs: Obs, info: dict[str, Any]) -> str | None:
         put(self._slots.obs, row, obs)
         self._look(row, info)
         return self._show(row, info)
@@ -306,9 +305,7 @@ class BufferedVectorEnv(VectorEnv):
         if len(seeds) != n or mask.shape != (n,):
             raise ValueError(f"{len(seeds)} seeds and a reset_mask of shape {mask.shape} do not fit {n} environments")
         rows = np.flatnonzero(mask).tolist()
-        self._set_texts(self.ask("reset", {row: (seeds[row], options or None) for row in rows}))
-        self._see_masks()
-        self.has_reset = True
+        self._begun(self.ask("reset", {row: (seeds[row], options or None) for row in rows}))
         return self._slots.obs, self._infos(self._slots, False)
 
     def send(self, actions: Any, group: int = 0) -> None:
@@ -342,9 +339,12 @@ class BufferedVectorEnv(VectorEnv):
         ended = [self._finish(group) for group in range(len(self.groups))]
         return self._result(self._slots, any(ended))
 
-    def _see_masks(self) -> None:
-        """Give masks on if the environments, here or in workers, have written some."""
-        masked = self._slots.masked
+    def _begun(self, texts: Mapping[int, str | None]) -> None:
+        """Show the texts of rows that were reset or restored, and masks from the first one on."""
+        self.has_reset, masked = True, self._slots.masked
+        if "text" in self._slots.modalities:
+            for row, text in texts.items():
+                self._slots.modalities["text"][row] = text
         if not masked.any():
             return
         if not masked.all():
@@ -363,9 +363,7 @@ class BufferedVectorEnv(VectorEnv):
         """Come back to a snapshot, by playing each running episode again; returns the observations of that moment."""
         if len(state["envs"]) != self.num_envs:
             raise ValueError(f"the snapshot is of {len(state['envs'])} environments, not of {self.num_envs}")
-        self._set_texts(self.ask("restore", {row: (one,) for row, one in enumerate(state["envs"])}))
-        self._see_masks()
-        self.has_reset = True
+        self._begun(self.ask("restore", {row: (one,) for row, one in enumerate(state["envs"])}))
         return self._slots.obs
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -389,11 +387,6 @@ class BufferedVectorEnv(VectorEnv):
             raise RuntimeError(f"recv({group}) has nothing to wait for: {waiting}")
         self._sent.popleft()
         return self._wait(group)
-
-    def _set_texts(self, texts: Mapping[int, str | None]) -> None:
-        if "text" in self._slots.modalities:
-            for row, text in texts.items():
-                self._slots.modalities["text"][row] = text
 
     def _result(self, slots: SharedBuffers, ended: bool) -> Result:
         return slots.obs, slots.reward, slots.terminated, slots.truncated, self._infos(slots, ended)
@@ -433,17 +426,17 @@ class InProcess(BufferedVectorEnv):
         self._stepper = Stepper(dict(enumerate(self.envs)), self._slots, everything)
 
     def _ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        try:
-            return self._stepper.ask(method, arguments)
-        except MaskFault as fault:
-            raise MaskFault(f"environment {self._stepper.row}: {fault}") from None
+        return self._named(self._stepper.ask, method, arguments)
 
     def _start(self, group: int) -> None:
         """`_wait` does the work."""
 
     def _wait(self, group: int) -> bool:
+        return self._named(self._stepper.step, group)
+
+    def _named(self, work: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return self._stepper.step(group)
+            return work(*arguments)
         except MaskFault as fault:
             raise MaskFault(f"environment {self._stepper.row}: {fault}") from None
 

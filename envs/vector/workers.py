@@ -4,8 +4,8 @@ Environment i lives in worker i modulo `processes`, so each worker has a part of
 actions of one group, every worker steps the other. The numbers are those of `envs.vector.in_process.InProcess`,
 whatever the number of processes.
 
-    actions, observations, rewards, flags, frames   one block of anonymous shared memory; nothing is left in /dev/shm
-    commands, replies, texts                        two pipes per worker; waiting sleeps
+Arrays lie in one block of anonymous shared memory, of which nothing is left in /dev/shm; commands, replies and texts go
+through two pipes per worker, where waiting sleeps.
 
 A worker that dies, or does not reply in time, is replaced: its environments are made again with seeds that follow from
 the old ones, and their running episodes end as truncated in rows that are no transitions (`infos["lost"]`). So is one
@@ -90,7 +90,7 @@ class Workers(BufferedVectorEnv):
         n = len(makers)
         processes = cores() if processes is None else processes
         _check(n, processes, step_timeout, on_error, restarts)
-        self.processes = min(processes, n)
+        self.processes = processes = min(processes, n)
         # Called with a sentence about each replacement.
         self.say: Callable[[str], object] = functools.partial(warnings.warn, category=RuntimeWarning)
         self._makers, self._on_error, self._budget = makers, on_error, Budget(restarts, restart_window)
@@ -115,9 +115,7 @@ class Workers(BufferedVectorEnv):
         self._workers: list[Worker] = []
         # Also when this object is forgotten, and at exit before multiprocessing waits for its children.
         self._stop = Finalize(self, stop, (self._workers,), exitpriority=10)
-        self._members = [
-            [w for w in range(self.processes) if range(n)[share(group, w, self.processes)]] for group in groups
-        ]
+        self._members = [[w for w in range(processes) if range(n)[share(group, w, processes)]] for group in groups]
         try:
             for worker in range(self.processes):
                 self._workers.append(self._hire(worker, {}))

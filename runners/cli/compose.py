@@ -190,7 +190,7 @@ def _kind(parameter: inspect.Parameter) -> Any:
 def _unknown_key(key: str, value: Any, kinds: Collection[str], names: list[str]) -> str:
     parts = key.split(".")
     if key in RENAMED:
-        return f"{key} is now called {RENAMED[key]}"
+        return f"{key} is now called {RENAMED[key]}" if RENAMED[key] else f"{key} is gone; leave it out"
     if parts[0] == "reward" and len(parts) == 3 and parts[1] in rewards.names() and parts[1] not in names:
         return (
             f"{key} belongs to the reward {parts[1]}, which this run does not use ({'+'.join(names)}); "

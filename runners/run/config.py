@@ -136,8 +136,10 @@ class TrainConfig(Settings):
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-# What a key of 0.1.0 is called now; agents' and rewards' with their prefix, as on the command line.
+# What an earlier version's key is called now, "" where it is gone and a saved one ignored; with its prefix, as on the
+# command line.
 RENAMED = {
+    "agent.compile": "",
     "agent.dreams_per_step": "agent.rollouts_per_step",
     "agent.reward_in_dreams": "agent.reward_source",
     "reward.guidance.world": "reward.guidance.family",
@@ -204,7 +206,8 @@ def from_dict(values: dict[str, Any], trusted: bool = False) -> TrainConfig:
 
 def _renamed(prefix: str, options: dict[str, Any]) -> dict[str, Any]:
     """Options saved by an earlier version, by the names of this one."""
-    return {RENAMED.get(prefix + key, key).rpartition(".")[2]: value for key, value in options.items()}
+    names = {key: RENAMED.get(prefix + key, key).rpartition(".")[2] for key in options}
+    return {name: options[key] for key, name in names.items() if name}
 
 
 def save(config: TrainConfig, path: Path) -> None:

@@ -128,9 +128,6 @@ def test_elites_are_the_members_with_the_least_held_out_loss_and_only_they_predi
         assert set(gap.argmin(0).tolist()) == set(model.elites.tolist()) and gap.amin(0).max() < 1e-4
     mean = model.step(obs, action, sample=False).next_obs
     torch.testing.assert_close(mean, by_member[model.elites].mean(0))
-    memory = [weight.data_ptr() for weight in (model.elites, *model._elite)]
-    model.fit(rows, 60)  # other elites, in the same memory: a captured update reads them
-    assert memory == [weight.data_ptr() for weight in (model.elites, *model._elite)]
 
 
 @pytest.mark.parametrize("members", [1, 4])

@@ -164,7 +164,7 @@ def behaviour_of(**changes):
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        behaviour = ImagActorCritic(config, SpaceEncoding(spaces.Box(-1, 1, (5,)), spaces.Discrete(2)), 5, random())
+        behaviour = ImagActorCritic(config, SpaceEncoding(spaces.Box(-1, 1, (5,)), spaces.Discrete(2)), 5, random(), 0)
     behaviour.flats()
     return behaviour
 

@@ -387,7 +387,7 @@ def test_a_run_of_version_0_1_0_is_understood_and_its_checkpoint_refused_in_one_
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_a_key_that_was_renamed_is_answered_with_its_new_name(old, new):
+def test_a_key_that_was_renamed_or_dropped_is_answered_with_its_new_name(old, new):
     uses = "agent=dyna" if old.startswith("agent.") else f"reward={old.split('.')[1]}"
-    with pytest.raises(UsageError, match=f"{old} is now called {new}"):
+    with pytest.raises(UsageError, match=f"{old} is now called {new}" if new else f"{old} is gone; leave it out"):
         compose([CARTPOLE, uses, f"{old}=1"])
