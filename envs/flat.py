@@ -4,8 +4,6 @@ A step is a few calls however many layers there are, and never imports torch's c
 first one (two seconds and 150 MB of every short run).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -38,7 +36,7 @@ class Flat(Stateful):
         self._numpy = (self.grad.numpy(), self.steps.numpy()) if value.device.type == "cpu" else None
 
     @classmethod
-    def over(cls, parameters: list[nn.Parameter], epsilon: float = 1e-5) -> Flat:
+    def over(cls, parameters: list[nn.Parameter], epsilon: float = 1e-5) -> "Flat":
         """Of a module, whose parameters become views in this order; whatever writes into one writes into the other."""
         flat = cls(torch.cat([p.detach().reshape(-1) for p in parameters] or [torch.zeros(0)]), epsilon)
         begin = 0
@@ -49,13 +47,13 @@ class Flat(Stateful):
             begin = end
         return flat
 
-    def part(self, places: Tensor) -> Flat:
+    def part(self, places: Tensor) -> "Flat":
         part = Flat(self.value[places], self.epsilon)
         part.mean, part.square = self.mean[places], self.square[places]
         part.steps.copy_(self.steps)
         return part
 
-    def put(self, places: Tensor, part: Flat) -> None:
+    def put(self, places: Tensor, part: "Flat") -> None:
         self.value[places], self.mean[places], self.square[places] = part.value, part.mean, part.square
         self.steps.copy_(part.steps)
 

@@ -5,8 +5,6 @@ them; `envs.steps` makes them from single steps. These two files are the only co
 SAME_STEP hides an episode's last observation in `final_obs`, NEXT_STEP spends a step on resetting.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -72,26 +70,26 @@ class Transitions:
         """Bool (...,): the last transition of an episode, or a row in which an episode was lost (not valid)."""
         return (self.terminated & self.valid) | self.truncated
 
-    def map(self, function: Callable[[Array], Array]) -> Transitions:
+    def map(self, function: Callable[[Array], Array]) -> "Transitions":
         """Apply `function` to every array of the batch; absent fields stay absent."""
         return Transitions(**map_obs(function, vars(self)))
 
-    def __getitem__(self, index: Any) -> Transitions:
+    def __getitem__(self, index: Any) -> "Transitions":
         """Index the leading axes of every field: `batch[t]`, `batch[mask]`, `batch[rows]`."""
         return self.map(lambda x: x[index])
 
-    def flatten(self) -> Transitions:
+    def flatten(self) -> "Transitions":
         """(T, N) -> (T * N,), as views; a batch that is flat already is returned as it is."""
         if len(self.shape) == 1:
             return self
         count = self.shape[0] * self.shape[1]
         return self.map(lambda x: x.reshape(count, *x.shape[2:]))
 
-    def replace(self, **changes: Any) -> Transitions:
+    def replace(self, **changes: Any) -> "Transitions":
         """A copy with some fields exchanged; arrays are shared, not copied."""
         return replace(self, **changes)
 
-    def at_obs(self) -> Transitions:
+    def at_obs(self) -> "Transitions":
         """The batch with `obs` in place of `next_obs`, what phi(s) needs; an extra named `obs_X` stands in for `X`."""
         extras = {key: value for key, value in self.extras.items() if key.startswith("obs_")}
         extras |= {key[4:]: value for key, value in extras.items()}  # the others describe next_obs, which is gone

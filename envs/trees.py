@@ -14,8 +14,6 @@ square; F begins at 0; ensembles are not distilled, so acting takes time in prop
 Fails when: the observation is an image, or what matters is a sum of many inputs, which trees approach by steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,7 +36,7 @@ class Bins(NamedTuple):
     edge: np.ndarray  # float32 (W,), what is larger lies in a bin further right
 
     @classmethod
-    def of(cls, x: np.ndarray, most: int) -> Bins:
+    def of(cls, x: np.ndarray, most: int) -> "Bins":
         """Of rows (M, D), at most so many bins an input: between its values if they are few, else at quantiles."""
         places, edges, features, begin = list[np.ndarray](), list[np.ndarray](), list[int](), 0
         for number, column in enumerate(x.T):

@@ -17,8 +17,6 @@ When it fails: on tasks as small as Pendulum five updates a step without a model
 less; where an episode's end depends on little, imagined rollouts miss it; images are for `agent=world_model`.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, ClassVar
 
@@ -207,7 +205,7 @@ class Dyna(BaseAgent):
         if self._fitted_at is not None:
             self.keep_finite()
 
-    def _succeed(self, old: Dyna) -> None:
+    def _succeed(self, old: "Dyna") -> None:
         super()._succeed(old)
         self.replay.take(old.replay)
         if self.imagination is not None and old.imagination is not None:

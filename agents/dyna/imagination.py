@@ -1,7 +1,5 @@
 """The model side of `agents.dyna.agent`: a model, a reward source, when episodes end, and what was imagined."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import deque
@@ -188,7 +186,7 @@ class Imagination(Stateful):
         super().load_state_dict(state)
         self._gather()
 
-    def succeed(self, old: Imagination) -> None:
+    def succeed(self, old: "Imagination") -> None:
         """Take over everything but the rewards."""
         self.load_state_dict(old.state_dict() | {"reward_source": self.reward_source.state_dict()})
 

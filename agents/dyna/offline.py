@@ -7,8 +7,6 @@ Differences: the model is fitted on whenever imagination begins; the ends of epi
 When it fails: as the model does, where all members agree on what none has seen; a long `agent.horizon`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +43,7 @@ class OfflineDyna(Dyna):
     @classmethod
     def of(
         cls, config: OfflineDynaConfig, *spaces: gym.Space, data: Transitions, signal: Any = None, **place: Any
-    ) -> OfflineDyna:
+    ) -> "OfflineDyna":
         if config.model == "true":
             raise ValueError("agent.model=true asks the simulator, and a recording is all there is; use ensemble")
         data = data if signal is None else data.replace(reward=np.asarray(signal, np.float32))

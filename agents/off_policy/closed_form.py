@@ -3,8 +3,6 @@
 Compiled, with the same formulas, it is `agents.off_policy.kernel`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -77,7 +75,7 @@ class ClosedFormUpdate:
         learner.actor_flat.step(config.learning_rate, config.max_grad_norm)
         return metrics | {"actor_loss": -objective.mean(), **learner.entropy_step(memory.log_prob[0])}
 
-    def _policy(self, rows: Rows, memory: _Memory) -> None:
+    def _policy(self, rows: Rows, memory: "_Memory") -> None:
         learner, count = self.learner, len(rows.obs)
         obs = torch.cat([rows.obs, rows.next_obs], out=memory.obs)
         obs.sub_(learner.mean).mul_(learner.scale).clamp_(-CLIP, CLIP)
@@ -96,7 +94,7 @@ class ClosedFormUpdate:
         constant = learner.action_size * (0.5 * math.log(2 * math.pi) + 2 * math.log(2))
         torch.sum(each, -1, out=memory.log_prob).sub_(constant)
 
-    def _value(self, x: Tensor, memory: _Memory) -> tuple[Tensor, Tensor]:
+    def _value(self, x: Tensor, memory: "_Memory") -> tuple[Tensor, Tensor]:
         """Value of (state, own action), (B,), and its slope in the action, (B, A)."""
         learner = self.learner
         q = self.critic.forward(x, memory.critic)[..., 0]
@@ -112,7 +110,7 @@ class ClosedFormUpdate:
             slope[rows] = self.critic.slope(member, rows, memory.critic, learner.obs_size)
         return least.values, slope
 
-    def _d_outputs(self, slope: Tensor, alpha: Tensor, memory: _Memory) -> Tensor:
+    def _d_outputs(self, slope: Tensor, alpha: Tensor, memory: "_Memory") -> Tensor:
         """Gradient of the policy's loss with respect to its outputs, (1, B, 2A)."""
         action, size = memory.action[0], self.learner.action_size
         low, high = LOG_STD
@@ -136,7 +134,7 @@ class _Layers:
         self.weights, self.biases = values[::2], values[1::2]
         self.weight_grads, self.bias_grads = grads[::2], grads[1::2]
 
-    def forward(self, x: Tensor, space: _Space) -> Tensor:
+    def forward(self, x: Tensor, space: "_Space") -> Tensor:
         """(B, I) -> (K, B, O); activations of hidden layers stay in `space`."""
         x = x.expand(len(self.weights[0]), *x.shape)
         for weight, bias, out in zip(self.weights[:-1], self.biases, space.hidden):
@@ -146,7 +144,7 @@ class _Layers:
             return torch.add(torch.linalg.vecdot(x, last.mT).unsqueeze(-1), self.biases[-1], out=space.outputs)
         return torch.baddbmm(self.biases[-1], x, last, out=space.outputs)
 
-    def backward(self, x: Tensor, d_outputs: Tensor, space: _Space) -> None:
+    def backward(self, x: Tensor, d_outputs: Tensor, space: "_Space") -> None:
         """Gradients of all weights, from those of the outputs (K, B, O) of the first B rows that went forward."""
         count = d_outputs.shape[1]
         x = x.expand(len(d_outputs), *x.shape)
@@ -161,7 +159,7 @@ class _Layers:
                 back = multiply(slope, weight.mT, out=space.back[number - 1])
                 slope = torch.ops.aten.threshold_backward.grad_input(back, below, 0, grad_input=back)
 
-    def slope(self, member: int, rows: Tensor | None, space: _Space, begin: int) -> Tensor:
+    def slope(self, member: int, rows: Tensor | None, space: "_Space", begin: int) -> Tensor:
         """Of a member's single output, in its inputs from `begin` on, (rows, I - begin)."""
         slope = self.weights[-1][member].mT
         for number in range(len(self.weights) - 2, -1, -1):

@@ -16,8 +16,6 @@ Source: Schulman et al. 2017, arXiv 1707.06347, equations 7 and 9. Difference: t
 streams. A test compares the two. `NumpyUpdate` takes CPUs and networks of fully connected layers only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -51,7 +49,7 @@ class Batch:
     hidden: Any = None  # float32 (M, units), recurrent only: before the first row
     mask: Any = None  # bool (M, outputs), the actions that were allowed; None where all were
 
-    def shuffled(self, order: np.ndarray) -> Batch:
+    def shuffled(self, order: np.ndarray) -> "Batch":
         """These rows of a batch without images and sequences, in this order, copied."""
         mask = None if self.mask is None else self.mask[order]
         return Batch(self.vector[order], {}, self.action[order], self.numbers[order], mask=mask)
@@ -352,7 +350,7 @@ class NumpyUpdate:
             self._kept = None
             self._use(self.flat, self.net.inputs.size)
 
-    def _buffers_of(self, rows: int) -> _Buffers:
+    def _buffers_of(self, rows: int) -> "_Buffers":
         if rows not in self._buffers:
             if len(self._buffers) > SIZES:  # the last minibatch of a NEXT_STEP rollout has another size each time
                 self._buffers.clear()
@@ -405,7 +403,7 @@ class NumpyUpdate:
                 log_prob[begin : begin + known] = self._distribution(memory, taken)[:known]
         return values, log_prob
 
-    def _forward(self, vector: np.ndarray, memory: _Buffers) -> None:
+    def _forward(self, vector: np.ndarray, memory: "_Buffers") -> None:
         h = vector
         for layer, hidden in zip(self.layers, memory.hidden):
             np.matmul(h, layer.transposed, out=hidden)
@@ -416,7 +414,7 @@ class NumpyUpdate:
             np.matmul(layer.weight, side, out=out)
             out += layer.bias
 
-    def _distribution(self, memory: _Buffers, action: np.ndarray) -> np.ndarray:
+    def _distribution(self, memory: "_Buffers", action: np.ndarray) -> np.ndarray:
         """Log-probabilities (B,) of `action` (B, choices); for categoricals `outputs` become log p."""
         outputs, scratch = memory.outputs, memory.scratch
         if self.log_std is not None:
@@ -433,7 +431,7 @@ class NumpyUpdate:
             log_prob = part if log_prob is None else log_prob + part
         return log_prob
 
-    def _places(self, memory: _Buffers, action: np.ndarray, choice: int) -> np.ndarray:
+    def _places(self, memory: "_Buffers", action: np.ndarray, choice: int) -> np.ndarray:
         """Where the chosen outputs lie in the flattened (outputs, B)."""
         return (action[:, choice] + self.actions.columns[choice].start) * len(memory.ones) + memory.columns
 
@@ -464,7 +462,7 @@ class NumpyUpdate:
         self.used.step(self.learning_rate, self.config.max_grad_norm)
         return measured
 
-    def _d_outputs(self, memory: _Buffers, action: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    def _d_outputs(self, memory: "_Buffers", action: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """Gradient of the loss with respect to the policy's outputs (outputs, B); overwrites the scratch memory."""
         weight, out = self.config.entropy_weight, memory.scratch
         if self.log_std is not None:  # the scratch holds (a - mean) / sigma
@@ -485,7 +483,7 @@ class NumpyUpdate:
                 out[rows] += (weight / len(slope)) * side * (log - (side * log).sum(0))
         return out
 
-    def _backward(self, vector: np.ndarray, memory: _Buffers, d_outputs: np.ndarray, d_values: np.ndarray) -> None:
+    def _backward(self, vector: np.ndarray, memory: "_Buffers", d_outputs: np.ndarray, d_values: np.ndarray) -> None:
         for layer, h, out, d in zip(self.heads, memory.hidden[-1], memory.back[-1], (d_outputs, d_values)):
             np.matmul(d, h, out=layer.weight_grad)
             np.matmul(d, memory.ones, out=layer.bias_grad)
@@ -501,7 +499,7 @@ class NumpyUpdate:
             if number:
                 np.matmul(back, layer.weight, out=memory.back[number - 1])
 
-    def _measure(self, memory: _Buffers, log_ratio: Any, ratio: Any, advantage: Any, error: Any) -> dict[str, float]:
+    def _measure(self, memory: "_Buffers", log_ratio: Any, ratio: Any, advantage: Any, error: Any) -> dict[str, float]:
         clip = self.config.clip_range
         clipped = np.clip(ratio, 1 - clip, 1 + clip)
         if self.log_std is not None:

@@ -6,8 +6,6 @@ signals) is kept as columns that the scorer names (`ReplayScorer.keep`), then we
 `Sampler` picks the rows, `Images` stores pixels.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -164,7 +162,7 @@ class Replay(Stateful):
                 columns[key] = np.zeros((self.length, self.n_envs, *value.shape[2:]), value.dtype)
             columns[key][times] = value
 
-    def take(self, other: Replay) -> None:
+    def take(self, other: "Replay") -> None:
         """The transitions of a replay that is given up, for this one's scorer; none if they lack what it reads."""
         other.flush()
         shown = {name: column for name, column in other.columns.items() if name in Transitions.__dataclass_fields__}

@@ -12,8 +12,6 @@ When it fails: few steps on a small state vector, which `agents.dyna.agent` mode
 (the head predicts its mean).
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, ClassVar
 
@@ -193,7 +191,7 @@ class WorldModel(BaseAgent):
         self._learned_from = self.replay.metrics
         self.keep_finite()
 
-    def _succeed(self, old: WorldModel) -> None:
+    def _succeed(self, old: "WorldModel") -> None:
         super()._succeed(old)
         self.replay.take(old.replay)
         self.keep_finite()

@@ -15,8 +15,6 @@ keeps what has passed, so it may end a state from late in an episode before `tru
     student = SnapshotReset(make("Pendulum-v1", seed=1), snapshots)
 """
 
-from __future__ import annotations
-
 import time
 import zlib
 from collections.abc import Callable
@@ -64,7 +62,7 @@ class Snapshots:
         save_file({"observations": np.ascontiguousarray(self.observations), "states": states}, path)
 
     @classmethod
-    def load(cls, path: str | Path) -> Snapshots:
+    def load(cls, path: str | Path) -> "Snapshots":
         """Read what `save` wrote; nothing in the file is executed. A ValueError if it is another file."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file

@@ -11,8 +11,6 @@ Limits: all environments have the same spaces, which fit into arrays (Box, Discr
 observations also a Dict of them). They have `make`'s `EpisodeStatistics`, and its `Journal` if snapshots are taken.
 """
 
-from __future__ import annotations
-
 import functools
 from abc import abstractmethod
 from collections import deque
@@ -82,7 +80,7 @@ class SharedBuffers:
     masks: tuple[dict[str, np.ndarray], ...]  # bool (N, A): what `show_masks` adds to both modalities
 
     @classmethod
-    def like(cls, env: gym.Env, n: int, new: New) -> SharedBuffers:
+    def like(cls, env: gym.Env, n: int, new: New) -> "SharedBuffers":
         """Buffers for `n` environments like `env`, their arrays made by `new`, always in the same order."""
         shown = layers(env, Observer)
 
@@ -114,7 +112,7 @@ class SharedBuffers:
         self.modalities.update(self.masks[0])
         self.final_modalities.update(self.masks[1])
 
-    def view(self, rows: slice) -> SharedBuffers:
+    def view(self, rows: slice) -> "SharedBuffers":
         parts = {f.name: map_obs(lambda x: x[rows], getattr(self, f.name)) for f in fields(self) if f.name != "masks"}
         return SharedBuffers(**parts, masks=tuple(map_obs(lambda x: x[rows], one) for one in self.masks))
 

@@ -21,8 +21,6 @@ A line of labels.jsonl is an answer as it comes: text, other (the second caption
 was unsure), judge. A last line that was cut off by a kill is left out.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import math
@@ -86,7 +84,7 @@ class AnnotateConfig(Settings):
         if not self.out and not self.dry_run:
             raise UsageError("out= is missing; name the file to write, as in out=labels.jsonl")
 
-    def options(self, known: Texts) -> dict[str, Any]:
+    def options(self, known: "Texts") -> dict[str, Any]:
         """Options of the judge: the goal and the family that were given, or those of the file."""
         return {"goal": self.goal or known.goal, "family": self.family or known.family, **self.judge_options}
 

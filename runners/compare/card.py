@@ -23,8 +23,6 @@ A bonus has no truth to be compared with: it is usable where it is not constant,
 helps. The same holds for a goal reward in an environment without known goals (`not judged`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -121,7 +119,7 @@ class Candidate:
         text = getattr(self.config, field, "")
         return text if isinstance(text, str) else ""
 
-    def again(self, **changes: Any) -> Candidate:
+    def again(self, **changes: Any) -> "Candidate":
         """The same reward with other settings, on the same sample."""
         config = dataclasses.replace(self.config, **changes)
         return Candidate(self.name, config, self.spaces, self.spec, self.sample, warm=self.warm, seed=self.seed)

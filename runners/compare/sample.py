@@ -9,8 +9,6 @@ The rows are kept in runs/compare/<env>/ (see `envs.recording`), keyed by everyt
 command about the same environment costs no rendering. `enumerate_mdp` visits every state of a small one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -112,7 +110,7 @@ def load_or_take(spec: SampleSpec) -> Sample:
     return _without_truth(*recording.load(path))
 
 
-def load_or_enumerate(spec: SampleSpec) -> FiniteMDP | None:
+def load_or_enumerate(spec: SampleSpec) -> "FiniteMDP | None":
     """Every state of an environment, from the folder if it was enumerated before; None where that is impossible."""
     path = spec.folder / f"states-{spec.key}.safetensors"
     too_large = path.with_suffix(".none")

@@ -14,8 +14,6 @@ When it fails: more than 600 pairs of state and action; a clustered recording wh
 learner that has not found the goal: it collects their small rewards again and again (`python -m benchmarks exprd`).
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from dataclasses import dataclass
@@ -133,7 +131,7 @@ class Ahead:
     steps: list[np.ndarray]  # the same of values of h steps after the first, h in HORIZONS
 
     @classmethod
-    def of(cls, task: np.ndarray, transition: np.ndarray, gamma: float) -> Ahead:
+    def of(cls, task: np.ndarray, transition: np.ndarray, gamma: float) -> "Ahead":
         """For rewards (S, A) of the task."""
         (states, actions), q = task.shape, optimal(task, transition, gamma)
         gap, best = gaps(q)

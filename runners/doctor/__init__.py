@@ -4,8 +4,6 @@ Every check runs in a process of its own with a limit of time (`ask`): one that 
 end. The process that asks imports nothing but the standard library, so that it works where everything is missing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -25,12 +23,12 @@ class Finding(NamedTuple):
     required: bool = True  # whether nothing can be trained without it; what is not required is never "missing"
 
     @classmethod
-    def of(cls, name: str, found: str, fix: str = "", required: bool = True) -> Finding:
+    def of(cls, name: str, found: str, fix: str = "", required: bool = True) -> "Finding":
         """A warning if there is something to fix, else ok."""
         return cls(name, "warning" if fix else "ok", found, fix, required)
 
     @classmethod
-    def broken(cls, name: str, found: str, fix: str = "", required: bool = True) -> Finding:
+    def broken(cls, name: str, found: str, fix: str = "", required: bool = True) -> "Finding":
         """Missing, or a warning where training does without it."""
         return cls(name, "missing" if required else "warning", found, fix, required)
 

@@ -1,7 +1,5 @@
 """How a run ends: exit codes, signals that wait for a safe point, and one sentence for every expected error."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -48,7 +46,7 @@ class Signals:
         self.received: int | None = None
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Signals:
+    def __enter__(self) -> "Signals":
         always = (signal.SIGINT, signal.SIGTERM)
         ours = [number for number in STOPPING if number in always or _ends(signal.getsignal(number))]
         if threading.current_thread() is threading.main_thread():

@@ -3,8 +3,6 @@
 The progress of a job is read from the last line of its metrics.csv; nothing is asked of the job itself.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time
@@ -93,7 +91,7 @@ class Display(Watcher):
         self._before: float | None = None  # jobs that were done when we began
         self._live: Live | None = None
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> "Display":
         if self.stream.isatty():
             self._live = Live(console=Console(file=self.stream), refresh_per_second=2, transient=True)
             self._live.start()
