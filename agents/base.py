@@ -5,8 +5,6 @@
 A subclass gives `collect` and `update`. Callbacks, evaluations and loggers made for Stable-Baselines3 work as they are.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from abc import abstractmethod
@@ -113,10 +111,10 @@ class BaseAgent(Predictor):
         "episodes": "episodes",
     }
     scorer: StreamScorer
-    steps: Steps
-    encoding: SpaceEncoding
+    steps: "Steps"
+    encoding: "SpaceEncoding"
     rng: np.random.Generator
-    episodes: Episodes
+    episodes: "Episodes"
 
     def __init__(
         self,
@@ -466,7 +464,7 @@ class Steps(Stateful):
         self.episodes.running[:] = 0
         return True
 
-    def step(self, actions: Tensor, encoding: SpaceEncoding) -> Transitions:
+    def step(self, actions: Tensor, encoding: "SpaceEncoding") -> Transitions:
         """One step with actions (N, A), as `encoding` encodes them; a `NotFinite` for NaN or infinity."""
         taken = encoding.decode(actions.detach().cpu().numpy())
         refuse({"action": taken}, self.cursor.step, {"obs": self.obs, "action": taken})

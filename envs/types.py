@@ -4,8 +4,6 @@ Axis letters, used in shape comments everywhere:
     N transitions (or environments)   T steps in time   B minibatch   K ensemble members   D features   H horizon
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat, runtime_checkable
 
@@ -35,7 +33,7 @@ class Scorer(Protocol):
     def initial_memory(self, n: int) -> Memory:
         """Memory for `n` environments at the start of their episodes."""
 
-    def total(self, batch: Transitions, memory: Memory, timesteps: int) -> tuple[Array, Memory]:
+    def total(self, batch: "Transitions", memory: Memory, timesteps: int) -> tuple[Array, Memory]:
         """Float32 rewards with the batch's leading shape, and the memory that belongs to the next step."""
 
 
@@ -46,10 +44,10 @@ class StreamScorer(Scorer, Protocol):
     # name -> something with `gamma`, and `episodic`: whether its return ends with the episode
     streams: Mapping[str, Any]
 
-    def embed(self, batch: Transitions) -> Transitions:
+    def embed(self, batch: "Transitions") -> "Transitions":
         """The batch with frames replaced by their embeddings."""
 
-    def score(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Array], Memory]:
+    def score(self, batch: "Transitions", memory: Memory) -> tuple[dict[str, Array], Memory]:
         """Raw scores by stream, leading shape of the batch."""
 
     def scaled(self, raw: dict[str, Array]) -> dict[str, Array]:
@@ -58,7 +56,7 @@ class StreamScorer(Scorer, Protocol):
     def weights(self, timesteps: Any) -> dict[str, Any]:
         """How much each stream's advantage counts after `timesteps` environment steps."""
 
-    def update(self, batch: Transitions, raw: dict[str, Array], timesteps: Any) -> dict[str, float]:
+    def update(self, batch: "Transitions", raw: dict[str, Array], timesteps: Any) -> dict[str, float]:
         """Learn from fresh transitions, each handed in once; returns metrics by tag."""
 
 
@@ -69,10 +67,10 @@ class ReplayScorer(StreamScorer, Protocol):
     is_task: bool  # whether it is the task's own reward as it is, and nothing else
     keeps: bool  # whether `keep` returns any columns
 
-    def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Array], Memory]:
+    def keep(self, batch: "Transitions", memory: Memory) -> tuple[dict[str, Array], Memory]:
         """Columns that a replay stores beside transitions (T, N) in time order for `relabel` to score later."""
 
-    def relabel(self, batch: Transitions) -> dict[str, Array]:
+    def relabel(self, batch: "Transitions") -> dict[str, Array]:
         """Raw scores by stream, by the rewards as they are now, of stored transitions in any order."""
 
     def combine(self, raw: dict[str, Array], timesteps: Any) -> Array:

@@ -7,8 +7,6 @@ The learned reward is never its own judge; it appears in the video only. `estima
 return by many more episodes that are cut after a few steps (`runners.report.statistics.mfmc`).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from contextlib import closing
@@ -69,7 +67,7 @@ class Scores:
 
 def play(
     env_id: str,
-    act: Act | None,
+    act: "Act | None",
     episodes: int,
     *,
     seed: int = 0,
@@ -77,7 +75,7 @@ def play(
     max_episode_steps: int | None = None,
     goal: Goal | None = None,
     options: Mapping[str, Any] = MappingProxyType({}),
-    mix: Mix | None = None,
+    mix: "Mix | None" = None,
     tick: Ticker | None = None,
 ) -> Scores:
     """Play whole episodes, one after the other; `act` is the policy, None acts at random.
@@ -125,7 +123,7 @@ def play(
     return scores
 
 
-def evaluation(config: TrainConfig, model: Any, mix: Mix, episodes: int, seed: int) -> dict[str, dict[str, Any]]:
+def evaluation(config: TrainConfig, model: Any, mix: "Mix", episodes: int, seed: int) -> dict[str, dict[str, Any]]:
     """Scores of a trained policy and of a random one on the same episodes."""
     limits = limits_of(config, seed)
     mine = play(config.env, policy(model, config), episodes, mix=mix, tick=Ticker("evaluating"), **limits)
@@ -147,7 +145,7 @@ def goal_of(config: TrainConfig) -> Goal | None:
     return next(iter(named or known), None)
 
 
-def policy(model: Any, run: TrainConfig | None = None) -> Act:
+def policy(model: Any, run: TrainConfig | None = None) -> "Act":
     """The policy of an agent, which keeps an LSTM's state between calls; its actions are sampled if its run says so.
 
     It takes one observation and a bool, or a batch and an array (N,), and the action mask that came with it. Actions
@@ -235,7 +233,7 @@ def evaluate(config: EvaluateConfig) -> None:
         print(f"video: {record_video(trained, act, mix, run / 'video.mp4', seed)}")
 
 
-def controlled(config: EvaluateConfig, trained: TrainConfig, model: Any, mix: Mix, dear: list[float]) -> str:
+def controlled(config: EvaluateConfig, trained: TrainConfig, model: Any, mix: "Mix", dear: list[float]) -> str:
     """The mean return by `mfmc`, given those of whole episodes, as a sentence."""
     limits = {**limits_of(trained, config.seed), "tick": Ticker("evaluating, cut short")}
     limits |= {"max_episode_steps": config.cheap, "max_steps": config.cheap * config.cheap_episodes}

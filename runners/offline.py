@@ -16,8 +16,6 @@ Source: Venkataraman et al. 2024, "Real-World Offline Reinforcement Learning fro
 2411.05273 (with judge=vlm).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from contextlib import closing
@@ -221,7 +219,7 @@ def _read(name: str, env: str, trust: bool) -> tuple[Transitions, dict[str, Any]
     return read(path)
 
 
-def judged(config: OfflineConfig, batch: Transitions, *spaces: Space) -> tuple[BradleyTerry, Transitions]:
+def judged(config: OfflineConfig, batch: Transitions, *spaces: Space) -> "tuple[BradleyTerry, Transitions]":
     """A `bradley_terry` with the judge, and the batch with what it reads; a UsageError if the recording lacks that."""
     from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
     from runners.run.prompt import refuse_missing
@@ -253,7 +251,7 @@ def labelled(config: OfflineConfig, batch: Transitions, *spaces: Space) -> tuple
     return rewards, metrics, reward.notes()
 
 
-def compared(config: OfflineConfig, batch: Transitions, *spaces: Space) -> tuple[Asked, Metrics, list[str]]:
+def compared(config: OfflineConfig, batch: Transitions, *spaces: Space) -> "tuple[Asked, Metrics, list[str]]":
     """The judge's answers themselves, about the segments that `labelled` asks about, metrics, and sentences."""
     reward, batch = judged(config, batch, *spaces)
     reward.segments.add(batch)

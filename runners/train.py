@@ -5,8 +5,6 @@
 command line -> config -> envs -> mix -> agent -> learn -> evaluate -> report
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math
@@ -80,7 +78,7 @@ def require(parts: Parts, fresh: bool) -> None:
         print(f"note: {missing}; the run continues without it until it is there")
 
 
-def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) -> None:
+def announce(config: TrainConfig, preset: str | None, parts: Parts, work: "Work") -> None:
     """What is about to happen; the composed reward first."""
     print(f"reward: {parts.mix.describe()}")
     for note in [*parts.mix.notes(), *getattr(parts.model, "notes", []), *parts.notes]:
@@ -102,7 +100,7 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: Work) 
         print(f"note: {end:,} steps will be trained, as they come in rollouts of {size:,}", flush=True)
 
 
-def learn(config: TrainConfig, parts: Parts, saver: Saver, work: Work) -> None:
+def learn(config: TrainConfig, parts: Parts, saver: "Saver", work: "Work") -> None:
     """For as many steps as are left."""
     from stable_baselines3.common.callbacks import CallbackList
 
@@ -142,7 +140,7 @@ def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict
     return scores
 
 
-def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: Work) -> None:
+def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Work") -> None:
     """Numbers, video, curve, and the line for TensorBoard. A picture that fails is one sentence, not a failed run."""
     from runners.run.curve import archive, curve
     from runners.run.tensorboard import shows
@@ -186,7 +184,7 @@ class Work:
         self._start = 0
         self._live: Live | None = None
 
-    def __enter__(self) -> Work:
+    def __enter__(self) -> "Work":
         return self
 
     @property
@@ -194,7 +192,7 @@ class Work:
         """Environment steps so far."""
         return self._start if self._model is None else max(self._start, int(self._model.num_timesteps))
 
-    def begin(self, parts: Parts, signals: Signals) -> Saver:
+    def begin(self, parts: Parts, signals: Signals) -> "Saver":
         """Read the newest checkpoint, write down the run, open its logs, make the callback that saves it."""
         from runners.run.progress import Live, Saver, make_logger
 

@@ -1,7 +1,5 @@
 """A trained policy without what trained it: `python -m runners.export run=...`, and `load` for what it wrote."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +7,7 @@ if TYPE_CHECKING:
     from runners.export.policy import Policy
 
 
-def load(folder: str | Path) -> Policy:
+def load(folder: str | Path) -> "Policy":
     """Read an exported policy: a torch module whose `act(obs)` gives actions in the environment's own range.
 
     It needs torch, numpy and safetensors, and no code that trains; nothing in the folder is executed. A ValueError if

@@ -4,8 +4,6 @@ A second agent plays, with the weights of the one that trains, whose random numb
 learns the same whether it is evaluated or not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +46,7 @@ class Evaluator(Stateful):
         self.best = float("-inf")  # task return
         self._model: Any = None  # the second agent
 
-    def __call__(self, step: int, model: Model) -> dict[str, float]:
+    def __call__(self, step: int, model: "Model") -> dict[str, float]:
         """Do what is due at this step; the tags of an evaluation, for the log."""
         config = self.config
         evaluates, films = _due(config.eval_every, self.evaluated, step), _due(config.video_every, self.filmed, step)
@@ -77,7 +75,7 @@ class Evaluator(Stateful):
             self.say(f"no video at step {step:,} ({type(error).__name__}: {error}); training continues")
         self.filmed = step
 
-    def _policy(self, model: Model) -> Act:
+    def _policy(self, model: "Model") -> Act:
         if self._model is None:
             self._model = acting(self.config, self.mix).model
         self._model.policy.load_state_dict(model.policy.state_dict())

@@ -8,8 +8,6 @@ Numbers go through Stable-Baselines3's Logger; docs/runs.md explains every tag t
 worth a run: a writer that meets a full disk is switched off with one warning, and training continues.
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 import os
@@ -64,11 +62,11 @@ class Saver(BaseCallback):
         self,
         config: TrainConfig,
         folder: RunFolder,
-        parts: Parts,
+        parts: "Parts",
         signals: Signals,
-        live: Live,
+        live: "Live",
         state: dict[str, Any] | None,
-        evaluator: Evaluator | None = None,
+        evaluator: "Evaluator | None" = None,
     ) -> None:
         super().__init__()
         self.evaluator, self.coverage = evaluator, parts.coverage
@@ -264,7 +262,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def make_logger(
-    folder: Path, live: Live, *, step: int = 0, warn: Say = print, more: Mapping[str, Any] | None = None
+    folder: Path, live: "Live", *, step: int = 0, warn: Say = print, more: Mapping[str, Any] | None = None
 ) -> Logger:
     """The logger of a run that is at `step`: older rows after it are dropped; `more` makes further writers, by name."""
     path = folder / "metrics.csv"

@@ -7,8 +7,6 @@ A reward scores the recording, and the direction that fits its scores best is th
 <phi(s') - phi(s), z>, or of where it leads, <phi(s'), z> + b, whichever fits better.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def zero_shot(
-    config: OfflineConfig, batch: Transitions, spaces: tuple[gym.Space, gym.Space], build: Callable[[Any], HILP]
+    config: "OfflineConfig", batch: Transitions, spaces: tuple[gym.Space, gym.Space], build: Callable[[Any], HILP]
 ) -> tuple[HILP, dict[str, float], list[str]]:
     """The policy in `policy=`, or one that `build` makes of phi, with its prompt; {"fit": R^2} of a reward, notes."""
     if config.policy:

@@ -15,8 +15,6 @@ What may be tried: the `tune` ranges that settings declare, and those of a comma
 whole numbers is tried in whole numbers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import typing
 from dataclasses import dataclass
@@ -84,7 +82,7 @@ class Space:
     kind: str = "even"  # or "log", or "choice"
     whole: bool = False  # whether only whole numbers are tried
 
-    def suggest(self, trial: BaseTrial) -> Any:
+    def suggest(self, trial: "BaseTrial") -> Any:
         """The value that a trial takes; the same again if it is asked again."""
         if self.kind == "choice":
             return trial.suggest_categorical(self.key, self.values)
