@@ -10,7 +10,7 @@ the first time, then one from numba's cache on the disk. Limitations: x86 proces
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,12 +24,7 @@ from agents.replay.replay import Rows
 
 LONG = 10_000  # updates: a minute with two layers of 256
 WHOSE = "the update of actor and critics"
-
-
-def fits(learner: Critics) -> bool:
-    """Whether a compiled update does what this learner's would."""
-    config = learner.config
-    return ClosedFormUpdate.fits(learner) and not config.bounded_targets and config.actor_every == 1
+NAMES = ("critic_loss", "q", "actor_loss", "alpha", "entropy")
 
 
 def updates(learner: Critics, parts: Sequence[Rows | None], count: int, made: int) -> dict[str, Tensor] | None:
@@ -37,82 +32,37 @@ def updates(learner: Critics, parts: Sequence[Rows | None], count: int, made: in
 
     Each minibatch is the next piece of all parts, which are real transitions and imagined ones.
     """
-    asked = learner.config.path == "numba" or (learner.config.path == "auto" and made >= LONG)
-    if not asked:
+    config, own = learner.config, cast(Any, learner)
+    if config.path == "torch" or (config.path == "auto" and made < LONG):
         return None
-    if not fits(learner):
-        if learner.config.path == "numba":
-            say(
-                WHOSE, "torch, as agent.path=numba is for plain critics with ReLUs, without further options, on the CPU"
-            )
+    if not ClosedFormUpdate.fits(learner) or config.bounded_targets or config.actor_every > 1:
+        if config.path == "numba":
+            say(WHOSE, "torch, as agent.path=numba is for plain critics with ReLUs and no further options, on the CPU")
         return None
     compiled = kernel("agents.off_policy.kernel", WHOSE, "torch, at half the speed")
     if compiled is None:
         return None
     pieces = [[x.view(count, -1, *x.shape[1:]) for x in part[:5]] for part in parts if part is not None]
     rows = [np.require(torch.cat(x, 1).flatten(0, 1).numpy(), np.float32, ["C", "W"]) for x in zip(*pieces)]
-    return (_deep_q if isinstance(learner, DeepQ) else _soft_actor_critic)(compiled, learner, rows, count)
-
-
-def _soft_actor_critic(compiled: Any, learner: Any, rows: list[np.ndarray], count: int) -> dict[str, Tensor]:
-    size = len(rows[0]) // count
-    noise = torch.empty(count, 2, size, learner.action_size)
-    for now, then in noise:  # in the order in which the other paths draw
-        then.normal_(generator=learner.generator)
-        now.normal_(generator=learner.generator)
-    flats = [learner.actor_flat, learner.alpha_flat]
-    found = compiled.soft_actor_critic(
-        _vectors(learner.critic_flat),
-        learner.target_flat.numpy(),
-        *map(_vectors, flats),
-        np.array([int(flat.steps) for flat in (learner.critic_flat, *flats)]),
-        *map(_sizes, (learner.critic, learner.actor)),
-        learner.critic.count,
-        _whitening(learner),
-        *rows,
-        noise.numpy(),
-        size,
-        _settings(learner, learner.target_entropy, learner.learned_alpha, *LOG_STD),
-        learner.config.target == "min",
-    )
-    for flat in (learner.critic_flat, *flats[: 1 + learner.learned_alpha]):
+    nets, flats = [learner.critic], [learner.critic_flat]
+    if policy := not isinstance(learner, DeepQ):
+        nets, flats = [*nets, own.actor], [*flats, own.actor_flat, own.alpha_flat]
+    vectors = [tuple(x.numpy() for x in (flat.value, flat.grad, flat.mean, flat.square)) for flat in flats]
+    steps = np.array([int(flat.steps) for flat in flats])
+    sizes = [np.array([net.inputs, *net.hidden, net.outputs]) for net in nets]
+    given = (learner.target_flat.numpy(), steps, sizes[0], learner.critic.count)
+    given += (torch.stack([learner.mean, learner.scale]).numpy(), *rows, len(rows[0]) // count)
+    settings = [config.learning_rate, config.tau, config.max_grad_norm]
+    if policy:
+        noise = torch.empty(count, 2, len(rows[0]) // count, own.action_size)
+        for now, then in noise:  # in the order in which the other paths draw
+            then.normal_(generator=learner.generator)
+            now.normal_(generator=learner.generator)
+        settings += [own.target_entropy, own.learned_alpha, *LOG_STD]
+        more = (vectors[1], vectors[2], sizes[1], noise.numpy())
+        found = compiled.soft_actor_critic(vectors[0], *given, np.array(settings), config.target == "min", *more)
+    else:
+        found = compiled.deep_q(vectors[0], *given, np.array(settings), config.target == "min")
+    for flat in flats[: 2 + (policy and own.learned_alpha)]:
         flat.steps += count
-    return _metrics(found, "critic_loss", "q", "actor_loss", "alpha", "entropy")
-
-
-def _deep_q(compiled: Any, learner: Any, rows: list[np.ndarray], count: int) -> dict[str, Tensor]:
-    found = compiled.deep_q(
-        _vectors(learner.critic_flat),
-        learner.target_flat.numpy(),
-        int(learner.critic_flat.steps),
-        _sizes(learner.critic),
-        learner.critic.count,
-        _whitening(learner),
-        *rows,
-        len(rows[0]) // count,
-        _settings(learner),
-        learner.config.target == "min",
-    )
-    learner.critic_flat.steps += count
-    return _metrics(found, "critic_loss", "q")
-
-
-def _settings(learner: Critics, *more: float) -> np.ndarray:
-    config = learner.config
-    return np.array([config.learning_rate, config.tau, config.max_grad_norm, *more], np.float64)
-
-
-def _whitening(learner: Critics) -> np.ndarray:
-    return torch.stack([learner.mean, learner.scale]).numpy()
-
-
-def _metrics(found: np.ndarray, *names: str) -> dict[str, Tensor]:
-    return {name: torch.tensor(value) for name, value in zip(names, found.tolist())}
-
-
-def _vectors(flat: Any) -> tuple[np.ndarray, ...]:
-    return tuple(x.numpy() for x in (flat.value, flat.grad, flat.mean, flat.square))
-
-
-def _sizes(net: Any) -> np.ndarray:
-    return np.array([net.inputs, *net.hidden, net.outputs])
+    return {name: torch.tensor(value) for name, value in zip(NAMES, found.tolist())}

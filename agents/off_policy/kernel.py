@@ -124,16 +124,34 @@ def aggregated(hidden, places, least, count, value, chosen):
 
 
 @compiled
-def follow(target, value, share):
-    """Targets move towards the values."""
+def regress(
+    critic, target, member_sizes, members, x, wide, q, block, back, flipped, lines, size, goal, taken, step, settings,
+    found,
+):  # fmt: skip
+    """A step of the critics, whose outputs `taken` for x are to be `goal`, and of their targets after them."""
+    whole, outputs, one = block * (len(member_sizes) - 1), member_sizes[-1] * wide, np.int64(1)
+    found[0] = found[1] = 0.0
+    for m in range(members):
+        forward(critic[0], m, members, member_sizes, x, wide, q, m * whole, block, wide)
+        back[:outputs] = ZERO
+        for j in range(size):
+            value = q[(m + 1) * whole - block + taken[j] * wide + j]
+            back[taken[j] * wide + j] = (value - goal[j]) / F(size)
+            found[0] += 0.5 * (value - goal[j]) ** 2 / size
+            found[1] += value / (size * members)
+        backward(
+            critic[0], critic[1], m, members, member_sizes, x, wide, q, m * whole, block, back, flipped, lines, size,
+            -one,
+        )  # fmt: skip
+    adam(critic[0], critic[1], critic[2], critic[3], step, settings[0], settings[2])
     for i in range(len(target)):
-        target[i] += share * (value[i] - target[i])
+        target[i] += F(settings[1]) * (critic[0][i] - target[i])
 
 
 @compiled
 def soft_actor_critic(
-    critic, target, actor, alpha, steps, critic_sizes, actor_sizes, members, whitening, obs, action, reward, next_obs,
-    discount, noise, size, settings, least,
+    critic, target, steps, critic_sizes, members, whitening, obs, action, reward, next_obs, discount, size, settings,
+    least, actor, alpha, actor_sizes, noise,
 ):  # fmt: skip
     """Learn from minibatches that follow each other in the rows.
 
@@ -149,7 +167,7 @@ def soft_actor_critic(
     Returns:
         Of the last minibatch: loss of the critics, mean value, loss of the actor, alpha, entropy.
     """
-    rate, share, longest, wanted, learned = settings[0], F(settings[1]), settings[2], settings[3], settings[4] > 0
+    rate, longest, wanted, learned = settings[0], settings[2], settings[3], settings[4] > 0
     low, high, infinite = F(settings[5]), F(settings[6]), np.inf
     zero, one, inputs = np.int64(0), np.int64(1), obs.shape[1]
     acts, wide = action.shape[1], padded(size)
@@ -163,7 +181,7 @@ def soft_actor_critic(
     places = np.array([(m * (len(critic_sizes) - 1) + len(critic_sizes) - 2) * block for m in range(members)])
     squeezed, moved, slope = np.zeros((acts, wide), F), np.zeros((acts, wide), F), np.zeros((acts, wide), F)
     log_prob, value, goal = np.zeros(wide, F), np.zeros(wide, F), np.zeros(wide, F)
-    chosen, found = np.zeros(wide, np.int64), np.zeros(5)
+    chosen, taken, found = np.zeros(wide, np.int64), np.zeros(wide, np.int64), np.zeros(5)
 
     for update in range(len(noise)):
         begin, weight = update * size, F(math.exp(alpha[0][0]))
@@ -180,20 +198,10 @@ def soft_actor_critic(
         for j in range(size):
             for i in range(acts):
                 x[inputs + i, j] = action[begin + j, i]
-        found[0] = found[1] = 0.0
-        for m in range(members):
-            forward(critic[0], m, members, critic_sizes, flat_x, wide, q, places[m] - places[0], block, wide)
-            for j in range(size):
-                error = q[places[m] + j] - goal[j]
-                back[j] = error / F(size)
-                found[0] += 0.5 * error * error / size
-                found[1] += q[places[m] + j] / (size * members)
-            backward(
-                critic[0], critic[1], m, members, critic_sizes, flat_x, wide, q, places[m] - places[0], block, back,
-                flipped, lines, size, -one,
-            )  # fmt: skip
-        adam(critic[0], critic[1], critic[2], critic[3], steps[0] + update + 1, rate, longest)
-        follow(target, critic[0], share)
+        regress(
+            critic, target, critic_sizes, members, flat_x, wide, q, block, back, flipped, lines, size, goal, taken,
+            steps[0] + update + 1, settings, found,
+        )  # fmt: skip
 
         forward(actor[0], zero, one, actor_sizes, flat_x, wide, policy, zero, actor_block, wide)
         sample(outputs, noise[update, 0], low, high, x[inputs:][:acts], squeezed, moved, log_prob, size)
@@ -242,7 +250,7 @@ def deep_q(
 
     Of `settings` it reads the learning rate, tau and the longest gradient; it returns loss and mean value.
     """
-    inputs, acts, wide, one = obs.shape[1], action.shape[1], padded(size), np.int64(1)
+    inputs, acts, wide = obs.shape[1], action.shape[1], padded(size)
     lines = padded(sizes.max())
     q, block = space(sizes, members, size)
     back, flipped = np.zeros(2 * lines * wide, F), np.zeros(wide * lines, F)
@@ -272,20 +280,10 @@ def deep_q(
             goal[j] = reward[begin + j] + discount[begin + j] * goal[j]
 
         gather(obs, begin, size, whitening[0], whitening[1], x)
-        found[:] = 0.0
-        for m in range(members):
-            forward(critic[0], m, members, sizes, flat_x, wide, q, m * whole, block, wide)
-            back[: acts * wide] = ZERO
-            for j in range(size):
-                taken = action[begin + j].argmax()
-                value = q[(m + 1) * whole - block + taken * wide + j]
-                back[taken * wide + j] = (value - goal[j]) / F(size)
-                found[0] += 0.5 * (value - goal[j]) ** 2 / size
-                found[1] += value / (size * members)
-            backward(
-                critic[0], critic[1], m, members, sizes, flat_x, wide, q, m * whole, block, back, flipped, lines, size,
-                -one,
-            )  # fmt: skip
-        adam(critic[0], critic[1], critic[2], critic[3], steps + update + 1, settings[0], settings[2])
-        follow(target, critic[0], F(settings[1]))
+        for j in range(size):
+            best[j] = action[begin + j].argmax()
+        regress(
+            critic, target, sizes, members, flat_x, wide, q, block, back, flipped, lines, size, goal, best,
+            steps[0] + update + 1, settings, found,
+        )  # fmt: skip
     return found

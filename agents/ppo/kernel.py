@@ -2,16 +2,8 @@
 """All epochs of PPO's update in one compiled call: gather, forward, loss, backward, clip of the gradient, Adam.
 
 The arithmetic is that of `agents.ppo.update.NumpyUpdate`, whose docstring has the formulas; here a minibatch costs no
-calls. Everything between two layers lies as (units, rows), so that a register holds one unit of neighbouring rows and
-weights are used as they lie:
-
-    forward    z (units, rows) = W below          backward   d below = W^T d z          d W = d z below^T
-
-`_tile` computes 8 x 32 numbers of a product in registers (6 x 16 with AVX2), in LLVM's own language because numba has
-no vectors; the rest are loops that LLVM vectorises. They need `error_model="numpy"`, since a division that may raise is
-not vectorised, and two axes, since a place that is computed may be negative. Sums are reordered (`reassoc`), NaN and
-infinity keep their meaning, so that a run that diverges is noticed. One signature serves all networks and spaces: it is
-compiled once, and kept on the disk by numba, whose cache notices changes in this file only.
+calls. Its pieces, and how numbers lie in memory, are those of `agents.networks.kernel`. One signature serves all
+networks and spaces: it is compiled once.
 
 Repeated on one processor it gives the same bits; NumPy's step rounds the last digit otherwise.
 """
