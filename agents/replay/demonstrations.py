@@ -24,7 +24,7 @@ from torch import Tensor
 
 from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import PENDING, Replay, Rows
-from envs.datasets.recorded import recorded
+from envs.datasets.dataset import recorded
 from envs.steps import Chunk
 from envs.transitions import Transitions
 from envs.types import MODALITIES, ReplayScorer

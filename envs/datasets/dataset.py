@@ -13,10 +13,12 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.observations import from_zero, plain, plain_space
-from envs.recording import by_environment
+from envs.recording import by_environment, load
 from envs.render import name_of
 from envs.transitions import Transitions, concatenate, join, map_obs
 from envs.types import Array, Obs
+
+LEAST = 10  # transitions that something can be learned from
 
 
 class StoredEpisode(NamedTuple):
@@ -251,3 +253,19 @@ def _seen(space: spaces.Space, values: Any, order: np.ndarray) -> Obs:
         return shaped
     rows = [[plain(space, x) for x in row] for row in shaped]
     return map_obs(np.asarray, join(np.stack, [join(np.stack, row) for row in rows]))
+
+
+def recorded(path: str, key: str, observation_space: gym.Space, action_space: gym.Space) -> Transitions:
+    """The valid transitions (N,), at least 10, of the recording that the option `key` names; a ValueError if not."""
+    if not path:
+        raise ValueError(
+            f"{key} is empty; name a recording (python -m runners.record writes one), as in {key}=demos.safetensors"
+        )
+    try:
+        batch = load(path)[0]
+    except FileNotFoundError as error:
+        raise ValueError(f"{key}={error}; python -m runners.record writes one") from None
+    batch = batch[batch.valid]
+    if len(batch.step) < LEAST:
+        raise ValueError(f"{key}={path} holds {len(batch.step)} transitions; record at least {LEAST}")
+    return learnable(batch, observation_space, action_space, "this run", f"{key}={path}")

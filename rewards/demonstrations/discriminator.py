@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
-from envs.datasets.recorded import recorded
+from envs.datasets.dataset import recorded
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from envs.datasets.recorded import recorded
+from envs.datasets.dataset import recorded
 from envs.settings import setting
 from envs.transitions import Transitions
 from rewards.base import Reward, RewardConfig

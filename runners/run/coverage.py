@@ -18,14 +18,8 @@ ROWS = 16_384  # observations that are counted at once
 class Coverage(Stateful):
     """Counts the cells of the observations that an agent acts on; the last one of an episode is not among them.
 
-    Args:
-        of: `all` for the whole observation, or `A:B` for the numbers A to B - 1 of one that is a vector: where the
-            agent is, without the noise beside it.
-        width: of a cell, for numbers that are no integers.
-        space: of the observations.
-
-    Raises:
-        UsageError: for a part that the observations do not have.
+    `of` is `all`, or `A:B` for the numbers A to B - 1 of a vector: where the agent is, without the noise beside it;
+    `width` that of a cell, for numbers that are no integers. A UsageError for a part that observations do not have.
     """
 
     saved = ("table", "recent")

@@ -4,8 +4,6 @@ A crash of the job is an exit code here, not a lost worker. When a worker dies i
 and exits; the next process that runs the job waits for that.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -3,8 +3,6 @@
 Nothing may start a thread, touch a GPU or draw a random number here, because every job inherits it.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from importlib import import_module
