@@ -13,8 +13,6 @@ Importing it registers our environments with Gymnasium and loads nothing heavy; 
 call changes for the whole process, such as seeds and numbers of threads, is as before when it returns.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys
@@ -37,7 +35,7 @@ except metadata.PackageNotFoundError:  # a checkout that is not installed
     __version__ = "0"
 
 
-def train(env: str, reward: Any = "task", agent: Any = "ppo", **keys: Any) -> TrainedRun:
+def train(env: str, reward: Any = "task", agent: Any = "ppo", **keys: Any) -> "TrainedRun":
     """Train as `lodestar train` does, and return the run; the same call continues one that was interrupted.
 
     Args:
@@ -78,7 +76,7 @@ def train(env: str, reward: Any = "task", agent: Any = "ppo", **keys: Any) -> Tr
         return TrainedRun(folder, trust=True)
 
 
-def load(folder: str | Path, *, checkpoint: str | int = "", trust: bool = False) -> TrainedRun:
+def load(folder: str | Path, *, checkpoint: str | int = "", trust: bool = False) -> "TrainedRun":
     """A run's folder or an exported one, at its newest checkpoint, that of a step, or the "best"; else a ValueError.
 
     `trust` it where it names code of yours, servers and files (`runners.run.trust`).
@@ -93,7 +91,7 @@ def load(folder: str | Path, *, checkpoint: str | int = "", trust: bool = False)
     return TrainedRun(Path(folder), checkpoint=checkpoint, trust=trust)
 
 
-def push_to_hub(run: TrainedRun | str | Path, repo: str, *, private: bool | None = None, trust: bool = False) -> str:
+def push_to_hub(run: "TrainedRun | str | Path", repo: str, *, private: bool | None = None, trust: bool = False) -> str:
     """Upload a run, what acting needs of it and a card, to the Hugging Face Hub; the repository's address.
 
     Args:
@@ -116,7 +114,7 @@ def push_to_hub(run: TrainedRun | str | Path, repo: str, *, private: bool | None
 
 def load_from_hub(
     repo: str, *, revision: str | None = None, folder: str | Path | None = None, trust: bool = False
-) -> TrainedRun:
+) -> "TrainedRun":
     """Download a run that `push_to_hub` uploaded, into `folder` (runs/hub/<repo>); nothing of it is executed.
 
     `revision` is a branch, a tag or a commit; `trust` is as in `load`, and the errors are those of `push_to_hub`.
@@ -136,19 +134,19 @@ class TrainedRun:
         return f"Run({str(self.folder)!r})"
 
     @cached_property
-    def _trained(self) -> Trained:
+    def _trained(self) -> "Trained":
         from runners.run.build import load_run
 
         with _as_before():
             return load_run(self.folder, self.trust, self.checkpoint)
 
     @property
-    def config(self) -> TrainConfig:
+    def config(self) -> "TrainConfig":
         """What was trained."""
         return self._trained.config
 
     @property
-    def policy(self) -> Model:
+    def policy(self) -> "Model":
         """The agent, on the CPU; `action, state = policy.predict(obs, deterministic=True)`, as Stable-Baselines3's."""
         return self._trained.model
 
@@ -177,7 +175,7 @@ class TrainedRun:
 
 def make_reward(
     reward: Any, env: Any, *, gamma: float = 0.99, seed: int = 0, device: str = "cpu", **options: Any
-) -> Mix:
+) -> "Mix":
     """Make rewards for an environment: what `wrap` wraps it in, and what `rewards.adapters` and our agents take.
 
     Args:

@@ -2,7 +2,7 @@
 
 env=benchmarks.worlds:Distracted-v0    env=benchmarks.worlds:DistractedPendulum-v0    env=benchmarks.worlds:HardMaze-v0
 env=benchmarks.worlds:Crossings-v0    env=benchmarks.worlds:WanderingNoise-v0    env=benchmarks.worlds:Field-v0
-env=benchmarks.worlds:Level-v0
+env=benchmarks.worlds:MazeLevel-v0
 """
 
 from __future__ import annotations
@@ -216,6 +216,6 @@ gym.register("Distracted-v0", f"{__name__}:Distracted", max_episode_steps=500)
 gym.register("DistractedPendulum-v0", f"{__name__}:DistractedPendulum", max_episode_steps=200)
 gym.register("HardMaze-v0", f"{__name__}:HardMaze", max_episode_steps=STEPS)
 gym.register("Crossings-v0", f"{__name__}:Crossings", max_episode_steps=50)
-gym.register("Level-v0", f"{__name__}:Level", max_episode_steps=60)
+gym.register("MazeLevel-v0", f"{__name__}:Level", max_episode_steps=60)
 gym.register("WanderingNoise-v0", f"{__name__}:WanderingNoise", max_episode_steps=200)
 gym.register("Field-v0", f"{__name__}:Field", max_episode_steps=40)

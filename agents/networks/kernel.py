@@ -11,8 +11,7 @@ no vectors; the rest are loops that LLVM vectorises. They need `error_model="num
 not vectorised, and two axes, since a place that is computed may be negative. Sums are reordered (`reassoc`), NaN and
 infinity keep their meaning, so that a run that diverges is noticed. Repeated on one processor it gives the same bits.
 
-numba keeps what it compiled on the disk, and notices changes in the file of a function only, not in this one: after a
-change here touch the files that use it, `agents/ppo/kernel.py` and `agents/off_policy/kernel.py`.
+numba's cache on the disk does not notice changes in this file: after one touch `agents/{ppo,off_policy}/kernel.py`.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""SAC's update without autograd, for plain critics and policies on a CPU.
-
-Compiled, with the same formulas, it is `agents.off_policy.kernel`.
-"""
+"""SAC's update without autograd, for plain critics and policies on a CPU; compiled it is `agents.off_policy.kernel`."""
 
 import math
 from typing import Any

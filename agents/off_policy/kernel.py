@@ -153,7 +153,7 @@ def soft_actor_critic(
     critic, target, steps, critic_sizes, members, whitening, obs, action, reward, next_obs, discount, size, settings,
     least, actor, alpha, actor_sizes, noise,
 ):  # fmt: skip
-    """Learn from minibatches that follow each other in the rows.
+    """Learn from minibatches in a row; of the last: loss of critics, mean value, loss of actor, alpha, entropy.
 
     Args:
         critic, actor, alpha: values, gradients, and Adam's two moments, float32 (P,); of alpha, its logarithm (1,).
@@ -163,9 +163,6 @@ def soft_actor_critic(
         noise: (updates, 2, size, A), for the action now and the next one.
         settings: learning rate, tau, longest gradient, target entropy, whether alpha is learned, lowest and highest
             log deviation; least: whether a state is worth the least of the critics' values, else their mean.
-
-    Returns:
-        Of the last minibatch: loss of the critics, mean value, loss of the actor, alpha, entropy.
     """
     rate, longest, wanted, learned = settings[0], settings[2], settings[3], settings[4] > 0
     low, high, infinite = F(settings[5]), F(settings[6]), np.inf

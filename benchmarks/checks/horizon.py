@@ -1,6 +1,6 @@
 """Does the effective horizon of a task say how many steps PPO and DQN need, and better than its rivals?
 
-Thirty deterministic tasks of few states: mazes (benchmarks.worlds:Level-v0) whose goal alone is rewarded, with a hint
+Thirty deterministic tasks of few states: mazes (benchmarks.worlds:MazeLevel-v0), their goal alone rewarded, with a hint
 at every step, or with a decoy, and dives (lodestar/DeepSea-v0). Of each, read off its table of transitions: the
 effective horizon by GORP (`agents.effective_horizon`), as T^2 A^H steps; the covering length, the steps after which
 half of all runs of random play have tried every action of every state that can be reached; the effective planning
@@ -33,7 +33,7 @@ LAST, ENOUGH = 10, 0.8
 RIVALS = ("horizon", "covering", "window")
 LEVELS = {"sparse": ((3, 4, 5, 6), (0, 1, 2)), "hint": ((4, 5, 6), (0, 1)), "decoy": ((3, 4, 5), (0, 1))}
 TASKS: dict[str, dict[str, Any]] = {
-    f"{kind}{size}.{level}": {"env": "benchmarks.worlds:Level-v0", "size": size, "level": level, "kind": kind}
+    f"{kind}{size}.{level}": {"env": "benchmarks.worlds:MazeLevel-v0", "size": size, "level": level, "kind": kind}
     for kind, (sizes, levels) in LEVELS.items()
     for size in sizes
     for level in levels

@@ -11,8 +11,6 @@ transitions: that is what makes wrapper, rollout and replay give equal rewards.
 `rewards.mix.shaping` says how a score becomes a reward that an agent cannot farm.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import math
@@ -49,7 +47,7 @@ class Mix:
         ({'task': 1.0, 'rnd': 0.5}, ['next_obs', 'reward'])
     """
 
-    def __init__(self, streams: list[Stream]) -> None:
+    def __init__(self, streams: list["Stream"]) -> None:
         self.streams = {stream.name: stream for stream in streams}
         self.requires = frozenset().union(*(stream.requires for stream in streams))
         self.relabelable = all(stream.relabelable for stream in streams)

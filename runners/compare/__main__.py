@@ -8,8 +8,6 @@ Prints a table and writes one page of HTML that needs no other file. Transitions
 page, so a second sentence about the same frames takes no time. The exit code does not depend on the verdict.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import sys
@@ -113,7 +111,7 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
     return configs
 
 
-def candidates(config: CompareConfig, configs: dict[str, TrainConfig]) -> Iterator[tuple[Candidate, int | None]]:
+def candidates(config: CompareConfig, configs: dict[str, TrainConfig]) -> Iterator[tuple["Candidate", int | None]]:
     """Each reward with its scores, and the index of the goal it is compared with; None where there is no goal."""
     from runners.compare.card import Candidate
     from runners.compare.sample import FRAME, SampleSpec, load_or_take

@@ -9,8 +9,6 @@ the policy, what it reads of an observation and the rules of a tree that does th
 with pictures, and explain.json. What each number means, and what it does not show, stands on the page.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -89,7 +87,7 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
 
 
 def of_streams(
-    seen: PolicyView, played: PlayedRows, env: Any, gae_lambda: float, seed: int, mix: Mix
+    seen: "PolicyView", played: "PlayedRows", env: Any, gae_lambda: float, seed: int, mix: "Mix"
 ) -> dict[str, Any]:
     """What streams contribute and want, and the moments to look at, as plain data."""
     from runners.explain import measures
@@ -121,7 +119,7 @@ def of_streams(
     return {"streams": streams, "moments": moments}
 
 
-def moment(played: PlayedRows, row: int, later: int, numbers: dict[str, float], env: Any) -> dict[str, Any]:
+def moment(played: "PlayedRows", row: int, later: int, numbers: dict[str, float], env: Any) -> dict[str, Any]:
     """A row as plain data: the state in which it acts, or the one after it."""
     number = int(played.episode[row])
     time, action = int(row - played.begins[number]) + later, np.asarray(played.batch.action[row])
@@ -130,7 +128,7 @@ def moment(played: PlayedRows, row: int, later: int, numbers: dict[str, float], 
     return {"moment": [number, time], "numbers": numbers, "action": said or f"{np.round(action, 2)}", "text": text}
 
 
-def of_policy(seen: PolicyView, played: PlayedRows, env: Any, seed: int) -> dict[str, Any]:
+def of_policy(seen: "PolicyView", played: "PlayedRows", env: Any, seed: int) -> dict[str, Any]:
     """What it reads, most first, what its own trees ask about, and the tree that imitates it; empty for none."""
     from agents.networks.actor_critic import Inputs
     from runners.explain import reading

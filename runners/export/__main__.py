@@ -9,8 +9,6 @@ exported run is a run's folder, too (configuration, scores, a checkpoint of poli
 evaluate, watch and init_from= take it.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import os
@@ -165,7 +163,7 @@ def observations(env: Any, model: Any, count: int, seed: int) -> tuple[Any, Any]
     return batch.obs, batch.obs_action_mask if getattr(model, "masked", False) else None
 
 
-def write(policy: Policy, subject: Subject, format: str, folder: Path, obs: Any, mask: Any) -> list[str]:
+def write(policy: "Policy", subject: Subject, format: str, folder: Path, obs: Any, mask: Any) -> list[str]:
     """Write the formats asked for, read them back, compare them with the agent: a sentence each."""
     expected, _ = subject.model.predict(obs, deterministic=True, **({} if mask is None else {"mask": mask}))
     sentences = []
@@ -178,7 +176,7 @@ def write(policy: Policy, subject: Subject, format: str, folder: Path, obs: Any,
     return sentences
 
 
-def write_onnx(policy: Policy, path: Path) -> None:
+def write_onnx(policy: "Policy", path: Path) -> None:
     """Write the graph, the batch's size left open, weights inside; the exporter logs, warns and prints: silently."""
     import torch
 
@@ -197,7 +195,7 @@ def write_onnx(policy: Policy, path: Path) -> None:
         logging.disable(logging.NOTSET)
 
 
-def onnx_actions(path: Path, policy: Policy, obs: Any, mask: Any = None) -> np.ndarray:
+def onnx_actions(path: Path, policy: "Policy", obs: Any, mask: Any = None) -> np.ndarray:
     """What the graph does with a batch of observations, by onnxruntime."""
     import onnxruntime
 

@@ -12,7 +12,6 @@ from rewards.exploration.count import CountTable, Hash
 from runners.run.config import UsageError
 
 CELLS = 1_000_000  # told apart at most; beyond, those least visited are forgotten
-ROWS = 16_384  # observations that are counted at once
 
 
 class Coverage(Stateful):
@@ -46,8 +45,6 @@ class Coverage(Stateful):
             obs = np.asarray(obs.cpu() if hasattr(obs, "cpu") else obs)
             obs = obs if self.slice == slice(None) else obs[:, self.slice]
         self._waiting.append(self.hash(obs))
-        if len(self._waiting) * len(self._waiting[-1]) >= ROWS:
-            self.count()
 
     def count(self) -> None:
         """Add what waits to the table."""

@@ -318,7 +318,7 @@ def test_a_finite_fit_resets_the_count_of_recoveries():
         ({"horizon": 0}, r"agent\.horizon=0 is out of range"),
         ({"horizon": "linear:1:15"}, r"agent\.horizon='linear:1:15' is no horizon"),
         ({"real_ratio": 1.5}, r"agent\.real_ratio=1\.5 is out of range"),
-        ({"members": 3, "elites": 4}, r"agent\.elites=4; give 1 to agent\.members=3"),
+        ({"members": 3, "elites": 4}, r"agent\.elites=4 is out of range; give 1 to 3"),
         ({"update": "svg", "model": "factored"}, r"update=svg needs gradients of the model"),
         ({"update": "svg", "model": "true"}, r"update=svg needs gradients of the model"),
         ({"planner": "upmpc", "members": 1}, r"planner=upmpc compares members, and members=1"),

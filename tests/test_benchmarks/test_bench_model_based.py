@@ -7,7 +7,7 @@ from benchmarks.speed.measure import interleave, ratio
 
 
 def test_updates_by_hand_and_through_autograd_are_timed_side_by_side(tmp_path):
-    variants = {name: model_based._update("cpu", 2, fused=name == "fused") for name in ("fused", "eager")}
+    variants = {name: model_based._update(2, fused=name == "fused") for name in ("fused", "eager")}
     rates = interleave(tmp_path / "rates.csv", "update", 1, variants)["cpu"]
     assert ratio(rates, "fused", "eager") > 0
     assert (tmp_path / "rates.csv").read_text().count("\n") == 3  # a header and two rows

@@ -76,7 +76,7 @@ def test_the_state_whose_returns_tell_least_makes_room(monkeypatch):
 
 
 def test_what_cannot_be_a_start_is_refused_in_a_sentence(tmp_path):
-    with pytest.raises(ValueError, match=r"starts=varience is no file .*; give variance, .*, or snapshots"):
+    with pytest.raises(ValueError, match=r"starts=varience is no file .*; give variance, .*, or a file of snapshots"):
         make("CartPole-v1", starts="varience")
     with pytest.raises(ValueError, match="starts='variance' is not supported by the array program of CartPole-v1"):
         make_vec("CartPole-v1", 2, backend="batched", starts="variance")

@@ -74,8 +74,8 @@ def test_a_vector_of_games_closes_each_of_them(monkeypatch):
 
 def test_frames_and_code_leave_no_folder_and_no_process(tmp_path):
     made, program = windows("at_once"), code(tmp_path).program
-    folder, pid = made.frames.path, program.pid
-    assert os.path.isdir(folder) and pid
+    folder, process = made.frames.path, program._stop.peek()[2][0]
+    assert os.path.isdir(folder) and process.poll() is None
     made.close()
     program.close()
-    assert not os.path.exists(folder) and program.pid is None
+    assert not os.path.exists(folder) and process.poll() is not None
