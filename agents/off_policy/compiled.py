@@ -50,7 +50,7 @@ def updates(learner: Critics, parts: Sequence[Rows | None], count: int, made: in
     vectors = [tuple(x.numpy() for x in (flat.value, flat.grad, flat.mean, flat.square)) for flat in flats]
     steps = np.array([int(flat.steps) for flat in flats])
     sizes = [np.array([net.inputs, *net.hidden, net.outputs]) for net in nets]
-    given = (learner.target_flat.numpy(), steps, sizes[0], learner.critic.count)
+    given: tuple[Any, ...] = (learner.target_flat.numpy(), steps, sizes[0], learner.critic.count)
     given += (torch.stack([learner.mean, learner.scale]).numpy(), *rows, len(rows[0]) // count)
     settings = [config.learning_rate, config.tau, config.max_grad_norm]
     if policy:
