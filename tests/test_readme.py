@@ -26,9 +26,10 @@ ALL = "\n".join([README, *PAGES.values()])
 
 
 def figures_of(text):
-    """The figures that a page may print: it names their file in a comment."""
-    name = re.search(r"<!-- figures: (\w+) -->", text)
-    return json.loads((ROOT / "assets" / "results" / f"{name[1]}.json").read_text())["figures"] if name else {}
+    """The figures that a page may print: it names their files in a comment."""
+    names = re.search(r"<!-- figures: ([\w ]+) -->", text)
+    files = [ROOT / "assets" / "results" / f"{name}.json" for name in (names[1].split() if names else ())]
+    return {key: value for path in files for key, value in json.loads(path.read_text())["figures"].items()}
 
 
 @pytest.fixture(scope="module")
