@@ -199,7 +199,7 @@ def equal(method: str) -> Case:
 
 
 def run1000() -> Case:
-    """A short run as a user starts it, without evaluation, control and film."""
+    """A short run as a user starts it, without evaluation, control and video."""
 
     def measure() -> list[Row]:
         rows = []
@@ -230,7 +230,7 @@ def run1000() -> Case:
 
 
 def clip(steps: int = 4_096) -> Case:
-    """The main job, without its control and film, in this version and in 0.1.0."""
+    """The main job, without its control and video, in this version and in 0.1.0."""
 
     def measure() -> list[Row]:
         rows = []

@@ -11,7 +11,7 @@ from envs.types import Obs
 from rewards.exploration.count import CountTable, Hash
 from runners.run.config import UsageError
 
-CELLS = 1_000_000  # told apart at most; beyond, those least visited are forgotten
+CELLS = 1_000_000  # distinguished at most; beyond, those least visited are forgotten
 
 
 class Coverage(Stateful):
