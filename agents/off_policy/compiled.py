@@ -4,8 +4,8 @@
     agent.path=numba      compiled from the first update
     agent.path=torch      never
 
-How many were made is part of a run's state: resumed, it changes over at the same update. Compiling takes 15 CPU-seconds
-the first time, then one from numba's cache on the disk. Limitations: x86 processors with AVX2; the settings that
+How many were made is part of a run's state: resumed, it changes over at the same update. Compiling takes 6 CPU-seconds
+the first time, then 0.5 from numba's cache on the disk. Limitations: x86 processors with AVX2; the settings that
 `ClosedFormUpdate` takes, without bounds for targets, and for DQN those of the same kind; an actor's step with each.
 """
 
