@@ -148,6 +148,7 @@ def make_vec(
     backend: str = "sync",
     processes: int | None = None,
     workers: Mapping[str, Any] | None = None,
+    num_threads: int = 1,
     wrap: Callable[[gym.Env], gym.Env] | None = None,
     **kwargs: Any,
 ) -> VectorEnv:
@@ -163,6 +164,7 @@ def make_vec(
             "auto": "batched" where that supports all arguments, else "gym"; "sync" in the other reset modes.
             "sync", "async": Gymnasium's own vectors, all in this process or each environment in its own.
         workers: further arguments of `envs.vector.workers.Workers`, such as {"step_timeout": 10}.
+        num_threads: of MuJoCo's array programs; numbers do not depend on it.
         wrap: goes around each environment, in this process.
         **kwargs: as in `make`.
 
@@ -182,6 +184,7 @@ def make_vec(
     if "base" in kwargs and same_step and wrap is None and backend not in ("sync", "async"):
         base, scale = kwargs.pop("base"), kwargs.pop("base_scale", 0.1)
         own: Any = {"seed": seed, "backend": backend, "processes": processes, "workers": workers, **kwargs}
+        own["num_threads"] = num_threads
         vector = make_vec(env_id, n, **own)
         try:
             return ResidualVector(vector, base, scale)
@@ -200,7 +203,7 @@ def make_vec(
         if value is not None and backend != "workers":
             raise ValueError(f'{name}={value} is for backend="workers", not "{backend}"; leave it out')
     if backend == "batched":
-        return make_batched(env_id, n, seed=seed, **kwargs)
+        return make_batched(env_id, n, seed=seed, num_threads=num_threads, **kwargs)
     makers = [functools.partial(make_wrapped, wrap, env_id, seed=seed + i, **kwargs) for i in range(n)]
     if backend == "gym":
         return InProcess(makers)
@@ -226,10 +229,12 @@ def make_batched(
     max_episode_steps: int | None = None,
     array: str = "numpy",
     device: str = "cpu",
+    num_threads: int = 1,
     **options: Any,
 ) -> Any:
     """`n` environments that step as one array program, of "numpy" arrays or "torch" tensors on `device`.
 
+    `num_threads` are those of MuJoCo's physics; other programs have one.
     `options` are those of the family's adapter, and those that the program supports, see `envs.batched.Program`.
     """
     from envs.batched.base import Arrays
@@ -238,6 +243,8 @@ def make_batched(
         raise ValueError(f"no array program knows {env_id!r}; use envs.make.make_vec, or one of {', '.join(PROGRAMS)}")
     if n < 1:
         raise ValueError(f"n={n} environments make no vector; give at least 1")
+    if num_threads < 1:
+        raise ValueError(f"num_threads={num_threads} is out of range; give at least 1")
     program, supported = PROGRAMS[env_id], _supported(env_id)
     for name in sorted(set(options) - supported):
         known = ", ".join(sorted(supported - set(MODALITY_OPTIONS))) or "none"
@@ -246,6 +253,7 @@ def make_batched(
             'leave it out, or use envs.make.make_vec with backend="gym"'
         )
     shown = {name: options.pop(name) for name in sorted(program.modalities & set(options))}
+    shown |= {"num_threads": num_threads} if program.threads else {}
     arrays = Arrays(array, device)
     original = make(env_id, max_episode_steps=max_episode_steps, **options)
     try:

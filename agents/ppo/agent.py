@@ -496,7 +496,7 @@ class DeviceCollector(Collector):
         self._values = torch.zeros(length + 1, n, streams, device=device)
         self._log_prob, self._reward = (torch.zeros(length, n, device=device) for _ in range(2))
         self._flags = torch.zeros(2, length, n, dtype=torch.bool, device=device)  # terminated, truncated
-        self._ends: list[tuple[int, Tensor, Tensor, Tensor]] = []  # time, mask, last observations, success
+        self._ends: list[tuple[int, Tensor, Tensor, Tensor | None]] = []  # time, mask, last observations, success
 
     def _begin(self, obs: Any, infos: Any) -> None:
         if MASK in infos and self.uses_masks:
@@ -513,8 +513,9 @@ class DeviceCollector(Collector):
             step = self.envs.step(self.actions.to_env_on(action))
             self.vector[t + 1], self._reward[t], self._flags[0, t], self._flags[1, t], infos = step
             if "final_obs" in infos:
-                success = infos["final_info"]["is_success"]
-                self._ends.append((t, infos["_final_obs"].clone(), infos["final_obs"].clone(), success.clone()))
+                success = infos["final_info"].get("is_success")
+                success = None if success is None else success.clone()
+                self._ends.append((t, infos["_final_obs"].clone(), infos["final_obs"].clone(), success))
             if not on_step(t):
                 self._ends.clear()
                 self.began = False
@@ -537,7 +538,8 @@ class DeviceCollector(Collector):
         for t, mask, last, success in self._ends:
             columns = np.flatnonzero(mask.cpu().numpy())
             rollout.finals.append((t, columns, last[mask].cpu().numpy()))
-            rollout.success[t, columns] = success[mask].cpu().numpy()
+            if success is not None:
+                rollout.success[t, columns] = success[mask].cpu().numpy()
 
     def evaluate(self) -> None:
         self.values[:], self.log_prob[:] = self._values.cpu().numpy(), self._log_prob.cpu().numpy()

@@ -15,6 +15,7 @@ class Program:
     path: str  # module:Class
     arguments: frozenset[str] = frozenset()  # those of the environment's constructor that the program supports too
     modalities: frozenset[str] = frozenset()  # which of `frame_size`, `text` and `signals` it takes
+    threads: bool = False  # whether its constructor takes `num_threads`
 
 
 def _names(text: str) -> frozenset[str]:
@@ -34,6 +35,24 @@ _GRIDS = {
     "MultiRoom": "-N2-S4-v0 -N4-S5-v0 -N4-S5-v1 -N6-v0",
 }
 _NETHACK = ("NetHackScore-v0", *(f"lodestar/NetHack{name}-v0" for name in ("Score", "Oracle", "OracleSober")))
+_HIDING = "exclude_current_positions_from_observation"
+_HEALTH = "healthy_reward terminate_when_unhealthy healthy_z_range"
+_CONTACTS = "contact_cost_weight include_cfrc_ext_in_observation"
+_BODIES = " ".join(f"include_{part}_in_observation" for part in ("cinert", "cvel", "qfrc_actuator"))
+_ROBOTS = {
+    robot: Program(
+        f"envs.batched.mujoco:Batched{robot}",
+        _names(f"frame_skip forward_reward_weight ctrl_cost_weight reset_noise_scale {_HIDING} {own}"),
+        threads=True,
+    )
+    for robot, own in {
+        "HalfCheetah": "",
+        "Hopper": f"{_HEALTH} healthy_angle_range healthy_state_range",
+        "Walker2d": f"{_HEALTH} healthy_angle_range",
+        "Ant": f"{_HEALTH} {_CONTACTS} contact_force_range main_body",
+        "Humanoid": f"{_HEALTH} {_CONTACTS} contact_cost_range {_BODIES}",
+    }.items()
+}
 _ROOMS = Program("envs.batched.exploration:BatchedNoisyRooms", _names("rooms noise bits code dense_size"))
 _SEA = Program("envs.batched.exploration:BatchedDeepSea", _names("size stochastic mapping_seed"))
 _PEG = Program("envs.batched.exploration:BatchedPeg", _names("eps"))
@@ -58,6 +77,7 @@ PROGRAMS: dict[str, Program] = {
     "lodestar/NoisyRooms-v0": _ROOMS,
     "lodestar/DeepSea-v0": _SEA,
     "lodestar/Peg-v0": _PEG,
+    **{f"{robot}-v5": program for robot, program in _ROBOTS.items()},
     **dict.fromkeys(("highway-v0", "highway-fast-v0"), _ROAD),
     **dict.fromkeys((*_NETHACK, "lodestar/NetHackStaircase3-v0", "lodestar/NetHackStaircase4-v0"), _GAME),
 }

@@ -69,8 +69,8 @@ class BatchedEnv(VectorEnv):
 
     Where an episode ended, `obs` is the next one's first; `infos` then has `final_obs` (N, ...), the bool (N,) masks
     `_final_obs` and `_final_info`, and `final_info` = {"episode": {"r": float64 (N,), "l": int64 (N,)}, "is_success":
-    bool (N,)}, of which only the rows of the masks mean anything, and the `modalities` as they were. What `step`
-    returns is valid until the next step.
+    bool (N,), where that is defined}, of which only the rows of the masks mean anything, and the `modalities` as they
+    were. What `step` returns is valid until the next step.
 
     Args:
         original: one environment from `envs.make.make`: its spaces, limits and constants are taken over.
@@ -136,7 +136,8 @@ class BatchedEnv(VectorEnv):
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         """Write the observations of K states into `out`, float32 (K, D)."""
 
-    def _success(self, terminated: Array) -> Array:
+    def _success(self, terminated: Array) -> Array | None:
+        """Which episodes, bool (N,), succeed if they end here; None where that is not defined."""
         return terminated
 
     def _show(self, rows: Array) -> None:
@@ -185,8 +186,9 @@ class BatchedEnv(VectorEnv):
     def _end(self, ended: Array, terminated: Array) -> dict[str, Any]:
         rows = self.xp.where(ended)[0]
         self._final_obs[rows] = self._obs[rows]
-        episode = {"r": self._returns * ended, "l": self._steps * ended}
-        final = {"episode": episode, "is_success": self._success(terminated) & ended}
+        final: dict[str, Any] = {"episode": {"r": self._returns * ended, "l": self._steps * ended}}
+        success = self._success(terminated)
+        final |= {} if success is None else {"is_success": success & ended}
         final |= {name: value.copy() for name, value in self.modalities.items()}
         self._begin(rows)
         return {"final_obs": self._final_obs, "_final_obs": ended, "final_info": final, "_final_info": ended}
@@ -236,6 +238,8 @@ class BatchedEnv(VectorEnv):
 
     def restore(self, state: dict[str, Any]) -> Array:
         """Come to the state in which `snapshot` was taken, of as many environments; returns its observations."""
+        if "steps" not in state:
+            raise ValueError("the snapshot is of single environments, no program; give backend=gym, or start over")
         count = len(state["steps"])
         if count != self.num_envs:
             raise ValueError(f"the snapshot holds {count} environments, not {self.num_envs}; make as many")

@@ -95,14 +95,8 @@ class BatchedNetHack(BatchedEnv):
             for row in rows.tolist():
                 text[row] = with_status(text[row], games.blstats[row])
 
-    def _success(self, terminated: Array) -> Array:
-        return self._won
-
-    def _end(self, ended: Array, terminated: Array) -> dict[str, Any]:
-        infos = super()._end(ended, terminated)
-        if self.spec is not None and self.spec.name == "NetHackScore":
-            del infos["final_info"]["is_success"]  # a score has no finish
-        return infos
+    def _success(self, terminated: Array) -> Array | None:
+        return None if self.spec is not None and self.spec.name == "NetHackScore" else self._won  # it has no finish
 
     def _start(self, rows: Array, out: Array) -> None:
         for row in rows.tolist():

@@ -146,7 +146,8 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path 
         raise UsageError(f"reward.{next(iter(ends))}.ends=true does not work beside {beside}; leave one out")
     end = functools.partial(ending, mix=mix) if ends else None
     if driver == "scorer":
-        envs = make_vec(config.env, n, seed=config.seed, backend=config.backend, workers=workers, wrap=end, **options)
+        how: dict[str, Any] = {"backend": config.backend, "workers": workers, "num_threads": config.num_threads}
+        envs = make_vec(config.env, n, seed=config.seed, wrap=end, **how, **options)
         return guided(envs, mix)
     unfit = ("batched", "workers") if guides(mix) else ("batched",)
     if config.backend in unfit:

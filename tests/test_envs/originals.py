@@ -1,5 +1,6 @@
 """Array programs brought to the states of originals, to compare the two step by step."""
 
+import mujoco
 import numpy as np
 from minigrid.core.constants import COLOR_TO_IDX
 
@@ -7,6 +8,7 @@ from envs.batched.classic import BatchedClassic
 from envs.batched.exploration import BatchedCells, BatchedPeg
 from envs.batched.highway.env import DELTAS, BatchedHighway
 from envs.batched.minigrid import code
+from envs.batched.mujoco import BatchedRobot
 
 
 def load(env, originals):
@@ -26,7 +28,19 @@ def read(env, original):
         return {"x": np.asarray(inner.state, env.DTYPE)}
     if isinstance(env, BatchedCells | BatchedPeg):
         return {name: getattr(inner, name) for name in env.state}
+    if isinstance(env, BatchedRobot):
+        return robot(inner, env.DERIVED)
     return traffic(inner) if isinstance(env, BatchedHighway) else level(env, original)
+
+
+def robot(inner, derived):
+    states = mujoco.mjtState
+    kind = states.mjSTATE_FULLPHYSICS | states.mjSTATE_WARMSTART | states.mjSTATE_CTRL
+    physics = np.empty(mujoco.mj_stateSize(inner.model, kind))
+    mujoco.mj_getState(inner.model, inner.data, physics, kind)
+    if not derived:
+        return {"physics": physics}
+    return {"physics": physics, "derived": np.concatenate([getattr(inner.data, name).ravel() for name in derived])}
 
 
 def level(env, original):

@@ -1,0 +1,251 @@
+"""Gymnasium's robots as array programs: MuJoCo's physics on one thread or several (`num_threads`), all else in arrays.
+
+A row of `state["physics"]`, float64, is all that MuJoCo continues from: time, positions, velocities, the solver's warm
+start and the controls. One `MjData` a thread is brought to each row in turn, so that trajectories equal Gymnasium's to
+the last bit, on any number of threads. `mujoco.rollout` would lose the warm start, which shows in the ninth digit.
+What Ant and Humanoid read besides, such as contact forces, is `state["derived"]`, as it was computed on the way.
+
+From the 20,000th step on, and on several threads, the loop over rows is compiled where numba is installed (extra
+`fast`): it holds no lock of Python's, which threads that run Python hand to each other at every row.
+"""
+
+import functools
+import importlib
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+
+from envs.batched.base import Arrays, BatchedEnv
+from envs.types import Array
+
+LONG = 20_000  # environment steps after which compiling has cost less than it gains
+
+
+@functools.cache
+def _compiled(threads: int) -> Any:
+    """The compiled loop; None where it cannot run, which is said if there are several threads."""
+    try:
+        return importlib.import_module("envs.batched.physics").move
+    except (ImportError, RuntimeError) as error:
+        if threads > 1:
+            message = f"MuJoCo's {threads} threads wait for each other in Python ({error}); pip install"
+            warnings.warn(f"{message} 'lodestar-rl[fast]', or give num_threads=1", RuntimeWarning, stacklevel=2)
+        return None
+
+
+class BatchedRobot(BatchedEnv):
+    """What the robots share; see `BatchedEnv`. A ValueError refuses arrays on a device.
+
+    Args:
+        num_threads: of the physics.
+    """
+
+    NORMAL = False  # whether velocities begin with normal noise, not uniform
+    HIDDEN = 1  # positions that are not observed
+    DERIVED: dict[str, int] = {}  # field of MjData -> how many of its first numbers are not observed
+    _others: ThreadPoolExecutor | None = None  # the threads besides the caller's
+
+    def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays, num_threads: int = 1) -> None:
+        if str(arrays.device) != "cpu":
+            raise ValueError(f'device={str(arrays.device)!r} has no physics of MuJoCo\'s; give device="cpu"')
+        self.num_threads = min(num_threads, n)
+        super().__init__(original, n, seed, arrays)
+
+    def _setup(self, original: gym.Env) -> None:
+        world, states = self.world, mujoco.mjtState
+        self._model = model = world.model
+        self._kind = int(states.mjSTATE_FULLPHYSICS) | int(states.mjSTATE_WARMSTART) | int(states.mjSTATE_CTRL)
+        self._size = mujoco.mj_stateSize(model, self._kind)
+        before = mujoco.mj_stateSize(model, self._kind & (int(states.mjSTATE_CTRL) - 1))  # they lie in the bits' order
+        self._control = slice(before, before + model.nu)
+        positions, velocities = 1 + model.nq, 1 + model.nq + model.nv  # the time comes first
+        self._positions, self._velocities = slice(1, positions), slice(positions, velocities)
+        hidden = self.HIDDEN if world._exclude_current_positions_from_observation else 0
+        self._observed = slice(1 + hidden, positions)
+        self._data = [mujoco.MjData(model) for _ in range(self.num_threads)]
+        self._fields = [[getattr(data, name).reshape(-1) for name in self.DERIVED] for data in self._data]
+        self._addresses = [np.array([x.ctypes.data for x in fields], np.int64) for fields in self._fields]
+        self._sizes = np.array([x.size for x in self._fields[0]], np.int64)
+        ends = np.cumsum(self._sizes).tolist()
+        self._place = {name: slice(end - size, end) for name, size, end in zip(self.DERIVED, self._sizes, ends)}
+        self._shown = [self._part(name) for name in self.DERIVED if self._is_shown(name)]
+        self._alive = getattr(world, "_healthy_reward", 0.0)
+        self._mortal = getattr(world, "_terminate_when_unhealthy", False)
+        self._never = self.arrays.array(np.zeros(self.num_envs, bool))
+        self._count = 0
+        self._others = ThreadPoolExecutor(self.num_threads - 1) if self.num_threads > 1 else None
+        self._cuts = np.linspace(0, self.num_envs, self.num_threads + 1).astype(int).tolist()
+
+    def _is_shown(self, name: str) -> bool:
+        return getattr(self.world, f"_include_{name}_in_observation", False) is True
+
+    def _part(self, name: str) -> slice:
+        place = self._place[name]
+        return slice(place.start + self.DERIVED[name], place.stop)
+
+    def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+        world, model, data, scale = self.world, self._model, self._data[0], self.world._reset_noise_scale
+        positions = world.init_qpos + rng.uniform(-scale, scale, (count, model.nq))
+        shape = (count, model.nv)
+        noise = scale * rng.standard_normal(shape) if self.NORMAL else rng.uniform(-scale, scale, shape)
+        velocities = world.init_qvel + noise
+        physics, derived = np.empty((count, self._size)), np.empty((count, self._sizes.sum()))
+        for row in range(count):
+            mujoco.mj_resetData(model, data)
+            data.qpos[:], data.qvel[:] = positions[row], velocities[row]
+            mujoco.mj_forward(model, data)
+            mujoco.mj_getState(model, data, physics[row], self._kind)
+            if self.DERIVED:
+                np.concatenate(self._fields[0], out=derived[row])
+        return {"physics": physics, "derived": derived} if self.DERIVED else {"physics": physics}
+
+    def _advance(self, actions: Array) -> tuple[Array, Array]:
+        world, before = self.world, self._x() + 0.0
+        self.state["physics"][:, self._control] = actions
+        self._move()
+        forward = world._forward_reward_weight * ((self._x() - before) / world.dt)
+        healthy = self._healthy()
+        terminated = ~healthy if self._mortal else self._never
+        return forward + healthy * self._alive - self._costs(actions), terminated
+
+    def _x(self) -> Array:
+        """How far robots are, in metres; a step's speed is its difference, as Gymnasium has it."""
+        return self.state["physics"][:, 1]
+
+    def _healthy(self) -> Array:
+        return ~self._never
+
+    def _costs(self, actions: Array) -> Array:
+        return self.world._ctrl_cost_weight * self.xp.square(actions).sum(-1)
+
+    def _move(self) -> None:
+        """Move `state` on, a block of rows a thread."""
+        self._count += self.num_envs
+        held = (self.state["physics"], self.state["derived" if self.DERIVED else "physics"])
+        tables = [x.numpy() if self.arrays.is_torch else x for x in held]  # the same memory
+        compiled = _compiled(self.num_threads) if self.num_threads > 1 or self._count > LONG else None
+        move = self._move_rows if compiled is None else functools.partial(self._move_compiled, compiled)
+        blocks: list[Future[None]] = []
+        if self._others is not None:
+            blocks = [self._others.submit(move, number, tables) for number in range(1, self.num_threads)]
+        move(0, tables)
+        for block in blocks:
+            block.result()
+
+    def _move_rows(self, thread: int, tables: list[np.ndarray]) -> None:
+        model, data, fields = self._model, self._data[thread], self._fields[thread]
+        rows = slice(*self._cuts[thread : thread + 2])
+        physics, derived = tables
+        for state, row in zip(physics[rows], derived[rows]):
+            mujoco.mj_setState(model, data, state, self._kind)
+            mujoco.mj_step(model, data, self.world.frame_skip)
+            mujoco.mj_getState(model, data, state, self._kind)
+            if fields:
+                mujoco.mj_rnePostConstraint(model, data)
+                np.concatenate(fields, out=row)
+
+    def _move_compiled(self, compiled: Any, thread: int, tables: list[np.ndarray]) -> None:
+        simulator = (self._model._address, self._data[thread]._address, self._kind, self.world.frame_skip)
+        memory = [number for table in tables for number in (table.ctypes.data, table.strides[0])]
+        compiled(*simulator, *self._cuts[thread : thread + 2], *memory, self._addresses[thread], self._sizes)
+
+    def _observe(self, state: dict[str, Array], out: Array) -> None:
+        physics = state["physics"]
+        parts = [physics[:, self._observed], self._limited(physics[:, self._velocities])]
+        end = 0
+        for part in parts + [self._seen(state["derived"][:, place]) for place in self._shown]:
+            begin, end = end, end + part.shape[1]
+            out[:, begin:end] = part
+
+    def _limited(self, velocities: Array) -> Array:
+        """As they are observed."""
+        return velocities
+
+    def _seen(self, derived: Array) -> Array:
+        """As they are observed."""
+        return derived
+
+    def _success(self, terminated: Array) -> None:
+        return None
+
+    def close_extras(self, **kwargs: Any) -> None:
+        if self._others is not None:
+            self._others.shutdown()
+
+
+class BatchedHalfCheetah(BatchedRobot):
+    """Gymnasium's HalfCheetah-v5, which never ends."""
+
+    NORMAL = True
+
+
+class BatchedWalker2d(BatchedRobot):
+    """Gymnasium's Walker2d-v5: ends by the torso's height and pitch."""
+
+    def _limited(self, velocities: Array) -> Array:
+        return self.xp.clip(velocities, -10, 10)
+
+    def _healthy(self) -> Array:
+        height, angle = self.state["physics"][:, 2], self.state["physics"][:, 3]
+        return _within(height, self.world._healthy_z_range) & _within(angle, self.world._healthy_angle_range)
+
+
+class BatchedHopper(BatchedWalker2d):
+    """Gymnasium's Hopper-v5: ends also by any other position or velocity."""
+
+    def _healthy(self) -> Array:
+        others = self.state["physics"][:, 3 : self._velocities.stop]
+        return super()._healthy() & _within(others, self.world._healthy_state_range).all(-1)
+
+
+class BatchedAnt(BatchedRobot):
+    """Gymnasium's Ant-v5: contact forces are observed and cost."""
+
+    NORMAL, HIDDEN = True, 2
+    DERIVED = {"xpos": 0, "cfrc_ext": 6}
+
+    def _x(self) -> Array:
+        return self.state["derived"][:, 3 * self._model.body(self.world._main_body).id]
+
+    def _healthy(self) -> Array:
+        moving, (low, high) = self.state["physics"][:, 1 : self._velocities.stop], self.world._healthy_z_range
+        return self.xp.isfinite(moving).all(-1) & (low <= moving[:, 2]) & (moving[:, 2] <= high)
+
+    def _seen(self, derived: Array) -> Array:
+        return self.xp.clip(derived, *self.world._contact_force_range)
+
+    def _costs(self, actions: Array) -> Array:
+        contact = self._seen(self.state["derived"][:, self._place["cfrc_ext"]])
+        return super()._costs(actions) + self.world._contact_cost_weight * self.xp.square(contact).sum(-1)
+
+
+class BatchedHumanoid(BatchedRobot):
+    """Gymnasium's Humanoid-v5: inertia, velocities, torques and contact forces of the bodies are observed."""
+
+    HIDDEN = 2
+    DERIVED = {"xipos": 0, "cinert": 10, "cvel": 6, "qfrc_actuator": 6, "cfrc_ext": 6}
+
+    def _setup(self, original: gym.Env) -> None:
+        super()._setup(original)
+        self._mass = self.arrays.array(self._model.body_mass[:, None])
+
+    def _x(self) -> Array:
+        bodies = self.state["derived"][:, self._place["xipos"]].reshape(-1, len(self._mass), 3)
+        return (self._mass * bodies).sum(1)[:, 0] / self._mass.sum()
+
+    def _healthy(self) -> Array:
+        return _within(self.state["physics"][:, 3], self.world._healthy_z_range)
+
+    def _costs(self, actions: Array) -> Array:
+        world, square = self.world, self.xp.square
+        control = square(self.state["physics"][:, self._control]).sum(-1)  # in float64, unlike the others'
+        contact = world._contact_cost_weight * square(self.state["derived"][:, self._place["cfrc_ext"]]).sum(-1)
+        return world._ctrl_cost_weight * control + self.xp.clip(contact, *world._contact_cost_range)
+
+
+def _within(x: Array, limits: tuple[float, float]) -> Array:
+    return (limits[0] < x) & (x < limits[1])
