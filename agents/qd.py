@@ -218,7 +218,8 @@ class QD(BaseAgent):
         archive = GridArchive(solution_dim=self.genes, dims=[self.config.cells] * 2, ranges=ranges, seed=self.seed)
         if there.any():
             archive.add(*(self.map[key][there] for key in ("genome", "fitness", "place")))
-        settings = {"sigma0": self.config.sigma, "batch_size": self.steps.n - self.again, "seed": self.seed + 1}
+        count, seed = self.steps.n - self.again, self.seed + 1
+        settings: dict[str, Any] = {"sigma0": self.config.sigma, "batch_size": count, "seed": seed}
         self.scheduler = Scheduler(archive, [EvolutionStrategyEmitter(archive, x0=np.zeros(self.genes), **settings)])
         self.children[self.again :] = self.scheduler.ask()
 
