@@ -13,7 +13,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,12 +43,13 @@ def train(argv: list[str]) -> int:
 def train_in(argv: list[str]) -> tuple[int, Path]:
     """The whole run, top to bottom; returns the exit code and the run's folder."""
     config, preset = compose(argv)
-    with Signals() as signals, Work(config, argv) as work:
+    with Signals() as signals, Work(config, argv) as work, ExitStack() as after:
         before = work.folder.status()
         if before.get("state") == "finished" and before.get("key") == config.key():
             print(f"{work.folder.path} is finished already; nothing to do, but more total_timesteps extend it")
             return 0, work.folder.path
-        parts = build(config, work.folder.path / "crashes")
+        make_vector = after.enter_context(elsewhere(config))
+        parts = build(config, work.folder.path / "crashes", make_vector=make_vector)
         require(parts, work.folder.new)
         saver = work.begin(parts, signals)
         announce(config, preset, parts, work)
@@ -68,6 +69,15 @@ def train_in(argv: list[str]) -> tuple[int, Path]:
         if saver.storage_error:
             print(f"error: the last checkpoint could not be written: {saver.storage_error}", file=sys.stderr)
         return code, work.folder.path
+
+
+def elsewhere(config: TrainConfig) -> AbstractContextManager[Callable[..., Any] | None]:
+    """What makes the environments on a cluster, where they are to be there; None for this process."""
+    if config.cluster == "none":
+        return nullcontext()
+    from runners.cluster.fleet import cluster
+
+    return cluster(config)
 
 
 def require(parts: Parts, fresh: bool) -> None:

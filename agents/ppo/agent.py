@@ -100,7 +100,7 @@ class PPO(BaseAgent):
         on = {name: name for name in ("balance", "blend", "imitation") if getattr(self, name) is not None}
         self.saved = {**self.saved, **on}  # type: ignore[misc]
         settings = (envs, self.learner, config.n_steps, len(streams), self.scorer.requires, seed)
-        collect: type[Collector] = DeviceCollector if on_device else Collector
+        collect: type[Collector] = getattr(envs, "collector", DeviceCollector if on_device else Collector)
         self.collector = collect(*settings, config.sequence if config.gru else config.n_steps)
         self.collector.uses_masks = config.masks
         self.collector.on_nan = getattr(self.scorer, "on_nan", self.collector.on_nan)
@@ -156,7 +156,7 @@ class PPO(BaseAgent):
         collector.evaluate()
         ends = (batch.terminated, batch.truncated, batch.valid)
         values = (collector.values, collector.last_values)
-        discounts: Any = (self._gamma, self.config.gae_lambda, self._episodic)
+        discounts: Any = (self._gamma, self.config.gae_lambda, self._episodic, collector.ratio)
         if not self._credit:
             advantage = advantages(rewards, *values, *ends, *discounts)
         else:
@@ -182,7 +182,8 @@ class PPO(BaseAgent):
 
     def _update(self, advantage: np.ndarray, weights: np.ndarray, valid: np.ndarray) -> None:
         collector, config = self.collector, self.config
-        returns = advantage + collector.values[:-1]
+        ratio = np.float32(1) if collector.ratio is None else collector.ratio[..., None]
+        returns = advantage * ratio + collector.values[:-1]
         total = np.einsum("tnk,tnk,k->tn", advantage, weights, self.seen.astype(np.float32))
         columns = [collector.log_prob[..., None], total[..., None], returns]
         numbers = np.concatenate(columns, -1, dtype=np.float32, casting="same_kind")
@@ -262,8 +263,11 @@ class Collector(Stateful):
 
     `vector`, float32 (T + 1, N, D), is what the policy read, `chosen` (T, N, choices) its actions, `starts` bool (T +
     1, N) where an episode begins; `values` (T + 1, N, K), `log_prob` (T, N) and `last_values` (T, N, K), of the last
-    observation of an episode that was truncated; `seconds` say where time went.
+    observation of an episode that was truncated; `ratio` (T, N), min(1, pi / mu) of actions that another policy chose;
+    `seconds` say where time went. Environments elsewhere bring a `collector` class of their own.
     """
+
+    ratio: np.ndarray | None = None
 
     saved: ClassVar[dict[str, str]] = {
         "rollout": "rollout",

@@ -7,7 +7,7 @@ import ctypes
 import functools
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,10 +58,16 @@ class Parts:
     coverage: Coverage | None = None
 
 
-def build(config: TrainConfig, crashes: Path | None = None, mix: Mix | None = None) -> Parts:
+def build(
+    config: TrainConfig,
+    crashes: Path | None = None,
+    mix: Mix | None = None,
+    make_vector: Callable[..., VectorEnv | VecEnv] | None = None,
+) -> Parts:
     """Environments, mix and agent, and the driver it takes a reward through.
 
-    Workers that crash write into the folder `crashes`; a `mix` that is given is used as it is.
+    Workers that crash write into the folder `crashes`; a `mix` that is given is used as it is, and so is what makes the
+    environments in the place of `make_envs`.
     """
     import torch
     from stable_baselines3.common.utils import set_random_seed
@@ -87,7 +93,7 @@ def build(config: TrainConfig, crashes: Path | None = None, mix: Mix | None = No
         if mix is None:
             mix = make_mix(config.reward, *spaces, gamma=config.agent.gamma, seed=config.seed, device=device)
             mix.on_nan = OnNan(config.on_nan)
-        venv = make_envs(config, agent.driver, n_envs, mix, crashes)
+        venv = (make_vector or make_envs)(config, agent.driver, n_envs, mix, crashes)
         driver, given = make_driver(agent.driver, mix, spaces[0])
         model = agent.build(config.agent, venv, seed=config.seed, device=device, **given)
     coverage = Coverage(config.coverage, config.coverage_bin, spaces[0]) if config.coverage else None

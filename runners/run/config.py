@@ -23,6 +23,7 @@ from envs.settings import Settings, setting
 from envs.table import Table
 
 DEPTH = 12  # of nesting in a YAML file that is read
+ADDRESS = r"auto|local|[\w.-]+:\d+"  # of a Ray cluster
 LOG_EVERY = 1000  # environment steps between two rows of the log, unless the user says otherwise
 
 
@@ -61,6 +62,19 @@ class TrainConfig(Settings):
         "auto",
         "what steps them: batched (array programs of ours), gym (this process), workers, auto",
         choices=("auto", "batched", "gym", "workers"),
+    )
+    cluster: str = setting(
+        "none",
+        "steps the environments in actors on Ray: auto (the cluster that RAY_ADDRESS names, or that runs on this "
+        "machine, else a local one), local (start one on this machine only) or host:port; none: in this process",
+    )
+    workers: int = setting(1, "actors on the cluster that share the environments, a CPU each", low=1, high=65_536)
+    lag: int = setting(
+        0,
+        "updates by which the policy that acts on the cluster may be older; 1 collects while the learner learns, "
+        "corrected by V-trace",
+        low=0,
+        high=1,
     )
     step_timeout: float = setting(60.0, "seconds until a slow worker is replaced (backend=workers); 0: never", low=0)
     on_env_error: str = setting("stop", "after an environment raised (backend=workers)", choices=("stop", "restart"))
@@ -109,6 +123,13 @@ class TrainConfig(Settings):
             raise UsageError(f"device={self.device} is no device; give auto, cpu, cuda, cuda:N or mps")
         if self.histograms and "tensorboard" not in self.logger:
             raise UsageError(f"histograms=true has nowhere to go with logger={self.logger}; add tensorboard to logger")
+        if not re.fullmatch(f"none|{ADDRESS}", self.cluster):
+            raise UsageError(f"cluster={self.cluster} is no address of a cluster; give none, auto, local or host:port")
+        for name, plain in (("workers", 1), ("lag", 0)) if self.cluster == "none" else ():
+            if getattr(self, name) != plain:
+                raise UsageError(f"{name}={getattr(self, name)} is for actors on a cluster; give cluster=auto with it")
+        if self.cluster != "none" and self.agent_name != "ppo":
+            raise UsageError(f"cluster={self.cluster} is for agent=ppo, not {self.agent_name}; leave it out")
         for name in ("root", "run_dir"):
             if ".." in PurePath(getattr(self, name)).parts:
                 raise UsageError(f"{name}={getattr(self, name)} leaves its folder by '..'; give the folder itself")
@@ -150,7 +171,7 @@ RENAMED = {
 _MANAGEMENT = frozenset(
     {"root", "run_dir", "resume", "checkpoint_every", "log_every", "eval_episodes", "eval_steps", "eval_every"}
     | {"eval_sampled", "video", "video_every", "control", "preset", "step_timeout", "on_env_error", "logger"}
-    | {"histograms", "coverage", "coverage_bin"}
+    | {"histograms", "coverage", "coverage_bin", "cluster", "workers"}
 )
 
 
@@ -163,7 +184,8 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
     if code := sources(config):
         values["code"] = code
     # As in the runs before there were any, which can be continued.
-    for name, plain in {"env_options": {}, "on_nan": "stop", "starts": ""}.items():
+    plain_values = {"env_options": {}, "on_nan": "stop", "starts": "", "cluster": "none", "workers": 1, "lag": 0}
+    for name, plain in plain_values.items():
         if values[name] == plain:
             del values[name]
     if not config.init_from:

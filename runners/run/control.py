@@ -29,6 +29,7 @@ class Control:
         self.log = self.run / LOG
         self.run.mkdir(parents=True, exist_ok=True)
         extra = [f"{key}={value}" for key, value in changes.items()]
+        extra += ["cluster=none", "workers=1", "lag=0"] if config.cluster != "none" else []
         extra += ["control=none", "video=false", "resume=auto", f"run_dir={self.run}"]
         # It ends with this process, and waits for the control that an earlier one of this run may have left; Ctrl-C
         # reaches it through us, not through the terminal.

@@ -37,7 +37,7 @@ from envs.transitions import NotFinite, is_finite
 from runners.cli.output import clock
 from runners.cli.value import is_float
 from runners.run import checkpoint
-from runners.run.config import LOG_EVERY, TrainConfig, flatten
+from runners.run.config import LOG_EVERY, TrainConfig, UsageError, flatten
 from runners.run.exits import Signals, Stopped
 from runners.run.folder import RunFolder
 
@@ -120,6 +120,8 @@ class Saver(BaseCallback):
             if state["driver"] is not None:
                 self.driver.load_state_dict(state["driver"])
             venv: Any = self.training_env
+            if "parts" in state["envs"] and not hasattr(venv, "members"):
+                raise UsageError("this run was saved by several actors; continue it with cluster=auto and workers=")
             if hasattr(venv, "restore"):
                 venv.restore(state["envs"])
             else:
@@ -146,7 +148,8 @@ class Saver(BaseCallback):
             self.save()
             self.due = False
         now = time.monotonic()
-        self._held = (pack(self.capture()), step) if now - self._began > SLOW_ROLLOUT_S else None
+        holds = getattr(self.training_env, "holds", True) and now - self._began > SLOW_ROLLOUT_S
+        self._held = (pack(self.capture()), step) if holds else None
         self._began = now
 
     def _on_step(self) -> bool:

@@ -6,31 +6,25 @@ retries, and what a lost node had saved is in the run's folder, which all nodes 
 reads it, and that it has the same libraries, before it gets a job.
 """
 
-import logging
-import os
 import re
 import secrets
-import signal
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from envs.files import read_text
 from envs.settings import setting
+from runners.cluster.connect import connect, differs, first_line, load, misfit
 from runners.run.checkpoint import versions, write_atomically
-from runners.run.config import UsageError
+from runners.run.config import ADDRESS, UsageError
 from runners.run.exits import TERMINATED
 from runners.sweep.child import SAVE_S, Child
 from runners.sweep.job import Job, Launcher, Outcome, here
 
 TOKEN = ".ray-token"  # beside the first job's folder; a node that cannot read it does not share the folder
-CHECK_S = 120.0  # how long the nodes have for proving that they fit; a first Python process on a busy node is slow
-ANSWER_S = 5.0  # how long a cluster may take to answer at all
 SEEN_S = 5.0  # how long a file may take to reach a network filesystem's other nodes
 COUNT_S = 10.0  # between two countings of the cluster's CPUs
 
@@ -48,13 +42,13 @@ class Ray(Launcher):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.address not in ("auto", "local") and not re.fullmatch(r"[\w.-]+:\d+", self.address):
+        if not re.fullmatch(ADDRESS, self.address):
             wrong = f"launcher.address={self.address} is no address of a cluster"
             raise UsageError(f"{wrong}; give auto, local or host:port")
-        self._ray = _import()
+        self._ray = load()
         self._joined = not self._ray.is_initialized()  # a connection that was there before stays when we close
         if self._joined:
-            _connect(self._ray, self.address)
+            connect(self._ray, self.address, "launcher.address", "give launcher=local")
         self._fixed = self.slots is not None
         self.slots = self.slots or 1
         self._counted = float("-inf")
@@ -136,27 +130,16 @@ class Ray(Launcher):
         except (errors.NodeDiedError, errors.WorkerCrashedError, errors.ObjectLostError) as error:
             return Outcome(None, 0.0, "ray", f"its node was lost ({type(error).__name__})")
         except errors.RayError as error:
-            return Outcome(None, 0.0, "ray", f"Ray could not run it ({_first_line(error)})")
+            return Outcome(None, 0.0, "ray", f"Ray could not run it ({first_line(error)})")
 
     def _check_nodes(self, job: Job) -> tuple[Path, str]:
         """Every node reads a file that was just written, and has our versions; a UsageError names one that does not."""
         path, word = self._home / job.folder.parent / TOKEN, secrets.token_hex(8)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, word)
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
-
-        look = self._ray.remote(num_cpus=0, max_retries=0)(_misfit)
-        nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        there = [look.options(scheduling_strategy=On(node["NodeID"], soft=False)) for node in nodes]
-        for node, ref in zip(nodes, [task.remote((path, word), versions()) for task in there]):
-            try:
-                misfit = self._ray.get(ref, timeout=CHECK_S)
-            except self._ray.exceptions.RayError as error:
-                name = node["NodeName"]
-                misfit = f"the node {name} cannot run lodestar-rl ({_first_line(error)}); install it there as here"
-            if misfit:
-                path.unlink(missing_ok=True)
-                raise UsageError(misfit)
+        if sentence := misfit(self._ray, _misfit, (path, word), versions()):
+            path.unlink(missing_ok=True)
+            raise UsageError(sentence)
         return path, word
 
 
@@ -164,9 +147,8 @@ def _attempt(
     argv: tuple[str, ...], folder: Path, home: Path, token: tuple[Path, str], expected: dict[str, str]
 ) -> Outcome:
     """A job on its node, inside Ray's worker, which Ray interrupts when the job is cancelled."""
-    misfit = _misfit(token, expected)  # the node may have joined after the others were checked
-    if misfit:
-        return Outcome(None, 0.0, here(), misfit)
+    if sentence := _misfit(token, expected):  # the node may have joined after the others were checked
+        return Outcome(None, 0.0, here(), sentence)
     child = Child(argv, folder, home)
     try:
         return child.wait()
@@ -177,11 +159,8 @@ def _attempt(
 
 def _misfit(token: tuple[Path, str], expected: dict[str, str]) -> str:
     """One sentence if this node cannot take jobs; else empty."""
-    node = socket.gethostname()
-    found = versions()
-    other = [f"{name} {found[name]} instead of {wanted}" for name, wanted in expected.items() if found[name] != wanted]
-    if other:
-        return f"the node {node} has {', '.join(other)}; install the same there"
+    if other := differs(expected):
+        return other
     path, word = token
     end = time.monotonic() + SEEN_S
     while True:
@@ -189,70 +168,6 @@ def _misfit(token: tuple[Path, str], expected: dict[str, str]) -> str:
             if read_text(path) == word:
                 return ""
         if time.monotonic() > end:
+            node = socket.gethostname()
             return f"the node {node} does not see {path.parent}; give root= a folder that all nodes share"
         time.sleep(0.1)
-
-
-def _import() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")  # else Ray prints pages about a node that is lost
-    import ray
-
-    return ray
-
-
-def _connect(ray: Any, address: str) -> None:
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    with ExitStack() as after:
-        # Ray puts a handler of its own in the place of ours, which would end a sweep without saving
-        for number in (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ():
-            after.callback(signal.signal, number, signal.getsignal(number))
-        if address != "local":
-            named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
-            try:
-                with local_only() if _on_loopback(ray, named) else nullcontext():
-                    ray.init(address=address, **quiet)
-                return
-            except (OSError, ValueError, RuntimeError) as error:
-                if named or not isinstance(error, ConnectionError):  # else there is none, and one is started here
-                    raise UsageError(
-                        f"no Ray cluster answers at {named or 'the address that Ray keeps'} ({_first_line(error)}); "
-                        "start one with `ray start --head`, or give launcher.address=local"
-                    ) from None
-        try:
-            with local_only():
-                ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
-        except Exception as error:  # a plain Exception if a busy machine takes longer than Ray waits
-            raise UsageError(f"Ray does not start ({_first_line(error)}); try again, or give launcher=local") from None
-
-
-def _on_loopback(ray: Any, address: str) -> bool:
-    """Whether a cluster listens on 127.0.0.1 alone, where Ray looks for none; an OSError if nothing answers soon."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit() or "://" in host:
-        return False
-    socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
-    if host not in ("127.0.0.1", "localhost"):
-        return False
-    try:
-        socket.create_connection((ray.util.get_node_ip_address(), int(port)), timeout=ANSWER_S).close()
-    except OSError:
-        return True
-    return False
-
-
-@contextmanager
-def local_only() -> Iterator[None]:
-    """A cluster that is started meanwhile listens on 127.0.0.1 alone; on Linux Ray does not offer this otherwise."""
-    from ray._private import ray_constants
-
-    before = getattr(ray_constants, "ENABLE_RAY_CLUSTER", None)
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).strip().split("\n")[0].split()) or type(error).__name__

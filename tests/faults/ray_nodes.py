@@ -99,9 +99,9 @@ def nodes(count: int, cpus: int = 1) -> Iterator[Nodes]:
     Raises:
         Exception: Ray's own, if a node does not come up within the 30 s that Ray gives it, as on a very busy machine.
     """
-    from runners.sweep.ray import _import, local_only
+    from runners.cluster.connect import load, local_only
 
-    _import()
+    load()
     logging.getLogger("ray").setLevel(logging.ERROR)
     with local_only():
         cluster = Nodes(count, cpus)

@@ -1,0 +1,264 @@
+"""One run on a cluster's actors: the same numbers, nothing half used, and a sentence for what cannot be."""
+
+import json
+import os
+import re
+import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from pretend_ray import PretendRay
+from stable_baselines3.common.callbacks import BaseCallback
+
+from envs.vector.watchdog import WorkerError
+from runners.cli.compose import compose
+from runners.cluster import fleet
+from runners.cluster.fleet import Fleet
+from runners.run import checkpoint
+from runners.run.build import build
+from runners.run.config import UsageError, from_dict, to_dict
+from runners.train import train
+
+SMALL = [
+    *("env=CartPole-v1", "preset=none", "control=none", "video=false", "eval_episodes=0", "logger=[]", "n_envs=4"),
+    *("agent.n_steps=16", "agent.batch_size=32", "agent.n_epochs=2", "agent.net_arch=[16]", "agent.normalize_obs=true"),
+]
+ROLLOUT = 64
+
+
+def made(*more, ray=None):
+    """Parts of a run, on pretended actors if there is a cluster."""
+    config = compose([*SMALL, *more])[0]
+    if config.cluster == "none":
+        return build(config)
+
+    def vector(config, driver, n, mix, crashes):
+        from envs.make import make
+
+        env = make(config.env)
+        return Fleet(ray or PretendRay(), config, n, mix, (env.observation_space, env.action_space))
+
+    return build(config, make_vector=vector)
+
+
+class Rollouts(BaseCallback):
+    """Keeps copies of what was learnt from."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def _on_step(self):
+        return True
+
+    def _on_rollout_end(self):
+        collector = self.model.collector
+        rollout, ratio = collector.rollout, collector.ratio
+        kept = (rollout.obs, rollout.action, rollout.valid, rollout.truncated, ratio, collector.log_prob)
+        self.kept.append([None if x is None else x.copy() for x in kept])
+
+
+def learn(parts, rollouts=3):
+    seen = Rollouts()
+    parts.model.learn(rollouts * ROLLOUT, seen)
+    return parts.model.flat.value.clone(), seen.kept
+
+
+@pytest.mark.parametrize(
+    "more", [("reward=rnd",), ("agent.path=eager", "backend=gym"), ("agent.gru=8", "agent.sequence=8")], ids=" ".join
+)
+def test_one_actor_is_the_local_run_bit_for_bit(more):
+    local, cluster = learn(made(*more))[0], learn(made(*more, "cluster=local"))[0]
+    assert torch.equal(local, cluster)
+
+
+def test_two_actors_hold_the_environments_that_one_process_would_and_repeat():
+    local, *two = (learn(made("backend=gym", *more)) for more in ((), *[("cluster=local", "workers=2")] * 2))
+    np.testing.assert_array_equal(local[1][0][0][0], two[0][1][0][0][0])  # each is seeded as there
+    assert torch.equal(two[0][0], two[1][0])
+
+
+def test_an_actor_that_is_lost_is_replaced_and_its_rollout_dropped_whole():
+    ray = PretendRay()
+    ray.lose("collect", 4)  # the second actor's second rollout
+    parts = made("backend=gym", "cluster=local", "workers=2", ray=ray)
+    said = []
+    parts.venv.say = said.append
+    _, kept = learn(parts)
+    first, second = kept[:2]
+    assert (parts.venv.restarts, parts.venv.dropped, parts.venv.delivered) == (1, 1, 6)
+    assert re.match(r"actor 1, with the environments 2 to 3, was lost \(the actor died\); 1 rollouts", said[0])
+    np.testing.assert_array_equal(second[0][0], first[0][-1])  # no row is missing between two rollouts
+    assert second[2][1:].all() and second[2][0].tolist() == [True, True, False, False]
+    assert second[3][0].tolist() == [False, False, True, True]
+
+
+def test_an_actor_that_dies_at_once_each_time_ends_the_run():
+    ray = PretendRay()
+    for count in range(4, 9):
+        ray.lose("collect", count)
+    sentence = "actor 1, with the environments 2 to 3, was lost 3 times in a row without a rollout"
+    with pytest.warns(RuntimeWarning, match="1 rollouts are dropped"), pytest.raises(WorkerError, match=sentence):
+        learn(made("backend=gym", "cluster=local", "workers=2", ray=ray))
+
+
+def test_no_rollout_is_learnt_from_twice():
+    parts = made("cluster=local")
+    parts.venv.reset(seed=0)
+    member = parts.venv.members[0]
+    member.flight.append((0, {"number": 1, "version": 1}))
+    with pytest.raises(RuntimeError, match="gave rollout 1 where 0 was due"):
+        list(parts.venv.gather())
+
+
+def test_with_a_lag_ratios_are_those_of_the_policy_that_acted():
+    parts = made("cluster=local", "workers=2", "lag=1", "agent.learning_rate=0.01")
+    _, kept = learn(parts)
+    np.testing.assert_allclose(kept[0][4], 1.0, atol=1e-6)  # the first policy acted out the first two rollouts
+    assert all((ratio > 0).all() and (ratio <= 1).all() for *_, ratio, _ in kept)
+    assert (kept[1][4] < 1 - 1e-4).mean() > 0.2
+    assert [len(member.flight) for member in parts.venv.members] == [1, 1]
+    assert parts.venv.measured()["time/lag"] == 1
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_run_continues_exactly_from_what_it_saved(lag):
+    more = ("cluster=local", "workers=2", f"lag={lag}", "backend=gym")
+    whole = learn(made(*more), 4)[0]
+    before, after = made(*more), made(*more)
+    learn(before, 2)
+    state = before.model.get_state(), before.mix.state_dict(), before.venv.snapshot()
+    after.model.begin_rollout()
+    after.model.set_state(state[0])
+    after.mix.load_state_dict(state[1])
+    after.venv.restore(state[2])
+    after.model.learn(2 * ROLLOUT, reset_num_timesteps=False)
+    assert torch.equal(after.model.flat.value, whole)
+
+
+def test_a_run_goes_on_with_fewer_actors_and_in_one_process():
+    parts = made("cluster=local", "workers=2", "backend=gym")
+    learn(parts, 1)
+    state = parts.model.get_state(), parts.venv.snapshot()
+    for more in (("cluster=local",), ()):
+        other = made("backend=gym", *more)
+        other.model.begin_rollout()
+        other.model.set_state(state[0])
+        other.venv.restore(state[1])
+        _, kept = learn(other, 1)
+        np.testing.assert_array_equal(kept[0][0][0], parts.model.collector.rollout.obs[0])
+        assert kept[0][2].all()
+
+
+def test_episodes_that_do_not_divide_are_lost_in_rows_that_are_no_transitions():
+    parts, other = made("cluster=local", "workers=2"), made("cluster=local")
+    learn(parts, 1)
+    said = []
+    other.venv.say = said.append
+    other.model.begin_rollout()
+    other.venv.restore(parts.venv.snapshot())  # of two array programs
+    _, kept = learn(other, 1)
+    assert not kept[0][2][0].any() and kept[0][3][0].all() and kept[0][2][1:].all()
+    assert said == ["the saved episodes do not divide among these actors: they are lost, and new ones begin"]
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ("workers=2", "workers=2 is for actors on a cluster; give cluster=auto with it"),
+        ("cluster=nowhere", "cluster=nowhere is no address of a cluster; give none, auto, local or host:port"),
+        ("cluster=auto agent=dqn", "cluster=auto is for agent=ppo, not dqn; leave it out"),
+        ("cluster=auto lag=2", r"lag=2 is out of range"),
+    ],
+)
+def test_a_command_that_no_cluster_can_run_is_refused(more, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        compose(["env=CartPole-v1", *more.split()])
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ("workers=8 n_envs=4", "workers=8 actors cannot share n_envs=4 environments; give n_envs=8"),
+        ("workers=3 n_envs=4", r"workers=3 is more than the cluster has CPUs \(2\); give workers=2, or add a node"),
+        ("agent.gru=8 agent.sequence=8 lag=1", "agent.gru=8 remembers by weights that lag=1 replaces"),
+        ("reward=rnd reward.rnd.credit=min reward.rnd.episodic=true lag=1", "credit=min has no correction for lag=1"),
+    ],
+)
+def test_what_this_cluster_cannot_run_is_refused_before_anything_starts(more, sentence, monkeypatch):
+    monkeypatch.setattr(fleet, "misfit", lambda *_: "")
+    config = compose([*SMALL, "cluster=auto", *more.split()])[0]
+    mix = build(compose([*SMALL, *[one for one in more.split() if one.startswith("reward")]])[0]).mix
+    with pytest.raises(UsageError, match=sentence):
+        fleet.refuse(PretendRay(), config, config.n_envs, mix)
+
+
+def test_a_reward_that_acts_inside_the_environments_stays_with_the_learner():
+    ends = SimpleNamespace(credit="sum", reward=SimpleNamespace(config=SimpleNamespace(ends=True)))
+    config = compose([*SMALL, "cluster=auto"])[0]
+    with pytest.raises(UsageError, match=r"the reward pole acts inside the environments, .* may not leave the learner"):
+        fleet.refuse(PretendRay(), config, 4, SimpleNamespace(streams={"pole": ends}))
+
+
+def test_where_a_run_is_computed_is_no_part_of_what_it_is():
+    local, cluster, later = (
+        compose([*SMALL, *more])[0] for more in ((), ("cluster=auto", "workers=2"), ("cluster=auto", "lag=1"))
+    )
+    assert local.key() == cluster.key() != later.key()
+    assert "cluster" not in to_dict(local) and from_dict(to_dict(cluster)).workers == 2
+
+
+# ----------------------------------------------------------------------------------------------------- with real Ray
+
+
+def final(folder):
+    return checkpoint.load(folder / "checkpoints")[0]
+
+
+@pytest.fixture
+def real_ray():
+    ray = pytest.importorskip("ray")
+    from runners.cluster.connect import connect
+
+    try:
+        connect(ray, "local", "cluster", "")
+    except UsageError as error:
+        pytest.skip(str(error))
+    yield ray
+    ray.shutdown()
+
+
+@pytest.mark.nightly
+def test_runs_on_ray_equal_the_local_one_and_survive_killed_actors(real_ray, tmp_path):
+    more = [*SMALL, "backend=gym", "total_timesteps=640", "checkpoint_every=64"]
+    assert train([*more, f"run_dir={tmp_path / 'local'}"]) == 0
+    assert train([*more, f"run_dir={tmp_path / 'one'}", "cluster=auto"]) == 0
+    local, one = (final(tmp_path / name) for name in ("local", "one"))
+    for name, value in local["agent"]["modules"]["policy"].items():
+        assert torch.equal(value, one["agent"]["modules"]["policy"][name])
+    assert json.dumps(local["envs"], default=str) == json.dumps(one["envs"], default=str)
+
+    folder = tmp_path / "killed"
+    ended = threading.Event()
+
+    def kill():
+        while not ended.wait(1.0):
+            names = {path: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()}
+            actors = [int(path.parent.name) for path, name in names.items() if name.startswith(b"ray::Actor")]
+            if (folder / "checkpoints" / "LATEST").exists() and actors:
+                os.kill(actors[0], signal.SIGKILL)
+                return
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        more[-2] = "total_timesteps=20000"
+        assert train([*more, f"run_dir={folder}", "cluster=auto", "workers=2", "lag=1"]) == 0
+    finally:
+        ended.set()
+        killer.join()
+    assert "env/restarts" in (folder / "metrics.csv").read_text()
