@@ -2,7 +2,7 @@
 
 env=benchmarks.sparse:Slot-v0 agent.demos=benchmarks/studies/slot.safetensors
 env=benchmarks.sparse:Treasure-v0 agent=benchmarks.sparse:Shuffled agent.imitate=1
-python -m benchmarks.sparse         writes the demonstrations again
+python -m benchmarks.sparse         writes the demonstrations and the snapshots of the study `snapshots` again
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from agents.ppo.agent import PPO
 from agents.ppo.imitate import Imitation
 from envs.types import EnvReset, EnvStep
 
-DEMOS = Path(__file__).parent / "studies" / "slot.safetensors"
+STUDIES = Path(__file__).parent / "studies"
+DEMOS = STUDIES / "slot.safetensors"
 WIDE, DEEP, SPEED = 0.02, 0.2, 0.1  # half the slot's width, its depth, and how far a step moves at most
 STEPS = 50
 GRID = [
@@ -137,5 +138,27 @@ def demonstrate() -> None:
     print(f"{last} transitions, {int(batch.reward[:last].sum())} of 20 succeed")
 
 
+def teach() -> None:
+    """Snapshots of five swing-ups by energy, of 200 steps, and of five episodes of random torques."""
+    from envs.make import make
+    from envs.snapshots.s3rl import record as snapshots
+
+    def swing(obs: np.ndarray) -> np.ndarray:
+        cosine, sine, speed = map(float, obs)
+        energy = speed**2 / 6 + 5 * cosine  # kinetic and potential; 5 J upright and still
+        near = cosine > 0.9
+        return np.array([-20 * sine - 2 * speed if near else 2 * np.sign(speed) * (5 - energy)], np.float32).clip(-2, 2)
+
+    for name, policy in (("taught", swing), ("untaught", None)):
+        env = make("lodestar/PendulumSparse-v0", seed=0)
+        env.action_space.seed(0)
+        kept = snapshots(env, policy or (lambda _: env.action_space.sample()), episodes=5, seed=0)
+        kept.save(STUDIES / f"{name}.safetensors")
+        up = kept.observations[:, 0] > 0.95
+        print(f"{name}: {len(up)} snapshots, {up.mean():.2f} of them up, in {len(kept.clusters(6))} clusters", end=": ")
+        print(*(f"{len(rows)}, {up[rows].mean():.2f} up" for rows in kept.clusters(6)), sep="; ")
+
+
 if __name__ == "__main__":
     demonstrate()
+    teach()

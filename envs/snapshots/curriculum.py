@@ -17,6 +17,7 @@ Example:
     python -m runners.train env=MountainCar-v0 starts=variance
 """
 
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -37,14 +38,23 @@ EVENLY = 0.1  # share of the choices that are uniform
 
 
 def starting(env: gym.Env, starts: str) -> gym.Env:
-    """The environment with other starts: a `StartCurriculum` by one of `BY`, or S3RL from a file of snapshots."""
+    """The environment with other starts: a `StartCurriculum` by one of `BY`, or S3RL, FILE or FILE:clusters=1:until=0.
+
+    What may follow the file are whole numbers for the arguments of `SnapshotReset`, `until` in steps of one environment.
+    """
     if starts in BY:
         return StartCurriculum(env, starts)
+    path, *options = starts.split(":")
+    if wrong := [option for option in options if not re.fullmatch(r"(clusters|until|truncate)=\d+", option)]:
+        raise ValueError(
+            f"starts={path}:{wrong[0]} is unknown; give clusters=, until= or truncate= with a whole number"
+        )
+    given = dict(option.split("=") for option in options)
     try:
-        return SnapshotReset(env, Snapshots.load(starts))
+        return SnapshotReset(env, Snapshots.load(path), **{name: int(value) for name, value in given.items()})
     except OSError as error:
         raise ValueError(
-            f"starts={starts} is no file ({error.strerror}); give {', '.join(BY)}, or a file of snapshots"
+            f"starts={path} is no file ({error.strerror}); give {', '.join(BY)}, or a file of snapshots"
         ) from None
 
 
