@@ -149,10 +149,10 @@ def teach() -> None:
         near = cosine > 0.9
         return np.array([-20 * sine - 2 * speed if near else 2 * np.sign(speed) * (5 - energy)], np.float32).clip(-2, 2)
 
-    for name, policy in (("taught", swing), ("untaught", None)):
-        env = make("lodestar/PendulumSparse-v0", seed=0)
-        env.action_space.seed(0)
-        kept = snapshots(env, policy or (lambda _: env.action_space.sample()), episodes=5, seed=0)
+    env = make("lodestar/PendulumSparse-v0", seed=0)
+    env.action_space.seed(0)
+    for name, policy in (("taught", swing), ("untaught", lambda _: env.action_space.sample())):
+        kept = snapshots(env, policy, episodes=5, seed=0)
         kept.save(STUDIES / f"{name}.safetensors")
         up = kept.observations[:, 0] > 0.95
         print(f"{name}: {len(up)} snapshots, {up.mean():.2f} of them up, in {len(kept.clusters(6))} clusters", end=": ")

@@ -38,9 +38,9 @@ EVENLY = 0.1  # share of the choices that are uniform
 
 
 def starting(env: gym.Env, starts: str) -> gym.Env:
-    """The environment with other starts: a `StartCurriculum` by one of `BY`, or S3RL, FILE or FILE:clusters=1:until=0.
+    """The environment with other starts: a `StartCurriculum` by one of `BY`, or S3RL from FILE or FILE:clusters=1.
 
-    What may follow the file are whole numbers for the arguments of `SnapshotReset`, `until` in steps of one environment.
+    A file may be followed by arguments of `SnapshotReset`: clusters, until (steps of one environment), truncate.
     """
     if starts in BY:
         return StartCurriculum(env, starts)
