@@ -268,6 +268,7 @@ class Collector(Stateful):
     """
 
     ratio: np.ndarray | None = None
+    kind_of_rollout: type[Rollout] = Rollout
 
     saved: ClassVar[dict[str, str]] = {
         "rollout": "rollout",
@@ -282,7 +283,7 @@ class Collector(Stateful):
         self.inputs, self.actions = learner.net.inputs, learner.net.actions
         self.recurrent = learner.net.gru is not None
         self.stepper = envs if hasattr(envs, "recv") else OneGroup(envs)
-        self.rollout = Rollout(length, envs, requires & set(MODALITIES))
+        self.rollout = self.kind_of_rollout(length, envs, requires & set(MODALITIES))
         self.observed: Any = self.rollout.obs  # row t + 1 is there once step t is made
         n, flat = envs.num_envs, self.inputs.vector(self.rollout.obs, 2)
         self._shared = isinstance(self.rollout.obs, np.ndarray) and np.shares_memory(flat, self.rollout.obs)

@@ -19,6 +19,7 @@ from agents.base import TaskScorer
 from agents.ppo.agent import PPO
 from envs.transitions import map_obs
 from envs.types import MASK, Obs
+from runners.cluster.server import frames_of
 from runners.run.build import make_envs
 from runners.run.config import TrainConfig
 
@@ -28,7 +29,8 @@ NUMBERS = ("values", "log_prob", "last_values")  # what acting computes, if it d
 class Outline(TaskScorer):
     """What actors know of the learner's reward: its streams, and what they read; it scores nothing."""
 
-    def __init__(self, mix: Any) -> None:
+    def __init__(self, mix: Any, embeds: bool) -> None:
+        self.embeds = embeds  # whether servers look at frames, not the learner
         unknown = SimpleNamespace(config=None)
         self.streams = {
             name: SimpleNamespace(gamma=stream.gamma, episodic=stream.episodic, reward=unknown)
@@ -73,7 +75,7 @@ class Actor:
         options = dataclasses.replace(config.agent, batch_size=count * config.agent.n_steps, **learners)
         self.envs: Any = make_envs(small, "scorer", count, cast(Any, outline))
         agent = PPO(cast(Any, self.envs), options, scorer=outline, seed=config.seed)
-        self.policy, self.collector = agent.policy, agent.collector
+        self.policy, self.collector, self.embeds = agent.policy, agent.collector, outline.embeds
         self.collector._refuse = lambda: None  # type: ignore[method-assign]  # the learner does, who knows all columns
         if columns.start or generation:  # the first draws what a local run draws
             self.collector.rng = np.random.default_rng([config.seed, 1, columns.start, generation])
@@ -96,7 +98,10 @@ class Actor:
         collector = self.collector
         if MASK in state["rollout"]["shown"] and collector.uses_masks:
             collector._read_masks()
-        collector.rollout.load_state_dict(state["rollout"])
+        rollout = collector.rollout
+        names, rollout.modality_names = rollout.modality_names, tuple(sorted(state["rollout"]["shown"]))
+        rollout.load_state_dict(state["rollout"])
+        rollout.modality_names = names  # frames, which a server has seen, may be missing
         collector.rng.bit_generator.state = state["rng"]
         collector.starts[0] = state["starts"]
         if collector.recurrent:
@@ -115,8 +120,11 @@ class Actor:
         hidden = collector.learner.hidden.numpy() if collector.recurrent else None
         return {"envs": self.envs.snapshot(), "standing": {**state, "starts": collector.starts[0], "hidden": hidden}}
 
-    def collect(self, number: int, weights: dict[str, Any], whole: bool) -> dict[str, Any]:
-        """A rollout by the policy with these weights; `whole`: with its values and log-probabilities."""
+    def collect(self, number: int, weights: dict[str, Any], whole: bool) -> Any:
+        """A rollout by the policy with these weights; `whole`: with its values and log-probabilities.
+
+        Where servers look at frames, the rollout without them, and the frames.
+        """
         collector, rollout, before = self.collector, self.collector.rollout, dict(self.collector.seconds)
         self.policy.load_state_dict({name: torch.from_numpy(np.array(x)) for name, x in weights["policy"].items()})
         if self._rolls:
@@ -135,4 +143,8 @@ class Actor:
             part["hidden"] = np.stack([x.numpy() for x in collector.hidden])
             part["starts"], part["hidden_after"] = collector.starts[1:], collector.learner.hidden.numpy()
         part["seconds"] = {name: collector.seconds[name] - before[name] for name in ("environment", "inference")}
-        return part | {"number": number, "version": weights["version"], "rng": collector.rng.bit_generator.state}
+        part |= {"number": number, "version": weights["version"], "rng": collector.rng.bit_generator.state}
+        if not self.embeds:
+            return part
+        frames, part["embedded_at"] = frames_of(part)
+        return part, frames

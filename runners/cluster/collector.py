@@ -14,8 +14,9 @@ import torch
 
 from agents.ppo.agent import Collector
 from agents.ppo.update import ROWS
-from envs.transitions import map_obs, put
+from envs.transitions import Rollout, map_obs, put
 from runners.cluster.actor import NUMBERS
+from runners.cluster.server import EmbeddedRollout
 
 
 class FleetCollector(Collector):
@@ -24,11 +25,17 @@ class FleetCollector(Collector):
     saved: ClassVar[dict[str, str]] = Collector.saved | {"others": "others"}
 
     def __init__(self, envs: Any, *settings: Any) -> None:
+        self.kind_of_rollout = EmbeddedRollout if envs.servers else Rollout
         super().__init__(envs, *settings)
         self.others: list[dict[str, Any]] = []  # random numbers of the actors behind the first, whose are `rng`
         self.seconds |= {"waiting": 0.0}
         envs.seconds = self.seconds
         self._whole = envs.lag > 0 or not self.learner.deferred
+
+    def _begin(self, obs: Any, infos: Any) -> None:
+        super()._begin(obs, infos)
+        if isinstance(self.rollout, EmbeddedRollout):
+            self.rollout.show(infos["embedded"])
 
     def collect(self, on_step: Callable[[int], bool]) -> bool:
         fleet, rollout = self.envs, self.rollout
@@ -68,6 +75,8 @@ class FleetCollector(Collector):
             rollout.modalities[name][1:, columns] = value
         rollout.finals += [(t, where + begin, last) for t, where, last in part["finals"]]
         rollout.final_modalities += [(name, t, x + begin, last) for name, t, x, last in part["final_modalities"]]
+        if isinstance(rollout, EmbeddedRollout):
+            rollout.take(columns, part["embedded"], part["embedded_at"])
         for name in NUMBERS if self._whole else ():
             getattr(self, name)[:, columns] = part[name]
         if self.recurrent:

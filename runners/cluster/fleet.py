@@ -32,11 +32,27 @@ from rewards.adapters.guided import guides
 from runners.cluster.actor import Actor, Outline
 from runners.cluster.collector import FleetCollector
 from runners.cluster.connect import connect, differs, first_line, load, misfit
+from runners.cluster.server import seeing
+from runners.cluster.servers import Asked, Servers
 from runners.run.checkpoint import versions
 from runners.run.config import TrainConfig, UsageError
 
 PATIENCE_S = 60.0  # of the learner without any rollout, before it says what it waits for
 GIVE_UP = 3  # losses of one actor in a row, without a rollout between them
+
+
+@dataclass
+class Flight:
+    """A rollout that was asked for."""
+
+    number: int
+    part: Any  # a reference, or what it became
+    asked: Asked | None = None  # what a server makes of its frames
+
+    @property
+    def ref(self) -> Any:
+        """What to wait for; None if the rollout is here."""
+        return None if isinstance(self.part, dict) else self.asked.found if self.asked else self.part
 
 
 @dataclass
@@ -49,7 +65,7 @@ class Member:
     pid: int = 0
     generation: int = 0  # how often it was replaced
     lost_in_row: int = 0
-    flight: deque[tuple[int, Any]] = field(default_factory=deque)  # number of a rollout, reference or the rollout
+    flight: deque[Flight] = field(default_factory=deque)
     taken: int = -1  # number of the last rollout that was learnt from
 
     @property
@@ -63,7 +79,15 @@ class Fleet(VectorEnv):
     collector = FleetCollector
     autoreset_mode = AutoresetMode.SAME_STEP
 
-    def __init__(self, ray: Any, config: TrainConfig, n: int, mix: Any, spaces: tuple[gym.Space, gym.Space]) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        config: TrainConfig,
+        n: int,
+        mix: Any,
+        spaces: tuple[gym.Space, gym.Space],
+        servers: Servers | None = None,
+    ) -> None:
         self._ray, self.lag = ray, config.lag
         self._config = copy.copy(config)
         self._config.reward = {}  # its options are for the learner alone
@@ -78,7 +102,8 @@ class Fleet(VectorEnv):
         self.say: Callable[[str], object] = lambda sentence: warnings.warn(sentence, RuntimeWarning, stacklevel=2)
         self.seconds: dict[str, float] = {}  # where the learner's time went, by its collector
         self._measured: tuple[float, dict[str, float]] = (time.perf_counter(), {})
-        self._outline = Outline(mix)
+        self.servers = servers
+        self._outline = Outline(mix, bool(servers))
         self._remote = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Actor)
         self._issued = self._version = self._gap = 0
         self._weights: Any = None
@@ -90,7 +115,8 @@ class Fleet(VectorEnv):
         self.members = [Member(i, slice(end - cut, end)) for i, (cut, end) in enumerate(zip(cuts, ends))]
         for member in self.members:
             member.handle = self._remote.remote()
-        self._answers([self._make(member) for member in self.members])
+        for member, pid in zip(self.members, self._answers([self._make(member) for member in self.members])):
+            member.pid = pid
 
     def _make(self, member: Member) -> Any:
         return member.handle.make.remote(self._config, member.columns, self._outline, member.generation)
@@ -103,7 +129,10 @@ class Fleet(VectorEnv):
         begun = self._answers([member.handle.begin.remote(seed + member.columns.start) for member in self.members])
         self.has_reset, self._restoring = True, None
         obs, shown = zip(*begun)
-        return join(np.concatenate, list(obs)), join(np.concatenate, list(shown))
+        infos = join(np.concatenate, list(shown))
+        if self.servers:
+            infos["embedded"] = self.servers.answer(self.servers.ask(infos.pop("frame")))
+        return join(np.concatenate, list(obs)), infos
 
     def step(self, actions: Any) -> Any:
         raise RuntimeError("these environments step in actors, rollouts at a time; an agent's collector asks for them")
@@ -115,21 +144,22 @@ class Fleet(VectorEnv):
         self._arguments = (self._weights, whole)
         while min(len(member.flight) for member in self.members) <= self.lag:
             for member in self.members:
-                member.flight.append((self._issued, self._collect(member, self._issued)))
+                member.flight.append(self._collect(member, self._issued))
             self._issued += 1
 
-    def _collect(self, member: Member, number: int) -> Any:
-        return member.handle.collect.remote(number, *self._arguments)
+    def _collect(self, member: Member, number: int) -> Flight:
+        if not self.servers:
+            return Flight(number, member.handle.collect.remote(number, *self._arguments))
+        part, frames = member.handle.collect.options(num_returns=2).remote(number, *self._arguments)
+        return Flight(number, part, self.servers.ask(frames))
 
     def gather(self) -> Iterator[tuple[slice, dict[str, Any]]]:
         """The oldest rollout in flight of every actor with its columns, each exactly once, as they come."""
         self._gap, heard = 0, time.monotonic()
-        waiting: dict[Any, Member] = {}
+        waiting = {member.flight[0].ref: member for member in self.members if member.flight[0].ref is not None}
         for member in self.members:
-            if isinstance(member.flight[0][1], dict):  # from a checkpoint, or fetched for one
-                yield self._account(member, member.flight[0][1])
-            else:
-                waiting[member.flight[0][1]] = member
+            if member.flight[0].ref is None:  # from a checkpoint, or fetched for one
+                yield self._account(member)
         while waiting:
             ready, _ = self._ray.wait([*waiting], num_returns=1, timeout=PATIENCE_S)
             if not ready and time.monotonic() - heard > PATIENCE_S:
@@ -137,18 +167,37 @@ class Fleet(VectorEnv):
                 self.say(f"waiting for {len(waiting)} of {len(self.members)} actors; the cluster may lack free CPUs")
             for ref in ready:
                 member, heard = waiting.pop(ref), time.monotonic()
-                part = self._answer(member, ref)
-                if part is None:
-                    waiting[member.flight[0][1]] = member
+                if self._fetch(member, member.flight[0]):
+                    yield self._account(member)
                 else:
-                    yield self._account(member, part)
+                    waiting[member.flight[0].ref] = member
 
-    def _account(self, member: Member, part: dict[str, Any]) -> tuple[slice, dict[str, Any]]:
+    def _fetch(self, member: Member, flight: Flight) -> bool:
+        """Bring a rollout here, with what servers saw in its frames; False if it is lost and was asked for again."""
+        part = self._answer(member, flight.part)
+        if part is None:
+            return False
+        if flight.asked is not None:
+            assert self.servers is not None
+            restarts = self.servers.restarts
+            try:
+                part["embedded"] = self.servers.answer(flight.asked)
+            except self._ray.exceptions.RayError as error:
+                self._replace(member, first_line(error))
+                return False
+            if self.servers.restarts > restarts:
+                self.restarts += 1
+                self.say(f"reward server {flight.asked.server} was lost and is replaced; it sees the same frames again")
+        flight.part = part
+        return True
+
+    def _account(self, member: Member) -> tuple[slice, dict[str, Any]]:
         """Refuse a rollout that is not the next one of its actor: none is learnt from twice, and none is left out."""
-        number, _ = member.flight.popleft()
-        if part["number"] != number or number != member.taken + 1:
+        flight = member.flight.popleft()
+        part = flight.part
+        if part["number"] != flight.number or flight.number != member.taken + 1:
             raise RuntimeError(f"{member.name} gave rollout {part['number']} where {member.taken + 1} was due")
-        member.taken, member.lost_in_row = number, 0
+        member.taken, member.lost_in_row = flight.number, 0
         self.delivered += 1
         self._gap = max(self._gap, self._version - part["version"])
         return member.columns, part
@@ -185,14 +234,16 @@ class Fleet(VectorEnv):
         member.generation += 1
         with suppress(Exception):
             self._ray.kill(member.handle)
-        ready = [one for one in member.flight if isinstance(one[1], dict)]
-        again = [number for number, ref in member.flight if not isinstance(ref, dict)]
+        again = [flight.number for flight in member.flight if flight.ref is not None]
         self.dropped += len(again)
         self.say(f"{member.name} was lost ({why}); {len(again)} rollouts are dropped, its episodes end, it is replaced")
         member.handle = self._remote.remote()
-        self._answer(member, self._make(member), True)
+        if isinstance(pid := self._answer(member, self._make(member), True), int):
+            member.pid = pid
         begun = self._answer(member, member.handle.begin.remote(self._new_seed(member), True), True)
-        member.flight = deque([*ready, *((number, self._collect(member, number)) for number in again)])
+        for place, flight in enumerate(member.flight):
+            if flight.ref is not None:
+                member.flight[place] = self._collect(member, flight.number)
         return begun
 
     def _new_seed(self, member: Member) -> int:
@@ -204,18 +255,15 @@ class Fleet(VectorEnv):
         """What `restore` continues from; rollouts in flight are waited for, and learnt from later all the same."""
         for member in self.members:
             for place in range(len(member.flight)):
-                while not isinstance(member.flight[place][1], dict):
-                    number, ref = member.flight[place]
-                    part = self._answer(member, ref)
-                    if part is not None:
-                        member.flight[place] = number, part
+                while member.flight[place].ref is not None:
+                    self._fetch(member, member.flight[place])
         states = self._answers([member.handle.snapshot.remote() for member in self.members])
         if any(isinstance(state, tuple) for state in states):  # lost while it was idle: its episodes are, too
             return {"parts": []}
         envs = [state["envs"] for state in states]
         more: dict[str, Any] = {}
         if any(member.flight for member in self.members):  # the actors are ahead of the learner
-            more["pending"] = [[part for _, part in member.flight] for member in self.members]
+            more["pending"] = [[flight.part for flight in member.flight] for member in self.members]
             more["standing"] = [state["standing"] for state in states]
         if all(set(one) == {"envs"} for one in envs):
             return {"envs": [row for one in envs for row in one["envs"]], **more}
@@ -242,7 +290,7 @@ class Fleet(VectorEnv):
             if whole:
                 assert parts is not None
                 for place, part in enumerate(pending[number], self._issued):
-                    member.flight.append((place, {**part, "number": place, "version": self._version}))
+                    member.flight.append(Flight(place, {**part, "number": place, "version": self._version}))
                 last = standing[number] if standing else collector.standing(member.columns, number)
                 begun.append(member.handle.restore.remote(last, parts[number]))
             else:
@@ -272,6 +320,8 @@ class Fleet(VectorEnv):
         for member in self.members:
             with suppress(Exception):
                 self._ray.kill(member.handle)
+        if self.servers:
+            self.servers.close()
 
 
 @contextmanager
@@ -287,7 +337,9 @@ def cluster(config: TrainConfig) -> Iterator[Callable[..., Fleet]]:
         refuse(ray, config, n, mix)
         with closing(make_env(config.env, max_episode_steps=config.max_episode_steps, **config.env_options)) as one:
             spaces = one.observation_space, one.action_space
-        made.append(Fleet(ray, config, n, mix, spaces))
+        gpus = ray.cluster_resources().get("GPU", 0) if config.device != "cpu" else 0
+        servers = Servers(ray, config, spaces, "cuda" if gpus else "cpu") if config.servers else None
+        made.append(Fleet(ray, config, n, mix, spaces, servers))
         return made[0]
 
     try:
@@ -302,7 +354,10 @@ def cluster(config: TrainConfig) -> Iterator[Callable[..., Fleet]]:
 
 def refuse(ray: Any, config: TrainConfig, n: int, mix: Any) -> None:
     """A UsageError for what a cluster cannot run, or this one cannot, before anything starts."""
-    cpus = int(ray.cluster_resources().get("CPU", 0))
+    resources, processes = ray.cluster_resources(), config.workers + config.servers
+    cpus, gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
+    frames = seeing(mix) if config.servers else {}
+    itself = next((name for name, one in frames.items() if one.embedding is None or one.keeps_frames), "")
     staying = next(iter({**guides(mix), **endings(mix)}), "")
     summed = all(stream.credit == "sum" for stream in mix.streams.values())
     for wrong, sentence in (
@@ -321,8 +376,19 @@ def refuse(ray: Any, config: TrainConfig, n: int, mix: Any) -> None:
             f"workers={config.workers} actors cannot share n_envs={n} environments; give n_envs={config.workers}",
         ),
         (
-            config.workers > cpus,
-            f"workers={config.workers} is more than the cluster has CPUs ({cpus}); give workers={cpus}, or add a node",
+            processes > cpus,
+            f"workers={config.workers} and servers={config.servers} are more than the cluster has CPUs ({cpus}); "
+            "give fewer, or add a node",
+        ),
+        (
+            config.servers and not frames,
+            f"servers={config.servers} embed frames, and no reward here reads any; leave it out",
+        ),
+        (itself, f"the reward {itself} needs the frames themselves, which may not leave the learner; give servers=0"),
+        (
+            config.servers > gpus and config.device.startswith("cuda"),
+            f"servers={config.servers} on device={config.device} are more than the cluster has GPUs ({gpus}); give "
+            "device=cpu, or add a node",
         ),
     ):
         if wrong:

@@ -76,6 +76,12 @@ class TrainConfig(Settings):
         low=0,
         high=1,
     )
+    servers: int = setting(
+        0,
+        "reward servers on the cluster that embed frames (CLIP) for the learner, a CPU each, or a GPU where there are",
+        low=0,
+        high=1024,
+    )
     step_timeout: float = setting(60.0, "seconds until a slow worker is replaced (backend=workers); 0: never", low=0)
     on_env_error: str = setting("stop", "after an environment raised (backend=workers)", choices=("stop", "restart"))
     device: str = setting("auto", "as torch writes it; auto takes a GPU if there is one")
@@ -125,7 +131,7 @@ class TrainConfig(Settings):
             raise UsageError(f"histograms=true has nowhere to go with logger={self.logger}; add tensorboard to logger")
         if not re.fullmatch(f"none|{ADDRESS}", self.cluster):
             raise UsageError(f"cluster={self.cluster} is no address of a cluster; give none, auto, local or host:port")
-        for name, plain in (("workers", 1), ("lag", 0)) if self.cluster == "none" else ():
+        for name, plain in (("workers", 1), ("lag", 0), ("servers", 0)) if self.cluster == "none" else ():
             if getattr(self, name) != plain:
                 raise UsageError(f"{name}={getattr(self, name)} is for actors on a cluster; give cluster=auto with it")
         if self.cluster != "none" and self.agent_name != "ppo":
@@ -185,6 +191,7 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
         values["code"] = code
     # As in the runs before there were any, which can be continued.
     plain_values = {"env_options": {}, "on_nan": "stop", "starts": "", "cluster": "none", "workers": 1, "lag": 0}
+    plain_values["servers"] = 0
     for name, plain in plain_values.items():
         if values[name] == plain:
             del values[name]

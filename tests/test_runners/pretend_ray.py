@@ -1,5 +1,6 @@
 """Ray without processes: actors in this one, whose calls run at once; to lose them on purpose."""
 
+import asyncio
 import pickle
 from types import SimpleNamespace
 
@@ -19,7 +20,16 @@ class Handle:
         self.ray, self.made, self.lost = ray, made, False
 
     def __getattr__(self, name):
-        return SimpleNamespace(remote=lambda *arguments: self.ray.call(self, name, arguments))
+        def remote(*arguments):
+            return self.ray.call(self, name, arguments)
+
+        def two(*arguments):
+            reply = remote(*arguments)
+            return [
+                Reply(None if reply.error else pickle.dumps(pickle.loads(reply.value)[i]), reply.error) for i in (0, 1)
+            ]
+
+        return SimpleNamespace(remote=remote, options=lambda num_returns: SimpleNamespace(remote=two))
 
 
 class PretendRay:
@@ -42,9 +52,10 @@ class PretendRay:
             handle.lost = True
         if handle.lost:
             return Reply(error=RayError("the actor died"))
-        values = [value.value if isinstance(value, Put) else value for value in arguments]
         try:
-            return Reply(pickle.dumps(getattr(handle.made, name)(*values)))
+            values = [self.get(value) if isinstance(value, Reply) else value for value in arguments]
+            result = getattr(handle.made, name)(*values)
+            return Reply(pickle.dumps(asyncio.run(result) if asyncio.iscoroutine(result) else result))
         except Exception as error:
             return Reply(error=RayTaskError(error))
 
@@ -54,7 +65,7 @@ class PretendRay:
         return pickle.loads(ref.value)
 
     def put(self, value):
-        return Put(pickle.loads(pickle.dumps(value)))
+        return Reply(pickle.dumps(value))
 
     def wait(self, refs, num_returns, timeout):
         return refs[-1:], refs[:-1]  # the last one asked is the first to answer
@@ -64,11 +75,6 @@ class PretendRay:
 
     def cluster_resources(self):
         return {"CPU": float(self.cpus)}
-
-
-class Put:
-    def __init__(self, value):
-        self.value = value
 
 
 class Reply:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import threading
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from envs.vector.watchdog import WorkerError
 from runners.cli.compose import compose
 from runners.cluster import fleet
-from runners.cluster.fleet import Fleet
+from runners.cluster.fleet import Fleet, Flight
+from runners.cluster.servers import Servers
 from runners.run import checkpoint
 from runners.run.build import build
 from runners.run.config import UsageError, from_dict, to_dict
@@ -35,12 +37,15 @@ def made(*more, ray=None):
     config = compose([*SMALL, *more])[0]
     if config.cluster == "none":
         return build(config)
+    ray = ray or PretendRay()
 
     def vector(config, driver, n, mix, crashes):
         from envs.make import make
 
-        env = make(config.env)
-        return Fleet(ray or PretendRay(), config, n, mix, (env.observation_space, env.action_space))
+        with closing(make(config.env)) as env:
+            spaces = env.observation_space, env.action_space
+        servers = Servers(ray, config, spaces, "cpu") if config.servers else None
+        return Fleet(ray, config, n, mix, spaces, servers)
 
     return build(config, make_vector=vector)
 
@@ -110,7 +115,7 @@ def test_no_rollout_is_learnt_from_twice():
     parts = made("cluster=local")
     parts.venv.reset(seed=0)
     member = parts.venv.members[0]
-    member.flight.append((0, {"number": 1, "version": 1}))
+    member.flight.append(Flight(0, {"number": 1, "version": 1}))
     with pytest.raises(RuntimeError, match="gave rollout 1 where 0 was due"):
         list(parts.venv.gather())
 
@@ -166,6 +171,37 @@ def test_episodes_that_do_not_divide_are_lost_in_rows_that_are_no_transitions():
     assert said == ["the saved episodes do not divide among these actors: they are lost, and new ones begin"]
 
 
+CLIP = ("reward=clip", "reward.clip.goal=pole upright", "reward.clip.shape=delta", "n_envs=2", "agent.n_steps=32")
+
+
+def test_frames_embedded_by_a_server_give_the_rewards_of_the_local_run():
+    class Scores(Rollouts):
+        def _on_rollout_end(self):
+            self.kept.append((self.locals["raw"]["clip"].copy(), self.locals["batch"].ended.copy()))
+
+    scores = []
+    for more in ((), ("cluster=local", "servers=1")):
+        parts, seen = made(*CLIP, *more), Scores()
+        parts.model.learn(ROLLOUT, seen)
+        parts.model.learn(ROLLOUT, seen)
+        scores.append(seen.kept)
+    assert "frame" not in parts.model.collector.rollout.modalities
+    for (local, ended), (served, _) in zip(*scores):  # minibatches of CLIP round the last digits of float16 otherwise
+        assert ended.any() and np.abs(local).max() > 0.01
+        np.testing.assert_allclose(local, served, atol=2e-3)
+
+
+def test_a_server_that_is_lost_sees_the_same_frames_again():
+    ray = PretendRay()
+    ray.lose("embed", 4)
+    quiet, lossy = (made(*CLIP, "cluster=local", "workers=2", "servers=1", ray=one) for one in (PretendRay(), ray))
+    said = []
+    lossy.venv.say = said.append
+    one, other = (learn(parts, 2)[0] for parts in (quiet, lossy))
+    assert torch.equal(one, other) and lossy.venv.servers.restarts == 1
+    assert said == ["reward server 0 was lost and is replaced; it sees the same frames again"]
+
+
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
@@ -184,7 +220,8 @@ def test_a_command_that_no_cluster_can_run_is_refused(more, sentence):
     ("more", "sentence"),
     [
         ("workers=8 n_envs=4", "workers=8 actors cannot share n_envs=4 environments; give n_envs=8"),
-        ("workers=3 n_envs=4", r"workers=3 is more than the cluster has CPUs \(2\); give workers=2, or add a node"),
+        ("workers=3 n_envs=4", r"workers=3 and servers=0 are more than the cluster has CPUs \(2\); give fewer, or add"),
+        ("servers=1", "servers=1 embed frames, and no reward here reads any; leave it out"),
         ("agent.gru=8 agent.sequence=8 lag=1", "agent.gru=8 remembers by weights that lag=1 replaces"),
         ("reward=rnd reward.rnd.credit=min reward.rnd.episodic=true lag=1", "credit=min has no correction for lag=1"),
     ],
