@@ -58,9 +58,10 @@ class BatchedRobot(BatchedEnv):
     def _setup(self, original: gym.Env) -> None:
         world, states = self.world, mujoco.mjtState
         self._model = model = world.model
-        self._kind = int(states.mjSTATE_FULLPHYSICS) | int(states.mjSTATE_WARMSTART) | int(states.mjSTATE_CTRL)
-        self._size = mujoco.mj_stateSize(model, self._kind)
-        before = mujoco.mj_stateSize(model, self._kind & (int(states.mjSTATE_CTRL) - 1))  # they lie in the bits' order
+        # Which parts of mjtState a row of physics has, in the order of their bits.
+        self.kind = int(states.mjSTATE_FULLPHYSICS) | int(states.mjSTATE_WARMSTART) | int(states.mjSTATE_CTRL)
+        self._size = mujoco.mj_stateSize(model, self.kind)
+        before = mujoco.mj_stateSize(model, self.kind & (int(states.mjSTATE_CTRL) - 1))
         self._control = slice(before, before + model.nu)
         positions, velocities = 1 + model.nq, 1 + model.nq + model.nv  # the time comes first
         self._positions, self._velocities = slice(1, positions), slice(positions, velocities)
@@ -98,7 +99,7 @@ class BatchedRobot(BatchedEnv):
             mujoco.mj_resetData(model, data)
             data.qpos[:], data.qvel[:] = positions[row], velocities[row]
             mujoco.mj_forward(model, data)
-            mujoco.mj_getState(model, data, physics[row], self._kind)
+            mujoco.mj_getState(model, data, physics[row], self.kind)
             if self.DERIVED:
                 np.concatenate(self._fields[0], out=derived[row])
         return {"physics": physics, "derived": derived} if self.DERIVED else {"physics": physics}
@@ -141,15 +142,15 @@ class BatchedRobot(BatchedEnv):
         rows = slice(*self._cuts[thread : thread + 2])
         physics, derived = tables
         for state, row in zip(physics[rows], derived[rows]):
-            mujoco.mj_setState(model, data, state, self._kind)
+            mujoco.mj_setState(model, data, state, self.kind)
             mujoco.mj_step(model, data, self.world.frame_skip)
-            mujoco.mj_getState(model, data, state, self._kind)
+            mujoco.mj_getState(model, data, state, self.kind)
             if fields:
                 mujoco.mj_rnePostConstraint(model, data)
                 np.concatenate(fields, out=row)
 
     def _move_compiled(self, compiled: Any, thread: int, tables: list[np.ndarray]) -> None:
-        simulator = (self._model._address, self._data[thread]._address, self._kind, self.world.frame_skip)
+        simulator = (self._model._address, self._data[thread]._address, self.kind, self.world.frame_skip)
         memory = [number for table in tables for number in (table.ctypes.data, table.strides[0])]
         compiled(*simulator, *self._cuts[thread : thread + 2], *memory, self._addresses[thread], self._sizes)
 

@@ -1,0 +1,31 @@
+"""Beyond one core: what several threads, processes and machines gain, and whether they compute the same.
+
+    python -m benchmarks scale              all cases
+    python -m benchmarks scale:NAME:NAME    some of them
+
+A case is a function of the folder for its CSV that returns figures; its file says what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+CASES = {  # name -> where its function is
+    "mujoco": "benchmarks.scale.mujoco:run",
+}
+
+
+def run(folder: Path, cases: Sequence[str] = ()) -> dict[str, float]:
+    """Measure the cases, all by default; a UsageError for one that is not there."""
+    from runners.run.config import UsageError, unknown
+
+    for name in cases:
+        if name not in CASES:
+            raise UsageError(unknown("case", name, list(CASES)))
+    figures: dict[str, float] = {}
+    for name in cases or CASES:
+        module, _, function = CASES[name].partition(":")
+        figures |= getattr(import_module(module), function)(folder)
+    return figures

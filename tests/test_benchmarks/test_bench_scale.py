@@ -1,0 +1,56 @@
+"""The benchmark of scale, on next to nothing."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from benchmarks import __main__ as bench
+from benchmarks import scale
+from benchmarks.scale import mujoco
+from runners.run.config import UsageError
+
+
+def test_cases_are_named_behind_it_and_others_are_refused(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(scale, "run", lambda folder, cases=(): asked.append(cases) or {"ratio": 2.0})
+    assert bench.main(["scale:mujoco"], tmp_path) == 0 and asked == [["mujoco"]]
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match="case=mujoko is unknown; did you mean mujoco"):
+        scale.run(tmp_path, ["mujoko"])
+
+
+def test_robots_are_compared_and_the_least_ratio_of_each_kind_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(mujoco, "STEPS", {"HalfCheetah": 200, "Hopper": 200})
+    figures = mujoco.run(tmp_path, rounds=1, share=0.02)
+    assert figures["mujoco_batched_equal"] == 2 * 4 * 24
+    for name in ("mujoco_batched_over_bare", "mujoco_batched_threads2"):
+        assert figures[name] == min(figures[f"{name}_halfcheetah"], figures[f"{name}_hopper"])
+    with (tmp_path / "scale-mujoco.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["variant"] for row in rows] == ["bare", "one thread, Python", "one thread", "two threads"] * 2
+    assert {row["frames"] for row in rows} == {"64"}
+
+
+def test_a_program_that_differs_from_gymnasium_is_an_error(monkeypatch):
+    from envs.batched.mujoco import BatchedHopper
+
+    original = BatchedHopper._costs
+    monkeypatch.setattr(BatchedHopper, "_costs", lambda self, actions: original(self, actions) + np.float32(1e-6))
+    with pytest.raises(AssertionError, match="Hopper 0 differs"):
+        mujoco.equal("Hopper", 3)
+
+
+def test_the_bare_physics_is_the_program_s_through_resets(monkeypatch):
+    frames, work = mujoco._bare("Hopper", 40)()
+    assert frames == 640
+    work()
+    cells = {name: cell.cell_contents for name, cell in zip(work.__code__.co_freevars, work.__closure__)}
+    frames, play = mujoco._program("Hopper", 40, 1, False)()
+    play()
+    cells_of_program = {n: c.cell_contents for n, c in zip(play.__code__.co_freevars, play.__closure__)}
+    assert sum(len(places) for places, _ in cells["begun"]) > mujoco.N
+    last = np.stack([data.qpos for data in cells["robots"]])
+    env = cells_of_program["env"]
+    running = env._steps > 0  # others have just begun anew
+    assert running.any() and np.array_equal(last[running], env.state["physics"][running, env._positions])
