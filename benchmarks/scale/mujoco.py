@@ -5,6 +5,9 @@
     mujoco_batched_over_bare           the least of the five
     mujoco_batched_threads2_<robot>    steps per second on two threads over one; needs two free cores
     mujoco_batched_threads2            the least of the five
+    mujoco_bare_threads2_<robot>       the same of two robots that never wait for each other, at the same time: what the
+                                       machine had to give
+    mujoco_bare_threads2               the least of the five
     mujoco_batched_equal               environment steps compared with Gymnasium's, of all robots: to the last bit equal
                                        in physics, observation, reward and ends; the first that differs is an error
 
@@ -16,6 +19,7 @@ are medians over rounds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +45,17 @@ def run(folder: Path, rounds: int = ROUNDS, share: float = 1.0) -> dict[str, flo
             "one thread, Python": _program(robot, steps, 1, False),
             "one thread": _program(robot, steps, 1, True),
             "two threads": _program(robot, steps, 2, True),
+            "two robots, one thread": _alone(robot, steps, 1),
+            "two robots, two threads": _alone(robot, steps, 2),
         }
         rates = interleave(path, robot, rounds, variants)
         name = robot.lower()
         figures[f"mujoco_batched_over_bare_{name}"] = ratio(rates["cpu"], "one thread, Python", "bare")
         figures[f"mujoco_batched_threads2_{name}"] = ratio(rates["wall"], "two threads", "one thread")
+        both = "two robots, two threads", "two robots, one thread"
+        figures[f"mujoco_bare_threads2_{name}"] = ratio(rates["wall"], *both)
         figures["mujoco_batched_equal"] += equal(robot, max(int(COMPARED * share), 1))
-    for figure in ("mujoco_batched_over_bare", "mujoco_batched_threads2"):
+    for figure in ("mujoco_batched_over_bare", "mujoco_batched_threads2", "mujoco_bare_threads2"):
         figures[figure] = min(value for key, value in figures.items() if key.startswith(f"{figure}_"))
     return figures
 
@@ -143,6 +151,25 @@ def _bare(robot: str, steps: int) -> Measure:
                 for data, control, action in zip(robots, controls, row):
                     control[:] = action
                     mujoco.mj_step(model, data, skip)
+
+        return steps * N, work
+
+    return measure
+
+
+def _alone(robot: str, steps: int, threads: int) -> Measure:
+    """Two robots, at rest at first, by one call of MuJoCo each, one after the other or on two threads."""
+
+    def measure() -> tuple[int, Callable[[], Any]]:
+        import mujoco
+
+        world: Any = gym.make(f"{robot}-v5").unwrapped
+        robots = [mujoco.MjData(world.model) for _ in range(2)]
+        pool = ThreadPoolExecutor(threads)
+
+        def work() -> None:
+            list(pool.map(lambda data: mujoco.mj_step(world.model, data, steps * N // 2 * world.frame_skip), robots))
+            pool.shutdown()
 
         return steps * N, work
 

@@ -12,6 +12,7 @@ From the 20,000th step on, and on several threads, the loop over rows is compile
 import functools
 import importlib
 import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -79,7 +80,6 @@ class BatchedRobot(BatchedEnv):
         self._never = self.arrays.array(np.zeros(self.num_envs, bool))
         self._count = 0
         self._others = ThreadPoolExecutor(self.num_threads - 1) if self.num_threads > 1 else None
-        self._cuts = np.linspace(0, self.num_envs, self.num_threads + 1).astype(int).tolist()
 
     def _is_shown(self, name: str) -> bool:
         return getattr(self.world, f"_include_{name}_in_observation", False) is True
@@ -124,35 +124,38 @@ class BatchedRobot(BatchedEnv):
         return self.world._ctrl_cost_weight * self.xp.square(actions).sum(-1)
 
     def _move(self) -> None:
-        """Move `state` on, a block of rows a thread."""
+        """Move `state` on; each thread takes the next row, so that none waits for one that is late."""
         self._count += self.num_envs
         held = (self.state["physics"], self.state["derived" if self.DERIVED else "physics"])
         tables = [x.numpy() if self.arrays.is_torch else x for x in held]  # the same memory
         compiled = _compiled(self.num_threads) if self.num_threads > 1 or self._count > LONG else None
-        move = self._move_rows if compiled is None else functools.partial(self._move_compiled, compiled)
-        blocks: list[Future[None]] = []
+        work: Callable[[int], None]
+        if compiled is None:
+            work = functools.partial(self._move_rows, iter(range(self.num_envs)), *tables)
+        else:
+            memory = [number for table in tables for number in (table.ctypes.data, table.strides[0])]
+            work = functools.partial(self._move_compiled, compiled, np.zeros(1, np.int64), memory)
+        others: list[Future[None]] = []
         if self._others is not None:
-            blocks = [self._others.submit(move, number, tables) for number in range(1, self.num_threads)]
-        move(0, tables)
-        for block in blocks:
-            block.result()
+            others = [self._others.submit(work, thread) for thread in range(1, self.num_threads)]
+        work(0)
+        for other in others:
+            if not other.cancel():  # it has begun
+                other.result()
 
-    def _move_rows(self, thread: int, tables: list[np.ndarray]) -> None:
+    def _move_rows(self, rows: Iterator[int], physics: np.ndarray, derived: np.ndarray, thread: int) -> None:
         model, data, fields = self._model, self._data[thread], self._fields[thread]
-        rows = slice(*self._cuts[thread : thread + 2])
-        physics, derived = tables
-        for state, row in zip(physics[rows], derived[rows]):
-            mujoco.mj_setState(model, data, state, self.kind)
+        for row in rows:
+            mujoco.mj_setState(model, data, physics[row], self.kind)
             mujoco.mj_step(model, data, self.world.frame_skip)
-            mujoco.mj_getState(model, data, state, self.kind)
+            mujoco.mj_getState(model, data, physics[row], self.kind)
             if fields:
                 mujoco.mj_rnePostConstraint(model, data)
-                np.concatenate(fields, out=row)
+                np.concatenate(fields, out=derived[row])
 
-    def _move_compiled(self, compiled: Any, thread: int, tables: list[np.ndarray]) -> None:
+    def _move_compiled(self, compiled: Any, turn: np.ndarray, memory: list[int], thread: int) -> None:
         simulator = (self._model._address, self._data[thread]._address, self.kind, self.world.frame_skip)
-        memory = [number for table in tables for number in (table.ctypes.data, table.strides[0])]
-        compiled(*simulator, *self._cuts[thread : thread + 2], *memory, self._addresses[thread], self._sizes)
+        compiled(turn, self.num_envs, *simulator, *memory, self._addresses[thread], self._sizes)
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         physics = state["physics"]

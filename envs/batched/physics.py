@@ -6,13 +6,17 @@ why it cannot run here. Addresses are integers: numba knows no pointers.
 """
 
 from pathlib import Path
+from typing import Any
 
 import llvmlite.binding as llvm
 import mujoco
+from llvmlite import ir
 from numba import njit, types
 from numba.core.types import ExternalFunction
+from numba.extending import intrinsic
 
 WORD = types.intp
+emitted: Any = intrinsic
 
 
 def _library() -> Path:
@@ -38,13 +42,28 @@ forces = _function("mj_rnePostConstraint", WORD, WORD)
 copy = _function("mju_copy", WORD, WORD, types.intc)
 
 
-@njit(cache=True, nogil=True)
-def move(model, data, kind, frame_skip, first, last, states, stride, derived, derived_stride, fields, sizes):
-    """Move rows `first` to `last` on by `frame_skip` steps of one `data`, and copy its `fields` of `sizes` out.
+@emitted
+def _take(context, address):
+    """The number at an address, which becomes one more; no two threads get the same."""
 
-    All but the sizes and numbers are addresses; strides are bytes from row to row.
+    def generate(context, builder, signature, given):
+        place = builder.inttoptr(given[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", place, ir.Constant(ir.IntType(64), 1), "seq_cst")
+
+    return types.int64(WORD), generate
+
+
+@njit(cache=True, nogil=True)
+def move(turn, count, model, data, kind, frame_skip, states, stride, derived, derived_stride, fields, sizes):
+    """Move the rows that no other thread takes on by `frame_skip` steps, and copy the `fields` of `data` out.
+
+    `turn`, int64 (1,), is the next of `count` rows; models, data, states, derived and fields are addresses, strides
+    bytes from row to row, `sizes` how many numbers a field has.
     """
-    for row in range(first, last):
+    while True:
+        row = _take(turn.ctypes.data)
+        if row >= count:
+            return
         state = states + row * stride
         set_state(model, data, state, kind)
         for _ in range(frame_skip):

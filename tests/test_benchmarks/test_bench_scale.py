@@ -24,11 +24,12 @@ def test_robots_are_compared_and_the_least_ratio_of_each_kind_is_named(tmp_path,
     monkeypatch.setattr(mujoco, "STEPS", {"HalfCheetah": 200, "Hopper": 200})
     figures = mujoco.run(tmp_path, rounds=1, share=0.02)
     assert figures["mujoco_batched_equal"] == 2 * 4 * 24
-    for name in ("mujoco_batched_over_bare", "mujoco_batched_threads2"):
+    for name in ("mujoco_batched_over_bare", "mujoco_batched_threads2", "mujoco_bare_threads2"):
         assert figures[name] == min(figures[f"{name}_halfcheetah"], figures[f"{name}_hopper"])
     with (tmp_path / "scale-mujoco.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["variant"] for row in rows] == ["bare", "one thread, Python", "one thread", "two threads"] * 2
+    alone = ["two robots, one thread", "two robots, two threads"]
+    assert [row["variant"] for row in rows] == ["bare", "one thread, Python", "one thread", "two threads", *alone] * 2
     assert {row["frames"] for row in rows} == {"64"}
 
 
