@@ -287,12 +287,14 @@ class Rollout:
             put(wide, (0, columns), last)
             refuse({"observation": wide}, steps[t : t + 1], {"next_obs": wide})
 
-    def roll(self) -> None:
-        """Begin the next rollout where this one ended."""
-        self.first_step = np.where(self.restarted[-1], 0, self.steps()[-1] + 1)
-        put(self.obs, 0, map_obs(lambda x: x[-1], self.obs))
-        for value in self.modalities.values():
-            value[0] = value[-1]
+    def roll(self, before: "Rollout | None" = None) -> None:
+        """Begin the next rollout where this one ended, or where `before` did, which stays as it is."""
+        before = self if before is None else before
+        self.first_step = np.where(before.restarted[-1], 0, before.steps()[-1] + 1)
+        self.resetting, self.modality_names = before.resetting.copy(), before.modality_names
+        put(self.obs, 0, map_obs(lambda x: x[-1], before.obs))
+        for name, value in before.modalities.items():
+            self.modalities.setdefault(name, np.empty_like(value))[0] = value[-1]
         self.finals.clear()
         self.final_modalities.clear()
         self.valid[:] = self.same_step

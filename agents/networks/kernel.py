@@ -34,7 +34,7 @@ WORD, INDEX, REAL = ir.IntType(64), ir.IntType(32), ir.FloatType()
 VECTOR = ir.VectorType(REAL, LANES)
 
 emitted: Any = intrinsic
-compiled = njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
+compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
 
 
 def _word(value):

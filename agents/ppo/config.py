@@ -79,6 +79,9 @@ class PPOConfig(Settings):
     tree_rate: float = setting(0.1, "share of the gradient that a tree adds to the policy's outputs", above=0, high=10)
     tree_value_rate: float = setting(0.02, "the same of the values", above=0, high=1)
     masks: bool = setting(True, "choose among the actions that the environment's mask allows, where it gives one")
+    overlap: bool = setting(
+        False, "collect the next rollout while the last one is learnt from, on a second core: one rollout of policy lag"
+    )
     path: str = setting(
         "auto",
         "the update of small networks: numpy, compiled by numba (extra `fast`), or torch's autograd (eager); auto: "
@@ -106,6 +109,11 @@ class PPOConfig(Settings):
                 value and self.net == "trees",
                 f"agent.{name}={{{name}}} is for networks, and agent.net={{net}} has no use for it; leave one out",
             )
+        self.refuse_if(
+            self.overlap and (self.net == "trees" or self.blend != "none"),
+            "agent.overlap learns from a rollout that an earlier policy collected, which agent.net=trees (here: {net}) "
+            "and agent.blend (here: {blend}) do not; give agent.overlap=false",
+        )
         Schedule(self.imitate, "agent.imitate")
         self.refuse_if(
             self.imitate and (self.gru or self.streams == "sum"),

@@ -53,14 +53,16 @@ class Imitation(Stateful):
         self.rng = np.random.default_rng([seed, 4])
         self._turn = 0
 
-    def __call__(self, agent: Any, batch: Transitions, raw: dict[str, Any]) -> dict[str, float]:
-        """Take in the agent's rollout (T, N), then learn from what is kept; returns tags of the log."""
-        learner, every = agent.autograd, self.scorer.weights(agent.num_timesteps)
+    def __call__(
+        self, agent: Any, collector: Any, timesteps: int, batch: Transitions, raw: dict[str, Any]
+    ) -> dict[str, float]:
+        """Take in a rollout (T, N) of the agent, then learn from what is kept; returns tags of the log."""
+        learner, every = agent.autograd, self.scorer.weights(timesteps)
         self.weights = np.array([float(every[name]) for name in self.names], np.float32)
-        self._take(agent.collector, batch, raw)
+        self._take(collector, batch, raw)
         count = 0 if self.rows is None else len(self.rows["age"])
         found = {"train/imitation_rows": float(count)}
-        rate = agent.learner.learning_rate * float(self.weight(agent.num_timesteps))
+        rate = agent.learner.learning_rate * float(self.weight(timesteps))
         if not count or not rate:
             return found
         self._rescore(batch.terminated.size)

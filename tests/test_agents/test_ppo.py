@@ -298,7 +298,7 @@ def test_where_time_runs_out_the_value_is_that_of_the_last_observation(changes, 
 def test_rows_that_only_reset_do_not_count_in_the_statistics_of_observations():
     model = agent(n=2, normalize_obs=True, n_steps=2, batch_size=4)
     model.collector.vector[:2] = np.array([[1, 9], [3, 5]], np.float32)[..., None]
-    model._update_statistics(np.array([[True, False], [True, True]]))
+    model._update_statistics(model.collector, np.array([[True, False], [True, True]]))
     np.testing.assert_allclose(model.policy.obs_mean, 3.0, atol=1e-3)  # of 1, 3 and 5
     np.testing.assert_allclose(model.policy.obs_scale, (8 / 3) ** -0.5, atol=1e-3)
 

@@ -130,6 +130,8 @@ def _assert_same_run(first, second):
     [
         pytest.param([*PPO, "reward=task"], 1000, id="ppo-task", marks=pytest.mark.nightly),
         pytest.param([*PPO, "reward=rnd"], 1500, id="ppo-rnd"),
+        pytest.param([*PPO, "reward=[task,rnd]", "agent.overlap=true"], 1500, id="ppo-overlap"),
+        pytest.param([*CLIP, "agent.overlap=true"], 256, id="clip-overlap", marks=pytest.mark.nightly),
         pytest.param(
             [*PPO, "reward=[task,rnd,count]", "reward.rnd.episodic=false"],
             1000,
