@@ -287,9 +287,12 @@ class Rollout:
             put(wide, (0, columns), last)
             refuse({"observation": wide}, steps[t : t + 1], {"next_obs": wide})
 
-    def roll(self, before: "Rollout | None" = None) -> None:
-        """Begin the next rollout where this one ended, or where `before` did, which stays as it is."""
-        before = self if before is None else before
+    def roll(self) -> None:
+        """Begin the next rollout where this one ended."""
+        self.follow(self)
+
+    def follow(self, before: "Rollout") -> None:
+        """Begin where another rollout ended, which stays as it is."""
         self.first_step = np.where(before.restarted[-1], 0, before.steps()[-1] + 1)
         self.resetting, self.modality_names = before.resetting.copy(), before.modality_names
         put(self.obs, 0, map_obs(lambda x: x[-1], before.obs))

@@ -228,10 +228,13 @@ class Collector(Stateful):
     def _pixels(self, rows: Any) -> dict[str, Any]:
         return self.inputs.pixels(map_obs(lambda x: x[rows], self.rollout.obs)) if self.inputs.images else {}
 
-    def roll(self, before: "Collector | None" = None) -> None:
-        """Begin the next rollout where this one ended, or where `before` did."""
-        before = self if before is None else before
-        self.rollout.roll(before.rollout)
+    def roll(self) -> None:
+        self.rollout.roll()
+        self.starts[0] = self.starts[-1]
+
+    def follow(self, before: "Collector") -> None:
+        """Begin where another one, of the same environments, has ended its rollout."""
+        self.rollout.follow(before.rollout)
         self.starts[0] = before.starts[-1]
         self.began, self._known, self.masked = before.began, before._known, before.masked
 
@@ -329,9 +332,9 @@ class DeviceCollector(Collector):
         vector, chosen, flat = (x.flatten(0, 1) for x in tensors)
         return Batch(vector, {}, chosen, flat)
 
-    def roll(self, before: "Collector | None" = None) -> None:
+    def roll(self) -> None:
         self.rollout.obs[-1] = self.vector[-1].cpu().numpy()
-        super().roll(before)
+        super().roll()
         self.vector[0] = self.vector[-1]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -113,7 +113,7 @@ class Overlap:
         """The next rollout goes where none waits."""
         agent = self.agent
         agent.collector, self.spare = self.spare, agent.collector
-        agent.collector.roll(self.spare)
+        agent.collector.follow(self.spare)
 
     def state_dict(self) -> dict[str, Any]:
         if self.waiting is None:
