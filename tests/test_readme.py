@@ -165,7 +165,7 @@ def test_the_commands_it_shows_exist():
 def test_the_numbers_are_those_of_the_results():
     rows = [
         (figures_of(text), row)
-        for page, text in PAGES.items()
+        for page, text in {"README": README, **PAGES}.items()
         if page != "faults"  # a program writes it
         for row in re.findall(r"`([\w-]+)` \| ([-\d.]+) (?=\|)", text)
     ]
@@ -197,6 +197,7 @@ def test_the_table_of_tasks_and_bonuses_is_that_of_the_results():
 
 def test_the_rewards_of_your_own_keep_the_contract(monkeypatch):
     section = README.partition("## Your own reward\n")[2].partition("\n## ")[0]
+    section += PAGES["own_reward"].partition("## That learns\n")[2]
     module = ModuleType("novelty")
     monkeypatch.setitem(sys.modules, "novelty", module)
     for block in re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL):
