@@ -14,6 +14,10 @@ from pathlib import Path
 
 CASES = {  # name -> where its function is
     "mujoco": "benchmarks.scale.mujoco:run",
+    "bitwise": "benchmarks.scale.cluster:bitwise",
+    "ray": "benchmarks.scale.cluster:ray",
+    "kills": "benchmarks.scale.cluster:kills",
+    "server": "benchmarks.scale.cluster:server",
 }
 
 

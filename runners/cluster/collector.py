@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from agents.ppo.collector import Collector
+from agents.ppo.agent import Collector
 from agents.ppo.update import ROWS
 from envs.transitions import Rollout, map_obs, put
 from runners.cluster.actor import NUMBERS

@@ -21,6 +21,7 @@ def load() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")  # else Ray prints pages about a node that is lost
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of rollouts that a run which ends no longer wants
+    os.environ.setdefault("RAY_worker_niceness", "0")  # of a cluster started here; else the learner comes first, by far
     import ray
 
     return ray

@@ -370,6 +370,7 @@ def refuse(ray: Any, config: TrainConfig, n: int, mix: Any) -> None:
             config.lag and config.agent.gru,
             f"agent.gru={config.agent.gru} remembers by weights that lag={config.lag} replaces meanwhile; give lag=0",
         ),
+        (config.agent.overlap, "agent.overlap collects in this process what actors collect; give lag=1 in its place"),
         (config.lag and not summed, f"credit=min has no correction for lag={config.lag}; give lag=0, or credit=sum"),
         (
             config.workers > n,

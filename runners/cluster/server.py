@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+import rewards
 from envs.transitions import Rollout, Transitions
 from runners.run.config import TrainConfig
 
@@ -30,20 +31,22 @@ def embed(mix: Any, frames: Frames) -> dict[str, np.ndarray]:
     count = len(frames)
     no = np.zeros(count, bool)
     batch = Transitions(None, None, np.zeros(count, np.float32), None, no, no, ~no, np.zeros(count, np.int64), frames)
-    rewards = {reward.embedding: reward for reward in seeing(mix).values()}
-    return {key: reward.embed(batch) for key, reward in rewards.items()}
+    known = {reward.embedding: reward for reward in seeing(mix).values()}
+    return {key: reward.embed(batch) for key, reward in known.items()}
 
 
 class RewardServer:
     """Embeds what waits, in one pass; its calls run side by side, its passes do not."""
 
-    def make(self, config: TrainConfig, spaces: tuple[Any, Any], device: str) -> int:
-        """Make the rewards; returns the process's number."""
+    def make(self, config: TrainConfig, code: list[str], spaces: tuple[Any, Any], device: str) -> int:
+        """Make the rewards, `code` of them the user's "module:Class"; returns the process's number."""
         import torch
         from stable_baselines3.common.utils import set_random_seed
 
         from rewards.adapters.guided import make_mix
 
+        for source in code:
+            rewards.table.name_of(source)
         torch.set_num_threads(config.num_threads)
         set_random_seed(config.seed)
         self.mix = make_mix(config.reward, *spaces, gamma=config.agent.gamma, seed=config.seed, device=device)

@@ -7,7 +7,7 @@ from typing import Any
 from envs.vector.watchdog import WorkerError
 from runners.cluster.connect import first_line
 from runners.cluster.server import RewardServer
-from runners.run.config import TrainConfig
+from runners.run.config import TrainConfig, sources
 
 GIVE_UP = 3  # losses of one server in a row, without an answer between them
 
@@ -27,7 +27,8 @@ class Servers:
 
     def __init__(self, ray: Any, config: TrainConfig, spaces: tuple[Any, Any], device: str) -> None:
         gpus = 1 if device.startswith("cuda") else 0
-        self._ray, self._arguments = ray, (config, spaces, device)
+        code = [source for key, source in sources(config).items() if key.startswith("reward.")]
+        self._ray, self._arguments = ray, (config, code, spaces, device)
         self._remote = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0)(RewardServer)
         self.handles = [self._remote.remote() for _ in range(config.servers)]
         self.pids = [self._get(handle.make.remote(*self._arguments)) for handle in self.handles]

@@ -1,12 +1,7 @@
 """One run on a cluster's actors: the same numbers, nothing half used, and a sentence for what cannot be."""
 
-import json
-import os
 import re
-import signal
-import threading
 from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -202,6 +197,21 @@ def test_a_server_that_is_lost_sees_the_same_frames_again():
     assert said == ["reward server 0 was lost and is replaced; it sees the same frames again"]
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_every_transition_is_learnt_from_once_with_its_own_reward(lag):
+    from benchmarks.scale.cluster import TICKETS, Inspector
+
+    ray = PretendRay(cpus=3)
+    for lost in (("collect", 4), ("collect", 9), ("embed", 5), ("embed", 6)):
+        ray.lose(*lost)
+    parts = made(*TICKETS, "cluster=local", "workers=2", "servers=1", f"lag={lag}", ray=ray)
+    parts.venv.say = lambda sentence: None
+    check = Inspector(parts.venv, 0)
+    parts.model.learn(8 * 128, check)
+    assert (check.rows, check.wrong, parts.venv.delivered) == (8 * 128, 0, 16)
+    assert parts.venv.restarts == 2 + parts.venv.servers.restarts and parts.venv.servers.restarts in (1, 2)
+
+
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
@@ -221,6 +231,7 @@ def test_a_command_that_no_cluster_can_run_is_refused(more, sentence):
     [
         ("workers=8 n_envs=4", "workers=8 actors cannot share n_envs=4 environments; give n_envs=8"),
         ("workers=3 n_envs=4", r"workers=3 and servers=0 are more than the cluster has CPUs \(2\); give fewer, or add"),
+        ("agent.overlap=true", "agent.overlap collects in this process what actors collect; give lag=1"),
         ("servers=1", "servers=1 embed frames, and no reward here reads any; leave it out"),
         ("agent.gru=8 agent.sequence=8 lag=1", "agent.gru=8 remembers by weights that lag=1 replaces"),
         ("reward=rnd reward.rnd.credit=min reward.rnd.episodic=true lag=1", "credit=min has no correction for lag=1"),
@@ -252,50 +263,22 @@ def test_where_a_run_is_computed_is_no_part_of_what_it_is():
 # ----------------------------------------------------------------------------------------------------- with real Ray
 
 
-def final(folder):
-    return checkpoint.load(folder / "checkpoints")[0]
+@pytest.mark.nightly  # a cluster takes half a minute to start
+def test_runs_on_ray_equal_the_local_one_and_survive_killed_actors_and_servers(tmp_path):
+    pytest.importorskip("ray")
+    from benchmarks.scale.cluster import bitwise, kills
 
-
-@pytest.fixture
-def real_ray():
-    ray = pytest.importorskip("ray")
-    from runners.cluster.connect import connect
-
-    try:
-        connect(ray, "local", "cluster", "")
-    except UsageError as error:
-        pytest.skip(str(error))
-    yield ray
-    ray.shutdown()
+    assert bitwise(tmp_path, rollouts=2) == {"bitwise_equal_local": 2 * 1024}
+    assert kills(tmp_path, count=3) == {"ray_kills": 3, "ray_lost": 0}
 
 
 @pytest.mark.nightly
-def test_runs_on_ray_equal_the_local_one_and_survive_killed_actors(real_ray, tmp_path):
-    more = [*SMALL, "backend=gym", "total_timesteps=640", "checkpoint_every=64"]
-    assert train([*more, f"run_dir={tmp_path / 'local'}"]) == 0
-    assert train([*more, f"run_dir={tmp_path / 'one'}", "cluster=auto"]) == 0
-    local, one = (final(tmp_path / name) for name in ("local", "one"))
-    for name, value in local["agent"]["modules"]["policy"].items():
-        assert torch.equal(value, one["agent"]["modules"]["policy"][name])
-    assert json.dumps(local["envs"], default=str) == json.dumps(one["envs"], default=str)
-
-    folder = tmp_path / "killed"
-    ended = threading.Event()
-
-    def kill():
-        while not ended.wait(1.0):
-            names = {path: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()}
-            actors = [int(path.parent.name) for path, name in names.items() if name.startswith(b"ray::Actor")]
-            if (folder / "checkpoints" / "LATEST").exists() and actors:
-                os.kill(actors[0], signal.SIGKILL)
-                return
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        more[-2] = "total_timesteps=20000"
-        assert train([*more, f"run_dir={folder}", "cluster=auto", "workers=2", "lag=1"]) == 0
-    finally:
-        ended.set()
-        killer.join()
-    assert "env/restarts" in (folder / "metrics.csv").read_text()
+def test_a_run_that_was_begun_on_a_cluster_is_finished_by_the_same_command(tmp_path):
+    pytest.importorskip("ray")
+    weights = []
+    for parts in (("total_timesteps=256",), ("total_timesteps=128", "total_timesteps=256")):
+        folder = tmp_path / str(len(parts))
+        for more in parts:
+            assert train([*SMALL, "cluster=local", "workers=2", "lag=1", more, f"run_dir={folder}"]) == 0
+        weights.append(checkpoint.load(folder / "checkpoints")[0]["agent"]["modules"]["policy"])
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
