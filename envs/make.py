@@ -35,7 +35,7 @@ from envs.vector.in_process import InProcess, all_or_none
 from envs.vector.workers import Workers
 from envs.wrappers import EpisodeStatistics, Journal, Observer, disturb
 
-BACKENDS = ("auto", "gym", "workers", "batched", "sync", "async")
+BACKENDS = ("auto", "gym", "workers", "batched", "device", "sync", "async")
 DISTURBANCES = ("sticky", "noisy_tv", "episodic_reward", "base", "base_scale")
 OWNERS = {"ALE/": "ale_py", "MiniHack-": "minihack"}  # how ids begin -> the package to name before them
 MODALITY_OPTIONS = ("frame_size", "text", "signals")
@@ -161,6 +161,7 @@ def make_vec(
             "gym": this process, with as little around the environments as can be; see `envs.vector.in_process`.
             "workers": `processes` processes (None for one per usable core); see `envs.vector.workers`.
             "batched": one array program for all, see `make_batched`.
+            "device": the same of torch's tensors on `device`, MuJoCo's physics too (mujoco-warp, extra `device`).
             "auto": "batched" where that supports all arguments, else "gym"; "sync" in the other reset modes.
             "sync", "async": Gymnasium's own vectors, all in this process or each environment in its own.
         workers: further arguments of `envs.vector.workers.Workers`, such as {"step_timeout": 10}.
@@ -195,7 +196,7 @@ def make_vec(
         common = {"max_episode_steps", "array", "device"}
         batched = wrap is None and env_id in PROGRAMS and set(kwargs) <= _supported(env_id) | common
         backend = "sync" if not same_step else "batched" if batched else "gym"
-    if not same_step and backend in ("gym", "workers", "batched"):
+    if not same_step and backend in ("gym", "workers", "batched", "device"):
         raise ValueError(f'backend="{backend}" resets in SAME_STEP mode, not {autoreset_mode}; use "sync" or "async"')
     if wrap is not None and backend not in ("gym", "sync"):
         raise ValueError(f'backend="{backend}" has environments that nothing can be wrapped around; use "gym"')
@@ -204,6 +205,8 @@ def make_vec(
             raise ValueError(f'{name}={value} is for backend="workers", not "{backend}"; leave it out')
     if backend == "batched":
         return make_batched(env_id, n, seed=seed, num_threads=num_threads, **kwargs)
+    if backend == "device":
+        return make_batched(env_id, n, seed=seed, **{"array": "torch", **kwargs}, on_device=True)
     makers = [functools.partial(make_wrapped, wrap, env_id, seed=seed + i, **kwargs) for i in range(n)]
     if backend == "gym":
         return InProcess(makers)
@@ -230,11 +233,13 @@ def make_batched(
     array: str = "numpy",
     device: str = "cpu",
     num_threads: int = 1,
+    on_device: bool = False,
     **options: Any,
 ) -> Any:
     """`n` environments that step as one array program, of "numpy" arrays or "torch" tensors on `device`.
 
-    `num_threads` are those of MuJoCo's physics; other programs have one.
+    `num_threads` are those of MuJoCo's physics; other programs have one. `on_device`: MuJoCo's kernels on the device
+    instead, see `envs.batched.warp`; other programs are there anyway.
     `options` are those of the family's adapter, and those that the program supports, see `envs.batched.Program`.
     """
     from envs.batched.base import Arrays
@@ -257,10 +262,21 @@ def make_batched(
     arrays = Arrays(array, device)
     original = make(env_id, max_episode_steps=max_episode_steps, **options)
     try:
-        build: Any = load_env_creator(program.path)  # an array program's class
+        build = _program((on_device and program.device) or program.path)
         return build(original, n, seed, arrays, **shown)
     finally:
         original.close()
+
+
+def _program(path: str) -> Any:
+    """An array program's class; an ImportError says what to install."""
+    try:
+        return load_env_creator(path)
+    except ModuleNotFoundError as error:
+        if error.name not in ("mujoco_warp", "warp"):
+            raise
+        message = f"backend=device needs the package mujoco-warp ({error}); pip install 'lodestar-rl[device]'"
+        raise ImportError(message) from None
 
 
 def _supported(env_id: str) -> frozenset[str]:

@@ -18,6 +18,7 @@ CASES = {  # name -> where its function is
     "ray": "benchmarks.scale.cluster:ray",
     "kills": "benchmarks.scale.cluster:kills",
     "server": "benchmarks.scale.cluster:server",
+    "warp": "benchmarks.scale.warp:run",
 }
 
 

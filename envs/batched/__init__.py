@@ -16,6 +16,7 @@ class Program:
     arguments: frozenset[str] = frozenset()  # those of the environment's constructor that the program supports too
     modalities: frozenset[str] = frozenset()  # which of `frame_size`, `text` and `signals` it takes
     threads: bool = False  # whether its constructor takes `num_threads`
+    device: str = ""  # module:Class of the one whose physics is on the device, too; "" where `path` is
 
 
 def _names(text: str) -> frozenset[str]:
@@ -44,6 +45,7 @@ _ROBOTS = {
         f"envs.batched.mujoco:Batched{robot}",
         _names(f"frame_skip forward_reward_weight ctrl_cost_weight reset_noise_scale {_HIDING} {own}"),
         threads=True,
+        device=f"envs.batched.warp:Device{robot}",
     )
     for robot, own in {
         "HalfCheetah": "",

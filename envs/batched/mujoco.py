@@ -48,11 +48,12 @@ class BatchedRobot(BatchedEnv):
     NORMAL = False  # whether velocities begin with normal noise, not uniform
     HIDDEN = 1  # positions that are not observed
     DERIVED: dict[str, int] = {}  # field of MjData -> how many of its first numbers are not observed
+    ON_HOST = True  # whether the physics is MuJoCo's own
     _others: ThreadPoolExecutor | None = None  # the threads besides the caller's
 
     def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays, num_threads: int = 1) -> None:
-        if str(arrays.device) != "cpu":
-            raise ValueError(f'device={str(arrays.device)!r} has no physics of MuJoCo\'s; give device="cpu"')
+        if self.ON_HOST and str(arrays.device) != "cpu":
+            raise ValueError(f'device={str(arrays.device)!r} needs its own physics; give backend="device"')
         self.num_threads = min(num_threads, n)
         super().__init__(original, n, seed, arrays)
 

@@ -146,17 +146,17 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path 
     options |= {"starts": config.starts} if config.starts else {}
     watchdog = {"step_timeout": config.step_timeout, "on_error": config.on_env_error, "crash_folder": crashes}
     workers = watchdog if config.backend == "workers" else None
-    ends = endings(mix)
-    if ends and (guides(mix) or config.backend in ("batched", "workers")):
-        beside = f"backend={config.backend}" if config.backend in ("batched", "workers") else next(iter(guides(mix)))
+    ends, apart = endings(mix), config.backend in ("batched", "device", "workers")
+    if ends and (guides(mix) or apart):
+        beside = f"backend={config.backend}" if apart else next(iter(guides(mix)))
         raise UsageError(f"reward.{next(iter(ends))}.ends=true does not work beside {beside}; leave one out")
     end = functools.partial(ending, mix=mix) if ends else None
     if driver == "scorer":
         how: dict[str, Any] = {"backend": config.backend, "workers": workers, "num_threads": config.num_threads}
+        how |= {"device": find_device(config.device)} if config.backend == "device" else {}
         envs = make_vec(config.env, n, seed=config.seed, wrap=end, **how, **options)
         return guided(envs, mix)
-    unfit = ("batched", "workers") if guides(mix) else ("batched",)
-    if config.backend in unfit:
+    if config.backend in ("batched", "device") or (guides(mix) and config.backend == "workers"):
         raise UsageError(f"backend={config.backend} does not fit agent={config.agent_name}; use backend=auto")
     wrap = functools.partial(guided, mix=mix) if guides(mix) else end
     return make_venv(config.env, n, config.seed, workers=workers, wrap=wrap, **options)

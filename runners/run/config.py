@@ -60,8 +60,9 @@ class TrainConfig(Settings):
     )
     backend: str = setting(
         "auto",
-        "what steps them: batched (array programs of ours), gym (this process), workers, auto",
-        choices=("auto", "batched", "gym", "workers"),
+        "what steps them: batched (array programs of ours), device (the same in torch, on the device; agent=ppo), gym "
+        "(this process), workers, auto",
+        choices=("auto", "batched", "device", "gym", "workers"),
     )
     cluster: str = setting(
         "none",

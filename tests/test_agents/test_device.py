@@ -86,6 +86,11 @@ def test_continued_from_its_state_it_ends_with_the_same_weights():
     assert torch.equal(second.flat.value, whole.flat.value)
 
 
+def test_success_that_is_not_defined_is_reported_nowhere():
+    model = agent("Hopper-v5", 4, n_steps=64).learn(256)
+    assert model.ep_info_buffer and np.isnan(model.collector.rollout.success).all()
+
+
 def test_a_recurrent_policy_is_refused():
     with pytest.raises(ValueError, match=r"agent\.gru is for environments on the host"):
         agent(gru=8, sequence=16)

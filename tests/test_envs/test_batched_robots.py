@@ -1,6 +1,9 @@
 """Robots as array programs: Gymnasium's own to the last bit, on one thread and on two, compiled and not."""
 
+import sys
+
 import gymnasium as gym
+import mujoco
 import numpy as np
 import pytest
 import torch
@@ -94,7 +97,7 @@ def test_bad_input_is_answered():
         make_batched("Hopper-v5", 2, num_threads=0)
     with pytest.raises(ValueError, match=r"xml_file='mine.xml' is not supported by the array"):
         make_batched("Hopper-v5", 2, xml_file="mine.xml")
-    with pytest.raises(ValueError, match="device='meta' has no physics of MuJoCo's"):
+    with pytest.raises(ValueError, match="device='meta' needs its own physics"):
         make_batched("Hopper-v5", 2, array="torch", device="meta")
 
 
@@ -112,3 +115,26 @@ def test_more_threads_than_environments_are_not_started():
     env = make_batched("HalfCheetah-v5", 2, num_threads=5)
     assert env.num_threads == 2
     assert isinstance(env.single_action_space, gym.spaces.Box)
+
+
+def test_backend_device_is_torch_s_and_says_what_robots_need(monkeypatch):
+    carts = make_vec("CartPole-v1", 2, backend="device")
+    assert isinstance(carts.reset()[0], torch.Tensor)
+    monkeypatch.setitem(sys.modules, "mujoco_warp", None)
+    with pytest.raises(ImportError, match=r"needs the package mujoco-warp .*pip install 'lodestar-rl\[device\]'"):
+        make_vec("Hopper-v5", 2, backend="device")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Humanoid-v5"])
+def test_physics_on_the_device_agrees_while_contacts_leave_it_equal(env_id):
+    pytest.importorskip("mujoco_warp")  # which compiles its kernels for minutes
+    device = make_vec(env_id, 2, backend="device", frame_skip=1, max_episode_steps=5)
+    host = make_batched(env_id, 2, frame_skip=1, max_episode_steps=5)
+    host.world.model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
+    device.reset(), host.reset()
+    for theirs, mine in zip(play(device, 8), play(host, 8)):
+        np.testing.assert_allclose(theirs, mine, atol=2e-3, rtol=2e-3)
+    state = device.snapshot()
+    (expected, *_), _ = play(device, 3), device.restore(state)
+    assert np.array_equal(play(device, 3)[0], expected)

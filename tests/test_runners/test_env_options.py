@@ -51,9 +51,10 @@ def test_a_run_in_a_world_with_other_options_is_another_run(tmp_path, capsys):
         assert "holds another run (it differs in env_options." in capsys.readouterr().err
 
 
-def test_array_programs_heed_options_and_the_policy_fits_them(tmp_path):
+@pytest.mark.parametrize("backend", ["batched", "device"])
+def test_array_programs_heed_options_and_the_policy_fits_them(backend, tmp_path):
     folder = tmp_path / "run"
-    world = ["env=lodestar/NoisyRooms-v0", "env.rooms=2", "env.noise=on_demand", "env.bits=3", "backend=batched"]
+    world = ["env=lodestar/NoisyRooms-v0", "env.rooms=2", "env.noise=on_demand", "env.bits=3", f"backend={backend}"]
     assert main([*world, *FAST, *PPO, f"run_dir={folder}"]) == 0
     config, model, *_ = load_run(folder)
     assert config.env_options == {"rooms": 2, "noise": "on_demand", "bits": 3}

@@ -1,0 +1,96 @@
+"""Gymnasium's robots wholly on the device: MuJoCo's kernels for GPUs (mujoco-warp, extra `device`), torch's tensors.
+
+Observations, rewards, ends and starts are those of `envs.batched.mujoco`, computed where the physics is. Physics is
+float32 and another program: a step agrees to a few millionths, contacts part two trajectories soon, so compare
+statistics of longer ones. Humanoid's solver is Newton's, as the kernels know no PGS.
+
+Warp compiles the kernels at first use, which takes minutes for a robot, and keeps them on the disk. On a CPU they are
+slow: for tests. Contacts beyond `CONTACTS` a robot are dropped, which Warp prints.
+"""
+
+from typing import Any
+
+import gymnasium as gym
+import mujoco
+import mujoco_warp
+import warp
+
+from envs.batched.mujoco import (
+    BatchedAnt,
+    BatchedHalfCheetah,
+    BatchedHopper,
+    BatchedHumanoid,
+    BatchedRobot,
+    BatchedWalker2d,
+)
+
+CONTACTS, CONSTRAINTS = 64, 256  # of a robot, at most
+
+
+class OnDevice(BatchedRobot):
+    """Physics by mujoco-warp; goes in front of a robot's own class."""
+
+    ON_HOST = False
+
+    def _setup(self, original: gym.Env) -> None:
+        super()._setup(original)
+        warp.init()
+        model, states, solvers = self._model, mujoco.mjtState, mujoco.mjtSolver
+        if model.opt.solver == solvers.mjSOL_PGS:
+            model.opt.solver = solvers.mjSOL_NEWTON
+        start = mujoco.MjData(model)
+        mujoco.mj_forward(model, start)
+        with self._here():
+            sizes: dict[str, int] = {"nworld": self.num_envs, "nconmax": CONTACTS, "njmax": CONSTRAINTS}
+            self._kernels, self._worlds = mujoco_warp.put_model(model), mujoco_warp.put_data(model, start, **sizes)
+        warm = mujoco.mj_stateSize(model, self.kind & (int(states.mjSTATE_WARMSTART) - 1))
+        moved = {"qpos": self._positions, "qvel": self._velocities, "qacc_warmstart": slice(warm, warm + model.nv)}
+        self._moved = [(self._tensor(name), columns) for name, columns in moved.items()]
+        self._derived = [(self._tensor(name), columns) for name, columns in self._place.items()]
+        self._controls = self._tensor("ctrl")
+
+    def _here(self) -> Any:
+        """What has Warp work on the arrays' device, in the stream that torch uses."""
+        device = warp.device_from_torch(self.arrays.device)
+        if device.is_cuda:
+            return warp.ScopedStream(warp.stream_from_torch(self.arrays.device))
+        return warp.ScopedDevice(device)
+
+    def _tensor(self, name: str) -> Any:
+        """A field of all robots, (N, D), in the kernels' memory."""
+        return warp.to_torch(getattr(self._worlds, name)).view(self.num_envs, -1)
+
+    def _move(self) -> None:
+        physics = self.state["physics"]
+        self._controls[...] = physics[:, self._control]
+        for tensor, columns in self._moved:
+            tensor[...] = physics[:, columns]
+        with self._here():
+            for _ in range(self.world.frame_skip):
+                mujoco_warp.step(self._kernels, self._worlds)
+            if self._derived:
+                mujoco_warp.rne_postconstraint(self._kernels, self._worlds)
+        for tensor, columns in self._moved:
+            physics[:, columns] = tensor
+        for tensor, columns in self._derived:
+            self.state["derived"][:, columns] = tensor
+
+
+class DeviceHalfCheetah(OnDevice, BatchedHalfCheetah):
+    """HalfCheetah-v5."""
+
+
+class DeviceHopper(OnDevice, BatchedHopper):
+    """Hopper-v5."""
+
+
+class DeviceWalker2d(OnDevice, BatchedWalker2d):
+    """Walker2d-v5."""
+
+
+class DeviceAnt(OnDevice, BatchedAnt):
+    """Ant-v5."""
+
+
+class DeviceHumanoid(OnDevice, BatchedHumanoid):
+    """Humanoid-v5."""
