@@ -19,6 +19,10 @@ CASES = {  # name -> where its function is
     "kills": "benchmarks.scale.cluster:kills",
     "server": "benchmarks.scale.cluster:server",
     "warp": "benchmarks.scale.warp:run",
+    "cores-halfcheetah": "benchmarks.scale.cores:halfcheetah",
+    "cores-minigrid": "benchmarks.scale.cores:minigrid",
+    "cores-clip": "benchmarks.scale.cores:clip",
+    "cores-cartpole": "benchmarks.scale.cores:cartpole",
 }
 
 

@@ -1,13 +1,15 @@
 """The benchmark of scale, on next to nothing."""
 
 import csv
+import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from benchmarks import __main__ as bench
 from benchmarks import scale
-from benchmarks.scale import mujoco
+from benchmarks.scale import cores, mujoco
 from runners.run.config import UsageError
 
 
@@ -55,3 +57,35 @@ def test_the_bare_physics_is_the_program_s_through_resets(monkeypatch):
     env = cells_of_program["env"]
     running = env._steps > 0  # others have just begun anew
     assert running.any() and np.array_equal(last[running], env.state["physics"][running, env._positions])
+
+
+def test_the_best_setting_on_two_cores_is_divided_by_the_best_on_one(tmp_path, monkeypatch):
+    asked, rates = [], {"1: a": [9.0, 11.0, 10.0], "1: b": [5.0] * 3, "2: c": [18.0, 11.0, 15.0], "2: d": [6.0] * 3}
+    monkeypatch.setattr(cores, "TASKS", {"grid": (("env=Grid-v0",), ["a", "b"], ["c", "d"])})
+    monkeypatch.setattr(cores, "interleave", lambda *given: asked.append([*given[3]]) or {"wall": rates})
+    assert cores._ratio(tmp_path, "grid") == {"cores2_ratio_grid": 1.5}  # of 2, 1 and 1.5, not of the medians
+    assert asked == [["1: a", "1: b", "2: c", "2: d"]]
+
+
+def test_a_run_on_one_core_is_pinned_to_it_while_it_learns(monkeypatch):
+    before, seen = os.sched_getaffinity(0), []
+    model = SimpleNamespace(learn=lambda steps: seen.append((steps, len(os.sched_getaffinity(0)))))
+    parts = SimpleNamespace(model=model, venv=SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(cores, "_run", lambda arguments, rollouts: parts)
+    frames, work = cores._measure(("env=Grid-v0",), 1, 3)()
+    work()
+    assert frames == 3 * 2_048 and seen == [(frames, 1)] and os.sched_getaffinity(0) == before
+
+
+def test_overlap_gains_at_most_what_the_longer_side_leaves(tmp_path, monkeypatch):
+    seconds, clock = {"reward": 1.0, "update": 5.0}, iter([0.0, 10.0])
+
+    def learn(steps):
+        seconds["update"] += 8.0
+
+    parts = SimpleNamespace(
+        model=SimpleNamespace(learn=learn, seconds=seconds), venv=SimpleNamespace(close=lambda: None)
+    )
+    monkeypatch.setattr(cores, "_run", lambda arguments, rollouts: parts)
+    monkeypatch.setattr(cores.time, "perf_counter", lambda: next(clock))
+    assert cores.cartpole(tmp_path) == {"cores2_bound_cartpole": 1.25}  # learning takes 8 of 10 seconds

@@ -49,8 +49,8 @@ def test_every_task_and_every_arm_of_a_study_can_be_read_and_its_figures_have_co
         id(c): c for c in [*{c.task: c for c in cells}.values(), *{c.arm: c for c in cells}.values()]
     }.values():
         study._composed(cell)
-    collected = ("foundation", "ppo", "exploration", "vision", "language", "model_based", "rewards2", "agents2")
-    assert found.claim and len(found.claim) <= 110 and found.collected in collected
+    collected = {"foundation", "ppo", "exploration", "vision", "language", "model_based", "rewards2", "agents2"}
+    assert found.claim and len(found.claim) <= 110 and found.collected in collected | {"scale"}
     assert bool(found.recorded) != bool(found.tasks and found.figures)
     known = {*found.header(), "score"}
     assert {wanted.split(" else ")[0].split()[-1] for wanted in found.figures.values()} <= known
