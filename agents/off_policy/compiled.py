@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.networks.compiled import kernel, say
+from envs.compiled import kernel, say
 from agents.off_policy.closed_form import LOG_STD, ClosedFormUpdate
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import Critics

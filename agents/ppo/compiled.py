@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.networks.compiled import kernel, say
+from envs.compiled import kernel, say
 from agents.ppo import update
 from agents.ppo.config import PPOConfig
 

@@ -11,7 +11,7 @@ def kernel(module: str, whose: str, otherwise: str) -> Any:
     """A module of compiled updates; None, said once, where it cannot run: then `whose` update runs in `otherwise`."""
     try:
         found = importlib.import_module(module)
-        supported = importlib.import_module("agents.networks.kernel").SUPPORTED
+        supported = importlib.import_module("envs.kernel").SUPPORTED
     except (ImportError, RuntimeError) as error:  # numba's own, if it finds no folder for its cache
         say(whose, f"{otherwise} ({error}); pip install 'lodestar-rl[fast]', or give another agent.path")
         return None

@@ -91,11 +91,17 @@ def _tile(context, a, ao, ar, ak, b, bo, bk, c, co, ck, m, n, depth):
         lanes = ir.VectorType(WORD, LANES)
         columns = [ir.Constant(lanes, [v + i for i in range(LANES)]) for v in both]
         kept = [builder.icmp_signed("<", places, _splat(builder, n, lanes)) for places in columns]
-        for i, totals in enumerate(sums):
-            with builder.if_then(there[i]):
-                for v, total, keep in zip(both, totals, kept):
-                    place = _vector_at(builder, c, builder.mul(_word(i), ck), _word(v))
-                    builder.call(store, [total.incomings[1][0], place, ir.Constant(INDEX, 4), keep])
+        def store_rows(put):
+            for i, totals in enumerate(sums):
+                with builder.if_then(there[i]):
+                    for v, total, keep in zip(both, totals, kept):
+                        put(total.incomings[1][0], _vector_at(builder, c, builder.mul(_word(i), ck), _word(v)), keep)
+
+        with builder.if_else(builder.icmp_signed(">=", n, _word(2 * LANES))) as (whole, part):
+            with whole:  # a masked store takes many cycles on some processors
+                store_rows(lambda value, place, keep: builder.store(value, place, align=4))
+            with part:
+                store_rows(lambda value, place, keep: builder.call(store, [value, place, ir.Constant(INDEX, 4), keep]))
         return context.get_dummy_value()
 
     word = types.int64
