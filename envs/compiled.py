@@ -7,16 +7,19 @@ from typing import Any
 
 
 @functools.cache
-def kernel(module: str, whose: str, otherwise: str) -> Any:
-    """A module of compiled updates; None, said once, where it cannot run: then `whose` update runs in `otherwise`."""
+def kernel(module: str, whose: str, otherwise: str, key: str = "agent.path") -> Any:
+    """A module of compiled updates; None, said once, where it cannot run: then `whose` update runs in `otherwise`.
+
+    `key` is the setting by which a user would choose another path.
+    """
     try:
         found = importlib.import_module(module)
         supported = importlib.import_module("envs.kernel").SUPPORTED
     except (ImportError, RuntimeError) as error:  # numba's own, if it finds no folder for its cache
-        say(whose, f"{otherwise} ({error}); pip install 'lodestar-rl[fast]', or give another agent.path")
+        say(whose, f"{otherwise} ({error}); pip install 'lodestar-rl[fast]', or give another {key}")
         return None
     if not supported:
-        say(whose, f"{otherwise}, as this processor lacks AVX2; give another agent.path")
+        say(whose, f"{otherwise}, as this processor lacks AVX2; give another {key}")
         return None
     return found
 

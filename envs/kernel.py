@@ -11,7 +11,7 @@ no vectors; the rest are loops that LLVM vectorises. They need `error_model="num
 not vectorised, and two axes, since a place that is computed may be negative. Sums are reordered (`reassoc`), NaN and
 infinity keep their meaning, so that a run that diverges is noticed. Repeated on one processor it gives the same bits.
 
-numba's cache on the disk does not notice changes in this file: after one touch `agents/{ppo,off_policy}/kernel.py`.
+numba's cache on the disk does not notice changes in this file: after one touch the other files named `kernel.py`.
 """
 
 import math
@@ -91,6 +91,7 @@ def _tile(context, a, ao, ar, ak, b, bo, bk, c, co, ck, m, n, depth):
         lanes = ir.VectorType(WORD, LANES)
         columns = [ir.Constant(lanes, [v + i for i in range(LANES)]) for v in both]
         kept = [builder.icmp_signed("<", places, _splat(builder, n, lanes)) for places in columns]
+
         def store_rows(put):
             for i, totals in enumerate(sums):
                 with builder.if_then(there[i]):
@@ -151,7 +152,7 @@ def transpose(a, ao, ak, b, bo, bk, m, n):
 
 
 @compiled
-def adam(value, grad, mean, square, steps, rate, longest):
+def adam(value, grad, mean, square, steps, rate, longest, epsilon=EPSILON):
     """Clip the gradient to a norm, then a step of Adam."""
     norm = ZERO
     for i in range(len(grad)):
@@ -164,7 +165,7 @@ def adam(value, grad, mean, square, steps, rate, longest):
         grad[i] *= shrink
         mean[i] += (grad[i] - mean[i]) * move
         square[i] = square[i] * keep + add * grad[i] * grad[i]
-        value[i] -= size * mean[i] / (F(math.sqrt(square[i])) * correction + EPSILON)
+        value[i] -= size * mean[i] / (F(math.sqrt(square[i])) * correction + epsilon)
 
 
 @compiled

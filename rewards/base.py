@@ -344,15 +344,16 @@ class ReturnStd(RewardStd):
     def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:  # type: ignore[override]
         if len(self.running) != reward.shape[1]:
             self.running = np.zeros(reward.shape[1])
-        returns = np.empty(reward.shape)
+        keep = np.ones((len(reward) + 1, reward.shape[1]))  # what each row leaves of the return before it
+        keep[:-1][valid] = self.gamma  # a row that is no transition neither discounts nor adds
+        if self.episodic:
+            keep[1:][ended] = 0.0
+        returns = np.where(valid, reward.astype(np.float64), 0.0)
         running = self.running
-        for t in range(len(reward)):
-            # a row that is no transition neither discounts nor adds
-            running = np.where(valid[t], self.gamma * running + reward[t], running)
-            returns[t] = running
-            if self.episodic:
-                running = np.where(ended[t], 0.0, running)
-        self.running = running
+        for left, total in zip(keep, returns):
+            total += left * running
+            running = total
+        self.running = keep[-1] * running
         super().update(returns, ended, valid)
 
 

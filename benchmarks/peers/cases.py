@@ -1,7 +1,8 @@
 """What is measured beside other libraries; the names of the figures of `benchmarks.peers.peers`.
 
 PPO: rollouts of 2,048 frames, ten epochs, two networks of 64 x 64 with tanh, one environment or array program in this
-process. `ours` has `agent.path=numba`, where long runs are; `ours, numpy` and `ours, torch` are where short ones are.
+process. `ours` has `agent.path=numba`, its rewards too, where long runs are; `ours, numpy` and `ours, torch` are where
+short ones are.
 
     cartpole8_over_purejaxrl, cartpole64_over_purejaxrl   array programs on both sides, 8 and 64 environments
     cartpole_over_sb3_mb64, _mb256, _mb512   8 Gymnasium environments on both sides, by rows of a minibatch

@@ -18,6 +18,7 @@ from torch.nn.functional import mse_loss
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from rewards.exploration.compiled.tape import Rows, Tape
 from rewards.exploration.learned import Learned, LearnedConfig
 
 
@@ -56,10 +57,25 @@ class Disagreement(Learned):
         inputs, target = columns
         members, share = self.config.members, self.config.bootstrap
         if share < 1:
-            drawn = self.rng.random((members, len(inputs)), dtype=np.float32).argsort(axis=1)
-            rows = torch.from_numpy(drawn[:, : math.ceil(share * len(inputs))]).to(inputs.device)
+            rows = torch.from_numpy(np.stack(self.parts(np.arange(len(inputs))))).to(inputs.device)
             inputs, target = (x.index_select(0, rows.flatten()).unflatten(0, rows.shape) for x in columns)
         return {"loss": members * mse_loss(self.ensemble(inputs), target.expand(members, -1, -1))}
+
+    def parts(self, rows: np.ndarray) -> list[np.ndarray]:
+        """The rows that each member learns from, K times (M,)."""
+        members, share = self.config.members, self.config.bootstrap
+        if share == 1:
+            return [rows] * members
+        drawn = self.rng.random((members, len(rows)), dtype=np.float32).argsort(axis=1)
+        return [*rows[drawn[:, : math.ceil(share * len(rows))]]]
+
+    def tape(self, tape: Tape, inputs: Rows, target: Rows) -> None:
+        rows = inputs
+        for weight, bias in zip(self.ensemble.weights, self.ensemble.biases):
+            n = weight.shape[-1]
+            begins = [tape.places[x.data_ptr()] + tape.part * x[0].numel() for x in (weight, bias)]
+            rows = tape.linear(rows, n, (begins[0], 1, n, begins[1]), weight is not self.ensemble.weights[-1])
+        tape.squares("loss", rows, target, 1 / target.n)
 
     def variance(self, x: Tensor, action: Tensor) -> Tensor:
         """Whitened rows (N, size) and actions (N, A) -> variance over members, mean over features (N,)."""

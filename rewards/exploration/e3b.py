@@ -45,6 +45,7 @@ class E3B(Episodic, InverseDynamics):
         config = self.config
         self.learns = config.embedding == "inverse"
         self.memory = EllipticalMemory(config.features, config.ridge)
+        self.memory.kernel = self.compiled.kernel
         self.train_on(self.encoder, self.prediction)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:

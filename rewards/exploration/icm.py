@@ -15,6 +15,7 @@ import torch
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from rewards.exploration.compiled.tape import Rows, Tape
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
 
 
@@ -39,16 +40,26 @@ class ICM(InverseDynamics):
         self.train_on(self.encoder, self.prediction, self.forward_model)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        return self.in_pieces(lambda *columns: self.error(*columns)[0], *self.columns(batch)).cpu().numpy()
+        return self.in_pieces(self.error, *self.columns(batch)).cpu().numpy()
 
     def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
-        error, one, two = self.error(*columns)
-        share = self.config.forward_share
-        inverse = self.inverse_loss(one, two, columns[1])
+        x, action, after = columns
+        one, two = self.encode(x, after)
+        share, error = self.config.forward_share, self.distance(one, action, two)
+        inverse = self.inverse_loss(one, two, action)
         return {"forward_loss": share * error.mean(), "inverse_loss": (1 - share) * inverse}
 
-    def error(self, x: torch.Tensor, action: torch.Tensor, after: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Half the squared error of the forward model (N,), and the two embeddings (N, D)."""
+    def tape(self, tape: Tape, x: Rows, action: Rows, after: Rows) -> None:
+        share = self.config.forward_share
+        one, two = tape.each(self.encoder.dense, x, after)
+        tape.squares("forward_loss", tape.net(self.forward_model, one, action), two, 0.5, share)
+        self.tape_inverse(tape, one, two, action, 1 - share)
+
+    def error(self, x: torch.Tensor, action: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """Half the squared error of the forward model (N,)."""
         one, two = self.encode(x, after)
-        prediction = self.forward_model(torch.cat([one, action], dim=1))
-        return 0.5 * (prediction - two).square().sum(dim=1), one, two
+        return self.distance(one, action, two)
+
+    def distance(self, one: torch.Tensor, action: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+        """As `error`, of embeddings (N, D)."""
+        return 0.5 * (self.forward_model(torch.cat([one, action], dim=1)) - two).square().sum(dim=1)

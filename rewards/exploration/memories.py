@@ -14,6 +14,7 @@ noise 1 once the rows before it are known: the diagonal of a Cholesky factor (Ra
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,17 +24,29 @@ from envs.transitions import Transitions, map_obs
 from envs.types import Memory, Obs
 from rewards.base import Reward, one_row, values_at_obs
 
+FEW = 4  # rows of time that are counted one by one
 PIECE = 64  # rows of time in one piece of linear algebra, whose cost grows with the square and the cube
 
 
 class EpisodeMemory:
-    """Base class of memories; unless `walk` is overridden, `piece` takes in a part of a rollout at once."""
+    """Base class of memories; unless `walk` is overridden, `piece` takes in a part of a rollout at once.
+
+    `kernel` gives the module of compiled walks where they are to be taken (`rewards.exploration.compiled`), else None.
+    """
+
+    kernel: Callable[[], Any] = staticmethod(lambda: None)
+    compiled = ""  # its walk's name there; it takes the memory, which it changes, x, valid, ended and `settings`
+    settings: tuple[Any, ...] = ()
 
     def initial(self, n: int) -> dict[str, np.ndarray]:
         raise NotImplementedError
 
     def walk(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
         """Answers (T, N, ...) for x (T, N, ...), and the memory after it."""
+        if self.compiled and (kernel := self.kernel()):
+            after = {name: memory[name].copy() for name in self.initial(0)}
+            given = map(np.ascontiguousarray, (x, valid, ended))
+            return getattr(kernel, self.compiled)(*after.values(), *given, *self.settings), after
         answers = []
         for i in range(0, len(x), PIECE):
             rows = slice(i, i + PIECE)
@@ -120,6 +133,8 @@ class CountMemory(EpisodeMemory):
 
     def walk(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
         """Visits of keys x (T, N), uint64, this one included: int64 (T, N)."""
+        if len(x) > FEW and memory["filled"].max(initial=0) + len(x) <= self.capacity:
+            return self._at_once(memory, x, valid, ended)
         after = {name: values.copy() for name, values in memory.items()}
         cells, visits, filled = after["cells"], after["visits"], after["filled"]
         answers = np.empty(x.shape, np.int64)
@@ -139,6 +154,37 @@ class CountMemory(EpisodeMemory):
                     values[ended[t]] = 0
         return answers, after
 
+    def _at_once(
+        self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray
+    ) -> tuple[np.ndarray, Memory]:
+        """The walk where nothing is forgotten: visits sorted by environment, episode and cell, each cell's in time."""
+        episode, last = _episodes(ended.T)
+        held = np.nonzero(memory["visits"])
+        env, time = np.nonzero(valid.T)
+        envs = np.concatenate([held[0], env])
+        group = envs * (len(x) + 1) + np.concatenate([np.zeros_like(held[0]), episode[env, time]])
+        keys = np.concatenate([memory["cells"][held], x[time, env]])
+        weight = np.concatenate([memory["visits"][held], np.ones_like(env)])
+        order = np.lexsort((keys, group))
+        fresh = np.ones(len(order), bool)
+        fresh[1:] = (np.diff(keys[order]) != 0) | (np.diff(group[order]) != 0)
+        begin = np.flatnonzero(fresh)
+        through = np.cumsum(weight[order])
+        number = np.empty_like(through)
+        number[order] = through - (through - weight[order])[begin][np.cumsum(fresh) - 1]
+        answers = np.ones(x.shape, np.int64)
+        answers[time, env] = number[len(held[0]) :]
+        # places in the order of the first visit; those that were held come first, and are all there
+        first, visits = order[begin], np.add.reduceat(weight[order], begin) if len(begin) else weight
+        kept = np.flatnonzero(group[first] == envs[first] * (len(x) + 1) + last[envs[first]])
+        kept = kept[np.lexsort((first[kept], envs[first[kept]]))]
+        row = envs[first[kept]]
+        place = np.arange(len(row)) - np.searchsorted(row, row)
+        after = {name: np.zeros_like(values) for name, values in memory.items()}
+        after["cells"][row, place], after["visits"][row, place] = keys[first[kept]], visits[kept]
+        after["filled"] += np.bincount(row, minlength=x.shape[1])
+        return answers, after
+
 
 def _episodes(ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Number of each row's episode (N, T), 0 for the one that the memory is of; and of the one that follows, (N,)."""
@@ -151,8 +197,11 @@ class EllipticalMemory(EpisodeMemory):
     + n - 1) at the n-th visit of a direction.
     """
 
+    compiled = "ellipse"
+
     def __init__(self, features: int, ridge: float) -> None:
         self.features, self.ridge = features, ridge
+        self.settings = (float(ridge),)
 
     def initial(self, n: int) -> dict[str, np.ndarray]:
         return {"inverse": np.tile(np.eye(self.features) / self.ridge, (n, 1, 1))}
@@ -185,8 +234,11 @@ class EllipticalMemory(EpisodeMemory):
 class NeighbourMemory(EpisodeMemory):
     """The newest `capacity` rows of an episode; a row's answer is its squared distances to the k nearest of them."""
 
+    compiled = "neighbours"
+
     def __init__(self, capacity: int, features: int, k: int) -> None:
         self.capacity, self.features, self.k = capacity, features, k
+        self.settings = (k,)
 
     def initial(self, n: int) -> dict[str, np.ndarray]:
         return {

@@ -50,6 +50,7 @@ class PseudoCount(Episodic, InverseDynamics):
         super().build()
         config = self.config
         self.memory = NeighbourMemory(config.capacity, config.features, config.k)
+        self.memory.kernel = self.compiled.kernel
         self.distance = RunningMeanStd(window=RECENT)
         self.distance.mean = np.ones(())
         self.train_on(self.encoder, self.prediction)

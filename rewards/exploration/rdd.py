@@ -26,6 +26,7 @@ from torch import Tensor
 
 from envs.settings import setting
 from envs.transitions import Transitions
+from envs.types import Memory
 from rewards.exploration.rnd import RND, RNDConfig
 
 
@@ -55,6 +56,9 @@ class RDD(RND):
             self.targets = torch.nn.ModuleList(nets).requires_grad_(False)
         self.replay = VisitReplay(config.replay, self.layout.size, config.features)
 
+    def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        return self.values(self.bonus, batch.next_obs)
+
     def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
         rows = self.rows(batch.next_obs)
         x = self.whiten(rows)
@@ -83,11 +87,11 @@ class RDD(RND):
         signs = self.rng.integers(0, 2, (n, features)).astype(np.float32) * 2 - 1
         return torch.from_numpy(signs).to(self.device)
 
-    def error(self, x: Tensor) -> Tensor:
+    def bonus(self, x: Tensor) -> Tensor:
         """Whitened rows (N, size) -> bonus (N,)."""
         match self.kind:
             case "gaussian":
-                return super().error(x)
+                return self.error(x, self.target(x))
             case "coin_flip":
                 return self.predictor(x).square().mean(dim=1).sqrt()
         every = torch.stack([net(x) for net in self.targets])

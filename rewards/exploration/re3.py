@@ -46,6 +46,7 @@ class RE3(Episodic, Learned):
         config = self.config
         self.encoder = self.net(config.hidden, config.features).requires_grad_(False)
         self.memory = NeighbourMemory(config.capacity, config.features, config.k)
+        self.memory.kernel = self.compiled.kernel
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         squares, memory = self.walk(batch, memory, lambda obs: self.values(self.encoder, obs))

@@ -19,6 +19,7 @@ import torch
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from rewards.exploration.compiled.tape import Rows, Tape
 from rewards.exploration.count import CellSettings, Hash
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
 from rewards.exploration.memories import CountMemory, Episodic, both
@@ -61,3 +62,10 @@ class RIDE(Episodic, InverseDynamics):
             "inverse_loss": self.config.inverse_weight * self.inverse_loss(one, two, action),
             "forward_loss": self.config.forward_weight * (ahead - two).square().mean(),
         }
+
+    def tape(self, tape: Tape, x: Rows, action: Rows, after: Rows) -> None:
+        config = self.config
+        one, two = tape.each(self.encoder.dense, x, after)
+        ahead = tape.net(self.forward, one, action)
+        tape.squares("forward_loss", ahead, two, 1 / two.n, config.forward_weight)
+        self.tape_inverse(tape, one, two, action, config.inverse_weight)

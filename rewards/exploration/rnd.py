@@ -19,8 +19,9 @@ from torch.nn.functional import mse_loss
 
 from envs.settings import setting
 from envs.transitions import Transitions
-from envs.types import Memory
+from envs.types import Memory, Obs
 from rewards.base import RewardConfig
+from rewards.exploration.compiled.tape import Rows, Tape
 from rewards.exploration.learned import Learned, LearnedConfig
 
 
@@ -49,16 +50,23 @@ class RND(Learned):
         self.train_on(self.predictor)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        return self.values(self.error, batch.next_obs)
+        return self.in_pieces(self.error, *self.pair(batch.next_obs)).cpu().numpy()
 
     def columns(self, batch: Transitions) -> tuple[torch.Tensor, ...]:
-        x = self.inputs(batch.next_obs)
+        return self.pair(batch.next_obs)
+
+    def pair(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Observations (N, ...) -> whitened rows (N, size) and what the target makes of them (N, D)."""
+        x = self.inputs(obs)
         return x, self.in_pieces(self.target, x)
 
     def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
         x, target = columns
         return {"loss": mse_loss(self.predictor(x), target)}
 
-    def error(self, x: torch.Tensor) -> torch.Tensor:
-        """Whitened rows (N, size) -> mean squared error over the features (N,)."""
-        return (self.predictor(x) - self.target(x)).square().mean(dim=1)
+    def tape(self, tape: Tape, x: Rows, target: Rows) -> None:
+        tape.squares("loss", tape.net(self.predictor.dense, x), target, 1 / target.n)
+
+    def error(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Whitened rows (N, size) and targets (N, D) -> mean squared error over the features (N,)."""
+        return (self.predictor(x) - target).square().mean(dim=1)

@@ -3,7 +3,7 @@
 PEER is a file beside this one with DISTRIBUTION, a package's name; VARIANTS, which sizes of networks it has; and
 `make(method, shape, envs, variant)`, which returns two functions: `prepare(rollout)` turns a rollout of arrays into the
 library's own, off the clock, and `learn(prepared)` scores it, learns from it and returns the scores (T, N), on the
-clock.
+clock. Where gradients are not torch's, a third says how many minibatches were learnt from so far.
 
 A rollout is 128 steps of eight environments whose episodes end at random. Its numbers are noise, the same for all; no
 time depends on them. The first rollouts fill memories and are not measured. That every transition was learnt from in
@@ -84,15 +84,17 @@ def counted() -> Iterator[list[int]]:
 def measure(peer: Any, method: str, observation: str, variant: str) -> dict[str, Any]:
     """The library's version, the transitions of a rollout, and the median of its CPU time, seconds."""
     shape, seconds, needed = SHAPES[observation], [], 0 if method in UNLEARNT else T * N // BATCH
-    prepare, learn = peer.make(method, shape, N, variant)
+    prepare, learn, *learnt = peer.make(method, shape, N, variant)
     warm = WARM.get(method, 2)
     for index, rollout in zip(range(warm + ROLLOUTS), rollouts(shape)):
         prepared = prepare(rollout)
-        with counted() as minibatches:
+        before = sum(count() for count in learnt)
+        with counted() as gradients:
             start = time.process_time()
             scores = learn(prepared)
             seconds.append(time.process_time() - start)
-        assert len(minibatches) >= needed, f"{len(minibatches)} minibatches instead of {needed} in rollout {index}"
+        minibatches = sum(count() for count in learnt) - before or len(gradients)
+        assert minibatches >= needed, f"{minibatches} minibatches instead of {needed} in rollout {index}"
         scores = np.asarray(scores)
         assert scores.shape == (T, N) and np.isfinite(scores).all() and scores.std() > 0, "these are no scores"
     row = {"variant": variant, "observation": observation, "version": version(peer.DISTRIBUTION)}

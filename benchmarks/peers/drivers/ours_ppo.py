@@ -31,7 +31,11 @@ def train(settings: dict[str, Any], laps: Any) -> None:
     envs = make_vec(settings["task"], n, seed=0, backend=settings["backend"])
     spaces = envs.single_observation_space, envs.single_action_space
     names = settings.get("rewards")
-    mix: Any = rewards.make(names, *spaces, seed=0) if names else None
+    mix: Any = None
+    if names:
+        paths = {"path": "numba" if settings["path"] == "numba" else "torch"}
+        learned = {name: hasattr(rewards.get(name).Config(), "path") for name in names}
+        mix = rewards.make({name: paths if learned[name] else None for name in names}, *spaces, seed=0)
     config = PPOConfig(n_steps=settings["frames"] // n, batch_size=settings["minibatch"], path=settings["path"])
     model = Timed(envs, config, scorer=mix, seed=0)
     assert (model.config.net_arch, model.config.n_epochs) == ([64, 64], 10)
