@@ -294,6 +294,11 @@ class RunningMeanStd(Stateful):
         self.count = total if self.window is None else min(total, self.window)
 
     @property
+    def key(self) -> tuple[bytes, bytes]:
+        """Equal for statistics that whiten alike."""
+        return self.mean.tobytes(), self.var.tobytes()
+
+    @property
     def std(self) -> np.ndarray:
         return np.maximum(np.sqrt(self.var), EPSILON)
 

@@ -22,6 +22,7 @@ from envs.types import Memory, Obs
 from rewards.base import RewardConfig
 from rewards.exploration.learned import part, parts, refuse_rows
 from rewards.exploration.memories import CountMemory, Episodic
+from rewards.sharing import once
 
 KINDS = ("first", "sqrt")
 CAPACITY = {"episode": 1024, "lifetime": 1_000_000}
@@ -99,9 +100,13 @@ class Hash:
         self.reward, self.parts = reward, parts(space, keys, reward)
         floats = {key: box for key, box in self.parts.items() if np.issubdtype(box.dtype, np.floating)}
         self.bins = {key: _bins(bin, int(np.prod(box.shape or ())), key, reward) for key, box in floats.items()}
+        self.key = "cells", id(space), tuple(keys), tuple((key, bins.tobytes()) for key, bins in self.bins.items())
         self.multipliers: dict[str, np.ndarray] = {}
 
     def __call__(self, obs: Obs) -> np.ndarray:
+        return once(obs, lambda: self.key, lambda: self._cells(obs))
+
+    def _cells(self, obs: Obs) -> np.ndarray:
         total: Any = np.uint64(0)
         for salt, (key, box) in enumerate(self.parts.items()):
             # drivers differ in dtype and in a trailing axis of one; the space decides

@@ -11,6 +11,7 @@ Differences from the papers: an optimiser and a gradient clip of their own; unti
 observation space stand in for the running statistics, where papers step the environment at random beforehand.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from envs.transitions import Transitions
 from envs.types import Array, Obs
 from rewards.base import Reward, RewardConfig, RunningMeanStd, valid_rows
 from rewards.exploration.compiled.tape import Compiled, Rows, Tape
+from rewards.sharing import once
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, width, stride: Mnih et al. 2015
 IMAGE = 36  # pixels; the smallest image that they take
@@ -134,9 +136,17 @@ class Learned(Reward):
                 self.rows(batch.obs)  # raises before anything has moved, and so does the next
             if "action" in self.requires:
                 self.actions(batch.action)
-            x = self.rows(batch.next_obs)
-            for i in range(0, len(x), ROWS):  # in float64, hence in pieces
-                self.statistics.update(x[i : i + ROWS])
+            statistics = self.statistics
+            key = lambda: ("watch", self.layout.key, statistics.count, statistics.key)  # noqa: E731
+            after = once(batch.next_obs, key, lambda: self.watched(self.rows(batch.next_obs)))
+            statistics.mean, statistics.var, statistics.count = after
+
+    def watched(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """Mean, variance and count of the statistics after rows (N, size), which leave them where they are."""
+        after = copy.copy(self.statistics)
+        for i in range(0, len(rows), ROWS):  # in float64, hence in pieces
+            after.update(rows[i : i + ROWS])
+        return after.mean, after.var, after.count
 
     def fit(self, columns: tuple[Tensor, ...]) -> dict[str, float]:
         compiled = self.compiled.kernel("loss", "descend", "fit")
@@ -184,13 +194,19 @@ class Learned(Reward):
 
     def rows(self, obs: Obs) -> np.ndarray:
         """Observations (N, ...) -> float32 (N, size), as they are; raises FloatingPointError if one is not finite."""
-        x = self.layout.flatten(obs)
-        refuse_rows(x, self.config.name)
-        return x
+
+        def read() -> np.ndarray:
+            x = self.layout.flatten(obs)
+            refuse_rows(x, self.config.name)
+            return x
+
+        return once(obs, lambda: ("rows", self.layout.key), read)
 
     def inputs(self, obs: Obs) -> Tensor:
         """Observations (N, ...) -> whitened rows (N, size), float32, in [-5, 5]."""
-        return self.whiten(self.rows(obs))
+        rows = self.rows(obs)
+        how = self.config.normalize_obs, self.device
+        return once(rows, lambda: ("whitened", self.layout.key, *how, self.statistics.key), lambda: self.whiten(rows))
 
     def whiten(self, rows: np.ndarray, used: np.ndarray | slice = ALL) -> Tensor:
         """Rows (N, size) -> what networks see of them; of those columns alone."""
@@ -345,7 +361,7 @@ class ActionCode:
     """
 
     def __init__(self, space: gym.Space, reward: str, device: str = "cpu") -> None:
-        self.reward, self.device = reward, device
+        self.reward, self.device, self.key = reward, device, id(space)
         self.blocks: list[int] = []
         match space:
             case gym.spaces.Discrete():
@@ -368,6 +384,9 @@ class ActionCode:
 
     def __call__(self, action: Array) -> Tensor:
         """Actions (N, ...) -> float32 (N, size); FloatingPointError if one is not finite, ValueError if outside."""
+        return once(action, lambda: ("code", self.key, self.device), lambda: self._code(action))
+
+    def _code(self, action: Array) -> Tensor:
         action = np.asarray(action)
         action = action.reshape(len(action), int(np.prod(action.shape[1:])))
         if not self.blocks:
@@ -459,6 +478,7 @@ class Layout:
         `channels` keeps that many of each image's channels, counted from the last; 0 keeps all.
         """
         self.spaces = parts(space, keys, reward)
+        self.key = id(space), tuple(keys), channels, smallest_image  # equal for layouts that flatten alike
         self.channels = channels
         self.images: dict[str, tuple[int, int, int]] = {}  # name -> (C, H, W), in their order in the row
         self.vector = 0  # numbers of the vectors, one-hot for Discrete; smaller images count among them

@@ -16,6 +16,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from envs.transitions import NotFinite, OnNan, Transitions, is_finite, map_obs
 from envs.types import MODALITIES, Memory
 from rewards.base import Reward, RewardConfig, make_scale, values_at_obs, values_of
 from rewards.mix.shaping import PAIRED, RELATIVE, References, clip, delta, potential, sigmoid
+from rewards.sharing import shared
 from rewards.task import Task
 
 LAST = "last score"  # in the memory of a stream
@@ -130,10 +132,11 @@ class Mix:
         memory = self.initial_memory(batch.shape[-1]) if memory is None else memory
         raw: dict[str, np.ndarray] = {}
         after: dict[str, Any] = {}
-        for name, stream in self.streams.items():
-            raw[name], kept = stream.score(batch, memory.get(name))
-            if stream.has_memory:
-                after[name] = kept
+        with self._sharing():
+            for name, stream in self.streams.items():
+                raw[name], kept = stream.score(batch, memory.get(name))
+                if stream.has_memory:
+                    after[name] = kept
         return raw, after
 
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, np.ndarray], Memory]:
@@ -162,12 +165,13 @@ class Mix:
     def relabel(self, batch: Transitions) -> dict[str, np.ndarray]:
         """Raw scores by stream, as the rewards stand now, of transitions with the columns of `keep`; pure."""
         flat = batch.flatten()  # rows need not follow one another
-        return {
-            name: stream.score(flat, None, again=True)[0].reshape(batch.shape)
-            if stream.relabelable
-            else batch.extras[f"score/{name}"]
-            for name, stream in self.streams.items()
-        }
+        with self._sharing():
+            return {
+                name: stream.score(flat, None, again=True)[0].reshape(batch.shape)
+                if stream.relabelable
+                else batch.extras[f"score/{name}"]
+                for name, stream in self.streams.items()
+            }
 
     def scaled(self, raw: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Each stream's scaled reward, not yet weighted: what an agent with a value for every stream learns from."""
@@ -199,11 +203,12 @@ class Mix:
             raise ValueError(f"update takes a rollout (T, N), not {batch.shape}; envs.transitions.stack makes one")
         self._watch(batch, raw)
         metrics = self._metrics.update(batch, raw, self.parts(raw, timesteps))
-        for name, stream in self.streams.items():
-            for key, value in stream.update(batch, raw[name]).items():
-                metrics[f"{name}/{key}"] = float(value)
-            if stream.has_scale:
-                metrics[f"reward/{name}_scale"] = stream.scale.value
+        with self._sharing():
+            for name, stream in self.streams.items():
+                for key, value in stream.update(batch, raw[name]).items():
+                    metrics[f"{name}/{key}"] = float(value)
+                if stream.has_scale:
+                    metrics[f"reward/{name}_scale"] = stream.scale.value
         if self.on_nan.what == "zero":
             metrics["reward/nan"] = float(self.on_nan.zeroed)
         return metrics
@@ -213,6 +218,11 @@ class Mix:
         raw = self.relabel(batch)
         self._watch(batch, raw)
         return copy.deepcopy(self._metrics).update(batch, raw, self.parts(raw, timesteps))
+
+    def _sharing(self) -> AbstractContextManager[None]:
+        """What streams read of a batch, prepared once; a single one has nothing to share."""
+        own = [stream for stream in self.streams.values() if not isinstance(stream.reward, Task)]
+        return shared() if len(own) > 1 else nullcontext()
 
     def _watch(self, batch: Transitions, raw: dict[str, np.ndarray]) -> None:
         if self.watched is not None:
