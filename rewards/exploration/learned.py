@@ -6,6 +6,7 @@ returns the losses of one minibatch from `loss`. `update` does the rest.
     x = self.inputs(obs)                 whitened rows, float32 tensor (N, size), on the device
     a = self.actions(action)             float32 tensor (N, A): one-hot, or scaled to [-1, 1]
     self.columns(batch)                  the tensors that a minibatch is cut from, in the order that `loss` takes them
+    tape(self, tape, *columns)           may write `loss` down a second time, so that it is compiled (`.compiled.tape`)
 
 Differences from the papers: an optimiser and a gradient clip of their own; until the first update the bounds of the
 observation space stand in for the running statistics, where papers step the environment at random beforehand.
@@ -68,7 +69,7 @@ class LearnedConfig(RewardConfig):
     path: str = setting(
         "auto",
         "where dense layers learn and score: torch, or compiled by numba (extra `fast`), three times as fast; auto: "
-        "compiled after 2,000 minibatches",
+        "compiled after about five seconds of learning, counted in minibatches",
         choices=("auto", "numba", "torch"),
     )
     keys: list[str] = setting([], "entries of a Dict observation to look at; empty looks at all")
@@ -94,10 +95,12 @@ class Learned(Reward):
             self.actions = ActionCode(self.action_space, name, self.device)
 
     @property
-    def minibatches_learnt(self) -> int:
-        """How many there were so far, or would have been where nothing is learnt."""
-        optimizer = getattr(self, "optimizer", None)
-        return self.statistics.count // self.config.batch_size if optimizer is None else int(optimizer.steps)
+    def learnt(self) -> int:
+        """How much was learnt so far, a measure of time: minibatches times weights, or else numbers embedded."""
+        optimizer: Flat | None = getattr(self, "optimizer", None)
+        if optimizer is None:
+            return self.statistics.count * self.config.features
+        return int(optimizer.steps) * len(optimizer.value)
 
     def net(self, *widths: int) -> "Net":
         """A fresh network from whitened rows through layers of `widths`."""

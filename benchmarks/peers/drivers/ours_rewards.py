@@ -1,6 +1,6 @@
 """Our rewards by default, and with networks as large as rllte's: score and update, without the mix around them.
 
-Both are compiled from the first update (`path=numba`), as they are in runs of half a million steps.
+Both are compiled from the first update (`path=numba`), as they are in long runs.
 
 An image of 7 x 7 is too small for convolutions: its pixels pass dense layers, as those of the peer do.
 """
@@ -52,4 +52,5 @@ def make(method: str, shape: tuple[int, ...], envs: int, variant: str) -> tuple[
         reward.update(rollout)
         return scores
 
-    return prepare, learn, lambda: reward.minibatches_learnt
+    optimizer = getattr(reward, "optimizer", None)
+    return prepare, learn, lambda: int(optimizer.steps) if optimizer else 0

@@ -2,11 +2,11 @@
 
 A reward whose method `tape` writes down its `loss` learns and scores in compiled calls:
 
-    reward.<name>.path=auto       torch until `LONG` minibatches were learnt from, then compiled: short runs do not wait
+    reward.<name>.path=auto       torch until `LONG` was learnt, then compiled: short runs do not wait
     reward.<name>.path=numba      compiled from the first update, scores too
     reward.<name>.path=torch      never
 
-How many there were is part of a reward's state: resumed, it changes over at the same update. Limitations: dense layers
+How much was learnt is part of a reward's state: resumed, it changes over at the same update. Limitations: dense layers
 with ReLUs, on a CPU with AVX2. A class that overrides `loss` alone learns in torch.
 """
 
@@ -23,7 +23,7 @@ from envs.compiled import kernel, say
 if TYPE_CHECKING:
     from rewards.exploration.learned import Learned
 
-LONG = 2_000  # minibatches: half a million transitions
+LONG = 40_000_000  # of `Learned.learnt`: five seconds in torch, what compiling takes; RND: a million transitions
 INPUT, LINEAR, COPY, SQUARES, ENTROPY = range(5)  # as in `kernel`
 FIELDS = 12
 NONE = np.zeros((1, 1), np.float32)  # a column that is not there
@@ -154,7 +154,7 @@ class Compiled:
         """
         reward, kinds = self.reward, type(self.reward).__mro__
         path, name = reward.config.path, reward.config.name
-        if path == "torch" or (path == "auto" and reward.minibatches_learnt < LONG):
+        if path == "torch" or (path == "auto" and reward.learnt < LONG):
             return None
         age = {method: [method in vars(kind) for kind in kinds].index(True) for method in ("tape", *methods)}
         if any(age["tape"] > age[method] for method in methods):
