@@ -35,7 +35,7 @@ def make(method: str, shape: tuple[int, ...], envs: int, variant: str) -> tuple[
 
     image = len(shape) == 3
     space = gym.spaces.Box(0, 255, shape, np.uint8) if image else gym.spaces.Box(-np.inf, np.inf, shape, np.float32)
-    cls = rewards.get(method)
+    cls: Any = rewards.get(method)
     options = SIZES | OPTIONS.get(method, {}) if variant == "equal" else {}
     reward = cls(cls.Config(**options, path="numba"), space, gym.spaces.Discrete(5), seed=0)
     memory = reward.initial_memory(envs)
