@@ -18,7 +18,7 @@ from torch.nn.functional import mse_loss
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.exploration.compiled.tape import Rows, Tape
+from rewards.exploration.compiled.tape import Tape, Units
 from rewards.exploration.learned import Learned, LearnedConfig
 
 
@@ -69,7 +69,7 @@ class Disagreement(Learned):
         drawn = self.rng.random((members, len(rows)), dtype=np.float32).argsort(axis=1)
         return [*rows[drawn[:, : math.ceil(share * len(rows))]]]
 
-    def tape(self, tape: Tape, inputs: Rows, target: Rows) -> None:
+    def tape(self, tape: Tape, inputs: Units, target: Units) -> None:
         rows = inputs
         for weight, bias in zip(self.ensemble.weights, self.ensemble.biases):
             n = weight.shape[-1]

@@ -16,7 +16,7 @@ from torch import Tensor
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory, Obs
-from rewards.exploration.compiled.tape import Rows, Tape
+from rewards.exploration.compiled.tape import Tape, Units
 from rewards.exploration.learned import Learned, LearnedConfig
 
 
@@ -61,7 +61,7 @@ class Forward(Learned):
     def loss(self, *columns: Tensor) -> dict[str, Tensor]:
         return {"loss": self.error(*columns).mean()}
 
-    def tape(self, tape: Tape, x: Rows, action: Rows, after: Rows) -> None:
+    def tape(self, tape: Tape, x: Units, action: Units, after: Units) -> None:
         tape.squares("loss", tape.net(self.model, x, action), after, 1.0)
 
     def error(self, x: Tensor, action: Tensor, after: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.exploration.compiled.tape import Rows, Tape
+from rewards.exploration.compiled.tape import Tape, Units
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
 
 
@@ -49,7 +49,7 @@ class ICM(InverseDynamics):
         inverse = self.inverse_loss(one, two, action)
         return {"forward_loss": share * error.mean(), "inverse_loss": (1 - share) * inverse}
 
-    def tape(self, tape: Tape, x: Rows, action: Rows, after: Rows) -> None:
+    def tape(self, tape: Tape, x: Units, action: Units, after: Units) -> None:
         share = self.config.forward_share
         one, two = tape.each(self.encoder.dense, x, after)
         tape.squares("forward_loss", tape.net(self.forward_model, one, action), two, 0.5, share)

@@ -30,7 +30,7 @@ from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Array, Obs
 from rewards.base import Reward, RewardConfig, RunningMeanStd, valid_rows
-from rewards.exploration.compiled.tape import Compiled, Rows, Tape
+from rewards.exploration.compiled.tape import Compiled, Tape, Units
 from rewards.sharing import once
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, width, stride: Mnih et al. 2015
@@ -212,7 +212,7 @@ class Learned(Reward):
         return once(rows, lambda: ("whitened", self.layout.key, *how, self.statistics.key), lambda: self.whiten(rows))
 
     def whiten(self, rows: np.ndarray, used: np.ndarray | slice = ALL) -> Tensor:
-        """Rows (N, size) -> what networks see of them; of those columns alone."""
+        """Units (N, size) -> what networks see of them; of those columns alone."""
         rows = rows[:, ALL] if isinstance(used, slice) else rows.take(used, axis=1)
         if self.config.normalize_obs == "none":
             return torch.from_numpy(rows).to(self.device)
@@ -265,11 +265,11 @@ class InverseDynamics(Learned):
         one, two = self.encode(x, after)
         return {"inverse_loss": self.inverse_loss(one, two, action)}
 
-    def tape(self, tape: Tape, x: Rows, action: Rows, after: Rows) -> None:
+    def tape(self, tape: Tape, x: Units, action: Units, after: Units) -> None:
         one, two = tape.each(self.encoder.dense, x, after)
         self.tape_inverse(tape, one, two, action)
 
-    def tape_inverse(self, tape: Tape, one: Rows, two: Rows, action: Rows, share: float = 1.0) -> None:
+    def tape_inverse(self, tape: Tape, one: Units, two: Units, action: Units, share: float = 1.0) -> None:
         self.actions.tape(tape, "inverse_loss", tape.net(self.prediction, one, two), action, share)
 
     def encode(self, x: Tensor, after: Tensor) -> tuple[Tensor, ...]:
@@ -285,7 +285,7 @@ class InverseDynamics(Learned):
 
 
 class Net(nn.Module):
-    """Rows of a `Layout`, or their columns `used` -> features: convolutions on its images, dense layers on all."""
+    """Units of a `Layout`, or their columns `used` -> features: convolutions on its images, dense layers on all."""
 
     def __init__(self, layout: "Layout", widths: Any, generator: torch.Generator) -> None:
         super().__init__()
@@ -421,7 +421,7 @@ class ActionCode:
         predictions, codes = prediction.split(self.blocks, dim=1), code.split(self.blocks, dim=1)
         return cast(Tensor, sum(cross_entropy(g, c.argmax(dim=1)) for g, c in zip(predictions, codes)))
 
-    def tape(self, tape: Tape, name: str, prediction: Rows, code: Rows, share: float) -> None:
+    def tape(self, tape: Tape, name: str, prediction: Units, code: Units, share: float) -> None:
         """`share` of `loss`, written down."""
         if not self.blocks:
             tape.squares(name, prediction, code, 1 / self.size, share)

@@ -19,7 +19,7 @@ import torch
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.exploration.compiled.tape import Rows, Tape
+from rewards.exploration.compiled.tape import Tape, Units
 from rewards.exploration.count import CellSettings, Hash
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
 from rewards.exploration.memories import CountMemory, Episodic, both
@@ -63,7 +63,7 @@ class RIDE(Episodic, InverseDynamics):
             "forward_loss": self.config.forward_weight * (ahead - two).square().mean(),
         }
 
-    def tape(self, tape: Tape, x: Rows, action: Rows, after: Rows) -> None:
+    def tape(self, tape: Tape, x: Units, action: Units, after: Units) -> None:
         config = self.config
         one, two = tape.each(self.encoder.dense, x, after)
         ahead = tape.net(self.forward, one, action)

@@ -21,7 +21,7 @@ from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory, Obs
 from rewards.base import RewardConfig
-from rewards.exploration.compiled.tape import Rows, Tape
+from rewards.exploration.compiled.tape import Tape, Units
 from rewards.exploration.learned import Learned, LearnedConfig
 
 
@@ -64,7 +64,7 @@ class RND(Learned):
         x, target = columns
         return {"loss": mse_loss(self.predictor(x), target)}
 
-    def tape(self, tape: Tape, x: Rows, target: Rows) -> None:
+    def tape(self, tape: Tape, x: Units, target: Units) -> None:
         tape.squares("loss", tape.net(self.predictor.dense, x), target, 1 / target.n)
 
     def error(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ FIELDS = 12
 NONE = np.zeros((1, 1), np.float32)  # a column that is not there
 
 
-class Rows(NamedTuple):
+class Units(NamedTuple):
     """Numbers that each row of a minibatch has: where they lie, how many, and whether weights change them."""
 
     at: int
@@ -37,8 +37,8 @@ class Rows(NamedTuple):
     learnt: bool = True
     column: int = -1  # of the batch, where they are its own
 
-    def part(self, begin: int, n: int) -> "Rows":
-        return Rows(self.at + begin, n, self.learnt)
+    def part(self, begin: int, n: int) -> "Units":
+        return Units(self.at + begin, n, self.learnt)
 
 
 class Tape:
@@ -56,17 +56,17 @@ class Tape:
         self.names: list[str] = []  # of the losses
         self.end = 0
 
-    def column(self, index: int, n: int) -> Rows:
+    def column(self, index: int, n: int) -> Units:
         """The batch's column of that number, n numbers wide."""
         rows = self._rows(n, False, index)
         self.inputs.append([INPUT, rows.at, n, index])
         return rows
 
-    def net(self, layers: Iterable[nn.Module], *sources: Rows) -> Rows:
+    def net(self, layers: Iterable[nn.Module], *sources: Units) -> Units:
         """Dense layers, ReLUs between, of sources side by side."""
         return self.each(layers, self._join(sources))[0]
 
-    def each(self, layers: Iterable[nn.Module], *sources: Rows) -> list[Rows]:
+    def each(self, layers: Iterable[nn.Module], *sources: Units) -> list[Units]:
         """Dense layers, ReLUs between, of each source; what comes out of them lies side by side."""
         found, linear = [*sources], [layer for layer in layers if isinstance(layer, nn.Linear)]
         for layer in linear:
@@ -75,17 +75,17 @@ class Tape:
             found = [self.linear(rows, layer.out_features, places, bend) for rows in found]
         return found
 
-    def linear(self, source: Rows, n: int, places: Sequence[int], bend: bool) -> Rows:
+    def linear(self, source: Units, n: int, places: Sequence[int], bend: bool) -> Units:
         """One layer; `places`: of the weights, their steps by output and by input, and the place of the biases."""
         rows = self._rows(n)
         self.ops.append([LINEAR, rows.at, n, source.at, source.n, *places, bend, source.n * source.learnt])
         return rows
 
-    def squares(self, name: str, a: Rows, b: Rows, weight: float, share: float = 1.0) -> None:
+    def squares(self, name: str, a: Units, b: Units, weight: float, share: float = 1.0) -> None:
         """Errors weight * sum of (a - b)**2 of each row; `share` times their mean is a loss of that name."""
         self._lose(name, [SQUARES, a.at, a.n, b.at, b.learnt], weight, share)
 
-    def entropy(self, name: str, logits: Rows, code: Rows, share: float = 1.0) -> None:
+    def entropy(self, name: str, logits: Units, code: Units, share: float = 1.0) -> None:
         """Cross-entropies of one-hot codes; `share` times their mean is a loss of that name."""
         self._lose(name, [ENTROPY, logits.at, logits.n, code.at], 1.0, share)
 
@@ -119,17 +119,17 @@ class Tape:
         end = len(ops) if losses is None else np.flatnonzero(np.isin(ops[:, 0], (SQUARES, ENTROPY)))[losses - 1] + 1
         return ops[None, :end], np.array([share for _, share in pairs[:end]])[None]
 
-    def _rows(self, n: int, learnt: bool = True, column: int = -1) -> Rows:
+    def _rows(self, n: int, learnt: bool = True, column: int = -1) -> Units:
         self.end += n
-        return Rows(self.end - n, n, learnt, column)
+        return Units(self.end - n, n, learnt, column)
 
-    def _join(self, sources: Sequence[Rows]) -> Rows:
-        """Rows side by side: as they lie where they do, else copies."""
+    def _join(self, sources: Sequence[Units]) -> Units:
+        """Units side by side: as they lie where they do, else copies."""
         if any(one.at + one.n != two.at for one, two in pairwise(sources)):
             sources = [self.column(s.column, s.n) if s.column >= 0 else self._copy(s) for s in sources]
-        return Rows(sources[0].at, sum(s.n for s in sources), any(s.learnt for s in sources))
+        return Units(sources[0].at, sum(s.n for s in sources), any(s.learnt for s in sources))
 
-    def _copy(self, source: Rows) -> Rows:
+    def _copy(self, source: Units) -> Units:
         rows = self._rows(source.n, source.learnt)
         self.ops.append([COPY, rows.at, source.n, source.at])
         return rows
