@@ -212,7 +212,7 @@ class Learned(Reward):
         return once(rows, lambda: ("whitened", self.layout.key, *how, self.statistics.key), lambda: self.whiten(rows))
 
     def whiten(self, rows: np.ndarray, used: np.ndarray | slice = ALL) -> Tensor:
-        """Units (N, size) -> what networks see of them; of those columns alone."""
+        """Rows (N, size) -> what networks see of them; of those columns alone."""
         rows = rows[:, ALL] if isinstance(used, slice) else rows.take(used, axis=1)
         if self.config.normalize_obs == "none":
             return torch.from_numpy(rows).to(self.device)
@@ -285,7 +285,7 @@ class InverseDynamics(Learned):
 
 
 class Net(nn.Module):
-    """Units of a `Layout`, or their columns `used` -> features: convolutions on its images, dense layers on all."""
+    """Rows of a `Layout`, or their columns `used` -> features: convolutions on its images, dense layers on all."""
 
     def __init__(self, layout: "Layout", widths: Any, generator: torch.Generator) -> None:
         super().__init__()
