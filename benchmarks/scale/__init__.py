@@ -23,6 +23,7 @@ CASES = {  # name -> where its function is
     "cores-minigrid": "benchmarks.scale.cores:minigrid",
     "cores-clip": "benchmarks.scale.cores:clip",
     "cores-cartpole": "benchmarks.scale.cores:cartpole",
+    "model": "benchmarks.scale.model:run",
 }
 
 

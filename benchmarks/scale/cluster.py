@@ -8,8 +8,6 @@
     ray_kills, ray_lost     SIGKILLs of random actors and reward servers; transitions that the learner then used twice,
                             left out or rewarded with another one's reward (`benchmarks.scale.tickets`)
     reward_server_ratio     frames a second that two clients get embedded by a server, over those of the encoder alone
-    ray_predicted_1, _2     frames a second by the model of docs/scale.md over those measured
-    model_error             the larger of their errors
 
 Frames are counted by the wall's clock: a run on actors is several processes. Ratios are medians over rounds.
 """
@@ -83,19 +81,18 @@ def bitwise(folder: Path, rollouts: int = 8) -> dict[str, float]:
 
 
 def ray(folder: Path, rounds: int = ROUNDS) -> dict[str, float]:
-    """Throughput, and what the model makes of service times that were measured in one process meanwhile."""
+    """On two free cores about five minutes."""
     path = folder / "scale-ray.csv"
     path.unlink(missing_ok=True)
     with ExitStack() as stack:
         stack.enter_context(local_cluster())
         variants = {
             "local": stack.enter_context(made(*TASK)),
-            "half": stack.enter_context(made(*TASK, "n_envs=4")),
             "workers": stack.enter_context(made(*TASK, "backend=workers")),
             "one": stack.enter_context(made(*TASK, "cluster=auto")),
         }
         rates = interleave(path, "ray", rounds, {name: _learns(parts) for name, parts in variants.items()})["wall"]
-    with ExitStack() as stack:  # two actors more than a cluster of two processors has
+    with ExitStack() as stack:  # a cluster of two processors has room for two actors
         stack.enter_context(local_cluster())
         pair = {"local": stack.enter_context(made(*TASK))}
         pair["two"] = stack.enter_context(made(*TASK, "cluster=auto", "workers=2", "lag=1"))
@@ -110,9 +107,7 @@ def _learns(parts: Parts) -> Callable[[], tuple[int, Callable[[], Any]]]:
     size = model.collector.rollout.valid.size
 
     def measure() -> tuple[int, Callable[[], Any]]:
-        for member in getattr(
-            parts.venv, "members", ()
-        ):  # nothing is made before the clock begins, or while another's runs
+        for member in getattr(parts.venv, "members", ()):  # nothing is made while another's clock runs
             for flight in member.flight:
                 _wait(flight.part)
         model.collector.began = False  # what is in flight is forgotten
