@@ -7,7 +7,7 @@
     ray_over_best           of two actors, lag=1, over those of the best local backend, workers among them
     ray_kills, ray_lost     SIGKILLs of random actors and reward servers; transitions that the learner then used twice,
                             left out or rewarded with another one's reward (`benchmarks.scale.tickets`)
-    reward_server_ratio     frames a second that two clients get embedded by a server, over those of the encoder alone
+    reward_server_ratio     frames a second that a server embeds, over those of the encoder alone
 
 Frames are counted by the wall's clock: a run on actors is several processes. Ratios are medians over rounds.
 """
@@ -189,8 +189,8 @@ class Inspector(BaseCallback):
             self._timer.join()
 
 
-def server(folder: Path, rounds: int = ROUNDS, rows: int = 512) -> dict[str, float]:
-    """Of the small CLIP that ships, on one core each; eight requests of 64 frames from two clients."""
+def server(folder: Path, rounds: int = ROUNDS, rows: int = 2048) -> dict[str, float]:
+    """Of the small CLIP that ships, on one core each; eight rollouts of 256 frames that are there at once."""
     from rewards.vision.clip import Clip
 
     path = folder / "scale-server.csv"
@@ -209,7 +209,7 @@ def server(folder: Path, rounds: int = ROUNDS, rows: int = 512) -> dict[str, flo
             servers = Servers(ray, config, spaces, "cpu")
 
             def frames() -> list[np.ndarray]:
-                return [rng.integers(0, 255, (64, size, size, 3)).astype(np.uint8) for _ in range(rows // 64)]
+                return [rng.integers(0, 255, (256, size, size, 3)).astype(np.uint8) for _ in range(rows // 256)]
 
             def alone() -> tuple[int, Callable[[], Any]]:
                 some = np.concatenate(frames())
