@@ -2,7 +2,7 @@
 
 env=benchmarks.worlds:Distracted-v0    env=benchmarks.worlds:DistractedPendulum-v0    env=benchmarks.worlds:HardMaze-v0
 env=benchmarks.worlds:Crossings-v0    env=benchmarks.worlds:WanderingNoise-v0    env=benchmarks.worlds:Field-v0
-env=benchmarks.worlds:MazeLevel-v0
+env=benchmarks.worlds:MazeLevel-v0    env=benchmarks.worlds:NoisyPendulum-v0
 """
 
 from __future__ import annotations
@@ -56,6 +56,18 @@ class Distracted(Beside, CartPoleEnv):  # type: ignore[misc]
 
 class DistractedPendulum(Beside, PendulumEnv):  # type: ignore[misc]
     """Gymnasium's Pendulum with numbers beside it that say nothing."""
+
+
+class NoisyPendulum(PendulumEnv):
+    """Gymnasium's Pendulum, whose reward, -16 to 0, has noise of deviation `noise` added."""
+
+    def __init__(self, noise: float = 10.0, render_mode: str | None = None) -> None:
+        super().__init__(render_mode=render_mode)
+        self.noise = noise
+
+    def step(self, u: Any) -> EnvStep:
+        obs, reward, terminated, truncated, info = super().step(u)
+        return obs, float(reward + self.np_random.normal(0, self.noise)), terminated, truncated, info
 
 
 class HardMaze(PointMaze):
@@ -214,6 +226,7 @@ class Field(CellWorld):
 
 gym.register("Distracted-v0", f"{__name__}:Distracted", max_episode_steps=500)
 gym.register("DistractedPendulum-v0", f"{__name__}:DistractedPendulum", max_episode_steps=200)
+gym.register("NoisyPendulum-v0", f"{__name__}:NoisyPendulum", max_episode_steps=200)
 gym.register("HardMaze-v0", f"{__name__}:HardMaze", max_episode_steps=STEPS)
 gym.register("Crossings-v0", f"{__name__}:Crossings", max_episode_steps=50)
 gym.register("MazeLevel-v0", f"{__name__}:Level", max_episode_steps=60)

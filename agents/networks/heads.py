@@ -1,6 +1,6 @@
 """How a network represents a number: the number itself, or a distribution over bins whose mean it is.
 
-    head = HLGauss(bins=101, low=-10, high=10)
+    head = HLGauss(bins=101, low=-10, high=10, support="fixed")
     out = network(x)                (..., head.outputs)
     head.value(out)                 (...), the number
     head.loss(out, target)          (...), to be averaged
@@ -10,10 +10,10 @@ not. Bins need a range: `symlog` squeezes any number into a fixed one, and a run
 
 Sources: HL-Gauss is Farebrother et al. 2024, arXiv 2403.03950, section 3.1 (a Gaussian of deviation 0.75 bins around
 the target, as a histogram); two-hot symlog is DreamerV3's, arXiv 2301.04104, equations 8 to 10. Differences: HL-Gauss
-has three bins beyond each end, so that targets near an end keep their mean, and its range may follow the targets, by a
-scale that only grows; the two-hot's mean is taken in symlog's space.
+has three bins beyond each end, so that targets near an end keep their mean; means are taken in symlog's space.
 
-When it fails: targets outside the range are cut, and their gradients fade; watch `frac_clipped`.
+When it fails: targets outside the range are cut, and their gradients fade; watch `frac_clipped`. In symlog's space the
+mean of very noisy targets lies nearer to 0 than their mean.
 """
 
 import math
@@ -46,39 +46,34 @@ class Mse(nn.Module):
         return 0.5 * (out.squeeze(-1) - target).square()
 
     def watch(self, target: Tensor) -> None:
-        """There is no range to adapt."""
+        """There is no range."""
 
 
 class _Bins(nn.Module):
-    """A categorical over evenly spaced centres, in a space where numbers are squeezed, or divided by a scale.
+    """A categorical over evenly spaced centres, of numbers as they are ("fixed" `support`) or squeezed ("symlog").
 
-    `low`, `high` are the smallest and largest target there, `pad` bins beyond them; `support` "fixed", "symlog", or
-    "running": a scale that grows to hold the targets that `watch` sees. `frac_clipped`, a 0-d tensor, is the running
-    share of targets outside the range.
+    `low`, `high` are the smallest and largest target there, `pad` bins beyond them. `frac_clipped`, a 0-d tensor, is the
+    running share of the targets that `watch` saw outside the range.
     """
 
     centres: Tensor
-    scale: Tensor
     frac_clipped: Tensor
 
     def __init__(self, bins: int, low: float, high: float, support: str, pad: int) -> None:
         super().__init__()
         if not low < high or bins < 2 * pad + 3:
             raise ValueError(f"{bins} bins from {low} to {high}; give {2 * pad + 3} or more, and low below high")
-        if support not in ("fixed", "symlog", "running"):
-            raise ValueError(f"support={support!r} is unknown; give 'fixed', 'symlog' or 'running'")
-        if support == "running" and not low < 0 < high:
-            raise ValueError(f"a running range grows around 0, which is not in {low} to {high}; give low < 0 < high")
+        if support not in ("fixed", "symlog"):
+            raise ValueError(f"support={support!r} is unknown; give 'fixed' or 'symlog'")
         self.outputs, self.low, self.high, self.support = bins, low, high, support
         self.width = (high - low) / (bins - 1 - 2 * pad)
         centres = torch.linspace(low - pad * self.width, high + pad * self.width, bins)
         self.register_buffer("centres", centres, persistent=False)
-        self.register_buffer("scale", torch.zeros(()) if support == "running" else torch.ones(()))
         self.register_buffer("frac_clipped", torch.zeros(()))
 
     def value(self, out: Tensor) -> Tensor:
         inside = torch.softmax(out, -1) @ self.centres
-        return symexp(inside) if self.support == "symlog" else inside * self.scale
+        return symexp(inside) if self.support == "symlog" else inside
 
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy (...) of logits (..., bins) to targets (...), which broadcast; a target outside is cut."""
@@ -86,7 +81,7 @@ class _Bins(nn.Module):
 
     def inside(self, target: Tensor) -> Tensor:
         """Targets in the space of the bins, not cut."""
-        return symlog(target) if self.support == "symlog" else target / self.scale.clamp(min=1e-8)
+        return symlog(target) if self.support == "symlog" else target
 
     def spread(self, target: Tensor) -> Tensor:
         """Targets (...), cut to the range, as probabilities (..., bins)."""
@@ -94,10 +89,7 @@ class _Bins(nn.Module):
 
     @torch.no_grad()
     def watch(self, target: Tensor) -> None:
-        """Let a running range grow until it holds these targets, and count those outside a range that does not."""
-        if self.support == "running":
-            reach = torch.maximum(target.amax() / self.high, target.amin() / self.low)
-            self.scale.copy_(torch.maximum(self.scale, reach))
+        """Count the targets outside the range."""
         inside = self.inside(target)
         slack = 1e-4 * self.width
         outside = (inside < self.low - slack) | (inside > self.high + slack)
@@ -111,7 +103,7 @@ class _Bins(nn.Module):
 class HLGauss(_Bins):
     """Targets as histograms of a Gaussian of deviation 0.75 bins; three bins of `bins` lie beyond each end."""
 
-    def __init__(self, bins: int = 101, low: float = -1.0, high: float = 1.0, support: str = "running") -> None:
+    def __init__(self, bins: int = 101, low: float = -12.0, high: float = 12.0, support: str = "symlog") -> None:
         super().__init__(bins, low, high, support, pad=3)
         edges = torch.cat([self.centres - self.width / 2, self.centres[-1:] + self.width / 2])
         self.edges: Tensor
