@@ -18,6 +18,7 @@ mean of very noisy targets lies nearer to 0 than their mean.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -52,8 +53,8 @@ class Mse(nn.Module):
 class _Bins(nn.Module):
     """A categorical over evenly spaced centres, of numbers as they are ("fixed" `support`) or squeezed ("symlog").
 
-    `low`, `high` are the smallest and largest target there, `pad` bins beyond them. `frac_clipped`, a 0-d tensor, is the
-    running share of the targets that `watch` saw outside the range.
+    `low`, `high` are the smallest and largest target there, `pad` bins beyond them. `frac_clipped`, a 0-d tensor, is
+    the running share of the targets that `watch` saw outside the range.
     """
 
     centres: Tensor
@@ -70,6 +71,11 @@ class _Bins(nn.Module):
         centres = torch.linspace(low - pad * self.width, high + pad * self.width, bins)
         self.register_buffer("centres", centres, persistent=False)
         self.register_buffer("frac_clipped", torch.zeros(()))
+
+    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        if float(state.pop(prefix + "scale", torch.ones(()))) != 1:  # written before version 0.4
+            raise ValueError("the checkpoint's agent.head=hl_gauss has bins of another range (0.3); train it again")
+        super()._load_from_state_dict(state, prefix, *rest)
 
     def value(self, out: Tensor) -> Tensor:
         inside = torch.softmax(out, -1) @ self.centres

@@ -72,6 +72,15 @@ def test_targets_outside_the_range_are_cut_counted_and_leave_finite_gradients(na
     assert head.frac_clipped.item() == pytest.approx(0.01 * 3 / 4)
 
 
+def test_a_checkpoint_whose_range_grew_is_refused_and_other_old_ones_load():
+    old = {"scale": torch.tensor(7.0), "frac_clipped": torch.tensor(0.5)}
+    with pytest.raises(ValueError, match="bins of another range"):
+        HLGauss().load_state_dict(dict(old))
+    head = TwoHot()
+    head.load_state_dict(old | {"scale": torch.tensor(1.0)})
+    assert head.frac_clipped.item() == 0.5
+
+
 def test_symlog_and_symexp_undo_each_other():
     x = torch.tensor([-1e4, -1.0, 0.0, 1e-3, math.e - 1, 1e6])
     torch.testing.assert_close(symexp(symlog(x)), x, rtol=1e-4, atol=1e-6)
