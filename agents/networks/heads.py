@@ -6,7 +6,8 @@
     head.loss(out, target)          (...), to be averaged
 
 A classification over bins keeps its gradients of one size however large the numbers are, which a squared error does
-not. Bins need a range: `symlog` squeezes any number into a fixed one, and a running range follows the targets.
+not. Bins need a range, and `symlog` squeezes any number into a fixed one. (One that grew with the targets would inflate
+all values whenever it did, and with them the next targets.)
 
 Sources: HL-Gauss is Farebrother et al. 2024, arXiv 2403.03950, section 3.1 (a Gaussian of deviation 0.75 bins around
 the target, as a histogram); two-hot symlog is DreamerV3's, arXiv 2301.04104, equations 8 to 10. Differences: HL-Gauss

@@ -11,7 +11,8 @@ rollout learnt from, so a run that is extended does not end to the last bit as t
 A rollout of the policy mu is learnt from by pi, an update later: values, and the log-probabilities that PPO's ratio is
 taken to, are computed again by pi, and each row's advantage counts min(1, pi(a | s) / mu(a | s)). The ratio to mu
 instead, whose clip holds pi back by what it has moved already, and V-trace, whose products shorten every trace, learned
-slower on CartPole. A recurrent policy keeps mu's ratio and values, as they go with its states.
+slower on CartPole in a pilot; the study `overlap` asks what is lost. A recurrent policy keeps mu's ratio and values, as
+they go with its states.
 
 Sources: Stooke & Abbeel 2018, arXiv 1803.02811, section 3: sampling and optimisation alternate over two buffers; Hilton
 et al. 2021, arXiv 2110.00641, section 3: the policy of the ratio is not the one that acted. Difference: the minimum.

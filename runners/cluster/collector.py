@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from agents.ppo.agent import Collector
-from agents.ppo.update import ROWS
+from agents.ppo.collector import Collector
 from envs.transitions import Rollout, map_obs, put
 from runners.cluster.actor import NUMBERS
 from runners.cluster.server import EmbeddedRollout
@@ -56,7 +55,7 @@ class FleetCollector(Collector):
             self.vector[:] = self.inputs.vector(rollout.obs, 2)
         for t in range(rollout.length):
             if not on_step(t):
-                self._abandon(t)
+                self._abandon(rollout.length)  # nothing is on its way to this process
                 return False
         self._refuse()
         self.episodes.count(rollout.reward, rollout.valid, rollout.ended, rollout.success)
@@ -88,44 +87,15 @@ class FleetCollector(Collector):
             self.seconds[name] += seconds * len(part["valid"][0]) / rollout.n  # the mean of the actors
         return begin, part["rng"]
 
-    def _abandon(self, t: int) -> None:
-        self.rollout.finals.clear()
-        self.rollout.valid[:] = self.rollout.same_step
-        self.began = False
-
     def evaluate(self) -> None:
         """What `Collector` computes, unless the actors did; of an earlier policy's rollout, values and ratios."""
         if not self._whole:
             super().evaluate()
         elif self.envs.lag:
             behaviour = self.log_prob.copy()
-            log_prob = self._today()
-            self.ratio = np.exp(np.minimum(log_prob - behaviour, 0.0))
+            self.evaluate_by(self.learner)
+            self.ratio = np.exp(np.minimum(self.log_prob - behaviour, 0.0))
             self.log_prob[:] = behaviour
-
-    def _today(self) -> np.ndarray:
-        """Today's log-probabilities (T, N) of the actions; today's values replace those of the earlier policy."""
-        rollout, learner = self.rollout, self.learner
-        length, n = rollout.length, rollout.n
-        log_prob = np.empty((length, n), np.float32)
-        masks = self._masks()
-        step = max(ROWS // n, 1)
-        for begin in range(0, length + 1, step):  # with images, not all rows at once
-            rows = slice(begin, min(begin + step, length + 1))
-            known = slice(begin, min(rows.stop, length))
-            vector, count = self.vector[rows].reshape(-1, self.vector.shape[2]), (known.stop - known.start) * n
-            pixels = self.inputs.pixels(map_obs(lambda x: x[rows].reshape(-1, *x.shape[2:]), rollout.obs))  # noqa: B023
-            mask = None if masks is None else masks[known].reshape(count, masks.shape[2])
-            chosen = self.chosen[known].reshape(count, self.chosen.shape[2])
-            values, found = learner.evaluate(vector, pixels, chosen, mask)
-            self.values[rows] = values.reshape(-1, n, values.shape[1])
-            log_prob[known] = found.reshape(-1, n)
-        if late := rollout.timed_out():
-            times, columns, last = late
-            self.last_values[times, columns] = learner.evaluate(
-                self.inputs.vector(last), self.inputs.pixels(last), None
-            )[0]
-        return log_prob
 
     def standing(self, columns: slice, number: int) -> dict[str, Any]:
         """What the actor of some columns, the first (0) or another, needs to continue from here."""

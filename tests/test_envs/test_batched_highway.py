@@ -51,6 +51,7 @@ def play_beside(env, originals, rng, look=lambda row, infos, info: None):
     [
         (FAST, FEW, (3, 5)),
         ("highway-v0", {**FEW, "vehicles_count": 6, "simulation_frequency": 5, "duration": 6}, (3, 2)),
+        (FAST, {**FEW, "action": {"type": "DiscreteMetaAction", "target_speeds": [25, 30]}}, (3, 3)),
         (FAST, {**FEW, "vehicles_count": 3, "policy_frequency": 2, "lanes_count": 2, "duration": 5}, (2, 0)),
         (
             FAST,

@@ -20,8 +20,8 @@ import math
 import numpy as np
 
 from envs.kernel import LANES, ZERO, F, adam, compiled, padded, product, transpose
+from rewards.exploration.compiled.tape import COPY, ENTROPY, INPUT, LINEAR, SQUARES
 
-INPUT, LINEAR, COPY, SQUARES, ENTROPY = range(5)
 EPSILON = F(1e-8)  # of Adam, in rewards
 CHUNK = 256  # rows that are scored at a time
 GAP = 16  # numbers, a line of a cache

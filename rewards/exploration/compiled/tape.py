@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rewards.exploration.learned import Learned
 
 LONG = 40_000_000  # of `Learned.learnt`: five seconds in torch, what compiling takes; RND: a million transitions
-INPUT, LINEAR, COPY, SQUARES, ENTROPY = range(5)  # as in `kernel`
+INPUT, LINEAR, COPY, SQUARES, ENTROPY = range(5)  # numba's cache does not notice a change here: touch `kernel`, too
 FIELDS = 12
 NONE = np.zeros((1, 1), np.float32)  # a column that is not there
 
