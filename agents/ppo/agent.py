@@ -157,8 +157,8 @@ class PPO(BaseAgent):
         self.record(self.metrics)
         return found
 
-    def learn_from(self, collector: Collector, timesteps: int, importance: Any = None) -> dict[str, Any]:
-        """Score and learn from a rollout that ended after so many `timesteps`; `importance` (T, N) weighs its rows."""
+    def learn_from(self, collector: Collector, timesteps: int) -> dict[str, Any]:
+        """Score and learn from a rollout that ended after so many `timesteps`."""
         clock, rollout = time.perf_counter(), collector.rollout
         self.metrics.clear()
         batch = self.scorer.embed(rollout.transitions(self.scorer.requires))
@@ -171,12 +171,12 @@ class PPO(BaseAgent):
         weights = np.stack([np.broadcast_to(w, batch.shape) for w in self.scorer.weights(every).values()], -1)
         if self.config.streams == "sum":
             rewards, weights = (rewards * weights).sum(-1, keepdims=True), np.ones_like(weights[..., :1])
-        if importance is not None:
-            weights = weights * importance[..., None]
+        if collector.importance is not None:
+            weights = weights * collector.importance[..., None]
         scored = time.perf_counter()
         ends = (batch.terminated, batch.truncated, batch.valid)
         values = (collector.values, collector.last_values)
-        discounts: Any = (self._gamma, self.config.gae_lambda, self._episodic, collector.ratio)
+        discounts: Any = (self._gamma, self.config.gae_lambda, self._episodic)
         if not self._credit:
             advantage = advantages(rewards, *values, *ends, *discounts)
         else:
@@ -212,8 +212,7 @@ class PPO(BaseAgent):
         self, collector: Collector, timesteps: int, advantage: np.ndarray, weights: np.ndarray, valid: np.ndarray
     ) -> None:
         config = self.config
-        ratio = np.float32(1) if collector.ratio is None else collector.ratio[..., None]
-        returns = advantage * ratio + collector.values[:-1]
+        returns = advantage + collector.values[:-1]
         total = np.einsum("tnk,tnk,k->tn", advantage, weights, self.seen.astype(np.float32))
         columns = [collector.log_prob[..., None], total[..., None], returns]
         numbers = np.concatenate(columns, -1, dtype=np.float32, casting="same_kind")

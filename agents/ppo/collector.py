@@ -21,11 +21,11 @@ class Collector(Stateful):
 
     `vector`, float32 (T + 1, N, D), is what the policy read, `chosen` (T, N, choices) its actions, `starts` bool (T +
     1, N) where an episode begins; `values` (T + 1, N, K), `log_prob` (T, N) and `last_values` (T, N, K), of the last
-    observation of an episode that was truncated; `ratio` (T, N), min(1, pi / mu) of actions that another policy chose;
+    observation of an episode that was truncated; `importance` (T, N), of rows that another policy acted (`catch_up`);
     `seconds` say where time went. Environments elsewhere bring a `collector` class of their own.
     """
 
-    ratio: np.ndarray | None = None
+    importance: np.ndarray | None = None
     kind_of_rollout: type[Rollout] = Rollout
 
     saved: ClassVar[dict[str, str]] = {
@@ -218,6 +218,16 @@ class Collector(Stateful):
         values, log_prob = learner.evaluate(rows, pixels, self.chosen.reshape(length * n, -1), masks)
         self.values[:], self.log_prob[:] = values.reshape(self.values.shape), log_prob.reshape(length, n)
         self._evaluate_late(learner)
+
+    def catch_up(self, learner: Any) -> None:
+        """Of a rollout that mu acted and the learner's pi learns from: what pi says of it, and each row's importance.
+
+        Values, and the log-probabilities that PPO's ratio is taken to, become pi's; a row counts min(1, pi(a | s) /
+        mu(a | s)), so that what pi would not do teaches less, and nothing teaches more.
+        """
+        acted = self.log_prob.copy()
+        self.evaluate_by(learner)
+        self.importance = np.exp(np.minimum(self.log_prob - acted, 0))
 
     def _evaluate_late(self, learner: Any) -> None:
         if late := self.rollout.timed_out():

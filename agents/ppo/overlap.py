@@ -8,11 +8,10 @@ learn from one rollout after the other, as without overlap: nothing of them is l
 callbacks and checkpoints come, nothing runs; a checkpoint holds the rollout that waits. `learn` ends with the last
 rollout learnt from, so a run that is extended does not end to the last bit as the longer one.
 
-A rollout of the policy mu is learnt from by pi, an update later: values, and the log-probabilities that PPO's ratio is
-taken to, are computed again by pi, and each row's advantage counts min(1, pi(a | s) / mu(a | s)). The ratio to mu
-instead, whose clip holds pi back by what it has moved already, and V-trace, whose products shorten every trace, learned
-slower on CartPole in a pilot; the study `overlap` asks what is lost. A recurrent policy keeps mu's ratio and values, as
-they go with its states.
+A rollout of the policy mu is learnt from by pi, an update later, as `Collector.catch_up` says. The ratio to mu instead,
+whose clip holds pi back by what it has moved already, and V-trace, whose products shorten every trace, learned slower
+on CartPole in a pilot; the study `overlap` asks what is lost. A recurrent policy keeps mu's ratio and values, as they
+go with its states.
 
 Sources: Stooke & Abbeel 2018, arXiv 1803.02811, section 3: sampling and optimisation alternate over two buffers; Hilton
 et al. 2021, arXiv 2110.00641, section 3: the policy of the ratio is not the one that acted. Difference: the minimum.
@@ -27,8 +26,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from agents.ppo.collector import Collector
 from envs.state import get_state, set_state
@@ -88,12 +85,9 @@ class Overlap:
         agent.policy.load_state_dict(agent.learnt.state_dict())
 
     def _learn(self, collector: Collector) -> dict[str, Any]:
-        importance = None
         if not collector.recurrent:
-            acted = collector.log_prob.copy()
-            collector.evaluate_by(self.agent.learner)
-            importance = np.exp(np.minimum(collector.log_prob - acted, 0))
-        found = self.agent.learn_from(collector, self.timesteps, importance)
+            collector.catch_up(self.agent.learner)
+        found = self.agent.learn_from(collector, self.timesteps)
         self.agent.metrics |= self.agent.teach(collector)
         return found
 

@@ -72,15 +72,10 @@ def advantages(
     gamma: np.ndarray,
     gae_lambda: float,
     episodic: np.ndarray,
-    ratio: np.ndarray | None = None,
 ) -> np.ndarray:
     """Generalised advantage estimates (T, N, K) of every stream; returns are advantages + values[:-1].
 
         delta_t = r_t + gamma * V(s_{t+1}) - V(s_t)         A_t = delta_t + gamma * lambda * A_{t+1}
-
-    With `ratio` (T, N), min(1, pi / mu) of actions that another policy mu chose, they are V-trace's (Espeholt et al.
-    2018, arXiv 1802.01561, equation 1, both clips at 1): A_{t+1} counts times its ratio, and returns are
-    ratio * advantages + values[:-1].
 
     An episodic stream ends with its episode: after a termination V is 0, where time ran out V is that of the true last
     observation. One that is not continues into the next episode: dying must not look expensive to curiosity.
@@ -105,8 +100,6 @@ def advantages(
     if not valid.all():
         delta[~valid], decay[~valid] = 0.0, 1.0
         decay[:-1][lost[1:]] = 0.0
-    if ratio is not None:
-        decay[:-1] *= np.where(valid, ratio, np.float32(1))[1:, :, None]
     delta = delta.astype(np.float32, copy=False).reshape(length, n * streams)
     decay = decay.reshape(length, n * streams)
     out = delta.copy()

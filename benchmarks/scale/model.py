@@ -7,6 +7,8 @@ ray_call_ms             a call of an actor and back, at best
 ray_gib_s               GiB a second of arrays from one process to another of this machine, at best
 scale_<C>_<S>           frames a second that the model gives C collectors with S reward servers
 scale_<C>_0             the same without a reward that sees
+model_error             how far the model is from one (lag=0) and from two local actors (lag=1), the larger of the two:
+                        by its share of what `scale:ray` measured, both over the local run in one process
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks import results
 from benchmarks.scale.cluster import TASK, local_cluster, made
+from benchmarks.speed.measure import ratio
 
 ENVS, STEPS = 32, 128  # of a collector's rollout
 FRAME, VECTOR = 96 * 96 * 3, 4 * (17 + 6 + 8)  # bytes of a picture, and of what else a frame is on its way
@@ -65,7 +69,22 @@ def run(folder: Path, rollouts: int = 6) -> dict[str, float]:
     for collectors in (1, 2, 100, 10_000):
         for servers in (0, 1, 8):
             figures[f"scale_{collectors}_{servers}"] = min(capacity(service, collectors, servers).values())
+    if measured := results.read_rows(folder / "scale-ray.csv"):
+        figures["model_error"] = error(service, measured)
     return figures
+
+
+def error(service: Service, measured: list[dict[str, str]], frames: int = 1024, cores: int = 2) -> float:
+    """The larger error of the model for one and two actors, by the rows of `scale:ray`, with so many frames an update."""
+    local, errors = frames * (service.collect + service.update), []
+    for group, variant, actors, lag in (("ray", "one", 1, 0), ("ray2", "two", 2, 1)):
+        rates: dict[str, list[float]] = {"local": [], variant: []}
+        for row in measured:
+            if row["group"] == group and row["variant"] in rates:
+                rates[row["variant"]].append(int(row["frames"]) / float(row["seconds"]))
+        expected = local / seconds_an_update(service, frames, actors, lag, cores)
+        errors.append(abs(expected / ratio(rates, variant, "local") - 1))
+    return max(errors)
 
 
 def _local(rollouts: int) -> tuple[float, float]:

@@ -1,8 +1,7 @@
 """The learner's side of a rollout that actors collect: their parts, put side by side.
 
-With `lag=0` the rollout is the present policy's. With `lag=1` it is that of the policy one update before: the
-log-probabilities are the ones it was acted with, as PPO's ratio and V-trace (`agents.ppo.update.advantages`) want, and
-the values are today's.
+With `lag=0` the rollout is the present policy's. With `lag=1` it is that of the policy one update before, and is learnt
+from as `Collector.catch_up` says.
 """
 
 import time
@@ -88,14 +87,11 @@ class FleetCollector(Collector):
         return begin, part["rng"]
 
     def evaluate(self) -> None:
-        """What `Collector` computes, unless the actors did; of an earlier policy's rollout, values and ratios."""
+        """What `Collector` computes, unless the actors did; of an earlier policy's rollout, what today's says of it."""
         if not self._whole:
             super().evaluate()
         elif self.envs.lag:
-            behaviour = self.log_prob.copy()
-            self.evaluate_by(self.learner)
-            self.ratio = np.exp(np.minimum(self.log_prob - behaviour, 0.0))
-            self.log_prob[:] = behaviour
+            self.catch_up(self.learner)
 
     def standing(self, columns: slice, number: int) -> dict[str, Any]:
         """What the actor of some columns, the first (0) or another, needs to continue from here."""

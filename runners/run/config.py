@@ -73,7 +73,7 @@ class TrainConfig(Settings):
     lag: int = setting(
         0,
         "updates by which the policy that acts on the cluster may be older; 1 collects while the learner learns, "
-        "corrected by V-trace",
+        "which is corrected for",
         low=0,
         high=1,
     )

@@ -82,9 +82,10 @@ def test_the_ratio_is_taken_to_the_policy_before_the_update_and_rows_count_less_
     model, begun, seen = agent(path="eager"), [], []
     learn = model.learn_from
 
-    def noted(collector, timesteps, importance):
-        seen.append((collector.log_prob.copy(), importance, collector.vector[:-1].copy(), collector.chosen.copy()))
-        return learn(collector, timesteps, importance)
+    def noted(collector, timesteps):
+        kept = (collector.log_prob, collector.importance, collector.vector[:-1], collector.chosen)
+        seen.append(tuple(x.copy() for x in kept))
+        return learn(collector, timesteps)
 
     model.learn_from = noted
     model.learn(4 * 64, Begins(lambda model: begun.append(copy.deepcopy(model.policy))))

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import __main__ as bench
 from benchmarks import scale
-from benchmarks.scale import cores, mujoco
+from benchmarks.scale import cores, model, mujoco
 from runners.run.config import UsageError
 
 
@@ -89,3 +89,11 @@ def test_overlap_gains_at_most_what_the_longer_side_leaves(tmp_path, monkeypatch
     monkeypatch.setattr(cores, "_run", lambda arguments, rollouts: parts)
     monkeypatch.setattr(cores.time, "perf_counter", lambda: next(clock))
     assert cores.cartpole(tmp_path) == {"cores2_bound_cartpole": 1.25}  # learning takes 8 of 10 seconds
+
+
+def test_the_model_is_compared_with_what_one_and_two_actors_did():
+    service = model.Service(collect=3e-3, update=1e-3, embed=0.0, call=0.4)
+    rows = [("ray", "local", 4.0), ("ray", "one", 5.0), ("ray2", "local", 4.0), ("ray2", "two", 2.0)]
+    measured = [{"group": group, "variant": name, "frames": "1000", "seconds": str(s)} for group, name, s in rows]
+    # One actor takes 3 + 0.4 + 1 seconds where the local run takes 4; two and the learner share two cores for 2.
+    assert model.error(service, measured, 1000) == pytest.approx(4 / 4.4 / (4 / 5) - 1)
