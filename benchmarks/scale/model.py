@@ -75,7 +75,7 @@ def run(folder: Path, rollouts: int = 6) -> dict[str, float]:
 
 
 def error(service: Service, measured: list[dict[str, str]], frames: int = 1024, cores: int = 2) -> float:
-    """The larger error of the model for one and two actors, by the rows of `scale:ray`, with so many frames an update."""
+    """The larger error of the model for one and two actors, by the rows of `scale:ray`, of so many frames each."""
     local, errors = frames * (service.collect + service.update), []
     for group, variant, actors, lag in (("ray", "one", 1, 0), ("ray2", "two", 2, 1)):
         rates: dict[str, list[float]] = {"local": [], variant: []}
