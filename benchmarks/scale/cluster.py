@@ -36,7 +36,7 @@ TASK = ["env=HalfCheetah-v5", "backend=gym", "n_envs=8", "agent.n_steps=128", "a
 TICKETS = ["env=benchmarks.scale.tickets:LodestarTickets-v0", "reward=benchmarks.scale.tickets:Ticket", "backend=gym"]
 TICKETS += ["n_envs=4", "agent.n_steps=32", "agent.batch_size=128"]
 ACTORS = ["cluster=local", "servers=1", "lag=1"]
-ROLLOUTS, ROUNDS, KILLS = 4, 7, 50
+ROLLOUTS, ROUNDS, KILLS = 16, 5, 50
 
 
 @contextmanager

@@ -3,16 +3,19 @@
 service_collect_us      CPU microseconds for a frame of HalfCheetah: physics, policy, bookkeeping
 service_update_us       for learning from it: score, ten epochs of 64 units
 service_embed_us        for its embedding by the small CLIP that ships
-ray_call_ms             a call of an actor and back, at best
+ray_call_ms             a call of an actor with arrays of a rollout there and back
 ray_gib_s               GiB a second of arrays from one process to another of this machine, at best
+service_actor_us        as service_collect_us, of an actor with half the environments and a lag, messages included
+service_learner_us      as service_update_us, of its learner, messages included
 scale_<C>_<S>           frames a second that the model gives C collectors with S reward servers
 scale_<C>_0             the same without a reward that sees
-model_error             how far the model is from one (lag=0) and from two local actors (lag=1), the larger of the two:
-                        by its share of what `scale:ray` measured, both over the local run in one process
+model_error_1, _2       how far the model is from what `scale:ray` measured of one actor (lag=0), by the times of a
+                        local run, and of two (lag=1), by those of one actor; model_error: the larger
 """
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,26 +68,28 @@ def run(folder: Path, rollouts: int = 6) -> dict[str, float]:
     call, bandwidth = _ray()
     service = Service(collect, update, _embedding(), call)
     figures = {f"service_{name}_us": 1e6 * getattr(service, name) for name in ("collect", "update", "embed")}
+    shared = Service(*_on_actors(), 0.0, 0.0)
+    figures |= {"service_actor_us": 1e6 * shared.collect, "service_learner_us": 1e6 * shared.update}
     figures |= {"ray_call_ms": 1e3 * call, "ray_gib_s": bandwidth / 2**30}
     for collectors in (1, 2, 100, 10_000):
         for servers in (0, 1, 8):
             figures[f"scale_{collectors}_{servers}"] = min(capacity(service, collectors, servers).values())
     if measured := results.read_rows(folder / "scale-ray.csv"):
-        figures["model_error"] = error(service, measured)
+        figures |= errors(service, shared, measured)
     return figures
 
 
-def error(service: Service, measured: list[dict[str, str]], frames: int = 1024, cores: int = 2) -> float:
-    """The larger error of the model for one and two actors, by the rows of `scale:ray`, of so many frames each."""
-    local, errors = frames * (service.collect + service.update), []
-    for group, variant, actors, lag in (("ray", "one", 1, 0), ("ray2", "two", 2, 1)):
+def errors(service: Service, shared: Service, measured: list[dict[str, str]], frames: int = 1024) -> dict[str, float]:
+    """How far the model is from the rows of `scale:ray`, rollouts of so many frames on two cores: the file's head."""
+    local, found = frames * (service.collect + service.update), []
+    for group, variant, times, actors, lag in (("ray", "one", service, 1, 0), ("ray2", "two", shared, 2, 1)):
         rates: dict[str, list[float]] = {"local": [], variant: []}
         for row in measured:
             if row["group"] == group and row["variant"] in rates:
                 rates[row["variant"]].append(int(row["frames"]) / float(row["seconds"]))
-        expected = local / seconds_an_update(service, frames, actors, lag, cores)
-        errors.append(abs(expected / ratio(rates, variant, "local") - 1))
-    return max(errors)
+        expected = local / seconds_an_update(times, frames, actors, lag, 2)
+        found.append(abs(expected / ratio(rates, variant, "local") - 1))
+    return {"model_error_1": found[0], "model_error_2": found[1], "model_error": max(found)}
 
 
 def _local(rollouts: int) -> tuple[float, float]:
@@ -102,6 +107,18 @@ def _local(rollouts: int) -> tuple[float, float]:
             times.append((middle - began, time.process_time() - middle))
     collect, update = np.median(times, axis=0) / 1024
     return float(collect), float(update)
+
+
+def _on_actors(rollouts: int = 40) -> tuple[float, float]:
+    """CPU seconds of an actor and of the learner for a frame, messages included; it has four environments."""
+    with local_cluster(), made(*TASK, "n_envs=4", "cluster=auto", "lag=1") as parts:
+        model: Any = parts.model
+        clocks = [~pid << 3 | 2 for pid in (parts.venv.members[0].pid, os.getpid())]  # as in `benchmarks.speed.measure`
+        model.learn(4 * 512)
+        before = [time.clock_gettime(clock) for clock in clocks]
+        model.learn(rollouts * 512)
+        actor, learner = ((time.clock_gettime(clock) - was) / (rollouts * 512) for clock, was in zip(clocks, before))
+    return actor, learner
 
 
 def _embedding(rows: int = 256) -> float:
@@ -126,11 +143,13 @@ class Echo:
 def _ray(rounds: int = 30) -> tuple[float, float]:
     def once(value: Any) -> float:
         began = time.perf_counter()
-        engine.get(actor.echo.remote(value)).sum()
+        for array in engine.get(actor.echo.remote(engine.put(value))):
+            array.sum()
         return time.perf_counter() - began
 
     with local_cluster() as engine:
         actor = engine.remote(num_cpus=1)(Echo).remote()
-        small, large = np.zeros(1), np.zeros(2**22)
-        call, there_and_back = (min(once(value) for _ in range(rounds)) for value in (small, large))
-    return call, 2 * large.nbytes / (there_and_back - call)
+        small, large = [np.zeros(3_500, np.float32)] * 10, [np.zeros(2**22)]  # small: a rollout of 1,024 frames
+        call = float(np.median([once(small) for _ in range(rounds)]))
+        there_and_back = min(once(large) for _ in range(rounds))
+    return call, 2 * large[0].nbytes / (there_and_back - call)

@@ -96,4 +96,7 @@ def test_the_model_is_compared_with_what_one_and_two_actors_did():
     rows = [("ray", "local", 4.0), ("ray", "one", 5.0), ("ray2", "local", 4.0), ("ray2", "two", 2.0)]
     measured = [{"group": group, "variant": name, "frames": "1000", "seconds": str(s)} for group, name, s in rows]
     # One actor takes 3 + 0.4 + 1 seconds where the local run takes 4; two and the learner share two cores for 2.
-    assert model.error(service, measured, 1000) == pytest.approx(4 / 4.4 / (4 / 5) - 1)
+    shared = model.Service(collect=3e-3, update=1e-3, embed=0.0, call=0.0)
+    found = model.errors(service, shared, measured, 1000)
+    assert found["model_error_2"] == pytest.approx(0) and found["model_error_1"] == pytest.approx(4 / 4.4 / (4 / 5) - 1)
+    assert found["model_error"] == found["model_error_1"]
