@@ -113,7 +113,8 @@ def _on_actors(rollouts: int = 40) -> tuple[float, float]:
     """CPU seconds of an actor and of the learner for a frame, messages included; it has four environments."""
     with local_cluster(), made(*TASK, "n_envs=4", "cluster=auto", "lag=1") as parts:
         model: Any = parts.model
-        clocks = [~pid << 3 | 2 for pid in (parts.venv.members[0].pid, os.getpid())]  # as in `benchmarks.speed.measure`
+        fleet: Any = parts.venv
+        clocks = [~pid << 3 | 2 for pid in (fleet.members[0].pid, os.getpid())]  # as in `benchmarks.speed.measure`
         model.learn(4 * 512)
         before = [time.clock_gettime(clock) for clock in clocks]
         model.learn(rollouts * 512)
