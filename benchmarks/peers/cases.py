@@ -9,6 +9,7 @@ short ones are.
     cartpole_over_<peer>, rnd_over_rllte     the same beside other libraries, minibatches of 64
     halfcheetah_over_sb3, halfcheetah_over_sbx, minigrid_over_sb3   the same; MiniGrid-DoorKey-6x6, the better of two
                                              inputs of theirs
+    halfcheetah_batched_over_sb3, _over_sbx  the same, ours by backend=batched, theirs Gymnasium's
     cartpole_batched_over_sb3, minigrid_batched_over_sb3   64 environments: ours an array program, theirs Gymnasium's
     sac_over_sbx_utd1, _utd10, _utd20        HalfCheetah, networks of 256 x 256, batches of 256
     dqn_over_sb3                             CartPole, one network of 256 x 256, batches of 64, an update a step
@@ -122,10 +123,14 @@ def cartpole(minibatch: int) -> Case:
 
 
 def robots() -> Case:
-    """HalfCheetah, eight Gymnasium environments."""
+    """HalfCheetah, eight Gymnasium environments; ours as an array program too, which is what backend=auto takes."""
     task: dict[str, Any] = {"task": "HalfCheetah-v5"}
     variants = {**ours(**task), "sb3": ppo("sb3_ppo", **task), "sbx": ppo("sbx_ppo", **task, needs=SBX)}
-    return Case(variants, {f"halfcheetah_over_{name}": over("ours", name) for name in ("sb3", "sbx")})
+    variants["ours, batched"] = ppo("ours_ppo", backend="batched", path="numba", **task)
+    figures = {f"halfcheetah_over_{name}": over("ours", name) for name in ("sb3", "sbx")}
+    return Case(
+        variants, {**figures, **{f"halfcheetah_batched_over_{x}": over("ours, batched", x) for x in ("sb3", "sbx")}}
+    )
 
 
 def minigrid(key: str, backend: str, envs: int) -> Case:
