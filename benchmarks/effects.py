@@ -3,7 +3,8 @@
     python -m benchmarks effects        writes effects.json; docs/reference/effects.md is made from the same
 
 A study's `verdict` holds conditions on its figures, written down before it runs; those of measurements that are no
-study stand in effects.yaml. All of `shown` must hold, or all of `contradicted`; neither is "not shown".
+study stand in effects.yaml, as does what a system that has neither would `cost` to study. All of `shown` must hold, or
+all of `contradicted`; neither is "not shown".
 
     gail_return >= 0.9                  >=, <=, >, < against a number or another figure
     balance_a above balance_b           beyond the interval: the low end of one is above the high end of the other
@@ -45,6 +46,7 @@ class Effect:
     ends: Figures  # of their intervals, as KEY_low and KEY_high
     seeds: int
     hours: float  # of one core
+    cost: str = ""  # what it would take, of one that has no study yet
 
     def interval(self, key: str) -> str:
         """That of a figure, as in " [1, 2]", if it has one."""
@@ -71,6 +73,9 @@ def effects(folder: Path = RESULTS) -> Iterator[Effect]:
             seeds = min((len([r for r in rows if (r.get("task"), r.get("arm")) == cell]) for cell in cells), default=0)
             yield _effect(folder, name, found.system, found.claim, found.verdict, rows, seeds)
     for name, entry in yaml.safe_load((study.FOLDER.parent / "effects.yaml").read_text()).items():
+        if "cost" in entry:
+            yield Effect(name, entry["system"], entry["claim"], "not run", {}, {}, 0, 0.0, entry["cost"])
+            continue
         source = entry.get("of", name)  # the measurement, where one has several verdicts
         rows = results.read_rows(folder / f"{source}.csv")
         seeds = len({row["seed"] for row in rows if "seed" in row})

@@ -179,13 +179,15 @@ def effects_page() -> str:
     parts = [
         "What each system claims and what was measured. The conditions of a verdict were written down before the first "
         "run; fewer than five seeds show nothing. Values are interquartile means over seeds, with intervals of "
-        "95 %. `python -m benchmarks NAME` runs a row again; hours are those of one core.",
+        "95 %. `python -m benchmarks NAME` runs a row again; hours are those of one core, and where there is no study "
+        "what one would take.",
         "| system | claim | verdict | figures | seeds | hours | command |\n|---|---|---|---|---|---|---|",
     ]
     for effect in found:
         values = "<br>".join(f"`{key}` {value:.4g}{effect.interval(key)}" for key, value in effect.figures.items())
         cells = [prose(effect.system), prose(effect.claim), f"**{effect.verdict}**", values, str(effect.seeds or "")]
-        cells += [f"{effect.hours:.1f}" if effect.hours else "", f"`benchmarks {effect.name}`"]
+        cells += [effect.cost or (f"{effect.hours:.1f}" if effect.hours else "")]
+        cells += ["" if effect.cost else f"`benchmarks {effect.name}`"]
         parts[-1] += "\n| " + " | ".join(cell.strip() for cell in cells) + " |"
     return page("Effects", parts)
 

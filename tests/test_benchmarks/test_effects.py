@@ -61,3 +61,9 @@ def test_every_study_that_writes_down_a_verdict_says_it_in_conditions_on_figures
         arms = {key.format(task=task, arm=arm) for key in found.figures for task in found.tasks for arm in found.arms}
         named = {key for kind in found.verdict.values() for key in effects._keys(kind)}
         assert named <= arms | {*found.shares}, (name, named - arms - {*found.shares})
+
+
+def test_what_a_study_would_cost_stands_where_there_is_none(tmp_path):
+    rows = {row.name: row for row in effects.effects(tmp_path) if row.cost}
+    assert rows["mbtl"].verdict == "not run" and rows["mbtl"].cost.startswith("2, after a family")
+    assert len(rows) <= 8 and not any(row.figures or row.seeds for row in rows.values())
