@@ -1,4 +1,4 @@
-"""Hand-written goals for the studies balance, blend, gate and hacking: coins, wishes, a farm, a car, a hint.
+"""Hand-written goals for the studies balance, blend, driving, gate and hacking: coins, wishes, a farm, a car, a hint.
 
     env=benchmarks.goals:Coins-v0 reward=[benchmarks.goals:Gold,benchmarks.goals:Copper]
 
@@ -14,10 +14,12 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
+from envs.driving.vehicle import read
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import EnvReset, EnvStep, Memory
 from rewards.base import Reward, RewardConfig
+from rewards.vision.synthesis import Synthesis, SynthesisConfig
 
 SIDE, STEPS = 5, 50
 MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])
@@ -199,3 +201,19 @@ class Hint(Written):
         return (obs[:, 2] if obs.shape[1] == 5 else np.sin(3 * obs[:, 0])) * (
             -1 if self.config.kind == "harmful" else 1
         )
+
+
+@dataclass
+class AdvisedConfig(SynthesisConfig):
+    """No picture."""
+
+    semantics: str = "constant"
+
+
+class Advised(Synthesis):
+    """Synthesis whose advice is the true gap to the car ahead: full speed from 50 m on, none at a bumper."""
+
+    Config = AdvisedConfig
+
+    def _advised(self, batch: Transitions) -> np.ndarray:
+        return np.clip(read(batch.signals).gap / 50, 0, 1).astype(np.float32)
