@@ -216,4 +216,5 @@ class Advised(Synthesis):
     Config = AdvisedConfig
 
     def _advised(self, batch: Transitions) -> np.ndarray:
+        assert batch.signals is not None
         return np.clip(read(batch.signals).gap / 50, 0, 1).astype(np.float32)

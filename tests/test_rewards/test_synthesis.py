@@ -6,6 +6,7 @@ import pytest
 from rollouts import blank
 
 import rewards
+from benchmarks.goals import Advised, AdvisedConfig
 from envs.driving.vehicle import VEHICLE
 from rewards.base import Scored
 from rewards.check import check_reward
@@ -77,6 +78,12 @@ def test_danger_lowers_the_speed_of_the_highest_reward():
     speeds = np.array([5, 12, 20], np.float32)
     expected = 1 - np.abs(speeds - share * 20) / 20
     assert reward.score(batch_of(*(car(speed=v) for v in speeds), seen=seen)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_oracle_of_the_study_driving_advises_by_the_true_gap():
+    reward = Advised(AdvisedConfig(history=0, target_speed=30), *SPACES)
+    rewarded = reward.score(batch_of(car(speed=15, gap=25), car(speed=15, gap=80), car(speed=6, gap=0)))
+    assert rewarded.tolist() == pytest.approx([1, 0.5, 0.8])  # |15 - 15|, |15 - 30| and |6 - 0| of 30
 
 
 @pytest.mark.parametrize("semantics", ["lord", "clip", "binary"])
