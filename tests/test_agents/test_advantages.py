@@ -98,25 +98,3 @@ def test_each_stream_has_its_own_discount():
         np.array([True, True]),
     )
     np.testing.assert_allclose(got[:, 0], [[1.5, 2.0], [1.0, 1.0]])
-
-
-def test_with_ratios_they_are_v_traces_by_its_definition():
-    rng = np.random.default_rng(0)
-    length, terminated = 6, np.array([False, False, True, False, False, False])
-    rewards, values = rng.normal(size=length), rng.normal(size=length + 1)
-    rho = rng.uniform(0.2, 1.0, length)
-    column = (lambda x: np.asarray(x, np.float32).reshape(-1, 1, 1), lambda x: np.asarray(x).reshape(-1, 1))
-    out = advantages(
-        *(column[0](x) for x in (rewards, values, np.zeros(length))),
-        *(column[1](x) for x in (terminated, np.zeros(length, bool), np.ones(length, bool))),
-        np.array([GAMMA], np.float32), 1.0, np.array([True]), column[1](rho.astype(np.float32)),
-    )[:, 0, 0]  # fmt: skip
-    for s in range(length):
-        total, weight = 0.0, 1.0  # equation 1: v_s - V(s) is a sum over t >= s, up to the end of the episode
-        for t in range(s, length):
-            after = 0.0 if terminated[t] else values[t + 1]
-            total += weight * rho[t] * (rewards[t] + GAMMA * after - values[t])
-            weight *= GAMMA * rho[t]
-            if terminated[t]:
-                break
-        assert rho[s] * out[s] == pytest.approx(total, abs=1e-5)
