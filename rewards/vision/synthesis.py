@@ -10,8 +10,9 @@ source's is negative beyond twice the target; the penalty applies wherever the c
 the source also ends episodes for speeding and for standing still; `semantics` also takes the rewards that the source
 compares with, and `constant`, the control without any picture: most of the effect is that of the speed term alone.
 When it fails: a contrast that does not follow danger makes the car brake and race at random; off a lane (a car park)
-the offsets mean nothing. A window of lane offsets is a memory of the episode: replay cannot compute it again and
-potentials cannot be built on it (`history=0` leaves steadiness out, and both work).
+the offsets mean nothing; a change of lanes is unsteady for `history` steps, so give 0 where lanes must be changed. A
+window of lane offsets is a memory of the episode: replay cannot compute it again and potentials cannot be built on it
+(`history=0` leaves steadiness out, and both work).
 """
 
 import math
