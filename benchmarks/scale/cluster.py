@@ -4,7 +4,7 @@
                             to the last bit; an error if it has not
     ray_ratio_1             frames a second of one actor, lag=0, over those of one process
     ray_ratio_2             of two actors, lag=1, over those of one process; needs two free cores
-    ray_over_best           of two actors, lag=1, over those of the best local backend, workers among them
+    ray_over_best           of two actors, lag=1, over those of the better of backend=gym and backend=workers
     ray_kills, ray_lost     SIGKILLs of random actors and reward servers; transitions that the learner then used twice,
                             left out or rewarded with another one's reward (`benchmarks.scale.tickets`)
     reward_server_ratio     frames a second that a server embeds, over those of the encoder alone
