@@ -45,13 +45,14 @@ class Disagreement(Learned):
         self.train_on(self.ensemble)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        x, action = self.inputs(batch.obs), self.actions(batch.action)
-        return self.in_pieces(self.variance, x, action).cpu().numpy()
+        return self.in_pieces(self.variance, self.questions(batch)).cpu().numpy()
 
     def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
-        one = self.in_pieces(self.encoder, self.inputs(batch.obs))
-        two = self.in_pieces(self.encoder, self.inputs(batch.next_obs))
-        return torch.cat([one, self.actions(batch.action)], dim=1), two
+        return self.questions(batch), self.in_pieces(self.encoder, self.inputs(batch.next_obs))
+
+    def questions(self, batch: Transitions) -> Tensor:
+        """What members read, (N, D + A): features of observations, and actions."""
+        return torch.cat([self.in_pieces(self.encoder, self.inputs(batch.obs)), self.actions(batch.action)], dim=1)
 
     def loss(self, *columns: Tensor) -> dict[str, Tensor]:
         inputs, target = columns
@@ -70,17 +71,13 @@ class Disagreement(Learned):
         return [*rows[drawn[:, : math.ceil(share * len(rows))]]]
 
     def tape(self, tape: Tape, inputs: Units, target: Units) -> None:
-        rows = inputs
-        for weight, bias in zip(self.ensemble.weights, self.ensemble.biases):
-            n = weight.shape[-1]
-            begins = [tape.places[x.data_ptr()] + tape.part * x[0].numel() for x in (weight, bias)]
-            rows = tape.linear(rows, n, (begins[0], 1, n, begins[1]), weight is not self.ensemble.weights[-1])
-        tape.squares("loss", rows, target, 1 / target.n)
+        tape.squares("loss", self.ensemble.tape(tape, inputs), target, 1 / target.n)
 
-    def variance(self, x: Tensor, action: Tensor) -> Tensor:
-        """Whitened rows (N, size) and actions (N, A) -> variance over members, mean over features (N,)."""
-        predictions = self.ensemble(torch.cat([self.encoder(x), action], dim=1))
-        return (predictions - predictions.mean(dim=0)).square().mean(dim=(0, 2))  # torch's own var is many times slower
+    def variance(self, inputs: Tensor) -> Tensor:
+        """What members read (N, D + A) -> variance over members, mean over features (N,)."""
+        rated = self.compiled.members(self.ensemble, inputs)
+        predictions = self.ensemble(inputs) if rated is None else rated
+        return predictions.sub_(predictions.mean(dim=0)).square_().mean(dim=(0, 2))  # torch's own var is far slower
 
 
 class StackedHeads(nn.Module):
@@ -99,3 +96,11 @@ class StackedHeads(nn.Module):
         for level, (weight, bias) in enumerate(zip([*self.weights][:levels], self.biases)):
             x = torch.baddbmm(bias, x.relu_() if level else x, weight)
         return x
+
+    def tape(self, tape: Tape, rows: Units) -> Units:
+        """One member, that of the tape's part, written down."""
+        for weight, bias in zip(self.weights, self.biases):
+            n = weight.shape[-1]
+            begins = [tape.places[x.data_ptr()] + tape.part * x[0].numel() for x in (weight, bias)]
+            rows = tape.linear(rows, n, (begins[0], 1, n, begins[1]), weight is not self.weights[-1])
+        return rows

@@ -205,6 +205,22 @@ class Compiled:
         compiled.rates(ops, shares, value.numpy(), _arrays(columns), at, out)
         return torch.from_numpy(out if dense else out[:, 0])
 
+    def members(self, heads: Any, rows: Tensor) -> Tensor | None:
+        """What networks side by side, whose `heads.tape` writes down that of a part, make of rows: (K, N, D)."""
+        compiled = self.kernel("variance")
+        if compiled is None:
+            return None
+        if "members" not in self.programs:
+            places = _places(self.reward.trained)
+            tapes = [Tape(places, part) for part in range(len(heads.weights[0]))]
+            ends = [heads.tape(tape, tape.column(0, rows.shape[1])) for tape in tapes]
+            self.programs["members"] = [(*tape.program(), end) for tape, end in zip(tapes, ends)]
+        programs = self.programs["members"]
+        out = np.empty((len(programs), len(rows), programs[0][-1].n), np.float32)
+        for member, (ops, shares, end) in zip(out, programs):
+            compiled.rates(ops, shares, self.reward.optimizer.value.numpy(), _arrays([rows]), end.at, member)
+        return torch.from_numpy(out)
+
     def _tape(self, columns: Sequence[Tensor], part: int = 0) -> Tape:
         reward: Any = self.reward
         tape = Tape(_places(reward.trained), part)
