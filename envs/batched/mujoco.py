@@ -6,14 +6,15 @@ the last bit, on any number of threads. `mujoco.rollout` would lose the warm sta
 What Ant and Humanoid read besides, such as contact forces, is `state["derived"]`, as it was computed on the way.
 
 From the 20,000th step on, and on several threads, the loop over rows is compiled where numba is installed (extra
-`fast`): it holds no lock of Python's, which threads that run Python hand to each other at every row.
+`fast`): it holds no lock of Python's, which threads that run Python hand to each other at every row. Between two steps
+of a rollout threads do not sleep.
 """
 
 import functools
 import importlib
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium as gym
@@ -24,6 +25,7 @@ from envs.batched.base import Arrays, BatchedEnv
 from envs.types import Array
 
 LONG = 20_000  # environment steps after which compiling has cost less than it gains
+PATIENCE = 3_000  # looks for the next step, about a millisecond
 
 
 @functools.cache
@@ -80,7 +82,9 @@ class BatchedRobot(BatchedEnv):
         self._mortal = getattr(world, "_terminate_when_unhealthy", False)
         self._never = self.arrays.array(np.zeros(self.num_envs, bool))
         self._count = 0
+        self._board = np.array([0, 0, 0, self.num_envs, 0, 0, 0, 0], np.int64)  # see `physics.move`
         self._others = ThreadPoolExecutor(self.num_threads - 1) if self.num_threads > 1 else None
+        self._turns: list[Any] = [None] * (self.num_threads - 1)  # futures of the other threads
 
     def _is_shown(self, name: str) -> bool:
         return getattr(self.world, f"_include_{name}_in_observation", False) is True
@@ -130,21 +134,21 @@ class BatchedRobot(BatchedEnv):
         held = (self.state["physics"], self.state["derived" if self.DERIVED else "physics"])
         tables = [x.numpy() if self.arrays.is_torch else x for x in held]  # the same memory
         compiled = _compiled(self.num_threads) if self.num_threads > 1 or self._count > LONG else None
-        work: Callable[[int], None]
+        work: Callable[..., None]
         if compiled is None:
             work = functools.partial(self._move_rows, iter(range(self.num_envs)), *tables)
         else:
-            memory = [number for table in tables for number in (table.ctypes.data, table.strides[0])]
-            work = functools.partial(self._move_compiled, compiled, np.zeros(1, np.int64), memory)
-        others: list[Future[None]] = []
-        if self._others is not None:
-            others = [self._others.submit(work, thread) for thread in range(1, self.num_threads)]
-        work(0)
-        for other in others:
+            self._board[4:] = [number for table in tables for number in (table.ctypes.data, table.strides[0])]
+            work = functools.partial(self._move_compiled, compiled)
+        for thread, before in enumerate(self._turns):  # one that is compiled may still look for rows
+            if before is None or before.done():
+                self._turns[thread] = self._others.submit(work, thread + 1, PATIENCE)  # type: ignore[union-attr]
+        work(0, 0)
+        for other in self._turns if compiled is None else ():
             if not other.cancel():  # it has begun
                 other.result()
 
-    def _move_rows(self, rows: Iterator[int], physics: np.ndarray, derived: np.ndarray, thread: int) -> None:
+    def _move_rows(self, rows: Iterator[int], physics: np.ndarray, derived: np.ndarray, thread: int, _: int) -> None:
         model, data, fields = self._model, self._data[thread], self._fields[thread]
         for row in rows:
             mujoco.mj_setState(model, data, physics[row], self.kind)
@@ -154,9 +158,9 @@ class BatchedRobot(BatchedEnv):
                 mujoco.mj_rnePostConstraint(model, data)
                 np.concatenate(fields, out=derived[row])
 
-    def _move_compiled(self, compiled: Any, turn: np.ndarray, memory: list[int], thread: int) -> None:
+    def _move_compiled(self, compiled: Any, thread: int, patience: int) -> None:
         simulator = (self._model._address, self._data[thread]._address, self.kind, self.world.frame_skip)
-        compiled(turn, self.num_envs, *simulator, *memory, self._addresses[thread], self._sizes)
+        compiled(self._board, *simulator, self._addresses[thread], self._sizes, patience)
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         physics = state["physics"]

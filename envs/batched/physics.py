@@ -15,7 +15,7 @@ from numba import njit, types
 from numba.core.types import ExternalFunction
 from numba.extending import intrinsic
 
-WORD = types.intp
+WORD, INTEGER = types.intp, ir.IntType(64)
 emitted: Any = intrinsic
 
 
@@ -40,38 +40,73 @@ get_state = _function("mj_getState", WORD, WORD, WORD, types.intc)
 step = _function("mj_step", WORD, WORD)
 forces = _function("mj_rnePostConstraint", WORD, WORD)
 copy = _function("mju_copy", WORD, WORD, types.intc)
+pause = _function("SwitchToThread" if llvm.address_of_symbol("sched_yield") is None else "sched_yield")
+
+
+def _at(builder, address):
+    return builder.inttoptr(address, INTEGER.as_pointer())
 
 
 @emitted
-def _take(context, address):
-    """The number at an address, which becomes one more; no two threads get the same."""
+def _add(context, address, number):
+    """What was at an address, before that number is added; with 0 it is looked at."""
 
     def generate(context, builder, signature, given):
-        place = builder.inttoptr(given[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", place, ir.Constant(ir.IntType(64), 1), "seq_cst")
+        return builder.atomic_rmw("add", _at(builder, given[0]), given[1], "seq_cst")
 
-    return types.int64(WORD), generate
+    return types.int64(WORD, types.int64), generate
+
+
+@emitted
+def _take(context, address, number):
+    """Whether the number at an address was this one, which becomes one more then."""
+
+    def generate(context, builder, signature, given):
+        more = builder.add(given[1], ir.Constant(INTEGER, 1))
+        pair = builder.cmpxchg(_at(builder, given[0]), given[1], more, "seq_cst")
+        return builder.extract_value(pair, 1)
+
+    return types.boolean(WORD, types.int64), generate
 
 
 @njit(cache=True, nogil=True)
-def move(turn, count, model, data, kind, frame_skip, states, stride, derived, derived_stride, fields, sizes):
-    """Move the rows that no other thread takes on by `frame_skip` steps, and copy the `fields` of `data` out.
+def move(board, model, data, kind, frame_skip, fields, sizes, patience):
+    """Move rows that no other thread takes by `frame_skip` steps, and copy the `fields` of `data` out.
 
-    `turn`, int64 (1,), is the next of `count` rows; models, data, states, derived and fields are addresses, strides
-    bytes from row to row, `sizes` how many numbers a field has.
+    Several threads may call it, each with data of its own. One, without patience, asks for all rows and returns when
+    they are moved. The others return when they have looked for rows that many times in vain: between steps they keep
+    looking, because to wake a thread takes as long as to move several robots.
+
+    Args:
+        board: int64 (8,): rows that were asked for, taken and moved so far; how many there are; addresses of states and
+            of derived numbers, each with the bytes from row to row.
+        model, data: addresses.
+        fields, sizes: addresses of what `derived` is copied from, and how many numbers they have.
     """
+    asked, count = board.ctypes.data, board[3]
+    taken, moved, vain = asked + 8, asked + 16, 0
+    if patience == 0:
+        _add(asked, count)
     while True:
-        row = _take(turn.ctypes.data)
-        if row >= count:
-            return
-        state = states + row * stride
-        set_state(model, data, state, kind)
-        for _ in range(frame_skip):
-            step(model, data)
-        get_state(model, data, state, kind)
-        if len(fields):
-            forces(model, data)
-            to = derived + row * derived_stride
-            for number in range(len(fields)):
-                copy(to, fields[number], sizes[number])
-                to += 8 * sizes[number]
+        turn = _add(taken, 0)
+        if turn >= _add(asked, 0):
+            if patience == 0 and _add(moved, 0) == turn:
+                return
+            vain += 1
+            if patience and vain > patience:
+                return
+            pause()
+        elif _take(taken, turn):
+            vain, row = 0, turn % count
+            state = board[4] + row * board[5]
+            set_state(model, data, state, kind)
+            for _ in range(frame_skip):
+                step(model, data)
+            get_state(model, data, state, kind)
+            if len(fields):
+                forces(model, data)
+                to = board[6] + row * board[7]
+                for number in range(len(fields)):
+                    copy(to, fields[number], sizes[number])
+                    to += 8 * sizes[number]
+            _add(moved, 1)

@@ -111,6 +111,20 @@ def test_without_numba_threads_wait_for_each_other_which_is_said(monkeypatch):
     assert robots._compiled.__wrapped__(1) is None
 
 
+def test_a_thread_that_no_step_comes_for_stops_looking_and_another_follows():
+    pytest.importorskip("numba")
+    envs = [make_batched("HalfCheetah-v5", 3, num_threads=threads) for threads in (1, 3)]
+    for env in envs:
+        env.reset(seed=0)
+    actions = np.random.default_rng(0).uniform(-1, 1, (4, 3, 6)).astype(np.float32)
+    for action in actions:
+        expected, found = (env.step(action)[0] for env in envs)
+        np.testing.assert_array_equal(found, expected)
+        assert [turn.result(timeout=60) for turn in envs[1]._turns] == [None, None]
+    for env in envs:
+        env.close()
+
+
 def test_more_threads_than_environments_are_not_started():
     env = make_batched("HalfCheetah-v5", 2, num_threads=5)
     assert env.num_threads == 2
