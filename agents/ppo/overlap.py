@@ -21,6 +21,7 @@ then `backend=workers` helps, and `agent.path=numba`.
 
 import contextlib
 import copy
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from envs.state import get_state, set_state
 if TYPE_CHECKING:
     from agents.ppo.agent import PPO
 
+BEHIND = 10  # more than the niceness of who collects
 SWITCH_S = 1e-4  # Python's own 5 ms would hold up a thread that has left a library for as long, each time
 ROWS = ("chosen", "values", "log_prob", "last_values", "starts", "hidden", "masked")  # of a collector
 READ = ("obs", "action", "reward", "terminated", "truncated", "valid", "success", "first_step", "finals")
@@ -61,7 +63,7 @@ class Overlap:
         self.timesteps = 0  # at its end
         self.found: dict[str, Any] = {}  # what `PPO.learn_from` gave for the one before
         agent.seconds["waiting"] = 0.0
-        self._thread = ThreadPoolExecutor(1, "learner")
+        self._thread = ThreadPoolExecutor(1, "learner", initializer=_step_back)
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
@@ -121,6 +123,12 @@ class Overlap:
             set_state(self.spare, WHOLE, state["waiting"])
             _look(self.spare)
             self.waiting, self.timesteps = self.spare, state["timesteps"]
+
+
+def _step_back() -> None:
+    """Who collects comes first: its threads and processes wait for each other at every step."""
+    if sys.platform == "linux":  # where it is of this thread alone
+        os.nice(BEHIND)
 
 
 def twin(collector: Collector) -> Collector:
