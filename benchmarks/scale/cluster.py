@@ -4,7 +4,8 @@
                             to the last bit; an error if it has not
     ray_ratio_1             frames a second of one actor, lag=0, over those of one process
     ray_ratio_2             of two actors, lag=1, over those of one process; needs two free cores
-    ray_over_best           of two actors, lag=1, over those of the better of backend=gym and backend=workers
+    ray_over_best           of two actors, lag=1, over those of one process, or its workers, each at its best: with
+                            Gymnasium's robots or the array program, which may have a second thread and overlap
     ray_kills, ray_lost     SIGKILLs of random actors and reward servers; transitions that the learner then used twice,
                             left out or rewarded with another one's reward (`benchmarks.scale.tickets`)
     reward_server_ratio     frames a second that a server embeds, over those of the encoder alone
@@ -33,10 +34,13 @@ from runners.run.build import Parts, build
 
 PLAIN = ["preset=none", "control=none", "video=false", "eval_episodes=0", "logger=[]"]
 TASK = ["env=HalfCheetah-v5", "backend=gym", "n_envs=8", "agent.n_steps=128", "agent.batch_size=256"]
+TASK += ["agent.path=numba"]
+BATCHED = [*TASK, "backend=batched"]
 TICKETS = ["env=benchmarks.scale.tickets:LodestarTickets-v0", "reward=benchmarks.scale.tickets:Ticket", "backend=gym"]
 TICKETS += ["n_envs=4", "agent.n_steps=32", "agent.batch_size=128"]
 ACTORS = ["cluster=local", "servers=1", "lag=1"]
 ROLLOUTS, ROUNDS, KILLS = 16, 5, 50
+LOCAL = {"local", "workers", "batched", "both"}  # runs that need no cluster, of `ray`
 
 
 @contextmanager
@@ -81,25 +85,29 @@ def bitwise(folder: Path, rollouts: int = 8) -> dict[str, float]:
 
 
 def ray(folder: Path, rounds: int = ROUNDS) -> dict[str, float]:
-    """On two free cores about five minutes."""
+    """On two free cores about six minutes."""
     path = folder / "scale-ray.csv"
     path.unlink(missing_ok=True)
-    with ExitStack() as stack:
-        stack.enter_context(local_cluster())
-        variants = {
-            "local": stack.enter_context(made(*TASK)),
-            "workers": stack.enter_context(made(*TASK, "backend=workers")),
-            "one": stack.enter_context(made(*TASK, "cluster=auto")),
-        }
-        rates = interleave(path, "ray", rounds, {name: _learns(parts) for name, parts in variants.items()})["wall"]
-    with ExitStack() as stack:  # a cluster of two processors has room for two actors
-        stack.enter_context(local_cluster())
-        pair = {"local": stack.enter_context(made(*TASK))}
-        pair["two"] = stack.enter_context(made(*TASK, "cluster=auto", "workers=2", "lag=1"))
-        more = interleave(path, "ray2", rounds, {name: _learns(parts) for name, parts in pair.items()})["wall"]
-    over = max(1.0, ratio(rates, "workers", "local"))
-    figures = {"ray_ratio_1": ratio(rates, "one", "local"), "ray_ratio_2": ratio(more, "two", "local")}
-    return {**figures, "ray_over_best": figures["ray_ratio_2"] / over}
+    two = ["cluster=auto", "workers=2", "lag=1"]  # a cluster of two processors has room for no third actor
+    groups: dict[str, dict[str, list[str]]] = {
+        "ray": {"local": TASK, "workers": [*TASK, "backend=workers"], "one": [*TASK, "cluster=auto"]},
+        "ray2": {"local": TASK, "two": [*TASK, *two]},
+        "ray3": {
+            "local": TASK,
+            "batched": BATCHED,
+            "both": [*BATCHED, "num_threads=2", "agent.overlap=true"],
+            "two batched": [*BATCHED, *two],
+        },
+    }
+    over: dict[str, float] = {}  # frames a second over those of one process
+    for group, runs in groups.items():
+        with ExitStack() as stack:
+            stack.enter_context(local_cluster())
+            variants = {name: _learns(stack.enter_context(made(*run))) for name, run in runs.items()}
+            rates = interleave(path, group, rounds, variants)["wall"]
+        over |= {name: ratio(rates, name, "local") for name in runs}
+    best, clusters = (max(over[name] for name in names) for names in (LOCAL, over.keys() - LOCAL - {"one"}))
+    return {"ray_ratio_1": over["one"], "ray_ratio_2": over["two"], "ray_over_best": clusters / best}
 
 
 def _learns(parts: Parts) -> Callable[[], tuple[int, Callable[[], Any]]]:
