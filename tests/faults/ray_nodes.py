@@ -13,6 +13,7 @@ from typing import Any
 MEMORY = 80 * 2**20  # bytes of shared memory a node; jobs exchange a few numbers
 # A lost node is noticed within seconds; Ray's own settings allow for slow networks.
 HEALTH = {"health_check_initial_delay_ms": 2000, "health_check_period_ms": 1000, "health_check_timeout_ms": 5000}
+HEALTH["gcs_rpc_server_reconnect_timeout_s"] = 10  # of who looks for the head; Ray's own is a minute
 
 
 class Nodes:
@@ -71,6 +72,10 @@ class Nodes:
         raylet = self._raylets.pop(pid)
         raylet.kill()
         raylet.wait()  # Ray's workers take a zombie for a living parent
+
+    def kill_head(self) -> None:
+        """Lose the head, by SIGKILL to all its processes."""
+        self._cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
 
     def close(self) -> None:
         """End the cluster."""
