@@ -359,7 +359,6 @@ def refuse(ray: Any, config: TrainConfig, n: int, mix: Any) -> None:
     frames = seeing(mix) if config.servers else {}
     itself = next((name for name, one in frames.items() if one.embedding is None or one.keeps_frames), "")
     staying = next(iter({**guides(mix), **endings(mix)}), "")
-    summed = all(stream.credit == "sum" for stream in mix.streams.values())
     for wrong, sentence in (
         (
             staying,
@@ -371,7 +370,6 @@ def refuse(ray: Any, config: TrainConfig, n: int, mix: Any) -> None:
             f"agent.gru={config.agent.gru} remembers by weights that lag={config.lag} replaces meanwhile; give lag=0",
         ),
         (config.agent.overlap, "agent.overlap collects in this process what actors collect; give lag=1 in its place"),
-        (config.lag and not summed, f"credit=min has no correction for lag={config.lag}; give lag=0, or credit=sum"),
         (
             config.workers > n,
             f"workers={config.workers} actors cannot share n_envs={n} environments; give n_envs={config.workers}",

@@ -234,7 +234,6 @@ def test_a_command_that_no_cluster_can_run_is_refused(more, sentence):
         ("agent.overlap=true", "agent.overlap collects in this process what actors collect; give lag=1"),
         ("servers=1", "servers=1 embed frames, and no reward here reads any; leave it out"),
         ("agent.gru=8 agent.sequence=8 lag=1", "agent.gru=8 remembers by weights that lag=1 replaces"),
-        ("reward=rnd reward.rnd.credit=min reward.rnd.episodic=true lag=1", "credit=min has no correction for lag=1"),
     ],
 )
 def test_what_this_cluster_cannot_run_is_refused_before_anything_starts(more, sentence, monkeypatch):
@@ -246,7 +245,7 @@ def test_what_this_cluster_cannot_run_is_refused_before_anything_starts(more, se
 
 
 def test_a_reward_that_acts_inside_the_environments_stays_with_the_learner():
-    ends = SimpleNamespace(credit="sum", reward=SimpleNamespace(config=SimpleNamespace(ends=True)))
+    ends = SimpleNamespace(reward=SimpleNamespace(config=SimpleNamespace(ends=True)))
     config = compose([*SMALL, "cluster=auto"])[0]
     with pytest.raises(UsageError, match=r"the reward pole acts inside the environments, .* may not leave the learner"):
         fleet.refuse(PretendRay(), config, 4, SimpleNamespace(streams={"pole": ends}))
