@@ -2,7 +2,7 @@
 
 Every pixel of the small picture gets how much of it a shape covers, from its distance to the shape's edges. Shapes,
 order, colours and whole-pixel corners are Gymnasium's; the pictures differ by less than a grey level on average, and
-leave out the arrow that shows Pendulum's torque.
+leave out the arrow that shows Pendulum's torque. Each shape is computed in a window that holds it.
 """
 
 import math
@@ -15,6 +15,7 @@ from gymnasium.envs.classic_control.acrobot import AcrobotEnv
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.envs.classic_control.continuous_mountain_car import Continuous_MountainCarEnv
 from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
+from numpy.lib.stride_tricks import sliding_window_view
 
 from envs import render
 from envs.observations import Recorded
@@ -22,6 +23,7 @@ from envs.observations import Recorded
 BLACK, GREY = (0, 0, 0), (128, 128, 128)
 POLE, AXLE, ROD = (202, 152, 101), (129, 132, 203), (204, 77, 77)
 LINK, JOINT = (0, 204, 204), (204, 204, 0)
+NEXT = [1, 2, 3, 0]  # corner of a rectangle
 
 Array = np.ndarray
 Corners = list[tuple[float, float]]
@@ -72,48 +74,79 @@ class ClassicPainter:
         """Pictures of states (N, D): uint8 (N, size, size, 3)."""
         image = np.repeat(self._empty[None], len(state), axis=0)
         self._draw(self, image, np.asarray(state, np.float32))
-        return (image + 0.5).astype(np.uint8)
+        image += 0.5
+        return image.astype(np.uint8)
 
-    def _paint(self, image: Array, cover: Array, colour: tuple[int, int, int]) -> None:
-        for channel, value in enumerate(colour):
-            part = image[..., channel]
-            part += cover * (value - part)
+    def _window(self, x: tuple[Array, Array], y: tuple[Array, Array], margin: float) -> tuple[Array, Array, Any, Any]:
+        """Windows that hold a shape between lowest and highest x and y, each (N,), in large pixels, and a margin.
+
+        Returns their first rows and columns (N,), and where their pixels are: y (N, rows, 1), x (N, 1, columns).
+        """
+        sides = []
+        for (low, high), pixel, centres in ((y[::-1], -self._pixel[1], self._y), (x, self._pixel[0], self._x)):
+            first = 0.0 if pixel > 0 else self.height
+            begin, end = (low - first) / pixel, (high - first) / pixel
+            begin, end = np.floor(begin - margin / abs(pixel)), np.ceil(end + margin / abs(pixel))
+            count = int(min((end - begin).max(initial=1), self.size))
+            start = np.clip(begin, 0, self.size - count).astype(np.int64)
+            sides.append((start, centres.ravel()[start[:, None] + np.arange(count)]))
+        (top, ys), (left, xs) = sides
+        return top, left, ys[:, :, None], xs[:, None, :]
+
+    def _paint(self, image: Array, cover: Array, colour: tuple[int, int, int], top: Array, left: Array) -> None:
+        """Mix a colour into windows of pictures (N, size, size, 3), of which a shape covers some."""
+        windows = sliding_window_view(image, (*cover.shape[1:], 3), axis=(1, 2, 3), writeable=True)
+        where = np.arange(len(image)), top, left, 0
+        part = windows[where]
+        change = np.array(colour, np.float32) - part
+        change *= cover[..., None]
+        part += change
+        windows[where] = part
 
     def _line(self, image: Array, y: int) -> None:
         """A black horizontal line, one large pixel wide, across the whole picture."""
         half = self._pixel[1] / 2
         overlap = np.minimum(y + 1, self._y + half) - np.maximum(y, self._y - half)
-        cover = np.clip(overlap, 0, None) / self._pixel[1]
-        self._paint(image, np.broadcast_to(cover, image.shape[:3]), BLACK)
+        rows = np.flatnonzero(overlap > 0)
+        image[:, rows] += (overlap[:, rows] / self._pixel[1])[..., None] * (0 - image[:, rows])
 
     def _box(self, image: Array, corners: Corners, turn: Array, x: Array, y: Array, colour: Any) -> None:
         """A rectangle given by two opposite corners, turned by `turn` (N,) about 0 and moved to (x, y), each (N,)."""
         (left, bottom), (right, top) = corners
+        across, up = np.array([(left, right, right, left), (bottom, bottom, top, top)], np.float32)[:, :, None]
         cos, sin = np.cos(turn), np.sin(turn)
-        points = [
-            (np.trunc(a * cos - b * sin + x) + 0.5, np.trunc(a * sin + b * cos + y) + 0.5)
-            for a, b in ((left, bottom), (right, bottom), (right, top), (left, top))
-        ]
-        inside = [self._side(points[i], points[(i + 1) % 4]) for i in range(4)]
-        cover = np.maximum(inside[0] + inside[2] - 1, 0) * np.maximum(inside[1] + inside[3] - 1, 0)
-        self._paint(image, cover, colour)
+        xs, ys = np.trunc(across * cos - up * sin + x) + 0.5, np.trunc(across * sin + up * cos + y) + 0.5
+        x_ends, y_ends = ((values.min(axis=0), values.max(axis=0)) for values in (xs, ys))
+        first, column, *pixels = self._window(x_ends, y_ends, 2 + 2 * math.hypot(*self._pixel))
+        sides = self._sides(xs, ys, *pixels)
+        inside = sides[:2]
+        inside += sides[2:]
+        inside -= 1
+        np.maximum(inside, 0, out=inside)
+        self._paint(image, inside[0] * inside[1], colour, first, column)
 
-    def _side(self, start: tuple[Array, Array], end: tuple[Array, Array]) -> Array:
-        """How much of each pixel lies left of the line from start to end, (N, size, size); half a pixel is added."""
-        dx, dy = end[0] - start[0], end[1] - start[1]
+    def _sides(self, xs: Array, ys: Array, y: Array, x: Array) -> Array:
+        """How much of pixels lies left of the line from each corner (4, N) to the next, (4, N, rows, columns).
+
+        Half a large pixel is added.
+        """
+        dx, dy = xs[NEXT] - xs, ys[NEXT] - ys
         length = np.hypot(dx, dy) + 1e-6
         nx, ny = -dy / length, dx / length
         reach = np.abs(nx) * self._pixel[0] + np.abs(ny) * self._pixel[1]  # across a small pixel, along the normal
-        distance = nx[:, None, None] * (self._x - start[0][:, None, None])
-        distance = distance + ny[:, None, None] * (self._y - start[1][:, None, None]) + 0.5
-        return np.clip(0.5 + distance / reach[:, None, None], 0, 1)
+        along = (nx / reach)[..., None, None] * (x - xs[..., None, None])
+        up = (ny / reach)[..., None, None] * (y - ys[..., None, None])
+        cover = along + (up + (0.5 + 0.5 / reach)[..., None, None])
+        return np.clip(cover, 0, 1, out=cover)
 
     def _disc(self, image: Array, x: Array, y: Array, radius: int, colour: Any) -> None:
-        dx = self._x - (np.trunc(x) + 0.5)[:, None, None]
-        dy = self._y - (np.trunc(y) + 0.5)[:, None, None]
+        x, y = np.trunc(x) + 0.5, np.trunc(y) + 0.5
+        top, left, ys, xs = self._window((x, x), (y, y), radius + 1 + math.hypot(*self._pixel))
+        dx, dy = xs - x[:, None, None], ys - y[:, None, None]
         far = np.sqrt(dx * dx + dy * dy) + 1e-6
         reach = (np.abs(dx) * self._pixel[0] + np.abs(dy) * self._pixel[1]) / far
-        self._paint(image, np.clip(0.5 + (radius + 0.5 - far) / np.maximum(reach, 1e-6), 0, 1), colour)
+        cover = np.clip(0.5 + (radius + 0.5 - far) / np.maximum(reach, 1e-6), 0, 1)
+        self._paint(image, cover, colour, top, left)
 
 
 def _background(world: Any, name: str, size: int) -> Array:
