@@ -192,7 +192,7 @@ def make_reward(
         >>> import gymnasium
         >>> mix = make_reward({"task": {}, "rnd": {"weight": 0.5}}, gymnasium.make("CartPole-v1"))
         >>> mix.describe()
-        'task + 0.5 * rnd (/ return)'
+        'task + 0.5 * rnd (/ return, non-episodic)'
     """
     import rewards
     from rewards.adapters.guided import make_mix

@@ -82,7 +82,7 @@ def make(
         >>> from gymnasium.spaces import Box, Discrete
         >>> mix = make(["task", "rnd"], Box(-1, 1, (4,)), Discrete(2))
         >>> mix.describe()
-        'task + rnd (/ return)'
+        'task + rnd (/ return, non-episodic)'
     """
     from rewards.mix.mix import Mix, Stream
 

@@ -112,7 +112,7 @@ class RewardCallback(BaseCallback):
         if self.tracker is None:
             self.tracker = self._track(n)
         for name, stream in self.mix.streams.items():
-            if not stream.episodic and name not in self.critics:
+            if stream.reward.config.episodic is False and name not in self.critics:
                 self.critics[name] = SideCritic(self.model.policy, stream.gamma, self.model.gae_lambda)  # type: ignore[attr-defined]
         self._inner = innermost(self.training_env)
         self._chunk = Chunk(self.model.rollout_buffer.buffer_size)  # type: ignore[attr-defined]

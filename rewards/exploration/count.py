@@ -44,6 +44,7 @@ class CountConfig(RewardConfig, CellSettings):
     weight: Any = setting(0.01, tune=(1e-4, 1.0, "log"))
     kind: str = setting("first", "first: 1 for a new cell; sqrt: 1/sqrt(n)", choices=KINDS, tune=(*KINDS, "choice"))
     memory: str = setting("episode", "a lifetime's, or an episode's", choices=(*CAPACITY,), tune=(*CAPACITY, "choice"))
+    episodic: bool | None = None
     keys: list[str] = setting([], "entries of a Dict observation to count; empty counts all")
     capacity: int | None = setting(  # type: ignore[assignment]
         None, "distinct cells remembered, by each environment or for life; null is 1,024 or 1,000,000", low=1

@@ -47,6 +47,7 @@ class LearnedConfig(RewardConfig):
 
     scale: str = "return"
     gamma: float | None = 0.99
+    episodic: bool | None = None
     normalize_obs: str = setting(
         "running",
         "running whitens by mean and deviation of the observations so far, clipped at 5; bounds by those of the space;"

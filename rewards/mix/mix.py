@@ -311,8 +311,6 @@ class Stream(Stateful):
             self.weight = Schedule(config.weight)
         except ValueError as error:
             raise ValueError(f"reward.{name}.{error}") from None
-        self.episodic = config.episodic
-        self.scale = make_scale(config.scale, self.gamma, config.episodic)
         self.has_scale = config.scale != "none"
         self.learned = config.weight == LEARNED  # by the agent, which moves `weight.start`
         self.warmup, self.freeze = config.warmup, config.freeze
@@ -321,6 +319,9 @@ class Stream(Stateful):
         self.shape, self.clip_at, self.slope = config.shape, config.clip_at, config.slope
         self.compares = config.shape in PAIRED  # needs the score of obs as well
         self.has_memory = reward.initial_memory(1) is not None
+        lasting = reward.role == "bonus" and not self.has_memory and config.credit != "min"
+        self.episodic = not lasting if config.episodic is None else config.episodic
+        self.scale = make_scale(config.scale, self.gamma, self.episodic)
         self._fits = isinstance(reward, Task)  # whether observations were compared with the reward's space
         self.relabelable = reward.relabelable and (not self.has_memory or bool(reward.recalls))
         self.on_nan = OnNan()

@@ -172,7 +172,7 @@ def test_what_adds_rewards_up_refuses_learned_weights():
     vector = envs.make.make_vec("Pendulum-v1", 2, seed=0)
     spaces = vector.single_observation_space, vector.single_action_space
     mix = rewards.make({"task": None, "rnd": {"weight": "learned"}}, *spaces)
-    assert mix.streams["rnd"].freeze == 256 and mix.describe() == "task + learned * rnd (/ return)"
+    assert mix.streams["rnd"].freeze == 256 and mix.describe() == "task + learned * rnd (/ return, non-episodic)"
     with pytest.raises(ValueError, match=r"weight=learned .* a wrapper has not; take agent=ppo with agent\.blend"):
         VectorRewardWrapper(vector, mix)
     with pytest.raises(ValueError, match=r"weight=learned .* this Dyna has not"):

@@ -62,7 +62,7 @@ def finished(tmp_path_factory):
 def test_a_run_says_what_it_does_and_ends_with_the_tasks_truth(finished):
     folder, printed = finished
     lines = printed.splitlines()
-    assert lines[0] == "reward: task + rnd (/ return) + 0.01 * count"
+    assert lines[0] == "reward: task + rnd (/ return, non-episodic) + 0.01 * count"
     assert lines[1] == "run: ppo on CartPole-v1, 1,500 steps, 4 environments, seed 1, cpu"
     assert f"folder: {folder}" in lines
     assert "the task's own scores over 3 episodes of the trained policy" in lines
