@@ -130,7 +130,10 @@ class Study:
         """The study of a name."""
         import yaml
 
-        return cls(name=name, **yaml.safe_load((FOLDER / f"{name}.yaml").read_text()))
+        study = cls(name=name, **yaml.safe_load((FOLDER / f"{name}.yaml").read_text()))
+        if double := [column for column in study.columns if study.header().count(column) > 1]:
+            raise UsageError(f"{name}: every study has the column {double[0]}; leave it out of columns")
+        return study
 
     def grid(self) -> Iterator[Cell]:
         """Every cell that is trained, in the file's order."""

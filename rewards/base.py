@@ -89,8 +89,8 @@ class RewardConfig(Settings):
     gamma: float | None = setting(None, "discount of this stream; null takes the learner's", above=0, high=1)
     episodic: bool | None = setting(
         True,
-        "whether its return ends with the episode; false gives it a value across resets; null: false for a bonus for"
-        " what is new in all of training",
+        "whether its return ends with the episode; false gives it a value across resets; null: false for a bonus"
+        " that remembers nothing of the episode",
     )
     warmup: int = setting(256, "transitions that a scaled stream watches before it gives a reward", low=0)
     freeze: int = setting(0, "transitions after which its scale stands still; 0 never freezes", low=0)

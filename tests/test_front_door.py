@@ -161,7 +161,10 @@ def test_a_goal_that_its_family_knows_need_not_be_said():
     assert env.driver.mix.streams["clip"].reward.config.goal == "pole vertically upright on top of the cart"
     assert list(ld.make_reward("rnd", env).streams) == ["task", "rnd"]
     assert list(ld.make_reward(["rnd"], env).streams) == ["rnd"]
-    assert ld.make_reward(["task", "rnd"], env, rnd={"weight": 0.25}).describe() == "task + 0.25 * rnd (/ return, non-episodic)"
+    assert (
+        ld.make_reward(["task", "rnd"], env, rnd={"weight": 0.25}).describe()
+        == "task + 0.25 * rnd (/ return, non-episodic)"
+    )
 
 
 def test_minigrids_dict_with_its_mission_is_read_as_our_environments_give_it():

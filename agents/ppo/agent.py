@@ -171,8 +171,6 @@ class PPO(BaseAgent):
         weights = np.stack([np.broadcast_to(w, batch.shape) for w in self.scorer.weights(every).values()], -1)
         if self.config.streams == "sum":
             rewards, weights = (rewards * weights).sum(-1, keepdims=True), np.ones_like(weights[..., :1])
-        if collector.importance is not None:
-            weights = weights * collector.importance[..., None]
         scored = time.perf_counter()
         ends = (batch.terminated, batch.truncated, batch.valid)
         values = (collector.values, collector.last_values)
@@ -234,6 +232,10 @@ class PPO(BaseAgent):
         if self.balance is not None:
             numbers[..., 1] = self.balance(pulls, advantage, weights * self.seen, valid)
             self.metrics.update(self.balance.metrics)
+            batch = collector.batch(numbers)
+        if collector.importance is not None and (collector.importance != 1).any():
+            # Of what is above the mean: else it would weigh the mean, which minibatches then no longer take off.
+            numbers[..., 1] = (numbers[..., 1] - numbers[..., 1].mean(where=valid)) * collector.importance
             batch = collector.batch(numbers)
         if config.anneal:
             self.learner.learning_rate = config.learning_rate * max(1 - timesteps / self._total_timesteps, 0.0)

@@ -1,5 +1,6 @@
 """The environments' side of PPO: rollouts, written row by row into arrays that are allocated once."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -222,12 +223,12 @@ class Collector(Stateful):
     def catch_up(self, learner: Any) -> None:
         """Of a rollout that mu acted and the learner's pi learns from: what pi says of it, and each row's importance.
 
-        Values, and the log-probabilities that PPO's ratio is taken to, become pi's; a row counts min(1, pi(a | s) /
-        mu(a | s)), so that what pi would not do teaches less, and nothing teaches more.
+        Values, and the log-probabilities that PPO's ratio is taken to, become pi's; how far a row's advantage is above
+        the mean counts pi(a | s) / mu(a | s) times, at most twice.
         """
         acted = self.log_prob.copy()
         self.evaluate_by(learner)
-        self.importance = np.exp(np.minimum(self.log_prob - acted, 0))
+        self.importance = np.exp(np.minimum(self.log_prob - acted, math.log(2)))
 
     def _evaluate_late(self, learner: Any) -> None:
         if late := self.rollout.timed_out():

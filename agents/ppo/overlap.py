@@ -8,13 +8,12 @@ learn from one rollout after the other, as without overlap: nothing of them is l
 callbacks and checkpoints come, nothing runs; a checkpoint holds the rollout that waits. `learn` ends with the last
 rollout learnt from, so a run that is extended does not end to the last bit as the longer one.
 
-A rollout of the policy mu is learnt from by pi, an update later, as `Collector.catch_up` says. The ratio to mu instead,
-whose clip holds pi back by what it has moved already, and V-trace, whose products shorten every trace, learned slower
-on CartPole in a pilot; the study `overlap` asks what is lost. A recurrent policy keeps mu's ratio and values, as they
-go with its states.
+A rollout of the policy mu is learnt from by pi, an update later, as `Collector.catch_up` says; the study `overlap` asks
+what is lost. A recurrent policy keeps mu's ratio and values, as they go with its states.
 
 Sources: Stooke & Abbeel 2018, arXiv 1803.02811, section 3: sampling and optimisation alternate over two buffers; Hilton
-et al. 2021, arXiv 2110.00641, section 3: the policy of the ratio is not the one that acted. Difference: the minimum.
+et al. 2021, arXiv 2110.00641, section 3: the policy of the ratio is not the one that acted. Difference: weights are at
+most 2, and apply to advantages less their mean.
 Fails when: rollouts are large and few, so that one is much; both sides are Python, of which one thread runs at a time:
 then `backend=workers` helps, and `agent.path=numba`.
 """

@@ -40,7 +40,6 @@ class BYOLConfig(LearnedConfig):
     """Settings of BYOL-Explore; the paper's value in brackets where it differs."""
 
     scale: str = "ema"  # the paper divides by a moving deviation, too
-    episodic: bool | None = False  # what it remembers is of the episode, what is new to it is not
     features: int = setting(64, "size of the code of an observation and of the belief [512]")
     horizon: int = setting(4, "K, steps that a prediction looks ahead [8]", low=1, tune=(1, 8))
     decay: float = setting(0.99, "of the slow encoder, at each gradient step", low=0, high=1, tune=(0.9, 0.999))

@@ -10,6 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 import envs.make
 import rewards
+from agents.ppo import agent as ppo
 from agents.ppo.agent import PPO, PPOConfig
 
 SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "net_arch": [8], "sequence": 8, "overlap": True}
@@ -78,7 +79,7 @@ def test_a_rollout_is_collected_by_the_weights_of_one_update_before():
     assert torch.equal(weights[2], early[1])  # the first update is the same
 
 
-def test_the_ratio_is_taken_to_the_policy_before_the_update_and_rows_count_less_that_it_would_choose_less():
+def test_the_ratio_is_taken_to_the_policy_before_the_update_and_rows_count_as_often_as_it_would_choose_them():
     model, begun, seen = agent(path="eager"), [], []
     learn = model.learn_from
 
@@ -99,8 +100,29 @@ def test_the_ratio_is_taken_to_the_policy_before_the_update_and_rows_count_less_
     for number, (log_prob, importance, vector, chosen) in enumerate(seen[:3]):
         acted, now = (chosen_by(begun[at], vector, chosen) for at in (number, number + 1))
         np.testing.assert_allclose(log_prob, now, atol=1e-6)
-        np.testing.assert_allclose(importance, np.minimum(np.exp(now - acted), 1), atol=1e-6)
+        np.testing.assert_allclose(importance, np.minimum(np.exp(now - acted), 2), atol=1e-6)
     assert (seen[0][1] == 1).all() and (seen[1][1] < 1).any()  # the first update has the policy that acted
+
+
+def test_importance_weighs_what_is_above_the_mean_so_that_a_value_that_is_off_everywhere_teaches_nothing(monkeypatch):
+    model, seen, given = agent(path="eager"), [], []
+    learn, epochs = model.learn_from, ppo.epochs
+
+    def noted(collector, timesteps):
+        found = learn(collector, timesteps)
+        seen.append((found["advantages"][..., 0], collector.importance))
+        return found
+
+    def kept(learner, batch, *rest):
+        given.append(batch.numbers[:, 1].copy())
+        return epochs(learner, batch, *rest)
+
+    model.learn_from = noted
+    monkeypatch.setattr(ppo, "epochs", kept)
+    model.learn(4 * 64)
+    np.testing.assert_array_equal(given[0], seen[0][0].ravel())  # the policy that acted learns: as without overlap
+    for found, (advantage, importance) in zip(given[1:], seen[1:]):
+        np.testing.assert_allclose(found, ((advantage - advantage.mean()) * importance).ravel(), atol=1e-4)
 
 
 def test_rewards_learn_from_every_rollout_once_and_in_order():
