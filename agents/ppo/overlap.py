@@ -15,7 +15,8 @@ Sources: Stooke & Abbeel 2018, arXiv 1803.02811, section 3: sampling and optimis
 et al. 2021, arXiv 2110.00641, section 3: the policy of the ratio is not the one that acted. Difference: weights are at
 most 2, and apply to advantages less their mean.
 Fails when: rollouts are large and few, so that one is much; both sides are Python, of which one thread runs at a time:
-then `backend=workers` helps, and `agent.path=numba`.
+then `backend=workers` helps, and `agent.path=numba`; other processes keep all cores busy, as the thread that learns
+then gets a tenth of one.
 """
 
 import contextlib
