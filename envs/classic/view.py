@@ -15,7 +15,6 @@ from gymnasium.envs.classic_control.acrobot import AcrobotEnv
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.envs.classic_control.continuous_mountain_car import Continuous_MountainCarEnv
 from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
-from numpy.lib.stride_tricks import sliding_window_view
 
 from envs import render
 from envs.observations import Recorded
@@ -84,19 +83,20 @@ class ClassicPainter:
         """
         sides = []
         for (low, high), pixel, centres in ((y[::-1], -self._pixel[1], self._y), (x, self._pixel[0], self._x)):
-            first = 0.0 if pixel > 0 else self.height
-            begin, end = (low - first) / pixel, (high - first) / pixel
-            begin, end = np.floor(begin - margin / abs(pixel)), np.ceil(end + margin / abs(pixel))
-            count = int(min((end - begin).max(initial=1), self.size))
-            start = np.clip(begin, 0, self.size - count).astype(np.int64)
+            first, room = (0.0 if pixel > 0 else self.height), margin / abs(pixel)
+            begin = np.floor((low - first) / pixel - room)
+            count = int(min((np.ceil((high - first) / pixel + room) - begin).max(initial=1), self.size))
+            start = np.minimum(np.maximum(begin, 0), self.size - count).astype(np.int64)
             sides.append((start, centres.ravel()[start[:, None] + np.arange(count)]))
         (top, ys), (left, xs) = sides
         return top, left, ys[:, :, None], xs[:, None, :]
 
     def _paint(self, image: Array, cover: Array, colour: tuple[int, int, int], top: Array, left: Array) -> None:
         """Mix a colour into windows of pictures (N, size, size, 3), of which a shape covers some."""
-        windows = sliding_window_view(image, (*cover.shape[1:], 3), axis=(1, 2, 3), writeable=True)
-        where = np.arange(len(image)), top, left, 0
+        (n, rows, columns), step = cover.shape, image.strides
+        shape = n, self.size - rows + 1, self.size - columns + 1, rows, columns, 3
+        windows = np.ndarray(shape, image.dtype, image, 0, (*step[:3], *step[1:]))  # all that there are, overlapping
+        where = np.arange(n), top, left
         part = windows[where]
         change = np.array(colour, np.float32) - part
         change *= cover[..., None]

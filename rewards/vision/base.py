@@ -33,7 +33,7 @@ class VisionConfig(RewardConfig):
         "environment), or a name of open_clip such as ViT-B-32",
     )
     weights: str = setting("", "a file, a folder, a tag of open_clip such as `openai`, or `untrained`, the control")
-    batch_size: int = setting(256, "frames per pass through the encoder", low=1)
+    batch_size: int = setting(128, "frames per pass through the encoder; on a CPU each thread has its own", low=1)
     precision: str = setting("fp32", "the short ones are faster on a GPU", choices=("fp32", "bf16", "fp16"))
 
     def __post_init__(self) -> None:
