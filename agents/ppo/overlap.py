@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.ppo.collector import Collector
 from envs.state import get_state, set_state
+from envs.vector.workers import cores
 
 if TYPE_CHECKING:
     from agents.ppo.agent import PPO
@@ -75,6 +76,7 @@ class Overlap:
         agent.learnt.load_state_dict(agent.policy.state_dict())  # which may come from a file since
         interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
+        self._leave(1)
         learns = self._thread.submit(self._learn, self.waiting)
         try:
             yield
@@ -91,7 +93,14 @@ class Overlap:
             collector.catch_up(self.agent.learner)
         found = self.agent.learn_from(collector, self.timesteps)
         self.agent.metrics |= self.agent.teach(collector)
+        self._leave(0)
         return found
+
+    def _leave(self, count: int) -> None:
+        """Have the threads of the environments leave so many cores to others."""
+        envs = self.agent.collector.envs
+        if hasattr(envs, "use_threads"):
+            envs.use_threads(cores() - count)
 
     def update(self) -> dict[str, Any]:
         """The rollout just collected waits; the last one of `learn` does not. Returns what is known of the newest."""

@@ -6,15 +6,16 @@ the last bit, on any number of threads. `mujoco.rollout` would lose the warm sta
 What Ant and Humanoid read besides, such as contact forces, is `state["derived"]`, as it was computed on the way.
 
 From the 20,000th step on, and on several threads, the loop over rows is compiled where numba is installed (extra
-`fast`): it holds no lock of Python's, which threads that run Python hand to each other at every row. Between two steps
-of a rollout threads do not sleep.
+`fast`): it holds no lock of Python's. Between two steps threads keep looking for the next one, as to wake one takes as
+long as to move several robots.
 """
 
 import functools
 import importlib
+import os
+import threading
 import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import weakref
 from typing import Any
 
 import gymnasium as gym
@@ -30,13 +31,13 @@ PATIENCE = 3_000  # looks for the next step, about a millisecond
 
 @functools.cache
 def _compiled(threads: int) -> Any:
-    """The compiled loop; None where it cannot run, which is said if there are several threads."""
+    """The compiled loop; None where it cannot run, which is said if there were to be several threads."""
     try:
         return importlib.import_module("envs.batched.physics").move
     except (ImportError, RuntimeError) as error:
         if threads > 1:
-            message = f"MuJoCo's {threads} threads wait for each other in Python ({error}); pip install"
-            warnings.warn(f"{message} 'lodestar-rl[fast]', or give num_threads=1", RuntimeWarning, stacklevel=2)
+            message = f"MuJoCo has one thread, not {threads} ({error}); pip install 'lodestar-rl[fast]'"
+            warnings.warn(f"{message}, or give num_threads=1", RuntimeWarning, stacklevel=2)
         return None
 
 
@@ -51,7 +52,7 @@ class BatchedRobot(BatchedEnv):
     HIDDEN = 1  # positions that are not observed
     DERIVED: dict[str, int] = {}  # field of MjData -> how many of its first numbers are not observed
     ON_HOST = True  # whether the physics is MuJoCo's own
-    _others: ThreadPoolExecutor | None = None  # the threads besides the caller's
+    _stop: Any = None  # ends the threads besides the caller's
 
     def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays, num_threads: int = 1) -> None:
         if self.ON_HOST and str(arrays.device) != "cpu":
@@ -82,9 +83,9 @@ class BatchedRobot(BatchedEnv):
         self._mortal = getattr(world, "_terminate_when_unhealthy", False)
         self._never = self.arrays.array(np.zeros(self.num_envs, bool))
         self._count = 0
-        self._board = np.array([0, 0, 0, self.num_envs, 0, 0, 0, 0], np.int64)  # see `physics.move`
-        self._others = ThreadPoolExecutor(self.num_threads - 1) if self.num_threads > 1 else None
-        self._turns: list[Any] = [None] * (self.num_threads - 1)  # futures of the other threads
+        self._board = np.array([0, 0, 0, self.num_envs, 0, 0, 0, 0, self.num_threads], np.int64)  # see `physics.move`
+        self._beds = np.zeros((self.num_threads, 4), np.int64)
+        self._held: list[Any] = [None]  # the state that the board has the addresses of, and its tables
 
     def _is_shown(self, name: str) -> bool:
         return getattr(self.world, f"_include_{name}_in_observation", False) is True
@@ -131,26 +132,22 @@ class BatchedRobot(BatchedEnv):
     def _move(self) -> None:
         """Move `state` on; each thread takes the next row, so that none waits for one that is late."""
         self._count += self.num_envs
-        held = (self.state["physics"], self.state["derived" if self.DERIVED else "physics"])
-        tables = [x.numpy() if self.arrays.is_torch else x for x in held]  # the same memory
+        physics = self.state["physics"]
+        if physics is not self._held[0]:  # they were restored
+            held = physics, self.state["derived" if self.DERIVED else "physics"]
+            self._held = [physics, *(x.numpy() if self.arrays.is_torch else x for x in held)]  # the same memory
+            self._board[4:8] = [n for table in self._held[1:] for n in (table.ctypes.data, table.strides[0])]
         compiled = _compiled(self.num_threads) if self.num_threads > 1 or self._count > LONG else None
-        work: Callable[..., None]
         if compiled is None:
-            work = functools.partial(self._move_rows, iter(range(self.num_envs)), *tables)
-        else:
-            self._board[4:] = [number for table in tables for number in (table.ctypes.data, table.strides[0])]
-            work = functools.partial(self._move_compiled, compiled)
-        for thread, before in enumerate(self._turns):  # one that is compiled may still look for rows
-            if before is None or before.done():
-                self._turns[thread] = self._others.submit(work, thread + 1, PATIENCE)  # type: ignore[union-attr]
-        work(0, 0)
-        for other in self._turns if compiled is None else ():
-            if not other.cancel():  # it has begun
-                other.result()
+            self._move_rows(*self._held[1:])
+            return
+        if self.num_threads > 1 and self._stop is None:
+            self._start_threads(compiled)
+        compiled(self._board, self._beds, 0, 0, *self._simulator(0))
 
-    def _move_rows(self, rows: Iterator[int], physics: np.ndarray, derived: np.ndarray, thread: int, _: int) -> None:
-        model, data, fields = self._model, self._data[thread], self._fields[thread]
-        for row in rows:
+    def _move_rows(self, physics: np.ndarray, derived: np.ndarray) -> None:
+        model, data, fields = self._model, self._data[0], self._fields[0]
+        for row in range(self.num_envs):
             mujoco.mj_setState(model, data, physics[row], self.kind)
             mujoco.mj_step(model, data, self.world.frame_skip)
             mujoco.mj_getState(model, data, physics[row], self.kind)
@@ -158,9 +155,22 @@ class BatchedRobot(BatchedEnv):
                 mujoco.mj_rnePostConstraint(model, data)
                 np.concatenate(fields, out=derived[row])
 
-    def _move_compiled(self, compiled: Any, thread: int, patience: int) -> None:
-        simulator = (self._model._address, self._data[thread]._address, self.kind, self.world.frame_skip)
-        compiled(self._board, *simulator, self._addresses[thread], self._sizes, patience)
+    def _simulator(self, thread: int) -> tuple[Any, ...]:
+        addresses = self._model._address, self._data[thread]._address
+        return *addresses, self.kind, self.world.frame_skip, self._addresses[thread], self._sizes
+
+    def _start_threads(self, compiled: Any) -> None:
+        self._beds[1:, 1:3] = [os.pipe() for _ in self._beds[1:]]
+        calls = [(thread, PATIENCE, *self._simulator(thread)) for thread in range(1, self.num_threads)]
+        begin = functools.partial(compiled, self._board, self._beds)
+        others = [threading.Thread(target=begin, args=call, daemon=True) for call in calls]
+        for thread in others:
+            thread.start()
+        self._stop = weakref.finalize(self, _stop, self._board, self._beds, others)  # also when it is forgotten
+
+    def use_threads(self, most: int) -> None:
+        """Let no more than that, but one, of the threads work from the next step on; the others sleep."""
+        self._board[8] = min(max(most, 1), self.num_threads)
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         physics = state["physics"]
@@ -182,8 +192,8 @@ class BatchedRobot(BatchedEnv):
         return None
 
     def close_extras(self, **kwargs: Any) -> None:
-        if self._others is not None:
-            self._others.shutdown()
+        if self._stop is not None:
+            self._stop()
 
 
 class BatchedHalfCheetah(BatchedRobot):
@@ -254,6 +264,18 @@ class BatchedHumanoid(BatchedRobot):
         control = square(self.state["physics"][:, self._control]).sum(-1)  # in float64, unlike the others'
         contact = world._contact_cost_weight * square(self.state["derived"][:, self._place["cfrc_ext"]]).sum(-1)
         return world._ctrl_cost_weight * control + self.xp.clip(contact, *world._contact_cost_range)
+
+
+def _stop(board: np.ndarray, beds: np.ndarray, threads: list[threading.Thread]) -> None:
+    """End the threads of `physics.move`."""
+    board[8] = 0
+    for _, _, end, _ in beds[1:].tolist():
+        os.write(end, b"0")
+    for thread in threads:
+        thread.join()
+    for _, *ends, _ in beds[1:].tolist():
+        for end in ends:
+            os.close(end)
 
 
 def _within(x: Array, limits: tuple[float, float]) -> Array:

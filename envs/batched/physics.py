@@ -28,10 +28,10 @@ def _library() -> Path:
     return found[0]
 
 
-def _function(name: str, *arguments):
+def _function(name: str, *arguments, returns=types.void):
     if llvm.address_of_symbol(name) is None:  # else LLVM would end the process where it is used
-        raise ImportError(f"MuJoCo's library has no function {name}")
-    return ExternalFunction(name, types.void(*arguments))
+        raise ImportError(f"neither MuJoCo's library nor the system has a function {name}")
+    return ExternalFunction(name, returns(*arguments))
 
 
 llvm.load_library_permanently(str(_library()))
@@ -40,7 +40,9 @@ get_state = _function("mj_getState", WORD, WORD, WORD, types.intc)
 step = _function("mj_step", WORD, WORD)
 forces = _function("mj_rnePostConstraint", WORD, WORD)
 copy = _function("mju_copy", WORD, WORD, types.intc)
-pause = _function("SwitchToThread" if llvm.address_of_symbol("sched_yield") is None else "sched_yield")
+pause, read, write = _function("sched_yield"), *(
+    _function(name, types.intc, WORD, WORD, returns=WORD) for name in ("read", "write")
+)
 
 
 def _at(builder, address):
@@ -70,33 +72,33 @@ def _take(context, address, number):
 
 
 @njit(cache=True, nogil=True)
-def move(board, model, data, kind, frame_skip, fields, sizes, patience):
+def move(board, beds, thread, patience, model, data, kind, frame_skip, fields, sizes):
     """Move rows that no other thread takes by `frame_skip` steps, and copy the `fields` of `data` out.
 
-    Several threads may call it, each with data of its own. One, without patience, asks for all rows and returns when
-    they are moved. The others return when they have looked for rows that many times in vain: between steps they keep
-    looking, because to wake a thread takes as long as to move several robots.
+    Thread 0 asks for all rows and returns when they are moved. The others, each with data of its own, look for rows
+    until there are to be no threads; whenever they have looked `patience` times in vain, or are one too many, they
+    sleep until thread 0 asks.
 
     Args:
-        board: int64 (8,): rows that were asked for, taken and moved so far; how many there are; addresses of states and
-            of derived numbers, each with the bytes from row to row.
+        board: int64 (9,): rows that were asked for, taken and moved so far; how many there are; addresses of states and
+            of derived numbers, each with the bytes from row to row; how many threads there are to be.
+        beds: int64 (threads, 4): whether the thread sleeps; the ends of the pipe that it reads and thread 0 writes to
+            wake it; room for a byte.
         model, data: addresses.
         fields, sizes: addresses of what `derived` is copied from, and how many numbers they have.
     """
-    asked, count = board.ctypes.data, board[3]
-    taken, moved, vain = asked + 8, asked + 16, 0
-    if patience == 0:
+    asked, count, bed = board.ctypes.data, board[3], beds.ctypes.data + thread * beds.strides[0]
+    taken, moved, wanted, byte, vain = asked + 8, asked + 16, asked + 64, bed + 24, 0
+    if thread == 0:
         _add(asked, count)
+        for other in range(1, board[8]):
+            if _add(bed + other * beds.strides[0], 0):
+                write(beds[other, 2], byte, 1)
     while True:
-        turn = _add(taken, 0)
-        if turn >= _add(asked, 0):
-            if patience == 0 and _add(moved, 0) == turn:
-                return
-            vain += 1
-            if patience and vain > patience:
-                return
-            pause()
-        elif _take(taken, turn):
+        turn, idle = _add(taken, 0), thread >= _add(wanted, 0)
+        if turn < _add(asked, 0) and not idle:
+            if not _take(taken, turn):
+                continue
             vain, row = 0, turn % count
             state = board[4] + row * board[5]
             set_state(model, data, state, kind)
@@ -110,3 +112,19 @@ def move(board, model, data, kind, frame_skip, fields, sizes, patience):
                     copy(to, fields[number], sizes[number])
                     to += 8 * sizes[number]
             _add(moved, 1)
+        elif thread == 0:
+            if _add(moved, 0) == turn:
+                return
+            pause()
+        elif vain < patience and not idle:
+            vain += 1
+            pause()
+        else:
+            _add(bed, 1)
+            now = _add(wanted, 0)
+            if now and (thread >= now or turn >= _add(asked, 0)):  # else thread 0 saw nobody asleep
+                read(beds[thread, 1], byte, 1)
+            _add(bed, -1)
+            if not _add(wanted, 0):
+                return
+            vain = 0

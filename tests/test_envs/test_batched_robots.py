@@ -1,6 +1,9 @@
 """Robots as array programs: Gymnasium's own to the last bit, on one thread and on two, compiled and not."""
 
+import gc
 import sys
+import threading
+import time
 
 import gymnasium as gym
 import mujoco
@@ -101,28 +104,36 @@ def test_bad_input_is_answered():
         make_batched("Hopper-v5", 2, array="torch", device="meta")
 
 
-def test_without_numba_threads_wait_for_each_other_which_is_said(monkeypatch):
+def test_without_numba_there_is_one_thread_which_is_said(monkeypatch):
     def missing(name):
         raise ImportError("No module named 'numba'")
 
     monkeypatch.setattr(robots.importlib, "import_module", missing)
-    with pytest.warns(RuntimeWarning, match=r"2 threads wait .*'numba'\); pip install 'lodestar-rl\[fast\]', or"):
+    with pytest.warns(RuntimeWarning, match=r"one thread, not 2 .*'numba'\); pip install 'lodestar-rl\[fast\]', or"):
         assert robots._compiled.__wrapped__(2) is None
     assert robots._compiled.__wrapped__(1) is None
 
 
-def test_a_thread_that_no_step_comes_for_stops_looking_and_another_follows():
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_threads_sleep_between_steps_are_woken_and_end_with_the_environments(forgotten):
     pytest.importorskip("numba")
     envs = [make_batched("HalfCheetah-v5", 3, num_threads=threads) for threads in (1, 3)]
     for env in envs:
         env.reset(seed=0)
-    actions = np.random.default_rng(0).uniform(-1, 1, (4, 3, 6)).astype(np.float32)
-    for action in actions:
+    before = set(threading.enumerate())
+    for number, action in enumerate(np.random.default_rng(0).uniform(-1, 1, (200, 3, 6)).astype(np.float32)):
+        envs[1].use_threads(number % 4)
         expected, found = (env.step(action)[0] for env in envs)
         np.testing.assert_array_equal(found, expected)
-        assert [turn.result(timeout=60) for turn in envs[1]._turns] == [None, None]
-    for env in envs:
-        env.close()
+    threads, beds = set(threading.enumerate()) - before, envs[1]._beds
+    while not beds[1:, 0].all():  # both fall asleep
+        time.sleep(0.001)
+    assert len(threads) == 2
+    if not forgotten:
+        envs[1].close()
+    del envs[1], env
+    gc.collect()
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_more_threads_than_environments_are_not_started():
