@@ -298,6 +298,7 @@ class NumpyUpdate:
         self.mean, self.scale = net.obs_mean.numpy(), net.obs_scale.numpy()
         self._buffers: dict[int, _Buffers] = {}
         self._kept: torch.Tensor | None = None  # of the parameters that an update moves, if not all
+        self._narrow: tuple[np.ndarray, ...] | None = None  # of rows just evaluated, as `_narrowed` gives it
         self._use(flat, net.inputs.size)
 
     def _use(self, flat: Flat, width: int) -> None:
@@ -330,19 +331,27 @@ class NumpyUpdate:
 
     def begin_update(self, batch: Batch) -> Batch:
         """The batch without inputs that have been 0 so far, here and for Adam: two thirds of MiniGrid's."""
-        size, units = self.net.inputs.size, self.layers[0].weight.shape[1]
-        if size < WIDE or self.net.normalize_obs:
-            return batch
-        first = slice(0, 2 * units * size)
-        moved = (self.flat.mean[first] != 0) | (self.flat.square[first] != 0)
-        used = batch.vector.any(axis=0) | moved.view(2 * units, size).any(0).numpy()
-        if used.mean() > 0.75:
+        (whole, used, narrow), self._narrow = self._narrow or self._narrowed(batch.vector), None
+        if whole.ctypes.data != batch.vector.ctypes.data or len(whole) < len(batch.vector):  # others were evaluated
+            _, used, narrow = self._narrowed(batch.vector)
+        if used.all():
             return batch
         places = np.ones(len(self.flat.value), bool)
-        places[first] = np.tile(used, 2 * units)
+        places[: self.layers[0].weight.size] = np.tile(used, self.layers[0].bias.size)
         self._kept = torch.from_numpy(np.flatnonzero(places))
         self._use(self.flat.part(self._kept), int(used.sum()))
-        return dataclasses.replace(batch, vector=np.ascontiguousarray(batch.vector[:, used]))
+        return dataclasses.replace(batch, vector=narrow[: len(batch.vector)])
+
+    def _narrowed(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows (B, D); which inputs are used, bool (D,), all where these are most; the rows with these alone."""
+        size, units = self.net.inputs.size, self.layers[0].bias.size
+        if size >= WIDE and not self.net.normalize_obs:
+            first = slice(0, units * size)
+            moved = (self.flat.mean[first] != 0) | (self.flat.square[first] != 0)
+            used = vector.any(axis=0) | moved.view(units, size).any(0).numpy()
+            if used.mean() <= 0.75:
+                return vector, used, np.ascontiguousarray(vector[:, used])
+        return vector, np.ones(size, bool), vector
 
     def end_update(self) -> None:
         if self._kept is not None:
@@ -385,13 +394,15 @@ class NumpyUpdate:
         self, vector: np.ndarray, pixels: Any, action: np.ndarray | None, mask: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Values (M, K), and log-probabilities (M',) of the first M' = len(action) = len(mask) rows."""
-        rows = len(vector)
+        rows, self._narrow = len(vector), self._narrowed(vector)
+        _, used, vector = self._narrow
+        first = None if used.all() else self.layers[0].transposed[:, used]
         values = np.empty((rows, self.net.vf_head.out_features), np.float32)
         log_prob = np.empty(0 if action is None else len(action), np.float32)
         for begin in range(0, rows, ROWS):
             end = min(begin + ROWS, rows)
             memory = self._buffers_of(end - begin)
-            self._forward(self.prepare(vector[begin:end]), memory)
+            self._forward(self.prepare(vector[begin:end]), memory, first)
             values[begin:end] = memory.values.T
             if begin < len(log_prob):
                 assert action is not None
@@ -403,10 +414,12 @@ class NumpyUpdate:
                 log_prob[begin : begin + known] = self._distribution(memory, taken)[:known]
         return values, log_prob
 
-    def _forward(self, vector: np.ndarray, memory: "_Buffers") -> None:
+    def _forward(self, vector: np.ndarray, memory: "_Buffers", first: np.ndarray | None = None) -> None:
+        """`first`: weights (2, inputs, units) of the first layer, where rows have no other inputs."""
         h = vector
         for layer, hidden in zip(self.layers, memory.hidden):
-            np.matmul(h, layer.transposed, out=hidden)
+            np.matmul(h, layer.transposed if first is None else first, out=hidden)
+            first = None
             hidden += layer.bias
             np.tanh(hidden, out=hidden)
             h = hidden
