@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.speed.measure import Measure, interleave, ratio
 from runners.run.build import keep_freed_memory
 
-ROUNDS, ROLLOUTS, FRAMES = 5, 16, 2_048
+ROUNDS, ROLLOUTS, FRAMES = 5, 32, 2_048
 WORKERS = "backend=workers"
 ROBOTS, GRID = ("env=HalfCheetah-v5",), ("env=MiniGrid-DoorKey-6x6-v0",)
 UPRIGHT = ("env=lodestar/CartPoleUpright-v0", "reward=clip")
@@ -46,17 +46,17 @@ TASKS: dict[str, tuple[tuple[str, ...], list[str], list[str]]] = {  # name -> th
 
 
 def halfcheetah(folder: Path) -> dict[str, float]:
-    """Physics on two threads, or beside the update; about 3 minutes."""
+    """Physics on two threads, or beside the update; about 2 minutes."""
     return _ratio(folder, "halfcheetah")
 
 
 def minigrid(folder: Path) -> dict[str, float]:
-    """Environments in processes, beside the update; about 4 minutes."""
+    """Environments in processes, beside the update; about 3 minutes."""
     return _ratio(folder, "minigrid")
 
 
 def clip(folder: Path) -> dict[str, float]:
-    """Frames drawn beside their scores; about 10 minutes."""
+    """Frames drawn beside their scores; about 6 minutes."""
     return _ratio(folder, "clip")
 
 
