@@ -33,7 +33,7 @@ class Flat(Stateful):
         self.value, self.grad = value, torch.zeros_like(value)
         self.mean, self.square = torch.zeros_like(value), torch.zeros_like(value)  # Adam's moments
         self.steps, self.epsilon = torch.zeros((), device=value.device), epsilon
-        self._numpy = (self.grad.numpy(), self.steps.numpy()) if value.device.type == "cpu" else None
+        self.on_host = value.device.type == "cpu"
 
     @classmethod
     def over(cls, parameters: list[nn.Parameter], epsilon: float = 1e-5) -> "Flat":
@@ -71,11 +71,11 @@ class Flat(Stateful):
 
     def clip(self, max_grad_norm: float) -> Any:
         """Shorten the gradient to a norm; returns the norm that it had, a number or a tensor ()."""
-        if self._numpy is None:
+        if not self.on_host:
             norm: Any = torch.linalg.vector_norm(self.grad)
             self.grad.mul_(torch.clamp(max_grad_norm / (norm + 1e-6), max=1.0))
             return norm
-        grad, _ = self._numpy  # a call into torch costs more than the arithmetic
+        grad = self.grad.numpy()  # arithmetic in torch costs a call more than in NumPy
         norm = math.sqrt(grad.dot(grad))
         if norm > max_grad_norm:
             grad *= max_grad_norm / (norm + 1e-6)
@@ -83,10 +83,10 @@ class Flat(Stateful):
 
     def adam(self, learning_rate: float) -> None:
         """Adam's step along the gradient as it is."""
-        if self._numpy is None:
-            self.steps += 1
+        if self.on_host:
+            self.steps.numpy()[...] += 1
         else:
-            self._numpy[1][...] += 1
+            self.steps += 1
         lists: Any = ([self.value], [self.grad], [self.mean], [self.square], [], [self.steps])
         torch._fused_adam_(*lists, lr=learning_rate, eps=self.epsilon, **ADAM)
 

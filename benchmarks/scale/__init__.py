@@ -24,6 +24,7 @@ CASES = {  # name -> where its function is
     "cores-clip": "benchmarks.scale.cores:clip",
     "cores-cartpole": "benchmarks.scale.cores:cartpole",
     "model": "benchmarks.scale.model:run",
+    "gpu": "benchmarks.scale.gpu:run",
 }
 
 

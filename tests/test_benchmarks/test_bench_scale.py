@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import __main__ as bench
 from benchmarks import scale
-from benchmarks.scale import cores, model, mujoco
+from benchmarks.scale import cores, gpu, model, mujoco
 from runners.run.config import UsageError
 
 
@@ -100,3 +100,17 @@ def test_the_model_is_compared_with_what_one_and_two_actors_did():
     found = model.errors(service, shared, measured, 1000)
     assert found["model_error_2"] == pytest.approx(0) and found["model_error_1"] == pytest.approx(4 / 4.4 / (4 / 5) - 1)
     assert found["model_error"] == found["model_error_1"]
+
+
+def test_what_waits_for_a_gpu_runs_and_agrees_on_the_cpu(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert scale.run(tmp_path, ["gpu"]) == {} and "gpu is skipped: there is no GPU" in capsys.readouterr().out
+    assert gpu.programs("cpu", n=4, steps=12) == {"gpu_equal_programs": 0}
+    assert gpu.policy("cpu", n=8) == {"gpu_equal_policy": 0}
+    found = gpu.clip("cpu", "lodestar", rows=16, batch=8) | gpu.ppo("cpu", n=8, rollouts=1)
+    assert found.pop("gpu_equal_clip") == 0
+    found |= gpu.others("cpu", steps=40)
+    assert {key for key, value in found.items() if value > 0} == {
+        *("gpu_clip_frames", "gpu_clip_ratio", "gpu_ppo_frames", "gpu_ppo_rnd_frames", "gpu_ppo_over_cpu"),
+        *("gpu_sac_over_cpu", "gpu_world_model_over_cpu"),
+    }

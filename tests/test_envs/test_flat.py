@@ -1,5 +1,6 @@
 """One vector of parameters: it steps as torch's Adam does, goes on from its state, and needs no compiler."""
 
+import copy
 import subprocess
 import sys
 
@@ -39,6 +40,14 @@ def test_gradients_are_shortened_to_a_norm():
     flat.grad[:] = torch.tensor([3.0, 4.0])
     assert flat.clip(1.0) == pytest.approx(5)
     assert flat.grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
+
+
+def test_a_deep_copy_has_a_gradient_and_steps_of_its_own():
+    flat = Flat(torch.zeros(2))
+    other = copy.deepcopy(flat)
+    other.grad[:] = torch.tensor([3.0, 4.0])
+    other.step(0.1, max_grad_norm=1.0)
+    assert other.grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-5) and (other.steps, flat.steps) == (1, 0)
 
 
 @pytest.mark.nightly
