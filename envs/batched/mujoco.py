@@ -79,7 +79,7 @@ class BatchedRobot(BatchedEnv):
         ends = np.cumsum(self._sizes).tolist()
         self._place = {name: slice(end - size, end) for name, size, end in zip(self.DERIVED, self._sizes, ends)}
         self._shown = [self._part(name) for name in self.DERIVED if self._is_shown(name)]
-        self._alive = getattr(world, "_healthy_reward", 0.0)
+        self._alive, self._dt = getattr(world, "_healthy_reward", 0.0), world.dt
         self._mortal = getattr(world, "_terminate_when_unhealthy", False)
         self._never = self.arrays.array(np.zeros(self.num_envs, bool))
         self._count = 0
@@ -111,20 +111,23 @@ class BatchedRobot(BatchedEnv):
         return {"physics": physics, "derived": derived} if self.DERIVED else {"physics": physics}
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
-        world, before = self.world, self._x() + 0.0
+        before = self._x() + 0.0
         self.state["physics"][:, self._control] = actions
         self._move()
-        forward = world._forward_reward_weight * ((self._x() - before) / world.dt)
-        healthy = self._healthy()
-        terminated = ~healthy if self._mortal else self._never
-        return forward + healthy * self._alive - self._costs(actions), terminated
+        rewards, terminated = self.world._forward_reward_weight * ((self._x() - before) / self._dt), self._never
+        if self._alive or self._mortal:
+            healthy = self._healthy()
+            rewards += healthy * self._alive
+            terminated = ~healthy if self._mortal else terminated
+        return rewards - self._costs(actions), terminated
 
     def _x(self) -> Array:
         """How far robots are, in metres; a step's speed is its difference, as Gymnasium has it."""
         return self.state["physics"][:, 1]
 
     def _healthy(self) -> Array:
-        return ~self._never
+        """Which robots, bool (N,), are; asked where that counts."""
+        raise NotImplementedError
 
     def _costs(self, actions: Array) -> Array:
         return self.world._ctrl_cost_weight * self.xp.square(actions).sum(-1)
