@@ -102,6 +102,7 @@ class Collector(Stateful):
         rollout, stepper = self.rollout, self.stepper
         groups, length = stepper.groups, rollout.length
         noise = self.actions.draw(self.rng, length, rollout.n)
+        self.learner.begin_rollout()
         if self.recurrent:
             self.hidden = [self.learner.hidden.clone() for _ in range(length // self.sequence)]
         self._read(0, slice(0, rollout.n), map_obs(lambda x: x[0], rollout.obs))

@@ -32,6 +32,7 @@ from envs.flat import Flat
 
 SIZES = 16  # of batches whose memory is kept
 WIDE = 64  # inputs from which on it is faster to leave out those that are never used
+BROAD = 100_000  # weights of a layer from which on acting looks for inputs that are 0 in all rows
 ROWS = 1024  # of a forward pass over a rollout: what it touches then fits into the cache
 MEASURED = 8  # minibatches of the last epoch whose losses are logged
 
@@ -172,6 +173,9 @@ class TorchUpdate:
     def end_update(self) -> None:
         """Nothing was set aside."""
 
+    def begin_rollout(self) -> None:
+        """Weights are read where they are."""
+
     def start(self, n: int) -> None:
         assert self.net.gru is not None
         self.hidden = torch.zeros(n, self.net.gru.hidden_size, device=self.device)
@@ -299,6 +303,7 @@ class NumpyUpdate:
         self._buffers: dict[int, _Buffers] = {}
         self._kept: torch.Tensor | None = None  # of the parameters that an update moves, if not all
         self._narrow: tuple[np.ndarray, ...] | None = None  # of rows just evaluated, as `_narrowed` gives it
+        self._table: np.ndarray | None = None  # the policy's first weights, (inputs, units), in that order in memory
         self._use(flat, net.inputs.size)
 
     def _use(self, flat: Flat, width: int) -> None:
@@ -372,11 +377,21 @@ class NumpyUpdate:
             return vector
         return np.clip((vector - self.mean) * self.scale, -CLIP, CLIP)
 
+    def begin_rollout(self) -> None:
+        """Until the next call weights stay as they are, or `act` would not see it."""
+        broad = self.layers[0].weight[0].size >= BROAD and not self.net.normalize_obs
+        self._table = np.ascontiguousarray(self.layers[0].transposed[0]) if broad else None
+
     def act(self, vector: np.ndarray, pixels: Any, noise: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
         """Actions (B, choices) for observations (B, D), of those that are allowed: the policy's network alone."""
-        h = self.prepare(vector)
+        h, first = self.prepare(vector), None
+        if self._table is not None:
+            used = h.any(0).nonzero()[0]
+            if 2 * len(used) < len(self._table):  # as in a grid, which shows each cell by a one among zeros
+                h, first = h.take(used, 1), self._table.take(used, 0)
         for layer, hidden in zip(self.layers, self._buffers_of(len(vector)).hidden):
-            h = np.matmul(h, layer.transposed[0], out=hidden[0])
+            h = np.matmul(h, layer.transposed[0] if first is None else first, out=hidden[0])
+            first = None
             h += layer.bias[0]
             np.tanh(h, out=h)
         outputs = np.matmul(h, self.heads[0].transposed)
