@@ -117,7 +117,7 @@ def others(device: str, steps: int = 4_000) -> dict[str, float]:
 
 
 def robots(device: str, n: int = ENVS, steps: int = 200) -> dict[str, float]:
-    """Random actions; the first step, which compiles, is not counted."""
+    """Random actions; the first time, which compiles, is not counted."""
     import torch
 
     figures = {}
@@ -125,7 +125,13 @@ def robots(device: str, n: int = ENVS, steps: int = 200) -> dict[str, float]:
         envs: Any = make_vec(f"{robot}-v5", n, backend="device", device=device)
         envs.reset()
         actions = torch.rand(steps, *envs.action_space.shape, device=device) * 2 - 1
-        seconds = _seconds(lambda: [envs.step(action) for action in actions][-1][1].cpu())
+
+        def play(envs: Any = envs, actions: Any = actions) -> None:
+            for action in actions:
+                rewards = envs.step(action)[1]
+            rewards.cpu()  # waits for all
+
+        seconds = _seconds(play)
         figures[f"gpu_{robot.lower()}_frames"] = n * steps / seconds
     return figures
 

@@ -40,8 +40,9 @@ get_state = _function("mj_getState", WORD, WORD, WORD, types.intc)
 step = _function("mj_step", WORD, WORD)
 forces = _function("mj_rnePostConstraint", WORD, WORD)
 copy = _function("mju_copy", WORD, WORD, types.intc)
-pause, read, write = _function("sched_yield"), *(
-    _function(name, types.intc, WORD, WORD, returns=WORD) for name in ("read", "write")
+pause, read, write = (
+    _function("sched_yield"),
+    *(_function(name, types.intc, WORD, WORD, returns=WORD) for name in ("read", "write")),
 )
 
 

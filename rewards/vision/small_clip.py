@@ -97,7 +97,11 @@ class _Block(nn.Module):
         self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
         nn.init.zeros_(self.bn3.weight)
         convolution = nn.Conv2d(inputs, 4 * width, 1, bias=False)
-        parts = {"-1": nn.AvgPool2d(stride) if stride > 1 else nn.Identity(), "0": convolution, "1": nn.BatchNorm2d(4 * width)}
+        parts = {
+            "-1": nn.AvgPool2d(stride) if stride > 1 else nn.Identity(),
+            "0": convolution,
+            "1": nn.BatchNorm2d(4 * width),
+        }
         self.downsample = nn.Sequential(OrderedDict(parts))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -86,7 +86,9 @@ class TrainConfig(Settings):
     step_timeout: float = setting(60.0, "seconds until a slow worker is replaced (backend=workers); 0: never", low=0)
     on_env_error: str = setting("stop", "after an environment raised (backend=workers)", choices=("stop", "restart"))
     device: str = setting("auto", "as torch writes it; auto takes a GPU if there is one")
-    num_threads: int = setting(1, "of torch (small networks get slower with more) and batched MuJoCo", low=1, high=1024)
+    num_threads: int = setting(
+        1, "of torch (small networks get slower with more), CLIP's passes and batched MuJoCo", low=1, high=1024
+    )
     root: str = setting("runs", "folder that runs are written to")
     run_dir: str = setting("", "exactly this folder instead of root/env/agent-reward/time-seed")
     resume: str = setting("auto", "auto (the same command continues), never, must", choices=("auto", "never", "must"))

@@ -115,6 +115,8 @@ def test_leaving_out_inputs_that_are_never_used_changes_nothing():
         vector = np.zeros((60, 90), np.float32)
         vector[np.arange(60), rng.integers(0, inputs, 60)] = 1
         batch = rollout(twin, vector=vector)
+        if inputs == 50:  # who has evaluated them need not look again
+            hand.evaluate(batch.vector, {}, None)
         narrow = hand.begin_update(batch)
         widths.append(narrow.vector.shape[1])
         for number in range(10):
@@ -127,6 +129,25 @@ def test_leaving_out_inputs_that_are_never_used_changes_nothing():
         np.testing.assert_allclose(hand.evaluate(vector, {}, None)[0], twin.evaluate(vector, {}, None)[0], atol=1e-4)
     assert widths[0] <= 20 < widths[1] <= 50 and widths == sorted(widths) and widths[-1] > 50
     assert hand.flat.steps == 50
+
+
+def test_acting_on_a_grid_reads_the_weights_of_inputs_that_are_not_0():
+    twin, hand = (
+        learner(c, ACTIONS["discrete"], obs=spaces.Box(0, 1, (900,), np.float32), net_arch=(128, 8))
+        for c in (TorchUpdate, NumpyUpdate)
+    )
+    rng = np.random.default_rng(0)
+    hand.begin_rollout()
+    for share in (0.0, 0.1, 0.9):
+        vector, noise = (rng.random((7, 900)) < share).astype(np.float32), twin.actions.draw(rng, 7)
+        np.testing.assert_array_equal(hand.act(vector, {}, noise), twin.act(vector, {}, noise)[0])
+    hand._table[:] = 0  # which is what is read while few are not 0
+    first = hand.layers[0]
+    expected = np.tanh(np.tanh(first.bias[0]) @ hand.layers[1].transposed[0] + hand.layers[1].bias[0])
+    logits = expected @ hand.heads[0].transposed + hand.heads[0].bias[:, 0]
+    sparse = (rng.random((1, 900)) < 0.1).astype(np.float32)
+    noise = np.zeros((1, logits.shape[1]), np.float32)
+    assert hand.act(sparse, {}, noise)[0, 0] == logits.argmax()
 
 
 @pytest.mark.parametrize("net_arch", [(16,), (16, 8), (8, 16, 12)])

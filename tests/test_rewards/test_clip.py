@@ -129,6 +129,19 @@ def test_rows_do_not_depend_on_the_size_of_the_passes(poses):
     assert build(batch_size=3).score(batch_of(many)) == pytest.approx(build().score(batch_of(many)), abs=1e-3)
 
 
+def test_passes_side_by_side_give_the_bits_of_one_after_the_other(poses):
+    encoder, many = build().encoder, np.concatenate([poses] * 5)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = encoder.image(many, 8)
+        torch.set_num_threads(2)
+        np.testing.assert_array_equal(encoder.image(many, 8), expected)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_frames_of_another_size_are_resized(poses):
     large = poses.repeat(2, axis=1).repeat(2, axis=2)
     assert build().score(batch_of(large)) == pytest.approx(build().score(batch_of(poses)), abs=0.05)
