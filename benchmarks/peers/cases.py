@@ -45,6 +45,7 @@ PUREJAXRL = ("gymnax==0.0.9", *JAX)  # gymnax 1 returns what its wrappers do not
 TIANSHOU = ("tianshou>=2,<3", "gymnasium>=1.2,<1.3")
 TORCHRL = ("torchrl>=0.14,<0.15", "gymnasium>=1.2,<1.3")
 SAMPLE_FACTORY = ("sample-factory>=2.1,<2.2",)
+CLEANRL = ("torch>=2.15,<2.16", "gymnasium==0.29.1", "numpy<2", "tyro>=0.5,<1")
 ROLLOUT = 2_048
 STREAMS = ["task", "rnd", "icm", "disagreement", "ride", "e3b", "pseudocount", "count"]
 UPRIGHT = ("env=lodestar/CartPoleUpright-v0", "reward=clip")
@@ -108,7 +109,7 @@ def dqn() -> Case:
 
 def purejaxrl(envs: int) -> Case:
     """Array programs; theirs trains for 16 rollouts in one call."""
-    home = "LODESTAR_PUREJAXRL"
+    home = "LODESTAR_PUREJAXRL=github.com/luchris429/purejaxrl"
     theirs = ppo("purejaxrl_ppo", envs=envs, rollouts=16, rollout=ROLLOUT, needs=PUREJAXRL, checkout=home)
     return Case(
         {**ours("batched", envs=envs), "purejaxrl": theirs},
@@ -145,6 +146,12 @@ def batched() -> Case:
     return Case(
         {**ours("batched", envs=64), "sb3": ppo("sb3_ppo", envs=64)}, {"cartpole_batched_over_sb3": over("ours", "sb3")}
     )
+
+
+def cleanrl() -> Case:
+    """CartPole, eight Gymnasium environments."""
+    theirs = ppo("cleanrl_ppo", needs=CLEANRL, checkout="LODESTAR_CLEANRL=github.com/vwxyzjn/cleanrl")
+    return Case({**ours(), "cleanrl": theirs}, {"cartpole_over_cleanrl": over("ours", "cleanrl")})
 
 
 def others() -> Case:
@@ -273,6 +280,7 @@ CASES: dict[str, Case] = {
     "bound_halfcheetah": bound("halfcheetah", task="HalfCheetah-v5", backend="gym"),
     "bound_minigrid": bound("minigrid", task="MiniGrid-DoorKey-6x6-v0", backend="batched", envs=64),
     "clip": clip(),
+    "cleanrl": cleanrl(),
     "others": others(),
     "rnd": rnd(),
 }

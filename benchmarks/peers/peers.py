@@ -10,10 +10,10 @@ Each row has the versions and the settings. How it is checked that all do the sa
 
 Environments are made with `uv` on first use (8 GB), under $LODESTAR_PEERS or runs/peers, and kept. A library that
 cannot be installed or does not run is skipped with a sentence, and figures that need it are left as they were.
-$LODESTAR_PUREJAXRL is a checkout of github.com/luchris429/purejaxrl, which is no package.
+$LODESTAR_PUREJAXRL is a checkout of github.com/luchris429/purejaxrl, $LODESTAR_CLEANRL of github.com/vwxyzjn/cleanrl,
+which are no packages.
 
-Left out: CleanRL, which is files to copy and no package of today's Python; PufferLib; and vectors of processes, as it
-is CPU-seconds that are counted.
+Left out: PufferLib, and vectors of processes, as it is CPU-seconds that are counted.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Variant:
     script: str
     settings: dict[str, Any]
     needs: tuple[str, ...] = ()
-    checkout: str = ""  # the variable that names a folder it cannot do without
+    checkout: str = ""  # VARIABLE=REPOSITORY: what names a clone that it cannot do without, and of what
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,9 @@ class Process:
     """
 
     def __init__(self, about: Variant, home: Path = HOME) -> None:
-        if about.checkout and not Path(os.environ.get(about.checkout, "")).joinpath("purejaxrl").is_dir():
-            source = "https://github.com/luchris429/purejaxrl"
-            raise RuntimeError(f"it is no package; git clone {source}, and set {about.checkout} to the folder")
+        variable, _, source = about.checkout.partition("=")
+        if source and not Path(os.environ.get(variable, ""), source.split("/")[-1]).is_dir():
+            raise RuntimeError(f"it is no package; git clone https://{source}, and set {variable} to the folder")
         python = environment(home, about.needs) if about.needs else Path(sys.executable)
         self.settings, self.laps, self.folder = about.settings, 1, tempfile.TemporaryDirectory()
         self.said = Path(self.folder.name) / "stderr"  # what a library writes, it writes in this folder

@@ -75,7 +75,7 @@ def fake_uv(folder, lines):
             "no version of nothing==9",
         ),
         (None, "", "uv"),
-        (None, "LODESTAR_NOTHING", "and set LODESTAR_NOTHING to the folder"),
+        (None, "NOWHERE=example.org/a/b", "git clone https://example.org/a/b, and set NOWHERE to the folder"),
     ],
     ids=["not installable", "no uv", "no checkout"],
 )
