@@ -386,7 +386,7 @@ class NumpyUpdate:
         """Actions (B, choices) for observations (B, D), of those that are allowed: the policy's network alone."""
         h, first = self.prepare(vector), None
         if self._table is not None:
-            used = h.any(0).nonzero()[0]
+            used = np.flatnonzero(h.any(axis=0))
             if 2 * len(used) < len(self._table):  # as in a grid, which shows each cell by a one among zeros
                 h, first = h.take(used, 1), self._table.take(used, 0)
         for layer, hidden in zip(self.layers, self._buffers_of(len(vector)).hidden):
