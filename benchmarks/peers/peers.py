@@ -13,7 +13,8 @@ cannot be installed or does not run is skipped with a sentence, and figures that
 $LODESTAR_PUREJAXRL is a checkout of github.com/luchris429/purejaxrl, $LODESTAR_CLEANRL of github.com/vwxyzjn/cleanrl,
 which are no packages.
 
-Left out: PufferLib, and vectors of processes, as it is CPU-seconds that are counted.
+Left out: PufferLib, whose wheel has environments and no trainer; and vectors of processes, as it is CPU-seconds that
+are counted.
 """
 
 from __future__ import annotations
