@@ -172,7 +172,7 @@ class BatchedRobot(BatchedEnv):
         self._stop = weakref.finalize(self, _stop, self._board, self._beds, others)  # also when it is forgotten
 
     def use_threads(self, most: int) -> None:
-        """Let no more than that, but one, of the threads work from the next step on; the others sleep."""
+        """From the next step on at most so many threads work, at least one; the others sleep."""
         self._board[8] = min(max(most, 1), self.num_threads)
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
