@@ -126,8 +126,8 @@ class BatchedRobot(BatchedEnv):
         return self.state["physics"][:, 1]
 
     def _healthy(self) -> Array:
-        """Which robots, bool (N,), are; asked where that counts."""
-        raise NotImplementedError
+        """Which robots, bool (N,), are: all of those that cannot fall."""
+        return ~self._never
 
     def _costs(self, actions: Array) -> Array:
         return self.world._ctrl_cost_weight * self.xp.square(actions).sum(-1)
