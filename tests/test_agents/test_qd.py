@@ -124,6 +124,7 @@ def test_a_run_has_a_picture_of_its_map_and_is_evaluated_and_explained_as_any_ot
     assert "agent=qd is read by its likeliest action only" in found["left_out"][0] and found["tree"]
 
 
+@pytest.mark.nightly  # importing pyribs takes ten seconds
 def test_what_pyribs_searched_goes_on_and_loses_no_cell():
     pytest.importorskip("ribs")
     model, again = agent(search="cma_me").learn(20 * 100), agent(search="cma_me")
