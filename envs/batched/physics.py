@@ -123,7 +123,7 @@ def move(board, beds, thread, patience, model, data, kind, frame_skip, fields, s
         else:
             _add(bed, 1)
             now = _add(wanted, 0)
-            if now and (thread >= now or turn >= _add(asked, 0)):  # else thread 0 saw nobody asleep
+            if now and (thread >= now or turn >= _add(asked, 0)):  # else thread 0 did not see it asleep
                 read(beds[thread, 1], byte, 1)
             _add(bed, -1)
             if not _add(wanted, 0):
