@@ -83,7 +83,8 @@ class BatchedRobot(BatchedEnv):
         self._mortal = getattr(world, "_terminate_when_unhealthy", False)
         self._never = self.arrays.array(np.zeros(self.num_envs, bool))
         self._count = 0
-        self._board = np.array([0, 0, 0, self.num_envs, 0, 0, 0, 0, self.num_threads], np.int64)  # see `physics.move`
+        # Its columns are described at `physics.move`.
+        self._board = np.array([0, 0, 0, self.num_envs, 0, 0, 0, 0, self.num_threads, 0], np.int64)
         self._beds = np.zeros((self.num_threads, 4), np.int64)
         self._held: list[Any] = [None]  # the state that the board has the addresses of, and its tables
 
@@ -271,7 +272,7 @@ class BatchedHumanoid(BatchedRobot):
 
 def _stop(board: np.ndarray, beds: np.ndarray, threads: list[threading.Thread]) -> None:
     """End the threads of `physics.move`."""
-    board[8] = 0
+    board[9] = 1
     for _, _, end, _ in beds[1:].tolist():
         os.write(end, b"0")
     for thread in threads:

@@ -77,26 +77,27 @@ def move(board, beds, thread, patience, model, data, kind, frame_skip, fields, s
     """Move rows that no other thread takes by `frame_skip` steps, and copy the `fields` of `data` out.
 
     Thread 0 asks for all rows and returns when they are moved. The others, each with data of its own, look for rows
-    until there are to be no threads; whenever they have looked `patience` times in vain, or are one too many, they
-    sleep until thread 0 asks.
+    until they are to end; whenever they have looked `patience` times in vain, or are one too many, they sleep until
+    thread 0 asks.
 
     Args:
-        board: int64 (9,): rows that were asked for, taken and moved so far; how many there are; addresses of states and
-            of derived numbers, each with the bytes from row to row; how many threads there are to be.
+        board: int64 (10,): rows that were asked for, taken and moved so far; how many there are; addresses of states
+            and of derived numbers, each with the bytes from row to row; how many threads work; whether they are to end.
         beds: int64 (threads, 4): whether the thread sleeps; the ends of the pipe that it reads and thread 0 writes to
             wake it; room for a byte.
         model, data: addresses.
         fields, sizes: addresses of what `derived` is copied from, and how many numbers they have.
     """
     asked, count, bed = board.ctypes.data, board[3], beds.ctypes.data + thread * beds.strides[0]
-    taken, moved, wanted, byte, vain = asked + 8, asked + 16, asked + 64, bed + 24, 0
+    taken, moved, working, end = asked + 8, asked + 16, asked + 64, asked + 72
+    byte, vain = bed + 24, 0
     if thread == 0:
         _add(asked, count)
         for other in range(1, board[8]):
             if _add(bed + other * beds.strides[0], 0):
                 write(beds[other, 2], byte, 1)
     while True:
-        turn, idle = _add(taken, 0), thread >= _add(wanted, 0)
+        turn, idle = _add(taken, 0), thread >= _add(working, 0)
         if turn < _add(asked, 0) and not idle:
             if not _take(taken, turn):
                 continue
@@ -122,10 +123,10 @@ def move(board, beds, thread, patience, model, data, kind, frame_skip, fields, s
             pause()
         else:
             _add(bed, 1)
-            now = _add(wanted, 0)
-            if now and (thread >= now or turn >= _add(asked, 0)):  # else thread 0 did not see it asleep
+            idle = thread >= _add(working, 0)
+            if not _add(end, 0) and (idle or turn >= _add(asked, 0)):  # else thread 0 did not see it asleep
                 read(beds[thread, 1], byte, 1)
             _add(bed, -1)
-            if not _add(wanted, 0):
+            if _add(end, 0):
                 return
             vain = 0

@@ -131,6 +131,8 @@ def test_threads_sleep_between_steps_are_woken_and_end_with_the_environments(for
     assert len(threads) == 2
     if not forgotten:
         envs[1].close()
+        envs[1].use_threads(3)  # as one that still learns may ask
+        np.testing.assert_array_equal(envs[1].step(action)[0], envs[0].step(action)[0])  # by this thread alone
     del envs[1], env
     gc.collect()
     assert not any(thread.is_alive() for thread in threads)
