@@ -1,7 +1,7 @@
 """Benchmarks and studies: what the README's numbers come from.
 
     python -m benchmarks NAME...              run them; an interrupted study continues where it stopped
-    python -m benchmarks peers:CASE:CASE...   some cases of a measurement (peers, scale)
+    python -m benchmarks peers:CASE:CASE...   some cases of a measurement (peers, scale, repairs3)
     python -m benchmarks list                 what there is
 
 Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
@@ -59,6 +59,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "memorising": ("benchmarks.checks.memorising:run", "model_based"),
     "mutants": ("benchmarks.checks.mutants:run", "repairs"),
     "repairs": ("benchmarks.checks.repairs:run", "repairs"),
+    "repairs3": ("benchmarks.checks.repairs3:run", "repairs3"),
     "coverage": ("benchmarks.checks.coverage:run", "experiments"),
     "report-speed": ("benchmarks.speed.report:run", "experiments"),
     "watchdog": ("benchmarks.speed.watchdog:run", "experiments"),
@@ -89,7 +90,7 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
         return 0 if names else 2
     asked = [name.split(":") for name in names]
     for name, *cases in asked:
-        if name not in every() or (cases and name not in ("peers", "scale")):
+        if name not in every() or (cases and name not in ("peers", "scale", "repairs3")):
             print(unknown("benchmark", ":".join([name, *cases]), every()), file=sys.stderr)
             return 2
     for name, *cases in asked:
