@@ -3,12 +3,14 @@
     claim, about                    one line; what a reader of the figures must know
     collected                       the JSON that collects the figures of its area
     common, tasks, arms, cells      keys of runners.train, each on top of the one before; `cells` by pattern "task/arm"
-    seeds (5), chosen               seeds of every cell; how the settings were chosen
+    seeds (5), first_seed (0)       seeds of every cell, counted from the first
+    chosen                          how the settings were chosen
     judge (evaluation)              or training: the last 100 episodes instead of those of the final policy
     score (return)                  the column that is drawn, and that `threshold` is for
     columns: {name: source}         further columns: a key of the evaluation, a tag of metrics.csv, or "max TAG"
     figures: {key: column}          of every cell, as in "{task}_{arm}": IQM over seeds with its interval, or
-                                    "STATISTIC column"; the column `score` is the task's
+                                    "STATISTIC column"; the column `score` is the task's; "... where COLUMN"
+                                    takes only the runs that have a value there
     shares: {key: [of, low, high]}  (of - low) / (high - low) of the figures of these keys; [of, high]: of / high;
                                     [of]: that figure under another name; [least, ...], [most, ...], [mean, ...] of
                                     figures and of shares above; [gap, ...]: the most that one of them lacks to 1;
@@ -114,6 +116,7 @@ class Study:
     arms: dict[str, Keys | str] = field(default_factory=dict)
     cells: dict[str, Keys] = field(default_factory=dict)
     seeds: int = 5
+    first_seed: int = 0
     chosen: str = ""
     judge: str = "evaluation"
     score: str = "return"
@@ -235,9 +238,11 @@ def jobs_of(study: Study, place: Path, rows: Rows) -> dict[Job, tuple[Cell, int]
     there = {(row["task"], row["arm"], str(row["seed"])) for row in rows}
     found: dict[Job, tuple[Cell, int]] = {}
     composed = [(cell, *_composed(cell)) for cell in study.grid()]
-    for seed in range(max((cell.seeds for cell, _, _ in composed), default=0)):
+    most_seeds = max((cell.seeds for cell, _, _ in composed), default=0)
+    for repetition in range(most_seeds):
+        seed = study.first_seed + repetition
         for cell, given, config in composed:
-            if seed < cell.seeds and (cell.task, cell.arm, str(seed)) not in there:
+            if repetition < cell.seeds and (cell.task, cell.arm, str(seed)) not in there:
                 job = (f"{cell.task}/{cell.arm}/s{seed}", {**given, "seed": str(seed)}, replace(config, seed=seed))
                 found[make_job(*job, place, 0.0)] = (cell, seed)
     return found
@@ -362,6 +367,11 @@ def figures(study: Study, rows: Rows) -> dict[str, float]:
 
 def _figure(key: str, wanted: str, rows: Rows) -> dict[str, float]:
     """One figure of a cell; for a statistic, a run without a number counts as inf, or as the column after `else`."""
+    wanted, _, condition = wanted.partition(" where ")
+    if condition:
+        rows = [row for row in rows if _number(row[condition]) is not None]
+    if not rows:
+        return {}
     wanted, _, instead = wanted.partition(" else ")
     statistic, _, column = wanted.rpartition(" ")
     numbers = [_number(row[column]) for row in rows]

@@ -50,10 +50,12 @@ def test_every_task_and_every_arm_of_a_study_can_be_read_and_its_figures_have_co
     }.values():
         study._composed(cell)
     collected = {"foundation", "ppo", "exploration", "vision", "language", "model_based", "rewards2", "agents2"}
+    collected |= {"published"}
     assert found.claim and len(found.claim) <= 110 and found.collected in collected | {"scale"}
     assert bool(found.recorded) != bool(found.tasks and found.figures)
     known = {*found.header(), "score"}
-    assert {wanted.split(" else ")[0].split()[-1] for wanted in found.figures.values()} <= known
+    columns = {wanted.split(" where ")[0].split(" else ")[0].split()[-1] for wanted in found.figures.values()}
+    assert columns <= known
     keys = {key.format(task=t, arm=a) for key in found.figures for t in found.tasks for a in found.arms}
     assert {key for keys_of in found.shares.values() for key in keys_of} <= keys | {*found.shares, *study.EXTREMES}
     for task, about in found.tasks.items():
@@ -164,6 +166,27 @@ def test_figures_are_what_can_be_computed_by_hand():
     assert found["task_steps"] == 300 and "count_steps" not in found  # more than half never did
     assert found["task_cut"] == (100 + 200 + 300 + 500 + 500) / 5 and found["ratio"] == pytest.approx(400 / 320)
     assert "random_steps" not in found and "random_cut" not in found
+
+
+def test_where_counts_only_the_runs_that_have_a_value_in_a_column():
+    made = Study(
+        **TINY
+        | {
+            "arms": {"task": {}},
+            "figures": {"kept": "mean success where first_success", "met": "count success where first_success"},
+        }
+    )
+    rows = [
+        {"task": "pole", "arm": "task", "success": success, "first_success": first}
+        for success, first in (("1.0", "500"), ("0.5", "900"), ("0.0", ""))
+    ]
+    assert study.figures(made, rows) == {"kept": 0.75, "met": 2.0}
+    assert study.figures(made, rows[2:]) == {}
+
+
+def test_seeds_are_counted_from_the_first(tmp_path):
+    made = Study(**TINY | {"seeds": 2, "first_seed": 300, "arms": {"task": {}}})
+    assert [seed for _, seed in study.jobs_of(made, tmp_path, []).values()] == [300, 301]
 
 
 @pytest.mark.parametrize("name", ["exploration", "ppo_learning", "ppo_streams", "sentences"])
