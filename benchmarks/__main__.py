@@ -71,6 +71,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "wheel": ("benchmarks.checks.wheel:run", "users"),
     "users": ("benchmarks.users:run", "users"),
     "features": ("benchmarks.features:run", "users"),
+    "rule": ("benchmarks.checks.rule:run", "effects"),
     "effects": ("benchmarks.effects:run", "effects"),
     "scale": ("benchmarks.scale:run", "scale"),
     "house": ("benchmarks.house:run", "house"),

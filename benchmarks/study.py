@@ -17,6 +17,8 @@
                                     [doubling, a5, a10, b5, b10]: of two ways whose cost doubles from figure to
                                     figure, the cost of the first over that of the second, to equal figures
     system, verdict                 which system's effect it shows, and when it does: see effects.py
+    again                           the row of the table of effects whose claim it tries again on fresh seeds
+    post_hoc, cause                 how its rule was changed after its data were seen; why it is not shown
     recorded: why                   it cannot be run; its results are those of 0.1.0
 
 `reward.*.x` is the option x of every reward but the task's. A task, an arm or a cell may also set `seeds` (0: not run),
@@ -33,7 +35,7 @@ import fnmatch
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -43,8 +45,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import results
-from runners.evaluate import interval
-from runners.report import statistics
+from benchmarks.figures import Keys, Rows, figures, read_number
 from runners.run.config import UsageError
 from runners.sweep.config import make_launcher
 from runners.sweep.display import Display
@@ -58,23 +59,6 @@ WINDOW = 100  # episodes that the training curve looks back on
 POINTS = 100  # of a curve that are kept
 EACH = "reward.*."
 RETURN, SUCCESS, LENGTH = "rollout/ep_rew_mean", "rollout/success_rate", "rollout/ep_len_mean"
-STATISTICS: dict[str, Callable[[list[float]], Any]] = {
-    "iqm": statistics.iqm,
-    "mean": np.mean,
-    "median": np.median,
-    "min": np.min,
-    "max": np.max,
-    "count": len,
-}
-EXTREMES: dict[str, Callable[[list[float]], float]] = {
-    "least": min,
-    "mean": lambda values: float(np.mean(values)),
-    "most": max,
-    "gap": lambda values: 1 - min(values),
-    "doubling": lambda values: doubling(values),
-}
-Keys = dict[str, Any]
-Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -126,6 +110,9 @@ class Study:
     shares: dict[str, list[str]] = field(default_factory=dict)
     system: str = ""
     verdict: dict[str, list[Any]] = field(default_factory=dict)
+    again: str = ""
+    post_hoc: str = ""
+    cause: str = ""
     recorded: str = ""
 
     @classmethod
@@ -299,7 +286,7 @@ def measured(study: Study, cell: Cell, scores: dict[str, Any], log: Rows) -> dic
 def curve(log: Rows) -> Rows:
     """Steps, return and success (None where the task has none) of the last episodes, from the rows of metrics.csv."""
     return [
-        {"steps": int(row["step"]), **{name: _number(row.get(tag)) for name, tag in _CURVE.items()}}
+        {"steps": int(row["step"]), **{name: read_number(row.get(tag)) for name, tag in _CURVE.items()}}
         for row in log
         if row.get(RETURN)
     ]
@@ -326,10 +313,6 @@ def thin(points: Rows, most: int = POINTS) -> Rows:
     return [{key: "" if v is None else round(v, 4) for key, v in point.items()} for point in kept]
 
 
-def _number(text: str | None) -> float | None:
-    return float(text) if text not in (None, "", "None") else None
-
-
 @cache
 def commit() -> str:
     """Of this checkout, with + behind it if files differ from it, results apart."""
@@ -340,60 +323,6 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head + "+" * bool(changed)
-
-
-def figures(study: Study, rows: Rows) -> dict[str, float]:
-    """The figures that rows allow; see `figures` and `shares` at the head of this file."""
-    found: dict[str, float] = {}
-    for task, about in study.tasks.items():
-        score, timed = about.get("score", study.score), about.get("threshold", study.threshold) is not None
-        for arm, keys in study.arms.items():
-            mine = _of(rows, {"task": task, "arm": arm})
-            for key, wanted in study.figures.items() if mine else ():
-                if "solved_at" not in wanted or (timed and not isinstance(keys, str)):
-                    found |= _figure(key.format(task=task, arm=arm), wanted.replace("score", score), mine)
-    for key, parts in study.shares.items():
-        if parts[0] in EXTREMES and found.keys() >= set(parts[1:]):
-            found[key] = EXTREMES[parts[0]]([found[part] for part in parts[1:]])
-        elif found.keys() >= set(parts):
-            of, low, high = (
-                found[parts[0]],
-                found[parts[1]] if parts[2:] else 0.0,
-                found[parts[-1]] if parts[1:] else 1.0,
-            )
-            found |= {key: (of - low) / (high - low)} if high > low else {}
-    return found
-
-
-def _figure(key: str, wanted: str, rows: Rows) -> dict[str, float]:
-    """One figure of a cell; for a statistic, a run without a number counts as inf, or as the column after `else`."""
-    wanted, _, condition = wanted.partition(" where ")
-    if condition:
-        rows = [row for row in rows if _number(row[condition]) is not None]
-    if not rows:
-        return {}
-    wanted, _, instead = wanted.partition(" else ")
-    statistic, _, column = wanted.rpartition(" ")
-    numbers = [_number(row[column]) for row in rows]
-    values = [value for value in numbers if value is not None]
-    if statistic:
-        never = [float(row[instead]) if instead else float("inf") for row in rows]
-        filled = [other if value is None else value for value, other in zip(numbers, never)]
-        value = float(STATISTICS[statistic](filled))
-        return {key: value} if np.isfinite(value) else {}
-    if not values:
-        return {}
-    low, high = np.clip(interval(values), *((0, 1) if wanted == "success" else (-np.inf, np.inf)))
-    return {key: float(statistics.iqm(values)), f"{key}_low": float(low), f"{key}_high": float(high)}
-
-
-def doubling(values: list[float]) -> float:
-    """The ratio of costs at which two halves first reach the highest value that both do, linear between the values."""
-    halves = [np.maximum.accumulate(half) for half in np.split(np.array(values), 2)]
-    goal = min(half[-1] for half in halves)
-    first = [int(np.argmax(half >= goal)) for half in halves]
-    parts = [(goal - half[i - 1]) / (half[i] - half[i - 1]) - 1 if i else 0.0 for half, i in zip(halves, first)]
-    return float(2.0 ** (first[0] + parts[0] - first[1] - parts[1]))
 
 
 def draw(study: Study, rows: Rows, points: Rows, picture: Path) -> None:
@@ -443,14 +372,14 @@ def _runs(study: Study, rows: Rows, points: Rows) -> Iterator[Any]:
 
     scores = {cell.task: cell.score for cell in study.grid()}
     at_random = [row for row in rows if study.arms.get(row["arm"]) == "random"]
-    chance = {(row["task"], row["seed"]): _number(row[scores[row["task"]]]) for row in at_random}
+    chance = {(row["task"], row["seed"]): read_number(row[scores[row["task"]]]) for row in at_random}
     for row in rows:
         task, arm, score = row["task"], row["arm"], scores[row["task"]]
-        if _number(row[score]) is None or row in at_random:
+        if read_number(row[score]) is None or row in at_random:
             continue
         own = [p for p in _of(points, {key: row[key] for key in ("task", "arm", "seed")}) if p.get(score)]
         made = Run(f"{task}/{arm}/s{row['seed']}", task, arm, "", int(row["seed"]), status={"state": "finished"})
-        made.scores = {"this run": {"task_return": _number(row[score])}}
+        made.scores = {"this run": {"task_return": read_number(row[score])}}
         made.scores["random"] = {"task_return": chance.get((task, row["seed"]))}
         made.steps = np.array([float(p["steps"]) for p in own])
         made.table = {TASK_RETURN: np.array([float(p[score]) for p in own])}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import results, study
+from benchmarks import figures, results, study
 from benchmarks.study import Cell, Study
 from runners.run.config import UsageError
 from runners.sweep.job import replay
@@ -57,7 +57,7 @@ def test_every_task_and_every_arm_of_a_study_can_be_read_and_its_figures_have_co
     columns = {wanted.split(" where ")[0].split(" else ")[0].split()[-1] for wanted in found.figures.values()}
     assert columns <= known
     keys = {key.format(task=t, arm=a) for key in found.figures for t in found.tasks for a in found.arms}
-    assert {key for keys_of in found.shares.values() for key in keys_of} <= keys | {*found.shares, *study.EXTREMES}
+    assert {key for keys_of in found.shares.values() for key in keys_of} <= keys | {*found.shares, *figures.EXTREMES}
     for task, about in found.tasks.items():
         assert set(about.get("arms", ())) <= set(found.arms) and about.get("score", found.score) in known, task
 
@@ -177,10 +177,12 @@ def test_where_counts_only_the_runs_that_have_a_value_in_a_column():
         }
     )
     rows = [
-        {"task": "pole", "arm": "task", "success": success, "first_success": first}
-        for success, first in (("1.0", "500"), ("0.5", "900"), ("0.0", ""))
+        {"task": "pole", "arm": "task", "seed": seed, "success": success, "first_success": first}
+        for seed, success, first in (("0", "1.0", "500"), ("1", "0.5", "900"), ("2", "0.0", ""))
     ]
-    assert study.figures(made, rows) == {"kept": 0.75, "met": 2.0}
+    found = study.figures(made, rows)
+    assert (found["kept"], found["met"]) == (0.75, 2.0)
+    assert found["kept_low"] < 0.75 < found["kept_high"] <= 1
     assert study.figures(made, rows[2:]) == {}
 
 
@@ -257,6 +259,6 @@ def test_a_study_that_is_killed_continues_and_has_every_row_once(tmp_path):
 
 
 def test_a_cost_that_doubles_is_compared_where_both_ways_first_reach_the_same():
-    assert study.doubling([0, 2, 2, 0, 1, 2]) == 0.5  # at the second figure, at the third
-    assert study.doubling([3, 1, 0, 3, 5, 6]) == 1.0  # at once, both
-    assert study.doubling([0, 2, 4, 0, 1, 1]) == pytest.approx(2**0.5 / 2)  # halfway to the second; at the second
+    assert figures.doubling([0, 2, 2, 0, 1, 2]) == 0.5  # at the second figure, at the third
+    assert figures.doubling([3, 1, 0, 3, 5, 6]) == 1.0  # at once, both
+    assert figures.doubling([0, 2, 4, 0, 1, 1]) == pytest.approx(2**0.5 / 2)  # halfway to the second; at the second
