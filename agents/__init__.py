@@ -34,5 +34,5 @@ TABLE: dict[str, str] = {
     "qrdqn": "agents.sb3.agent:QRDQN",
 }
 
-table: Table[Any] = Table("agent", TABLE, needs=("Config", "driver", "n_envs", "check", "build"))
+table: Table[Any] = Table("agent", TABLE, needs=("Config", "driver", "n_envs", "check", "build", "samples"))
 names, get, register = table.names, table.get, table.register

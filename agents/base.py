@@ -116,6 +116,9 @@ class BaseAgent(Predictor):
     rng: np.random.Generator
     episodes: "Episodes"
 
+    def reseed(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
     def __init__(
         self,
         envs: gym.vector.VectorEnv,

@@ -44,6 +44,17 @@ class Predictor(ABC):
     mode: ClassVar[bool] = False  # whether `predict` gives the mode unless asked for a sample, not the other way round
     masked: bool = False  # whether it was trained with action masks, which it then needs to act
 
+    @classmethod
+    def samples(cls, config: Any, action_space: gym.Space) -> bool:
+        """Whether the policy that is learned is a distribution over discrete actions, so that its mode is another one.
+
+        Such a policy is evaluated by sampled actions, others by their mode, unless `eval_sampled` says otherwise.
+        """
+        return False
+
+    def reseed(self, seed: int) -> None:
+        """Draw sampled actions from a generator of this seed, so that the same evaluation gives the same numbers."""
+
     def predict(
         self,
         observation: Obs,

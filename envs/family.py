@@ -94,8 +94,6 @@ class Family:
     # Whether transitions terminate the episode, from arrays (B, D), (B, A), (B, D) of NumPy or torch alone, time limits
     # apart; None where observations do not determine it.
     terminates: Callable[[EnvSpec], Ends | None] = lambda spec: None
-    # Whether policies are evaluated by sampled actions: the mode, taken always, may repeat itself until time is up.
-    sampled: bool = False
     # (env, task return of the episode, terminated, info of its last step) -> whether it succeeded; None if undefined.
     success: Success = lambda env, total, terminated, info: None
 

@@ -3,12 +3,17 @@
     python -m runners.evaluate run=runs/CartPole-v1/ppo-task+rnd/20261121-120000-s0 episodes=20
     python -m runners.evaluate run=runs/... episodes=20 estimator=mfmc cheap=50 cheap_episodes=400
 
-The learned reward is never its own judge; it appears in the video only. `estimator=mfmc` narrows the interval of the
-return by many more episodes that are cut after a few steps (`runners.report.statistics.mfmc`).
+The learned reward is never its own judge; it appears in the video only. A policy acts as it was trained: PPO on discrete
+actions is sampled, on continuous ones it acts by its mode, and so do SAC and DQN. Where sampled actions and the mode
+are different policies, the mode stands beside as another column, over half as many episodes.
+
+`estimator=mfmc` narrows the interval of the return by many more episodes that are cut after a few steps
+(`runners.report.statistics.mfmc`).
 """
 
+import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import agents
 from envs.family import Goal, family_of
-from envs.make import goals, make, spec_of
+from envs.make import goals, make
 from envs.masks import sample
 from envs.settings import Settings, setting
 from envs.types import MASK
@@ -33,6 +39,8 @@ if TYPE_CHECKING:
     from runners.run.video import Act
 
 SEED = 1_000_000  # evaluation episodes never share a seed with training
+SAMPLED, MODE = "sampled", "mode"  # how a policy acts
+OTHER_WAY = "this run, mode"  # the policy of result.json that is this run's, acting by its mode
 
 
 @dataclass
@@ -46,6 +54,7 @@ class Scores:
     goal: str = ""
     metrics: dict[str, float] = field(default_factory=dict)  # name with unit -> mean, in the family's own terms
     cut: int = 0  # episodes that had not ended after so many steps as all may have together
+    actions: str = ""  # how the policy acted: sampled, mode or random
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers: per-episode lists, their means, IQM and 95 % interval of the return."""
@@ -61,6 +70,7 @@ class Scores:
             "goal_steps": float(np.mean(self.goal_steps)) if self.goal_steps else None,
             "metrics": self.metrics,
             "cut": self.cut,
+            "actions": self.actions or None,
             "returns": self.returns,
         }
 
@@ -124,11 +134,37 @@ def play(
 
 
 def evaluation(config: TrainConfig, model: Any, mix: "Mix", episodes: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Scores of a trained policy and of a random one on the same episodes."""
+    """Scores of a trained policy and of a random one on the same episodes.
+
+    A policy that is judged by sampled actions is also judged by its mode, which may be worth much less. The mode has
+    half of the episodes: enough to see a gap, at half the cost.
+    """
     limits = limits_of(config, seed)
-    mine = play(config.env, policy(model, config), episodes, mix=mix, tick=Ticker("evaluating"), **limits)
-    chance = play(config.env, None, episodes, tick=Ticker("evaluating a random policy"), **limits)
-    return {"this run": mine.to_dict(), "random": chance.to_dict()}
+    way = way_of(config, model)
+    columns = {"this run": play_as(way, config, model, mix, episodes, limits)}
+    if config.eval_sampled == "auto" and way == SAMPLED:
+        columns[OTHER_WAY] = play_as(MODE, config, model, mix, max(episodes // 2, 1), limits)
+    columns["random"] = play(config.env, None, episodes, tick=Ticker("evaluating a random policy"), **limits)
+    columns["random"].actions = "random"
+    return {name: scores.to_dict() for name, scores in columns.items()}
+
+
+def play_as(
+    way: str, config: TrainConfig, model: Any, mix: "Mix", episodes: int, limits: Mapping[str, Any]
+) -> Scores:
+    """Scores of a trained policy that acts in one way."""
+    act = policy(model, config, way=way, seed=limits["seed"])
+    scores = play(config.env, act, episodes, mix=mix, tick=Ticker(f"evaluating ({way})"), **limits)
+    scores.actions = way
+    return scores
+
+
+def way_of(config: TrainConfig, model: Any) -> str:
+    """How a run's policy acts when it is judged or shown: sampled or mode, by default as it was trained."""
+    if config.eval_sampled != "auto":
+        return SAMPLED if config.eval_sampled == "true" else MODE
+    trained = agents.get(config.agent_name)
+    return SAMPLED if trained.samples(config.agent, model.action_space) else MODE
 
 
 def limits_of(config: TrainConfig, seed: int) -> dict[str, Any]:
@@ -145,24 +181,45 @@ def goal_of(config: TrainConfig) -> Goal | None:
     return next(iter(named or known), None)
 
 
-def policy(model: Any, run: TrainConfig | None = None) -> "Act":
-    """The policy of an agent, which keeps an LSTM's state between calls; its actions are sampled if its run says so.
+def policy(model: Any, run: TrainConfig | None = None, *, way: str = "", seed: int = 0) -> "Act":
+    """The policy of an agent, which keeps an LSTM's state between calls.
 
-    It takes one observation and a bool, or a batch and an array (N,), and the action mask that came with it. Actions
-    are of the type that the environment samples: a number, not the array () that Stable-Baselines3 predicts.
+    It acts in the way that is given, else as its run is judged (`way_of`), else by its mode; the sampled actions of an
+    episode depend on the seed and its number alone. It takes one observation and a bool, or a batch and an array (N,), and the action mask that came with
+    it. Actions are of the type that the environment samples: a number, not the array () that Stable-Baselines3
+    predicts.
     """
+    if not way:
+        way = MODE if run is None else way_of(run, model)
     state: Any = None
-    sampled = run is not None and (run.eval_sampled or family_of(spec_of(run.env)).sampled)
+    episodes = itertools.count(SEED + 1000 * seed)
 
     def act(obs: Any, begins: Any, mask: Any = None) -> Any:
         nonlocal state
         start = np.atleast_1d(begins)
-        state = None if start.all() else state
+        if start.all():
+            state = None
+            if way == SAMPLED:
+                # An episode that is cut short for `mfmc` then begins as the whole one does.
+                reseed(model, next(episodes))
         more = {"mask": mask} if getattr(model, "masked", False) else {}
-        action, state = model.predict(obs, state=state, episode_start=start, deterministic=not sampled, **more)
+        action, state = model.predict(obs, state=state, episode_start=start, deterministic=way == MODE, **more)
         return np.asarray(action, model.action_space.dtype)[()]
 
     return act
+
+
+def reseed(model: Any, seed: int) -> None:
+    """Draw a policy's sampled actions from a seed: the same evaluation gives the same numbers."""
+    from stable_baselines3.common.utils import set_random_seed
+
+    from agents.predictor import Predictor
+
+    if isinstance(model, Predictor):
+        model.reseed(seed)
+        return
+    # Stable-Baselines3's policies draw from the global generators.
+    set_random_seed(seed)
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -171,17 +228,48 @@ def interval(values: list[float]) -> tuple[float, float]:
     return (found.value, found.value) if len(values) == 1 else (float(found.low), float(found.high))
 
 
+def disagreement(closing: dict[str, Any], training: Sequence[float]) -> str:
+    """A sentence where the closing returns and the last ones of training differ beyond both intervals, else "".
+
+    As many episodes of training are looked at as there are closing ones: earlier ones are of a policy that knew less.
+    """
+    after = closing["returns"]
+    before = list(training)[-len(after) :]
+    if min(len(after), len(before)) < 2:
+        return ""
+    trained, closed = statistics.mean_interval(before), statistics.mean_interval(after)
+    if trained.low <= closed.high and closed.low <= trained.high:
+        return ""
+    why = "both are sampled, so the policy or the world of the episodes has changed since"
+    if closing["actions"] == MODE:
+        why = "training explores by random actions, and these are the policy's mode"
+    return (
+        f"note: the last {len(before)} episodes of training had a mean task return of {_mean(trained)}, these "
+        f"{len(after)} have {_mean(closed)}, beyond both 95 % intervals: {why}"
+    )
+
+
+def _mean(estimate: statistics.Estimate) -> str:
+    return f"{estimate.value:.4g} ({estimate.low:.4g} to {estimate.high:.4g})"
+
+
 def table(columns: dict[str, dict[str, Any]]) -> str:
     """Scores side by side: one column per policy."""
     goal = next((c["goal"] for c in columns.values() if c["goal"]), None)
-    rows = {"task return": "task_return", "task return, IQM": "task_return_iqm"}
-    rows |= {"95 % interval": "task_return_interval", f"steps with goal '{goal}'": "goal_steps"}
+    rows = {"actions": "actions"}
+    if len({column.get("episodes") for column in columns.values()}) > 1:
+        rows["episodes"] = "episodes"
+    rows |= {"task return": "task_return", "task return, IQM": "task_return_iqm"}
+    rows |= {"95 % interval of the IQM": "task_return_interval", f"steps with goal '{goal}'": "goal_steps"}
     rows |= {"success": "success", "episode length": "length"}
     lines = [["", *columns]]
-    listed = [(words, [column[key] for column in columns.values()]) for words, key in rows.items()]
+    # A result.json of an earlier version does not say how its policies acted.
+    listed = [(words, [column.get(key) for column in columns.values()]) for words, key in rows.items()]
     measured = [column.get("metrics") or {} for column in columns.values()]  # none in runs from before there were any
     listed += [(name, [each.get(name) for each in measured]) for name in measured[0]]
     for words, values in listed:
+        if words == "episodes":
+            values = list(map(str, values))
         if any(value is not None for value in values):
             lines.append([words, *map(_number, values)])
     cut = [f"{c['cut']} of {c['episodes']} of {name}" for name, c in columns.items() if c.get("cut")]
@@ -196,6 +284,8 @@ def table(columns: dict[str, dict[str, Any]]) -> str:
 
 
 def _number(value: Any) -> str:
+    if isinstance(value, str):
+        return value
     if value is None or isinstance(value, list):
         return " to ".join(map(_number, value)) if value else "-"
     return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
@@ -229,7 +319,7 @@ def evaluate(config: EvaluateConfig) -> None:
     if config.estimator == "mfmc":
         print(controlled(config, trained, model, mix, columns["this run"]["returns"]))
     if config.video:
-        act, seed = policy(model, trained), SEED + 1000 * config.seed
+        act, seed = policy(model, trained, seed=config.seed), SEED + 1000 * config.seed
         print(f"video: {record_video(trained, act, mix, run / 'video.mp4', seed)}")
 
 
@@ -237,7 +327,7 @@ def controlled(config: EvaluateConfig, trained: TrainConfig, model: Any, mix: "M
     """The mean return by `mfmc`, given those of whole episodes, as a sentence."""
     limits = {**limits_of(trained, config.seed), "tick": Ticker("evaluating, cut short")}
     limits |= {"max_episode_steps": config.cheap, "max_steps": config.cheap * config.cheap_episodes}
-    cheap = play(trained.env, policy(model, trained), config.cheap_episodes, mix=mix, **limits)
+    cheap = play(trained.env, policy(model, trained, seed=config.seed), config.cheap_episodes, mix=mix, **limits)
     found = statistics.mfmc(dear, cheap.returns)
     return (
         f"mean task return by mfmc: {found.value:.4g} ({found.low:.4g} to {found.high:.4g}), from {len(dear)} whole "

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from envs.vector.watchdog import WorkerError
 from runners.cli.command import Command
 from runners.cli.compose import compose
-from runners.evaluate import SEED, evaluation, policy, table
+from runners.evaluate import SEED, disagreement, evaluation, policy, table
 from runners.run import checkpoint, control
 from runners.run.build import Parts, build
 from runners.run.checkpoint import write_atomically
@@ -160,13 +160,16 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Wor
     if scores:
         print(f"\nthe task's own scores over {scores['this run']['episodes']} episodes of the trained policy")
         print(table(scores))
+        window = parts.model.ep_info_buffer or []
+        if note := disagreement(scores["this run"], [episode["r"] for episode in window]):
+            print(note)
     pictures: list[tuple[str, Callable[[], object]]] = [
         ("curve", lambda: curve(path, f"{config.env_label}: {parts.mix.describe()}", scores=scores, control=control))
     ]
     if hasattr(parts.model, "map"):
         pictures.append(("archive", lambda: archive(path, parts.model)))
     if config.video:
-        act = policy(parts.model, config)
+        act = policy(parts.model, config, seed=config.seed)
         seed, also = SEED + 1000 * config.seed, shows(config, path, work.step)
         pictures.append(("video", lambda: record_video(config, act, parts.mix, path / "video.mp4", seed, also)))
     for name, draw in reversed(pictures):

@@ -92,7 +92,7 @@ def play_all(config: WatchConfig, trained: Trained) -> Iterator[Episode]:
     from runners.run.video import can_be_drawn, open_env, play
 
     run, model, mix, _ = trained
-    act = None if config.policy == "random" else policy(model, run)
+    act = None if config.policy == "random" else policy(model, run, seed=config.seed)
     drawn = can_be_drawn(run.env)
     with closing(open_env(run, mix, drawn)) as env:  # one for all: some take every window with them when they close
         for number in range(config.episodes):

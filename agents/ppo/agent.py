@@ -262,6 +262,10 @@ class PPO(BaseAgent):
         self.learnt.obs_mean.copy_(torch.as_tensor(self.obs_statistics.mean))
         self.learnt.obs_scale.copy_(torch.as_tensor(1 / np.sqrt(self.obs_statistics.var + 1e-8)))
 
+    @classmethod
+    def samples(cls, config: Any, action_space: gym.Space) -> bool:
+        return not isinstance(action_space, gym.spaces.Box)
+
     @property
     def masked(self) -> bool:
         return self.collector.masked

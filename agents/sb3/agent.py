@@ -172,6 +172,11 @@ class SB3Agent:
     lstm: ClassVar[bool] = False
 
     @classmethod
+    def samples(cls, config: SB3Config, action_space: gym.Space) -> bool:
+        """Whether the policy is a distribution over discrete actions, see `agents.predictor.Predictor.samples`."""
+        return isinstance(config, OnPolicyConfig) and not isinstance(action_space, spaces.Box)
+
+    @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
         """Raise a ValueError for a space that the algorithm cannot handle, naming the agents that can."""
         name = cls.__name__

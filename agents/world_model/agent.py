@@ -108,6 +108,14 @@ class WorldModel(BaseAgent):
     def _filled(self) -> bool:
         return self.replay.added >= (self.learner.longest + 1) * self.steps.n
 
+    @classmethod
+    def samples(cls, config: WorldModelConfig, action_space: gym.Space) -> bool:
+        return config.behaviour == "imag_ac" and not isinstance(action_space, gym.spaces.Box)
+
+    def reseed(self, seed: int) -> None:
+        super().reseed(seed)
+        self.learner.generator.manual_seed(seed)
+
     def _act(self) -> Tensor:
         action, self.state = self._think(self.steps.obs, self.steps.began, self.state)
         if self._n_updates or len(self.replay) >= self.config.learning_starts:

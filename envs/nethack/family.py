@@ -177,6 +177,5 @@ FAMILY = Family(
     signals=lambda spec: SIGNALS,
     sense=_sense,
     metrics=lambda env: Delving(),
-    sampled=True,
     success=_success,
 )

@@ -165,7 +165,7 @@ def _policy_of(spec: SampleSpec) -> Callable[..., Any]:
         raise UsageError(f"run={spec.run} is of {config.env}, not of {spec.env}; give a run of the same environment")
     if found := guides(mix):
         raise UsageError(f"the policy of run={spec.run} is guided by {', '.join(found)}; give a run without a guide")
-    return policy(model)
+    return policy(model, config, seed=spec.seed)
 
 
 class _Sampler:

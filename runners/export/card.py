@@ -13,9 +13,7 @@ from typing import Any
 
 import jinja2
 
-from envs.family import family_of
 from envs.files import read_json
-from envs.make import spec_of
 from runners.cli.command import changed, written
 from runners.evaluate import table
 from runners.run import checkpoint
@@ -94,7 +92,7 @@ def card(trained: Trained, run: Path, checked: list[str], loaded: str = 'ld.load
         reward=scrubbed(mix.describe()),
         command=shlex.join(settings(config)),
         notes=map(scrubbed, [*vision(config), *mix.notes()]),
-        sampled=config.eval_sampled or family_of(spec_of(config.env)).sampled,
+        actions=scores.get("this run", {}).get("actions"),
         scores=scores and scrubbed(table(scores)),
         episodes=next(iter(scores.values()))["episodes"] if scores else 0,
         loaded=loaded,

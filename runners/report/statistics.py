@@ -49,6 +49,16 @@ def aggregate(scores: Strata) -> Estimate:
     return interval(scores, lambda parts: iqm(np.concatenate(parts, 1)))
 
 
+def mean_interval(values: Sequence[float]) -> Estimate:
+    """The mean of two numbers or more, and Student's interval."""
+    from scipy.stats import t
+
+    numbers = np.asarray(values, np.float64)
+    mean = float(numbers.mean())
+    half = float(t.ppf((1 + LEVEL) / 2, len(numbers) - 1) * numbers.std(ddof=1) / np.sqrt(len(numbers)))
+    return Estimate(mean, mean - half, mean + half)
+
+
 def curve(values: np.ndarray) -> Estimate:
     """IQM over runs at each of P points: (R, P) -> arrays (P,). The band holds at each point, not for all at once."""
     return interval([np.asarray(values, np.float64)], lambda parts: iqm(parts[0], 1))

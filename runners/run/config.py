@@ -103,7 +103,12 @@ class TrainConfig(Settings):
     eval_episodes: int = setting(20, "episodes of the final evaluation; 0 skips it", low=0)
     eval_steps: int = setting(20_000, "environment steps after which no evaluation episode begins, nor goes on", low=1)
     eval_every: int = setting(0, "environment steps between evaluations, which keep the best weights; 0: none", low=0)
-    eval_sampled: bool = setting(False, "evaluate by sampled actions, not the likeliest; in NetHack always")
+    eval_sampled: str = setting(
+        "auto",
+        "how a policy is evaluated: auto (as it was trained: by sampled actions where it is a distribution over "
+        "discrete actions, with its mode beside it; else by its mode), true (sampled alone) or false (the mode alone)",
+        choices=("auto", "true", "false"),
+    )
     coverage: str = setting(
         "", "log how many different observations the agent acted on: all, or A:B for that part of a vector; empty: none"
     )
@@ -122,6 +127,8 @@ class TrainConfig(Settings):
     def __post_init__(self) -> None:
         if not self.env:
             raise UsageError("env= is missing, as in env=CartPole-v1; `python -m runners.list` names the environments")
+        if isinstance(self.eval_sampled, bool):
+            self.eval_sampled = str(self.eval_sampled).lower()
         super().__post_init__()
         for name in ("total_timesteps", "checkpoint_every", "log_every", "eval_steps", "eval_every", "video_every"):
             value = getattr(self, name)
@@ -238,6 +245,9 @@ def from_dict(values: dict[str, Any], trusted: bool = False) -> TrainConfig:
 
 def _renamed(prefix: str, options: dict[str, Any]) -> dict[str, Any]:
     """Options saved by an earlier version, by the names of this one."""
+    if options.get("eval_sampled") is False and prefix == "":
+        # The default of earlier versions, saved with every run: nothing that its user had asked for.
+        options = {**options, "eval_sampled": "auto"}
     names = {key: RENAMED.get(prefix + key, key).rpartition(".")[2] for key in options}
     return {name: options[key] for key, name in names.items() if name}
 

@@ -81,7 +81,7 @@ class Evaluator(Stateful):
         self._model.policy.load_state_dict(model.policy.state_dict())
         if getattr(model, "masked", False):
             self._model.masked = True
-        act = policy(self._model, self.config)
+        act = policy(self._model, self.config, seed=self.config.seed)
 
         def watched(obs: Any, begins: Any, mask: Any = None) -> Any:
             if self.interrupted():

@@ -5,11 +5,14 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, registry
 
+from agents.ppo.agent import PPO
 from envs.family import Goal
+from envs.make import make_vec
 from runners.cli.compose import compose
 from runners.cli.output import Ticker
-from runners.evaluate import SEED, Scores, goal_of, interval, play, policy, table
+from runners.evaluate import SEED, Scores, disagreement, evaluation, goal_of, interval, play, policy, table, way_of
 from runners.report.statistics import iqm
+from runners.run.config import from_dict, to_dict
 from runners.run.video import Episode, can_be_drawn, draw
 
 
@@ -116,19 +119,110 @@ def test_a_recurrent_policy_keeps_its_state_within_an_episode_only():
         act(np.zeros(1), begins)
 
 
+class Sayer:
+    """A model whose action says whether it was asked for its mode."""
+
+    action_space = spaces.Discrete(2)
+
+    def predict(self, obs, state, episode_start, deterministic):
+        return int(deterministic), None
+
+
+DOORKEY, PENDULUM = "env=MiniGrid-DoorKey-5x5-v0", "env=Pendulum-v1"
+
+
 @pytest.mark.parametrize(
-    ("env", "asked", "sampled"),
-    [("CartPole-v1", False, False), ("CartPole-v1", True, True), ("NetHackScore-v0", False, True)],
+    ("line", "space", "way"),
+    [
+        ([DOORKEY], spaces.Discrete(7), "sampled"),
+        ([DOORKEY], spaces.MultiDiscrete([2, 3]), "sampled"),
+        ([DOORKEY, "agent=a2c"], spaces.Discrete(7), "sampled"),
+        ([DOORKEY, "agent=maskable_ppo"], spaces.Discrete(7), "sampled"),
+        ([DOORKEY, "agent=dqn"], spaces.Discrete(7), "mode"),
+        ([DOORKEY, "agent=dyna"], spaces.Discrete(7), "mode"),
+        ([DOORKEY, "agent=world_model"], spaces.Discrete(7), "sampled"),
+        ([DOORKEY, "agent=world_model", "agent.preset=mrq"], spaces.Discrete(7), "mode"),
+        ([PENDULUM], spaces.Box(-2, 2, (1,)), "mode"),
+        ([PENDULUM, "agent=sac"], spaces.Box(-2, 2, (1,)), "mode"),
+        ([PENDULUM, "eval_sampled=true"], spaces.Box(-2, 2, (1,)), "sampled"),
+        ([DOORKEY, "eval_sampled=false"], spaces.Discrete(7), "mode"),
+        (["env=NetHackScore-v0", "agent=dqn"], spaces.Discrete(23), "mode"),
+    ],
 )
-def test_actions_are_sampled_where_the_run_says_so(env, asked, sampled):
-    class Model:
-        action_space = spaces.Discrete(2)
+def test_a_policy_is_judged_as_it_was_trained_unless_the_run_says_otherwise(line, space, way, monkeypatch):
+    monkeypatch.setattr(Sayer, "action_space", space)
+    config, _ = compose(line)
+    assert way_of(config, Sayer()) == way
+    monkeypatch.setattr(Sayer, "action_space", spaces.Discrete(2))
+    assert policy(Sayer(), way=way)(np.zeros(1), True) == (way == "mode")
+    assert policy(Sayer())(np.zeros(1), True) == 1
 
-        def predict(self, obs, state, episode_start, deterministic):
-            return int(deterministic), None
 
-    config, _ = compose([f"env={env}", f"eval_sampled={str(asked).lower()}"])
-    assert policy(Model(), config)(np.zeros(1), True) == (not sampled)
+@pytest.mark.parametrize(("saved", "read"), [(False, "auto"), (True, "true"), ("false", "false"), ("auto", "auto")])
+def test_what_a_run_of_an_earlier_version_did_not_ask_for_is_automatic(saved, read):
+    values = to_dict(compose(["env=CartPole-v1"])[0]) | {"eval_sampled": saved}
+    assert from_dict(values).eval_sampled == read
+
+
+class Coin:
+    """A PPO whose sampled actions keep a pole up for a while, and whose mode falls over at once."""
+
+    action_space = spaces.Discrete(2)
+
+    def predict(self, obs, state, episode_start, deterministic):
+        return 0 if deterministic else int(obs[2] > 0), None
+
+
+@pytest.mark.parametrize(
+    ("asked", "columns", "actions"),
+    [
+        ("auto", ["this run", "this run, mode", "random"], ["sampled", "mode", "random"]),
+        ("true", ["this run", "random"], ["sampled", "random"]),
+        ("false", ["this run", "random"], ["mode", "random"]),
+    ],
+)
+def test_the_mode_of_a_sampled_policy_stands_beside_it_on_half_of_the_episodes(asked, columns, actions):
+    config, _ = compose(["env=CartPole-v1", f"eval_sampled={asked}"])
+    scores = evaluation(config, Coin(), None, 6, 0)
+    assert list(scores) == columns and [column["actions"] for column in scores.values()] == actions
+    ours = scores["this run"]
+    assert (ours["task_return"] > 30) == (asked != "false") and ours["episodes"] == 6
+    if asked == "auto":
+        assert scores["this run, mode"]["episodes"] == 3 and scores["this run, mode"]["task_return"] < 12
+        lines = [line.split() for line in table(scores).splitlines()]
+        assert lines[1:3] == [["actions", "sampled", "mode", "random"], ["episodes", "6", "3", "6"]]
+
+
+def test_a_policy_that_is_judged_by_its_mode_is_played_once(monkeypatch):
+    played = []
+    monkeypatch.setattr("runners.evaluate.play", lambda *given, **more: played.append(1) or Scores([1.0], [1]))
+    config, _ = compose(["env=Pendulum-v1"])
+    monkeypatch.setattr(Sayer, "action_space", spaces.Box(-2, 2, (1,)))
+    assert list(evaluation(config, Sayer(), None, 6, 0)) == ["this run", "random"] and len(played) == 2
+
+
+def test_sampled_actions_of_an_episode_depend_on_the_seed_and_its_number_alone():
+    vector = make_vec("CartPole-v1", 2)
+    model, obs = PPO(vector), np.zeros((1, 4), np.float32)
+
+    def actions(seed, *lengths):
+        act = policy(model, way="sampled", seed=seed)
+        return [[int(act(obs, np.array([t == 0]))[0]) for t in range(length)] for length in lengths]
+
+    first = actions(3, 40, 40)
+    assert first[0] != first[1] and actions(4, 40) != first[:1]
+    assert actions(3, 5, 40) == [first[0][:5], first[1]]  # whole and cut episodes go together
+    vector.close()
+
+
+def test_the_note_names_closing_and_training_returns_that_differ_beyond_their_intervals():
+    stuck = {"returns": [0.0] * 20, "actions": "mode"}
+    said = disagreement(stuck, [0.0] * 80 + [0.9, 1.0] * 10)
+    assert said.startswith("note: the last 20 episodes of training had a mean task return of 0.95 (0.926 to 0.974)")
+    assert "these 20 have 0 (0 to 0)" in said and said.endswith("these are the policy's mode")
+    assert "both are sampled" in disagreement({**stuck, "actions": "sampled"}, [0.9, 1.0] * 10)
+    assert disagreement({"returns": [0.0, 1.0] * 10, "actions": "mode"}, [0.4, 0.6] * 10) == ""
+    assert disagreement(stuck, [1.0]) == "" and disagreement({"returns": [1.0], "actions": "mode"}, [0.0, 0.0]) == ""
 
 
 def test_the_table_puts_policies_side_by_side():
