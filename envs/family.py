@@ -94,6 +94,8 @@ class Family:
     # Whether transitions terminate the episode, from arrays (B, D), (B, A), (B, D) of NumPy or torch alone, time limits
     # apart; None where observations do not determine it.
     terminates: Callable[[EnvSpec], Ends | None] = lambda spec: None
+    # The lowest and the highest task return that an episode can have; None where the family does not know them.
+    returns: Callable[[EnvSpec], tuple[float, float] | None] = lambda spec: None
     # (env, task return of the episode, terminated, info of its last step) -> whether it succeeded; None if undefined.
     success: Success = lambda env, total, terminated, info: None
 

@@ -33,6 +33,7 @@ from runners.cli.output import Ticker
 from runners.report import statistics
 from runners.run.build import load_run
 from runners.run.config import TrainConfig
+from runners.run.folder import OTHER_WAY
 
 if TYPE_CHECKING:
     from rewards.mix.mix import Mix
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 SEED = 1_000_000  # evaluation episodes never share a seed with training
 SAMPLED, MODE = "sampled", "mode"  # how a policy acts
-OTHER_WAY = "this run, mode"  # the policy of result.json that is this run's, acting by its mode
 
 
 @dataclass
@@ -55,15 +55,17 @@ class Scores:
     metrics: dict[str, float] = field(default_factory=dict)  # name with unit -> mean, in the family's own terms
     cut: int = 0  # episodes that had not ended after so many steps as all may have together
     actions: str = ""  # how the policy acted: sampled, mode or random
+    possible: tuple[float, float] | None = None  # the lowest and the highest return that there can be, if known
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers: per-episode lists, their means, IQM and 95 % interval of the return."""
-        low, high = interval(self.returns)
+        low, high = interval(self.returns, self.possible)
         return {
             "episodes": len(self.returns),
             "task_return": float(np.mean(self.returns)),
             "task_return_iqm": float(statistics.iqm(self.returns)),
             "task_return_interval": None if len(self.returns) == 1 else [low, high],
+            "task_return_possible": None if self.possible is None else list(self.possible),
             "length": float(np.mean(self.lengths)),
             "success": float(np.mean(self.successes)) if self.successes else None,
             "goal": self.goal or None,
@@ -101,6 +103,8 @@ def play(
     env = make(env_id, max_episode_steps=max_episode_steps, **{**options, **modalities})
     env = env if mix is None else guided(env, mix)
     family = family_of(env.spec)
+    if env.spec is not None:
+        scores.possible = family.returns(env.spec)
     metrics = family.metrics(env)
     first = SEED + 1000 * seed
     env.action_space.seed(first)
@@ -222,10 +226,14 @@ def reseed(model: Any, seed: int) -> None:
     set_random_seed(seed)
 
 
-def interval(values: list[float]) -> tuple[float, float]:
-    """95 % interval of the IQM; the value itself where there is one only."""
+def interval(values: list[float], possible: tuple[float, float] | None = None) -> tuple[float, float]:
+    """95 % interval of the IQM, in the possible range; the value itself where there is one only."""
     found = statistics.aggregate([np.asarray(values)])
-    return (found.value, found.value) if len(values) == 1 else (float(found.low), float(found.high))
+    if len(values) == 1:
+        return found.value, found.value
+    if possible is not None:
+        found = statistics.within(found, *possible)
+    return float(found.low), float(found.high)
 
 
 def disagreement(closing: dict[str, Any], training: Sequence[float]) -> str:
@@ -301,9 +309,18 @@ class EvaluateConfig(Settings):
     seed: int = setting(0, "of the first episode", low=0)
     estimator: str = setting("mean", "of the return: mean, or mfmc, with cheap episodes too", choices=("mean", "mfmc"))
     cheap: int = setting(50, "mfmc: steps after which a cheap episode is cut", low=1)
-    cheap_episodes: int = setting(400, "mfmc: how many, the whole ones among them", low=4)
+    cheap_episodes: int = setting(400, "mfmc: how many, the whole ones among them", low=5)
     video: bool = setting(True, "whether to record one episode to video.mp4 in the run's folder")
     trust: bool = setting(False, "whether the run may name code and servers, as in env=module:Id")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        few = self.estimator == "mfmc" and not 4 <= self.episodes < self.cheap_episodes
+        self.refuse_if(
+            few,
+            "estimator=mfmc makes no interval of episodes={episodes} and cheap_episodes={cheap_episodes}; "
+            "give 4 episodes or more, and more cheap ones",
+        )
 
 
 def evaluate(config: EvaluateConfig) -> None:

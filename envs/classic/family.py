@@ -239,6 +239,22 @@ _OBSERVED: dict[str, tuple[str, ...]] = {  # by a part of the class's name; the 
 }
 
 
+_STEP_REWARDS = {  # the lowest and the highest, by the class's name
+    "CartPoleEnv": (0.0, 1.0),
+    "MountainCarEnv": (-1.0, 0.0),
+    "AcrobotEnv": (-1.0, 0.0),
+    "PendulumEnv": (-(math.pi**2 + 0.1 * 8.0**2 + 0.001 * 2.0**2), 0.0),
+}
+
+
+def _returns(spec: EnvSpec) -> tuple[float, float] | None:
+    ends = _STEP_REWARDS.get(entry(spec).rpartition(":")[2])
+    steps = spec.max_episode_steps
+    if ends is None or steps is None or spec.kwargs.get("sutton_barto_reward"):
+        return None
+    return steps * ends[0], steps * ends[1]
+
+
 def _sense(env: gym.Env) -> np.ndarray:
     inner = simulator(env)
     angle, velocity = inner.state
@@ -287,5 +303,6 @@ FAMILY = Family(
     observed=lambda spec: next((names for kind, names in _OBSERVED.items() if kind in _class(spec)), ()),
     signals=lambda spec: ("height", "spin", "torque") if entry(spec).endswith(":PendulumEnv") else (),
     sense=_sense,
+    returns=_returns,
     success=_success,
 )

@@ -268,5 +268,6 @@ FAMILY = Family(
     signals=lambda spec: _names(*_size(spec)),
     sense=_sense,
     scatter=_scatter,
+    returns=lambda spec: (0.0, 1.0),
     success=lambda env, episode_return, terminated, info: episode_return > 0,
 )

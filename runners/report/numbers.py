@@ -12,8 +12,9 @@ import numpy as np
 
 from runners.report import statistics
 from runners.report.comparison import Arm, Comparison, against, alarm, score
-from runners.report.read import TASK_RETURN
+from runners.report.read import TASK_RETURN, Run
 from runners.report.statistics import Estimate
+from runners.run.folder import OTHER_WAY
 
 CLEAR = 0.1  # of the best arm's lead over a random policy, which a baseline must have to be the unit of a task
 ALL = "all tasks"
@@ -24,7 +25,7 @@ NAN = float("nan")
 class Row:
     """One number, and its interval.
 
-    Figures: final, success, random, normalised, improvement, difference, normalised_difference, steps_to,
+    Figures: final, success, mode (the final return of a sampled policy's mode), random, normalised, improvement, difference, normalised_difference, steps_to,
     rank_correlation, alarms.
     """
 
@@ -122,10 +123,14 @@ class Numbers:
                 scores = {seed: value for seed, value in found.items() if np.isfinite(value)}
                 self.scores[task, arm.name] = scores
                 if runs:
-                    self._add("final", task, arm.name, _estimate([self._array(task, arm)]), len(scores), len(runs))
+                    estimate = statistics.within(_estimate([self._array(task, arm)]), *_possible(runs))
+                    self._add("final", task, arm.name, estimate, len(scores), len(runs))
                 successes = [value for run in runs if np.isfinite(value := run.result("success"))]
                 if successes:
                     self._add("success", task, arm.name, np.mean(successes), len(successes), len(runs))
+                modes = [value for run in runs if np.isfinite(value := run.result("task_return", OTHER_WAY))]
+                if modes:
+                    self._add("mode", task, arm.name, statistics.iqm(modes), len(modes), len(runs))
 
     def _scale(self, task: str, reference: str) -> TaskScale:
         chance = self.find("random", task=task)[0].value
@@ -233,6 +238,12 @@ class Numbers:
             raised = sum(alarm(run) is not None for run in runs)
             if raised:
                 self._add("alarms", task, arm.name, raised, raised, len(runs))
+
+
+def _possible(runs: list[Run]) -> tuple[float, float]:
+    """The range that holds the possible returns of all these runs."""
+    ends = [run.possible for run in runs]
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def _estimate(*scores: list[np.ndarray], statistic: Callable[..., Estimate] = statistics.aggregate) -> Estimate:

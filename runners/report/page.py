@@ -49,6 +49,7 @@ def write(path: Path, numbers: Numbers, bands: dict[tuple[str, str], Band], titl
         "all_evaluated": all(numbers.evaluated.values()),
         "scores": [(task, not numbers.evaluated[task], _scores(numbers, task)) for task in data.tasks],
         "successes": bool(numbers.find("success")),
+        "modes": bool(numbers.find("mode")),
         "early": _early(bands),
         "scales": scales(numbers) if len(own) > 1 else [],
         "overall": [
@@ -231,12 +232,14 @@ def _scores(numbers: Numbers, task: str) -> list[tuple[Any, ...]]:
         scaled = not scale.missing and np.isfinite(row.value) and not published
         seeds = f"{row.runs}" if row.runs == row.of else f"{row.runs} of {row.of}"
         share = NOTHING if success is None else f"{success.value:.0%}"
+        mode = numbers.one("mode", task=task, arm=row.arm)
+        by_mode = NOTHING if mode is None else number(mode.value)
         normalised = number(float(scale(np.array(row.value))), 3) if scaled else NOTHING
         apart = NOTHING if difference is None else signed(difference)
-        rows.append((row.arm, published, *printed(row), seeds, share, normalised, apart))
+        rows.append((row.arm, published, *printed(row), seeds, by_mode, share, normalised, apart))
     chance = numbers.one("random", task=task)
     if chance is not None and chance.runs:
-        rows.append(("random policy", True, number(chance.value), "", "", "", "0", ""))
+        rows.append(("random policy", True, number(chance.value), "", "", "", "", "0", ""))
     return rows
 
 

@@ -97,6 +97,11 @@ class Run:
         """Its seed, or its name where it has none."""
         return self.name if self.seed is None else self.seed
 
+    @property
+    def possible(self) -> tuple[float, float]:
+        """The lowest and the highest task return that there can be, as its evaluation says; infinite where unknown."""
+        return possible_returns(self.scores)
+
     def result(self, key: str, policy: str = "this run") -> float:
         """A number of the final evaluation; nan if there is none."""
         return number(self.scores.get(policy, {}).get(key))
@@ -212,6 +217,15 @@ def _result(run: Run, path: Path) -> None:
 def _versions(run: Run, path: Path) -> None:
     found = json.loads(read_text(path)).items()
     run.versions = {str(name): str(version) for name, version in found}
+
+
+def possible_returns(scores: dict[str, Any]) -> tuple[float, float]:
+    """The lowest and the highest task return that there can be, by what result.json holds; infinite where unknown."""
+    own = scores.get("this run")
+    ends = own.get("task_return_possible") if isinstance(own, dict) else None
+    if not isinstance(ends, list) or len(ends) != 2 or not number(ends[0]) < number(ends[1]):
+        return -math.inf, math.inf
+    return number(ends[0]), number(ends[1])
 
 
 def number(value: Any) -> float:

@@ -20,7 +20,7 @@ from rich.text import Text
 from envs.files import LARGE, opened, read_json
 from runners.cli.output import clock
 from runners.cli.value import is_float
-from runners.run.folder import read_status
+from runners.run.folder import OTHER_WAY, read_status
 from runners.sweep.drive import Watcher
 from runners.sweep.job import LOG, STATES, Entry, Job, cells
 
@@ -66,10 +66,10 @@ def _last_row(path: Path) -> dict[str, str]:
     return dict(zip(names, row)) if whole else {}
 
 
-def score(folder: Path) -> float | None:
-    """The task's return in a run's final evaluation; None if it has none."""
+def score(folder: Path, policy: str = "this run") -> float | None:
+    """The task's return of a policy in a run's final evaluation; None if it has none."""
     try:
-        return float(read_json(folder / "result.json")["this run"]["task_return"])
+        return float(read_json(folder / "result.json")[policy]["task_return"])
     except (ValueError, LookupError, TypeError):
         return None
 
@@ -162,22 +162,34 @@ def summary(jobs: list[Job], entries: dict[str, Entry], seconds: float) -> str:
     """The table at the end: a line for every cell, what failed and why, and how to continue."""
     by_cell = cells(jobs)
     width = max(map(len, [*by_cell, "cell"]))
-    lines = ["", f"{'cell':<{width}}  finished  failed  task return"]
+    finished = {name: [job for job in members if _is_finished(job, entries)] for name, members in by_cell.items()}
+    modes = {name: _mean_score(members, OTHER_WAY) for name, members in finished.items()}
+    # Only a sampled policy has been judged by its mode, too.
+    has_modes = any(mode is not None for mode in modes.values())
+    lines = ["", f"{'cell':<{width}}  finished  failed  task return" + "  by its mode" * has_modes]
     for name, members in by_cell.items():
-        states = _states(members, entries)
-        finished = [score(job.folder) for job in members if entries.get(job.name, Entry()).state == "finished"]
-        scores = [found for found in finished if found is not None]
-        mean = statistics.fmean(scores) if scores else None
-        share = f"{states['finished']}/{len(members)}"
-        lines.append(f"{name:<{width}}  {share:>8}  {states['failed']:>6}  {_number(mean):>11}")
+        share = f"{len(finished[name])}/{len(members)}"
+        failed = _states(members, entries)["failed"]
+        line = f"{name:<{width}}  {share:>8}  {failed:>6}  {_number(_mean_score(finished[name])):>11}"
+        lines.append(line + f"  {_number(modes[name]):>11}" * has_modes)
     states = _states(jobs, entries)
     lines += ["", f"{states['finished']} of {len(jobs)} jobs finished; this command took {clock(seconds)}"]
-    failed = [job for job in jobs if entries.get(job.name, Entry()).state == "failed"]
-    lines += [f"failed: {job.name}: {entries[job.name].error} (see {job.folder / LOG})" for job in failed]
-    lines += ["resume=errored tries what failed again"] if failed else []
+    failures = [job for job in jobs if entries.get(job.name, Entry()).state == "failed"]
+    lines += [f"failed: {job.name}: {entries[job.name].error} (see {job.folder / LOG})" for job in failures]
+    lines += ["resume=errored tries what failed again"] if failures else []
     stopped = states["stopped"] + states["waiting"] + states["lost"]
     lines += [f"{stopped} stopped or waiting: the same command continues"] if stopped else []
     return "\n".join(lines)
+
+
+def _is_finished(job: Job, entries: dict[str, Entry]) -> bool:
+    return entries.get(job.name, Entry()).state == "finished"
+
+
+def _mean_score(jobs: list[Job], policy: str = "this run") -> float | None:
+    found = [score(job.folder, policy) for job in jobs]
+    scores = [value for value in found if value is not None]
+    return statistics.fmean(scores) if scores else None
 
 
 def _states(jobs: list[Job], entries: dict[str, Entry]) -> Counter[str]:

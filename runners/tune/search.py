@@ -30,15 +30,16 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from envs.files import LARGE, read_bytes
+from envs.files import LARGE, read_bytes, read_json
 from runners.cli.command import changed
 from runners.cli.compose import compose
 from runners.cli.value import literal
-from runners.report.statistics import Estimate, aggregate, iqm, paired_difference
+from runners.report.read import possible_returns
+from runners.report.statistics import Estimate, aggregate, iqm, paired_difference, within
 from runners.run.checkpoint import versions, write_atomically
 from runners.run.config import sources
 from runners.run.exits import MISSING, NUMERICAL
-from runners.run.folder import read_status
+from runners.run.folder import OTHER_WAY, read_status
 from runners.run.progress import TASK_RETURN, read_csv
 from runners.sweep.display import score
 from runners.sweep.drive import Watcher, drive
@@ -234,12 +235,19 @@ def test_jobs(config: TuneConfig, setting: dict[str, Any]) -> list[Job]:
 
 
 def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: dict[str, Entry]) -> dict[str, Any]:
-    """All results, as plain data; `jobs` are the test's, all finished."""
+    """All results, as plain data; `jobs` are the test's, all finished.
+
+    Where the default was the best trial there is no `tuned`: nothing better was found, so there is no difference.
+    """
     trials = study.get_trials(deepcopy=False)
-    returns = {arm: np.array([score(job.folder) for job in jobs if f"test/{arm}/" in job.name]) for arm in ARMS}
-    if not len(returns["tuned"]):  # nothing better was found, so both are one
-        returns["tuned"] = returns["default"]
+    arms = {arm: [job.folder for job in jobs if f"test/{arm}/" in job.name] for arm in ARMS}
+    tests = {arm: arm_scores(folders) for arm, folders in arms.items() if folders}
     first = trials[0].value if trials[0].state == TrialState.COMPLETE and trials[0].params == config.default else None
+    chosen, difference = {"default": first}, None
+    if "tuned" in tests:
+        chosen["tuned"] = study.best_value
+        runs = [np.array(tests[arm]["runs"]) for arm in ("tuned", "default")]
+        difference = _estimate(paired_difference(runs[:1], runs[1:]))
     return {
         **config.fixed(),
         "folder": str(config.folder),
@@ -248,16 +256,25 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
         "best": study.best_trial.params,
         "default": config.default,
         "tuning_seeds": config.tuning_seeds,
-        "on_tuning_seeds": {"default": first, "tuned": study.best_value},
+        "on_tuning_seeds": chosen,
         "test_seeds": list(range(config.test_seeds)),
-        "on_test_seeds": {arm: {**_estimate(aggregate([x])), "runs": x.tolist()} for arm, x in returns.items()},
-        "difference": _estimate(paired_difference([returns["tuned"]], [returns["default"]])),
+        "on_test_seeds": tests,
+        "difference": difference,
         "search_steps": steps(config),
         "search_run_seconds": round(sum(e.seconds for name, e in entries.items() if name.startswith("jobs/")), 1),
         "steps_a_run": int(config.train.total_timesteps),
         "versions": versions(),
         "history": [_row(trial) for trial in trials],
     }
+
+
+def arm_scores(folders: list[Path]) -> dict[str, Any]:
+    """The task returns of an arm's test runs, their IQM with its interval; and that of their modes, where judged."""
+    returns = np.array([score(folder) for folder in folders])
+    modes = [score(folder, OTHER_WAY) for folder in folders]
+    judged = [value for value in modes if value is not None]
+    estimate = within(aggregate([returns]), *possible_returns(read_json(folders[0] / "result.json")))
+    return {**_estimate(estimate), "runs": returns.tolist(), "mode": float(iqm(judged)) if judged else None}
 
 
 def _estimate(estimate: Estimate) -> dict[str, Any]:
@@ -280,13 +297,20 @@ def table(found: dict[str, Any]) -> str:
         f"  {'task return, IQM':<18}{f'seeds {seeds[0]}-{seeds[-1]}, chosen by':>28}{f'test seeds 0-{tests[-1]}':>30}",
     ]
     chosen = {arm: "-" if value is None else f"{value:.4g}" for arm, value in found["on_tuning_seeds"].items()}
-    for name, test in {**found["on_test_seeds"], "tuned - default": found["difference"]}.items():
+    tests = dict(found["on_test_seeds"])
+    if found["difference"] is not None:
+        tests["tuned - default"] = found["difference"]
+    for name, test in tests.items():
         interval = f"{test['iqm']:.4g}  [{test['low']:.4g}, {test['high']:.4g}]"
-        lines.append(f"  {name:<18}{chosen.get(name, ''):>28}{interval:>30}")
+        by_mode = "" if test.get("mode") is None else f"  by its mode {test['mode']:.4g}"
+        lines.append(f"  {name:<18}{chosen.get(name, ''):>28}{interval:>30}{by_mode}")
+    best = f"(trial {found['best_trial']}): {settings(found['best'])}"
+    if "tuned" not in tests:
+        best = f"is the default {best}; no trial was better"
     lines += [
         "",
         "  only the test counts: the best of many noisy numbers is always too high. Intervals are 95 %.",
-        f"  best (trial {found['best_trial']}): {settings(found['best'])}",
+        f"  best {best}",
     ]
     return "\n".join(lines)
 

@@ -255,6 +255,34 @@ def test_the_film_draws_every_stream_up_to_the_step_it_shows():
     assert np.flatnonzero(green[2][:, 434:].any(axis=1)).min() < 5  # the highest value is at the top of its lane
 
 
+@pytest.mark.parametrize(
+    ("env_id", "steps", "possible"),
+    [
+        ("CartPole-v1", None, (0, 500)),
+        ("CartPole-v1", 20, (0, 20)),
+        ("MountainCar-v0", None, (-200, 0)),
+        ("Acrobot-v1", None, (-500, 0)),
+        ("MiniGrid-DoorKey-5x5-v0", 3, (0, 1)),
+        ("FrozenLake-v1", None, None),
+    ],
+)
+def test_an_interval_stays_in_the_range_of_possible_returns(env_id, steps, possible):
+    scores = play(env_id, None, 1, max_steps=20, max_episode_steps=steps)
+    assert scores.possible == possible
+    scores.returns = [190.0, 500.0, 480.0, 500.0]
+    low, high = scores.to_dict()["task_return_interval"]
+    assert interval(scores.returns)[1] > 500
+    if possible is not None:
+        assert possible[0] <= low <= high <= possible[1]
+    else:
+        assert (low, high) == interval(scores.returns)
+
+
+def test_a_pendulum_cannot_return_less_than_its_lowest_rewards():
+    low, high = play("Pendulum-v1", None, 1).possible
+    assert (low, high) == (pytest.approx(-3254.72, abs=0.01), 0)
+
+
 def test_scores_are_plain_json():
     assert json.loads(json.dumps(Scores([1.0, 2.0], [1, 2]).to_dict()))["success"] is None
 

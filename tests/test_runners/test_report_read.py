@@ -51,6 +51,25 @@ def test_a_run_is_read_with_its_curve_its_scores_and_its_configuration(tmp_path)
     assert run.result("task_return") == 80 and run.result("task_return", "random") == 20
 
 
+def test_scores_stay_in_the_possible_range_and_have_their_modes_beside_them(tmp_path):
+    for seed, score in enumerate((34.0, 500.0)):
+        folder = write(tmp_path / f"s{seed}", seed=seed, score=score)
+        own = {"task_return": score, "task_return_possible": [0.0, 500.0], "actions": "sampled"}
+        results = {"this run": own, "this run, mode": {"task_return": score / 2}}
+        (folder / "result.json").write_text(json.dumps(results))
+    numbers = Numbers(found_in(tmp_path))
+    final = numbers.one("final", arm="task")
+    assert (final.value, final.low, final.high) == (267.0, 0.0, 500.0)
+    assert numbers.one("mode", arm="task").value == 133.5
+    assert found_in(tmp_path).own[0].possible == (0.0, 500.0)
+
+
+@pytest.mark.parametrize("ends", [None, [1], [1, 0], ["a", 2], [0, "x"], {}, [0, float("inf")]])
+def test_ends_that_are_no_range_bound_nothing(tmp_path, ends):
+    assert read.possible_returns({"this run": {"task_return_possible": ends}}) == (-np.inf, np.inf)
+    assert read.possible_returns({"this run": 3}) == read.possible_returns({}) == (-np.inf, np.inf)
+
+
 def test_the_absolute_path_of_the_runs_is_left_out(tmp_path):
     folder = write(tmp_path / "home" / "a")
     (folder / "command.txt").write_text(f"python -m runners.train env=CartPole-v1 run_dir={folder}\n")

@@ -108,6 +108,19 @@ def test_the_summary_has_a_line_a_cell_and_lists_what_failed_and_how_to_continue
     assert stopped.endswith("1 stopped or waiting: the same command continues")
 
 
+def test_the_summary_has_the_mode_of_policies_that_were_judged_by_sampled_actions(tmp_path):
+    jobs = _jobs(tmp_path, "A/ppo-task/s0", "A/dqn-task/s0")
+    for job, modes in zip(jobs, ({"this run, mode": {"task_return": 0.0}}, {})):
+        job.folder.mkdir(parents=True)
+        (job.folder / "result.json").write_text(json.dumps({"this run": {"task_return": 0.96}, **modes}))
+    lines = summary(jobs, {job.name: Entry("finished") for job in jobs}, 1.0).splitlines()
+    assert lines[1:4] == [
+        "cell        finished  failed  task return  by its mode",
+        "A/ppo-task       1/1       0         0.96            0",
+        "A/dqn-task       1/1       0         0.96            -",
+    ]
+
+
 @pytest.mark.parametrize(("seconds", "words"), [(7.4, "0:07"), (750, "12:30"), (11100, "3:05:00")])
 def test_seconds_as_a_clock(seconds, words):
     assert clock(seconds) == words

@@ -82,7 +82,7 @@ def test_a_run_leaves_everything_in_its_folder(finished):
     status = _status(folder)
     assert (status["state"], status["exit_code"], status["error"], status["step"]) == ("finished", 0, None, 1536)
     scores = json.loads((folder / "result.json").read_text())
-    assert list(scores) == ["this run", "random"] and len(scores["random"]["returns"]) == 3
+    assert list(scores) == ["this run", "this run, mode", "random"] and len(scores["random"]["returns"]) == 3
     assert "env=CartPole-v1 'reward=[task,rnd,count]'" in (folder / "command.txt").read_text()
 
 
@@ -427,7 +427,7 @@ def test_a_third_partys_reward_trains_beside_its_control(tmp_path, monkeypatch, 
     assert main([*PLAIN, *world, "reward=paid", f"run_dir={tmp_path / 'run'}"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "reward: paid"
     scores = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert list(scores) == ["this run", "random", "control: paid.weight=0.0"], (
+    assert list(scores) == ["this run", "this run, mode", "random", "control: paid.weight=0.0"], (
         tmp_path / "run" / "control" / "run" / "log.txt"
     ).read_text()
     assert scores["control: paid.weight=0.0"]["task_return"] == 3 * 40  # in the world of the run itself

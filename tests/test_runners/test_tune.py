@@ -14,7 +14,7 @@ from runners.cli.compose import compose
 from runners.sweep.drive import drive
 from runners.sweep.job import JobLog
 from runners.tune.__main__ import main
-from runners.tune.search import Search, best, open_study, rungs, sampler, steps, table, test_jobs, verdict, write
+from runners.tune.search import Search, arm_scores, best, open_study, rungs, sampler, steps, table, test_jobs, verdict, write
 
 sys.path.insert(0, str(Path(__file__).parent))
 from instant_runs import Instant, options
@@ -92,7 +92,7 @@ def test_the_verdict_counts_only_test_seeds_and_states_the_budget(tmp_path):
     assert json.loads((one.folder / "tune.json").read_text())["best"] == study.best_params
 
 
-def test_when_nothing_is_better_the_default_is_both(tmp_path):
+def test_when_nothing_is_better_nothing_is_called_tuned(tmp_path):
     one = plan(tmp_path, "trials=3", "seeds=1", "test_seeds=2", "pruner=none")
     launcher, log = Instant(lambda given: -abs(float(given.get(RATE, 3e-4)) - 3e-4)), JobLog(one.folder)
     study = searched(one, launcher, log)
@@ -100,7 +100,22 @@ def test_when_nothing_is_better_the_default_is_both(tmp_path):
     found = verdict(one, study, jobs, drive(jobs, log, launcher))
     log.close()
     assert [job.name for job in jobs] == ["test/default/s0", "test/default/s1"]
-    assert found["difference"] == {"iqm": 0.0, "low": 0.0, "high": 0.0}
+    assert found["difference"] is None and list(found["on_test_seeds"]) == ["default"]
+    assert list(found["on_tuning_seeds"]) == ["default"]
+    printed = table(found)
+    assert "tuned" not in printed
+    assert f"best is the default (trial 0): {RATE}=0.0003; no trial was better" in printed
+
+
+def test_a_verdict_stays_in_the_possible_range_and_names_the_mode(tmp_path):
+    folders = [tmp_path / str(seed) for seed in range(2)]
+    for folder, value in zip(folders, (34.0, 500.0)):
+        folder.mkdir()
+        own = {"task_return": value, "task_return_possible": [0.0, 500.0]}
+        scores = {"this run": own, "this run, mode": {"task_return": 10.0}}
+        (folder / "result.json").write_text(json.dumps(scores))
+    found = arm_scores(folders)
+    assert (found["iqm"], found["low"], found["high"], found["mode"]) == (267.0, 0.0, 500.0, 10.0)
 
 
 def test_the_median_prunes_what_lags_and_spares_its_other_seeds(tmp_path):
