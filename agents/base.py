@@ -117,6 +117,7 @@ class BaseAgent(Predictor):
     episodes: "Episodes"
 
     def reseed(self, seed: int) -> None:
+        """Draw the actions that `predict` samples from this seed: the same evaluation gives the same numbers."""
         self.rng = np.random.default_rng(seed)
 
     def __init__(

@@ -52,9 +52,6 @@ class Predictor(ABC):
         """
         return False
 
-    def reseed(self, seed: int) -> None:
-        """Draw sampled actions from a generator of this seed, so that the same evaluation gives the same numbers."""
-
     def predict(
         self,
         observation: Obs,

@@ -11,10 +11,12 @@ Sources:
     goals   Rocamonde et al. 2023 (arXiv 2310.12921), lemma 1: for rewards of a state EPIC is sqrt((1 - rho) / 2).
     STARC   Skalse et al. 2024, "STARC: A General Framework For Quantifying Differences Between Reward Functions"
             (arXiv 2309.15257): value-adjusted levelling (VAL), L2 norm, L2 metric, uniform policy.
-Differences: EPIC's expectations use the same S' and A for every row, so potential shaping cancels exactly; STARC's
-metric is halved, so that the worst is 1; `starc_on_distribution` fits the values by least squares on the batch, with
-one S' for each (s, a): exact where they lie in the span of the features and the environment is deterministic, else an
-estimate without the source's guarantees, ill-posed as the discount nears 1 where rows do not follow each other.
+Differences: EPIC's expectations use the same S' and A for every row, so potential shaping cancels exactly. The suite's
+own `shape=potential` does not where episodes end: its potential is 0 at an end, whatever the state (.159 is left where
+12 % of the rows are ends). STARC's metric is halved, so that the worst is 1. `starc_on_distribution` fits the values by
+least squares on the batch, with one S' for each (s, a): exact where they lie in the span of the features and the
+environment is deterministic, else an estimate without the source's guarantees, ill-posed as the discount nears 1 where
+rows do not follow each other.
 When it fails: all of it holds for the distribution of the rows. A policy that goes elsewhere meets another reward.
 EPIC uses transitions that cannot happen; two rewards that order all policies alike may be far apart in it.
 """

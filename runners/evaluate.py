@@ -3,9 +3,9 @@
     python -m runners.evaluate run=runs/CartPole-v1/ppo-task+rnd/20261121-120000-s0 episodes=20
     python -m runners.evaluate run=runs/... episodes=20 estimator=mfmc cheap=50 cheap_episodes=400
 
-The learned reward is never its own judge; it appears in the video only. A policy acts as it was trained: PPO on discrete
-actions is sampled, on continuous ones it acts by its mode, and so do SAC and DQN. Where sampled actions and the mode
-are different policies, the mode stands beside as another column, over half as many episodes.
+The learned reward is never its own judge; it appears in the video only. A policy acts as it was trained: PPO is
+sampled on discrete actions and acts by its mode on continuous ones, SAC and DQN act by their mode. Where sampled
+actions and the mode are different policies, the mode has a column of its own, over half as many episodes.
 
 `estimator=mfmc` narrows the interval of the return by many more episodes that are cut after a few steps
 (`runners.report.statistics.mfmc`).
@@ -153,9 +153,7 @@ def evaluation(config: TrainConfig, model: Any, mix: "Mix", episodes: int, seed:
     return {name: scores.to_dict() for name, scores in columns.items()}
 
 
-def play_as(
-    way: str, config: TrainConfig, model: Any, mix: "Mix", episodes: int, limits: Mapping[str, Any]
-) -> Scores:
+def play_as(way: str, config: TrainConfig, model: Any, mix: "Mix", episodes: int, limits: Mapping[str, Any]) -> Scores:
     """Scores of a trained policy that acts in one way."""
     act = policy(model, config, way=way, seed=limits["seed"])
     scores = play(config.env, act, episodes, mix=mix, tick=Ticker(f"evaluating ({way})"), **limits)
@@ -189,9 +187,9 @@ def policy(model: Any, run: TrainConfig | None = None, *, way: str = "", seed: i
     """The policy of an agent, which keeps an LSTM's state between calls.
 
     It acts in the way that is given, else as its run is judged (`way_of`), else by its mode; the sampled actions of an
-    episode depend on the seed and its number alone. It takes one observation and a bool, or a batch and an array (N,), and the action mask that came with
-    it. Actions are of the type that the environment samples: a number, not the array () that Stable-Baselines3
-    predicts.
+    episode depend on the seed and its number alone. It takes one observation and a bool, or a batch and an array (N,),
+    and the action mask that came with it. Actions are of the type that the environment samples: a number, not the
+    array () that Stable-Baselines3 predicts.
     """
     if not way:
         way = MODE if run is None else way_of(run, model)
@@ -217,9 +215,9 @@ def reseed(model: Any, seed: int) -> None:
     """Draw a policy's sampled actions from a seed: the same evaluation gives the same numbers."""
     from stable_baselines3.common.utils import set_random_seed
 
-    from agents.predictor import Predictor
+    from agents.base import BaseAgent
 
-    if isinstance(model, Predictor):
+    if isinstance(model, BaseAgent):
         model.reseed(seed)
         return
     # Stable-Baselines3's policies draw from the global generators.

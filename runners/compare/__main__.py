@@ -29,7 +29,7 @@ from runners.run.build import keep_freed_memory
 from runners.run.config import TrainConfig, UsageError, unknown
 
 if TYPE_CHECKING:
-    from runners.compare.card import Candidate
+    from runners.compare.candidate import Candidate
 
 
 @dataclass
@@ -62,7 +62,8 @@ def compare(config: CompareConfig) -> int:
     import torch
 
     from runners.compare import page
-    from runners.compare.card import card, distances_between, effective_horizon, horizon_text
+    from runners.compare.card import card, effective_horizon, horizon_text
+    from runners.compare.epic import distances_between
 
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -113,7 +114,7 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
 
 def candidates(config: CompareConfig, configs: dict[str, TrainConfig]) -> Iterator[tuple["Candidate", int | None]]:
     """Each reward with its scores, and the index of the goal it is compared with; None where there is no goal."""
-    from runners.compare.card import Candidate
+    from runners.compare.candidate import Candidate
     from runners.compare.sample import FRAME, SampleSpec, load_or_take
     from runners.run.video import can_be_drawn
 

@@ -23,33 +23,26 @@ A bonus has no truth to be compared with: it is usable where it is not constant,
 helps. The same holds for a goal reward in an environment without known goals (`not judged`).
 """
 
-import dataclasses
-import functools
-import hashlib
-import itertools
 import math
 import re
-import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
 
 import rewards
 from agents.effective_horizon import EffectiveHorizon
 from agents.effective_horizon import effective_horizon as look_ahead
 from envs import recording
-from envs.files import regular
 from envs.make import goals
 from envs.snapshots.clones import Clones
-from envs.transitions import Transitions
 from rewards import compare as distances
-from rewards.base import Reward, RewardConfig, Scored
+from rewards.base import Reward, RewardConfig
 from rewards.exploration.learned import IMAGE, Layout
 from rewards.mix.mix import Mix, Stream
 from runners.compare import finite
-from runners.compare.sample import Sample, SampleSpec, load_or_enumerate
+from runners.compare.candidate import GAMMA, Candidate, Card
+from runners.compare.epic import FITTED, epic
+from runners.compare.sample import Sample, load_or_enumerate
 from runners.run.config import UsageError, flatten
 
 USABLE, WEAK, DO_NOT, NOT_JUDGED = "usable", "weak", "do not train with this", "not judged"
@@ -63,114 +56,7 @@ OFF_TOPIC = ("a bowl of noodle soup", "the president gave a speech")
 CLAUSES = re.compile(r"[,;]|\b(?:and|but|while|whereas)\b", re.IGNORECASE)
 UNFAMILIAR = "is not like what this model was taught"
 QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
-ROWS, DRAWS = 256, 32  # of the canonical EPIC
-GAMMA = 0.99
-FITTED = {"gamma": 0.9, "ridge": 1e-3}  # of values fitted to rows that do not follow each other; see rewards.compare
-PATIENCE = 6_000  # rows that a goal reward may learn from until it is ready
 HORIZON_BUDGET, HORIZON_TRIES = 300_000, 64  # simulator steps for each k, m and episode; the largest m
-
-Card = dict[str, Any]
-
-
-class Candidate:
-    """One reward, built on its own, and its scores on a sample: weight, scale and shape are left out.
-
-    Embeddings of the sample's frames are kept in runs/compare/<env>/, keyed by the model and everything that made the
-    sample (its `spec`), so that another sentence about the same frames costs a product of matrices.
-
-    Before it is scored, `update` passes over the sample `warm` times; None is as often as a goal reward needs to be
-    ready, and never for a bonus.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        config: RewardConfig,
-        spaces: tuple[Any, Any],
-        spec: SampleSpec,
-        sample: Sample,
-        *,
-        warm: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        waits: Card = {"ask": "at_once"} if hasattr(config, "ask") else {}  # nothing comes beside a card
-        config = dataclasses.replace(config, weight=1.0, scale="none", shape="none", **waits)
-        self.name, self.config, self.spec, self.sample = name, config, spec, sample
-        self.spaces, self.seed, self.warm = spaces, seed, warm
-        self.reward: Reward = rewards.get(name)(config, *spaces, seed=seed, device="cpu")
-        self.stream = Stream(name, self.reward, gamma=GAMMA)
-        self.seconds = {"embed": 0.0, "score": 0.0}
-        self.batch = self.embedded(sample.batch, spec.key)
-        self.learns = type(self.reward).update is not Reward.update
-        self.passes = self._warm_up()
-        begin = time.perf_counter()
-        self.values = self.score(self.batch)
-        self.seconds["score"] = time.perf_counter() - begin
-
-    @functools.cached_property
-    def phrases(self) -> tuple[list[str], np.ndarray] | None:
-        """Phrases that the reward's model was trained on and their embeddings (K, D); None where they are unknown."""
-        encoder: Any = getattr(self.reward, "encoder", None)
-        known = getattr(encoder, "trained_on", None)
-        return (known["phrases"], encoder.text(known["phrases"])) if known else None
-
-    def sentence(self, field: str) -> str:
-        """A sentence of its settings: goal, negative or baseline; empty where it has none."""
-        text = getattr(self.config, field, "")
-        return text if isinstance(text, str) else ""
-
-    def again(self, **changes: Any) -> "Candidate":
-        """The same reward with other settings, on the same sample."""
-        config = dataclasses.replace(self.config, **changes)
-        return Candidate(self.name, config, self.spaces, self.spec, self.sample, warm=self.warm, seed=self.seed)
-
-    def score(self, batch: Transitions) -> np.ndarray:
-        """Raw scores of flat rows in time order, float64 (N,)."""
-        raw, _ = self.stream.score(batch.map(lambda x: x[:, None]), self.reward.initial_memory(1))
-        return raw[:, 0].astype(np.float64)
-
-    def embedded(self, batch: Transitions, key: str) -> Transitions:
-        """Frames exchanged for the reward's embedding of them, from the folder if it is there under that key."""
-        name = self.reward.embedding
-        if name is None or batch.frame is None or "frame" not in self.reward.requires:
-            return batch
-        what = [name, *(getattr(self.config, f, "") for f in ("model", "weights", "precision"))]
-        weights = Path(str(getattr(self.config, "weights", "")))
-        if weights.is_file():  # a file that was trained further is another model
-            what.append(weights.stat().st_mtime_ns)
-        digest = hashlib.sha256(repr(what).encode()).hexdigest()[:12]
-        path = self.spec.folder / f"embeddings-{key}-{digest}.safetensors"
-        names = self.stream.has_memory and self.reward.recalls  # of frames, which mean something to this reward alone
-        if path.exists() and not names:
-            kept = load_file(regular(path))
-        else:
-            begin = time.perf_counter()
-            kept = {"seen": np.asarray(self.reward.embed(batch))}
-            self.seconds["embed"] = time.perf_counter() - begin
-            if batch.obs_frame is not None:
-                kept["before"] = np.asarray(self.reward.embed(batch.replace(frame=batch.obs_frame)))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".partial")
-            save_file({part: np.ascontiguousarray(value) for part, value in kept.items()}, partial)
-            partial.replace(path)
-        extras = {**batch.extras, name: kept["seen"]}
-        extras |= {f"obs_{name}": kept["before"]} if "before" in kept else {}
-        return batch.replace(frame=None, obs_frame=None, extras=extras)
-
-    def _warm_up(self) -> int:
-        """Let it learn from the rows; returns how many passes it took."""
-        rollout = self.batch[self.sample.counted].map(lambda x: x[:, None])
-        until_ready = self.warm is None and self.reward.role == "goal" and self.learns
-        wanted = -(-PATIENCE // len(rollout.step)) if until_ready else (self.warm or 0)
-        for number in range(wanted):
-            if until_ready and self._ready():
-                return number
-            self.stream.update(rollout, np.zeros(rollout.shape, np.float32))
-        return wanted
-
-    def _ready(self) -> bool:
-        scored: Any = None if self.stream.has_memory else self.reward.score(self.batch[:1])
-        return not isinstance(scored, Scored) or bool(scored.ready.any())
 
 
 def card(candidate: Candidate, goal: int | None) -> Card:
@@ -205,7 +91,7 @@ def card(candidate: Candidate, goal: int | None) -> Card:
         "controls": _controls(candidate, truth, target),
         "readings": [] if truth is None else _readings(candidate, truth[counted]),
         "starc": starc(candidate, target, goal),
-        "epic": _canonical_epic(candidate, target),
+        "epic": epic(candidate, target, goal),
         "order": None if truth is None else order(candidate.sample, values, truth),
         "audit": audit(candidate, goal),
     }
@@ -223,19 +109,16 @@ def _target(sample: Sample, goal: int | None) -> tuple[np.ndarray, bool]:
 
 
 def measures(values: np.ndarray, truth: np.ndarray | None, target: np.ndarray, *, intervals: bool = True) -> Card:
-    """Pearson, Spearman and EPIC against a target (N,), AUROC and EPIC against a truth (bool (N,)), with intervals."""
+    """Pearson and Spearman against a target (N,), AUROC against a truth (bool (N,)), with intervals."""
     statistics: dict[str, tuple[Any, np.ndarray]]
     statistics = {"pearson": (distances.pearson, target), "spearman": (distances.spearman, target)}
-    found: Card = {"epic": distances.epic(values, target)}
+    found: Card = {}
     if truth is not None:
         statistics["auroc"] = (distances.auroc, truth)
-        found["epic_goal"] = distances.epic(values, truth)
     for name, (function, other) in statistics.items():
         found[name] = function(values, other)
         if intervals:
             found[f"{name}_interval"] = distances.interval(function, values, other)
-    if intervals:  # EPIC falls as Pearson rises
-        found["epic_interval"] = tuple(math.sqrt((1 - rho) / 2) for rho in found["pearson_interval"][::-1])
     return found
 
 
@@ -408,36 +291,6 @@ def audit(candidate: Candidate, goal: int | None) -> Card | None:
         "informativeness": finite.informativeness(own, task, model.transition, GAMMA),
         "kind": f"{'exact' if model.exact else 'clustered'}, {len(model.states)} states",
     }
-
-
-def _canonical_epic(candidate: Candidate, target: np.ndarray) -> Card | None:
-    """EPIC distance to the target; None where made-up transitions cannot be scored: a memory, or the task's reward."""
-    reads, counted = candidate.reward.requires, candidate.sample.counted
-    recorded = reads & {"reward", "obs_frame", "obs_text", "obs_signals"}
-    if candidate.stream.has_memory or recorded:
-        return None
-    if not reads & {"obs", "action"}:
-        return {"distance": distances.epic(candidate.values[counted], target[counted]), "kind": "a reward of the state"}
-    if "frame" in reads and candidate.reward.embedding is None:
-        return None
-    rng = np.random.default_rng(candidate.seed)
-    rows = rng.choice(np.flatnonzero(counted), min(ROWS, int(counted.sum())), replace=False)
-    batch = candidate.batch[rows].replace(frame=None, obs_frame=None)
-    values = distances.epic_canonical(candidate.score, batch, gamma=GAMMA, samples=DRAWS, rng=rng)
-    kind = f"canonicalised with {len(rows)} x {DRAWS} made-up transitions"
-    return {"distance": distances.epic(values, target[rows]), "kind": kind}
-
-
-def distances_between(candidates: list[Candidate]) -> dict[tuple[str, str], tuple[float, float]]:
-    """Pair of rewards -> EPIC distance (of states) and STARC distance on the sample's distribution."""
-    found = {}
-    for one, other in itertools.combinations(candidates, 2):
-        counted, uniform = one.sample.counted, one.sample.uniform
-        batch = one.sample.batch[uniform]
-        values = one.values[uniform], other.values[uniform]
-        far = distances.starc_on_distribution(*values, *distances.state_features(batch), batch.terminated, **FITTED)
-        found[one.name, other.name] = distances.epic(one.values[counted], other.values[counted]), far
-    return found
 
 
 def effective_horizon(

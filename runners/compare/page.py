@@ -8,7 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from runners.compare.card import DO_NOT, NOT_JUDGED, USABLE, WEAK, Candidate, Card
+from runners.compare.candidate import Candidate, Card
+from runners.compare.card import DO_NOT, NOT_JUDGED, USABLE, WEAK
+from runners.compare.epic import PairDistance
 from runners.compare.finite import EPS
 from runners.report import html
 
@@ -16,7 +18,7 @@ REWARD, TRUTH, OTHER, INK = "#2f6fad", "#c07a1f", "#b9bec6", "#33383f"
 COLOURS = {USABLE: "#3d8b5f", WEAK: "#c9902b", DO_NOT: "#b5483f", NOT_JUDGED: "#7b828c"}
 WIDTH = 140  # of a control's line, letters
 
-Pairs = dict[tuple[str, str], tuple[float, float]]  # names of two rewards -> EPIC, STARC
+Pairs = dict[tuple[str, str], PairDistance]  # by the names of the two rewards
 
 
 def lines(env: str, cards: list[Card], between: Pairs) -> list[str]:
@@ -28,14 +30,14 @@ def lines(env: str, cards: list[Card], between: Pairs) -> list[str]:
         for kind, sentence, found in _controls(card):
             text.append(f"  {'control: ' + kind:<30}{found}   {sentence!r}"[:WIDTH])
         text += [*(f"  note: {note}" for note in card["notes"]), ""]
-    for (one, other), (epic, starc) in between.items():
-        text.append(f"{one} and {other}: EPIC {epic:.3f}, STARC {starc:.3f} (on the sample's distribution)")
+    for (one, other), (name, value, starc) in between.items():
+        text.append(f"{one} and {other}: {name} {value:.3f}, STARC {starc:.3f} (on the sample's distribution)")
     return text
 
 
 def write(path: Path, env: str, candidates: list[Candidate], cards: list[Card], between: Pairs) -> Path:
     """Write the page."""
-    pairs = [(f"{a}, {b}", f"{epic:.3f}", f"{starc:.3f}") for (a, b), (epic, starc) in between.items()]
+    pairs = [(f"{a}, {b}", f"{name} {value:.3f}", f"{starc:.3f}") for (a, b), (name, value, starc) in between.items()]
     sections = [
         {
             **card,
@@ -48,7 +50,7 @@ def write(path: Path, env: str, candidates: list[Candidate], cards: list[Card], 
         }
         for candidate, card in zip(candidates, cards)
     ]  # fmt: skip
-    header = [("pair", "EPIC distance", "STARC distance, on the sample's distribution")]
+    header = [("pair", "EPIC or Pearson distance", "STARC distance, on the sample's distribution")]
     values = {"title": f"Rewards on {env}, before training", "between": pairs and header + pairs, "cards": sections}
     return html.write(path, "compare/card.html", values)
 
@@ -64,9 +66,11 @@ def facts(card: Card) -> list[tuple[str, str]]:
         rows.append(("goal or not", f"{area}; {card['met']:.1%} of the states meet the goal"))
     correlation = f"Pearson {target['pearson']:.3f} {_interval(target, 'pearson')}, Spearman {target['spearman']:.3f}"
     rows.append((f"with {card['target']}", correlation))
-    distances = [f"{epic['distance']:.3f} ({epic['kind']})"] if epic else []
-    distances += [f"{truth['epic_goal']:.3f} to goal or not"] if truth else []
-    rows.append(("EPIC distance", ", ".join(distances) or "undefined for this reward"))
+    distance = "none: the reward or the task cannot be asked about made-up transitions"
+    if epic:
+        distance = f"{epic['distance']:.3f} ({epic['kind']})"
+        distance += "" if epic["goal"] is None else f", {epic['goal']:.3f} to goal or not"
+    rows.append(("EPIC distance", distance))
     far = starc and f"{starc['distance']:.3f} {_interval(starc, 'distance')} ({starc['kind']})"
     rows.append(("STARC distance", far or "none: it has a memory"))
     if audit := card["audit"]:

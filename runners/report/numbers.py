@@ -25,8 +25,8 @@ NAN = float("nan")
 class Row:
     """One number, and its interval.
 
-    Figures: final, success, mode (the final return of a sampled policy's mode), random, normalised, improvement, difference, normalised_difference, steps_to,
-    rank_correlation, alarms.
+    Figures: final, success, mode (the final return of a sampled policy's mode), random, normalised, improvement,
+    difference, normalised_difference, steps_to, rank_correlation, alarms.
     """
 
     figure: str

@@ -15,9 +15,11 @@ from envs.make import goals, make
 from envs.recording import record, save
 from envs.transitions import Transitions
 from rewards.base import Reward, RewardConfig
-from rewards.compare import starc
+from rewards.compare import epic, starc
 from runners.compare import __main__ as compare
+from runners.compare import candidate as compare_candidate
 from runners.compare import card as compare_card
+from runners.compare import page as compare_page
 from runners.compare import sample as compare_sample
 from runners.compare.card import (
     DO_NOT,
@@ -30,6 +32,7 @@ from runners.compare.card import (
     measures,
     verdict,
 )
+from runners.compare.epic import distances_between
 from runners.compare.page import extremes, lines
 from runners.compare.sample import SOURCES, SampleSpec, enumerate_mdp, load_or_enumerate, load_or_take, take
 from runners.run.config import UsageError
@@ -169,7 +172,8 @@ def test_there_is_a_card_for_every_reward(name, demos):
     made = compare_card.card(candidate, 0)
     assert made["verdict"] in (USABLE, WEAK, DO_NOT) and made["reasons"]
     assert np.isfinite(made["range"]).all() and 0 <= made["nonzero"] <= 1 and made["rows"] == 60
-    assert -1 <= made["truth"]["pearson"] <= 1 and 0 <= made["task"]["epic"] <= 1
+    assert -1 <= made["truth"]["pearson"] <= 1 and -1 <= made["task"]["pearson"] <= 1
+    assert made["epic"] is None or (0 <= made["epic"]["distance"] <= 1 and 0 <= made["epic"]["goal"] <= 1)
     assert len(made["landscape"]["x"]) == compare_sample.POSES
     assert made["starc"] is None or 0 <= made["starc"]["distance"] <= 1
     assert "\n".join(lines(CARTPOLE, [made], {})).count("VERDICT") == 1
@@ -187,7 +191,7 @@ def test_a_driving_reward_is_scored_without_scattered_states():
 def test_the_truth_itself_is_perfect_and_a_good_sentence_usable():
     found = cards(f"env={CARTPOLE}", "reward=task,clip", "frames=300")
     task, clip = found["task"][1], found["clip"][1]
-    assert task["truth"]["auroc"] == 1.0 and task["truth"]["epic_goal"] == 0.0 and task["task"]["pearson"] == 1.0
+    assert task["truth"]["auroc"] == 1.0 and task["epic"] is None and task["task"]["pearson"] == 1.0
     assert clip["verdict"] == USABLE and clip["truth"]["auroc"] > 0.95 and clip["truth"]["pearson"] > 0.9
     assert clip["truth"]["auroc_interval"][0] <= clip["truth"]["auroc"] <= clip["truth"]["auroc_interval"][1]
     assert clip["epic"]["distance"] == pytest.approx(np.sqrt((1 - clip["truth"]["pearson"]) / 2))
@@ -309,11 +313,75 @@ def test_words_that_the_model_lacks_are_a_note_where_measurement_says_that_the_s
     )
 
 
+class Copied(Reward):
+    """CliffWalking's own reward, of state and action."""
+
+    requires = frozenset({"obs", "action"})
+
+    def score(self, batch):
+        row, column = np.divmod(np.asarray(batch.obs), 12)
+        down, right = (np.asarray(batch.action) == a for a in (2, 1))
+        falls = (down & (row == 2) & (column > 0) & (column < 11)) | (right & (row == 3) & (column < 10))
+        return np.where(falls, -100, -1).astype(np.float32)
+
+
+class CopiedByEffect(Copied):
+    """The same on every transition that happens, told by where it leads to."""
+
+    requires = frozenset({"obs", "action", "next_obs"})
+
+
+class Shaped(Copied):
+    """That, and a potential's shaping."""
+
+    requires = frozenset({"obs", "action", "next_obs"})
+
+    def score(self, batch):
+        now, after = (np.asarray(x, np.float32) ** 2 / 10 for x in (batch.obs, batch.next_obs))
+        return super().score(batch) + np.float32(compare_candidate.GAMMA) * after - now
+
+
+@pytest.fixture
+def cliff(monkeypatch):
+    """What asks a reward of this file about CliffWalking."""
+    classes = {cls.__name__.lower(): cls for cls in (Copied, CopiedByEffect, Shaped)}
+    monkeypatch.setattr(rewards.table, "registered", classes)
+    return lambda name: ask(name, "CliffWalking-v1", frames=400)
+
+
+def test_an_exact_copy_of_the_tasks_reward_is_at_distance_zero(cliff):
+    candidate = cliff("copied")
+    np.testing.assert_array_equal(candidate.values, candidate.sample.batch.reward)
+    made = compare_card.card(candidate, None)
+    assert made["epic"]["distance"] == pytest.approx(0, abs=1e-6) and made["starc"]["distance"] == pytest.approx(0)
+    assert "EPIC distance" in dict(compare_page.facts(made))
+    assert dict(compare_page.facts(made))["EPIC distance"].startswith("0.000 (canonicalised with 256 x 32")
+
+
+def test_there_is_no_distance_where_the_task_cannot_be_asked_about_made_up_successors(cliff):
+    made = compare_card.card(cliff("copiedbyeffect"), None)
+    assert made["epic"] is None and made["task"]["pearson"] == pytest.approx(1)
+    assert dict(compare_page.facts(made))["EPIC distance"].startswith("none: the reward or the task cannot be asked")
+
+
+def test_a_pair_that_shaping_alone_distinguishes_is_at_distance_zero(cliff):
+    plain, shaped = cliff("copied"), cliff("shaped")
+    apart = distances_between([plain, shaped])["copied", "shaped"]
+    assert apart.name == "EPIC" and apart.value == pytest.approx(0, abs=1e-3)
+    assert epic(plain.values, shaped.values) > 0.1
+
+
+def test_a_pair_of_which_one_knows_recorded_transitions_alone_has_pearsons_distance(cliff):
+    apart = distances_between([cliff("copied"), cliff("task")])["copied", "task"]
+    assert apart.name == "Pearson" and apart.value == pytest.approx(0, abs=1e-6)
+    assert "copied and task: Pearson 0.000" in lines("CliffWalking-v1", [], {("copied", "task"): apart})[-1]
+
+
 def test_measures_agree_with_each_other():
     truth = np.array([True, True, False, False, False])
     found = measures(np.array([5.0, 4, 3, 2, 1]), truth, truth.astype(float))
-    assert found["auroc"] == 1.0 and found["epic"] == found["epic_goal"]
-    assert found["epic_interval"][0] <= found["epic"] <= found["epic_interval"][1]
+    assert found["auroc"] == 1.0 and found["pearson"] == pytest.approx(found["spearman"])
+    assert found["pearson_interval"][0] <= found["pearson"] <= found["pearson_interval"][1]
 
 
 def test_the_order_of_values_by_hand():

@@ -52,10 +52,10 @@ def test_a_run_is_read_with_its_curve_its_scores_and_its_configuration(tmp_path)
 
 
 def test_scores_stay_in_the_possible_range_and_have_their_modes_beside_them(tmp_path):
-    for seed, score in enumerate((34.0, 500.0)):
-        folder = write(tmp_path / f"s{seed}", seed=seed, score=score)
-        own = {"task_return": score, "task_return_possible": [0.0, 500.0], "actions": "sampled"}
-        results = {"this run": own, "this run, mode": {"task_return": score / 2}}
+    for seed, found in enumerate((34.0, 500.0)):
+        folder = write(tmp_path / f"s{seed}", seed=seed, score=found)
+        own = {"task_return": found, "task_return_possible": [0.0, 500.0], "actions": "sampled"}
+        results = {"this run": own, "this run, mode": {"task_return": found / 2}}
         (folder / "result.json").write_text(json.dumps(results))
     numbers = Numbers(found_in(tmp_path))
     final = numbers.one("final", arm="task")

@@ -14,7 +14,19 @@ from runners.cli.compose import compose
 from runners.sweep.drive import drive
 from runners.sweep.job import JobLog
 from runners.tune.__main__ import main
-from runners.tune.search import Search, arm_scores, best, open_study, rungs, sampler, steps, table, test_jobs, verdict, write
+from runners.tune.search import (
+    Search,
+    arm_scores,
+    best,
+    open_study,
+    rungs,
+    sampler,
+    steps,
+    table,
+    test_jobs,
+    verdict,
+    write,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from instant_runs import Instant, options

@@ -1,0 +1,170 @@
+"""EPIC distances, of a reward to the target of its card and of two rewards: both are canonicalised, or there is none.
+
+Canonical rewards are asked about transitions that never happened. A reward of the next state alone is canonical as it
+is. The task's own reward can be asked where a table or a visit of every state gives it for each state and action.
+"""
+
+import itertools
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.spaces import Discrete
+
+from envs.make import make
+from envs.transitions import Transitions
+from rewards import compare as distances
+from runners.compare.candidate import GAMMA, Candidate, Card
+from runners.compare.sample import load_or_enumerate
+
+ROWS, DRAWS = 256, 32  # of the canonical EPIC
+FITTED = {"gamma": 0.9, "ridge": 1e-3}  # of values fitted to rows that do not follow each other; see rewards.compare
+
+Pair = tuple[bytes, int]  # an observation and an action
+
+
+def epic(candidate: Candidate, target: np.ndarray, goal: int | None) -> Card | None:
+    """EPIC distance to the target, both canonicalised; None where one of them cannot be asked about what is made up."""
+    if goal is None:
+        return _epic_to_task(candidate)
+    rows = _epic_rows([candidate])
+    values = None if rows is None else _canonical(candidate, rows)
+    if rows is None or values is None:
+        return None
+    # A goal's truth is a reward of the next state alone, which is canonical as it is.
+    truth = candidate.sample.truth[rows, goal]
+    about = {"distance": distances.epic(values, target[rows]), "goal": distances.epic(values, truth)}
+    return {**about, "kind": _epic_kind(candidate, len(rows))}
+
+
+def _epic_to_task(candidate: Candidate) -> Card | None:
+    """EPIC distance to the task's own reward, where both are functions of state and action that can be asked."""
+    if candidate.reward.requires - {"obs", "action"}:
+        return None
+    rows = _epic_rows([candidate])
+    values = None if rows is None else _canonical(candidate, rows)
+    task = _task_of_state_and_action(candidate)
+    if rows is None or values is None or task is None:
+        return None
+    try:
+        target = _canonical_scores(task, candidate.sample.batch[rows], candidate.seed)
+    except KeyError:  # an observation that the enumeration did not meet
+        return None
+    return {"distance": distances.epic(values, target), "goal": None, "kind": _epic_kind(candidate, len(rows))}
+
+
+def _task_of_state_and_action(candidate: Candidate) -> Callable[[Transitions], np.ndarray] | None:
+    """The task's reward of any observation and action; None where it is not known, or depends on more than these.
+
+    Asking for an observation that was not met when they were listed is a KeyError.
+    """
+    rewards = _rewards_of_the_table(candidate)
+    if rewards is None:
+        rewards = _rewards_of_every_state(candidate)
+    known: dict[Pair, float] = {}
+    for pair, reward in rewards:
+        if known.setdefault(pair, reward) != reward:
+            return None
+
+    def task(batch: Transitions) -> np.ndarray:
+        pairs = zip(batch.obs, batch.action)
+        return np.array([known[obs.tobytes(), int(action)] for obs, action in pairs])
+
+    return task if known else None
+
+
+def _rewards_of_the_table(candidate: Candidate) -> list[tuple[Pair, float]] | None:
+    """Rewards of every outcome in a table P[s][a] of (probability, next, reward, ends), as Gymnasium's toy text has."""
+    spec = candidate.spec
+    with closing(make(spec.env, **spec.options)) as env:
+        world: Any = env.unwrapped
+        table, space = getattr(world, "P", None), env.observation_space
+    if not isinstance(table, dict) or not isinstance(space, Discrete):
+        return None
+    return [
+        ((space.dtype.type(state).tobytes(), int(action)), float(reward))
+        for state, row in table.items()
+        for action, outcomes in row.items()
+        for _, _, reward, _ in outcomes
+    ]
+
+
+def _rewards_of_every_state(candidate: Candidate) -> list[tuple[Pair, float]]:
+    """Rewards of every action in every state of a small world without chance; empty of others."""
+    mdp = load_or_enumerate(candidate.spec)
+    if mdp is None or isinstance(mdp.sample.batch.obs, dict):
+        return []
+    every = mdp.sample.batch
+    rows = zip(every.obs, every.action, every.reward)
+    return [((obs.tobytes(), int(action)), float(reward)) for obs, action, reward in rows]
+
+
+def _epic_rows(candidates: list[Candidate]) -> np.ndarray | None:
+    """The rows that canonical rewards are compared on: all that count, or some where transitions are made up for each.
+
+    None where a reward cannot be scored on transitions that never happened: a memory, or what only a recording has.
+    """
+    sample = candidates[0].sample
+    for candidate in candidates:
+        reads = candidate.reward.requires
+        recorded = reads & {"reward", "obs_frame", "obs_text", "obs_signals"}
+        unseen = "frame" in reads and candidate.reward.embedding is None and _is_made_up(candidate)
+        if candidate.stream.has_memory or recorded or unseen:
+            return None
+    rows = np.flatnonzero(sample.counted)
+    if not any(map(_is_made_up, candidates)):
+        return rows
+    rng = np.random.default_rng(candidates[0].seed)
+    return rng.choice(rows, min(ROWS, len(rows)), replace=False)
+
+
+def _is_made_up(candidate: Candidate) -> bool:
+    """Whether its canonical form needs made-up transitions: a reward of the next state alone is canonical as it is."""
+    return bool(candidate.reward.requires & {"obs", "action"})
+
+
+def _canonical(candidate: Candidate, rows: np.ndarray) -> np.ndarray:
+    """A reward in EPIC's canonical form, float64, one for each of some rows."""
+    if not _is_made_up(candidate):
+        return candidate.values[rows]
+    batch = candidate.batch[rows].replace(frame=None, obs_frame=None)
+    return _canonical_scores(candidate.score, batch, candidate.seed)
+
+
+def _canonical_scores(score: Callable[[Transitions], np.ndarray], batch: Transitions, seed: int) -> np.ndarray:
+    # One seed for both rewards of a distance: they are asked about the same made-up transitions.
+    rng = np.random.default_rng([seed, 1])
+    return distances.epic_canonical(score, batch, gamma=GAMMA, samples=DRAWS, rng=rng)
+
+
+def _epic_kind(candidate: Candidate, rows: int) -> str:
+    if not _is_made_up(candidate):
+        return "a reward of the state"
+    return f"canonicalised with {rows} x {DRAWS} made-up transitions"
+
+
+class PairDistance(NamedTuple):
+    """How far apart two rewards are."""
+
+    name: str  # EPIC, or Pearson where one of them cannot be canonicalised
+    value: float
+    starc: float  # on the sample's distribution
+
+
+def distances_between(candidates: list[Candidate]) -> dict[tuple[str, str], PairDistance]:
+    """Pair of rewards -> their EPIC distance, both canonicalised, else Pearson's, and the STARC distance."""
+    found = {}
+    for one, other in itertools.combinations(candidates, 2):
+        uniform = one.sample.uniform
+        batch = one.sample.batch[uniform]
+        values = one.values[uniform], other.values[uniform]
+        far = distances.starc_on_distribution(*values, *distances.state_features(batch), batch.terminated, **FITTED)
+        rows = _epic_rows([one, other])
+        if rows is None:
+            counted = one.sample.counted
+            distance = PairDistance("Pearson", distances.epic(one.values[counted], other.values[counted]), far)
+        else:
+            distance = PairDistance("EPIC", distances.epic(_canonical(one, rows), _canonical(other, rows)), far)
+        found[one.name, other.name] = distance
+    return found
