@@ -63,6 +63,7 @@ def train_in(argv: list[str]) -> tuple[int, Path]:
         work.phase = "report"
         scores = evaluate(config, parts, work.control)
         report(config, parts, scores, work)
+        parts.model.logger.close()
         parts.mix.close()
         code = STORAGE if saver.storage_error else 0
         work.end("failed" if code else "finished", code, saver.storage_error)
@@ -131,7 +132,6 @@ def learn(config: TrainConfig, parts: Parts, saver: "Saver", work: "Work") -> No
         saver.finish()
     else:  # killed between the last checkpoint and the end of the report
         saver.restore(parts.model, training=False)
-    parts.model.logger.close()
 
 
 def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict[str, dict[str, Any]]:
@@ -152,11 +152,13 @@ def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict
 
 def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Work") -> None:
     """Numbers, video, curve, and the line for TensorBoard. A picture that fails is one sentence, not a failed run."""
+    from runners.run.closing import write_scores, write_video
     from runners.run.curve import archive, curve
     from runners.run.tensorboard import shows
     from runners.run.video import record_video
 
     path, control = work.folder.path, work.control
+    write_scores(parts.model.logger, scores, work.step)
     if scores:
         print(f"\nthe task's own scores over {scores['this run']['episodes']} episodes of the trained policy")
         print(table(scores))
@@ -171,7 +173,14 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Wor
     if config.video:
         act = policy(parts.model, config, seed=config.seed)
         seed, also = SEED + 1000 * config.seed, shows(config, path, work.step)
-        pictures.append(("video", lambda: record_video(config, act, parts.mix, path / "video.mp4", seed, also)))
+
+        def film() -> str:
+            said = record_video(config, act, parts.mix, path / "video.mp4", seed, also)
+            if (path / "video.mp4").exists():
+                write_video(parts.model.logger, path / "video.mp4", work.step)
+            return said
+
+        pictures.append(("video", film))
     for name, draw in reversed(pictures):
         try:
             print(f"{name + ':':<13}{draw()}")

@@ -12,6 +12,7 @@ from envs.state import Stateful
 from runners.evaluate import SEED, limits_of, play, policy
 from runners.run import checkpoint
 from runners.run.build import Parts, acting
+from runners.run.closing import write_video
 from runners.run.config import TrainConfig
 from runners.run.progress import random_state, set_random_state
 from runners.run.tensorboard import shows
@@ -57,20 +58,22 @@ class Evaluator(Stateful):
             act = self._policy(model)
             found = self._evaluate(step, act) if evaluates else {}
             if films:
-                self._film(step, act)
+                self._film(step, act, model)
         except Interrupted:
             pass  # an evaluation that was done before stays
         finally:
             set_random_state(before)
         return found
 
-    def _film(self, step: int, act: Act) -> None:
+    def _film(self, step: int, act: Act, model: "Model") -> None:
         """A video; one that fails is a sentence, not the end of training."""
         path = self.folder / "videos" / f"step_{step:012d}.mp4"
         try:
             path.parent.mkdir(exist_ok=True)
             also = shows(self.config, self.folder, step)
             record_video(self.config, act, self.mix, path, SEED + 1000 * self.config.seed, also)
+            if path.exists():
+                write_video(model.logger, path, step)
         except Exception as error:
             self.say(f"no video at step {step:,} ({type(error).__name__}: {error}); training continues")
         self.filmed = step

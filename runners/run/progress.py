@@ -293,12 +293,15 @@ class Guarded(KVWriter):
         self._try(lambda: setattr(self, "writer", make()))
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        self.use(lambda writer: writer.write(key_values, key_excluded, step))
+
+    def use(self, action: Callable[[Any], None]) -> None:
+        """Do something with the writer, unless it is switched off."""
         if self.writer is not None:
-            self._try(lambda: self.writer.write(key_values, key_excluded, step))
+            self._try(lambda: action(self.writer))
 
     def close(self) -> None:
-        if self.writer is not None:
-            self._try(lambda: self.writer.close())
+        self.use(lambda writer: writer.close())
 
     def _try(self, action: Callable[[], None]) -> None:
         try:

@@ -37,5 +37,12 @@ class WandbLog(KVWriter):
         except wandb.Error as error:
             raise OSError(str(error)) from error
 
+    def add_video(self, path: Path, step: int) -> None:
+        """Send a video that was written."""
+        try:
+            self.run.log({"video": wandb.Video(str(path), format="mp4")}, step=step)
+        except (wandb.Error, ValueError) as error:
+            raise OSError(str(error)) from error
+
     def close(self) -> None:
         self.run.finish()

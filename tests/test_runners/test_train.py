@@ -126,7 +126,8 @@ def test_histograms_without_tensorboard_are_refused(capsys):
 def test_what_a_run_logs_reaches_weights_and_biases(how, tmp_path, monkeypatch):
     """Offline; its own process, as W&B leaves threads and a service behind."""
     pytest.importorskip("wandb")
-    run = ["env=CartPole-v1", "total_timesteps=4096", *FAST, f"run_dir={tmp_path / 'run'}"]
+    fast = [argument for argument in FAST if argument != "video=false"]
+    run = ["env=CartPole-v1", "total_timesteps=4096", *fast, f"run_dir={tmp_path / 'run'}"]
     code = f"from runners.train import main; main({[*run, 'logger=[wandb]']!r})"
     if how == "sync_tensorboard":
         code = "import wandb; run = wandb.init(mode='offline', sync_tensorboard=True); "
@@ -135,6 +136,9 @@ def test_what_a_run_logs_reaches_weights_and_biases(how, tmp_path, monkeypatch):
     subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, check=True)
     (log,) = tmp_path.glob("**/offline-run-*/*.wandb")
     assert log.read_bytes().count(b"rollout/ep_rew_mean") >= 2
+    if how == "logger":
+        assert b"final/return" in log.read_bytes()
+        assert len([*tmp_path.glob("**/offline-run-*/**/*.mp4")]) == 1
 
 
 def test_every_tag_a_run_writes_is_in_the_glossary_and_in_both_logs(finished):
@@ -146,7 +150,14 @@ def test_every_tag_a_run_writes_is_in_the_glossary_and_in_both_logs(finished):
     events.Reload()
     tags = set(events.Tags()["scalars"])
     assert {"rollout/ep_rew_mean", "rollout/ep_learned_mean", "reward/task", "reward/rnd_share", "time/fps"} <= tags
-    assert tags <= set(rows[0])
+    closing = {tag for tag in tags if tag.startswith("final/")}
+    assert tags - closing <= set(rows[0]) and not closing & set(rows[0])
+    assert closing == {f"final/{name}" for name in ("return", "mode_return", "random_return", "length", "success")}
+    scores = json.loads((folder / "result.json").read_text())
+    for tag, policy in (("final/return", "this run"), ("final/mode_return", "this run, mode")):
+        (event,) = events.Scalars(tag)
+        assert event.step == 1536 and event.value == pytest.approx(scores[policy]["task_return"])
+    assert all(map(explain, closing))
     assert not [tag for tag in set(rows[0]) - {"step"} if explain(tag) is None]
     assert [int(row["step"]) for row in rows] == [1024, 1536]
     written = [event.value for event in events.Scalars("rollout/ep_rew_mean")]

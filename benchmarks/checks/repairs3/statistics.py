@@ -1,7 +1,7 @@
 """Figures of policies and rewards that were wrong: a closing table, an interval of few episodes, a distance.
 
 epic_copy                EPIC distance of an exact copy of CliffWalking's reward to it, on its card
-mfmc_coverage_n4         how often the interval of `estimator=mfmc` holds the mean, of 4 whole episodes and 400 cheap
+mfmc_coverage_n4         how often the interval of `estimator=mfmc` holds the mean (0.95 is right), of 4 whole
                          ones; 0.95 is right
 doorkey_closing_success  success in the closing table of PPO's default command on MiniGrid-DoorKey-5x5-v0
 doorkey_mode_success     that of the same policy by its most likely actions, which stood in the table before

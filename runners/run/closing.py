@@ -1,0 +1,43 @@
+"""What a run's logs are told when it has been evaluated: its closing scores and its videos.
+
+metrics.csv holds what happened while it trained, and result.json the scores; TensorBoard and W&B get both.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3.common.logger import Logger
+
+from runners.run.folder import OTHER_WAY
+from runners.run.progress import Guarded
+
+TAGS = {  # in result.json -> in the logs
+    "task_return": "final/return",
+    "success": "final/success",
+    "length": "final/length",
+    "goal_steps": "final/goal_steps",
+}
+OTHERS = {OTHER_WAY: "final/mode_return", "random": "final/random_return"}  # policies whose return is logged
+
+
+def closing_scores(scores: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """The numbers of result.json by their tags in the logs; empty without an evaluation."""
+    own = scores.get("this run", {})
+    found = {tag: own.get(key) for key, tag in TAGS.items()}
+    found |= {tag: scores.get(policy, {}).get("task_return") for policy, tag in OTHERS.items()}
+    return {tag: float(value) for tag, value in found.items() if value is not None}
+
+
+def write_scores(logger: Logger, scores: dict[str, dict[str, Any]], step: int) -> None:
+    """Give the closing scores to TensorBoard and W&B, where the run has them."""
+    values = closing_scores(scores)
+    for log in logger.output_formats:
+        if values and isinstance(log, Guarded) and log.name != "metrics.csv":
+            log.write(values, dict.fromkeys(values, ()), step)
+
+
+def write_video(logger: Logger, path: Path, step: int) -> None:
+    """Give a video to W&B, where the run has it; TensorBoard is shown the episode itself, see `tensorboard.shows`."""
+    for log in logger.output_formats:
+        if isinstance(log, Guarded) and log.name == "wandb":
+            log.use(lambda writer: writer.add_video(path, step))
