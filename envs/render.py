@@ -1,7 +1,8 @@
 """One guarded path from an environment to a frame.
 
-`prepare()` chooses the renderers before any of them is imported. `frame(env, size)` renders and squashes the image to a
-square by area averaging, without cropping, so that nothing at the edge is lost.
+`prepare()` chooses the renderers before any of them is imported. `frame(env, size)` renders what rewards read: an image
+that is squashed to a square by area averaging, without cropping, so that nothing at the edge is lost. `picture(env,
+side)` is for people: circles stay circles.
 """
 
 import ctypes
@@ -79,24 +80,49 @@ def before_opengl() -> None:
 
 
 def frame(env: gym.Env, size: int) -> np.ndarray:
-    """The current state as an image, uint8 (size, size, 3); a RuntimeError for none, or one of one single colour."""
+    """The current state as rewards read it, uint8 (size, size, 3); a RuntimeError for none, or a single colour."""
     small: np.ndarray | None = None
     if isinstance(env, gym.Wrapper) and env.has_wrapper_attr("small_frame"):
         small = env.get_wrapper_attr("small_frame")(size)  # the family's shorter way to the same pixels
     if small is None:
-        image: Any = env.render()
-        if not isinstance(image, np.ndarray) or image.ndim != 3:
-            raise RuntimeError(
-                f"{name_of(env)} rendered {type(image).__name__}, not an image (render_mode={env.render_mode!r}); "
-                'make it with render_mode="rgb_array"'
-            )
-        small = resize(image, size)
-    if small.min() == small.max():
+        small = resize(drawn(env), size)
+    refuse_single_colour(env, small)
+    return small
+
+
+def picture(env: gym.Env, side: int) -> np.ndarray:
+    """The current state as people see it, uint8 (H, W, 3) of the environment's own proportions; the longer is `side`.
+
+    The errors are those of `frame`.
+    """
+    from PIL import Image
+
+    image = drawn(env)
+    refuse_single_colour(env, image)
+    scale = side / max(image.shape[:2])
+    height, width = (max(round(scale * pixels), 1) for pixels in image.shape[:2])
+    whole = Image.fromarray(np.ascontiguousarray(image, dtype=np.uint8))
+    return np.array(whole.resize((width, height), resample=4))  # 4 is Pillow's BOX
+
+
+def drawn(env: gym.Env) -> np.ndarray:
+    """What an environment renders, (H, W, 3); a RuntimeError if it is no image."""
+    image: Any = env.render()
+    if isinstance(image, np.ndarray) and image.ndim == 3:
+        return image
+    raise RuntimeError(
+        f"{name_of(env)} rendered {type(image).__name__}, not an image (render_mode={env.render_mode!r}); "
+        'make it with render_mode="rgb_array"'
+    )
+
+
+def refuse_single_colour(env: gym.Env, image: np.ndarray) -> None:
+    """A RuntimeError about an image on which nothing can be seen."""
+    if image.min() == image.max():
         raise RuntimeError(
-            f"{name_of(env)} rendered one single colour ({int(small.min())} everywhere), which no reward can read; "
+            f"{name_of(env)} rendered one single colour ({int(image.min())} everywhere), which no reward can read; "
             f"the renderers in use are {prepare()}: set these variables, or render in a process of its own"
         )
-    return small
 
 
 def resize(image: np.ndarray, size: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from runners.compare.candidate import Candidate, Card
 from runners.compare.card import DO_NOT, NOT_JUDGED, USABLE, WEAK
@@ -143,7 +144,11 @@ def _frame(candidate: Candidate, card: Card, row: int) -> tuple[str, str, bool]:
     frames: Any = candidate.sample.batch.frame
 
     met = card["truth"] is not None and bool(candidate.sample.truth[row, card["goal"]])
-    return html.picture(frames[row]), f"{candidate.values[row]:.3f}", met
+    frame = frames[row]
+    shown = round(len(frame) * candidate.sample.proportion)
+    # The reward read a square; people see the environment's own proportions.
+    stretched = np.asarray(Image.fromarray(frame).resize((max(shown, 1), len(frame))))
+    return html.picture(stretched), f"{candidate.values[row]:.3f}", met
 
 
 def _landscape(card: Card) -> tuple[str, str] | None:

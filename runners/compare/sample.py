@@ -83,6 +83,7 @@ class Sample:
     blank: np.ndarray  # whether the frame had one single colour, bool (N,)
     seconds: dict[str, float]  # spent on rendering and on stepping
     axis: str = ""  # its name; empty without one
+    proportion: float = 1.0  # width over height of what the environment draws, which frames are squashed from
 
     @property
     def counted(self) -> np.ndarray:
@@ -105,7 +106,8 @@ def load_or_take(spec: SampleSpec) -> Sample:
     path = spec.folder / f"sample-{spec.key}.safetensors"
     if not path.exists():
         sample = take(spec)
-        recording.save(path, _with_truth(sample), {"seconds": sample.seconds, "axis": sample.axis})
+        meta = {"seconds": sample.seconds, "axis": sample.axis, "proportion": sample.proportion}
+        recording.save(path, _with_truth(sample), meta)
         return sample
     return _without_truth(*recording.load(path))
 
@@ -137,7 +139,8 @@ def _without_truth(batch: Transitions, meta: dict[str, Any]) -> Sample:
     nothing = np.zeros((batch.shape[0], 0))
     kept = {name: batch.extras.get(name, nothing) for name in KEPT}
     kept["truth"] = kept["truth"].astype(bool)
-    return Sample(batch.replace(extras={}), **kept, seconds=meta["seconds"], axis=meta["axis"])
+    about = {"seconds": meta["seconds"], "axis": meta["axis"], "proportion": meta.get("proportion", 1.0)}
+    return Sample(batch.replace(extras={}), **kept, **about)
 
 
 def take(spec: SampleSpec) -> Sample:
@@ -269,7 +272,18 @@ class _Sampler:
             blank,
             self.seconds,
             self.axis.name if self.axis else "",
+            self.proportion(),
         )
+
+    def proportion(self) -> float:
+        """Width over height of what the environment draws; 1 where nothing is drawn."""
+        if self.spec.frame_size is None:
+            return 1.0
+        try:
+            height, width, _ = render.drawn(self.env).shape
+        except RuntimeError:
+            return 1.0
+        return width / height
 
 
 @dataclass

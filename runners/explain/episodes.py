@@ -109,7 +109,7 @@ def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int
 def pictures(
     played: PlayedRows, env: Any, wanted: Collection[Moment], seed: int, drawn: bool
 ) -> dict[Moment, np.ndarray]:
-    """Pictures (side, side, 3) of moments; those are missing where an episode did not come out again as it was."""
+    """Pictures (H, W, 3) of moments; those are missing where an episode did not come out again as it was."""
     found: dict[Moment, np.ndarray] = {}
     for number in sorted({moment[0] for moment in wanted}):
         last = max(time for episode, time in wanted if episode == number)

@@ -41,9 +41,11 @@ def figure(drawn: Figure, kind: str = "svg", **options: Any) -> str:
 
 
 def picture(pixels: np.ndarray | None, width: int = 0) -> str:
-    """A square image (side, side, 3) as a data URI, at its size or another; "" for none."""
+    """An image (H, W, 3) as a data URI, at its size or scaled to a width; "" for none."""
     if pixels is None:
         return ""
     image, buffer = Image.fromarray(pixels), io.BytesIO()
-    (image.resize((width, width)) if width else image).save(buffer, "PNG")
+    if width:
+        image = image.resize((width, max(round(width * image.height / image.width), 1)))
+    image.save(buffer, "PNG")
     return embedded(buffer.getvalue(), "image/png")

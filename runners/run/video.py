@@ -32,7 +32,7 @@ from runners.run.curve import colours
 Act = Callable[..., Any]  # (observation, whether an episode begins, its action mask if it has one) -> action
 
 BACKGROUND, INK = "#16181d", "#c8ccd4"
-SIDE = 448  # pixels of the picture
+SIDE = 448  # pixels of the picture's longer side, and of the video's width
 LANE = 64  # pixels of a stream's plot below it
 PANEL = 112  # pixels of what the reward reads, if it reads something
 STEPS = 1000  # of an episode that are shown at most
@@ -41,7 +41,7 @@ STEPS = 1000  # of an episode that are shown at most
 class Episode(NamedTuple):
     """What is shown of T steps."""
 
-    images: list[np.ndarray]  # T pictures (SIDE, SIDE, 3), after each step
+    images: list[np.ndarray]  # T pictures (H, W, 3), after each step; the longer side is SIDE
     streams: dict[str, np.ndarray]  # name -> float32 (T,), its weighted reward; and the task's, if it is no part of it
     texts: list[str] = []  # the caption after each step; empty if no reward reads it
     seen: list[np.ndarray] = []  # the frame that rewards read after each step, (side, side, 3); empty if none does
@@ -126,9 +126,9 @@ def play(
 
 
 def picture(env: Any, obs: Any, drawn: bool) -> np.ndarray:
-    """The environment's picture (SIDE, SIDE, 3); of one that draws none, its text or its observation."""
+    """The environment's picture, its longer side SIDE; of one that draws none, its text or its observation."""
     if drawn:
-        return render.frame(env, SIDE)
+        return render.picture(env, SIDE)
     text = str(env.render()) if env.render_mode == "ansi" else f"observation\n{obs}"
     return written(re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text))
 
@@ -149,21 +149,24 @@ def draw(episode: Episode, t: int) -> np.ndarray:
     """Step t of an episode: the picture, what the rewards read of it, a lane per stream with its rewards so far."""
     text = episode.texts[t] if episode.texts else None
     seen = episode.seen[t] if episode.seen else None
-    below = SIDE + (PANEL if text is not None or seen is not None else 0)
+    image = episode.images[t]
+    # All pictures of a video have one size, that of the first.
+    high = len(episode.images[0])
+    below = high + (PANEL if text is not None or seen is not None else 0)
     # H.264 wants multiples of 16.
     canvas = Image.new("RGB", (SIDE, -(-(below + LANE * len(episode.streams) + 8) // 16) * 16), BACKGROUND)
-    canvas.paste(Image.fromarray(episode.images[t]), (0, 0))
+    canvas.paste(Image.fromarray(image), ((SIDE - image.shape[1]) // 2, 0))
     pen = ImageDraw.Draw(canvas)
     font = ImageFont.load_default(13)
     left, width = 10, SIDE - 20
     if seen is not None:  # the frame, pixel by pixel
         side = PANEL - 12
         small = Image.fromarray(np.asarray(seen, np.uint8)).resize((side, side), resample=0)  # 0: nearest
-        canvas.paste(small, (left, SIDE + 8))
+        canvas.paste(small, (left, high + 8))
         beside = left + side + 10
-        pen.text((beside, SIDE + 8), f"read by the reward, {len(seen)} x {len(seen)}", fill=INK, font=font)
+        pen.text((beside, high + 8), f"read by the reward, {len(seen)} x {len(seen)}", fill=INK, font=font)
     if text is not None:  # the caption, beside it
-        at = (left, SIDE + 8) if seen is None else (beside, SIDE + 28)
+        at = (left, high + 8) if seen is None else (beside, high + 28)
         lines = textwrap.wrap(text, (SIDE - 10 - at[0]) // 7)[:4] or ["(no text)"]  # letters of about 7 pixels
         pen.text(at, "\n".join(lines), fill=INK, font=font)
     lanes = zip(colours(episode.streams).values(), episode.streams.items())

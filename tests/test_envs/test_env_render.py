@@ -40,6 +40,20 @@ class _Fixed(gym.Env):
         return self.image
 
 
+@pytest.mark.parametrize(
+    ("shape", "size"), [((400, 600), (299, 448)), ((600, 400), (448, 299)), ((90, 90), (448, 448))]
+)
+def test_circles_stay_circles_in_pictures_for_people_and_not_in_what_rewards_read(shape, size) -> None:
+    y, x = np.mgrid[: shape[0], : shape[1]]
+    disc = (y - shape[0] / 2) ** 2 + (x - shape[1] / 2) ** 2 < (0.3 * min(shape)) ** 2
+    image = np.repeat(255 * disc[..., None], 3, 2).astype(np.uint8)
+    seen = render.picture(_Fixed(image), 448)
+    assert seen.shape == (*size, 3)
+    high, wide = (np.flatnonzero((seen[..., 0] > 127).any(axis)).size for axis in (1, 0))
+    assert abs(high - wide) <= 2
+    assert render.frame(_Fixed(image), 64).shape == (64, 64, 3)
+
+
 def test_a_picture_of_one_colour_is_refused_in_one_sentence() -> None:
     with pytest.raises(RuntimeError) as caught:
         render.frame(_Fixed(np.zeros((90, 90, 3), dtype=np.uint8)), 64)

@@ -1,9 +1,12 @@
+import base64
+import io
 import json
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, registry
+from PIL import Image
 
 from agents.ppo.agent import PPO
 from envs.family import Goal
@@ -11,6 +14,7 @@ from envs.make import make_vec
 from runners.cli.compose import compose
 from runners.cli.output import Ticker
 from runners.evaluate import SEED, Scores, disagreement, evaluation, goal_of, interval, play, policy, table, way_of
+from runners.report import html
 from runners.report.statistics import iqm
 from runners.run.config import from_dict, to_dict
 from runners.run.video import Episode, can_be_drawn, draw
@@ -253,6 +257,20 @@ def test_the_film_draws_every_stream_up_to_the_step_it_shows():
     reach = [np.flatnonzero(mask.any(axis=0)).max() for mask in green]
     assert reach[0] < 20 and 215 < reach[1] < 235 and reach[2] > 430
     assert np.flatnonzero(green[2][:, 434:].any(axis=1)).min() < 5  # the highest value is at the top of its lane
+
+
+def test_a_video_keeps_the_proportions_of_its_pictures():
+    wide, tall = np.full((299, 448, 3), 250, np.uint8), np.full((448, 200, 3), 250, np.uint8)
+    streams = {"clip": np.zeros(2)}
+    one, other = (draw(Episode([image] * 2, streams), 0) for image in (wide, tall))
+    assert one.shape == (384, 448, 3) and (one[:299] == 250).all()  # 299 + 64 + 8, in multiples of 16
+    assert other.shape == (528, 448, 3) and (other[:448, 124:324] == 250).all() and (other[:448, :124] < 40).all()
+
+
+def test_a_page_scales_a_picture_without_squashing_it():
+    uri = html.picture(np.zeros((40, 60, 3), np.uint8), 30)
+    with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as image:
+        assert image.size == (30, 20)
 
 
 @pytest.mark.parametrize(
