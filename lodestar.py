@@ -152,13 +152,19 @@ class TrainedRun:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The scores at the end of training by policy (`this run`, `random`, a control); empty without evaluation."""
+        """The scores at the end of training by policy (`this run`, `random`, a control); empty without evaluation.
+
+        `this run, mode` is there where the policy was judged by sampled actions.
+        """
         from envs.files import read_json
 
         return read_json(self.folder / "result.json")
 
     def evaluate(self, episodes: int = 20, *, seed: int = 0) -> dict[str, dict[str, Any]]:
-        """The task's own scores of whole episodes by this policy (`this run`) and by a random one (`random`)."""
+        """The task's own scores of whole episodes by this policy (`this run`) and by a random one (`random`).
+
+        A policy that is judged by sampled actions is judged by its mode, too: `this run, mode`.
+        """
         from runners.evaluate import evaluation
 
         with _as_before():

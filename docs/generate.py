@@ -154,8 +154,9 @@ def trained_page(path: Path) -> tuple[str, str]:
     card, ours = path.read_text(), scores["this run"]
     low, high = ours["task_return_interval"]
     words = card.partition("\n")[0].removeprefix("# ")
-    line = f"{words}: task return {ours['task_return']:.2f} (IQM {low:.2f} to {high:.2f})"
-    return f"{line}; a random policy {scores['random']['task_return']:.2f}", card
+    # A mean can lie outside the interval of an IQM: each stands beside its own kind.
+    line = f"{words}: task return, IQM {ours['task_return_iqm']:.2f} ({low:.2f} to {high:.2f})"
+    return f"{line}; a random policy's {scores['random']['task_return_iqm']:.2f}", card
 
 
 def results_page(path: Path) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """The ten trained agents of assets/agents: trained, evaluated by 100 episodes, exported with their cards.
 
 Each is one command of `runners.train`; one that was cut continues, one that is there is left alone until its folder is
-removed. The figures are the cards': the task's mean return, the 95 % interval of its IQM, a random policy's mean.
+removed. The figures are the cards': the IQM of the task's return and its 95 % interval, a random policy's IQM.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def run(folder: Path) -> dict[str, float]:
         scores = read_json(place / "result.json")
         low, high = scores["this run"]["task_return_interval"]
         figures |= {
-            f"{name}_return": scores["this run"]["task_return"],
-            f"{name}_random": scores["random"]["task_return"],
+            f"{name}_iqm": scores["this run"]["task_return_iqm"],
+            f"{name}_random_iqm": scores["random"]["task_return_iqm"],
         }
         figures |= {f"{name}_iqm_low": low, f"{name}_iqm_high": high}
     return figures

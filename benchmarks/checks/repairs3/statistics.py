@@ -2,8 +2,9 @@
 
 epic_copy                EPIC distance of an exact copy of CliffWalking's reward to it, on its card
 mfmc_coverage_n4         how often the interval of `estimator=mfmc` holds the mean (0.95 is right), of 4 whole
-                         ones; 0.95 is right
-doorkey_closing_success  success in the closing table of PPO's default command on MiniGrid-DoorKey-5x5-v0
+                         episodes and 400 cheap ones
+doorkey_closing_success  success in the closing table of PPO's default command on MiniGrid-DoorKey-5x5-v0, which
+                         ends after 60,000 steps here: training succeeds always from 35,000 on
 doorkey_mode_success     that of the same policy by its most likely actions, which stood in the table before
 """
 
@@ -30,7 +31,7 @@ DEAR, CHEAP, MEAN = 4, 400, 2.3
 ROWS = 2000
 WIDTH = 12  # of CliffWalking's grid
 RIGHT, DOWN = 1, 2
-DOORKEY = ("env=MiniGrid-DoorKey-5x5-v0", "video=false", "logger=[]")
+DOORKEY = ("env=MiniGrid-DoorKey-5x5-v0", "total_timesteps=60000", "video=false", "logger=[]")
 ROOT = Path(__file__).resolve().parents[3]
 
 
