@@ -6,6 +6,8 @@ mfmc_coverage_n4         how often the interval of `estimator=mfmc` holds the me
 doorkey_closing_success  success in the closing table of PPO's default command on MiniGrid-DoorKey-5x5-v0, which
                          ends after 60,000 steps here: training succeeds always from 35,000 on
 doorkey_mode_success     that of the same policy by its most likely actions, which stood in the table before
+
+The first two take seconds, the run a minute or two.
 """
 
 from __future__ import annotations
