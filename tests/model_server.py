@@ -18,6 +18,7 @@ class ModelServer(ThreadingHTTPServer):
         url: the API's root.
         plan: what the next requests meet, first one first: a callable that is handed the request's handler, or None
             for an ordinary answer; an ordinary answer is given when it is empty.
+        refused: names in a request's body that it answers 400 to, as servers do that do not know them.
         seen: (headers, body) of every request.
         most: how many requests were in work at the same time.
     """
@@ -27,6 +28,7 @@ class ModelServer(ThreadingHTTPServer):
     def __init__(self, think, port=0):
         super().__init__(("127.0.0.1", port), Handler)
         self.think, self.plan, self.seen = think, [], []
+        self.refused = ()
         self.most = self.busy = 0
         self.lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
@@ -56,6 +58,10 @@ class Handler(BaseHTTPRequestHandler):
             server.most = max(server.most, server.busy)
             plan = server.plan.pop(0) if server.plan else None
         try:
+            unknown = [name for name in server.refused if name in body]
+            if unknown:
+                self.send(400, f"{unknown[0]} is not supported")
+                return
             if plan is not None:
                 plan(self)
                 return
@@ -103,6 +109,12 @@ def status(number, text="busy", **headers):
 def says(content):
     """A plan: a completion that says this."""
     return lambda handler: handler.say(content)
+
+
+def completes(message, finish_reason="stop", **more):
+    """A plan: a completion with this message, and more of its own."""
+    choice = {"message": message, "finish_reason": finish_reason}
+    return status(200, json.dumps({"choices": [choice], **more}))
 
 
 def hangs(seconds):

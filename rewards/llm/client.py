@@ -5,11 +5,12 @@
     chat.ask(["Is the door open?", frame], schema=YES_OR_NO)     -> a dict that fits the schema
 
 It uses OpenAI's chat completions, which vLLM, llama.cpp, Ollama, LM Studio and most providers serve too. A schema is
-sent as `response_format`; a server that refuses it (400, 422) is asked without it from then on. The schema also stands
-in the question, and the answer is checked on our side, since some servers accept a schema and ignore it.
+sent as `response_format`, and models that think before they answer are asked not to (`NO_THINKING`). A server that
+refuses one of the two (400, 422) is asked without it from then on. The schema also stands in the question, and the
+answer is checked on our side, since some servers accept a schema and ignore it.
 
 Retried are: 429 (after the time the server names, up to a limit), 408, 5xx, a connection that fails or breaks.
-Everything else fails at once. Every failure is a `JudgeError`, one sentence without the key. `timeout` is a deadline
+Everything else fails at once, also images that a model cannot read, for which llama.cpp answers 500. Every failure is a `JudgeError`, one sentence without the key. `timeout` is a deadline
 over a whole attempt, however slowly bytes come: a blocking socket can only limit the time between two of them, so
 attempts run as tasks in one thread of the process.
 When it fails: an answer of more than one JSON object that fits is no answer, also where a model only repeats itself.
@@ -21,6 +22,7 @@ import datetime
 import email.utils
 import functools
 import io
+import itertools
 import json
 import os
 import random
@@ -32,7 +34,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx2
 import numpy as np
@@ -51,6 +53,11 @@ MOST_TOKENS = 10**9  # of one answer; a server that counts more does not count
 KEPT = 1_000_000  # characters of an answer
 IN_A_ROW = 5  # failures that open a breaker
 WINDOW, SHARE, LEAST = 30.0, 0.5, 10  # seconds, share of failures, answers below which a share means nothing
+
+# What asks a model not to think first: the name that OpenAI and Ollama know, and the one of vLLM and llama.cpp.
+NO_THINKING: dict[str, Any] = {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": False}}
+THOUGHTS = ("reasoning", "reasoning_content")  # fields of a message in which servers put what a model thought
+NO_IMAGES = re.compile(r"mmproj|multi-?modal|images?\b.*\bnot support|not support.*\bimages?\b", re.IGNORECASE)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -92,7 +99,10 @@ class Endpoint(Settings):
     longest: float = setting(30.0, "seconds that no wait exceeds, whatever the server asks for", low=0)
     max_bytes: int = setting(1_000_000, "size of an answer at which reading stops", low=1)
     max_tokens: int = setting(1024, "length of an answer, tokens", low=1)
-    body: dict[str, Any] | None = setting(None, "more of the request's body; a None in it removes an entry")
+    body: dict[str, Any] | None = setting(
+        None,
+        "more of the request's body; a None in it removes an entry, such as reasoning_effort, which is none by default",
+    )
     concurrency: int = setting(8, "questions asked at the same time", low=1, high=64)
     seed: int = setting(0, "of the waits between attempts")
 
@@ -125,12 +135,21 @@ class Reply:
     candidates: list[tuple[str, float]] = field(default_factory=list)  # first tokens and their log-probabilities
 
 
+class _Form(NamedTuple):
+    """What a request holds beside the question."""
+
+    schema: bool
+    no_thinking: bool
+
+
 class Chat:
     """Asks the model of an endpoint; safe to use from several threads."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self._structured = True  # whether the server takes a schema
+        # Whether the server takes a schema, and the request not to think; None while that is not known.
+        self.takes_schema: bool | None = None
+        self.takes_no_thinking: bool | None = None
         self._random = random.Random(endpoint.seed)
         self._loop = _loop(os.getpid())
         self._client = httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=endpoint.connect))
@@ -156,16 +175,35 @@ class Chat:
         messages = [{"role": "user", "content": content}]
         body = {**self.endpoint.options, **options, "model": self.endpoint.model, "messages": messages}
         reply = Reply() if reply is None else reply
-        if schema is None:
-            return self._retried(body, reply)
-        if self._structured:
-            form = {"name": "answer", "strict": True, "schema": schema}
+        *others, plainest = self._forms(schema is not None)
+        for form in others:
             with suppress(_RefusedError):
-                structured = {**body, "response_format": {"type": "json_schema", "json_schema": form}}
-                return decode(self._retried(structured, reply), schema)
-        answer = decode(self._retried(body, reply), schema)
-        self._structured = False  # only now is it known that the schema was refused
-        return answer
+                return self._ask_in_form(form, body, schema, reply)
+        return self._ask_in_form(plainest, body, schema, reply)
+
+    def _forms(self, has_schema: bool) -> list["_Form"]:
+        """The forms in which the server may take a question, the fullest first; one once it has answered."""
+        schema = [True, False] if self.takes_schema is None else [self.takes_schema]
+        if not has_schema:
+            schema = [False]
+        no_thinking = [True, False] if self.takes_no_thinking is None else [self.takes_no_thinking]
+        return [_Form(*pair) for pair in itertools.product(schema, no_thinking)]
+
+    def _ask_in_form(self, form: "_Form", body: dict[str, Any], schema: dict[str, Any] | None, reply: Reply) -> Any:
+        """Ask one question; JudgeError where there is no usable answer, _RefusedError where the form was refused."""
+        if form.schema:
+            response = {"name": "answer", "strict": True, "schema": schema}
+            body = {**body, "response_format": {"type": "json_schema", "json_schema": response}}
+        if form.no_thinking:
+            own = self.endpoint.body or {}
+            body = {**body, **{name: value for name, value in NO_THINKING.items() if name not in own}}
+        text = self._retried(body, reply)
+        # Only an answer tells which form is taken: a question may be refused for reasons of its own.
+        self.takes_no_thinking = form.no_thinking
+        if schema is None:
+            return text
+        self.takes_schema = form.schema
+        return decode(text, schema)
 
     def reach(self) -> str:
         """A sentence if there is no server at the address, within LOOK seconds; a slow or a busy one is there."""
@@ -213,6 +251,11 @@ class Chat:
         sent = self._send("POST", f"{url}/chat/completions", self.endpoint.timeout, json=body, headers=headers)
         status, after, data = asyncio.run_coroutine_threadsafe(sent, self._loop).result()
         quote = self._quote(data[: 4 * QUOTE].decode("utf-8", "replace"))
+        if status >= 400 and isinstance(body["messages"][0]["content"], list) and NO_IMAGES.search(quote):
+            model = self.endpoint.model
+            raise JudgeError(f"{model} at {url} takes no images ({status}: {quote!r}); take a model that reads them")
+        if status == 503 and "loading" in quote.lower():
+            raise _RetryError(f"{url} is still loading its model ({status}: {quote!r}); wait until it answers")
         if status == 429 or status == 408 or status >= 500:
             raise _RetryError(f"{url} answered {status}: {quote!r}", _seconds(after))
         if status != 200:
@@ -247,19 +290,53 @@ class Chat:
             raise JudgeError(f"{url} answered with a web page ({quote!r}); give the API's root, often ending in /v1")
         try:
             completion = json.loads(data)
-            [choice] = completion["choices"]  # of several no one is the answer
-            content = choice["message"]["content"]
+            failure = completion.get("error")
+            [choice] = [{}] if failure else completion["choices"]  # of several no one is the answer
+            failure = failure or choice.get("error") or choice.get("finish_reason") == "error"
+            message = {} if failure else choice["message"]
+            content = message.get("content")
             tokens = (completion.get("usage") or {}).get("total_tokens", 0)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             raise JudgeError(f"{url} answered with something that is no chat completion: {quote!r}") from None
-        if not isinstance(content, str):
-            raise JudgeError(f"{model} answered nothing ({None if content is None else type(content).__name__})")
-        whole = content.encode("utf-8", "replace").decode()  # half characters, which JSON can hold and no file
+        if failure:  # words beside an error are what there was of an answer when it broke off
+            raise JudgeError(f"{url} answered with an error in place of a completion: {quote!r}")
         first: list[tuple[str, float]] = []
         with suppress(KeyError, IndexError, TypeError, ValueError):
             listed = choice["logprobs"]["content"][0]["top_logprobs"]
             first = [(str(one["token"]), min(float(one["logprob"]), 0.0)) for one in listed]
+        answer = self._answer_in(choice, content, bool(first))
+        whole = answer.encode("utf-8", "replace").decode()  # half characters, which JSON can hold and no file
         return whole, tokens if isinstance(tokens, int) and 0 <= tokens <= MOST_TOKENS else 0, first
+
+    def _answer_in(self, choice: dict[str, Any], content: Any, has_candidates: bool) -> str:
+        """The text of an answer without what the model thought first; JudgeError for none."""
+        model = self.endpoint.model
+        answer, thought = _without_thoughts(content) if isinstance(content, str) else ("", "")
+        field = next((name for name in THOUGHTS if choice["message"].get(name)), "content" if thought else "")
+        cut = choice.get("finish_reason") == "length"
+        if field and not answer.strip():
+            why = ", where max_tokens ended" if cut else ""
+            raise JudgeError(
+                f"{model} thought and did not answer: what it wrote stands in {field!r}{why}, and there is nothing "
+                "after it; switch thinking off at the server, or take an Instruct model"
+            )
+        if cut and not answer.strip() and not has_candidates:
+            raise JudgeError(
+                f"{model} had no answer when max_tokens ended (finish_reason=length); raise max_tokens, and if it "
+                "is a model that thinks first, switch that off at the server or take an Instruct model"
+            )
+        if not isinstance(content, str):
+            raise JudgeError(f"{model} answered nothing ({None if content is None else type(content).__name__})")
+        return answer
+
+
+def _without_thoughts(text: str) -> tuple[str, str]:
+    """An answer, and what the model thought before it, where a server leaves both in one text."""
+    head = text.lstrip()
+    if not head.startswith("<think>"):
+        return text, ""
+    thought, _, answer = head.removeprefix("<think>").partition("</think>")
+    return answer.lstrip(), thought
 
 
 class Breaker:

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from model_server import Flood, ModelServer, breaks_off, drips, drips_headers, hangs, says, status
+from model_server import Flood, ModelServer, breaks_off, completes, drips, drips_headers, hangs, says, status
 
 from rewards.llm.client import Breaker, Chat, Endpoint, JudgeError, Reply, _seconds, decode, fits
 
@@ -49,22 +49,134 @@ def test_an_answer_with_a_schema_is_decoded(server):
     assert form["type"] == "json_schema" and form["json_schema"]["schema"] == YES
 
 
+SWITCHES = {"reasoning_effort", "chat_template_kwargs"}
+
+
+def forms(server):
+    """Of each request so far, whether it held a schema and whether it asked the model not to think."""
+    return [("response_format" in body, set(body) >= SWITCHES) for _, body in server.seen]
+
+
+@pytest.mark.parametrize(
+    ("refused", "tried"),
+    [
+        ((), [(True, True)]),
+        (("chat_template_kwargs",), [(True, True), (True, False)]),
+        (("response_format",), [(True, True), (True, False), (False, True)]),
+        (("response_format", "reasoning_effort"), [(True, True), (True, False), (False, True), (False, False)]),
+    ],
+)
+def test_what_a_server_refuses_is_left_out_from_the_first_answer_on(server, refused, tried):
+    server.refused = refused
+    asking = chat(server)
+    assert asking.ask(["Bright?", WHITE], YES) == {"yes": True}
+    assert forms(server) == tried
+    assert asking.ask(["Bright?", WHITE], YES) == {"yes": True}
+    assert forms(server) == [*tried, tried[-1]]
+
+
 @pytest.mark.parametrize("number", [400, 422])
-def test_a_server_that_refuses_the_schema_is_asked_without_it_from_then_on(server, number):
-    server.plan = [status(number, '{"error": "response_format is not supported"}')]
+def test_a_question_that_is_refused_in_any_form_tells_nothing_about_the_forms(server, number):
+    server.plan = [status(number, "image too small")] * 4
     asking = chat(server)
-    assert asking.ask(["Bright?", WHITE], YES) == {"yes": True}
-    assert asking.ask(["Bright?", WHITE], YES) == {"yes": True}
-    assert ["response_format" in body for _, body in server.seen] == [True, False, False]
-
-
-def test_a_question_that_is_refused_in_any_form_does_not_count_against_the_schema(server):
-    server.plan = [status(400, "image too small")] * 2
-    asking = chat(server)
-    with pytest.raises(JudgeError, match=r"answered 400: 'image too small'"):
+    with pytest.raises(JudgeError, match=rf"answered {number}: 'image too small'"):
         asking.ask(["Bright?", WHITE], YES)
+    assert len(server.seen) == 4
     asking.ask(["Bright?", WHITE], YES)
-    assert ["response_format" in body for _, body in server.seen] == [True, False, True]
+    assert forms(server)[-1] == (True, True)
+    server.plan = [status(number, "question too long")]  # once the form is known, this is the question's own fault
+    with pytest.raises(JudgeError, match="question too long"):
+        asking.ask(["Bright?", WHITE], YES)
+    assert len(server.seen) == 6
+
+
+def test_models_are_asked_not_to_think_unless_the_user_says_otherwise(server):
+    chat(server).ask(["How bright?", WHITE])
+    assert server.seen[0][1]["reasoning_effort"] == "none"
+    assert server.seen[0][1]["chat_template_kwargs"] == {"enable_thinking": False}
+    chat(server, body={"reasoning_effort": "high", "chat_template_kwargs": None}).ask(["How bright?", WHITE])
+    assert server.seen[1][1]["reasoning_effort"] == "high" and "chat_template_kwargs" not in server.seen[1][1]
+
+
+@pytest.mark.parametrize(
+    ("message", "finish_reason", "words"),
+    [
+        (
+            {"content": "", "reasoning": "Hmm."},
+            "stop",
+            "tiny thought and did not answer: .* stands in 'reasoning', and",
+        ),
+        (
+            {"content": None, "reasoning_content": "Hmm."},
+            "length",
+            "thought and did not answer: .*'reasoning_content', where max_tokens ended, .* take an Instruct model",
+        ),
+        (
+            {"content": "<think>Hmm, yes"},
+            "length",
+            "thought and did not answer: .* stands in 'content', where max_tokens",
+        ),
+        ({"content": ""}, "length", r"no answer when max_tokens ended \(finish_reason=length\); raise max_tokens"),
+    ],
+)
+def test_a_model_that_thinks_and_does_not_answer_is_named(server, message, finish_reason, words):
+    server.plan = [completes(message, finish_reason)]
+    with pytest.raises(JudgeError, match=words):
+        chat(server).ask(["Bright?", WHITE], YES)
+    assert len(server.seen) == 1
+
+
+def test_what_a_model_thought_is_no_part_of_its_answer(server):
+    server.plan = [
+        completes({"content": '<think>{"yes": false}? No.</think>\n\n{"yes": true}'}),
+        completes({"content": '{"yes": true}', "reasoning": '{"yes": false}? No.'}),
+        completes({"content": "the tag </think> is part of this answer"}),
+    ]
+    reply = Reply()
+    assert chat(server).ask(["Bright?"], YES, reply) == {"yes": True} and reply.text == '{"yes": true}'
+    assert chat(server).ask(["Bright?"], YES) == {"yes": True}
+    assert chat(server).ask(["Bright?"]) == "the tag </think> is part of this answer"
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        completes({"content": '{"yes": true}'}, error={"code": 502, "message": "upstream died"}),
+        status(200, '{"error": {"message": "upstream died"}}'),
+        completes({"content": '{"yes": true}'}, "error", provider="upstream died"),
+        status(200, '{"choices": [{"error": "upstream died", "message": {"content": "{\\"yes\\": true}"}}]}'),
+    ],
+)
+def test_an_answer_beside_an_error_is_none(server, plan):
+    server.plan = [plan]
+    with pytest.raises(JudgeError, match=r"answered with an error in place of a completion: .*upstream died"):
+        chat(server).ask(["Bright?", WHITE], YES)
+
+
+REFUSALS = {  # as llama.cpp, vLLM and Ollama word it
+    500: '{"error": {"code": 500, "message": "image input is not supported - hint: you may need to provide the mmproj"}}',
+    400: '{"message": "At most 0 image(s) may be provided: tiny is not a multimodal model"}',
+    501: '{"error": "this model does not support images"}',
+}
+
+
+@pytest.mark.parametrize("number", REFUSALS)
+def test_a_model_without_images_is_named_and_not_asked_again(server, number):
+    server.plan = [status(number, REFUSALS[number])] * 9
+    with pytest.raises(JudgeError, match=rf"^tiny at .* takes no images \({number}: .*take a model that reads them$"):
+        chat(server).ask(["Bright?", WHITE], YES)
+    assert len(server.seen) == 1
+    with pytest.raises(JudgeError, match=rf"answered {number}: "):  # there was no image, so it means something else
+        chat(server, attempts=1).ask(["Bright?"])
+
+
+def test_a_server_that_loads_its_model_is_named_and_waited_for(server):
+    loading = status(503, '{"error":{"message":"Loading model","type":"unavailable_error","code":503}}')
+    server.plan = [loading, loading]
+    assert "255" in chat(server).ask(["How bright?", WHITE])
+    server.plan = [loading] * 4
+    with pytest.raises(JudgeError, match=r"is still loading its model \(503: .*\); wait until it answers$"):
+        chat(server).ask(["How bright?", WHITE])
 
 
 def test_an_answer_that_does_not_fit_the_schema_is_an_error(server):

@@ -98,7 +98,7 @@ def test_code_that_never_runs_ends_with_the_last_error_after_five_attempts():
 
 def test_candidates_that_fail_are_left_out_and_a_server_that_is_gone_is_reported(tmp_path):
     with ModelServer(lambda text, images: fenced(GOOD)) as server:
-        server.plan = [status(400), None, status(404)]
+        server.plan = [status(404), None, status(404)]
         author = Author("m", server.url, candidates=3, attempts=1)
         assert author.write("?", verify).source == GOOD
         assert len(server.seen) == 3  # one candidate was left, nothing to weigh

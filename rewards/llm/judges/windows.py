@@ -12,8 +12,8 @@ Sources: Chen et al. 2026, "TOPReward: Token Probabilities as Hidden Zero-Shot R
 Robotics", arXiv 2601.00675 (grades).
 Differences: any model is asked in our words; TOPReward scales log P(True) by the extremes of a whole episode, which are
 not known while it runs, so `no` is its scale here; the mean of progress and success is ours.
-When it fails: a server that returns no log-probabilities (token); a model that thinks before it answers, whose first
-token says nothing: switch thinking off by `body`; goals that so few frames cannot show.
+When it fails: a server that returns no log-probabilities (token); a model that thinks although it is asked not to, so
+that its first token says nothing: take an Instruct model; goals that so few frames cannot show.
 """
 
 import math
