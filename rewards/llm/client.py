@@ -10,9 +10,9 @@ refuses one of the two (400, 422) is asked without it from then on. The schema a
 answer is checked on our side, since some servers accept a schema and ignore it.
 
 Retried are: 429 (after the time the server names, up to a limit), 408, 5xx, a connection that fails or breaks.
-Everything else fails at once, also images that a model cannot read, for which llama.cpp answers 500. Every failure is a `JudgeError`, one sentence without the key. `timeout` is a deadline
-over a whole attempt, however slowly bytes come: a blocking socket can only limit the time between two of them, so
-attempts run as tasks in one thread of the process.
+Everything else fails at once, also images that a model cannot read, for which llama.cpp answers 500. Every failure is a
+`JudgeError`, one sentence without the key. `timeout` is a deadline over a whole attempt, however slowly bytes come: a
+blocking socket can only limit the time between two of them, so attempts run as tasks in one thread of the process.
 When it fails: an answer of more than one JSON object that fits is no answer, also where a model only repeats itself.
 """
 
@@ -251,9 +251,10 @@ class Chat:
         sent = self._send("POST", f"{url}/chat/completions", self.endpoint.timeout, json=body, headers=headers)
         status, after, data = asyncio.run_coroutine_threadsafe(sent, self._loop).result()
         quote = self._quote(data[: 4 * QUOTE].decode("utf-8", "replace"))
-        if status >= 400 and isinstance(body["messages"][0]["content"], list) and NO_IMAGES.search(quote):
-            model = self.endpoint.model
-            raise JudgeError(f"{model} at {url} takes no images ({status}: {quote!r}); take a model that reads them")
+        has_images = isinstance(body["messages"][0]["content"], list)
+        if status >= 400 and has_images and NO_IMAGES.search(quote):
+            refusal = f"{self.endpoint.model} at {url} takes no images ({status}: {quote!r})"
+            raise JudgeError(f"{refusal}; take a model that reads them")
         if status == 503 and "loading" in quote.lower():
             raise _RetryError(f"{url} is still loading its model ({status}: {quote!r}); wait until it answers")
         if status == 429 or status == 408 or status >= 500:
@@ -285,7 +286,7 @@ class Chat:
 
     def _content(self, data: bytes, quote: str) -> tuple[str, int, list[tuple[str, float]]]:
         """The model's text, the cost of question and answer in tokens by the server's count, and `Reply.candidates`."""
-        url, model = self.endpoint.url, self.endpoint.model
+        url = self.endpoint.url
         if data.lstrip()[:1] == b"<":
             raise JudgeError(f"{url} answered with a web page ({quote!r}); give the API's root, often ending in /v1")
         try:

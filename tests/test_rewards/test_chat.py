@@ -154,7 +154,7 @@ def test_an_answer_beside_an_error_is_none(server, plan):
 
 
 REFUSALS = {  # as llama.cpp, vLLM and Ollama word it
-    500: '{"error": {"code": 500, "message": "image input is not supported - hint: you may need to provide the mmproj"}}',
+    500: '{"error": {"code": 500, "message": "image input is not supported - hint: provide the mmproj"}}',
     400: '{"message": "At most 0 image(s) may be provided: tiny is not a multimodal model"}',
     501: '{"error": "this model does not support images"}',
 }
