@@ -3,7 +3,8 @@
 One JSON object a line: `first` and `second` (fingerprints of the segments), `label` in [0, 1], or null where the
 question was skipped or an answer taken back; `created`, seconds since 1970; and `segments`, both of them as a reward
 reads them, compressed. The last line about a pair counts. A line is on the disk before the answer is confirmed; one
-that a crash cut off is dropped. The file names no code: reading it executes nothing.
+that a crash cut off is dropped, and one that lacks nothing but its newline is kept. The file names no code: reading it
+executes nothing.
 """
 
 import base64
@@ -15,7 +16,7 @@ import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 from filelock import FileLock
@@ -61,14 +62,24 @@ class KeptAnswers:
         row |= {"label": None if math.isnan(label) else label, "created": round(time.time(), 3)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock", timeout=60), appended(self.path) as file:
-            if not self._whole:  # what a crash, or a full disk, cut off would spoil the line behind it
-                file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
+            if not self._whole:
+                self._end_last_line(file)
             self._whole = False
             file.write(json.dumps(row | ({"segments": segments} if segments else {})).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
             self._whole = True
         self._put(pair, label, segments)
+
+    def _end_last_line(self, file: BinaryIO) -> None:
+        """Let the next line begin behind a whole one, which an editor may have left without its end."""
+        data = self.path.read_bytes()
+        start = data.rfind(b"\n") + 1
+        if _is_row(data[start:]):
+            file.write(b"\n")
+        else:
+            # What a crash, or a full disk, cut off would spoil the line behind it.
+            file.truncate(start)
 
     def fit(self, like: Transitions) -> None:
         """Leave out what the file held about segments of another form than `like` (L, B)."""
@@ -143,6 +154,15 @@ def fingerprint(segments: Transitions) -> list[str]:
 
 def _form(segment: Transitions) -> dict[str, tuple[tuple[int, ...], str]]:
     return {name: (array.shape, array.dtype.str) for name, array in pack(vars(segment))[1].items()}
+
+
+def _is_row(line: bytes) -> bool:
+    """Whether a line is an answer, as `read_rows` reads it."""
+    try:
+        _row(json.loads(line))
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
+        return False
+    return True
 
 
 def _row(row: Mapping[str, Any]) -> tuple[Pair, float, str]:

@@ -243,6 +243,28 @@ def test_a_kill_loses_no_answer_and_asks_none_again(tmp_path):
     assert len(KeptAnswers(str(path)).labels) == 5
 
 
+@pytest.mark.parametrize(
+    ("tail", "labels"),
+    [
+        (b"", [0.0]),
+        (b'{"first": "c", "second": "d", "label": 1.0}', [0.0, 1.0]),
+        (b'{"text": "c", "other": "d", "value": 1.0}', [0.0, 1.0]),
+        (b'{"first": "c", "second": "d", "label": 1.', [0.0]),
+        (b'{"first": "c", "second": "d", "label": 7}', [0.0]),
+        (b"7", [0.0]),
+        (b"\xff", [0.0]),
+    ],
+)
+def test_an_answer_without_a_newline_is_kept_when_the_next_one_is_written(tmp_path, tail, labels):
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(b'{"first": "a", "second": "b", "label": 0.0}\n' + tail)
+    kept = KeptAnswers(str(path))
+    assert [*kept.labels.values()] == labels
+    kept.append(("e", "f"), 0.5)
+    kept.append(("g", "h"), 0.25)
+    assert [*KeptAnswers(str(path)).labels.values()] == [*labels, 0.5, 0.25]
+
+
 def test_an_answer_that_cannot_be_written_does_not_count(tmp_path):
     (tmp_path / "file").touch()
     judge = Human(answers=str(tmp_path / "file" / "answers.jsonl"), show="obs")
