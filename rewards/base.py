@@ -53,6 +53,20 @@ class Scored(NamedTuple):
     ready: np.ndarray  # bool (N,); a row that is not ready gets 0 and may be asked again later
 
 
+@dataclass(frozen=True)
+class JudgeUse:
+    """What a reward had of its judge since the run began."""
+
+    asked: int  # questions put to the judge
+    answered: int  # of these
+    cached: int = 0  # answers that an earlier run had got
+    labels: int = 0  # answers to learn from: those in which the judge was sure
+    captions: int | None = None  # distinct ones that were met; None for a reward that reads no captions
+    captions_labelled: int = 0  # of these
+    rewarded: float | None = None  # share of the steps that got a reward; None where it is not counted
+    failure: str = ""  # the sentence of the latest question without an answer
+
+
 @dataclass
 class RewardConfig(Settings):
     """How a reward enters the mix. Each reward's Config extends this with its own fields."""
@@ -211,6 +225,10 @@ class Reward(ABC):
     def preflight(self) -> str:
         """What a run needs that is not there, such as a server, in a sentence with its fix; "" for nothing."""
         return ""
+
+    def judge_use(self) -> JudgeUse | None:
+        """What came of the questions to a judge, to be read when a run ends; None for a reward that asks none."""
+        return None
 
     def close(self) -> None:
         """Release what it holds, all that has a `close`: processes, connections, files."""

@@ -34,6 +34,7 @@ from runners.report import statistics
 from runners.run.build import load_run
 from runners.run.config import TrainConfig
 from runners.run.folder import OTHER_WAY
+from runners.run.judged import judge_results, no_label_sentences
 
 if TYPE_CHECKING:
     from rewards.mix.mix import Mix
@@ -150,7 +151,9 @@ def evaluation(config: TrainConfig, model: Any, mix: "Mix", episodes: int, seed:
         columns[OTHER_WAY] = play_as(MODE, config, model, mix, max(episodes // 2, 1), limits)
     columns["random"] = play(config.env, None, episodes, tick=Ticker("evaluating a random policy"), **limits)
     columns["random"].actions = "random"
-    return {name: scores.to_dict() for name, scores in columns.items()}
+    results = {name: scores.to_dict() for name, scores in columns.items()}
+    results["this run"] |= judge_results(mix)
+    return results
 
 
 def play_as(way: str, config: TrainConfig, model: Any, mix: "Mix", episodes: int, limits: Mapping[str, Any]) -> Scores:
@@ -268,7 +271,8 @@ def table(columns: dict[str, dict[str, Any]]) -> str:
     rows |= {"task return": "task_return", "task return, IQM": "task_return_iqm"}
     rows |= {"95 % interval of the IQM": "task_return_interval", f"steps with goal '{goal}'": "goal_steps"}
     rows |= {"success": "success", "episode length": "length"}
-    lines = [["", *columns]]
+    silent = {name: no_label_sentences(column) for name, column in columns.items()}
+    lines = [["", *(f"{name}*" if silent[name] else name for name in columns)]]
     # A result.json of an earlier version does not say how its policies acted.
     listed = [(words, [column.get(key) for column in columns.values()]) for words, key in rows.items()]
     measured = [column.get("metrics") or {} for column in columns.values()]  # none in runs from before there were any
@@ -278,9 +282,11 @@ def table(columns: dict[str, dict[str, Any]]) -> str:
             values = list(map(str, values))
         if any(value is not None for value in values):
             lines.append([words, *map(_number, values)])
+    marks = [f"* {name}: {sentence}" for name, found in silent.items() for sentence in found]
     cut = [f"{c['cut']} of {c['episodes']} of {name}" for name, c in columns.items() if c.get("cut")]
     widths = [max(map(len, column)) for column in zip(*lines)]
     text = ["  ".join(["", line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
+    text += marks
     if cut:
         text.append(
             f"episodes that had not ended after eval_steps, where they were cut: {', '.join(cut)}; "

@@ -29,6 +29,7 @@ from runners.run.config import TrainConfig
 from runners.run.control import Control
 from runners.run.exits import STORAGE, Failed, Signals, Stopped, explain, save_kept
 from runners.run.folder import open_folder
+from runners.run.judged import judge_results, judge_sentences, no_label_sentences
 from runners.run.trust import masked
 
 if TYPE_CHECKING:
@@ -165,6 +166,12 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Wor
         window = parts.model.ep_info_buffer or []
         if note := disagreement(scores["this run"], [episode["r"] for episode in window]):
             print(note)
+    of_judges = judge_results(parts.mix)
+    sentences = judge_sentences(of_judges)
+    if not scores:  # else the table says it
+        sentences += no_label_sentences(of_judges)
+    for sentence in sentences:
+        print(f"note: {sentence}")
     pictures: list[tuple[str, Callable[[], object]]] = [
         ("curve", lambda: curve(path, f"{config.env_label}: {parts.mix.describe()}", scores=scores, control=control))
     ]

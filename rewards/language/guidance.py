@@ -33,7 +33,7 @@ import numpy as np
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.base import Reward, RewardConfig, merge_memory
+from rewards.base import JudgeUse, Reward, RewardConfig, merge_memory
 from rewards.language.captioned import key
 from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.judges.base import make_judge
@@ -203,6 +203,9 @@ class Guidance(Reward):
         if failed := self._annotator.metrics()["failed"]:
             notes.append(f"{failed:,.0f} questions got no goal; the last error: {self._annotator.failure}")
         return notes + self._annotator.notes()
+
+    def judge_use(self) -> JudgeUse | None:
+        return None if self._annotator is None else self._annotator.judge_use()
 
     def preflight(self) -> str:
         return "" if self._annotator is None or len(self._keys) else self._annotator.preflight()

@@ -51,6 +51,7 @@ class CaptionTable:
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.now = capacity, 0
+        self.rewarded = 0  # of the transitions in `now`, those whose caption earned a reward when it was met
         self.counts: dict[str, int] = {}  # in the order in which they were last met
 
     def see(self, counts: Mapping[str, int], transitions: int) -> None:
@@ -65,10 +66,16 @@ class CaptionTable:
         return list(itertools.islice(reversed(self.counts), count))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"now": self.now, "texts": list(self.counts), "counts": list(self.counts.values())}
+        return {
+            "now": self.now,
+            "rewarded": self.rewarded,
+            "texts": list(self.counts),
+            "counts": list(self.counts.values()),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.now = int(state["now"])
+        self.rewarded = int(state.get("rewarded", 0))  # checkpoints of 0.4.0 do not hold it
         self.counts = dict(zip(state["texts"], map(int, state["counts"])))
 
 

@@ -23,16 +23,16 @@ When it fails: a task whose captions carry no progress; with few clean captions 
 reward captions that only look like good ones; an agent then seeks those.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from envs.settings import setting
 from envs.transitions import Transitions
+from rewards.base import JudgeUse
 from rewards.language.captioned import Captioned, CaptionedConfig
 from rewards.language.label_models import ENCODERS, CaptionTable, LabelModel, LabelTable, Normaliser, crc
 from rewards.llm.annotation.annotator import Annotator
@@ -133,6 +133,8 @@ class ONI(Captioned):
         counts = Counter(texts)
         del counts[""]
         self.met.see(counts, len(texts))
+        # Counted before this update learns: later labels did not reward these steps when they were taken.
+        self.met.rewarded += self._count_rewarded(counts)
         metrics: dict[str, float] = {}
         if self.annotator is not None:
             items, priority = self._questions(counts)
@@ -147,9 +149,20 @@ class ONI(Captioned):
             labelled = sum(count for text, count in counts.items() if text in self.labels.texts)
             metrics["coverage"] = labelled / max(counts.total(), 1)
             metrics.update(self.labels.metrics())
-        distinct = list(counts)
-        rewarded = sum(counts[distinct[row]] for row in np.flatnonzero(self.look_up(distinct)[0]))
-        return {**metrics, "met": float(len(self.met.counts)), "rewarded": rewarded / len(texts)}
+        rewarded = self._count_rewarded(counts) / len(texts)
+        return {**metrics, "met": float(len(self.met.counts)), "rewarded": rewarded}
+
+    def judge_use(self) -> JudgeUse | None:
+        if self.config.model == "count":
+            return None
+        use = JudgeUse(0, 0) if self.annotator is None else self.annotator.judge_use()
+        return replace(
+            use,
+            labels=int(self.labels.metrics()["labels"]),
+            captions=len(self.met.counts),
+            captions_labelled=sum(text in self.labels.texts for text in self.met.counts),
+            rewarded=self.met.rewarded / max(self.met.now, 1),
+        )
 
     def notes(self) -> list[str]:
         if self.config.model == "count":
@@ -167,10 +180,16 @@ class ONI(Captioned):
             self.annotator.events.append(f"{missing}; the run waits for it")
             return ""
         self.annotator.close()
-        self.annotator = _annotator(dataclasses.replace(self.config, judge="rules", judge_options={}), self.seed)
+        self.annotator = _annotator(replace(self.config, judge="rules", judge_options={}), self.seed)
         assert self.annotator is not None
         self.annotator.events.append(f"{missing}; the labels of this run are those of rules")
         return ""
+
+    def _count_rewarded(self, counts: Mapping[str, int]) -> int:
+        """How many of the transitions that met these captions have one of a value."""
+        captions = list(counts)
+        values, _ = self.look_up(captions)
+        return sum(counts[captions[row]] for row in np.flatnonzero(values))
 
     def _questions(self, counts: Mapping[str, int]) -> tuple[list[Item], list[float] | None]:
         """What to ask after an update that met these captions: texts or pairs without a label, and their priorities."""

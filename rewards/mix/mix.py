@@ -27,7 +27,7 @@ from envs.settings import LEARNED, Schedule
 from envs.state import Stateful
 from envs.transitions import NotFinite, OnNan, Transitions, is_finite, map_obs
 from envs.types import MODALITIES, Memory
-from rewards.base import Reward, RewardConfig, make_scale, values_at_obs, values_of
+from rewards.base import JudgeUse, Reward, RewardConfig, make_scale, values_at_obs, values_of
 from rewards.mix.shaping import PAIRED, RELATIVE, References, clip, delta, potential, sigmoid
 from rewards.sharing import shared
 from rewards.task import Task
@@ -84,6 +84,11 @@ class Mix:
 
     def notes(self) -> list[str]:
         return [f"{name}: {note}" for name, stream in self.streams.items() for note in stream.reward.notes()]
+
+    def judge_use(self) -> dict[str, JudgeUse]:
+        """By the names of rewards that ask a judge, what came of it."""
+        used = {name: stream.reward.judge_use() for name, stream in self.streams.items()}
+        return {name: use for name, use in used.items() if use is not None}
 
     def preflight(self) -> list[str]:
         found = {name: stream.reward.preflight() for name, stream in self.streams.items()}

@@ -11,6 +11,7 @@ import numpy as np
 from envs.settings import setting
 from envs.state import Stateful
 from envs.transitions import Transitions
+from rewards.base import JudgeUse
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.llm.judges.base import SegmentJudge
 from rewards.preference.segments import Segments
@@ -82,6 +83,15 @@ class Sessions(Learned):
             pairs.due += config.every * ((pairs.seen - pairs.due) // config.every + 1)
             metrics = self.session(config.budget - len(pairs))
         return {**metrics, "labels": float(len(pairs))}
+
+    def judge_use(self) -> JudgeUse | None:
+        return self._use_of(self.labelled.asked)
+
+    def _use_of(self, asked: int) -> JudgeUse:
+        """Of so many questions in this run; labels beyond them are answers from a file."""
+        labels = len(self.labelled)
+        answered = min(labels, asked)
+        return JudgeUse(asked, answered, cached=labels - answered, labels=labels, failure=self.failure)
 
     def draw(self, queries: int) -> tuple[np.ndarray, np.ndarray]:
         """Places in the pool of the first and the second segment of each pair, never the same one."""

@@ -38,6 +38,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as cross_entrop
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from rewards.base import JudgeUse
 from rewards.llm.judges.base import SegmentJudge
 from rewards.preference.judges import RecordedPreferences, make_segment_judge
 from rewards.preference.segments import Segments
@@ -156,6 +157,10 @@ class Users(Sessions):
         """g of whitened states (..., size) and z that fits them: (...)."""
         beside = z.expand(*state.shape[:-1], z.shape[-1])
         return self.rates(torch.cat([state, beside], dim=-1)).squeeze(-1)
+
+    def judge_use(self) -> JudgeUse | None:
+        """Each pair is a question to every user."""
+        return self._use_of(self.labelled.asked * len(self.labelled.judges))
 
     def session(self, most: int) -> dict[str, float]:
         answers, config = self.labelled, self.config

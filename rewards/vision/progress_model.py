@@ -38,7 +38,7 @@ import numpy as np
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
-from rewards.base import Scored, one_row
+from rewards.base import JudgeUse, Scored, one_row
 from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.client import Breaker, JudgeError, in_parallel
 from rewards.llm.judges.base import make_judge
@@ -212,6 +212,11 @@ class ProgressModel(Vision):
         if self.encoder is not None:
             return super().notes()
         return self.judge.notes() if self.annotator is None else self.annotator.notes()
+
+    def judge_use(self) -> JudgeUse | None:
+        if self.encoder is not None or self.annotator is None:
+            return None
+        return self.annotator.judge_use()
 
     def preflight(self) -> str:
         if self.encoder is not None:

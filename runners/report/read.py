@@ -29,6 +29,7 @@ import numpy as np
 from envs.files import opened_text, read_text
 from runners.run.config import UsageError, flatten, read
 from runners.run.folder import read_status
+from runners.run.judged import no_label_sentences
 from runners.sweep.job import Entry, replay
 
 TASK_RETURN, LEARNED_RETURN = "rollout/ep_rew_mean", "rollout/ep_learned_mean"  # as runners.run.progress, without torch
@@ -69,7 +70,7 @@ class Run:
     published: str = ""
     label: str = ""  # of the path that it was found below
     attempt: Entry | None = None  # its state in the job log of its sweep
-    notes: list[str] = field(default_factory=list)  # what could not be read
+    notes: list[str] = field(default_factory=list)  # what could not be read, and rewards without a label
 
     @property
     def state(self) -> str:
@@ -212,6 +213,7 @@ def _column(cells: list[str]) -> np.ndarray:
 def _result(run: Run, path: Path) -> None:
     found = json.loads(read_text(path)).items()
     run.scores = {str(policy): results for policy, results in found if isinstance(results, dict)}
+    run.notes += no_label_sentences(run.scores.get("this run", {}))
 
 
 def _versions(run: Run, path: Path) -> None:

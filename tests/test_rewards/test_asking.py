@@ -53,6 +53,12 @@ def test_a_killed_process_of_the_judge_is_replaced_and_its_texts_are_asked_again
     )
 
 
+def test_the_judge_says_how_many_questions_its_server_takes_at_once(server, ask):
+    annotator = ask(server.url, {"concurrency": 1}, concurrency=8)
+    annotator.offer(texts(6), 0)
+    assert right(collect(annotator, 6)) and server.most == 1
+
+
 def test_without_anything_to_do_it_waits_for_news_instead_of_turning_round():
     waits, asker = [], Asker.__new__(Asker)
     asker.breaker, asker._worker, asker._ready, asker._restart = Breaker(), None, False, math.inf

@@ -13,6 +13,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 import rewards
 from envs.transitions import Transitions
 from rewards.adapters.sb3 import relabelling
+from rewards.base import JudgeUse
 from rewards.check import check_reward
 from rewards.llm.judges.base import SegmentJudge
 from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig, contrast
@@ -167,6 +168,7 @@ def test_unanswered_pairs_are_dropped_and_do_not_count_against_the_budget():
     metrics = reward.update(walk())
     assert (metrics["labels"], metrics["dropped"], metrics["failed"]) == (6, 0.4, 0)
     assert reward.labelled.asked == 10
+    assert reward.judge_use() == JudgeUse(asked=10, answered=6, labels=6)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from agents.sb3.agent import _buffer_state, load_buffer
 from envs.state import pack, unpack
 from rewards.adapters.sb3 import relabelling
+from rewards.base import JudgeUse
 from rewards.check import check_reward
 from rewards.language.oni import ONI, ONIConfig, chance
 from rewards.mix.mix import Mix, Stream
@@ -358,3 +359,44 @@ def test_a_run_without_the_judges_server_stops_waits_or_takes_rules_as_it_is_tol
     assert dict(rules.annotator.take(0)) == {"picked up the yellow key": 1.0, "bumped into a wall": 0.0}
     with ModelServer(lambda text, images: "") as server:
         assert oni("stop", server.url).preflight() == ""
+
+
+def test_what_came_of_the_questions_is_counted_over_the_whole_run(make):
+    reward = make(delay=4)
+    batch = rollout(["You open the door.", "You bump into it.", "", "perhaps"])
+    assert reward.judge_use() == JudgeUse(asked=0, answered=0, captions=0, rewarded=0.0)
+    reward.update(batch)
+    use = reward.judge_use()
+    assert (use.asked, use.answered, use.labels, use.captions, use.captions_labelled) == (3, 3, 0, 3, 0)
+    reward.update(batch)  # the labels come, after these steps were rewarded
+    assert reward.judge_use().rewarded == 0.0
+    reward.update(batch)
+    use = reward.judge_use()
+    assert (use.asked, use.answered, use.labels, use.captions_labelled) == (3, 3, 2, 3)
+    assert use.rewarded == pytest.approx(1 / 12)
+
+    other = make(delay=4)
+    other.load_state_dict(reward.state_dict())
+    assert other.judge_use() == use
+    old = reward.state_dict()
+    del old["met"]["rewarded"]  # as 0.4.0 saved it
+    other.load_state_dict(old)
+    assert other.judge_use().rewarded == 0.0
+
+
+def test_the_control_has_no_judge_and_a_reward_without_one_has_no_label(make):
+    assert make(**ONI.control).judge_use() is None
+    without = ONI(ONIConfig(), *SPACES)
+    without.update(rollout(GOOD))
+    use = without.judge_use()
+    assert (use.asked, use.labels, use.captions, use.rewarded) == (0, 0, 3, 0.0)
+
+
+def test_a_run_without_labels_leaves_an_empty_transcript_which_can_be_replayed(make, tmp_path):
+    path = tmp_path / "labels.jsonl"
+    reward = make(delay=1000, transcript=str(path))
+    reward.update(rollout(GOOD))
+    reward.close()
+    assert path.read_text() == ""
+    again = ONI(ONIConfig(clock="transcript", transcript=str(path)), *SPACES)
+    assert again.update(rollout(GOOD))["labels"] == 0

@@ -111,6 +111,8 @@ def test_a_user_who_does_not_answer_is_the_average_and_training_goes_on():
     reward = made()
     reward.labelled.judges["against"] = Says(lambda a, b: 1 / 0)
     found = reward.update(walk())
+    use = reward.judge_use()
+    assert (use.asked, use.answered, use.labels) == (12, 6, 6) and "division by zero" in use.failure
     assert found["labels"] == 6 and not reward.labelled.z[1].any() and reward.labelled.z[0].any()
     assert "no answers yet of against, for whom z is 0" in reward.notes() and "division by zero" in reward.notes()[-1]
 

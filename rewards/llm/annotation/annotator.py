@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from envs.settings import Settings, setting
+from rewards.base import JudgeUse
 from rewards.llm.annotation.asking import AnnotationQueue, Asker
 from rewards.llm.annotation.worker import put
 from rewards.llm.judges.base import TextJudge, check_judge, make_judge
@@ -78,8 +79,10 @@ class Annotator(Settings):
         self._judge: TextJudge | None = None
         self._asker: Asker | None = None
         self._job: dict[str, Any] = {"kind": self.kind, "judge": self.judge, "options": options}
-        self._job["concurrency"] = self.concurrency
+        # The judge knows what its server can take: where its options say so, that counts.
+        self._job["concurrency"] = options.get("concurrency", self.concurrency)
         self._identity = ""
+        self._judge_notes: list[str] = []  # until its process has sent them
         self._replay: list[tuple[int, Item, float]] = []
         self._position = 0  # lines of the transcript delivered so far
         self._transcript: Transcript | None = None
@@ -143,10 +146,20 @@ class Annotator(Settings):
         breaker, restarts = (False, 0) if self._asker is None else (self._asker.breaker.open, self._asker.restarts)
         return {**metrics, "breaker": float(breaker), "restarts": float(restarts)}
 
+    def judge_use(self) -> JudgeUse:
+        """Of the whole run, also where it was resumed."""
+        with self._queue.lock:
+            counts = dict(self._queue.counts)
+        sure = counts["answered"] + counts["cached"] - counts["unsure"]
+        whole = {name: int(counts[name]) for name in ("asked", "answered", "cached")}
+        return JudgeUse(**whole, labels=int(sure), failure=self.failure)
+
     def preflight(self) -> str:
         if self.clock != "wall":
             return ""
         with closing(make_judge(self.judge, self.kind, **self._job["options"])) as judge:
+            # The judge's own process greets too late for the notes that a run begins with.
+            self._judge_notes = judge.notes()
             return str(judge.reach())
 
     @property
@@ -156,8 +169,12 @@ class Annotator(Settings):
     def notes(self) -> list[str]:
         if self.clock == "transcript":
             return [f"labels are those of a recorded run, {len(self._replay):,} in all; no judge is asked"]
-        judge = self._judge.notes() if self._judge is not None else []
-        return judge + (self._asker.notes if self._asker is not None else []) + list(self.events)
+        judge = self._judge_notes
+        if self._judge is not None:
+            judge = self._judge.notes()
+        elif self._asker is not None:
+            judge = self._asker.notes or judge
+        return [*judge, *self.events]
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs: nothing is asked twice, nothing that waits or is in flight is lost."""
@@ -231,12 +248,15 @@ class Transcript:
         self._broken = False
 
     def write(self, now: int, delivered: Sequence[tuple[Item, float]], judge: str) -> None:
-        if self._broken or not delivered:
+        if self._broken:
             return
         try:
+            # A run without a single label leaves an empty file: that is what a replay of it needs.
             if self._file is None:
                 self._file = self._open()
-            elif not (self.path.exists() and os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))):
+            if not delivered:
+                return
+            if not (self.path.exists() and os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))):
                 self._file = self._rescue(self._file)
             for item, value in delivered:
                 text, other = (item, None) if isinstance(item, str) else item
