@@ -56,9 +56,9 @@ class Handler(BaseHTTPRequestHandler):
             server.seen.append((dict(self.headers), body))
             server.busy += 1
             server.most = max(server.most, server.busy)
-            plan = server.plan.pop(0) if server.plan else None
-        try:
             unknown = [name for name in server.refused if name in body]
+            plan = server.plan.pop(0) if server.plan and not unknown else None
+        try:
             if unknown:
                 self.send(400, f"{unknown[0]} is not supported")
                 return

@@ -4,7 +4,7 @@
     python -m runners.doctor env=Humanoid-v5 root=/scratch/runs judge=http://localhost:8000/v1
 
 Each line: ok, warning, optional or missing; what was found; the fix. Nothing is installed, changed or sent anywhere,
-but one question to the judge you name. Exit code 0 if nothing that training needs is missing, else 3.
+but a few questions to the judge you name. Exit code 0 if nothing that training needs is missing, else 3.
 """
 
 import json
@@ -35,6 +35,7 @@ EXTRA = {  # extra -> an environment that it brings, whether it is drawn
     "crafter": ("lodestar/Crafter-v0", True),
     "minihack": ("minihack:MiniHack-Room-5x5-v0", True),
 }
+JUDGE = "runners.doctor.judge:judge"  # several questions, for which it gets three times as long
 Check = Callable[[], list[Finding]]
 
 
@@ -43,7 +44,7 @@ class DoctorConfig(Settings):
     """What to look at."""
 
     env: str = setting("", "an environment to make, step and draw as well")
-    judge: str = setting("", "root of a judge's API, to be asked one question")
+    judge: str = setting("", "root of a judge's API, to be asked what runs ask: captions, pictures, tokens")
     model: str = setting("", "the judge's model; the first that it names")
     root: str = setting("runs", "where runs are kept")
     only: list[str] = setting([], "some of the checks, as in only=disk,judge")
@@ -95,7 +96,7 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
     made |= {
         "video": alone("video", "video", fix="pip install imageio-ffmpeg", required=False),
         "clip": alone("CLIP", "shipped", required=False),
-        "judge": alone("judge", "judge", config.judge, config.model, required=False),
+        "judge": partial(ask, "judge", JUDGE, config.judge, config.model, required=False, timeout=3 * timeout),
     }
     names = [name for name in extras if name not in (*EXTRA, "all", "docs", "test", "dev")]
     return made | {f"[{n}]": alone(f"[{n}]", "extra", n, *extras[n], required=False) for n in names}

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,6 @@ AGAIN = f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
 BUILD = "pip install --force-reinstall nle (where it has no wheel it needs cmake, bison, flex and libbz2)"
 GL = "apt-get install libegl1 libgl1 libosmesa6, then MUJOCO_GL=egl or osmesa"
 SEEN = "only videos and rewards that read frames need it"
-
-PATIENCE_S = 3.0  # for a judge's answer
 
 
 def python(wanted: str = ">=3.11,<3.14") -> Iterator[Finding]:
@@ -305,40 +303,3 @@ def shipped() -> Iterator[Finding]:
             yield Finding.broken(name, words, AGAIN, required=False)
         else:
             yield Finding.of(name, f"{size}, {'as its card says' if found else 'without a card'}", required=False)
-
-
-def judge(url: str, model: str) -> Iterator[Finding]:
-    """One real question to a server, if one is named; its key is never printed."""
-    key = f"(OPENAI_API_KEY is {'set' if os.environ.get('OPENAI_API_KEY') else 'not set'})"
-    if not url:
-        yield Finding.of("judge", f"not asked {key}; judge=http://localhost:8000/v1 asks a server", required=False)
-        return
-    from rewards.llm.client import Chat, Endpoint, JudgeError
-
-    fix = "start the server, or see that the address ends with its version, as in http://localhost:8000/v1"
-    try:
-        model = model or _first_model(url)
-        endpoint = Endpoint(model, url, connect=PATIENCE_S, timeout=PATIENCE_S, attempts=1, max_tokens=16)
-        with closing(Chat(endpoint)) as chat:
-            begin = time.perf_counter()
-            chat.ask(["Answer with the single word yes."])
-    except (JudgeError, ValueError) as error:
-        yield Finding.broken("judge", f"{error} {key}", fix, required=False)
-        return
-    seconds = time.perf_counter() - begin
-    yield Finding.of("judge", f"{model} at {url} answered in {seconds:.2f} s {key}", required=False)
-
-
-def _first_model(url: str) -> str:
-    """The first model that a server names; its list is part of the same interface."""
-    import httpx2
-
-    key = os.environ.get("OPENAI_API_KEY", "").strip()
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    try:
-        answer = httpx2.get(f"{url.rstrip('/')}/models", headers=headers, timeout=PATIENCE_S)
-        return str(answer.json()["data"][0]["id"])
-    except httpx2.HTTPError as error:
-        raise ValueError(f"{url} cannot be reached: {type(error).__name__}") from None
-    except (ValueError, LookupError, TypeError):
-        raise ValueError(f"{url} names no models (status {answer.status_code}); give model=") from None
