@@ -5,8 +5,8 @@
     chat.ask(["Is the door open?", frame], schema=YES_OR_NO)     -> a dict that fits the schema
 
 It uses OpenAI's chat completions, which vLLM, llama.cpp, Ollama, LM Studio and most providers serve too. A schema is
-sent as `response_format`, and models that think before they answer are asked not to (`NO_THINKING`). A server that
-refuses one of the two (400, 422) is asked without it from then on. The schema also stands in the question, and the
+sent as `response_format`, and models that think before they answer are asked not to (`NO_THINKING`). What a server
+refuses of these (400, 422) is left out from then on. The schema also stands in the question, and the
 answer is checked on our side, since some servers accept a schema and ignore it.
 
 Retried are: 429 (after the time the server names, up to a limit), 408, 5xx, a connection that fails or breaks.
@@ -22,7 +22,6 @@ import datetime
 import email.utils
 import functools
 import io
-import itertools
 import json
 import os
 import random
@@ -34,7 +33,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import httpx2
 import numpy as np
@@ -55,6 +54,7 @@ IN_A_ROW = 5  # failures that open a breaker
 WINDOW, SHARE, LEAST = 30.0, 0.5, 10  # seconds, share of failures, answers below which a share means nothing
 
 # What asks a model not to think first: the name that OpenAI and Ollama know, and the one of vLLM and llama.cpp.
+SCHEMA = "response_format"
 NO_THINKING: dict[str, Any] = {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": False}}
 THOUGHTS = ("reasoning", "reasoning_content")  # fields of a message in which servers put what a model thought
 NO_IMAGES = re.compile(r"mmproj|multi-?modal|images?\b.*\bnot support|not support.*\bimages?\b", re.IGNORECASE)
@@ -135,21 +135,12 @@ class Reply:
     candidates: list[tuple[str, float]] = field(default_factory=list)  # first tokens and their log-probabilities
 
 
-class _Form(NamedTuple):
-    """What a request holds beside the question."""
-
-    schema: bool
-    no_thinking: bool
-
-
 class Chat:
     """Asks the model of an endpoint; safe to use from several threads."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        # Whether the server takes a schema, and the request not to think; None while that is not known.
-        self.takes_schema: bool | None = None
-        self.takes_no_thinking: bool | None = None
+        self.takes: dict[str, bool] = {}  # optional entry of a request's body -> whether the server takes it
         self._random = random.Random(endpoint.seed)
         self._loop = _loop(os.getpid())
         self._client = httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=endpoint.connect))
@@ -175,35 +166,42 @@ class Chat:
         messages = [{"role": "user", "content": content}]
         body = {**self.endpoint.options, **options, "model": self.endpoint.model, "messages": messages}
         reply = Reply() if reply is None else reply
-        *others, plainest = self._forms(schema is not None)
-        for form in others:
-            with suppress(_RefusedError):
-                return self._ask_in_form(form, body, schema, reply)
-        return self._ask_in_form(plainest, body, schema, reply)
+        optional = {name: value for name, value in NO_THINKING.items() if name not in (self.endpoint.body or {})}
+        if schema is not None:
+            form = {"name": "answer", "strict": True, "schema": schema}
+            optional[SCHEMA] = {"type": "json_schema", "json_schema": form}
+        text = self._ask_in_some_form(body, optional, reply)
+        return text if schema is None else decode(text, schema)
 
-    def _forms(self, has_schema: bool) -> list["_Form"]:
-        """The forms in which the server may take a question, the fullest first; one once it has answered."""
-        schema = [True, False] if self.takes_schema is None else [self.takes_schema]
-        if not has_schema:
-            schema = [False]
-        no_thinking = [True, False] if self.takes_no_thinking is None else [self.takes_no_thinking]
-        return [_Form(*pair) for pair in itertools.product(schema, no_thinking)]
-
-    def _ask_in_form(self, form: "_Form", body: dict[str, Any], schema: dict[str, Any] | None, reply: Reply) -> Any:
-        """Ask one question; JudgeError where there is no usable answer, _RefusedError where the form was refused."""
-        if form.schema:
-            response = {"name": "answer", "strict": True, "schema": schema}
-            body = {**body, "response_format": {"type": "json_schema", "json_schema": response}}
-        if form.no_thinking:
-            own = self.endpoint.body or {}
-            body = {**body, **{name: value for name, value in NO_THINKING.items() if name not in own}}
-        text = self._retried(body, reply)
-        # Only an answer tells which form is taken: a question may be refused for reasons of its own.
-        self.takes_no_thinking = form.no_thinking
-        if schema is None:
+    def _ask_in_some_form(self, body: dict[str, Any], optional: dict[str, Any], reply: Reply) -> str:
+        """Ask with as many of the optional entries as the server takes."""
+        forms = self._forms(optional)
+        while True:
+            form = forms.pop(0)
+            try:
+                text = self._retried({**body, **{name: optional[name] for name in form}}, reply)
+            except _RefusedError as error:
+                # Most servers name what they do not know: everything else can stay.
+                named = [name for name in form if name in str(error)]
+                if named:
+                    forms.insert(0, form)
+                reduced = [[name for name in other if name not in named] for other in forms]
+                forms = [other for at, other in enumerate(reduced) if other not in reduced[:at]]
+                if not forms:
+                    raise
+                continue
+            # Only an answer tells which entries are taken: a question may be refused for reasons of its own.
+            self.takes |= {name: name in form for name in optional}
             return text
-        self.takes_schema = form.schema
-        return decode(text, schema)
+
+    def _forms(self, optional: Iterable[str]) -> list[list[str]]:
+        """Choices among the optional entries, the fullest first; a single one once the server has answered."""
+        forms = [[name for name in optional if self.takes.get(name, True)]]
+        for unknown in (set(NO_THINKING), {SCHEMA}, {SCHEMA, *NO_THINKING}):
+            form = [name for name in forms[0] if name in self.takes or name not in unknown]
+            if form not in forms:
+                forms.append(form)
+        return forms
 
     def reach(self) -> str:
         """A sentence if there is no server at the address, within LOOK seconds; a slow or a busy one is there."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from rewards.llm.client import Chat, Endpoint, JudgeError, Reply
+from rewards.llm.client import NO_THINKING, SCHEMA, Chat, Endpoint, JudgeError, Reply
 from rewards.llm.judges.base import Answers
 from rewards.llm.judges.openai import TextModel
 from rewards.llm.judges.prompts import sections
@@ -57,9 +57,9 @@ def _captions(url: str, model: str, key: str) -> Finding:
         raise JudgeError(second.failure)
     labels = ", ".join(f"{value:g}" for value in (first.value[0], second.value[0]))
     schema = (
-        "took the JSON schema" if chat.takes_schema else "refused the JSON schema, so answers are checked here only"
+        "took the JSON schema" if chat.takes[SCHEMA] else "refused the JSON schema, so answers are checked here only"
     )
-    asked_not_to = "took" if chat.takes_no_thinking else "refused"
+    asked_not_to = "took" if any(chat.takes.get(name) for name in NO_THINKING) else "refused"
     words = (
         f"{model} at {url} labelled a caption in {seconds:.1f} s and the next in {seconds_after:.1f} s ({labels}); "
         f"it {schema}, and {asked_not_to} the request not to think first {key}"

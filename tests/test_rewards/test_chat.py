@@ -49,29 +49,39 @@ def test_an_answer_with_a_schema_is_decoded(server):
     assert form["type"] == "json_schema" and form["json_schema"]["schema"] == YES
 
 
-SWITCHES = {"reasoning_effort", "chat_template_kwargs"}
-
-
 def forms(server):
-    """Of each request so far, whether it held a schema and whether it asked the model not to think."""
-    return [("response_format" in body, set(body) >= SWITCHES) for _, body in server.seen]
+    """Of each request so far, the optional entries that it held: schema, effort, template."""
+    names = {"response_format": "s", "reasoning_effort": "e", "chat_template_kwargs": "t"}
+    return ["".join(letter for name, letter in names.items() if name in body) for _, body in server.seen]
 
 
 @pytest.mark.parametrize(
     ("refused", "tried"),
     [
-        ((), [(True, True)]),
-        (("chat_template_kwargs",), [(True, True), (True, False)]),
-        (("response_format",), [(True, True), (True, False), (False, True)]),
-        (("response_format", "reasoning_effort"), [(True, True), (True, False), (False, True), (False, False)]),
+        ((), ["set"]),
+        (("chat_template_kwargs",), ["set", "se"]),
+        (("reasoning_effort",), ["set", "st"]),
+        (("response_format",), ["set", "et"]),
+        (("reasoning_effort", "response_format"), ["set", "st", "t"]),
+        (("reasoning_effort", "chat_template_kwargs", "response_format"), ["set", "st", "s", ""]),
     ],
 )
-def test_what_a_server_refuses_is_left_out_from_the_first_answer_on(server, refused, tried):
+def test_what_a_server_names_in_a_refusal_is_left_out_from_then_on(server, refused, tried):
     server.refused = refused
     asking = chat(server)
     assert asking.ask(["Bright?", WHITE], YES) == {"yes": True}
     assert forms(server) == tried
     assert asking.ask(["Bright?", WHITE], YES) == {"yes": True}
+    assert forms(server) == [*tried, tried[-1]]
+
+
+@pytest.mark.parametrize("refusals", range(4))
+def test_a_server_that_names_nothing_in_a_refusal_is_asked_in_plainer_forms(server, refusals):
+    server.plan = [status(400, "no such thing")] * refusals
+    asking = chat(server)
+    assert asking.ask(["Bright?", WHITE], YES) == {"yes": True}
+    assert asking.ask(["Bright?", WHITE], YES) == {"yes": True}
+    tried = ["set", "s", "et", ""][: refusals + 1]
     assert forms(server) == [*tried, tried[-1]]
 
 
@@ -83,7 +93,7 @@ def test_a_question_that_is_refused_in_any_form_tells_nothing_about_the_forms(se
         asking.ask(["Bright?", WHITE], YES)
     assert len(server.seen) == 4
     asking.ask(["Bright?", WHITE], YES)
-    assert forms(server)[-1] == (True, True)
+    assert forms(server)[-1] == "set"
     server.plan = [status(number, "question too long")]  # once the form is known, this is the question's own fault
     with pytest.raises(JudgeError, match="question too long"):
         asking.ask(["Bright?", WHITE], YES)

@@ -50,7 +50,7 @@ def test_a_server_that_can_do_everything_is_asked_what_runs_ask(server):
 
 def test_what_a_server_lacks_is_named_one_by_one(server):
     refusal = status(500, '{"error": {"message": "image input is not supported - hint: provide the mmproj"}}')
-    server.refused = ("response_format", "reasoning_effort")
+    server.refused = ("response_format", "reasoning_effort", "chat_template_kwargs")
     server.think = lambda text, images: think(text, images) if "JSON" in text else "yes"
     server.plan = [None, None, None, refusal]  # after what it refuses
     captions, tokens, pictures = judge(server.url, "tiny")
