@@ -94,8 +94,10 @@ def commands(text: str) -> list[str]:
 
 def shortened(line: str, folder: Path, server: str) -> list[str]:
     """A command line as a process with a small budget: `...` is what stands there, a judge's server is our `server`."""
-    line = line.replace("{model: qwen3-8b}", '{model: qwen3-8b, url: "http://localhost:8000/v1"}')
-    line = line.replace("judge.model=qwen3-8b", "judge.model=qwen3-8b judge.url=http://localhost:8000/v1")
+    line = line.replace("{model: qwen3-4b-instruct}", '{model: qwen3-4b-instruct, url: "http://localhost:8000/v1"}')
+    line = line.replace(
+        "judge.model=qwen3-4b-instruct", "judge.model=qwen3-4b-instruct judge.url=http://localhost:8000/v1"
+    )
     words = shlex.split(COMMAND.sub("", line, count=1).replace("http://localhost:8000/v1", server))
     verb, rest = words[0], words[1:]
     for i, word in enumerate(rest):

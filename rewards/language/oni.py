@@ -57,7 +57,9 @@ class ONIConfig(CaptionedConfig):
         "auto",
         "of texts; auto is the family's `rules`, if it has any and no goal is given, else `embedding` [a model]",
     )
-    judge_options: dict[str, Any] = setting({}, 'its options, as in {model: qwen3-8b, url: "http://localhost:8000/v1"}')
+    judge_options: dict[str, Any] = setting(
+        {}, 'its options, as in {model: qwen3-4b-instruct, url: "http://localhost:8000/v1"}'
+    )
     goal: str = setting("", "what is good, a sentence for the judge; runners fill in the family's, unless judge=auto")
     family: str = setting("", "the family that captions come from, such as nethack; runners fill it in")
     encoder: str = setting("ngrams", "what reads texts, for classification and ranking [charcnn]", choices=ENCODERS)

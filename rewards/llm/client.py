@@ -1,6 +1,6 @@
 """One question to a language model over HTTP: text and images in, text or checked JSON out.
 
-    chat = Chat(Endpoint("qwen2.5-vl-7b", "http://localhost:8000/v1"))
+    chat = Chat(Endpoint("qwen3-vl-8b-instruct", "http://localhost:8000/v1"))
     chat.ask(["What does this show?", frame])                    -> text
     chat.ask(["Is the door open?", frame], schema=YES_OR_NO)     -> a dict that fits the schema
 

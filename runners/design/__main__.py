@@ -2,7 +2,7 @@ r"""Design a reward for a task, and say what it is worth by the task's own retur
 
     python -m runners.design env=MountainCar-v0 judge=recorded judge.file=mountaincar total_timesteps=50000
     python -m runners.design env=Pendulum-v1 agent=sac task="swing the pendulum up and hold it" describe=pendulum \
-        judge=openai judge.model=qwen3-8b judge.answers=answers.sqlite total_timesteps=10000
+        judge=openai judge.model=qwen3-4b-instruct judge.answers=answers.sqlite total_timesteps=10000
     python -m runners.design method=exprd env=FrozenLake-v1 env.is_slippery=false
 
 method=code: an author proposes reward functions, which are checked on transitions before anything is trained. Each that

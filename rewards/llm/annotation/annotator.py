@@ -1,6 +1,6 @@
 """Asks a judge about texts beside training: new texts go in, labels come out later, and training never waits.
 
-    annotator = Annotator("openai", {"model": "qwen3-8b", "goal": "..."}, cache="labels.sqlite", rate=20)
+    annotator = Annotator("openai", {"model": "qwen3-4b-instruct", "goal": "..."}, cache="labels.sqlite", rate=20)
     annotator.offer(["You kill the newt!", "It's solid stone."], now)     new texts to be judged
     for text, value in annotator.take(now): ...                           what has been judged since
 
