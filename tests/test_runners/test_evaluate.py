@@ -2,12 +2,14 @@ import base64
 import io
 import json
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, registry
 from PIL import Image
 
+import lodestar as ld
 from agents.ppo.agent import PPO
 from envs.family import Goal
 from envs.make import make_vec
@@ -187,7 +189,8 @@ class Coin:
 )
 def test_the_mode_of_a_sampled_policy_stands_beside_it_on_half_of_the_episodes(asked, columns, actions):
     config, _ = compose(["env=CartPole-v1", f"eval_sampled={asked}"])
-    scores = evaluation(config, Coin(), None, 6, 0)
+    mix = ld.make_reward("task", gymnasium.make("CartPole-v1"))
+    scores = evaluation(config, Coin(), mix, 6, 0)
     assert list(scores) == columns and [column["actions"] for column in scores.values()] == actions
     ours = scores["this run"]
     assert (ours["task_return"] > 30) == (asked != "false") and ours["episodes"] == 6
@@ -202,7 +205,8 @@ def test_a_policy_that_is_judged_by_its_mode_is_played_once(monkeypatch):
     monkeypatch.setattr("runners.evaluate.play", lambda *given, **more: played.append(1) or Scores([1.0], [1]))
     config, _ = compose(["env=Pendulum-v1"])
     monkeypatch.setattr(Sayer, "action_space", spaces.Box(-2, 2, (1,)))
-    assert list(evaluation(config, Sayer(), None, 6, 0)) == ["this run", "random"] and len(played) == 2
+    mix = ld.make_reward("task", gymnasium.make("Pendulum-v1"))
+    assert list(evaluation(config, Sayer(), mix, 6, 0)) == ["this run", "random"] and len(played) == 2
 
 
 def test_sampled_actions_of_an_episode_depend_on_the_seed_and_its_number_alone():
