@@ -35,6 +35,15 @@ def opened(path: str | Path, most: int = SMALL) -> io.BufferedReader:
     return os.fdopen(_descriptor(Path(path), _READ, most), "rb")
 
 
+def why_unread(path: str, error: Exception) -> str:
+    """Why the file that a user named was not read: the end of a sentence that begins with its key."""
+    if not path:
+        return "names no file"
+    if isinstance(error, FileNotFoundError):
+        return "does not exist"
+    return f"cannot be read ({getattr(error, 'strerror', None) or error})"
+
+
 def appended(path: str | Path) -> io.BufferedWriter:
     """A regular file, new or not, opened to write behind its end; raises as `opened` does."""
     return os.fdopen(_descriptor(Path(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, None), "ab")

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
@@ -30,6 +31,7 @@ from envs.family import Goal, entry, families, family_of
 from envs.mujoco.family import warn_if_sparse
 from envs.observations import plain_actions
 from envs.residual import Residual, ResidualVector
+from envs.table import module_name
 from envs.transitions import Ends
 from envs.vector.in_process import InProcess, all_or_none
 from envs.vector.workers import Workers
@@ -306,7 +308,10 @@ def termination(env_id: str, **options: Any) -> Ends | None:
 def spec_of(env_id: str) -> EnvSpec:
     """The registration of an id, after importing its package; a ValueError names the nearest id."""
     module, _, name = env_id.rpartition(":")
+    known_before = {*registry}
     if module:
+        if not re.fullmatch(r"\w+(\.\w+)*", module) or module.endswith(".py"):
+            raise ValueError(f"{env_id!r} is no module:Id; give {module_name(module)}:{name}")
         try:
             importlib.import_module(module)
         except Exception as error:  # what importing executes may raise anything
@@ -323,11 +328,28 @@ def spec_of(env_id: str) -> EnvSpec:
         _import_family_of(name)  # else no package would help: only ours has a namespace
     if name in registry:
         return registry[name]
+    raise ValueError(f"unknown environment {env_id!r}; {_guess_id(module, name, {*registry} - known_before)}")
+
+
+def _guess_id(module: str, name: str, just_registered: set[str]) -> str:
+    """What was meant by an id that is not registered, in words: of the module, where one is named, or the nearest."""
     package = module.partition(".")[0]  # that registered the environment, by where its class is
-    theirs = [known for known, spec in registry.items() if re.split("[.:]", entry(spec))[0] == package]
-    lowered = {known.lower(): f"{module}:{known}" for known in theirs} or {known.lower(): known for known in registry}
-    near = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.0)
-    raise ValueError(f"unknown environment {env_id!r}; did you mean {lowered[near[0]]!r}?")
+    theirs = just_registered if module else set()
+    theirs |= {known for known, spec in registry.items() if re.split("[.:]", entry(spec))[0] == package}
+    ids = [known for known in registry if known in theirs] or [*registry]
+    lowered = {known.lower(): known for known in ids}
+    newest = {_stem(known): known for known in ids}
+    near = lowered.get(name.lower())
+    if near is None:
+        stems = difflib.get_close_matches(_stem(name), list(newest), n=1, cutoff=0.0 if theirs else 0.6)
+        near = newest[stems[0]] if stems else None
+    if near is not None:
+        return f"did you mean {f'{module}:{near}' if theirs else near!r}?"
+    # An id has a namespace before its slash, and a module before its colon.
+    namespace, _, rest = name.partition("/")
+    mistaken = rest and namespace.isidentifier() and find_spec(namespace)
+    own = f"{namespace}:{rest}" if mistaken else f"my_file:{name}"
+    return f"if it is yours, name the file that registers it, as in {own!r}"
 
 
 def _import_family_of(name: str) -> None:

@@ -118,10 +118,15 @@ class Settings:
         declared = declarations(type(self))
         for name in names:
             value = getattr(self, name)
-            if value is not None and not declared[name].allows(value):
-                shown, known = repr(value) if isinstance(value, str) else value, declared[name].range
-                words = "is unknown; give" if declared[name].choices else "is out of range; give a number"
-                raise ValueError(f"{self.prefix}{name}={shown} {words} {known}")
+            if value is None or declared[name].allows(value):
+                continue
+            words = "is out of range; give a number"
+            if declared[name].choices:
+                words = "is unknown; give"
+                if isinstance(value, list | tuple):
+                    value = next(item for item in value if not declared[name].allows(item))
+            shown = repr(value) if isinstance(value, str) else value
+            raise ValueError(f"{self.prefix}{name}={shown} {words} {declared[name].range}")
 
     def refuse_if(self, wrong: object, sentence: str) -> None:
         """Raise a ValueError with this sentence, in which {name} is the value of a field, if `wrong`."""

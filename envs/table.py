@@ -77,8 +77,8 @@ class Table(Generic[T]):
     def _load(self, given: str) -> type[T]:
         module, _, attribute = given.rpartition(":")
         if not FILED.fullmatch(given) or module.endswith(".py"):
-            tidy = re.sub(r"(^\W+)|(\.py$)", "", module).replace("/", ".") or "my_file"
-            raise ValueError(f"{self.kind}={given} is no module:Class; give {tidy}:{attribute or 'Class'}")
+            fix = f"{module_name(module)}:{attribute or 'Class'}"
+            raise ValueError(f"{self.kind}={given} is no module:Class; give {fix}")
         try:
             found = import_module(module)
         except Exception as error:  # whatever the file does
@@ -122,6 +122,11 @@ class Table(Generic[T]):
                 what = f"the {self.kind} {name!r} of {plugins[name].value}"
                 raise ImportError(f"{what} cannot be imported: {error}") from error
         raise ValueError(f"there is no {self.kind} {name!r}; {nearest(name, self.names())}")
+
+
+def module_name(path: str) -> str:
+    """The module that a path names: ./folder/my_file.py is folder.my_file."""
+    return re.sub(r"(^\W+)|(\.py$)", "", path).replace("/", ".") or "my_file"
 
 
 def nearest(given: object, names: Sequence[str], there: str = "there are") -> str:

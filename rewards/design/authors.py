@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.files import read_text
+from envs.files import read_text, why_unread
 from envs.settings import setting
 from rewards.language.lare import CodeModel, rules
 from rewards.llm.client import JudgeError
@@ -87,7 +87,7 @@ class RecordedAuthor(RewardAuthor):
         except OSError as error:
             names = ", ".join(sorted(each.stem for each in SHIPPED.glob("*.txt")))
             raise ValueError(
-                f"judge.file={self.file!r} cannot be read ({type(error).__name__}); give a file of answers, or {names}"
+                f"judge.file={self.file!r} {why_unread(self.file, error)}; give a file of answers, or {names}"
             ) from None
         _, *parts = re.split(r"^=== (\d+)$\n?", text, flags=re.MULTILINE)
         self.answers = [(int(number), answer) for number, answer in zip(parts[::2], parts[1::2])]

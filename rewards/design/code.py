@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.files import read_text
+from envs.files import read_text, why_unread
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
@@ -65,7 +65,7 @@ class Code(Reward):
             source = read_text(Path(config.file).resolve(), errors="strict")
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(
-                f"reward.code.file={config.file!r} cannot be read ({type(error).__name__}); give a file with "
+                f"reward.code.file={config.file!r} {why_unread(config.file, error)}; give a file with "
                 "reward(obs, action, next_obs), as `python -m runners.design` writes it"
             ) from None
         actions = int(np.prod(self.action_space.shape or ()))

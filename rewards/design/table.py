@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from gymnasium import spaces
 
-from envs.files import LARGE, read_text
+from envs.files import LARGE, read_text, why_unread
 from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
@@ -47,7 +47,7 @@ class StateTable(Reward):
             states, table = (np.array(page[key], np.float64) for key in ("states", "rewards"))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(
-                f"reward.table.file={file!r} cannot be read ({type(error).__name__}); give one that "
+                f"reward.table.file={file!r} {why_unread(file, error)}; give one that "
                 "`python -m runners.design method=exprd` wrote"
             ) from None
         if states.shape != (len(table), self.layout.size) or table.shape[1:] != (int(space.n),):

@@ -27,6 +27,22 @@ OWN_NAMES = ("env", "reward", "agent", "preset")  # they choose what the other k
 HIDDEN = ("agent_name", "env_options")  # fields that the command line spells otherwise
 CLOSE = 0.8  # similarity, in [0, 1], at which no nearer key is looked for among the options
 ENV = "env."  # begins the options of the environment
+# What other libraries call a key of ours -> what to write here.
+ELSEWHERE = {
+    "algo": "agent",
+    "algorithm": "agent",
+    "env_id": "env",
+    "steps": "total_timesteps",
+    "n_timesteps": "total_timesteps",
+    "max_steps": "max_episode_steps",
+    "env.max_steps": "max_episode_steps",
+    "env.max_episode_steps": "max_episode_steps",
+    "capture_video": "video",
+    "cuda": "device=cuda",
+    "gpu": "device=cuda",
+    "track": "logger=wandb",
+    "wandb": "logger=wandb",
+}
 
 
 def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
@@ -61,12 +77,12 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
         config = TrainConfig(agent_name=agent, env_options=parts["env"], **parts[""])
         names = _with_task(names, values)
         options = kinds_of(agents.get(agent).Config, "agent.")
-        for name in names:
+        for name in _learned_first(names):
             options |= kinds_of(rewards.get(name).Config, f"reward.{name}.")
         strange = [key for key in values if key not in {*kinds, *options, *OWN_NAMES}]
         if strange:
             meant = {**kinds, **_env_keys(env, values), **options}
-            raise UsageError(_unknown_key(strange[0], values[strange[0]], meant, names))
+            raise UsageError(_unknown_key(strange[0], values, meant, names))
         take([key for key in values if key in options], options)
         config.agent = agents.get(agent).Config(**parts["agent"])
         config.reward = {name: rewards.get(name).Config(**parts[f"reward.{name}"]) for name in names}
@@ -87,26 +103,42 @@ def chosen(argv: list[str]) -> tuple[str, list[str]]:
 
 def _given(argv: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
     """Keys with their texts; and what chooses the keys, read."""
-    given = dict(split(argument, [f.name for f in dataclasses.fields(TrainConfig)]) for argument in argv)
+    keys = [field.name for field in dataclasses.fields(TrainConfig)]
+    for argument in argv:
+        if own := _key_of_value(argument):
+            raise UsageError(f"{argument!r} is no key=value; did you mean {own}={argument}?")
+    given = dict(split(argument, keys) for argument in argv)
     chosen = {key: read(given.pop(key)) for key in OWN_NAMES if key in given}
     reward = chosen.get("reward")
-    if isinstance(reward, str) and "," in reward:
-        raise UsageError(f"reward={reward} names alternatives; to add rewards up write 'reward=[{reward}]'")
+    if isinstance(reward, str):
+        _refuse_list(reward)
     return given, chosen
+
+
+def _key_of_value(argument: str) -> str:
+    """The key that a value alone was meant for: of an environment, a reward, an agent or a preset; "" if of none."""
+    if re.fullmatch(r"[\w/-]+-v\d+", argument):
+        return "env"
+    names = {"reward": rewards.names(), "agent": agents.names(), "preset": presets.every()}
+    return next((key for key, known in names.items() if argument in known), "")
+
+
+def _refuse_list(reward: str) -> None:
+    """Refuse a text that names several rewards, in whatever signs stand between and around them."""
+    names = [name for name in re.split(r"[\s,+;]+", reward.strip("[]() ")) if name]
+    if len(names) > 1:
+        words = "is no list" if set("[]()+; ") & {*reward} else "names alternatives"
+        raise UsageError(f"reward={reward} {words}; to add rewards up write 'reward=[{','.join(names)}]'")
 
 
 def _names(values: dict[str, Any]) -> tuple[str, list[str]]:
     """The agent's name, and those of the rewards; loads, where they are right, none but those of the user's files."""
     agent = values.get("agent", "ppo")
-    if isinstance(agent, list | dict):
+    if isinstance(agent, list | dict) or "," in str(agent):
         raise UsageError(f"agent={short(agent)} is no name; a run has one agent, runners.sweep several (agent=A,B)")
     agent = named(agents.table, agent)
     if agent not in agents.names():
-        if re.fullmatch(r"\w+", agent) and not nearest(agent, agents.names(), CLOSE):
-            for name in ("dyna", "world_model"):
-                if agent in agents.get(name).Config.presets:
-                    raise UsageError(f"agent={agent} is a preset of {name}; give agent={name} agent.preset={agent}")
-        raise UsageError(unknown("agent", agent, agents.names()))
+        raise UsageError(_unknown_agent(agent))
     wanted = values.get("reward", "task")
     names = [named(rewards.table, name) for name in (wanted if isinstance(wanted, list) else [wanted])]
     if not names:
@@ -117,6 +149,18 @@ def _names(values: dict[str, Any]) -> tuple[str, list[str]]:
     if len(set(names)) < len(names):
         raise UsageError(f"reward=[{','.join(names)}] names a reward twice; raise its weight instead")
     return agent, names
+
+
+def _unknown_agent(agent: str) -> str:
+    """The sentence about an agent's name that is none: it may be like that of a preset of an agent."""
+    if re.fullmatch(r"\w+", agent) and not nearest(agent, agents.names(), CLOSE):
+        for name in ("dyna", "world_model"):
+            preset = nearest(agent, agents.get(name).Config.presets, CLOSE)
+            if preset == agent:
+                return f"agent={agent} is a preset of {name}; give agent={name} agent.preset={agent}"
+            if preset:
+                return f"agent={agent} is unknown; did you mean agent={name} agent.preset={preset}?"
+    return unknown("agent", agent, agents.names())
 
 
 def named(table: Table[Any], given: Any) -> str:
@@ -131,6 +175,11 @@ def _with_task(names: list[str], values: dict[str, Any]) -> list[str]:
     """The rewards of a run: a bonus that stands alone is added to the task."""
     alone = not isinstance(values.get("reward"), list)
     return ["task", *names] if alone and rewards.get(names[0]).role == "bonus" else names
+
+
+def _learned_first(names: list[str]) -> list[str]:
+    """The rewards, the task last: an option without a reward's name is meant for one that is learned."""
+    return sorted(names, key=lambda name: name == "task")
 
 
 def environment(env: Any) -> str:
@@ -157,16 +206,16 @@ def _check_begins(values: dict[str, Any], kinds: dict[str, Any], agent: str, nam
     tops, known = [*kinds, *OWN_NAMES], rewards.names()
     ours = [("agent", "agent.", agent)] + [("reward", f"reward.{name}.", name) for name in names]
     known_options = {begin: [begin + name for name in declared.options(kind, named)] for kind, begin, named in ours}
-    for key, value in values.items():
+    for key in values:
         begin, *rest = key.split(".")
         of_a_part = (begin == "agent" and len(rest) == 1) or (begin == "reward" and len(rest) == 2 and rest[0] in known)
         own = known_options.get(key[: key.rfind(".") + 1])
         if key in tops or (of_a_part and (not own or key in own)):
             continue
         if own:
-            raise UsageError(_unknown_key(key, value, [*tops, *itertools.chain(*known_options.values())], names))
-        if rest or key in RENAMED or nearest(key, tops, CLOSE):
-            raise UsageError(_unknown_key(key, value, tops, names))
+            raise UsageError(_unknown_key(key, values, [*tops, *itertools.chain(*known_options.values())], names))
+        if rest or key in RENAMED or key in ELSEWHERE or nearest(key, tops, CLOSE):
+            raise UsageError(_unknown_key(key, values, tops, names))
 
 
 def _env_keys(env: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +223,9 @@ def _env_keys(env: str, values: dict[str, Any]) -> dict[str, Any]:
     keys = {ENV + name: _kind(parameter) for name, parameter in options_of(env).items()}
     others = [key for key in values if key.startswith(ENV) and key not in keys]
     if others and not is_open(env):
-        raise UsageError(f"{others[0]}={short(values[others[0]])} is no option of {env}; it has {', '.join(keys)}")
+        wrong = others[0]
+        hint = f"did you mean {ELSEWHERE[wrong]}?" if wrong in ELSEWHERE else f"it has {', '.join(keys)}"
+        raise UsageError(f"{wrong}={short(values[wrong])} is no option of {env}; {hint}")
     return keys | dict.fromkeys(others, Any)
 
 
@@ -187,23 +238,50 @@ def _kind(parameter: inspect.Parameter) -> Any:
     return kind if set(typing.get_args(kind) or (kind,)) <= {bool, int, float, str, type(None)} else Any
 
 
-def _unknown_key(key: str, value: Any, kinds: Collection[str], names: list[str]) -> str:
+def _unknown_key(key: str, values: dict[str, Any], kinds: Collection[str], names: list[str]) -> str:
+    """The sentence about a key that is none of `kinds`, in a run with the rewards `names`."""
     parts = key.split(".")
     if key in RENAMED:
         return f"{key} is now called {RENAMED[key]}" if RENAMED[key] else f"{key} is gone; leave it out"
     if parts[0] == "reward" and len(parts) == 3 and parts[1] in rewards.names() and parts[1] not in names:
-        return (
-            f"{key} belongs to the reward {parts[1]}, which this run does not use ({'+'.join(names)}); "
-            f"add it: 'reward=[{','.join([*names, parts[1]])}]'"
-        )
-    if parts[0] == "reward" and len(parts) > 1 and parts[1] not in names:
-        files = {source.partition(":")[0].rpartition(".")[2]: name for name, source in rewards.table.files.items()}
-        near = files.get(parts[1]) or nearest(parts[1], rewards.names())
-        if near in names:
-            return f"{key}={short(value)} is unknown; did you mean {'.'.join(['reward', str(near), *parts[2:]])}?"
-    near = nearest(key, kinds)
+        fix = _use_reward(parts[1], parts[2], values, names)
+        return f"{key} belongs to the reward {parts[1]}, which this run does not use ({'+'.join(names)}); {fix}"
+    near = _key_with_its_owner(parts, names) or nearest(key, kinds)
     hint = f"did you mean {near}?" if near else "--help lists the keys"
-    return f"{key}={short(value)} is unknown; {hint}"
+    return f"{key}={short(values[key])} is unknown; {hint}"
+
+
+def _use_reward(name: str, option: str, values: dict[str, Any], names: list[str]) -> str:
+    """How a run with the rewards `names` comes to use the one called `name`, or the same option of one of its own."""
+    if "reward" not in values:
+        return f"use it: reward={name}"
+    for used in names:
+        both_are_goals = rewards.get(used).role == rewards.get(name).role == "goal"
+        if both_are_goals and option in declared.options("reward", used):
+            return f"did you mean reward.{used}.{option}?"
+    return f"add it: 'reward=[{','.join([*names, name])}]'"
+
+
+def _key_with_its_owner(parts: list[str], names: list[str]) -> str | None:
+    """The whole key whose owner was left out, or named otherwise; None where there is none."""
+    begin, *rest = parts
+    if ".".join(parts) in ELSEWHERE:
+        return ELSEWHERE[".".join(parts)]
+    if begin == "agent" and len(rest) == 2 and rest[0] in agents.names():
+        return f"agent.{rest[1]}"
+    if begin in agents.names() and len(rest) == 1:
+        return f"agent.{rest[0]}"
+    if begin in rewards.names() and len(rest) == 1:
+        return f"reward.{begin}.{rest[0]}"
+    if begin != "reward" or not rest:
+        return None
+    if len(rest) == 1:
+        owners = (name for name in _learned_first(names) if rest[0] in declared.options("reward", name))
+        owner = next(owners, None)
+        return f"reward.{owner}.{rest[0]}" if owner else None
+    files = {source.partition(":")[0].rpartition(".")[2]: name for name, source in rewards.table.files.items()}
+    near = files.get(rest[0]) or nearest(rest[0], rewards.names())
+    return ".".join(["reward", near, *rest[1:]]) if near in names and rest[0] not in names else None
 
 
 def fill_goals(config: Any, given: Collection[str] = ()) -> None:

@@ -13,6 +13,9 @@ from typing import Any
 from runners.run.config import UsageError, nearest
 
 MAX_LENGTH = 4000  # characters of one value; a goal is a sentence
+KEY = re.compile(r"[A-Za-z_][\w.-]*")
+SWITCHES = {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}
+MULTIPLES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}  # as in total_timesteps=10k
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
 
 
@@ -20,15 +23,30 @@ def split(argument: str, names: Iterable[str] = ()) -> tuple[str, str]:
     """`key=value` -> (key, text), else a UsageError; `names` are the keys that a forgotten = may have meant."""
     key, equals, text = argument.partition("=")
     if not equals:
-        near = nearest(argument, names)
-        raise UsageError(f"{argument!r} is no key=value; {f'did you mean {near}=...?' if near else 'try --help'}")
-    if not re.fullmatch(r"[A-Za-z_][\w.-]*", key):
-        raise UsageError(f"{key!r} is no key; write key=value with the keys that --help lists")
+        raise UsageError(f"{argument!r} is no key=value; {_guess_pair(argument, [*names])}")
+    if not KEY.fullmatch(key):
+        bare = key.lstrip("-+")
+        fix = "write key=value with the keys that --help lists"
+        if bare != key and KEY.fullmatch(bare):
+            sign = key.removesuffix(bare)
+            fix = f"leave {sign} out and write {bare.replace('-', '_')}={text}"
+        raise UsageError(f"{key!r} is no key; {fix}")
     if "_target_" in argument or "${" in argument:
         raise UsageError(f"{key}={short(text)} is refused: configurations are data, without _target_ and ${{...}}")
     if len(text) > MAX_LENGTH:
         raise UsageError(f"{key} has {len(text):,} characters; give at most {MAX_LENGTH:,}")
     return key, text
+
+
+def _guess_pair(argument: str, names: list[str]) -> str:
+    """What was meant by an argument without =, in words."""
+    key, colon, text = argument.partition(":")
+    if colon and key in names:
+        return f"did you mean {key}={text}?"
+    if "/" in argument and "run" in names:
+        return f"did you mean run={argument}?"
+    near = nearest(argument.lstrip("-"), names)
+    return f"did you mean {near}=...?" if near else "try --help"
 
 
 def refuse_twice(arguments: Iterable[str]) -> None:
@@ -97,7 +115,45 @@ def cast(key: str, value: Any, kind: Any) -> Any:
             return [cast(key, item, inner) for item in (value if isinstance(value, list) else [value])]
         if origin is dict and isinstance(value, dict):
             return value
-    raise UsageError(f"{key}={short(value)} is not {' or '.join(_WORDS.get(kind, str(kind)) for kind in kinds)}")
+    wanted = " or ".join(_WORDS.get(kind, str(kind)) for kind in kinds)
+    raise UsageError(f"{key}={short(value)} is not {wanted}{_guess_value(key, value, kinds)}")
+
+
+def _guess_value(key: str, value: Any, kinds: Iterable[Any]) -> str:
+    """The end of a sentence about a value that is none of `kinds`: what was probably meant, or nothing."""
+    several = "; give one (runners.sweep takes several of a run's keys"
+    if isinstance(value, list):
+        return f"{several}, as in {key}={','.join(map(str, value))})" if value else ""
+    text = str(value).strip()
+    if bool in kinds and text.lower() in SWITCHES:
+        return f"; did you mean {key}={SWITCHES[text.lower()]}?"
+    if not {int, float} & {*kinds}:
+        return ""
+    for opening, closing in ("[]", "()"):
+        open_brackets = text.count(opening) - text.count(closing)
+        if open_brackets > 0:
+            return f"; did you mean '{key}={text}{closing * open_brackets}'?"
+    number = _guess_number(text)
+    if number is not None:
+        return f"; did you mean {key}={int(number) if number.is_integer() else number}?"
+    span = re.fullmatch(r"(\d+)(?:-|\.\.)(\d+)", text)
+    if span:
+        return f"; did you mean '{key}=range({span[1]},{int(span[2]) + 1})', which runners.sweep takes?"
+    return f"{several})" if "," in text or "range(" in text else ""
+
+
+def _guess_number(text: str) -> float | None:
+    """The number of a text that is written as elsewhere: 10k, 1M, 10,000, 99% or 0,001; else None."""
+    if found := re.fullmatch(r"(\d+\.?\d*) ?([kmbg])", text.lower()):
+        return float(found[1]) * MULTIPLES[found[2]]
+    if found := re.fullmatch(r"(\d+\.?\d*) ?%", text):
+        return float(found[1]) / 100
+    # Other numbers between commas are alternatives, as in 128,256.
+    if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})*,000", text):
+        return float(text.replace(",", ""))
+    if re.fullmatch(r"0,\d{2,}", text):
+        return float(text.replace(",", "."))
+    return None
 
 
 def is_number(value: Any) -> bool:

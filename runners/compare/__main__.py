@@ -85,6 +85,8 @@ def compare(config: CompareConfig) -> int:
 
 def compose(config: CompareConfig) -> dict[str, TrainConfig]:
     """Reward name -> the configuration of a run with it alone, its sentences about that goal; or a UsageError."""
+    if "+" in config.reward:
+        raise UsageError(f"reward={config.reward} is no list; write reward={config.reward.replace('+', ',')}")
     texts = [text.strip() for text in config.reward.strip("[]").split(",") if text.strip()]
     names = list(dict.fromkeys(named(rewards.table, text) for text in texts))
     for name in names:

@@ -189,9 +189,11 @@ def check_judge(name: str, kind: str = "texts", /, **options: Any) -> type[Judge
             raise ValueError(f"the {what} {name} has no option {key!r}; {nearest(key, known)}")
     for key in known:
         if key not in options and accepted[key].default is inspect.Parameter.empty:
-            raise ValueError(f"the {what} {name} needs {key}; give it among the {what}'s options")
+            syntax = OPTIONS_OF.get(kind, "judge_options={{{}: ...}}, or judge.{}=... of a command").format(key, key)
+            raise ValueError(f"the {what} {name} needs {key}; give it among the {what}'s options, as in {syntax}")
     return found
 
 
 WHAT = {"subgoals": "teacher", "code": "judge of factors", "rewards": "author"}  # in errors
+OPTIONS_OF = {"subgoals": "teacher_options={{{}: ...}}", "rewards": "judge.{}=..."}  # how they are written
 SILENT = ("seed", "device")  # options that runners give to every judge
