@@ -12,6 +12,7 @@ When it fails: a base that errs by more than `scale`. Where the sum is often out
 the log) the agent acts less than it learns of. The base keeps its own clock: its chunk, an LSTM's memory.
 """
 
+import traceback
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -29,8 +30,26 @@ from envs.types import EnvReset, EnvStep
 
 
 def script(act: Callable[[np.ndarray], np.ndarray], action_space: spaces.Space) -> Any:
-    """A function from observations (N, D) to actions (N, A) as a policy."""
-    return SimpleNamespace(predict=lambda obs, **_: (np.asarray(act(obs)), None), action_space=action_space)
+    """A function from observations (N, D) to actions (N, A) as a policy, which raises a ValueError where it is none."""
+    name = getattr(act, "__name__", type(act).__name__)
+    wanted = ", ".join(["N", *map(str, action_space.shape or [""])]).rstrip()
+    rule = f"a policy takes a batch of observations (N, ...), as in obs[:, 0], and returns actions ({wanted})"
+    if not callable(act):
+        raise ValueError(f"{act!r} is no function; {rule}")
+
+    def predict(obs: Any, **_: Any) -> tuple[np.ndarray, None]:
+        shape = np.shape(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+        try:
+            action = np.asarray(act(obs))
+        except Exception as error:  # whatever the user's function does
+            line = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"{type(error).__name__}: {error} ({line.filename}:{line.lineno})"
+            raise ValueError(f"{name} failed on observations {shape}: {what}; {rule}") from error
+        if action.shape != (shape[0], *(action_space.shape or ())):
+            raise ValueError(f"{name} returned {action.shape} for observations {shape}; {rule}")
+        return action, None
+
+    return SimpleNamespace(predict=predict, action_space=action_space)
 
 
 class Frozen:

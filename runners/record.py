@@ -9,6 +9,7 @@
     python -m runners.record from=replay.pkl env=Pendulum-v1 trust=true            Stable-Baselines3's replay buffer
     python -m runners.record from=runs/Pendulum-v1/sac-task/20261121-120000-s0     the replay of a run
 
+A function acts for a batch: `script(obs)` takes observations (N, D) and returns actions (N, A), of discrete ones (N,).
 `runners.offline` learns from such files, and rewards read them as demonstrations.
 """
 
@@ -56,7 +57,9 @@ class RecordConfig(Settings):
     from_: str = setting("", "of others: a data set's folder or name, a replay buffer's *.pkl, or a run's folder")
     env: str = setting("", "any id; that of the run, or of the data set, by default")
     env_options: dict[str, Any] = setting({}, "options of the environment, as in env.sticky=0.25")
-    policy: str = setting("random", "random, a run's folder; for env=, a policy's file or my_file:function, too")
+    policy: str = setting(
+        "random", "random, a run's folder; for env=, a policy's file or my_file:function of batches, too"
+    )
     steps: int | None = setting(None, "transitions; 10,000 of a policy, all of others", low=1)
     noise: float = setting(0.0, "share of the steps at which a random action replaces the policy's", low=0, high=1)
     frames: int = setting(0, "side of the frames to keep, pixels; 0 for none", low=0)

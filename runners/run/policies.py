@@ -3,7 +3,7 @@
 runs/Pendulum-v1/sac-task/...   a run's folder, or an exported one
 cloned.safetensors              what `runners.offline out=` wrote
 model.zip                       Stable-Baselines3's: its weights are read, nothing that is pickled in it is executed
-my_file:function                observations (N, D) -> actions (N, A)
+my_file:function                a batch of observations (N, D) -> their actions, (N, A) or, where they are discrete, (N,)
 """
 
 import io
@@ -17,6 +17,7 @@ from gymnasium.envs.registration import load_env_creator
 from safetensors import SafetensorError, safe_open
 
 from envs.residual import script
+from envs.table import FILED, module_name
 from runners.run.build import load_run
 from runners.run.config import UsageError
 
@@ -36,15 +37,20 @@ def load(source: str, observation_space: Space, action_space: Space) -> Any:
         return _from_zip(path, *both)
     if path.suffix == ".safetensors" and path.is_file():
         return from_file(path, *both)
-    try:
-        act: Any = load_env_creator(source)
-        return script(act, action_space)
-    except (ImportError, AttributeError, ValueError) as error:
-        why = error if ":" in source else "there is no such file or run"
-        raise UsageError(
-            f"{source} is no policy ({why}); give a run's folder, a *.safetensors of runners.offline, a *.zip of "
-            "Stable-Baselines3, or my_file:function"
-        ) from None
+    module, colon, function = source.rpartition(":")
+    why: Any = "there is no such file or run"
+    if colon:
+        if not FILED.fullmatch(source) or module.endswith(".py"):
+            raise UsageError(f"{source} is no module:function; give {module_name(module)}:{function or 'function'}")
+        try:
+            act: Any = load_env_creator(source)
+            return script(act, action_space)
+        except Exception as error:  # whatever importing executes
+            why = error
+    raise UsageError(
+        f"{source} is no policy ({why}); give a run's folder, a *.safetensors of runners.offline, a *.zip of "
+        "Stable-Baselines3, or my_file:function"
+    )
 
 
 def from_file(path: Path, observation_space: Space, action_space: Space) -> Any:

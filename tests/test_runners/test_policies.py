@@ -83,3 +83,53 @@ def test_a_text_that_names_no_policy_is_a_sentence(spaces, tmp_path):
     (tmp_path / "a.zip").write_bytes(b"no zip")
     with pytest.raises(UsageError, match=r"a.zip cannot be read here \(File is not a zip file\)"):
         load(str(tmp_path / "a.zip"), *spaces)
+
+
+@pytest.fixture
+def own_policies(tmp_path, monkeypatch):
+    """A folder with functions of a user, of which only `lean` is a policy of CartPole."""
+    (tmp_path / "own_policies.py").write_text(
+        "import numpy as np\n"
+        "lean = lambda obs: (obs[:, 2] > 0).astype(int)\n"
+        "single = lambda obs: int(obs[2] > 0)\n"
+        "number = lambda obs: 1\n"
+        "wide = lambda obs: np.zeros((len(obs), 3))\n"
+        "constant = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def record_by(policy):
+    return record(["env=CartPole-v1", f"policy={policy}", "steps=40", "out=found.safetensors"])
+
+
+def test_a_function_of_the_user_records_what_it_does(own_policies):
+    assert record_by("own_policies:lean") == 0
+    batch, _ = recorded(own_policies / "found.safetensors")
+    np.testing.assert_array_equal(batch.action, batch.obs[:, 2] > 0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        ("own_policies:single", "failed on observations (1, 4): IndexError: index 2 is out of bounds"),
+        ("own_policies:number", "returned () for observations (1, 4)"),
+        ("own_policies:wide", "returned (1, 3) for observations (1, 4)"),
+        ("own_policies:constant", "3 is no function"),
+    ],
+)
+def test_a_function_that_is_no_policy_is_refused_in_a_sentence_that_says_what_a_policy_is(
+    policy, sentence, own_policies, capsys
+):
+    assert record_by(policy) == 2
+    error = capsys.readouterr().err.strip()
+    assert sentence in error and "\n" not in error
+    assert "a policy takes a batch of observations (N, ...), as in obs[:, 0], and returns actions (N,)" in error
+
+
+@pytest.mark.parametrize("policy", ["own_policies.py:lean", "./own_policies:lean"])
+def test_a_path_as_policy_names_the_module(policy, own_policies, capsys):
+    assert record_by(policy) == 2
+    assert f"{policy} is no module:function; give own_policies:lean" in capsys.readouterr().err
