@@ -3,7 +3,7 @@
 runs/Pendulum-v1/sac-task/...   a run's folder, or an exported one
 cloned.safetensors              what `runners.offline out=` wrote
 model.zip                       Stable-Baselines3's: its weights are read, nothing that is pickled in it is executed
-my_file:function                a batch of observations (N, D) -> their actions, (N, A) or, where they are discrete, (N,)
+my_file:function                a batch of observations (N, D) -> actions (N, A), (N,) where they are discrete
 """
 
 import io
