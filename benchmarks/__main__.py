@@ -51,6 +51,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "soak": ("tests.faults.soak:run", "repairs"),
     "outage": ("tests.faults.outage:run", "language"),
     "model_based": ("benchmarks.speed.model_based:run", "model_based"),
+    "first_run": ("benchmarks.checks.first_run:run", "first_run"),
     "circle": ("benchmarks.checks.circle:run", "rewards2"),
     "resip": ("benchmarks.checks.resip:run", "agents2"),
     "debate": ("benchmarks.checks.debate:run", "rewards2"),

@@ -1,6 +1,8 @@
 """Every system beside its effect: what was claimed, what was measured, and whether that shows it.
 
-    python -m benchmarks effects        writes effects.json; docs/reference/effects.md is made from the same
+    python -m benchmarks effects        writes effects.json, and the counts in README
+
+docs/reference/effects.md is made from the same rows.
 
 A study's `verdict` holds conditions on its figures, written down before it runs; those of measurements that are no
 study stand in effects.yaml, as does what a system that has neither would `cost` to study. All of `shown` must hold, or
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import json
 import operator
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +44,9 @@ from benchmarks.figures import (
     samples_of,
 )
 
-RESULTS = Path(__file__).resolve().parents[1] / "assets" / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "assets" / "results"
+README = ROOT / "README.md"
 ENTRIES = study.FOLDER.parent / "effects.yaml"
 SEEDS = 5
 VERDICTS = ("shown", "not shown", "contradicted", "not run")
@@ -105,7 +110,25 @@ def run(folder: Path) -> dict[str, float]:
         counts[kind.replace(" ", "_")] = sum(effect.verdict.startswith(kind) for effect in found)
     counts["post_hoc"] = sum(bool(effect.post_hoc) for effect in decided)
     counts["seeds_min"] = min((effect.seeds for effect in decided), default=0)
+    if folder == RESULTS:
+        write_counts(README, counts)
     return counts
+
+
+def counts_sentence(figures: Figures) -> str:
+    """The verdicts counted, as README says it."""
+    rows, *counts = (f"{figures[kind]:.0f}" for kind in ("rows", "shown", "not_shown", "contradicted", "not_run"))
+    shown, not_shown, contradicted, not_run = counts
+    return (
+        f"Of {rows} claims of methods {shown} are shown, {not_shown} not shown, {contradicted} contradicted and "
+        f"{not_run} not run yet"
+    )
+
+
+def write_counts(readme: Path, figures: Figures) -> None:
+    """Bring the sentence that counts the verdicts up to date in README."""
+    text = readme.read_text()
+    readme.write_text(re.sub(r"Of \d+ claims of methods .* not run yet", counts_sentence(figures), text))
 
 
 def effects(folder: Path = RESULTS) -> Iterator[Effect]:

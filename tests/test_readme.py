@@ -175,6 +175,59 @@ def test_the_numbers_are_those_of_the_results():
         assert float(printed) == pytest.approx(figures[key], abs=0.51 * 10**-digits), key
 
 
+def test_a_figure_in_a_sentence_is_that_of_the_results_on_every_page():
+    known = {}
+    for path in (ROOT / "assets" / "results").glob("*.json"):
+        for key, value in json.loads(path.read_text())["figures"].items():
+            known.setdefault(key, []).append(value)
+    # As in 0.85 [0.72, 0.91] of the tries (`hilp_goal_success`), with or without the interval and the words.
+    in_sentence = re.compile(r"(?<![\w.\[-])(-?\d*\.\d+)(?: \[[^\]]*\])?(?:\s[a-z\s]{1,30})?\s\(`(\w+)`[);]")
+    pages = {"README": README, **PAGES}
+    printed = [(page, *match) for page, text in pages.items() for match in in_sentence.findall(text)]
+    wrong = []
+    for page, number, key in printed:
+        last_digit = 10 ** -len(number.partition(".")[2])
+        if not any(float(number) == pytest.approx(value, abs=0.51 * last_digit) for value in known[key]):
+            wrong.append((page, key, number, known[key]))
+    assert wrong == [] and len(printed) > 50
+
+
+def test_the_first_command_prints_the_same_table_on_every_page():
+    path = ROOT / "assets" / "results" / "first_run.json"
+    figures = json.loads(path.read_text())["figures"]
+    measured = [f"{figures[f'first_run_{column}']:.2f}" for column in ("this_run", "random", "control")]
+    tables = {page: re.findall(r"^ +task return +(.*)$", text, re.MULTILINE) for page, text in PAGES.items()}
+    tables["README"] = re.findall(r"^ +task return +(.*)$", README, re.MULTILINE)
+    assert tables["README"] and tables["start"]
+    for page, rows in tables.items():
+        for row in rows:
+            assert row.split()[:3] == measured, page
+
+
+def test_the_verdicts_are_counted_as_the_results_count_them():
+    from benchmarks.effects import counts_sentence
+
+    figures = json.loads((ROOT / "assets" / "results" / "effects.json").read_text())["figures"]
+    assert counts_sentence(figures) in README
+    assert figures["rows"] == sum(figures[kind] for kind in ("shown", "not_shown", "contradicted", "not_run"))
+
+
+def test_readme_names_every_reward_and_agent_and_where_it_installs():
+    named = {*re.findall(r"`(\w+)`", README)}
+    assert {*rewards.TABLE, *agents.TABLE} <= named
+    assert "agent.net=trees" in README
+    for page in (README, PAGES["start"]):
+        assert "Linux with Python 3.11 to 3.13" in page and "macOS was not tried" in page
+
+
+def test_the_licence_stands_in_no_list_and_a_change_is_in_one_release():
+    for page, text in PAGES.items():
+        assert "MIT licence" not in text.rpartition("\n- ")[0], page
+    releases = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+    bullets = [bullet for release in releases for bullet in {*re.findall(r"^- .*(?:\n  .*)*", release, re.MULTILINE)}]
+    assert [bullet for bullet in {*bullets} if bullets.count(bullet) > 1] == []
+
+
 def test_the_table_of_tasks_and_bonuses_is_that_of_the_results():
     page = PAGES["exploration"]
     figures = figures_of(page)

@@ -1,11 +1,12 @@
 """Reward code by an author against random formulas of the same grammar, tried and chosen in the same way.
 
-`runners.design` with the answers that ship (judge=recorded) and with random formulas (judge=random): three rounds of
-four proposals, two seeds each, the best by the task's return. The winner and the task's own reward are trained again
-with five seeds that nothing was chosen by. MountainCar: PPO, 60,000 steps; Pendulum: SAC, 6,000 steps, where the task's
-own reward is dense, so that nothing but its equal can be hoped for. Returns are scaled so that a random policy is 0 and
-the best arm of a task 1. Verdict, written before the first run: shown if the author's is above the random formulas'
-by 0.2 or more, mean over the tasks, and in neither task the interval of the random formulas lies above it.
+`runners.design` with the answers that ship, which were written by hand (judge=recorded), and with random formulas
+(judge=random): three rounds of four proposals, two seeds each, the best by the task's return. The winner and the
+task's own reward are trained again with five seeds that nothing was chosen by. MountainCar: PPO, 60,000 steps;
+Pendulum: SAC, 6,000 steps, where the task's own reward is dense, so that nothing but its equal can be hoped for.
+Returns are scaled so that a random policy is 0 and the best arm of a task 1. Verdict, written before the first run:
+shown if the author's is above the random formulas' by 0.2 or more, mean over the tasks, and in neither task the
+interval of the random formulas lies above it.
 """
 
 from __future__ import annotations

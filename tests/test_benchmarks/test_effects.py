@@ -130,3 +130,11 @@ def test_what_a_study_would_cost_stands_where_there_is_none(tmp_path):
     rows = {row.name: row for row in effects.effects(tmp_path) if row.cost}
     assert rows["mbtl"].verdict == "not run" and rows["mbtl"].cost.startswith("2, after a family")
     assert len(rows) <= 8 and not any(row.figures or row.seeds for row in rows.values())
+
+
+def test_the_counts_in_readme_are_rewritten(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("Before. Of 9 claims of methods 1 are shown, and so on, not run yet (`x`).\nAfter.\n")
+    effects.write_counts(readme, {"rows": 10, "shown": 4, "not_shown": 3, "contradicted": 2, "not_run": 1})
+    sentence = "Of 10 claims of methods 4 are shown, 3 not shown, 2 contradicted and 1 not run yet"
+    assert readme.read_text() == f"Before. {sentence} (`x`).\nAfter.\n"
