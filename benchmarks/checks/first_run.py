@@ -49,7 +49,7 @@ def figures_of(scores: dict[str, Any]) -> dict[str, float]:
 def draw(run: Path, path: Path) -> None:
     """Frames of a run's video side by side, above its curve."""
     with imageio.get_reader(run / "video.mp4") as reader:
-        pictures = [Image.fromarray(frame) for frame in reader]
+        pictures = [Image.fromarray(frame) for frame in reader.iter_data()]
     chosen = [pictures[round(moment * (len(pictures) - 1))] for moment in MOMENTS]
     width = (WIDTH + GAP) // len(MOMENTS) - GAP
     frames = [scaled(picture, width) for picture in chosen]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import agents
@@ -76,8 +77,7 @@ def measure() -> dict[str, float]:
 def call_all(commands: list[str]) -> None:
     """Call each command line in a fork, and print what came of it as JSON."""
     # A fork takes milliseconds where these are loaded already, torch and the families of environments among them.
-    from tests.test_runners.refused import forked
-
+    forked = import_module("tests.test_runners.refused").forked
     for agent in ("ppo", "dyna", "world_model"):
         agents.get(agent)
     for reward in ("rnd", "clip", "contrast", "code", "oni"):
