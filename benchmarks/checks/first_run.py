@@ -20,7 +20,7 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ("env=lodestar/CartPoleUpright-v0", "reward=clip")
-COLUMNS = ("this run", "random", "control")
+COLUMNS = {"this_run": "this run", "mode": "this run, mode", "random": "random", "control": "control: "}
 WIDTH = 1200  # pixels of the picture
 GAP = 12  # pixels between two frames
 MOMENTS = (0.01, 0.3, 1.0)  # of the video that are shown
@@ -40,16 +40,16 @@ def run(folder: Path) -> dict[str, float]:
 def figures_of(scores: dict[str, Any]) -> dict[str, float]:
     """The task returns in result.json, by the column that they stand in."""
     found = {}
-    for column in COLUMNS:
-        name = next(name for name in scores if name.startswith(column))
-        found[f"first_run_{column.replace(' ', '_')}"] = scores[name]["task_return"]
+    for key, column in COLUMNS.items():
+        # The column of a control goes on with what it changes.
+        name = next(name for name in scores if name == column or (key == "control" and name.startswith(column)))
+        found[f"first_run_{key}"] = scores[name]["task_return"]
     return found
 
 
 def draw(run: Path, path: Path) -> None:
     """Frames of a run's video side by side, above its curve."""
-    with imageio.get_reader(run / "video.mp4") as reader:
-        pictures = [Image.fromarray(frame) for frame in reader.iter_data()]
+    pictures = [Image.fromarray(frame) for frame in imageio.mimread(run / "video.mp4", memtest=False)]
     chosen = [pictures[round(moment * (len(pictures) - 1))] for moment in MOMENTS]
     width = (WIDTH + GAP) // len(MOMENTS) - GAP
     frames = [scaled(picture, width) for picture in chosen]

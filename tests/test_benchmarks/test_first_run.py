@@ -10,11 +10,13 @@ from benchmarks.checks import first_run
 def test_the_figures_are_the_task_returns_of_the_closing_table():
     scores = {
         "this run": {"task_return": 200.0},
+        "this run, mode": {"task_return": 199.0},
         "random": {"task_return": 39.85},
         "control: clip.weights=untrained": {"task_return": 20.7},
     }
     assert first_run.figures_of(scores) == {
         "first_run_this_run": 200.0,
+        "first_run_mode": 199.0,
         "first_run_random": 39.85,
         "first_run_control": 20.7,
     }
