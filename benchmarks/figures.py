@@ -48,12 +48,35 @@ EXTREMES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 class Specification(Protocol):
     """What figures need to know of a study; see the head of `benchmarks.study`."""
 
-    tasks: dict[str, Keys]
-    arms: dict[str, Keys | str]
-    score: str
-    threshold: float | None
-    figures: dict[str, str]
-    shares: Shares
+    @property
+    def tasks(self) -> Mapping[str, Keys]:
+        """Keys of each task."""
+        ...
+
+    @property
+    def arms(self) -> Mapping[str, Keys | str]:
+        """Keys of each arm, or the policy that it is."""
+        ...
+
+    @property
+    def score(self) -> str:
+        """The column that is drawn."""
+        ...
+
+    @property
+    def threshold(self) -> float | None:
+        """When a run counts as solved."""
+        ...
+
+    @property
+    def figures(self) -> Mapping[str, str]:
+        """Figure by figure: of every cell, as in "{task}_{arm}"."""
+        ...
+
+    @property
+    def shares(self) -> Shares:
+        """Formulas over figures."""
+        ...
 
 
 class Sample(NamedTuple):

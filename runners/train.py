@@ -163,7 +163,7 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Wor
     if scores:
         print(f"\nthe task's own scores over {scores['this run']['episodes']} episodes of the trained policy")
         print(table(scores))
-        window = parts.model.ep_info_buffer or []
+        window: list[dict[str, Any]] = list(parts.model.ep_info_buffer or [])
         if note := disagreement(scores["this run"], [episode["r"] for episode in window]):
             print(note)
     of_judges = judge_results(parts.mix)

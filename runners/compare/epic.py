@@ -79,11 +79,13 @@ def _rewards_of_the_table(candidate: Candidate) -> list[tuple[Pair, float]] | No
     spec = candidate.spec
     with closing(make(spec.env, **spec.options)) as env:
         world: Any = env.unwrapped
-        table, space = getattr(world, "P", None), env.observation_space
+        space = env.observation_space
+        table = getattr(world, "P", None)
     if not isinstance(table, dict) or not isinstance(space, Discrete):
         return None
+    state_type: Any = np.dtype(space.dtype).type
     return [
-        ((space.dtype.type(state).tobytes(), int(action)), float(reward))
+        ((state_type(state).tobytes(), int(action)), float(reward))
         for state, row in table.items()
         for action, outcomes in row.items()
         for _, _, reward, _ in outcomes

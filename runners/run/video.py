@@ -174,8 +174,12 @@ def draw(episode: Episode, t: int) -> np.ndarray:
         top = below + 6 + LANE * number
         words = f"{name} {values[t]:+.4f}    sum {values[: t + 1].sum():+.2f}    step {t + 1}"
         pen.text((left, top), words, fill=colour, font=font)
-        low, high = float(values.min()), float(values.max())
-        unit = (values[: t + 1] - low) / (high - low) if high > low else np.full(t + 1, 0.5)
+        least = float(values.min())
+        span = float(values.max()) - least
+        # A stream that never changes is drawn in the middle of its lane.
+        unit = np.full(t + 1, 0.5)
+        if span > 0:
+            unit = (values[: t + 1] - least) / span
         x = left + width * np.arange(t + 1) / max(len(values) - 1, 1)
         y = top + 20 + (LANE - 28) * (1 - unit)
         points = list(zip(x.tolist(), y.tolist()))

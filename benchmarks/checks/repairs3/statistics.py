@@ -19,6 +19,7 @@ import sys
 import tempfile
 from contextlib import chdir
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class CliffCopy(Reward):
 
     requires = frozenset({"obs", "action"})
 
-    def score(self, batch: Transitions) -> np.ndarray:
+    def score(self, batch: Transitions, memory: Any = None) -> Any:
         row, column = np.divmod(np.asarray(batch.obs), WIDTH)
         action = np.asarray(batch.action)
         above_cliff = (row == 2) & (column > 0) & (column < WIDTH - 1)
