@@ -239,12 +239,28 @@ class Users(Sessions):
             return self.logits(x[rows], self.posterior(x, y, self.examples(rows, learnt))[0]).cpu().numpy()
 
     def examples(self, rows: np.ndarray, learnt: np.ndarray) -> np.ndarray:
-        """For each of B answers the places of N answers of its user, drawn among those `learnt`: (B, N)."""
-        users, drawn = self.labelled.user, np.empty((len(rows), self.config.answers), np.int64)
+        """For each of B answers the places of N others of its user, drawn among those `learnt`: (B, N)."""
+        users = self.labelled.user
+        drawn = np.empty((len(rows), self.config.answers), np.int64)
         for user in np.unique(users[rows]):
-            own, mine = learnt[users[learnt] == user], users[rows] == user
-            drawn[mine] = self.rng.choice(own if len(own) else learnt, (mine.sum(), self.config.answers))
+            judged = users[rows] == user
+            own = learnt[users[learnt] == user]
+            drawn[judged] = self._others(rows[judged], own if len(own) else learnt)
         return drawn
+
+    def _others(self, judged: np.ndarray, answers: np.ndarray) -> np.ndarray:
+        """Of `answers`, places in ascending order, N for each judged one, itself left out: (B, N).
+
+        Who gave one answer only is inferred from that one.
+        """
+        place = np.searchsorted(answers, judged)
+        among = answers[np.minimum(place, len(answers) - 1)] == judged
+        among &= len(answers) > 1
+        choices = (len(answers) - among)[:, None]
+        drawn = self.rng.integers(choices, size=(len(judged), self.config.answers))
+        # The places from the judged answer's own on move up by one, so that it is never drawn.
+        drawn += among[:, None] & (drawn >= place[:, None])
+        return answers[drawn]
 
     def posterior(self, x: Tensor, y: Tensor, places: np.ndarray) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of z, (B, D) each, given the answers (n, 2, L, size), (n,) at `places` (B, N)."""

@@ -117,6 +117,15 @@ def test_a_user_who_does_not_answer_is_the_average_and_training_goes_on():
     assert "no answers yet of against, for whom z is 0" in reward.notes() and "division by zero" in reward.notes()[-1]
 
 
+def test_an_answer_is_judged_by_others_of_its_user_and_never_by_itself():
+    reward = made(answers=40)
+    reward.labelled.user = np.array([0, 1, 0, 1, 0, 1, 2])
+    learnt = np.array([0, 1, 2, 3, 6])
+    drawn = reward.examples(np.arange(7), learnt)
+    assert drawn.shape == (7, 40)
+    assert [{*row} for row in drawn.tolist()] == [{2}, {3}, {0}, {1}, {0, 2}, {1, 3}, {6}]  # 4 and 5 are held out
+
+
 def test_it_continues_where_it_was_saved_with_every_judge_of_its_own():
     users = {"a": {"mistakes": 0.4}, "b": {"mistakes": 0.6}}
     one, two = made(users=users), made(users=users, seed=5)
