@@ -44,6 +44,7 @@ from envs.transitions import Transitions
 from envs.types import Memory
 
 EPSILON = 1e-8  # the least deviation that anything is divided by
+DISCOUNT = 0.99  # of a reward outside of a mix, where no learner says its own
 
 
 class Scored(NamedTuple):
@@ -91,7 +92,7 @@ class RewardConfig(Settings):
         choices=("none", "potential", "delta", "clip", "sigmoid", "par", "par_step"),
     )
     clip_at: float = setting(0.0, "threshold of clip and centre of sigmoid, in units of the raw score")
-    slope: float = setting(10.0, "steepness of sigmoid and par, in 1 / units of the raw score")
+    slope: float = setting(10.0, "steepness of sigmoid and par, in 1 / units of the raw score [PAR 1]")
     references: int = setting(10, "of par: quantiles of the scores of the first `warmup` transitions", low=1)
     references_from: str = setting("", "of par: a recording whose scores the references are quantiles of, instead")
     credit: str = setting(
@@ -160,7 +161,15 @@ class Reward(ABC):
         self.action_space = action_space
         self.seed = seed
         self.device = device
+        self.discount = DISCOUNT if config.gamma is None else float(config.gamma)
         self.build()
+
+    def use_discount(self, discount: float) -> None:
+        """Take the discount of the return that this reward is part of, also for the rewards inside of it."""
+        self.discount = discount
+        for part in vars(self).values():
+            if isinstance(part, Reward):
+                part.use_discount(discount)
 
     def build(self) -> None:  # noqa: B027 - some need nothing
         """Make what the reward needs besides; called once, when config, spaces, seed and device are set."""

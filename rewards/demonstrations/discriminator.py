@@ -2,7 +2,8 @@
 
     gail   r = -log(1 - D)                 above 0; D(s, a) is the chance that a transition is a demonstrator's
     airl   r = log D - log(1 - D) = g(s, a) + gamma h(s') - h(s)         either sign; h(s') counts 0 at a terminal state
-    sqil   r = 1 for the transitions of the recording, 0 for all others; nothing is learned
+    sqil   r = 1 for the transitions of the recording, 0 for all others; nothing is learned. With `of=action` a
+           transition is (s, a, s'), with `of=next_obs` it is (s, s'), whatever the action
 
 Sources: Ho, Ermon 2016, "Generative Adversarial Imitation Learning", arXiv 1606.03476, algorithm 1; Fu, Luo, Levine
 2018, "Learning Robust Rewards with Adversarial Inverse RL", arXiv 1710.11248, equation 4 (the shaping term); Reddy,
@@ -11,7 +12,8 @@ of the slope: Mescheder, Geiger, Nowozin 2018, arXiv 1801.04406.
 Differences:
   - a reward does not know the policy, so AIRL's D has no pi(a | s) in it: its logit is the ratio of densities itself;
   - negatives are the transitions since the last update alone (with a replay's agent raise `epochs`);
-  - the slope is penalised towards 0, halfway between both kinds, instead of GAIL's entropy of the policy;
+  - the slope is penalised towards 0, at points drawn evenly between a transition of each kind, where GAIL rewards the
+    entropy of the policy;
   - SQIL's rewards follow the transition, not the buffer it came from: an agent that does exactly what was recorded
     earns 1, too; elsewhere than in small discrete worlds a replay has to hold the demonstrations.
 Fails when: the end of an episode says more than the way (gail, above 0 everywhere, wants to live on, so in tasks that
@@ -35,7 +37,7 @@ from rewards.exploration.learned import Learned, LearnedConfig
 KNOWN_BY = ("action", "next_obs")
 TINY = 1e-6
 SHARE = 4  # one row of so many is asked for its slope, which costs three times a row's cross-entropy
-GAMMA = 0.99  # of the shaping term, where the stream takes the learner's
+SAME_ACTION = 1e-3  # two actions are equal if no number differs by more, where actions span [-1, 1]
 EXTREME = 20.0  # largest logit, so that one sure answer does not outweigh an episode
 
 
@@ -67,7 +69,8 @@ class DemosDiscriminator(Learned):
         self.demos = recorded(config.demos, f"{config.prefix}demos", self.observation_space, self.action_space)
         self.demos = self.demos.replace(**dict.fromkeys(("frame", "obs_frame", "text", "obs_text")), extras={})
         if config.form == "sqil":
-            self.learns, self.known = False, set(self._pairs(self.demos))
+            self.learns = False
+            self.known = self._known()
             return
         self.watch(self.demos)
         change = np.sqrt(np.square(self.rows(self.demos.next_obs) - self.rows(self.demos.obs)).mean(0))
@@ -86,7 +89,7 @@ class DemosDiscriminator(Learned):
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         if self.config.form == "sqil":
-            return np.array([pair in self.known for pair in self._pairs(batch)], np.float32)
+            return self._recorded(batch)
         return self.in_pieces(self.reward, *self.columns(batch)).cpu().numpy()
 
     def reward(self, *columns: Tensor) -> Tensor:
@@ -117,8 +120,8 @@ class DemosDiscriminator(Learned):
         """Log-odds (N,) of a demonstration."""
         logit = self.judge(torch.relu(torch.cat([self.encoder(obs), self.beside(beside)], dim=1)))
         if after:
-            gamma, (next_obs, continues) = GAMMA if self.config.gamma is None else self.config.gamma, after
-            logit = logit + gamma * continues * self.potential(next_obs) - self.potential(obs)
+            next_obs, continues = after
+            logit = logit + self.discount * continues * self.potential(next_obs) - self.potential(obs)
         return logit.squeeze(1)
 
     def loss(self, *columns: Tensor) -> dict[str, Tensor]:
@@ -146,8 +149,33 @@ class DemosDiscriminator(Learned):
         rows[:, self.layout.used] = x
         return rows
 
+    def _known(self) -> dict[bytes, np.ndarray]:
+        """Both observations of each recorded transition -> the actions that led from one to the other, (K, A)."""
+        actions = self._action_rows(self.demos)
+        places: dict[bytes, list[int]] = {}
+        for place, pair in enumerate(self._pairs(self.demos)):
+            places.setdefault(pair, []).append(place)
+        return {pair: actions[rows] for pair, rows in places.items()}
+
+    def _recorded(self, batch: Transitions) -> np.ndarray:
+        """1 where a transition is one of the recording, else 0: float32 (N,)."""
+        score = np.zeros(batch.shape, np.float32)
+        actions = self._action_rows(batch)
+        for place, pair in enumerate(self._pairs(batch)):
+            if pair in self.known:
+                # A replay that stores actions scaled gives them back rounded, so that none is equal to the last bit.
+                distance = np.abs(self.known[pair] - actions[place]).max(axis=1)
+                score[place] = distance.min() <= SAME_ACTION
+        return score
+
+    def _action_rows(self, batch: Transitions) -> np.ndarray:
+        """Actions (N, A), one-hot or scaled to [-1, 1]; zeros where the action does not count."""
+        if self.config.of == "next_obs":
+            return np.zeros((len(batch.step), 1), np.float32)
+        return self.actions(batch.action).cpu().numpy()
+
     def _pairs(self, batch: Transitions) -> list[bytes]:
-        """What makes a transition the same: both observations, as replays keep them."""
+        """Both observations of each transition, as replays keep them."""
         return [row.tobytes() for row in np.concatenate([self.rows(batch.obs), self.rows(batch.next_obs)], axis=1)]
 
     def notes(self) -> list[str]:

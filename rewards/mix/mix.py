@@ -309,6 +309,7 @@ class Stream(Stateful):
         self.name = name
         self.reward = reward
         self.gamma = gamma if config.gamma is None else config.gamma
+        reward.use_discount(self.gamma)
         config.check("scale", "shape", "gamma")  # a Config may have changed since it was made
         if not (0 < self.gamma <= 1):
             raise ValueError(f"reward.{name}.gamma={self.gamma} is out of range; give a number in (0, 1]")

@@ -6,6 +6,7 @@ import torch
 from gymnasium import spaces
 from paths import LINE, TWO, path
 
+import rewards
 from envs.recording import save
 from rewards.check import check_reward, random_rollout
 from rewards.demonstrations.discriminator import DemosDiscriminator, DemosDiscriminatorConfig
@@ -56,6 +57,23 @@ def test_the_shaping_term_of_airl_is_a_potential_that_ends_with_the_episode(demo
     assert one.score(batch).tolist() == [2 + 1.5 - 0, 2 + 3 - 3, 2 + 0 - 6]
 
 
+@pytest.mark.parametrize("own, discount", [(None, 0.5), (0.9, 0.9)])
+def test_the_shaping_term_of_airl_takes_the_discount_of_the_learner(demos, own, discount):
+    options = {"demos": demos, "form": "airl", "gamma": own}
+    mix = rewards.make({"discriminator": options}, LINE, TWO, gamma=0.5)
+    one = mix.streams["discriminator"].reward
+    assert one.discount == discount
+    one.judge = lambda rows: torch.zeros(len(rows), 1)
+    one.potential = lambda rows: torch.ones(len(rows), 1)
+    assert one.score(walk(3).flatten()) == pytest.approx([discount - 1] * 3, abs=1e-6)
+
+
+def test_a_reward_inside_of_another_takes_the_discount_of_the_learner_too(demos):
+    gate = {"of": "discriminator", "of_options": {"demos": demos, "form": "airl"}}
+    mix = rewards.make({"gate": gate}, LINE, TWO, gamma=0.5)
+    assert mix.streams["gate"].reward.of.discount == 0.5
+
+
 @pytest.mark.parametrize("form", ["gail", "airl"])
 @pytest.mark.parametrize("of", ["action", "next_obs"])
 def test_what_demonstrations_do_earns_more_than_what_they_do_not(demos, form, of):
@@ -83,6 +101,23 @@ def test_sqil_gives_one_to_recorded_transitions_and_says_that_a_replay_must_hold
     assert one.score(walk(50).flatten()).tolist() == [1] * 40 + [0] * 10
     assert one.score(walk(5, 0.5).flatten()).tolist() == [0] * 5
     assert one.update(walk(5)) == {} and "replay must hold them" in one.notes()[1]
+
+
+def test_sqil_reads_the_action_unless_it_is_of_the_change(demos):
+    other = walk(10, action=0).flatten()
+    assert not made(demos, form="sqil").score(other).any()
+    assert made(demos, form="sqil", of="next_obs").score(other).all()
+
+
+def test_sqil_knows_an_action_that_a_replay_gives_back_rounded(tmp_path):
+    push = spaces.Box(-1, 1, (1,), np.float32)
+    recorded = walk(20).flatten()
+    action = np.linspace(-1, 1, 20, dtype=np.float32)[:, None]
+    recorded = recorded.replace(action=action)
+    save(file := tmp_path / "push.safetensors", recorded, {})
+    one = DemosDiscriminator(DemosDiscriminatorConfig(demos=str(file), form="sqil"), LINE, push)
+    assert one.score(recorded.replace(action=action * np.float32(1 - 1e-6))).all()
+    assert not one.score(recorded.replace(action=action * np.float32(0.9) + 0.05))[1:].any()
 
 
 @pytest.mark.parametrize(
