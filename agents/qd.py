@@ -10,8 +10,11 @@ Beside the search stands a map, the best individual of each cell in which an epi
 
 Sources: Lehman & Stanley 2011, "Abandoning Objectives"; Paolo et al. 2021, arXiv 2102.03140 (SERENE); Paolo et al.
 2020, arXiv 1909.05508 (TAXONS: descriptor=autoencoder; with serene it is STAX); Fontaine et al. 2020, arXiv 1912.02400.
-Differences: an emitter needs no bootstrap, and mutates by a third of `sigma`; the autoencoder's error does not select;
-the first environment plays the best again, whose return is the mean of its episodes.
+Differences from SERENE: an emitter needs no bootstrap, and mutates by a third of `sigma`. Its gain is that of its
+individuals' mean return over one generation, where the source compares its last three generations with its first three.
+The emitter of the highest gain plays next, where the source draws one from the Pareto front of gain and novelty. There
+is no archive of rewarded individuals: the map holds the best of each cell. Of all: the autoencoder's error does not
+select; the first environment plays the best again, whose return is the mean of its episodes.
 Fails when: policies are large (hundreds of weights); where an episode ends says nothing; serene: returns stay below 0.
 """
 

@@ -5,7 +5,7 @@
              dJ / dw_k = <grad J(theta'), d theta' / d w_k>
 
     aligned    one step of the inner: d theta' / d w_k = g_k of the rollout before
-    implicit   where the inner ends, sum_k w_k g_k = lambda (theta - theta'): d theta' / d w_k = -H^-1 g_k, with H the
+    implicit   where the inner ends, sum_k w_k g_k = lambda (theta' - theta): d theta' / d w_k = -H^-1 g_k, with H the
                derivative of sum_k w_k g_k - lambda theta, negative definite at a maximum; by conjugate gradients
     search     two windows of rollouts with phi + s and phi - s from the same policy, s random signs: phi moves towards
                the one in which an episode earned more of the task's reward, and its policy is kept
