@@ -1,4 +1,4 @@
-"""HILP: one policy for every direction in which states can change, prompted by a goal or a reward without learning on.
+"""HILP: one policy for every direction in which states can change, prompted by a goal without learning on.
 
     r_z(s, s') = <phi(s') - phi(s), z>     |phi(s) - phi(g)| are the steps from s to g, |z| = sqrt(d)
     goal g        z = sqrt(d) (phi(g) - phi(s)) / ||phi(g) - phi(s)||, at every step
@@ -9,8 +9,8 @@ for going there. phi was learned before, of the same recording (`Hilbert` of the
 Source: Park, Kreiman, Levine 2024, "Foundation Policies with Hilbert Representations", arXiv 2402.15567, equation 8.
 Differences: phi first, then the policy, where the source learns both at once; half of the z lead from one recorded
 state to another, all are uniform in the source; small networks; rewards are prompts of this same policy.
-Fails when: phi does (see the reward `hilp`); the recording shows no action that leads on; a reward is of states in
-several places, which have no direction in common.
+Fails when: phi does (see the reward `hilp`); the recording shows no action that leads on; the prompt is a reward that
+no direction fits, as one of a rare place or of several: `benchmarks hilp` has it near 0 where IQL spends most of its time.
 """
 
 import math

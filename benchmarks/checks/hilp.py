@@ -75,7 +75,7 @@ def one(seed: int, steps: int = STEPS) -> dict[str, float]:
     found: dict[str, float] = {}
     for arm, learned in (("hilp", steps), ("control", 1)):
         config = HilpConfig(steps=learned, follow=0.05)
-        hilbert, _ = Hilbert.learned(batch.obs, batch.next_obs, episodes(batch), config, seed, "cpu")
+        hilbert = Hilbert.learned(batch.obs, batch.next_obs, episodes(batch), config, seed, "cpu")
         model = HILP(HILPConfig(**LEARN | SKILLS), *SPACES, batch, hilbert.phi, seed=seed)
         model.learn(steps)
         found[arm] = reached(towards(model, hilbert.phi), starts, goals, seed)

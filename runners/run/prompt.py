@@ -1,10 +1,11 @@
-"""Prompts of a policy for every direction (`algo=hilp`): a goal, or any reward of the table, without learning on.
+"""Prompts of a policy for every direction (`algo=hilp`), without learning on: a goal, or one direction for a reward.
 
     python -m runners.offline data=play.safetensors algo=hilp out=all.safetensors prompt.place=[0.5,-0.5]
     python -m runners.offline data=play.safetensors algo=hilp policy=all.safetensors prompt=clip prompt.goal="..."
 
 A reward scores the recording, and the direction that fits its scores best is the prompt: as the reward of a step,
-<phi(s') - phi(s), z>, or of where it leads, <phi(s'), z> + b, whichever fits better.
+<phi(s') - phi(s), z>, or of where it leads, <phi(s'), z> + b, whichever fits better. Few rewards are one direction: one
+of a rare place is none, and its prompt does not lead there (`hilp_prompt_share`). For a place give a goal.
 """
 
 from collections.abc import Callable
@@ -40,7 +41,7 @@ def zero_shot(
         given = config.reward_options | {"features": config.agent_options.get("features", HILPConfig.features)}
         settings: Any = rewards.config_of("hilp", given)
         states = vector(batch.obs), vector(batch.next_obs)
-        hilbert, _ = Hilbert.learned(*states, episodes(batch), settings, config.seed, config.device)
+        hilbert = Hilbert.learned(*states, episodes(batch), settings, config.seed, config.device)
         model = build(hilbert.phi)
         sizes = [model.own.obs_size, settings.features, settings.hidden]
         model.kept = {"sizes": sizes, "phi": dict(hilbert.state_dict())}

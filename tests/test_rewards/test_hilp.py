@@ -5,7 +5,7 @@ from paths import LINE, TWO, path
 
 from envs.recording import save
 from rewards.check import check_reward, random_rollout
-from rewards.demonstrations.hilp import Hilp, HilpConfig
+from rewards.demonstrations.hilp import Hilp, HilpConfig, recorded_graph
 
 BOX = spaces.Box(-1, 1, (4,), np.float32)
 SMALL = {"hidden": 32, "features": 4, "follow": 0.1}
@@ -29,6 +29,23 @@ def test_distances_in_a_line_of_three_states_are_discounted_steps(learnt):
     zero, one, two = learnt.hilbert.phi(np.float32([[0], [1], [2]]))
     steps = [np.linalg.norm(a - b) for a, b in ((zero, one), (one, two), (zero, two))]
     assert steps == pytest.approx([1, 1, 1.99], abs=0.15)
+
+
+def test_the_note_compares_distances_with_the_fewest_recorded_steps(learnt, tmp_path):
+    distance, steps, gap = learnt.quality
+    assert steps == pytest.approx((4 * 1 + 2 * 1.99) / 6)  # of the six pairs of three states in a line
+    assert distance == pytest.approx(steps, abs=0.15) and gap < 0.15
+    untaught = made(learnt.config.data, steps=1)
+    assert untaught.quality.steps == steps and untaught.quality.gap > 0.5
+    assert f"{steps:.2f} apart are {distance:.2f} apart, off by {gap:.2f}" in learnt.notes()[0]
+
+
+def test_the_fewest_recorded_steps_join_episodes_where_states_are_equal():
+    before = np.float32([[0], [1], [2], [0]])
+    after = np.float32([[1], [2], [3], [2]])  # 0 -> 1 -> 2 -> 3 and 0 -> 2
+    states, start, end = recorded_graph(before, after)
+    assert states.ravel().tolist() == [0, 1, 2, 3]
+    assert (start.tolist(), end.tolist()) == ([0, 1, 2, 0], [1, 2, 3, 2])
 
 
 def test_the_score_is_the_distance_to_the_goal_and_its_potential_a_step(learnt):
