@@ -213,10 +213,12 @@ class Rollout:
     def _show(self, row: int, group: slice, infos: Infos) -> None:
         for name in self.modality_names:
             if name not in infos:
+                sentence = f'infos["{name}"] is missing, though earlier it was there; give it in every step'
                 if name == MASK:
-                    raise MaskFault(f'infos["{MASK}"] is missing, though earlier it was there; give it in every step')
-                option = "frame_size=..." if name == "frame" else f"{name}=True"
-                raise ValueError(f'the reward reads {name}, but infos["{name}"] is missing; make them with {option}')
+                    raise MaskFault(sentence)
+                if name in self.modalities:
+                    raise ValueError(sentence)
+                continue  # The rewards refuse a batch without it, in a sentence that names the one that reads it.
             value = modality(name, infos[name])
             if name not in self.modalities:
                 self.modalities[name] = np.empty((self.length + 1, self.n, *value.shape[1:]), value.dtype)

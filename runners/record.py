@@ -62,7 +62,7 @@ class RecordConfig(Settings):
     )
     steps: int | None = setting(None, "transitions; 10,000 of a policy, all of others", low=1)
     noise: float = setting(0.0, "share of the steps at which a random action replaces the policy's", low=0, high=1)
-    frames: int = setting(0, "side of the frames to keep, pixels; 0 for none", low=0)
+    frames: int = setting(0, "side of the frames to keep, pixels, `frame_size` of envs.make.make; 0 for none", low=0)
     camera: str = setting("", "whose images are the frames of from=, in LeRobot's format; the first")
     text: bool = setting(False, "whether to keep captions")
     signals: bool = setting(False, "whether to keep named quantities of the state")

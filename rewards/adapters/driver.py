@@ -12,9 +12,9 @@ from envs.observations import fits
 from envs.state import Stateful
 from envs.steps import Chunk, Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions
-from envs.types import MODALITIES, Memory
+from envs.types import Memory
 from rewards.base import Reward, merge_memory
-from rewards.mix.mix import Mix, Stream
+from rewards.mix.mix import Mix, Stream, refuse_missing
 
 
 class EpisodeTracker(Stateful):
@@ -41,16 +41,7 @@ class EpisodeTracker(Stateful):
 
     def require(self, modalities: Mapping[str, Any]) -> None:
         """Refuse missing frames, texts or signals (ValueError) at the first reset, not an hour later."""
-        for name, source in self.sources.items():
-            for field in MODALITIES:
-                if field in source.requires and field not in modalities:
-                    option = f"frame_size={self.frame_size}" if field == "frame" else f"{field}=True"
-                    more = ' with render_mode="rgb_array", or' if field == "frame" else ""
-                    raise ValueError(
-                        f'the reward {name!r} reads {field}, but info["{field}"] is missing; make it{more} '
-                        f"with envs.make.make(..., {option}); in other processes, or in a vector that resets in the "
-                        "same step, wrap each in envs.wrappers.Observer where it is made"
-                    )
+        refuse_missing(self.sources, modalities, self.frame_size)
 
 
 class TrackedEnv(gym.Wrapper, RecordConstructorArgs):

@@ -15,7 +15,7 @@ import copy
 import functools
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -60,6 +60,7 @@ class Mix:
         self._lasting = [stream for stream in streams if stream.has_memory or not stream.relabelable]
         self.keeps = bool(self._lasting) or any(name in self.requires for name in MODALITIES)
         self._metrics = MixMetrics()
+        self._is_readable = False  # whether a batch was seen that has what the rewards read
         self.watched: dict[str, np.ndarray] | None = None  # newest scores by stream, where a log shows them
         self.on_nan = OnNan()
 
@@ -134,6 +135,7 @@ class Mix:
         Returns name -> float32 scores, unweighted and unscaled; and the memory for the next step, rows of ended
         episodes reset. `memory` is from `initial_memory` or the previous call.
         """
+        self._check_readable(batch)
         memory = self.initial_memory(batch.shape[-1]) if memory is None else memory
         raw: dict[str, np.ndarray] = {}
         after: dict[str, Any] = {}
@@ -152,6 +154,7 @@ class Mix:
         each transition once, and the memory; returns name -> column (T, N, ...), and the memory for the next call.
         """
         batch = self.embed(batch)
+        self._check_readable(batch)
         columns = dict(batch.extras)
         for name in (*MODALITIES, *(f"obs_{name}" for name in MODALITIES)):
             if name in self.requires and getattr(batch, name) is not None:
@@ -224,6 +227,16 @@ class Mix:
         self._watch(batch, raw)
         return copy.deepcopy(self._metrics).update(batch, raw, self.parts(raw, timesteps))
 
+    def _check_readable(self, batch: Transitions) -> None:
+        """Refuse (ValueError) a first batch without frames, texts or signals that a reward reads."""
+        if self._is_readable:
+            return
+        present = {name for name in MODALITIES if getattr(batch, name) is not None}
+        if any(stream.reward.embedding in batch.extras for stream in self.streams.values()):
+            present.add("frame")  # Its embedding stands for it.
+        refuse_missing(self.streams, present, self.frame_size)
+        self._is_readable = True
+
     def _sharing(self) -> AbstractContextManager[None]:
         """What streams read of a batch, prepared once; a single one has nothing to share."""
         own = [stream for stream in self.streams.values() if not isinstance(stream.reward, Task)]
@@ -249,6 +262,21 @@ class Mix:
             stream.load_state_dict(state["streams"][name])
         self._metrics.load_state_dict(state["metrics"])
         self.on_nan.zeroed = int(state["zeroed"])
+
+
+def refuse_missing(sources: Mapping[str, Any], present: Collection[str], frame_size: int | None) -> None:
+    """Refuse (ValueError) frames, texts or signals that a stream or reward reads and that are not `present`."""
+    for name, source in sources.items():
+        for field in MODALITIES:
+            if field not in source.requires or field in present:
+                continue
+            option = f"frame_size={frame_size}" if field == "frame" else f"{field}=True"
+            rendered = ' with render_mode="rgb_array", or' if field == "frame" else ""
+            raise ValueError(
+                f'the reward {name!r} reads {field}, but info["{field}"] is missing; make it{rendered} '
+                f"with envs.make.make(..., {option}); in other processes, or in a vector that resets in the "
+                "same step, wrap each in envs.wrappers.Observer where it is made"
+            )
 
 
 class MixMetrics(Stateful):

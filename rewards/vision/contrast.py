@@ -130,7 +130,7 @@ class Contrast(Vision):
         seen = seen[shows(seen)]
         if not len(seen):
             name = f"{self.config.prefix}reference_file={path!r}"
-            raise ValueError(f"{name} has no frame that shows anything; record with frame_size={self.frame_size}")
+            raise ValueError(f"{name} has no frame that shows anything; record with frames={self.frame_size}")
         return seen
 
 

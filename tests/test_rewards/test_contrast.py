@@ -150,7 +150,7 @@ def test_the_reference_can_be_a_recording(tmp_path):
     z = build(**RAW).rate(reward.encoder.embed(np.delete(frames, 7, 0), 64).astype(np.float32))
     assert (reward.calibration.low, reward.calibration.high) == pytest.approx(tuple(np.percentile(z, [5, 95])))
     save(tmp_path / "none.safetensors", batch.replace(frame=None), {})
-    with pytest.raises(ValueError, match="has no frame that shows anything; record with frame_size=64"):
+    with pytest.raises(ValueError, match="has no frame that shows anything; record with frames=64"):
         build(reference_file=str(tmp_path / "none.safetensors"))
 
 
