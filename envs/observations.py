@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -20,6 +20,27 @@ class Recorded(gym.Wrapper, RecordConstructorArgs):
     def __init__(self, env: gym.Env, **arguments: Any) -> None:
         RecordConstructorArgs.__init__(self, **arguments)
         super().__init__(env)
+
+
+def refuse_result(reward: Any, terminated: Any, truncated: Any) -> None:
+    """Refuse (TypeError) what `step` returned where it has the wrong type, which a conversion would hide."""
+    if isinstance(reward, str | bytes):
+        raise TypeError(f"the environment's reward is {reward!r}; return a number, as in float(reward)")
+    for name, value in (("terminated", terminated), ("truncated", truncated)):
+        if value is None or isinstance(value, str | bytes):
+            raise TypeError(f"the environment's {name} is {value!r}; return True or False")
+
+
+def refuse_shape(space: spaces.Space, obs: Any) -> None:
+    """Refuse (ValueError) an observation of another shape than its space's, which arrays would broadcast."""
+    if isinstance(space, spaces.Dict) and isinstance(obs, Mapping):
+        for key, part in space.spaces.items():
+            refuse_shape(part, obs[key])
+    elif isinstance(space, spaces.Box) and np.shape(obs) != space.shape:
+        raise ValueError(
+            f"the environment's observation has the shape {np.shape(obs)}, its space {space.shape}; return what "
+            "observation_space.contains"
+        )
 
 
 class PlainObservation(Recorded, gym.ObservationWrapper):

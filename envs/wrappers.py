@@ -25,7 +25,7 @@ from gymnasium.wrappers import StickyAction
 
 from envs import masks, render
 from envs.family import family_of
-from envs.observations import Recorded, is_channels_last
+from envs.observations import Recorded, is_channels_last, refuse_result, refuse_shape
 from envs.types import MODALITIES, EnvReset, EnvStep
 
 _NUMBERS = (int, np.generic)  # immutable
@@ -49,10 +49,15 @@ class EpisodeStatistics(Recorded):
             if masks.offered(self.env, info):
                 self.env = within = masks.ActionMask(self.env)
                 info = within.begin(info)
+        refuse_shape(self.observation_space, obs)
         return obs, info
 
     def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)
+        if self._length == 0:
+            # Once an episode, as it costs more than the rest of this function.
+            refuse_result(reward, terminated, truncated)
+            refuse_shape(self.observation_space, obs)
         try:
             self._return += float(reward)
         except TypeError:

@@ -20,6 +20,7 @@ from gymnasium.vector.utils import iterate
 from gymnasium.wrappers import Autoreset
 
 from envs.masks import with_method
+from envs.observations import refuse_result
 from envs.steps import from_gym_step, from_vector_step, modalities_of, modalities_of_one
 from envs.types import MASK
 from envs.wrappers import layers
@@ -65,6 +66,7 @@ class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
         next_obs, reward, terminated, truncated, info = self.env.step(action)
+        refuse_result(reward, terminated, truncated)
         after = self._kept(next_obs)
         action = action if self._reads_action else None
         step = (self._obs, action, float(reward), after, terminated, truncated, info)

@@ -8,6 +8,7 @@ import pytest
 from gymnasium import spaces
 
 import agents
+import lodestar as ld
 import rewards
 from agents.sb3.agent import make_venv
 from envs.make import make, make_vec, spec_of
@@ -21,22 +22,27 @@ class Odd(gym.Env):
 
     observation_space, action_space = BOX, spaces.Discrete(2)
 
-    def __init__(self, reward=1.0, size=6, start=0, broken=False):
+    def __init__(self, reward=1.0, size=6, start=0, broken=False, wide="", terminated=False, truncated=False):
         assert size > 5
         if broken:
             raise RuntimeError("no display")
-        self.value = reward
+        self.value, self.ends, self.wide = reward, (terminated, truncated), wide
         if start:
             self.action_space = spaces.Discrete(3, start=start)
             self.observation_space = spaces.MultiDiscrete([3, 4], start=[start, start])
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        return self.observation_space.sample(), {}
+        return self.observed(self.wide == "always"), {}
 
     def step(self, action):
         assert self.action_space.contains(action), action
-        return self.observation_space.sample(), self.value, False, False, {}
+        return self.observed(bool(self.wide)), self.value, *self.ends, {}
+
+    def observed(self, wide):
+        """What is seen, with an axis too many if it is wide."""
+        obs = self.observation_space.sample()
+        return obs[None] if wide else obs
 
 
 gym.register("Odd-v0", entry_point=Odd, max_episode_steps=20)
@@ -127,6 +133,33 @@ def test_a_reward_that_is_no_number_is_shown(reward):
     with pytest.raises(TypeError, match=r"the environment.s reward is .*; return a number, as in float"):
         env.step(0)
     assert make("Odd-v0", reward=np.array(2.0)).unwrapped.value == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize(
+    "returned, kind, words",
+    [
+        ({"reward": "1.5"}, TypeError, r"the environment's reward is '1\.5'; return a number"),
+        ({"terminated": None}, TypeError, "the environment's terminated is None; return True or False"),
+        ({"truncated": "no"}, TypeError, "the environment's truncated is 'no'; return True or False"),
+    ],
+)
+@pytest.mark.parametrize("wrap", [make, lambda *_, **given: ld.wrap(gym.make("Odd-v0", **given), "rnd")])
+def test_results_of_a_wrong_type_are_not_converted_in_silence(wrap, returned, kind, words):
+    env = wrap("Odd-v0", **returned)
+    env.reset(seed=0)
+    with pytest.raises(kind, match=words):
+        env.step(0)
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("late", [False, True])
+def test_an_observation_of_another_shape_is_not_broadcast(late):
+    env = make("Odd-v0", wide="late" if late else "always")
+    words = r"the environment's observation has the shape \(1, 3\), its space \(3,\)"
+    with pytest.raises(ValueError, match=words):
+        env.reset(seed=0)
+        env.step(0)
 
 
 @pytest.mark.parametrize("name", ["ppo", "dyna", "dqn", "sb3_ppo"])
