@@ -13,7 +13,7 @@ import copy
 import dataclasses
 import random
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -112,6 +112,7 @@ class _Check:
         self.check_memory()
         self.check_recall()
         self.check_successor()
+        self.check_lengths()
         self.check_seeds(seeds_differ)
         self.check_invalid_rows()
         self.check_state()
@@ -327,6 +328,29 @@ class _Check:
             fine = isinstance(metrics, dict) and all(map(_is_scalar, metrics.values()))
             form = "it must be a dict of finite numbers, empty if nothing is logged"
             self.need(fine, f"update returned {metrics!r}; {form}")
+
+    def check_lengths(self) -> None:
+        """Rollouts differ in length within a run, as its last one does, and in environments from run to run."""
+        reward, rollout = self.build(seed=0), self.rollout
+        self.update(reward, rollout)
+        twice = concatenate([rollout, rollout])
+        cases = [(reward, rollout[:-1]), (reward, twice), (reward, rollout[:1]), (self.build(seed=0), rollout[:, :1])]
+        for other, batch in cases:
+            self.takes("update", lambda: self.update(other, batch), batch)  # noqa: B023
+            self.takes("score", lambda: self.in_order(batch), batch)  # noqa: B023
+
+    def takes(self, what: str, work: Callable[[], object], batch: Transitions) -> None:
+        """`work` does not fail on a rollout."""
+        try:
+            work()
+        except RewardCheckError:
+            raise
+        except Exception as error:
+            steps, environments = batch.shape
+            self.fail(
+                f"{what} of a rollout of {steps} steps in {environments} environments ended in "
+                f"{type(error).__name__}: {error}; rollouts may have any size"
+            )
 
     def check_invalid_rows(self) -> None:
         valid = np.ones(self.rollout.shape, bool)

@@ -157,6 +157,13 @@ def learns_everything(self, batch):
     return {}
 
 
+def remembers_the_size(self, batch):
+    """Learns, at each place of a rollout, from what stood there in the one before."""
+    before = getattr(self, "before", batch.reward)
+    self.before = batch.reward + 0 * before
+    return {}
+
+
 def counts_updates(self, batch):
     self.weights.count += 1
     return {}
@@ -456,6 +463,7 @@ BUGS = [  # base, members, words
     (Reader, {"score": hashed_pair}, "another process, where hash() of a text differs"),
     (Honest, {"score": hashed_bytes}, "another process, where hash() of a text differs"),
     (Honest, {"score": remembers_in_itself}, "belongs into initial_memory, what it learns into update"),
+    (Honest, {"update": remembers_the_size}, "update of a rollout of 5 steps in 4 environments ended in ValueError"),
     (Recalled, {"recall": recalls_nothing}, "with the extra 'place' of recall, score otherwise than in order"),
     (Recalled, {"recall": Reward.recall}, "recalls is 'place', but recall is not defined"),
 ]
