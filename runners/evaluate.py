@@ -2,6 +2,7 @@
 
     python -m runners.evaluate run=runs/CartPole-v1/ppo-task+rnd/20261121-120000-s0 episodes=20
     python -m runners.evaluate run=runs/... episodes=20 estimator=mfmc cheap=50 cheap_episodes=400
+    python -m runners.evaluate run=runs/... new_user=scripted new_user.mistakes=1.0 answers=4
 
 The learned reward is never its own judge; it appears in the video only. A policy acts as it was trained: PPO is
 sampled on discrete actions and acts by its mode on continuous ones, SAC and DQN act by their mode. Where sampled
@@ -33,7 +34,7 @@ from runners.cli.output import Ticker
 from runners.report import statistics
 from runners.run.build import load_run
 from runners.run.config import TrainConfig
-from runners.run.folder import OTHER_WAY
+from runners.run.folder import OTHER_WAY, TOLD
 from runners.run.judged import judge_results, no_label_sentences
 
 if TYPE_CHECKING:
@@ -138,12 +139,17 @@ def play(
     return scores
 
 
-def evaluation(config: TrainConfig, model: Any, mix: "Mix", episodes: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Scores of a trained policy and of a random one on the same episodes.
+def evaluation(
+    config: TrainConfig, model: Any, mix: "Mix", episodes: int, seed: int, new: Any = None, answers: int = 4
+) -> dict[str, dict[str, Any]]:
+    """Scores of a trained policy and of a random one on the same episodes; and told whom it serves, if it can be.
 
     A policy that is judged by sampled actions is also judged by its mode, which may be worth much less. The mode has
-    half of the episodes: enough to see a gap, at half the cost.
+    half of the episodes: enough to see a gap, at half the cost. `new` is the judge of a new user, who is known by that
+    many `answers`.
     """
+    from runners.run.served import scores_by_user
+
     limits = limits_of(config, seed)
     way = way_of(config, model)
     columns = {"this run": play_as(way, config, model, mix, episodes, limits)}
@@ -151,6 +157,11 @@ def evaluation(config: TrainConfig, model: Any, mix: "Mix", episodes: int, seed:
         columns[OTHER_WAY] = play_as(MODE, config, model, mix, max(episodes // 2, 1), limits)
     columns["random"] = play(config.env, None, episodes, tick=Ticker("evaluating a random policy"), **limits)
     columns["random"].actions = "random"
+    act = policy(model, config, way=way, seed=seed)
+    for name, told in scores_by_user(config, act, mix, episodes, SEED + 1000 * seed, new, answers):
+        column = Scores(told.returns, told.lengths, told.successes, cut=told.cut)
+        column.actions = way
+        columns[f"{TOLD}{name}"] = column
     results = {name: scores.to_dict() for name, scores in columns.items()}
     results["this run"] |= judge_results(mix)
     return results
@@ -292,6 +303,8 @@ def table(columns: dict[str, dict[str, Any]]) -> str:
             f"episodes that had not ended after eval_steps, where they were cut: {', '.join(cut)}; "
             "max_episode_steps=1000, say, gives the environment a time limit"
         )
+    if any(name.startswith(TOLD) for name in columns):
+        text.append("told: a user's success is that their own judge prefers the end to a random policy's, same start")
     return "\n".join(text)
 
 
@@ -314,6 +327,9 @@ class EvaluateConfig(Settings):
     estimator: str = setting("mean", "of the return: mean, or mfmc, with cheap episodes too", choices=("mean", "mfmc"))
     cheap: int = setting(50, "mfmc: steps after which a cheap episode is cut", low=1)
     cheap_episodes: int = setting(400, "mfmc: how many, the whole ones among them", low=5)
+    new_user: str = setting("", "the judge of a new user of reward=users, as in scripted or recorded")
+    new_user_options: dict[str, Any] = setting({}, "options of that judge, as in new_user.mistakes=1.0")
+    answers: int = setting(4, "that the new user gives, to questions chosen by information", low=1)
     video: bool = setting(True, "whether to record one episode to video.mp4 in the run's folder")
     trust: bool = setting(False, "whether the run may name code and servers, as in env=module:Id")
 
@@ -331,9 +347,11 @@ def evaluate(config: EvaluateConfig) -> None:
     """Evaluate a run and print its scores."""
     run = Path(config.run)
     trained, model, mix, _ = load_run(run, config.trust, config.checkpoint)
+    from runners.run.served import new_judge
     from runners.run.video import record_video  # it imports torch
 
-    columns = evaluation(trained, model, mix, config.episodes, config.seed)
+    new = new_judge(mix, config.new_user, config.new_user_options) if config.new_user else None
+    columns = evaluation(trained, model, mix, config.episodes, config.seed, new, config.answers)
     episodes = columns["this run"]["episodes"]
     print(f"{trained.env_label}, agent {trained.agent_name}, reward {trained.rewards}, {episodes} episodes")
     print(table(columns))

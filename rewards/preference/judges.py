@@ -47,6 +47,7 @@ class Scripted(Stateful, SegmentJudge):
     seed: int = setting(0, "of the faults")
 
     name = "scripted"
+    synthetic = True
     saved = ("rng",)
     requires = frozenset({"reward"})
 
@@ -95,6 +96,7 @@ class Circle(SegmentJudge):
     arms: int = setting(3, "discrete actions in the circle, the first of them 0", low=3)
 
     name = "circle"
+    synthetic = True
     requires = frozenset({"action"})
 
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
@@ -115,6 +117,7 @@ class Heron(Stateful, SegmentJudge):
     names: Sequence[str] = setting(VEHICLE, "of the columns of `signals`; a vehicle's unless given")
 
     name = "heron"
+    synthetic = True
     saved = ("statistics",)
     requires = frozenset({"signals"})
 

@@ -10,12 +10,17 @@ vector z, and the reward is of states and z; the policy reads z beside its obser
 
 The last line keeps scale: g is known up to a monotone map for every z, the share of states that a state beats is not.
 
+`infer` finds the z of somebody new from N answers, without learning on. Each question is the pair of the pool whose
+answer says most about z, given the answers so far: I(answer; z) = H(mean_z P) - mean_z H(P), z drawn from q.
+
 Source: Poddar et al. 2024, "Personalizing RLHF with Variational Preference Learning" (VPL), arXiv 2408.10075.
 Differences:
   - answers, the better segment first, pass one network and their mean another, so that neither number nor order
     matters; the source reads N of them side by side;
   - z is inferred from some answers and judged by others; the source reconstructs those that it read;
   - the classifier of the source's scale, D(s, s*, z), is a difference, so that references are looked at once;
+  - questions to somebody new are chosen one after the other, where the source chooses a set of them before any answer;
+    questions while learning are drawn at random;
   - KL has the 1/2 of its definition, which the authors' code lacks; the loss is a mean, so kl_weight is smaller;
   - the reward is learned while the policy is, and z moves with it; the source learns offline.
 When it fails: users whose answers do not tell them apart; a user without answers, who is served with z = 0. While
@@ -24,8 +29,11 @@ from `ld.wrap` or `runners.train`, where z stands beside them (`rewards.adapters
 
 Example:
     python -m runners.train env=lodestar/PointMaze-v0 reward=users reward.users.user=all
+    python -m runners.evaluate run=runs/... new_user=scripted new_user.mistakes=1.0 answers=4
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -49,6 +57,8 @@ TWO = {"for": {"judge": "scripted"}, "against": {"judge": "scripted", "mistakes"
 ALL = "all"
 PATIENCE = 10  # passes without progress on the answers held out
 FEW = 10  # of those; fewer say nothing about when to stop
+CANDIDATES = 200  # pairs that a question to somebody new is chosen from
+DRAWS = 64  # of z, to estimate what a question's answer says about it
 ENOUGH = 0.97  # share of the answers it learns from that it is right about, after which a session ends
 
 
@@ -91,16 +101,14 @@ class Users(Sessions):
 
     Config = UsersConfig
     labelled: UserAnswers
+    served: np.ndarray | None = None  # z (1, D) of the only user, while one alone is served
     control: ClassVar[dict[str, Any] | None] = {"latent": 0}
 
     def build(self) -> None:
         config, space = self.config, self.observation_space
         self.guides = config.latent if config.user == ALL else 0  # numbers that the policy reads
-        judges = {name: self._judge(place, name) for place, name in enumerate(config.users)}
+        judges = {name: self.judge_of(name, given, place) for place, (name, given) in enumerate(config.users.items())}
         self.requires = frozenset({"next_obs"}).union(*(judge.requires for judge in judges.values()))
-        seeing = [name for name, judge in judges.items() if judge.embedding or "frame" in judge.requires]
-        if seeing:
-            raise ValueError(f"{config.prefix}users: the judge of {seeing[0]} reads frames; give show=obs, or another")
         if self.guides:  # z comes with the observations
             size = max(int(np.prod(space.shape or (0,))) - self.guides, 1)
             self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
@@ -116,19 +124,75 @@ class Users(Sessions):
         self.segments = Segments(config.length, config.pool, self.requires & {"text", "signals"})
         self.labelled = UserAnswers(config.seed_steps, judges, latent)
 
-    def _judge(self, place: int, name: str) -> SegmentJudge:
-        options = dict(self.config.users[name])
+    def judge_of(self, name: str, given: dict[str, Any], place: int) -> SegmentJudge:
+        """The judge that a user's options name; `place` seeds its faults."""
+        options = dict(given)
         kind = options.pop("judge", "scripted")
         if kind == "human":
             options = {"answers": f"preferences/{name}.jsonl", "show": "obs", **options}
         made = make_segment_judge(kind, **{"seed": self.seed + 500 + place, "device": self.device, **options})
         if isinstance(made, RecordedPreferences) and made.judge is None and not made.labels:
             raise ValueError(f"{self.config.prefix}users: {name} has no answers in {made.path}; leave the file out")
+        if made.embedding or "frame" in made.requires:
+            raise ValueError(f"{self.config.prefix}users: the judge of {name} reads frames; give show=obs, or another")
         return made
 
     def guide(self, episode: np.ndarray) -> np.ndarray:
         """The z that the policy reads in the episodes of these numbers (N,): float32 (N, D), user after user."""
-        return self.labelled.z[episode % len(self.labelled.z)]
+        table = self.labelled.z if self.served is None else self.served
+        return table[episode % len(table)]
+
+    @contextmanager
+    def serving(self, z: np.ndarray) -> Iterator[None]:
+        """Within it every episode serves the user of this z (D,)."""
+        self.served = z[None]
+        try:
+            yield
+        finally:
+            self.served = None
+
+    def infer(self, judge: SegmentJudge, count: int, informative: bool = True) -> tuple[np.ndarray, int]:
+        """The z (D,) of somebody new, from at most `count` answers about pairs of the pool; and how many there were."""
+        first, second = map(self.segments.pick, self.draw(CANDIDATES))
+        pairs = self.whiten(self.pair_rows(first, second))
+        left = np.arange(CANDIDATES)
+        rows, labels = list[np.ndarray](), list[float]()
+        while len(left) and len(labels) < count:
+            worth = self.rng.random(len(left))
+            if informative:
+                worth = self.information(pairs[left], *self.belief(rows, labels))
+            place = left[worth.argmax()]
+            left = left[left != place]
+            asked = self.ask(judge, first[:, [place]], second[:, [place]], 1)
+            if asked is None or not len(asked[2]):
+                break
+            one, two, label = asked
+            if not np.isnan(label[0]):
+                rows.append(self.pair_rows(one, two)[0])
+                labels.append(float(label[0]))
+        return self.belief(rows, labels)[0][0].cpu().numpy(), len(labels)
+
+    def belief(self, rows: list[np.ndarray], labels: list[float]) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance of z, (1, D) each, given answers: pairs (2, L, size) and labels; N(0, 1) before any."""
+        if not rows:
+            nothing = torch.zeros(1, self.config.latent, device=self.device)
+            return nothing, nothing
+        x, y = self.whiten(np.stack(rows)), torch.tensor(labels, device=self.device)
+        with torch.no_grad():
+            return self.posterior(x, y, np.arange(len(labels))[None])
+
+    def information(self, x: Tensor, mean: Tensor, log_var: Tensor) -> np.ndarray:
+        """What the answer to each whitened pair (B, 2, L, size) says about z, in nats: (B,)."""
+        noise = torch.from_numpy(self.rng.standard_normal((DRAWS, mean.shape[1]), np.float32)).to(self.device)
+        drawn = mean + noise * torch.exp(log_var / 2)
+        with torch.no_grad():
+            chance = torch.stack([torch.sigmoid(self.logits(x, z.expand(len(x), -1))) for z in drawn])
+        return (entropy(chance.mean(dim=0)) - entropy(chance).mean(dim=0)).cpu().numpy()
+
+    def pair_rows(self, first: Transitions, second: Transitions) -> np.ndarray:
+        """Segments (L, B) as rows without the z beside them: (B, 2, L, size)."""
+        sides = [self.own_rows(side.flatten().next_obs).reshape(*side.shape, -1) for side in (first, second)]
+        return np.stack(sides).transpose(2, 0, 1, 3)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         if not self.labelled.fits:
@@ -178,8 +242,7 @@ class Users(Sessions):
             one, two, label = asked
             given = np.flatnonzero(~np.isnan(label))
             same = one is first  # not an answer to an earlier question
-            flat = [self.own_rows(side.flatten().next_obs).reshape(*side.shape, -1) for side in (one, two)]
-            rows = np.stack(flat).transpose(2, 0, 1, 3)[given]
+            rows = self.pair_rows(one, two)[given]
             if config.normalize_obs == "running":
                 self.statistics.update(rows.reshape(-1, rows.shape[-1]))
             kept = held if same else self.rng.random(len(label)) < config.held_out
@@ -288,6 +351,16 @@ class Users(Sessions):
         silent = [name for place, name in enumerate(self.config.users) if place not in self.labelled.user]
         waiting = [f"no answers yet of {', '.join(silent)}, for whom z is 0"] if silent and self.labelled.fits else []
         return [*notes, *waiting, *([self.failure] if self.failure else [])]
+
+
+def entropy(chance: Tensor) -> Tensor:
+    """Of answers that are 1 with this chance, in nats.
+
+    Example:
+        >>> entropy(torch.tensor([0.5, 1.0])).tolist()
+        [0.6931471824645996, 0.0]
+    """
+    return torch.special.entr(chance) + torch.special.entr(1 - chance)
 
 
 def divergence(mean: Tensor, log_var: Tensor) -> Tensor:

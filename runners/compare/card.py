@@ -23,6 +23,7 @@ A bonus has no truth to be compared with: it is usable where it is not constant,
 helps. The same holds for a goal reward in an environment without known goals (`not judged`).
 """
 
+import copy
 import math
 import re
 from typing import Any
@@ -320,9 +321,11 @@ def effective_horizon(
 
 def _mix(reward: Reward, config: RewardConfig | None) -> Mix:
     """As a run would use it, weight, shape and scale included: the card compares bare scores."""
-    bare, reward.config = reward.config, config or reward.config
-    stream = Stream("asked", reward, gamma=1.0)
-    reward.config = bare
+    # A copy, as the stream's discount would stay with the reward that the rest of the card asks.
+    asked = copy.copy(reward)
+    asked.config = config or reward.config
+    stream = Stream("asked", asked, gamma=1.0)
+    asked.config = reward.config
     if reward.role == "goal":
         return Mix([stream])
     cls = rewards.get("task")

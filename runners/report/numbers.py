@@ -14,7 +14,7 @@ from runners.report import statistics
 from runners.report.comparison import Arm, Comparison, against, alarm, score
 from runners.report.read import TASK_RETURN, Run
 from runners.report.statistics import Estimate
-from runners.run.folder import OTHER_WAY
+from runners.run.folder import OTHER_WAY, TOLD
 
 CLEAR = 0.1  # of the best arm's lead over a random policy, which a baseline must have to be the unit of a task
 ALL = "all tasks"
@@ -25,14 +25,14 @@ NAN = float("nan")
 class Row:
     """One number, and its interval.
 
-    Figures: final, success, mode (the final return of a sampled policy's mode), random, normalised, improvement,
-    difference, normalised_difference, steps_to, rank_correlation, alarms.
+    Figures: final, success, mode (the final return of a sampled policy's mode), told and told_success (of one user, who
+    is served), random, normalised, improvement, difference, normalised_difference, steps_to, rank_correlation, alarms.
     """
 
     figure: str
     task: str
     arm: str
-    against: str  # name of the other arm, or the threshold; "" for none
+    against: str  # name of the other arm, the user who is served, or the threshold; "" for none
     value: float
     low: float
     high: float
@@ -131,6 +131,18 @@ class Numbers:
                 modes = [value for run in runs if np.isfinite(value := run.result("task_return", OTHER_WAY))]
                 if modes:
                     self._add("mode", task, arm.name, statistics.iqm(modes), len(modes), len(runs))
+                self._told(task, arm, runs)
+
+    def _told(self, task: str, arm: Arm, runs: list[Run]) -> None:
+        """What the policies of an arm do for each user, told whom they serve."""
+        names = dict.fromkeys(name for run in runs for name in run.scores if name.startswith(TOLD))
+        for name in names:
+            for figure, key in (("told", "task_return"), ("told_success", "success")):
+                values = np.array([run.result(key, name) for run in runs])
+                values = values[np.isfinite(values)]
+                if len(values):
+                    user = name.removeprefix(TOLD)
+                    self._add(figure, task, arm.name, _estimate([values]), len(values), len(runs), user)
 
     def _scale(self, task: str, reference: str) -> TaskScale:
         chance = self.find("random", task=task)[0].value

@@ -237,6 +237,12 @@ def _scores(numbers: Numbers, task: str) -> list[tuple[Any, ...]]:
         normalised = number(float(scale(np.array(row.value))), 3) if scaled else NOTHING
         apart = NOTHING if difference is None else signed(difference)
         rows.append((row.arm, published, *printed(row), seeds, by_mode, share, normalised, apart))
+        for told in numbers.find("told", task=task, arm=row.arm):
+            own = numbers.one("told_success", task=task, arm=row.arm, against=told.against)
+            share = NOTHING if own is None else f"{own.value:.0%}"
+            rows.append(
+                (f"{row.arm}, told it serves {told.against}", True, *printed(told), told.runs, NOTHING, share, "", "")
+            )
     chance = numbers.one("random", task=task)
     if chance is not None and chance.runs:
         rows.append(("random policy", True, number(chance.value), "", "", "", "", "0", ""))

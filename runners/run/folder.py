@@ -22,6 +22,7 @@ from runners.run.config import InUse, TrainConfig, UsageError, flatten, load, sa
 from runners.run.exits import NUMERICAL
 
 STATUS = "status.json"
+TOLD = "told: "  # in result.json: how a policy that was told which user it serves begins
 OTHER_WAY = "this run, mode"  # in result.json: the policy of a run that was judged by sampled actions, by its mode
 EXPORTED = "exported"  # the state of what runners.export wrote: what trains is not in there
 LOG = "log.txt"  # what a run prints, where a sweep started it

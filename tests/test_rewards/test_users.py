@@ -117,6 +117,37 @@ def test_a_user_who_does_not_answer_is_the_average_and_training_goes_on():
     assert "no answers yet of against, for whom z is 0" in reward.notes() and "division by zero" in reward.notes()[-1]
 
 
+def test_a_question_is_worth_what_its_answer_says_about_the_user():
+    reward = made(latent=1)
+    reward.rate = lambda state, z: 100 * state[..., 0] * z[..., 0]
+    pairs = torch.zeros(3, 2, 3, 2)
+    pairs[0, 1, :, 0] = 1  # The sign of z decides: one bit.
+    pairs[1, :, :, 0] = 1  # Both sides are equal, so that everybody answers at random.
+    pairs[2, 1, :, 0] = 1
+    mean, certain = torch.zeros(1, 1), torch.full((1, 1), -20.0)
+    worth = reward.information(pairs, mean, torch.zeros(1, 1))
+    assert worth[[0, 2]] == pytest.approx([math.log(2)] * 2, abs=0.05) and worth[1] == pytest.approx(0, abs=1e-6)
+    assert reward.information(pairs, torch.ones(1, 1), certain) == pytest.approx([0, 0, 0], abs=1e-6)
+
+
+def test_somebody_new_is_known_by_a_few_answers_and_served(tmp_path):
+    reward, other = made(**MANY | {"latent": 4}), walk(seed=1).flatten()
+    reward.update(walk())
+    before = copy.deepcopy(reward.labelled.z)
+    for mistakes, sign in ((0.0, 1), (1.0, -1)):
+        new = reward.judge_of("carl", {"mistakes": mistakes}, 2)
+        z, count = reward.infer(new, 2)
+        assert count == 2 and z.shape == (4,)
+        with reward.serving(z):
+            assert np.array_equal(reward.guide(np.arange(3)), [z] * 3)
+        reward.labelled.z[0] = z
+        assert sign * np.corrcoef(reward.score(other), other.reward)[0, 1] > 0.8
+        reward.labelled.z[:] = before
+    assert np.array_equal(reward.guide(np.arange(3)), before[[0, 1, 0]])
+    assert reward.infer(Says(lambda a, b: np.full(a.shape[1], np.nan)), 2)[1] == 0
+    assert reward.infer(Says(lambda a, b: 1 / 0), 2)[1] == 0 and "division by zero" in reward.failure
+
+
 def test_an_answer_is_judged_by_others_of_its_user_and_never_by_itself():
     reward = made(answers=40)
     reward.labelled.user = np.array([0, 1, 0, 1, 0, 1, 2])

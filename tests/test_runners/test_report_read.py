@@ -10,6 +10,7 @@ from runners.report import read
 from runners.report.__main__ import summarize
 from runners.report.comparison import Comparison, alarm, band, bands, configurations, score
 from runners.report.numbers import ALL, Numbers
+from runners.report.page import _scores
 from runners.report.read import find, published
 from runners.run import progress
 from runners.run.config import UsageError
@@ -68,6 +69,23 @@ def test_scores_stay_in_the_possible_range_and_have_their_modes_beside_them(tmp_
 def test_ends_that_are_no_range_bound_nothing(tmp_path, ends):
     assert read.possible_returns({"this run": {"task_return_possible": ends}}) == (-np.inf, np.inf)
     assert read.possible_returns({"this run": 3}) == read.possible_returns({}) == (-np.inf, np.inf)
+
+
+def test_scores_of_users_are_rows_of_their_own(tmp_path):
+    for seed, value in enumerate((40.0, 44.0)):
+        folder = write(tmp_path / str(seed), seed=seed, score=0.0)
+        scores = json.loads((folder / "result.json").read_text())
+        scores["told: ann"] = {"task_return": value, "success": 1.0}
+        scores["told: bob"] = {"task_return": -value, "success": None}
+        (folder / "result.json").write_text(json.dumps(scores))
+    numbers = Numbers(found_in(tmp_path))
+    assert [(row.against, row.value, row.runs) for row in numbers.find("told")] == [("ann", 42, 2), ("bob", -42, 2)]
+    assert [(row.against, row.value) for row in numbers.find("told_success")] == [("ann", 1)]
+    rows = _scores(numbers, numbers.data.tasks[0])
+    assert [(row[0].partition(", ")[2], row[2], row[6]) for row in rows[1:3]] == [
+        ("told it serves ann", "42.00", "100%"),
+        ("told it serves bob", "−42.00", "–"),
+    ]
 
 
 def test_the_absolute_path_of_the_runs_is_left_out(tmp_path):

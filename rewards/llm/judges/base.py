@@ -148,6 +148,7 @@ class SegmentJudge(Judge):
     requires: frozenset[str] = frozenset()  # fields of Transitions that it reads
     frame_size: int | None = None  # height and width, pixels; None where any will do, or none are read
     embedding: str | None = None  # the extra that stands for a frame, if it reads that instead (`embed` computes it)
+    synthetic: bool = False  # whether a rule of ours answers, at once and for nothing
 
     @abstractmethod
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
