@@ -36,8 +36,10 @@ class ServedEpisodes:
     cut: int = 0
 
 
-def serving_reward(mix: Mix) -> Users | None:
+def serving_reward(mix: Mix | None) -> Users | None:
     """The reward of a mix whose users the policy serves one by one, told which."""
+    if mix is None:
+        return None
     for stream in mix.streams.values():
         if isinstance(stream.reward, Users) and stream.reward.guides:
             return stream.reward
