@@ -45,6 +45,7 @@ from envs.types import Memory
 
 EPSILON = 1e-8  # the least deviation that anything is divided by
 DISCOUNT = 0.99  # of a reward outside of a mix, where no learner says its own
+LEAST_SPREAD = 0.1  # the least share of the mean's size that a stream's rewards are divided by
 
 
 class Scored(NamedTuple):
@@ -81,7 +82,7 @@ class RewardConfig(Settings):
     scale: str = setting(
         "none",
         "what divides it: none; return (running deviation of the discounted return, along time); ema (moving average"
-        " of the scores' deviation); std (running, all-time)",
+        " of the scores' deviation); std (running, all-time); ema and std at least a tenth of their mean",
         choices=("none", "return", "ema", "std"),
     )
     shape: str = setting(
@@ -340,7 +341,8 @@ class StreamScale(Stateful):
     A scale is a divisor, never a shift: subtracting a mean would turn a bonus into a penalty for ordinary states.
     Source: Burda et al. 2018, arXiv 1810.12894, section 2.4 (a bonus over the deviation of its discounted return).
     Differences: the filter never crosses environments (as in implementations that people copy); an `ema` and a freeze,
-    as a vanishing bonus over its own all-time deviation either dies early or has its noise amplified.
+    as a vanishing bonus over its own all-time deviation either dies early or has its noise amplified; rewards that
+    hardly differ are divided by a tenth of their mean, as a constant one has no deviation.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("count",)
@@ -352,12 +354,22 @@ class StreamScale(Stateful):
         self.count += int(valid.sum())
 
 
+def spread_of(mean: float, deviation: float) -> float:
+    """What rewards of this mean and deviation are divided by: their deviation, at least a tenth of the mean's size."""
+    spread = max(deviation, LEAST_SPREAD * abs(mean))
+    if spread == 0:
+        return 1.0
+    return max(spread, EPSILON)
+
+
 class RewardStd(RunningMeanStd, StreamScale):
-    """Divide by the standard deviation of all rewards so far."""
+    """Divide by the standard deviation of all rewards so far; by 1 until one was not 0."""
 
     @property
     def value(self) -> float:  # type: ignore[override]
-        return float(self.std) if self.count else 1.0
+        if not self.count:
+            return 1.0
+        return spread_of(float(self.mean), float(np.sqrt(self.var)))
 
     def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:  # type: ignore[override]
         super().update(reward[valid])
@@ -394,7 +406,11 @@ class ReturnStd(RewardStd):
 
 
 class RewardEma(StreamScale):
-    """Divide by an exponential moving average of the rewards' standard deviation, one step of the average an update."""
+    """Divide by an exponential moving average of the rewards' standard deviation, one step of the average an update.
+
+    By 1 until a reward was not 0. An update whose rewards are all 0 does not move the average, as it tells nothing of
+    their size: a reward that comes once in many updates would be divided by next to nothing.
+    """
 
     saved = ("average", "updates", "count")
 
@@ -407,15 +423,16 @@ class RewardEma(StreamScale):
     def value(self) -> float:  # type: ignore[override]
         if self.updates == 0:
             return 1.0
-        return max(self.average / (1 - self.decay**self.updates), EPSILON)  # undo the bias towards the initial zero
+        return self.average / (1 - self.decay**self.updates)  # undo the bias towards the initial zero
 
     def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
         rewards = reward[valid]
-        if len(rewards) == 0:
-            return
-        self.average = self.decay * self.average + (1 - self.decay) * float(rewards.std())
-        self.updates += 1
         self.count += len(rewards)
+        if not rewards.any():
+            return
+        spread = spread_of(float(rewards.mean()), float(rewards.std()))
+        self.average = self.decay * self.average + (1 - self.decay) * spread
+        self.updates += 1
 
 
 def make_scale(name: str, gamma: float, episodic: bool) -> StreamScale:

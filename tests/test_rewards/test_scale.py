@@ -76,6 +76,30 @@ def test_ema_scale_is_unbiased_from_its_first_update():
     assert scale.value == pytest.approx((0.9 * 0.1 * 1 + 0.1 * 3) / (1 - 0.81))
 
 
+@pytest.mark.parametrize("name", ["ema", "std"])
+def test_a_constant_reward_is_divided_by_a_tenth_of_its_size(name):
+    scale = make_scale(name, 0.5, True)
+    for _ in range(3):
+        scale.update(np.full((4, 2), -2.0, np.float32), np.zeros((4, 2), bool), np.ones((4, 2), bool))
+    assert scale.value == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("name", ["return", "ema", "std"])
+def test_a_reward_that_was_always_0_is_divided_by_1(name):
+    scale = make_scale(name, 0.5, True)
+    scale.update(np.zeros((4, 2)), np.zeros((4, 2), bool), np.ones((4, 2), bool))
+    assert scale.count == 8
+    assert scale.value == 1.0
+
+
+def test_updates_without_a_reward_leave_the_moving_average_alone():
+    scale = RewardEma(decay=0.5)
+    scale.update(np.array([[0.0], [2.0]]), np.zeros((2, 1), bool), np.ones((2, 1), bool))
+    for _ in range(100):
+        scale.update(np.zeros((2, 1)), np.zeros((2, 1), bool), np.ones((2, 1), bool))
+    assert scale.value == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("name", ["none", "return", "ema", "std"])
 def test_a_saved_scale_continues_equally(name):
     rng = np.random.default_rng(1)
