@@ -73,10 +73,7 @@ class CPL(IQL):
                 best, weights = (loss, self._flat.value.clone()) if loss < best else (best, weights)
         self._flat.value.copy_(weights)
         self._refuse_diverged()
-        with torch.no_grad():
-            sums, label = self._sums(held if held.stop else slice(None)), self._label[: held.stop or None]
-        right = (sums[:, 1] > sums[:, 0]) == (label > 0.5)
-        return metrics | {"accuracy": float(right[label != 0.5].float().mean())}
+        return metrics | {"accuracy": self._accuracy(held if held.stop else slice(None))}
 
     def _step(self, rows: Tensor) -> dict[str, Tensor]:
         width = self.encoding.obs_size
@@ -84,8 +81,20 @@ class CPL(IQL):
         return {"cloning_loss": self._flat.descend(loss, self.config.learning_rate)}
 
     def _loss(self, rows: Any) -> Tensor:
-        sums = self.config.alpha * (self._sums(rows) - self._before[rows])
-        return cpl_loss(sums[:, 0], sums[:, 1], self._label[rows], self.config.bias).mean()
+        advantage = self._advantages(rows)
+        return cpl_loss(advantage[:, 0], advantage[:, 1], self._label[rows], self.config.bias).mean()
+
+    def _accuracy(self, rows: Any) -> float:
+        """Share of the comparisons with a better side whose better side has the higher advantage."""
+        with torch.no_grad():
+            advantage = self._advantages(rows)
+        label = self._label[rows]
+        right = (advantage[:, 1] > advantage[:, 0]) == (label > 0.5)
+        return float(right[label != 0.5].float().mean())
+
+    def _advantages(self, rows: Any) -> Tensor:
+        """What the policy says of both segments of comparisons, (B, 2): with `kl`, beyond the cloned policy."""
+        return self.config.alpha * (self._sums(rows) - self._before[rows])
 
     def _sums(self, rows: Any) -> Tensor:
         """Log-probabilities of both segments of comparisons, summed over their steps: (B, 2)."""
