@@ -9,12 +9,13 @@ from torch import nn
 from envs.datasets.dataset import recorded
 from envs.settings import setting
 from envs.transitions import Transitions
-from rewards.base import Reward, RewardConfig
+from rewards.base import Reward, RewardConfig, RunningMeanStd
 from rewards.exploration.learned import ALL, Layout, refuse_rows
 from rewards.vision.encoder import LODESTAR, ClipEncoder, shared
 
 EVERY_PIXEL = 1 << 30  # no image counts as one: it is a row of numbers like the rest
 TINY = 1e-6
+CHUNK_ROWS = 65_536  # rows that are copied to float64 at once
 
 
 @dataclass
@@ -82,10 +83,13 @@ class Whitened(nn.Module):
         self.register_buffer("scale", torch.ones(size))
 
     def measure(self, states: np.ndarray) -> None:
-        """Take mean and deviation of these states (M, D)."""
-        spread = states.std(0)
-        self.mean.copy_(torch.from_numpy(states.mean(0)))
-        self.scale.copy_(torch.from_numpy(np.where(spread > TINY, spread, 1)))
+        """Take mean and deviation of these states (M, D), summed in float64: float32 loses a million rows' mean."""
+        statistics = RunningMeanStd((states.shape[1],))
+        for start in range(0, len(states), CHUNK_ROWS):
+            statistics.update(states[start : start + CHUNK_ROWS])
+        deviation = np.sqrt(statistics.var)
+        self.mean.copy_(torch.from_numpy(statistics.mean))
+        self.scale.copy_(torch.from_numpy(np.where(deviation > TINY, deviation, 1)))
 
     def whiten(self, states: np.ndarray, used: np.ndarray | slice = ALL) -> torch.Tensor:
         """States (..., D) as the network sees them, (M, D); of those columns alone."""

@@ -87,7 +87,7 @@ class SelfReference(Stateful, Latent):
     def _gather(self) -> None:
         ways = self.ways[: min(self.found, len(self.ways))]
         states = ways.reshape(-1, self.size) if self.found else np.zeros((1, self.size), np.float32)
-        spread = states.std(0)
+        spread = states.std(0, dtype=np.float64)
         self.spread = np.where(spread > 1e-6, spread, 1).astype(np.float32)
         self.vary = max(int((spread > 1e-6).sum()), 1)  # numbers; two of these states are about 2 * vary apart, squared
         progress = np.resize(np.linspace(0, 1, PLACES, dtype=np.float32), len(states))
