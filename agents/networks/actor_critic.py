@@ -215,6 +215,18 @@ class Actions:
         taken = [log.gather(-1, action[..., i : i + 1].long()).squeeze(-1) for i, log in enumerate(logs)]
         return torch.stack(taken).sum(0), -torch.stack([(log.exp() * log).sum(-1) for log in logs]).sum(0)
 
+    def surprise(self, outputs: Tensor, log_std: Tensor | None, action: Tensor) -> Tensor:
+        """How unlikely actions (B, choices) are, a number: -log p, of a Gaussian less that of its mode: z^2 / 2; (B,).
+
+        The density of a Gaussian has no upper bound that -log p could be compared with: it grows with the number of
+        dimensions and with their deviations, whatever the action.
+        """
+        if log_std is not None:
+            scaled = (action - outputs) * torch.exp(-log_std)
+            return 0.5 * scaled.square().mean(-1)
+        log_prob, _ = self.log_prob(outputs, log_std, action)
+        return -log_prob / self.choices
+
 
 class ActorCritic(nn.Module):
     """Policy outputs and K values from an observation, through `gru` recurrent units where that is not 0.

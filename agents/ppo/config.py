@@ -66,7 +66,11 @@ class PPOConfig(Settings):
     imitate_baseline: str = setting(
         "value", "what a return has to beat: its state's value, or the median episode's", choices=("value", "median")
     )
-    imitate_cap: float = setting(5.0, "-log of a probability; rarer actions are not imitated", above=0)
+    imitate_cap: float = setting(
+        5.0,
+        "-log of the probability of each number of an action, z^2 / 2 of a Gaussian; rarer ones are not imitated",
+        above=0,
+    )
     log_std: float = setting(0.0, "where log-deviations of a Gaussian policy begin", low=-10, high=2)
     net: str = setting(
         "mlp",

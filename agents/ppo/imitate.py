@@ -1,7 +1,10 @@
 """Self-imitation: finished episodes that went well are learned from again, for as long as they beat what is expected.
 
-    after a rollout, `imitate_updates` times, on rows of a buffer drawn in proportion to clip(gain, 0, 1)^0.6:
-    L = mean over gain > 0 of   clip(gain, 0, 1) min(-log pi(a | s), cap) - 0.01 H + 0.01 (V - R)^2 / 2 where V < R
+    after a rollout, `imitate_updates` times, on rows drawn in proportion to clip(gain, 0, 1)^0.6:
+    L = mean over gain > 0 and surprise <= cap of   -clip(gain, 0, 1) log pi(a | s) - entropy_weight H
+      + mean over gain > 0 of                       0.01 (V - R)^2 / 4 where R - 1 < V < R
+
+    surprise    for each number of an action: -log p of a discrete one, z^2 / 2 of a Gaussian one
 
     imitate_baseline=value    gain = R - V(s); an episode enters if a goal was rewarded in it (SIL)
     imitate_baseline=median   gain = R(s_0) - the median of the last 512 episodes; it enters if that is above 0 (SPEAR)
@@ -10,13 +13,15 @@ Transitions are stored, not returns: a learned reward scores as many of them aga
 remembers the episode keeps its score. R adds up goals alone: a bonus is not to be imitated.
 
 Sources: Oh et al. 2018, "Self-Imitation Learning", arXiv 1806.05635, equations 1 to 3; "Learn the Ropes, Then Trust the
-Wins" (SPEAR) 2025: the median, the age, the curriculum, here by schedules. Differences: the cap stops the gradient of
--log pi; a truncated episode goes on with the value of its last state; Adam's moments are its own.
+Wins" (SPEAR) 2025: the median, the age, the curriculum, here by schedules. Differences: the cap stops the gradient,
+where theirs (100) stops none; the value's gradient is that of their code, half of the paper's; no importance weights
+undo the priorities; gains are known of 4,096 random rows a rollout; a truncated episode goes on with the value of its
+last state; Adam's moments are its own, so their loss weight of 0.1 is here a learning rate.
 Fails when: the world is random, where luck is imitated; nothing is ever rewarded; everything is (take `median`).
 """
 
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +38,17 @@ from envs.transitions import Transitions, join, map_obs
 KEPT, COMPARED, ROWS = 50_000, 4096, 512  # rows: of the buffer, of those whose gain is asked, of an update
 LEAST = 64  # rows that a loss is divided by
 RECENT = 512  # episodes of the median
-PRIORITY, ENTROPY, VALUE = 0.6, 0.01, 0.01  # exponent; weights in the loss
+PRIORITY, VALUE = 0.6, 0.01  # exponent; weight in the loss
+
+
+class Compared(NamedTuple):
+    """Rows (B,) of the buffer as the policy and its values see them now."""
+
+    log_prob: Tensor
+    entropy: Tensor
+    value: Tensor
+    gain: Tensor  # by how much what came is better than the baseline; no gradient
+    imitated: Tensor  # bool: of those with a gain, the ones whose action is not too rare for the policy
 
 
 class Imitation(Stateful):
@@ -61,39 +76,50 @@ class Imitation(Stateful):
         self.weights = np.array([float(every[name]) for name in self.names], np.float32)
         self._take(collector, batch, raw)
         count = 0 if self.rows is None else len(self.rows["age"])
-        found = {"train/imitation_rows": float(count)}
+        metrics = {"train/imitation_rows": float(count)}
         rate = agent.learner.learning_rate * float(self.weight(timesteps))
         if not count or not rate:
-            return found
+            return metrics
         self._rescore(batch.terminated.size)
         some = self.rng.permutation(count)[:COMPARED]
         self.rows["worth"] = self._score(self.rows)[1]
         rows = map_obs(lambda x: x[some], {**self.rows, "batch": None, "raw": None})
-        gain = self._gain(rows, learner.values(rows["vector"], rows["pixels"])[:, self.columns] @ self.weights)
+        with torch.no_grad():
+            compared = self._compare(learner, rows)
+        gain = compared.gain.cpu().numpy()
         priority = gain.clip(1e-6, 1).astype(np.float64) ** PRIORITY
         losses = []
         for _ in range(self.config.imitate_updates):
             index = self.rng.choice(len(some), ROWS, p=priority / priority.sum())
             losses.append(self.step(learner, map_obs(lambda x: x[index], rows), rate))  # noqa: B023
-        loss = float(torch.stack(losses).mean())
-        return found | {"train/imitation_loss": loss, "train/imitated": float((gain > 0).mean())}
+        metrics["train/imitation_loss"] = float(torch.stack(losses).mean())
+        metrics["train/imitated"] = float(compared.imitated.float().mean())
+        return metrics
 
-    def _gain(self, rows: Any, value: np.ndarray) -> np.ndarray:
-        median = self.config.imitate_baseline == "median"
-        return rows["episode"] - np.median(self.recent) if median else rows["worth"] - value
-
-    def step(self, learner: Any, rows: Any, rate: float) -> Tensor:
-        """One gradient step on rows (B, ...); returns the loss, ()."""
+    def _compare(self, learner: Any, rows: Any) -> "Compared":
+        """What the policy and its values are at rows (B, ...), and which of them have something to teach."""
         net = learner.net
         outputs, values = net(*learner._rows(rows["vector"], rows["pixels"]))
         outputs = masked(outputs, rows["mask"])
-        log_prob, entropy = net.actions.log_prob(outputs, net.log_std, learner.tensor(rows["action"]))
+        action = learner.tensor(rows["action"])
+        log_prob, entropy = net.actions.log_prob(outputs, net.log_std, action)
         value = values[:, self.columns] @ learner.tensor(self.weights)
-        gain = learner.tensor(self._gain(rows, value.detach().cpu().numpy()).astype(np.float32))
-        surprise = (-log_prob).clamp(max=self.config.imitate_cap)
-        policy = gain.clamp(0, 1) * surprise - ENTROPY * (gain > 0) * entropy
+        if self.config.imitate_baseline == "median":
+            gain = learner.tensor((rows["episode"] - np.median(self.recent)).astype(np.float32))
+        else:
+            gain = learner.tensor(rows["worth"]) - value.detach()
+        near = net.actions.surprise(outputs, net.log_std, action) <= self.config.imitate_cap
+        return Compared(log_prob, entropy, value, gain, imitated=(gain > 0) & near)
+
+    def step(self, learner: Any, rows: Any, rate: float) -> Tensor:
+        """One gradient step on rows (B, ...); returns the loss, ()."""
+        compared = self._compare(learner, rows)
+        gain, value, imitated = compared.gain, compared.value, compared.imitated
+        policy = -gain.clamp(0, 1) * compared.log_prob - self.config.entropy_weight * compared.entropy
         below = (value.detach() - learner.tensor(rows["worth"])).clamp(-1, 0)
-        loss = (policy + 0.5 * VALUE * value * below).sum() / (gain > 0).sum().clamp(min=LEAST)
+        policy_loss = policy[imitated].sum() / imitated.sum().clamp(min=LEAST)
+        value_loss = (0.5 * VALUE * value * below).sum() / (gain > 0).sum().clamp(min=LEAST)
+        loss = policy_loss + value_loss
         learner.flat.grad.zero_()
         loss.backward()
         self.adam.grad.copy_(learner.flat.grad)

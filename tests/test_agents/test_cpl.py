@@ -61,7 +61,7 @@ def test_beside_the_cloned_policy_comparisons_begin_as_coin_flips():
 
 
 def test_the_accuracy_is_that_of_the_model_that_the_loss_has():
-    """The cloned policy finds the second segment far more probable; what was learnt since prefers the first a little."""
+    """The cloned policy finds the second segment far more probable, what was learnt since the first."""
     data, pairs = compared(40)
     model = CPL(CPLConfig(kl=True, **FAST), LINE, STICK, data, pairs)
     model._label = torch.zeros(40)  # the first is better

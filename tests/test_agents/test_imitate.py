@@ -54,7 +54,7 @@ def rows(model, worth):
 
 
 def test_each_row_counts_by_how_much_its_return_beats_its_value_up_to_one():
-    model = corridor()
+    model = corridor(entropy_weight=0.01)
     tree = rows(model, [0.0] * 3)
     value = float(model.autograd.values(tree["vector"], {})[0, 0])
     tree["worth"] += np.array([0.5, -0.2, 3], np.float32) + value  # weights 0.5, 0 and 1
@@ -78,6 +78,62 @@ def test_the_cap_leaves_a_rarer_action_alone():
         model.imitation.step(model.autograd, rows(model, [9.0]), 1e-3)
         slopes[cap] = model.policy.pi_head.bias.grad.abs().max()
     assert slopes[0.1] < 1e-3 < slopes[5.0]
+
+
+class Moving(gym.Env):
+    """Observations of three numbers, nothing is rewarded; actions of the space given."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(3, np.float32), 0.0, False, False, {}
+
+
+def moving(space, action, **changes):
+    """A model with these actions, and one row where this one was taken and returned 9."""
+    vector = gym.vector.SyncVectorEnv([lambda: Moving(space)] * 2)
+    model = PPO(vector, PPOConfig(**{**SMALL, **changes}), seed=0)
+    model.imitation.weights = np.ones(1, np.float32)
+    row = {"vector": np.zeros((1, 3), np.float32), "pixels": {}, "mask": None, "action": action[None]}
+    return model, row | {"worth": np.full(1, 9.0, np.float32)}
+
+
+SIX = gym.spaces.Box(-1, 1, (6,), np.float32)
+HUMANOID = gym.spaces.Box(-1, 1, (17,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "action"),
+    [
+        (SIX, np.full(6, 0.5, np.float32)),  # -log pi is at least 5.5, at the mode
+        (HUMANOID, np.full(17, 1.0, np.float32)),  # as far away as actions of the policy's own are on average
+        (gym.spaces.MultiDiscrete([3] * 6), np.zeros(6, np.int64)),  # -log pi is 6.6
+    ],
+    ids=str,
+)
+def test_an_action_of_many_numbers_is_imitated(space, action):
+    model, row = moving(space, action)
+    model.imitation.step(model.autograd, row, 1e-3)
+    assert model.policy.pi_head.bias.grad.abs().max() > 1e-3
+    assert model.imitation._compare(model.autograd, row).imitated.tolist() == [True]
+
+
+def test_an_action_that_is_too_far_away_moves_neither_the_policy_nor_its_deviation():
+    """z is 4 in each of six dimensions, so z^2 / 2 is 8; the entropy's weight would raise the deviation alone."""
+    model, row = moving(SIX, np.full(6, 4.0, np.float32), entropy_weight=0.01)
+    model.imitation.step(model.autograd, row, 1e-3)
+    assert model.policy.pi_head.bias.grad.abs().max() == 0
+    assert model.policy.log_std.grad.abs().max() == 0
+    assert model.imitation._compare(model.autograd, row).imitated.tolist() == [False]
+    model.config.imitate_cap = 8.5
+    model.imitation.step(model.autograd, row, 1e-3)
+    assert model.policy.pi_head.bias.grad.abs().max() > 1e-3
 
 
 def test_the_buffer_holds_rewarded_episodes_alone_and_their_returns_as_the_reward_is_now():

@@ -24,9 +24,9 @@ def corridor(n=8):
 def test_the_chain_needs_no_more_than_the_tasks_own_state_and_gaps_do_not_shrink(monkeypatch):
     monkeypatch.setattr("runners.design.table.HORIZONS", (0,))
     monkeypatch.setattr("runners.compare.finite.HORIZONS", (1,))
-    sparse, active = exprd(SPARSE, CHAIN, 0.5, states=1)
+    sparse, active = exprd(SPARSE, CHAIN, 0.5, states=0)
     assert active == [1]
-    dense, active = exprd(SPARSE, CHAIN, 0.5, states=2)
+    dense, active = exprd(SPARSE, CHAIN, 0.5, states=1)
     assert active == [1, 0]
     # at once: Delta_0(s0) = R(s0, on) - R(s0, stay) must reach 0.25; with nothing there it is 0
     assert dense[0, 0] - dense[0, 1] >= 0.25 / (1 + 1e-5) - 1e-9 and sparse[0].tolist() == [0, 0]
@@ -38,13 +38,29 @@ def test_the_chain_needs_no_more_than_the_tasks_own_state_and_gaps_do_not_shrink
 
 def test_more_states_tell_more_and_all_keep_the_optimal_policy():
     line, task = corridor(40)
-    found = {states: exprd(task, line, 0.95, states) for states in (1, 3, 5)}
+    found = {states: exprd(task, line, 0.95, states) for states in (0, 2, 4)}
     early = [informativeness(reward, task, line, 0.95) for reward, _ in found.values()]
     assert early[0] < early[1] < early[2]
     for states, (reward, active) in found.items():
-        assert len(active) == states and active[0] == 39
+        assert len(active) == states + 1 and active[0] == 39  # the goal's own state is not counted
         assert not reward[np.setdiff1d(np.arange(40), active)].any()
         assert (optimal(reward, line, 0.95).argmax(axis=1) == 0).all()
+
+
+def test_every_state_is_tried_in_each_turn(monkeypatch):
+    line, task = corridor(12)
+    tried = []
+
+    def spy(*given):
+        tried.append(given[2][-1])
+        return program(*given)
+
+    monkeypatch.setattr("runners.design.table.program", spy)
+    _, active = exprd(task, line, 0.95, 2)
+    assert tried[1:12] == list(range(11))
+    assert tried[12:] == [state for state in range(11) if state != active[1]]
+    worth = {state: program(task, Ahead.of(task, line, 0.95), [11, state], 0.0)[1] for state in range(11)}
+    assert active[1] == min(worth, key=worth.get)
 
 
 def test_a_price_on_rewards_makes_them_small():
