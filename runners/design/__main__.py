@@ -12,9 +12,10 @@ task's own reward, on seeds that nothing was chosen by. judge=random draws formu
 a file: python -m runners.train env=... reward=code reward.code.file=FILE
 
 method=exprd solves for a reward in few states that keeps the optimal policy and tells it early, on a model of all
-states or of a recording; method=adaptive for the one that moves a run's policy most, as it is now; method=explors lets
-a learner on that model find it as it goes. The result is a file for reward=table, to begin with or, with init_from=, to
-continue on.
+states or of a recording; states= allows that many beside those that the task rewards, and each turn tries them all.
+method=adaptive solves for the one that moves a run's policy most, as it is now; training does not solve it again.
+method=explors lets a learner on that model find it as it goes. The result is a file for reward=table, to begin with or,
+with init_from=, to continue on.
 
 The same command continues where it was stopped, or killed.
 """

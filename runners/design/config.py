@@ -28,7 +28,7 @@ class DesignConfig(JobsConfig):
     finalists: int = setting(2, "code: candidates that run again on the test seeds", low=1)
     test_seeds: int = setting(3, "code: runs of each of them and of the task's own reward", low=1, high=SEARCH_SEED)
     comment: str = setting("", "code: a sentence for the author, or a file of yours that is read before each round")
-    states: int = setting(0, "exprd: states with a reward, those that the task rewards among them; 0 for all", low=0)
+    states: int = setting(0, "exprd: states with a reward beside those that the task rewards; 0 for all", low=0)
     l1: float = setting(0.0, "exprd: what the sum of absolute rewards costs", low=0)
     episodes: int = setting(2000, "explors: of the learner that designs it", low=10)
     of_run: str = setting("", "adaptive: folder of a run, whose policy the reward is for; a beginner's by default")

@@ -2,16 +2,17 @@
 
 exprd      among rewards |R| <= max |R0| that are 0 outside the active states Z and keep the optimal policy, with gaps
            at least as large, the most informative one (see `runners.compare.finite`), less l1 * sum |R|. Z begins with
-           the states that the task rewards; the state is added that helps most
+           the states that the task rewards; `states=` others are added, in each turn the one that helps most of all
 adaptive   among those, the one that moves a learner's policy pi most towards the expert: the largest
-           sum_s mu_T mu_L sum_a pi(a|s)^2 (A0(s, a) - E_pi A0) (R(s, a) - E_pi R), A0 the expert's advantage
+           sum_s mu_T mu_L sum_a pi(a|s)^2 (A0(s, a) - E_pi A0) (R(s, a) - E_pi R), A0 the expert's advantage. It is
+           solved once, for the policy of `of_run=`, and does not follow the training: design it again to follow
 
 Sources: Devidze et al. 2021, "Explicable Reward Design for Reinforcement Learning Agents" (NeurIPS 2021); the same
 authors 2024, "Informativeness of Reward Functions in Reinforcement Learning" (AAMAS 2024).
 Differences: SciPy's HiGHS; one policy instead of a loop over all optimal ones, which are exponentially many: another
-optimal action may become worse, a bad one never good; only the states whose bounds cost the program most are tried.
-When it fails: more than 600 pairs of state and action; a clustered recording whose model is wrong; few states, for a
-learner that has not found the goal: it collects their small rewards again and again (`python -m benchmarks exprd`).
+optimal action may become worse, a bad one never good.
+When it fails: more than 600 pairs of state and action; a clustered recording whose model is wrong; few states where
+moves go astray: a learner that has not found the goal collects their rewards again and again (`benchmarks exprd`).
 """
 
 import json
@@ -48,7 +49,6 @@ from runners.run.checkpoint import write_atomically
 from runners.run.config import UsageError
 
 PAIRS = 600  # of a state and an action
-TRIED = 6  # states in each turn of the greedy choice
 DRAWS = 32  # actions of a policy in each state
 
 
@@ -57,7 +57,8 @@ def solve(config: DesignConfig) -> Path:
     model, task, obs = model_of(config)
     gamma = float(getattr(config.train.agent, "gamma", None) or 0.99)
     if config.method == "exprd":
-        reward, active = exprd(task, model.transition, gamma, config.states or len(task), config.l1)
+        count = config.states or len(task)
+        reward, active = exprd(task, model.transition, gamma, count, config.l1)
     elif config.method == "explors":
         reward, active = task + explors(task, model, gamma, config.episodes, config.train.seed)[0], [*range(len(task))]
     else:
@@ -153,40 +154,58 @@ class Ahead:
 def exprd(
     task: np.ndarray, transition: np.ndarray, gamma: float, states: int, l1: float = 0.0
 ) -> tuple[np.ndarray, list[int]]:
-    """The reward (S, A), and its active states: those that the task rewards, and the best others up to `states`."""
-    ahead, active = Ahead.of(task, transition, gamma), np.flatnonzero(task.any(axis=1)).tolist()
-    if states >= len(task):
-        active += np.flatnonzero(~task.any(axis=1)).tolist()
-    found = program(task, ahead, active, l1)
-    while len(active) < min(states, len(task)):
-        order = [state for state in np.argsort(-found[2]).tolist() if state not in active]
-        tried = {state: program(task, ahead, [*active, state], l1) for state in order[:TRIED]}
-        best = min(tried, key=lambda state: tried[state][1])
-        active, found = [*active, best], tried[best]
-    return found[0], active
+    """The reward (S, A), and its active states: those that the task rewards, and the best `states` others."""
+    ahead = Ahead.of(task, transition, gamma)
+    active = np.flatnonzero(task.any(axis=1)).tolist()
+    others = np.flatnonzero(~task.any(axis=1)).tolist()
+    if states >= len(others):
+        active += others
+        return program(task, ahead, active, l1)[0], active
+    reward, _ = program(task, ahead, active, l1)
+    for _ in range(states):
+        programs = {state: program(task, ahead, [*active, state], l1) for state in others}
+        best = min(programs, key=lambda state: programs[state][1])
+        reward = programs[best][0]
+        active.append(best)
+        others.remove(best)
+    return reward, active
 
 
-def program(task: np.ndarray, ahead: Ahead, active: list[int], l1: float) -> tuple[np.ndarray, float, np.ndarray]:
-    """The best reward (S, A) with these active states, what it loses, and what each state's bounds cost it (S,)."""
-    states, size, losses = len(task), task.size, len(task) * len(HORIZONS)
+def program(task: np.ndarray, ahead: Ahead, active: list[int], l1: float) -> tuple[np.ndarray, float]:
+    """The best reward (S, A) with these active states, and what it loses.
+
+    Variables are the rewards (S * A,), then the losses of each horizon and state, then with `l1` the sizes |R|.
+    """
+    states, size = len(task), task.size
+    losses = states * len(HORIZONS)
     bad = ahead.least > 0
     of_state = np.eye(states)[ahead.pairs[bad, 0]]
-    matrix = [np.pad(-ahead.forever, ((0, 0), (0, losses)))]
-    for index, rows in enumerate(ahead.steps):  # loss of state and horizon >= least - ahead
-        matrix.append(np.c_[-rows[bad], np.kron(np.eye(len(HORIZONS))[index], -of_state)])
-    right = [-ahead.least, *[-ahead.least[bad]] * len(HORIZONS)]
-    cost, most = [np.zeros(size), np.full(losses, 1 / losses)], np.abs(task).max() * np.isin(np.arange(states), active)
-    limits = [*zip(-most.repeat(task.shape[1]), most.repeat(task.shape[1])), *[(0.0, None)] * losses]
-    whole = np.concatenate(matrix)
-    if l1:  # |R| <= u, which costs l1
-        one, none = np.eye(size), np.zeros((size, losses))
-        whole = np.r_[np.pad(whole, ((0, 0), (0, size))), np.c_[one, none, -one], np.c_[-one, none, -one]]
-        right, cost, limits = [*right, np.zeros(2 * size)], [*cost, np.full(size, l1)], [*limits, *[(0.0, None)] * size]
-    found = linprog(np.concatenate(cost), whole, np.concatenate(right), bounds=limits, method="highs")
-    if found.x is None:
-        raise UsageError(f"no reward in {len(active)} states keeps the optimal policy ({found.message})")
-    price = np.abs(found.lower.marginals[:size]) + np.abs(found.upper.marginals[:size])
-    return found.x[:size].reshape(task.shape), float(found.fun), price.reshape(task.shape).sum(axis=1)
+
+    # The gaps of the whole future: ahead >= least.
+    rows = [np.pad(-ahead.forever, ((0, 0), (0, losses)))]
+    bounds = [-ahead.least]
+    # Those of each horizon, as far as they hold: loss >= least - ahead.
+    for index, step in enumerate(ahead.steps):
+        place = np.eye(len(HORIZONS))[index]
+        rows.append(np.c_[-step[bad], np.kron(place, -of_state)])
+        bounds.append(-ahead.least[bad])
+    matrix = np.concatenate(rows)
+    cost = np.r_[np.zeros(size), np.full(losses, 1 / losses)]
+    most = np.abs(task).max() * np.isin(np.arange(states), active)
+    most = most.repeat(task.shape[1])
+    limits = [*zip(-most, most), *[(0.0, None)] * losses]
+
+    if l1:  # R <= u and -R <= u, where u costs l1
+        one = np.eye(size)
+        none = np.zeros((size, losses))
+        matrix = np.r_[np.pad(matrix, ((0, 0), (0, size))), np.c_[one, none, -one], np.c_[-one, none, -one]]
+        bounds.append(np.zeros(2 * size))
+        cost = np.r_[cost, np.full(size, l1)]
+        limits += [(0.0, None)] * size
+    solution = linprog(cost, matrix, np.concatenate(bounds), bounds=limits, method="highs")
+    if solution.x is None:
+        raise UsageError(f"no reward in {len(active)} states keeps the optimal policy ({solution.message})")
+    return solution.x[:size].reshape(task.shape), float(solution.fun)
 
 
 def adaptive(task: np.ndarray, model: FiniteModel, gamma: float, learner: np.ndarray) -> np.ndarray:
