@@ -26,6 +26,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 import envs
+from envs.transitions import final_rows
 from envs.types import EnvReset, EnvStep
 
 
@@ -142,7 +143,8 @@ class ResidualVector(VectorWrapper):
         obs, rewards, terminations, truncations, infos = self.env.step(self.base.add(np.asarray(actions)))
         ended = terminations | truncations
         if "final_obs" in infos:  # it is followed by what the base would have done, on the clock of its own episode
-            last = np.where(ended[:, None], infos["final_obs"], obs)
+            last = np.array(obs)
+            last[ended] = final_rows(infos["final_obs"], ended)
             infos = {**infos, "final_obs": self.base.see(last, np.zeros(self.num_envs, bool), keep=False)}
         return self.base.see(obs, ended), rewards, terminations, truncations, infos
 

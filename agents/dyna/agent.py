@@ -156,7 +156,7 @@ class Dyna(BaseAgent):
             std, mean = torch.std_mean(obs, 0, correction=0)
             self.learner.whiten(mean, std)
         if isinstance(self.replay, MixedReplay):
-            self.replay.rescore(self.learner.next_value)
+            self.replay.rescore(self.learner.next_value, self.learner.entropy_reward)
         self._fitted_at = self.replay.added
         self.keep_or_restore(all_finite(self.learner.state_dict()))
         if self.imagination is not None:

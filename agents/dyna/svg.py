@@ -56,7 +56,7 @@ def svg_update(
     first = imagined.log_prob[0]
     objective = model_return(imagined, alpha, gamma, value) - alpha * first
     with torch.no_grad():
-        aimed = learner.aggregate(learner.q(reached, action, target=True)) - alpha * log_prob
+        aimed = learner.aggregate(learner.q(reached, action, target=True), drawn=True) - alpha * log_prob
         target = model_return(imagined, alpha, gamma, aimed)
     metrics = learner.actor_step(objective, first)
     metrics |= learner.critic_step(obs, imagined.action[0].detach(), target, imagined.reward[0].detach())

@@ -57,7 +57,12 @@ class LearnerConfig(Settings):
     tau: float = setting(0.005, "share of the new critics in their targets after each step", above=0, high=1)
     critics: int = setting(None, "how many", low=1, otherwise=2)
     target: str = setting(None, "over the critics: what a state is worth", choices=("min", "mean"), otherwise="min")
-    subset: int = setting(None, "critics drawn for a target, their least value; 0 for target", low=0, otherwise=0)
+    subset: int = setting(
+        None,
+        "critics drawn for a target, their least value; the actor ascends the mean; 0: as target",
+        low=0,
+        otherwise=0,
+    )
     actor_every: int = setting(None, "updates of the critics for one of the actor", low=1, otherwise=1)
     norm: str = setting(None, "of the critics; batch is CrossQ, without targets", choices=NORMS, otherwise="none")
     dropout: float = setting(None, "share of hidden units dropped in training", low=0, below=1, otherwise=0.0)
@@ -176,8 +181,14 @@ class Critics(Stateful):
         return self.critic(x, weights, **options).unflatten(-1, (self.values, self.head.outputs))
 
     def aggregate(self, q: Tensor, drawn: bool = False) -> Tensor:
-        """Values (K, ...) -> the smallest or the mean (...); if `drawn`, the smallest of `subset` of them."""
-        if drawn and self.config.subset:
+        """Values (K, ...) -> the smallest or the mean (...).
+
+        With a `subset` the smallest of so many if `drawn`, else the mean of all: the least of many critics is far below
+        what any of them says, and a policy that ascends it avoids whatever they disagree on.
+        """
+        if self.config.subset:
+            if not drawn:
+                return q.mean(0)
             order = torch.rand(len(q), generator=self.generator, device=self.device).argsort()
             return q[order[: self.config.subset]].amin(0)
         return q.amin(0) if self.config.target == "min" else q.mean(0)
@@ -224,6 +235,10 @@ class Critics(Stateful):
     def next_value(self, next_obs: Tensor) -> Tensor:
         """Value of states (B, D) by the targets, (B,)."""
         raise NotImplementedError
+
+    def entropy_reward(self, obs: Tensor) -> Tensor:
+        """What values of states (B, D) hold besides rewards, for acting there at random: (B,), 0 without entropy."""
+        return torch.zeros(len(obs), device=self.device)
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
         """One step of critics and targets. Returns metrics, still on the device."""
@@ -334,6 +349,9 @@ class SoftActorCritic(Critics):
         """Value of a state by the targets, the entropy of its first action included: (B,)."""
         action, log_prob = self.sample(next_obs)
         return self.aggregate(self.q(next_obs, action, target=True), drawn=True) - self.alpha * log_prob
+
+    def entropy_reward(self, obs: Tensor) -> Tensor:
+        return -self.alpha * self.sample(obs)[1]
 
     def update(self, rows: Rows, actor: bool = True) -> dict[str, Tensor]:
         if self.fused is not None and actor:

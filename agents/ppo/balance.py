@@ -13,7 +13,8 @@ balanced are added by their weights, and the balanced part is as large as withou
 Sources: "MARBLE: Multi-Aspect Reward Balance for Diffusion RL", its abstract: min_norm, once a rollout, averaged; by
 Frank and Wolfe's method with pairwise steps, Lacoste-Julien & Jaggi 2015, arXiv 1511.05932, section 2; Yu et al. 2020,
 arXiv 2001.06782, algorithm 1: project. Differences: the vectors have length 1, so a reward's scale does not matter to
-min_norm; other weights than 1 give up its guarantee, 0 removes a stream; project takes streams in order, not at random.
+min_norm; other weights than 1 give up its guarantee, 0 removes a stream, a negative one turns its gradient round;
+project takes streams in order, not at random.
 Fails when: a stream is noise, with a veto like every other (see `balance_only`); one goal must lose first for the other
 to win: a pendulum that should be upright with little torque hangs still (`python -m benchmarks balance`).
 """
@@ -61,13 +62,15 @@ class Balance(Stateful):
         """One advantage (T, N) of those of all streams, (T, N, K); `pulls` are stream -> its policy gradient (P,)."""
         size, weight = advantage[valid].std(0)[self.columns], weights.mean((0, 1))[self.columns]
         norm = np.array([float(pulls[name].norm()) if name in pulls else 0.0 for name in self.names])
+        # What a negative weight asks for is the opposite gradient, with the size of the weight.
+        sign, weight = np.sign(weight), np.abs(weight)
         whitened = np.divide(norm, size, out=np.zeros_like(norm), where=(size > 0) & (weight > 0))
         live = np.flatnonzero(whitened > LEAST * whitened.max())
         others = np.delete(advantage * weights, self.columns, -1).sum(-1)
         self.metrics = {f"stream/{name}/share": 0.0 for name in self.names}
         if not len(live):
             return others
-        rows = torch.stack([pulls[self.names[k]] for k in live]).double().cpu().numpy()
+        rows = torch.stack([pulls[self.names[k]] for k in live]).double().cpu().numpy() * sign[live, None]
         before, found = self.shares[live], self.method(rows, weight[live])
         mixed = RHO * before / before.sum() + (1 - RHO) * found
         self.shares[live] = before.sum() * mixed
@@ -75,7 +78,8 @@ class Balance(Stateful):
         factors = mixed / norm[live]
         # As large as the sum it stands for, so that the weights of the others keep their meaning.
         factors *= math.sqrt(np.square(weight * size)[live].sum() / np.square(factors * size[live]).sum())
-        return advantage[..., [self.columns[k] for k in live]] @ factors.astype(np.float32) + others
+        signed = (sign[live] * factors).astype(np.float32)
+        return advantage[..., [self.columns[k] for k in live]] @ signed + others
 
 
 def min_norm(gradients: np.ndarray, weights: np.ndarray) -> np.ndarray:

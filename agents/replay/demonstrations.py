@@ -10,7 +10,8 @@ Rows get their reward from the scorer as it is now; what only whole episodes tel
 Sources: Ball et al. 2023, "Efficient Online RL with Offline Data" (RLPD), arXiv 2302.02948; Luo et al. 2024, "SERL",
 arXiv 2401.16013; Oh et al. 2018, "Self-Imitation Learning", arXiv 1806.05635, section 4.
 Differences: models are fitted to all sources, and imagination begins in all; an episode that ran out of time goes on
-with the value of its last state; R counts goals alone; Q is regressed to R instead of adding a loss.
+with the value of its last state; R counts goals alone, and of a soft value the entropy of later actions, by the policy
+as it is now: without it R would be no lower bound where that is negative; Q is regressed to R instead of adding a loss.
 Fails when: the recording is of other dynamics; the world is random, where luck is imitated.
 """
 
@@ -117,8 +118,12 @@ class MixedReplay(Replay):
         scaled, weights = self.scorer.scaled(self.scorer.relabel(rows)), self.scorer.weights(self.timesteps)
         return np.sum([scaled[name] * weights[name] for name in self.goals], 0)
 
-    def rescore(self, value: Callable[[Tensor], Tensor]) -> None:
-        """Scores of rewards with a memory, and returns, by the rewards as they are now; `value`: (B, D) -> (B,)."""
+    def rescore(self, value: Callable[[Tensor], Tensor], entropy: Callable[[Tensor], Tensor]) -> None:
+        """Scores of rewards with a memory, and returns, by the rewards as they are now.
+
+        `value` and `entropy`, of states (B, D), both (B,): what follows the last one, and what a soft value adds to the
+        reward of a step for its action's entropy.
+        """
         for name, source in self.sources.items():
             order = (source._pos - source._filled + np.arange(source._filled)) % source.length
             if self._stale and any(key.startswith("score/") for key in source.columns):
@@ -127,9 +132,12 @@ class MixedReplay(Replay):
                     source._keep(source._at(times), times, source.columns)
             if name == "best" and len(order):
                 rows = source._at(order)[:, 0]
+                table = source.table[order]
                 with torch.no_grad():
-                    tail = np.where(rows.terminated, 0, value(source.table[order][:, source._next]).cpu().numpy())
-                worth = returns(self._goal(rows), rows.ended, tail, self.gamma)
+                    tail = np.where(rows.terminated, 0, value(table[:, source._next]).cpu().numpy())
+                    bonus = entropy(table[:, source._obs]).cpu().numpy()
+                # Q(s, a) holds the entropy of all later actions, and not that of a itself.
+                worth = returns(self._goal(rows) + bonus, rows.ended, tail, self.gamma) - bonus
                 self.bound[order] = torch.from_numpy(worth).to(self.device)
         self._stale = False
 

@@ -42,7 +42,7 @@ class Ending(TrackedEnv):
             if name in memory:
                 scored, memory[name] = scored
             ends |= bool(values_of(scored)[0] > 0)
-        ends = ends and not batch.ended[0]
-        if ends and self.env.has_wrapper_attr("conclude"):
+        # Where time runs out with the success the episode still terminates, but its account is written already.
+        if ends and not batch.ended[0] and self.env.has_wrapper_attr("conclude"):
             self.env.get_wrapper_attr("conclude")(info, False)
         return ends

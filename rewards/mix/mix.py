@@ -84,7 +84,7 @@ class Mix:
         return " + ".join(map(str, self.streams.values()))
 
     def notes(self) -> list[str]:
-        return [f"{name}: {note}" for name, stream in self.streams.items() for note in stream.reward.notes()]
+        return [f"{name}: {note}" for name, stream in self.streams.items() for note in stream.notes()]
 
     def judge_use(self) -> dict[str, JudgeUse]:
         """By the names of rewards that ask a judge, what came of it."""
@@ -391,6 +391,18 @@ class Stream(Stateful):
         """The reward's memory for `n` fresh episodes; with their first score, where the next is compared with it."""
         memory = self.reward.initial_memory(n)
         return {**memory, LAST: np.full(n, self.reward.starts_at, np.float32)} if self.keeps_score else memory
+
+    def notes(self) -> list[str]:
+        """Sentences of the reward, and of what its stream makes of it."""
+        notes = list(self.reward.notes())
+        learns = type(self.reward).update is not Reward.update
+        if self.references is not None and learns:
+            notes.append(
+                f"shape={self.shape} compares with scores from the beginning of training, which stay as they were "
+                f"while {self.name} learns on; where all of its scores drift, take shape=none or a reward that has "
+                "learned"
+            )
+        return notes
 
     def score(self, batch: Transitions, memory: Memory, again: bool = False) -> tuple[np.ndarray, Memory]:
         """Shaped scores, float32, of the batch's shape; 0 in rows not valid or not ready; `again`: out of a replay."""

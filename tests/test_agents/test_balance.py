@@ -54,6 +54,19 @@ def rollout(scale=1.0, weight=1.0):
     return pulls, advantage, weights, np.ones((5, 4), bool)
 
 
+@pytest.mark.parametrize("method", ["min_norm", "project"])
+def test_a_negative_weight_asks_for_the_opposite(method):
+    """As a stream whose rewards have the other sign, with a weight that is positive."""
+    pulls, advantage, weights, valid = rollout()
+    turned = dict(pulls, clip=-pulls["clip"]), advantage * np.float32([1, -1, 1]), weights, valid
+    expected = make_balance(method, only=["task", "clip"])
+    negative = make_balance(method, only=["task", "clip"])
+    total = negative(pulls, advantage, weights * np.float32([1, -1, 1]), valid)
+    np.testing.assert_allclose(total, expected(*turned), rtol=1e-5)
+    assert negative.shares.min() > 0
+    assert negative.shares == pytest.approx(expected.shares)
+
+
 def test_the_scale_of_a_reward_does_not_matter_and_others_are_added_by_their_weights():
     one, other = (make_balance(only=["task", "clip"]) for _ in range(2))
     pulls, advantage, weights, valid = rollout()

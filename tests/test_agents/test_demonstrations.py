@@ -113,10 +113,26 @@ def best(share=0.5):
     return replay
 
 
+def no_entropy(obs):
+    return torch.zeros(len(obs))
+
+
+def test_a_return_holds_the_entropy_of_later_actions_as_soft_values_do():
+    replay = best()
+    replay.rescore(lambda obs: torch.zeros(len(obs)), lambda obs: torch.full((len(obs),), -0.2))
+    assert replay.bound[:3].tolist() == pytest.approx([0.25 - 0.1 - 0.05, 0.5 - 0.1, 1.0])
+
+
+def test_the_entropy_of_a_state_is_the_weight_times_that_of_the_policy():
+    learner = SoftActorCritic(3, 1, LearnerConfig(entropy=0.5, net_arch=[4]))
+    learner.sample = lambda obs: (None, torch.tensor([2.0, -4.0]))
+    assert learner.entropy_reward(torch.zeros(2, 3)).tolist() == [-1.0, 2.0]
+
+
 def test_rewarded_episodes_are_kept_and_their_returns_are_targets_where_they_are_above_the_value():
     replay = best()
     assert len(replay.sources["best"]) == 3 and replay.bound[:4].tolist() == [-torch.inf] * 4
-    replay.rescore(lambda obs: torch.full((len(obs),), 100.0))  # it ended: nothing follows
+    replay.rescore(lambda obs: torch.full((len(obs),), 100.0), no_entropy)  # it ended: nothing follows
     assert replay.bound[:4].tolist() == [0.25, 0.5, 1.0, -torch.inf]
     rows = replay.sample(40)
     assert (rows.index < 0).sum() == 20 and (rows.index[:10] < 0).sum() == 5
@@ -124,6 +140,14 @@ def test_rewarded_episodes_are_kept_and_their_returns_are_targets_where_they_are
     for place, value, follows, old in zip(rows.index, changed.reward, changed.discount, rows.discount):
         bound = {-1: None, -2: 0.5, -3: 1.0}.get(int(place))
         assert (bound is None and follows == old) or (value, follows) == (bound, 0)
+
+
+def test_with_a_subset_the_actor_ascends_the_mean_of_the_critics():
+    learner = SoftActorCritic(3, 1, LearnerConfig(critics=5, subset=2, net_arch=[4]))
+    q = torch.arange(5.0)[:, None].expand(5, 7)
+    assert float(learner.aggregate(q)[0]) == 2
+    drawn = {float(learner.aggregate(q, drawn=True)[0]) for _ in range(60)}
+    assert drawn == {0, 1, 2, 3}
 
 
 def test_targets_are_the_least_of_two_critics_drawn_from_many():

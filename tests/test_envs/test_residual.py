@@ -1,10 +1,11 @@
 """A frozen policy in the environment: the sum by hand, its clock, ends of episodes, snapshots, refusals."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from envs.make import make, make_vec, termination
-from envs.residual import Residual
+from envs.residual import Residual, ResidualVector
 
 PEG = "lodestar/Peg-v0"
 
@@ -53,6 +54,21 @@ def test_a_vector_shows_what_it_will_add_and_its_clocks_begin_with_episodes(back
     for wanted in expected:
         np.testing.assert_array_equal(envs.step(np.zeros((3, 3), np.float32))[0], wanted)
     assert envs.measured() == {"residual/clipped": 0.0}
+    envs.close()
+
+
+def test_a_vector_of_gymnasium_whose_final_observations_are_objects_has_a_base_too():
+    mode = gym.vector.AutoresetMode.SAME_STEP
+    vector = gym.make_vec("Pendulum-v1", 2, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
+    envs = ResidualVector(vector, lambda obs: np.full((len(obs), 1), 1.0, np.float32), 0.1)
+    envs.reset(seed=0)
+    for _ in range(199):
+        envs.step(np.zeros((2, 1), np.float32))
+    obs, _, _, truncated, infos = envs.step(np.zeros((2, 1), np.float32))
+    assert truncated.all()
+    assert infos["final_obs"].shape == obs.shape == (2, 4)
+    assert infos["final_obs"][:, 3] == pytest.approx(0.5)
+    assert not np.allclose(infos["final_obs"][:, :3], obs[:, :3])
     envs.close()
 
 

@@ -295,6 +295,17 @@ def test_registering_a_name_twice_is_refused(monkeypatch):
         rewards.register("rnd", Height)
 
 
+def test_references_of_a_reward_that_learns_on_are_said_to_stay_as_they_were():
+    class Learning(Height):
+        def update(self, batch):
+            return {"learned": 1.0}
+
+    (note,) = mix(Learning, shape="par_step").notes()
+    assert note.startswith("height: shape=par_step compares with scores from the beginning of training")
+    assert mix(Height, shape="par_step").notes() == []
+    assert mix(Learning).notes() == []
+
+
 def test_another_reward_in_the_tasks_place_is_not_taken_for_it():
     class Other(Reward):
         requires = frozenset({"reward"})

@@ -133,6 +133,17 @@ def test_a_success_ends_the_episode_and_the_environment_keeps_its_own_account(tm
     assert info["episode"]["l"] == 3 and info["is_success"] is False
 
 
+def test_a_success_on_the_last_step_terminates_and_the_account_is_written_once(tmp_path):
+    env = make(UPRIGHT, seed=0, max_episode_steps=3)
+    wrapped = RewardWrapper(env, always(env, tmp_path))
+    wrapped.reset(seed=0)
+    for _ in range(2):
+        assert wrapped.step(0)[2:4] == (False, False)
+    _, reward, terminated, truncated, info = wrapped.step(0)
+    assert (reward, terminated, truncated) == (1.0, True, True)
+    assert info["episode"]["l"] == 3
+
+
 def test_a_snapshot_remembers_how_near_the_end_was(tmp_path):
     env = make(UPRIGHT, seed=0)
     one = ending(env, always(env, tmp_path))
