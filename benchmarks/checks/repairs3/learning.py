@@ -19,8 +19,8 @@ from runners.train import train_in
 
 RESULTS = Path(__file__).resolve().parents[3] / "assets" / "results"
 ROLLOUTS = 120
-HALFCHEETAH: dict[str, Any] = {"n_steps": 64, "batch_size": 128, "n_epochs": 2, "normalize_obs": True}
-ENVS = 4
+HALFCHEETAH: dict[str, Any] = {"n_steps": 64, "batch_size": 256, "n_epochs": 2, "normalize_obs": True}
+ENVS = 8
 
 
 def measure() -> dict[str, float]:
@@ -29,7 +29,7 @@ def measure() -> dict[str, float]:
     figures["constant_scale_total"] = constant_scale_total()
     plain = train_halfcheetah(imitate=0.0)
     imitating = train_halfcheetah(imitate=3.0)
-    figures["sil_gradient_6d"] = imitation_gradient(imitating)
+    figures["sil_gradient_6d"] = imitation_gradient()
     figures["sil_std_ratio"] = mean_deviation(imitating) / mean_deviation(plain)
     return figures
 
@@ -70,18 +70,20 @@ def mean_deviation(model: PPO) -> float:
     return float(model.policy.log_std.detach().exp().mean())
 
 
-def imitation_gradient(model: PPO) -> float:
-    """Largest slope of the policy's last layer after a step of imitation on rows of the buffer."""
-    imitation = model.imitation
-    count = len(imitation.rows["age"])
-    rows = {**imitation.rows, "batch": None, "raw": None}
-    index = np.random.default_rng(0).choice(count, 512)
-    picked = {}
-    for name in ("vector", "pixels", "mask", "action", "worth", "episode"):
-        value = rows[name]
-        picked[name] = value[index] if isinstance(value, np.ndarray) else value
-    # The entropy's own slope does not reach the last layer of a Gaussian policy's mean.
-    imitation.step(model.autograd, picked, 0.0)
+def imitation_gradient() -> float:
+    """Largest slope of the mean's last layer, where actions of an untrained policy return 1 more than expected."""
+    config = PPOConfig(**HALFCHEETAH, imitate=1.0)
+    with closing(make_vec("HalfCheetah-v5", ENVS, seed=0, backend="batched")) as vector:
+        model = PPO(vector, config, seed=0)
+    rng = np.random.default_rng(0)
+    obs = rng.standard_normal((512, model.policy.inputs.size), np.float32)
+    noise = torch.from_numpy(model.policy.actions.draw(rng, len(obs)))
+    with torch.no_grad():
+        outputs, values = model.policy(torch.from_numpy(obs), {})
+        action = model.policy.actions.sample(outputs, model.policy.log_std, noise)
+    model.imitation.weights = np.ones(1, np.float32)
+    rows = {"vector": obs, "pixels": {}, "mask": None, "action": action.numpy(), "worth": values[:, 0].numpy() + 1}
+    model.imitation.step(model.autograd, rows, 0.0)
     slope = model.policy.pi_head.weight.grad
     assert isinstance(slope, torch.Tensor)
     return float(slope.abs().max())
