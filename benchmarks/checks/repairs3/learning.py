@@ -81,9 +81,11 @@ def imitation_gradient() -> float:
     with torch.no_grad():
         outputs, values = model.policy(torch.from_numpy(obs), {})
         action = model.policy.actions.sample(outputs, model.policy.log_std, noise)
-    model.imitation.weights = np.ones(1, np.float32)
+    imitation = model.imitation
+    assert imitation is not None
+    imitation.weights = np.ones(1, np.float32)
     rows = {"vector": obs, "pixels": {}, "mask": None, "action": action.numpy(), "worth": values[:, 0].numpy() + 1}
-    model.imitation.step(model.autograd, rows, 0.0)
+    imitation.step(model.autograd, rows, 0.0)
     slope = model.policy.pi_head.weight.grad
     assert isinstance(slope, torch.Tensor)
     return float(slope.abs().max())
