@@ -225,8 +225,10 @@ class Work:
         """Read the newest checkpoint, write down the run, open its logs, make the callback that saves it."""
         from runners.run.progress import Live, Saver, make_logger
 
-        config, found = self.config, checkpoint.load(self.folder.checkpoints, tidy=True)
+        config = self.config
+        found = checkpoint.load(self.folder.checkpoints, tidy=True)
         state, self._start = found or (None, 0)
+        last_row = 0 if state is None else int(state["log"]["rows"])
         if found is None and config.init_from:
             from runners.run.build import initialise
 
@@ -234,7 +236,8 @@ class Work:
         self.folder.begin(config, f"python -m runners.train {shlex.join(self.argv)}")
         self._live = live = Live(config.total_timesteps, self._start)
         self._model = parts.model
-        logger = make_logger(self.folder.path, live, step=self._start, warn=live.say, more=self._logs(parts))
+        more = self._logs(parts, last_row)
+        logger = make_logger(self.folder.path, live, step=last_row, warn=live.say, more=more)
         parts.model.set_logger(logger)
         evaluator = None
         if config.eval_every or config.video_every:
@@ -243,21 +246,21 @@ class Work:
             evaluator = Evaluator(config, self.folder.path, parts, lambda: signals.received is not None, live.say)
         return Saver(config, self.folder, parts, signals, live, state, evaluator)
 
-    def _logs(self, parts: Parts) -> dict[str, Callable[[], Any]]:
-        """What makes the writers that the user asked for, beside that of metrics.csv."""
+    def _logs(self, parts: Parts, last_row: int) -> dict[str, Callable[[], Any]]:
+        """What makes the writers that the user asked for, beside that of metrics.csv; `last_row` is the row's step."""
         from runners.run.progress import TensorBoardLog
 
-        path, config, step = self.folder.path, self.config, self._start
+        path, config = self.folder.path, self.config
         made: dict[str, Callable[[], Any]] = {}
         if "tensorboard" in config.logger:
             from runners.run import tensorboard
 
             with suppress(OSError):  # the log itself will say so
-                tensorboard.begin(path / "tensorboard", config, step)
-            made["tensorboard"] = lambda: TensorBoardLog(path / "tensorboard", step)
+                tensorboard.begin(path / "tensorboard", config, self._start)
+            made["tensorboard"] = lambda: TensorBoardLog(path / "tensorboard", last_row)
             if config.histograms:
                 log = functools.partial(tensorboard.HistogramLog, model=parts.model, mix=parts.mix)
-                made["tensorboard"] = lambda: log(path / "tensorboard", step)
+                made["tensorboard"] = lambda: log(path / "tensorboard", last_row)
         if "wandb" in config.logger:
             from runners.run.wandb_log import WandbLog
 

@@ -47,16 +47,25 @@ class Evaluator(Stateful):
         self.best = float("-inf")  # task return
         self._model: Any = None  # the second agent
 
-    def __call__(self, step: int, model: "Model") -> dict[str, float]:
-        """Do what is due at this step; the tags of an evaluation, for the log."""
-        config = self.config
-        evaluates, films = _due(config.eval_every, self.evaluated, step), _due(config.video_every, self.filmed, step)
+    def is_due(self, step: int) -> bool:
+        """Whether an evaluation is to be done at this step; still so after one that a signal cut short."""
+        return _due(self.config.eval_every, self.evaluated, step)
+
+    def __call__(self, step: int, model: "Model", last: bool = False) -> dict[str, float]:
+        """Do what is due at this step; the tags of an evaluation, for the log.
+
+        A signal cuts it short, but not the `last` one: no rollout follows, before which it could be done again.
+        """
+        evaluates = self.is_due(step)
+        films = _due(self.config.video_every, self.filmed, step)
         if not (evaluates or films):
             return {}
-        before, found = random_state(), {}
+        before = random_state()
+        found: dict[str, float] = {}
         try:
-            act = self._policy(model)
-            found = self._evaluate(step, act) if evaluates else {}
+            act = self._policy(model, interruptible=not last)
+            if evaluates:
+                found = self._evaluate(step, act)
             if films:
                 self._film(step, act, model)
         except Interrupted:
@@ -78,7 +87,7 @@ class Evaluator(Stateful):
             self.say(f"no video at step {step:,} ({type(error).__name__}: {error}); training continues")
         self.filmed = step
 
-    def _policy(self, model: "Model") -> Act:
+    def _policy(self, model: "Model", interruptible: bool) -> Act:
         if self._model is None:
             self._model = acting(self.config, self.mix).model
         self._model.policy.load_state_dict(model.policy.state_dict())
@@ -87,7 +96,7 @@ class Evaluator(Stateful):
         act = policy(self._model, self.config, seed=self.config.seed)
 
         def watched(obs: Any, begins: Any, mask: Any = None) -> Any:
-            if self.interrupted():
+            if interruptible and self.interrupted():
                 raise Interrupted
             return act(obs, begins, mask)
 

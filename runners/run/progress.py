@@ -139,7 +139,11 @@ class Saver(BaseCallback):
     def _on_rollout_start(self) -> None:
         self.restore(self.model)
         step = self.num_timesteps = self.model.num_timesteps
-        if self._evaluate() or step - self._logged >= self.log_every:
+        evaluated = self._evaluate()
+        row_due = evaluated or step - self._logged >= self.log_every
+        # A signal cut the evaluation short: the run that continues does it again, and writes the row with it.
+        cut_short = self.evaluator is not None and self.evaluator.is_due(step)
+        if row_due and not cut_short:
             self.dump()
         if self.signals.received is not None:
             self.save()
@@ -175,9 +179,11 @@ class Saver(BaseCallback):
             if step > self._saved:
                 self._write(unpack(tree, arrays), step)
 
-    def _evaluate(self) -> bool:
-        """Whether there was an evaluation for the next row of the log."""
-        found = {} if self.evaluator is None else self.evaluator(self.model.num_timesteps, self.model)
+    def _evaluate(self, last: bool = False) -> bool:
+        """Whether there was an evaluation for the next row of the log; a signal does not cut the `last` one short."""
+        if self.evaluator is None:
+            return False
+        found = self.evaluator(self.model.num_timesteps, self.model, last)
         for tag, value in found.items():
             self.logger.record(tag, value)
         return bool(found)
@@ -230,7 +236,8 @@ class Saver(BaseCallback):
 
     def finish(self) -> None:
         """The last row and the last checkpoint, after `learn` returned."""
-        if self._evaluate() or self._logged != self.model.num_timesteps:
+        evaluated = self._evaluate(last=True)
+        if evaluated or self._logged != self.model.num_timesteps:
             self.dump()
         self.live.update(self.model.num_timesteps, self.task_return, force=True)
         self._failed_at = -RETRY_S
@@ -267,14 +274,17 @@ def set_random_state(state: dict[str, Any]) -> None:
 def make_logger(
     folder: Path, live: "Live", *, step: int = 0, warn: Say = print, more: Mapping[str, Any] | None = None
 ) -> Logger:
-    """The logger of a run that is at `step`: older rows after it are dropped; `more` makes further writers, by name."""
+    """The logger of a run whose last row is of `step`: later rows are dropped; `more` makes further writers, by name.
+
+    A row may be written and its checkpoint not, as by a kill: the run that continues writes it again.
+    """
     path = folder / "metrics.csv"
     with suppress(OSError):
         with opened_text(path) as file:
             first = file.readline()
-        if step > 0 and first and not first.startswith("step"):
+        if first and not first.startswith("step"):
             broken = path.rename(path.with_name(f"broken_{path.name}"))
-            warn(f"{path} is no log any more; it is kept as {broken.name}, and the log begins at step {step:,}")
+            warn(f"{path} is no log any more; it is kept as {broken.name}, and the log begins after step {step:,}")
     writers: list[KVWriter] = [
         Alarm(TASK_RETURN, LEARNED_RETURN, live.say, read_csv(path, step)),  # first: the others write what it adds
         Guarded("metrics.csv", lambda: CSVLog(path, step), warn),
@@ -353,19 +363,19 @@ def read_csv(path: Path, last: int | None = None) -> list[dict[str, str]]:
 
 
 class TensorBoardLog(KVWriter):
-    """Scalars for TensorBoard; a run that continues at `step` hides what a killed process wrote after it.
+    """Scalars for TensorBoard; a log of rows hides what a killed process wrote after its `step`, if it has one.
 
     The usual SummaryWriter has a thread, which loses rows to `kill -9` and dies with a traceback on a full disk.
     """
 
-    def __init__(self, folder: Path, step: int = 0) -> None:
+    def __init__(self, folder: Path, step: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         # Readers sort the files by name: ours stand in their order, behind those of TensorBoard's own writers.
         count = len(list(folder.iterdir()))
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.9{count:03d}"
         self.file = RecordWriter((folder / name).open("wb"))
         self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        if step > 0:  # "forget the steps from here on in the files before this one"
+        if step is not None:  # "forget the steps from here on in the files before this one"
             start = SessionLog(status=SessionLog.START)
             self._add(Event(wall_time=time.time(), step=step + 1, session_log=start))
         self.file.flush()

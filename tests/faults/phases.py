@@ -48,7 +48,28 @@ def command(agent: str, phase: str) -> list[str]:
 
 def struck(phase: str, number: int, argv: list[str]) -> int:
     """The run, whose own process gets a signal in the middle of a phase."""
-    module, path, nth = PHASES[phase]
+
+    def wait(waiting: Any) -> None:
+        # The control is in the middle of its own run.
+        until((waiting.run / "status.json").exists)
+
+    strike(*PHASES[phase], number, in_result=phase == "evaluation", wait=wait if phase == "control" else None)
+    return main(argv)
+
+
+def strike(
+    module: str,
+    path: str,
+    nth: int,
+    number: int,
+    *,
+    in_result: bool = False,
+    wait: Callable[[Any], Any] | None = None,
+) -> None:
+    """Let this process signal itself at the start of the n-th call of a function.
+
+    With `in_result` the calls counted are those of what the function returns; `wait` gets the call's first argument.
+    """
     *owners, name = path.split(".")
     owner: Any = import_module(module)
     for part in owners:
@@ -58,17 +79,18 @@ def struck(phase: str, number: int, argv: list[str]) -> int:
     def striking(original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **options: Any) -> Any:
             if next(calls) == nth:
-                if phase == "control":  # it is in the middle of its own run
-                    until((arguments[0].run / "status.json").exists)
+                if wait is not None:
+                    wait(arguments[0])
                 os.kill(os.getpid(), number)
             return original(*arguments, **options)
 
         return wrapped
 
     original = getattr(owner, name)
-    deeper = phase == "evaluation"  # in what the function returns, the policy
-    setattr(owner, name, (lambda *given: striking(original(*given))) if deeper else striking(original))
-    return main(argv)
+    if in_result:
+        setattr(owner, name, lambda *given: striking(original(*given)))
+    else:
+        setattr(owner, name, striking(original))
 
 
 def trial(agent: str, phase: str, name: str, whole: Path, folder: Path) -> str:

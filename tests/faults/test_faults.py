@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import results
-from tests.faults import Fault, Found, phases, storage
+from tests.faults import Fault, Found, evaluations, phases, storage
 from tests.faults import __main__ as command
 from tests.faults.child import Child, run
 
@@ -42,6 +42,12 @@ def test_a_run_that_is_killed_in_any_phase_is_continued_to_the_same_end(tmp_path
     found = phases.FAULTS[0].run(tmp_path, True)
     assert found.failed == 0, found.words
     assert found.figures == {"phases_tried": 16, "phases_resumed": 16}
+
+
+def test_a_signal_in_the_last_rollout_or_in_an_evaluation_loses_no_evaluation(tmp_path):
+    found = evaluations.FAULTS[0].run(tmp_path, True)
+    assert found.failed == 0, found.words
+    assert found.figures == {"evaluations_struck": 2, "evaluations_lost": 0}
 
 
 def test_a_kill_after_which_numbers_differ_would_be_noticed(tmp_path, monkeypatch):
