@@ -180,6 +180,15 @@ def _filled(tree: Any, tensors: dict[str, Any], name: str) -> Any:
     return type(tree)(value.item())
 
 
+class Unsaveable(TypeError):
+    """A state that a checkpoint cannot hold; the sentence says which part."""
+
+
+# The types of numbers that safetensors holds and NumPy has.
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+SAVEABLE = frozenset(["bool", *INTEGERS, "float16", "float32", "float64"])
+
+
 def pack(state: Any) -> tuple[Any, dict[str, np.ndarray]]:
     """Split a nested state into a JSON tree and named arrays, copied; `unpack` is the inverse."""
     arrays: dict[str, np.ndarray] = {}
@@ -224,11 +233,13 @@ def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
             words, index = np.unique(value, return_inverse=True)  # captions repeat
             place = _store(index.reshape(value.shape).astype(np.int32), path, arrays)
             return {"_": "text", "v": place, "words": words.tolist()}
-        if value.dtype.kind not in "biuf":
-            raise TypeError(f"the state at {path or '/'} is an array of {value.dtype}; only plain numbers can be saved")
         return {"_": "array", "v": _store(np.array(value, order="C", copy=True), path, arrays)}
     if type(value).__module__.startswith("torch") and hasattr(value, "detach"):
-        copied = np.array(value.detach().cpu().numpy(), order="C", copy=True)
+        try:
+            numbers = value.detach().cpu().numpy()
+        except TypeError:
+            raise Unsaveable(_refusal(path, value.dtype)) from None
+        copied = np.array(numbers, order="C", copy=True)
         return {"_": "tensor", "v": _store(copied, path, arrays)}
     if isinstance(value, Mapping):
         # Pairs, not a JSON object: optimiser states have integer keys.
@@ -241,10 +252,16 @@ def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
         return items if isinstance(value, list) else {"_": "tuple", "v": items}
     if isinstance(value, bytes):
         return {"_": "bytes", "v": value.hex()}
-    raise TypeError(f"the state at {path or '/'} is a {type(value).__name__}, which only pickle could hold")
+    raise Unsaveable(f"the state at {path or '/'} is a {type(value).__name__}, which only pickle could hold")
+
+
+def _refusal(path: str, dtype: object) -> str:
+    return f"the state at {path or '/'} is an array of {dtype}; only plain numbers of up to 64 bits can be saved"
 
 
 def _store(array: np.ndarray, path: str, arrays: dict[str, np.ndarray]) -> str:
+    if array.dtype.name not in SAVEABLE:
+        raise Unsaveable(_refusal(path, array.dtype))
     while path in arrays:  # the keys 1 and "1" of one dict print alike
         path += "'"
     arrays[path] = array

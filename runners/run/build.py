@@ -242,7 +242,9 @@ def saved_config(run: Path, key: str = "run") -> dict[str, Any]:
 
 def load_checkpoint(run: Path, at: str = "") -> tuple[dict[str, Any], int]:
     """State and step of a run's newest checkpoint, that of a step, or the "best"; else a UsageError."""
-    folders = {path.name.split("_")[1].lstrip("0"): path for path in sorted((run / "checkpoints").glob("step_*"))}
+    # Of one step the last that was written.
+    oldest_first = reversed(checkpoint.step_folders(run / "checkpoints"))
+    folders = {path.name.split("_")[1].lstrip("0"): path for path in oldest_first}
     if at.isdecimal() and at.lstrip("0") in folders:
         return checkpoint.read(folders[at.lstrip("0")])
     if at not in ("", checkpoint.BEST):

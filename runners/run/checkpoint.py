@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,6 +32,7 @@ from runners.run.packages import version
 
 FORMAT = 2  # 1 was 0.1.0's, whose states of agents and rewards were laid out otherwise
 BEST = "best"  # the folder of the checkpoint that evaluated best, beside that of the others
+_NAME = re.compile(r"step_(?P<step>\d+)(_(?P<repeat>\d+))?", re.ASCII)  # of a checkpoint's folder
 ARRAYS, STATE, MANIFEST, LATEST = "arrays.safetensors", "state.json", "manifest.json", "LATEST"
 
 
@@ -50,11 +52,10 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
     """
     tree, arrays = pack(state)
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"step_{step:012d}"
-    repeats = 1
-    while target.exists():  # the same step again: the new one sorts behind the old one, which stays until it is pruned
-        repeats += 1
-        target = folder / f"step_{step:012d}_{repeats}"
+    # The same step again: the new one has a higher number than all that are there, and so is the newest of them.
+    repeats = [_order(path)[1] for path in step_folders(folder) if _order(path)[0] == step]
+    repeat = max(repeats, default=0) + 1
+    target = folder / (f"step_{step:012d}" if repeat == 1 else f"step_{step:012d}_{repeat}")
     temporary = folder / f"tmp-{os.getpid()}-{step}"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -75,7 +76,9 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
         write_atomically(folder / LATEST, target.name + "\n")
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for old in _steps(folder)[keep:]:
+    # Never the one just written, whatever the steps of the others: a run may go on from an older one.
+    others = [path for path in step_folders(folder) if path != target]
+    for old in others[max(keep - 1, 0) :]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
@@ -87,9 +90,9 @@ def load(folder: Path, say: Callable[[str], None] = print, *, tidy: bool = False
     VersionError if the newest has another format. `tidy` removes leftovers of interrupted saves and puts broken ones
     aside; only for the process that holds the run's lock, as another may be writing just now.
     """
-    for leftover in folder.glob("tmp-*") if tidy else ():
-        shutil.rmtree(leftover, ignore_errors=True)
-    candidates = _steps(folder)
+    if tidy:
+        remove_leftovers(folder)
+    candidates = step_folders(folder)
     latest = folder / LATEST
     with suppress(OSError):  # LATEST wins over a higher number, e.g. when someone copied an old pointer back
         named = folder / read_text(latest).strip()
@@ -153,8 +156,29 @@ def write_atomically(path: Path, text: str) -> None:
     _sync(path.parent)
 
 
-def _steps(folder: Path) -> list[Path]:
-    return sorted((path for path in folder.glob("step_*") if path.is_dir()), reverse=True)
+def step_folders(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the highest step first, and of one step the last that was written."""
+    named = [path for path in folder.glob("step_*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(named, key=_order, reverse=True)
+
+
+def _order(path: Path) -> tuple[int, int]:
+    """Step of a checkpoint, and which one of that step it is."""
+    named = _NAME.fullmatch(path.name)
+    assert named is not None, path
+    return int(named["step"]), int(named["repeat"] or 1)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a process that was killed in a save left; only for the one that holds the run's lock."""
+    # Through a link the files of others would be removed.
+    if folder.is_symlink():
+        return
+    for leftover in folder.glob("tmp-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in folder.glob("*.tmp-*"):
+        with suppress(OSError):
+            leftover.unlink()
 
 
 def _digest(manifest: dict[str, Any]) -> str:

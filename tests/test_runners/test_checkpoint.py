@@ -14,7 +14,7 @@ import torch
 
 from envs.state import pack, unpack
 from runners.run import checkpoint
-from runners.run.checkpoint import CheckpointError, VersionError, load, read, save
+from runners.run.checkpoint import CheckpointError, VersionError, load, read, remove_leftovers, save
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,6 +99,36 @@ def test_saving_the_same_step_twice_keeps_the_newer_state(tmp_path):
     save(tmp_path, _state(1), 5)
     save(tmp_path, _state(2), 5)
     assert load(tmp_path)[0]["steps"] == 2
+
+
+def test_the_checkpoint_just_written_is_never_pruned(tmp_path):
+    for fill in range(12):  # 12: the names of the 10th and 11th sort before that of the 2nd
+        assert save(tmp_path / "same", _state(fill), 5).is_dir()
+        assert load(tmp_path / "same")[0]["steps"] == fill
+    assert len(list((tmp_path / "same").glob("step_*"))) == 3
+    save(tmp_path / "older", _state(1), 100, keep=1)
+    target = save(tmp_path / "older", _state(2), 50, keep=1)
+    assert [path.name for path in (tmp_path / "older").glob("step_*")] == [target.name] == ["step_000000000050"]
+    assert load(tmp_path / "older")[1] == 50
+
+
+@pytest.mark.parametrize("array", [np.ones(2, np.longdouble), torch.ones(2, dtype=torch.bfloat16), np.ones(2, complex)])
+def test_numbers_of_a_type_that_no_file_holds_are_no_full_disk(tmp_path, array):
+    with pytest.raises(TypeError, match=r"the state at /mean is an array of .*only plain numbers of up to 64 bits"):
+        save(tmp_path, {"mean": array}, 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_leftovers_of_a_kill_are_removed_but_not_through_a_link(tmp_path):
+    folder = save(tmp_path / "own", _state(1), 1).parent
+    for place in (folder, tmp_path / "others"):
+        (place / "tmp-77-5").mkdir(parents=True)
+        (place / "LATEST.tmp-77").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "others")
+    remove_leftovers(folder)
+    remove_leftovers(tmp_path / "link")
+    assert sorted(path.name for path in folder.iterdir()) == ["LATEST", "step_000000000001"]
+    assert sorted(path.name for path in (tmp_path / "others").iterdir()) == ["LATEST.tmp-77", "tmp-77-5"]
 
 
 def test_an_empty_folder_has_no_checkpoint(tmp_path):
