@@ -11,6 +11,8 @@ from types import FrameType
 from typing import Any
 
 from envs.memory import GIB, memory
+from envs.state import Unsaveable
+from envs.transitions import NotFinite
 from envs.types import MaskFault
 from envs.vector.watchdog import WorkerError
 from runners.run.checkpoint import CheckpointError, VersionError
@@ -113,6 +115,11 @@ def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple
             f"an array of {found[1]} does not fit into memory ({memory()[0] / GIB:,.1f} GiB are free); make networks "
             "(hidden, net_arch), buffers (buffer_size), rollouts (n_steps) or n_envs smaller"
         )
+    owner = _owner(error)
+    # NumPy raises it, too, where np.seterr asks for that: in an environment it says nothing about training.
+    arithmetic = isinstance(error, FloatingPointError) and not isinstance(error, NotFinite)
+    if arithmetic and owner is not None and owner[0] == ENVIRONMENT:
+        return ENVIRONMENT, _blame(owner[1], error, sentence, step)
     for kind, code in _CODES.items():
         if isinstance(error, kind):
             return code, sentence
@@ -123,18 +130,21 @@ def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple
     if isinstance(error, OSError) and phase == "set-up":
         wrong_path = isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
         return (USAGE if wrong_path else STORAGE), sentence
-    owner = _owner(error)
     if owner is not None:
-        code, words = owner
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{last.filename}:{last.lineno}"
-        return code, f"{words} failed after {step:,} steps: {type(error).__name__}: {sentence} ({place})"
+        return owner[0], _blame(owner[1], error, sentence, step)
     if isinstance(error, OSError):
         return STORAGE, sentence
     if isinstance(error, SystemExit):
         frame = traceback.extract_tb(error.__traceback__)[-1]
         return FAILED, f"{frame.filename}:{frame.lineno} called exit({sentence}) before the command was finished"
     return FAILED, ""
+
+
+def _blame(owner: str, error: BaseException, sentence: str, step: int) -> str:
+    """Whose code failed, when and where."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{last.filename}:{last.lineno}"
+    return f"{owner} failed after {step:,} steps: {type(error).__name__}: {sentence} ({place})"
 
 
 def save_kept(error: BaseException, folder: Path) -> str:
@@ -150,7 +160,7 @@ def save_kept(error: BaseException, folder: Path) -> str:
 
 
 _ALLOCATION = re.compile(r"allocate ([\d.]+ (?:bytes|[KMGTPE]iB))")  # NumPy's and torch's errors say it so
-_CODES = {FloatingPointError: NUMERICAL, VersionError: USAGE, CheckpointError: STORAGE}
+_CODES = {FloatingPointError: NUMERICAL, VersionError: USAGE, CheckpointError: STORAGE, Unsaveable: FAILED}
 _STEPS = ("make", "step", "reset", "render", "frame", "send", "recv")
 
 

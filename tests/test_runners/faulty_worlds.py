@@ -46,6 +46,25 @@ class Raises(Plain):
         raise KeyError("the door")
 
 
+class Divides(Plain):
+    """As NumPy does where np.seterr(all="raise") was called."""
+
+    def spoil(self):
+        raise FloatingPointError("divide by zero encountered in divide")
+
+
+class Wanders(Plain):
+    """Makes another folder the working directory, in the hundredth step."""
+
+    def __init__(self, to="", render_mode=None):
+        super().__init__(render_mode)
+        self.to = to
+
+    def spoil(self):
+        os.chdir(self.to)
+        return 1.0
+
+
 class Sleeps(Plain):
     def spoil(self):
         time.sleep(60)
@@ -74,6 +93,6 @@ class Level(Plain):
         return obs, self.level * reward, *rest
 
 
-for name in ("Plain", "NotANumber", "Raises", "Sleeps", "Exits", "Vanishes", "Level"):
+for name in ("Plain", "NotANumber", "Raises", "Divides", "Wanders", "Sleeps", "Exits", "Vanishes", "Level"):
     gym.register(f"{name}-v0", f"{__name__}:{name}")
 gym.register("Any-v0", lambda level=1, **words: Level(level))
