@@ -43,6 +43,7 @@ ROWS = 256  # observations that the files are compared on
 TOLERANCE = 1e-4  # largest difference of an action's number, beside the largest number of all of them if that exceeds 1
 GRAPH, OPSET = "policy.onnx", 18
 CHECKPOINTS = "checkpoints"
+UNFINISHED = ".export-"  # how folders are called in which an export is being written
 OF_A_RUN = (CHECKPOINTS, "config.yaml", "versions.json", "result.json", STATUS)
 FILES = ("policy.safetensors", "policy.json", GRAPH, "README.md", *OF_A_RUN)
 
@@ -111,7 +112,10 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
             if config.format == "onnx":
                 words = f"{why}, which an ONNX graph of one step cannot hold; give format=safetensors"
                 raise UsageError(words) from None
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=out) as temporary:
+    # What a process that was killed in an export left.
+    for leftover in out.glob(f"{UNFINISHED}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=out) as temporary:
         folder = Path(temporary)
         if config.format == "none":
             checked = []
