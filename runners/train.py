@@ -28,7 +28,7 @@ from runners.run.checkpoint import write_atomically
 from runners.run.config import TrainConfig
 from runners.run.control import Control
 from runners.run.exits import STORAGE, Failed, Signals, Stopped, explain, save_kept
-from runners.run.folder import open_folder
+from runners.run.folder import CRASHES, open_folder
 from runners.run.judged import judge_results, judge_sentences, no_label_sentences
 from runners.run.trust import masked
 
@@ -45,12 +45,12 @@ def train_in(argv: list[str]) -> tuple[int, Path]:
     """The whole run, top to bottom; returns the exit code and the run's folder."""
     config, preset = compose(argv)
     with Signals() as signals, Work(config, argv) as work, ExitStack() as after:
-        before = work.folder.status()
-        if before.get("state") == "finished" and before.get("key") == config.key():
-            print(f"{work.folder.path} is finished already; nothing to do, but more total_timesteps extend it")
+        if work.folder.is_finished(config):
+            path = work.folder.shown(work.folder.path)
+            print(f"{path} is finished already; nothing to do, but more total_timesteps extend it")
             return 0, work.folder.path
         make_vector = after.enter_context(elsewhere(config))
-        parts = build(config, work.folder.path / "crashes", make_vector=make_vector)
+        parts = build(config, work.folder.path / CRASHES, make_vector=make_vector)
         require(parts, work.folder.new)
         saver = work.begin(parts, signals)
         announce(config, preset, parts, work)
@@ -103,7 +103,8 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: "Work"
         f"run: {config.agent_name} on {config.env_label}, {config.total_timesteps:,} steps, "
         f"{parts.n_envs} environment{'s' if parts.n_envs > 1 else ''}, seed {config.seed}, {parts.device}"
     )
-    print(f"folder: {work.folder.path}" + (f", continues at step {work.step:,}" if work.step else ""), flush=True)
+    progress = f", continues at step {work.step:,}" if work.step else ""
+    print(f"folder: {work.folder.shown(work.folder.path)}{progress}", flush=True)
     model: Any = parts.model
     rollout = model.n_steps if hasattr(model, "rollout_buffer") else 1
     size = parts.n_envs * (model.collector.rollout.length if hasattr(model, "collector") else rollout)
@@ -190,13 +191,15 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Wor
         pictures.append(("video", film))
     for name, draw in reversed(pictures):
         try:
-            print(f"{name + ':':<13}{draw()}")
+            print(f"{name + ':':<13}{work.folder.shown(draw())}")
         except Exception as error:
             if os.environ.get("LODESTAR_DEBUG"):
                 traceback.print_exc()
             print(f"{name + ':':<13}none ({type(error).__name__}: {error})")
     if "tensorboard" in config.logger:
-        print(f"{'tensorboard:':<13}{sys.executable} -m tensorboard.main --logdir {shlex.quote(str(path))}")
+        print(
+            f"{'tensorboard:':<13}{sys.executable} -m tensorboard.main --logdir {shlex.quote(work.folder.shown(path))}"
+        )
     with suppress(OSError):
         write_atomically(path / "result.json", json.dumps(scores, indent=1) + "\n")
 

@@ -17,9 +17,9 @@ import numpy as np
 from runners.cli.command import written
 from runners.report import statistics
 from runners.report.read import ALARM, LEARNED_RETURN, TASK_RETURN, Run
-from runners.run.config import _MANAGEMENT
+from runners.run.config import MANAGEMENT
 
-APART = {"env", "seed", "device", "num_threads"} | _MANAGEMENT  # keys that make no arm of their own
+APART = {"env", "seed", "device", "num_threads"} | MANAGEMENT  # keys that make no arm of their own
 MOST_KEYS = 3  # that an arm's name spells out
 TAIL = 0.1  # of a training curve, which stands for the final score where nothing was evaluated
 MOST_NUMBERS = 8_000_000  # that one resampling of a band may hold

@@ -168,7 +168,7 @@ class TrainConfig(Settings):
 
     def key(self, total_timesteps: int | None = None) -> str:
         """Equal for two configurations whose runs would have the same numbers; of this one, or of another length."""
-        values = {name: value for name, value in to_dict(self).items() if name not in _MANAGEMENT}
+        values = {name: value for name, value in to_dict(self).items() if name not in MANAGEMENT}
         values["total_timesteps"] = self.total_timesteps if total_timesteps is None else total_timesteps
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -184,7 +184,7 @@ RENAMED = {
 }
 
 # Where a run is kept and what it reports does not change what it learns.
-_MANAGEMENT = frozenset(
+MANAGEMENT = frozenset(
     {"root", "run_dir", "resume", "checkpoint_every", "log_every", "eval_episodes", "eval_steps", "eval_every"}
     | {"eval_sampled", "video", "video_every", "control", "preset", "step_timeout", "on_env_error", "logger"}
     | {"histograms", "coverage", "coverage_bin", "cluster", "workers"}

@@ -17,8 +17,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from envs.files import appended, read_json
-from runners.run.checkpoint import versions, write_atomically
-from runners.run.config import InUse, TrainConfig, UsageError, flatten, load, save, to_dict
+from runners.run.checkpoint import BEST, remove_leftovers, versions, write_atomically
+from runners.run.config import MANAGEMENT, InUse, TrainConfig, UsageError, flatten, load, save, to_dict
 from runners.run.exits import NUMERICAL
 
 STATUS = "status.json"
@@ -27,16 +27,30 @@ OTHER_WAY = "this run, mode"  # in result.json: the policy of a run that was jud
 EXPORTED = "exported"  # the state of what runners.export wrote: what trains is not in there
 LOG = "log.txt"  # what a run prints, where a sweep started it
 FORM = {"state": str, "key": str, "step": int, "total": int, "exit_code": int, "error": str, "pid": int, "host": str}
-BEGUN = {".lock", LOG, "config.yaml", "versions.json", "command.txt", STATUS}  # there before there is a status
+CRASHES = "crashes"  # where workers that crash write their stacks
+# What is there before there is a status.
+BEGUN = {".lock", LOG, CRASHES, "config.yaml", "versions.json", "command.txt", STATUS}
 
 
 class RunFolder:
-    """A run's folder, locked by this process until `close`."""
+    """A run's folder, locked by this process until `close`; its path is absolute, as an environment may call chdir."""
 
     def __init__(self, path: Path, lock: FileLock, new: bool) -> None:
         self.path, self.new, self._lock = path, new, lock
         self.made: list[Path] = []  # folders around it that were made for it, innermost first
         self.checkpoints = path / "checkpoints"
+        self._began_in = Path.cwd()
+
+    def shown(self, words: object) -> str:
+        """Words for the user, in which this folder is named as seen from where the command was given."""
+        if not self.path.is_relative_to(self._began_in):
+            return str(words)
+        return str(words).replace(str(self.path), str(self.path.relative_to(self._began_in)))
+
+    def is_finished(self, config: TrainConfig) -> bool:
+        """Whether the run of this configuration has ended here, with as many steps as it asks for."""
+        status = self.status()
+        return status.get("state") == "finished" and _is_same(config, self.path, status)
 
     def status(self) -> dict[str, Any]:
         """The contents of status.json; empty for a new run."""
@@ -56,6 +70,8 @@ class RunFolder:
             known = None
         if known is None or known.total_timesteps != config.total_timesteps:
             save(config, self.path / "config.yaml")
+        for folder in (self.path, self.checkpoints, self.path / BEST):
+            remove_leftovers(folder)
         if self.new:
             write_atomically(self.path / "versions.json", json.dumps(versions(), indent=1) + "\n")
         elif read_status(self.path) is None:
@@ -85,7 +101,7 @@ def open_folder(config: TrainConfig) -> RunFolder:
     InUse if another process is at work in `run_dir`; a UsageError if it holds another run, or `resume` rules it out.
     """
     if config.run_dir:
-        return _open_named(config, Path(config.run_dir))
+        return _open_named(config, Path(config.run_dir).absolute())
     if config.resume != "never":
         for path in _continuable(config):
             folder = _lock(path, new=False)
@@ -95,7 +111,7 @@ def open_folder(config: TrainConfig) -> RunFolder:
             raise UsageError(f"resume=must, but {config.folder()} has no unfinished run like it; resume=auto begins")
     stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.seed}"
     for number in range(1, 1000):
-        path = config.folder() / (stamp if number == 1 else f"{stamp}-{number}")
+        path = config.folder().absolute() / (stamp if number == 1 else f"{stamp}-{number}")
         made = [folder for folder in path.parents if not folder.exists()]
         try:
             path.mkdir(parents=True)
@@ -111,22 +127,24 @@ def open_folder(config: TrainConfig) -> RunFolder:
 def _open_named(config: TrainConfig, path: Path) -> RunFolder:
     status = _status(path)
     if status is not None and status["state"] == EXPORTED:
-        raise UsageError(f"run_dir={path} is an exported run, which cannot train on; init_from={path} begins with it")
+        fix = f"init_from={config.run_dir} begins with it"
+        raise UsageError(f"run_dir={config.run_dir} is an exported run, which cannot train on; {fix}")
     if status is None:
         if path.is_dir() and not _untouched(path):
-            raise UsageError(f"run_dir={path} is not empty and holds no run; give a new folder")
+            raise UsageError(f"run_dir={config.run_dir} is not empty and holds no run; give a new folder")
         if config.resume == "must":
-            raise UsageError(f"resume=must, but run_dir={path} holds no run; resume=auto starts one")
+            raise UsageError(f"resume=must, but run_dir={config.run_dir} holds no run; resume=auto starts one")
         path.mkdir(parents=True, exist_ok=True)
     folder = _lock(path, new=status is None)
     if folder is None:
         pid = (read_status(path) or {}).get("pid", "unknown")
-        raise InUse(f"run_dir={path} is in use by process {pid}; wait for it, or give another run_dir")
+        raise InUse(f"run_dir={config.run_dir} is in use by process {pid}; wait for it, or give another run_dir")
     try:
-        if status is not None and status.get("key") != config.key() and not _extends(config, status):
-            raise UsageError(f"run_dir={path} holds another run ({_differences(config, path)}); give another run_dir")
+        if status is not None and not _is_same(config, path, status) and not _extends(config, path, status):
+            fix = "give another run_dir, or the values of that run to continue it"
+            raise UsageError(f"run_dir={config.run_dir} holds another run ({_differences(config, path)}); {fix}")
         if status is not None and config.resume == "never":
-            raise UsageError(f"run_dir={path} holds a run already and resume=never; give another run_dir")
+            raise UsageError(f"run_dir={config.run_dir} holds a run already and resume=never; give another run_dir")
     except UsageError:
         folder.close()
         raise
@@ -145,23 +163,43 @@ def _differences(config: TrainConfig, path: Path) -> str:
     except UsageError:
         return "its configuration cannot be read"
     mine, theirs = flatten(to_dict(config)), flatten(other)
-    changeable = {"run_dir", "root", "resume"}
-    keys = [key for key in sorted({*mine, *theirs} - changeable) if mine.get(key) != theirs.get(key)]
+    keys = [key for key in sorted({*mine, *theirs} - MANAGEMENT) if mine.get(key) != theirs.get(key)]
     return "it differs in " + (", ".join(f"{key}={theirs.get(key)}" for key in keys[:4]) or "its version")
 
 
 def _continuable(config: TrainConfig) -> list[Path]:
     """Runs of the same configuration that are unfinished or shorter; newest first, those of the same length first."""
-    found = {path: _status(path) or {} for path in sorted(config.folder().glob("*/"), reverse=True)}
-    fit = {path: status for path, status in found.items() if status.get("exit_code") != NUMERICAL}
-    same = [path for path, s in fit.items() if s.get("key") == config.key() and s.get("state") != "finished"]
-    return same + [path for path, status in fit.items() if _extends(config, status)]
+    paths = sorted(config.folder().absolute().glob("*/"), reverse=True)
+    statuses = {path: _status(path) or {} for path in paths}
+    fit = {path: status for path, status in statuses.items() if status.get("exit_code") != NUMERICAL}
+    unfinished = [path for path, status in fit.items() if status.get("state") != "finished"]
+    same = [path for path in unfinished if _is_same(config, path, fit[path])]
+    return same + [path for path, status in fit.items() if _extends(config, path, status)]
 
 
-def _extends(config: TrainConfig, status: dict[str, Any]) -> bool:
-    """Whether this is the run of that status, for more steps."""
+def _is_same(config: TrainConfig, path: Path, status: dict[str, Any]) -> bool:
+    """Whether a folder holds this run, of the same length."""
+    same_length = status.get("total", config.total_timesteps) == config.total_timesteps
+    return same_length and has_key(path, status, config.key())
+
+
+def _extends(config: TrainConfig, path: Path, status: dict[str, Any]) -> bool:
+    """Whether this is the run of that folder, for more steps."""
     before = status.get("total", config.total_timesteps)
-    return before < config.total_timesteps and status.get("key") == config.key(before)
+    return before < config.total_timesteps and has_key(path, status, config.key(before))
+
+
+def has_key(path: Path, status: dict[str, Any], key: str) -> bool:
+    """Whether a run has this key: the one it wrote down, or that of its configuration as this version reads it.
+
+    The latter is of a run of an earlier version, which did not know of today's options.
+    """
+    if status.get("key") == key:
+        return True
+    try:
+        return "key" in status and load(path / "config.yaml").key() == key
+    except UsageError:
+        return False
 
 
 def read_status(path: Path) -> dict[str, Any] | None:
@@ -184,6 +222,7 @@ def _status(path: Path) -> dict[str, Any] | None:
 
 
 def _lock(path: Path, new: bool) -> RunFolder | None:
+    path = path.absolute()
     lock = FileLock(path / ".lock")
     try:
         lock.acquire(timeout=0)

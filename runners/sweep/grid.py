@@ -20,7 +20,7 @@ from envs.make import options
 from runners.cli.compose import ENV, chosen, compose, environment
 from runners.cli.value import MAX_LENGTH, literal, override, parse
 from runners.run.config import TrainConfig, UsageError, to_dict
-from runners.run.folder import read_status
+from runners.run.folder import has_key, read_status
 from runners.sweep.job import Job
 
 JOBS = "jobs"  # the folder of the runs, in that of the sweep
@@ -139,7 +139,7 @@ def make_job(name: str, given: dict[str, str], config: TrainConfig, folder: Path
     """The job, if its folder has no other run in it."""
     place = folder.absolute() / JOBS / name
     status = read_status(place)
-    if status and status.get("key", config.key()) != config.key():
+    if status and not has_key(place, {"key": config.key(), **status}, config.key()):
         raise UsageError(f"{place} holds a run with another configuration; give another name=")
     plain = re.fullmatch(r"[\w./=,+-]+", str(place))
     arguments = {"control": "none", **given, "run_dir": str(place) if plain else literal(str(place))}

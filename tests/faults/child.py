@@ -98,7 +98,8 @@ class Child:
 
     def wait(self, seconds: float) -> int | None:
         """The exit code, -N if killed by signal N; None if it still runs after so long, and then it is killed."""
-        self._process.join(seconds)
+        # `join` with a time limit waits for a pipe too, which processes that this one started may hold open.
+        until(lambda: self._process.exitcode is not None, seconds)
         code = self._process.exitcode
         if code is None:
             self._process.kill()

@@ -1,10 +1,10 @@
-"""A signal at every phase of a run that is evaluated and filmed while it trains: no evaluation is lost, none is doubled.
+"""A signal at every phase of a run that is evaluated while it trains: no evaluation is lost or doubled.
 
     python -m tests.faults evaluations
 
-The run's own process is struck at the n-th call of a function, as in `phases`. Then the same command continues it, and
-is struck in turn at its first row of the log, and continued once more. Rows, best policy, videos and the last checkpoint
-are laid beside those of a run that was left alone.
+The run's own process is struck at the n-th call of a function, as in `phases`. Then the same command continues it,
+is struck in turn at its first row of the log, and continued once more. Rows, best policy, videos and the last
+checkpoint are laid beside those of a run that was left alone.
 """
 
 from __future__ import annotations
@@ -29,15 +29,8 @@ from tests.faults.resume import difference
 # Four rollouts of 64 steps. After each an evaluation of 2 episodes of 15 steps, after the second and the last a film.
 RUN = ["env=Pendulum-v1", "max_episode_steps=15", "n_envs=2", "agent.n_steps=32", "agent.batch_size=32"]
 RUN += ["agent.n_epochs=1", "total_timesteps=256", "checkpoint_every=64", "log_every=64", "device=cpu", "seed=7"]
-RUN += [
-    "eval_every=64",
-    "eval_episodes=2",
-    "video_every=128",
-    "video=false",
-    "control=none",
-    "reward=task",
-    "logger=[]",
-]
+RUN += ["eval_every=64", "eval_episodes=2", "video_every=128", "video=false", "control=none", "reward=task"]
+RUN += ["logger=[]"]
 # Once for all processes: they take longer to import than such a run takes.
 SLOW_IMPORTS = ("scipy.stats", "runners.run.evaluator", "runners.run.video", "runners.run.curve")
 

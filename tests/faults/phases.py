@@ -17,9 +17,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from runners.run.folder import LOG
 from runners.train import main
 from tests.faults import Fault, Found
-from tests.faults.child import run, until, warm
+from tests.faults.child import run, train, until, warm
 from tests.faults.resume import AGENTS, difference
 
 # phase -> the function that is struck at the start of its n-th call, and n
@@ -143,7 +144,35 @@ def phases(folder: Path, quick: bool) -> Found:
     return Found(tried, len(wrong), {"phases_tried": tried, "phases_resumed": tried - len(wrong)}, words)
 
 
+def workers_set_up(folder: Path, quick: bool) -> Found:
+    """A run whose workers have made their environments is killed before it begins; alone, and as a sweep's job."""
+    warm()
+    failed = []
+    for kind in ("alone", "job of a sweep"):
+        place = folder / kind.replace(" ", "-")
+        place.mkdir()
+        if kind != "alone":
+            (place / LOG).touch()
+        options = {"run_dir": place, "backend": "workers", "total_timesteps": 128}
+
+        def killed(options: dict[str, Any] = options) -> int:
+            strike("runners.train", "Work.begin", 1, signal.SIGKILL)
+            return train(**options)
+
+        code, _ = run(killed, folder / "first.txt")
+        again, printed = run(lambda options=options: train(**options), folder / "second.txt")  # type: ignore[misc]
+        if (code, again) != (-signal.SIGKILL, 0):
+            failed.append(f"{kind}: codes {code} and {again}, {last(printed)}")
+    return Found(2, len(failed), {}, "; ".join(failed) or "the same command began them")
+
+
 FAULTS = [
+    Fault(
+        "killed-with-workers",
+        "a run with run_dir= and backend=workers is killed in its set-up, alone and as a job of a sweep",
+        "The same command begins it.",
+        workers_set_up,
+    ),
     Fault(
         "phases",
         "a run is killed in its set-up, first step, save, last step, evaluation, video, control or report",

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -7,15 +8,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks import results
-from tests.faults import Fault, Found, evaluations, phases, storage
+from runners.train import main
+from tests.faults import Fault, Found, evaluations, phases, releases, storage
 from tests.faults import __main__ as command
 from tests.faults.child import Child, run
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def _row_of(module, name):
+    return next(row for row in module.FAULTS if row.name == name)
+
+
 def _found(name):
-    return next(row for row in storage.FAULTS if row.name == name)
+    return _row_of(storage, name)
 
 
 @pytest.mark.parametrize("name", ["killed-in-save", "flush-order", "cut-file", "flipped-bit"])
@@ -39,15 +45,33 @@ def test_a_kill_that_loses_a_checkpoint_would_be_noticed(tmp_path, monkeypatch):
 
 @pytest.mark.nightly
 def test_a_run_that_is_killed_in_any_phase_is_continued_to_the_same_end(tmp_path):
-    found = phases.FAULTS[0].run(tmp_path, True)
+    found = _row_of(phases, "phases").run(tmp_path, True)
     assert found.failed == 0, found.words
     assert found.figures == {"phases_tried": 16, "phases_resumed": 16}
 
 
 def test_a_signal_in_the_last_rollout_or_in_an_evaluation_loses_no_evaluation(tmp_path):
-    found = evaluations.FAULTS[0].run(tmp_path, True)
+    found = _row_of(evaluations, "evaluations").run(tmp_path, True)
     assert found.failed == 0, found.words
     assert found.figures == {"evaluations_struck": 2, "evaluations_lost": 0}
+
+
+def test_runs_of_earlier_releases_are_continued(tmp_path):
+    found = _row_of(releases, "releases").run(tmp_path, True)
+    assert (found.failed, found.figures) == (0, {"resumed_releases": 3}), found.words
+
+
+def test_a_changed_default_is_named_where_it_keeps_a_run_from_going_on(tmp_path, capsys):
+    shutil.copytree(releases.FOLDER / "0.3.0", tmp_path / "run")
+    assert main([*releases.COMMAND, f"run_dir={tmp_path / 'run'}", "eval_every=32"]) == 2
+    words = "(it differs in reward.rnd.episodic=True); give another run_dir, or the values of that run to continue it"
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_a_run_that_is_killed_while_its_workers_are_set_up_is_begun_by_the_same_command(tmp_path):
+    found = _row_of(phases, "killed-with-workers").run(tmp_path, True)
+    assert found.failed == 0, found.words
 
 
 def test_a_kill_after_which_numbers_differ_would_be_noticed(tmp_path, monkeypatch):

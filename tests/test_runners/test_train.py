@@ -1,5 +1,6 @@
 """Real runs, real faults: what a user sees, and what is left on the disk."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -15,9 +16,9 @@ import pytest
 from filelock import FileLock
 
 import rewards
-from envs.state import pack
+from envs.state import Unsaveable, pack
 from rewards.base import Reward, RewardConfig
-from runners.run import checkpoint, control
+from runners.run import checkpoint, control, exits
 from runners.run.packages import name_collision
 from runners.run.progress import read_csv
 from runners.train import main
@@ -244,6 +245,67 @@ def test_an_environment_that_raises_is_named_with_its_line(tmp_path, capsys):
     error = capsys.readouterr().err
     assert error.startswith("error: the environment failed after ") and "KeyError: 'the door'" in error
     assert "faulty_worlds.py:" in error and "Traceback" not in error
+
+
+def test_arithmetic_that_fails_in_an_environment_is_no_divergence(tmp_path, capsys):
+    assert main([*PLAIN, "env=faulty_worlds:Divides-v0", f"run_dir={tmp_path / 'run'}"]) == 6
+    error = capsys.readouterr().err
+    assert error.startswith("error: the environment failed after ")
+    assert "FloatingPointError: divide by zero encountered in divide (" in error and "faulty_worlds.py:" in error
+
+
+def test_an_environment_that_changes_the_working_directory_does_not_move_the_run(tmp_path, capsys, monkeypatch):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    monkeypatch.chdir(here)
+    world = ["env=faulty_worlds:Wanders-v0", f"env.to={there}"]
+    assert main([*PLAIN, *world, "run_dir=runs/one", "checkpoint_every=64"]) == 0
+    assert Path.cwd() == there and not list(there.iterdir())
+    assert checkpoint.load(here / "runs" / "one" / "checkpoints")[1] == 320
+    assert (here / "runs" / "one" / "result.json").exists()
+    printed = capsys.readouterr().out
+    assert "folder: runs/one\n" in printed and f"curve:       {Path('runs', 'one', 'curve.png')}\n" in printed
+
+
+def test_a_video_that_fails_costs_evaluate_a_sentence(finished, capsys, monkeypatch):
+    from runners.evaluate import main as evaluate
+    from runners.run import video
+
+    def fail(*given):
+        raise OSError(errno.EROFS, "Read-only file system", str(given[3]))
+
+    monkeypatch.setattr(video, "record_video", fail)
+    assert evaluate([f"run={finished[0]}", "episodes=2"]) == 0
+    printed = capsys.readouterr().out
+    assert "task return" in printed and "video: none (OSError: [Errno 30] Read-only file system" in printed
+
+
+def test_a_state_that_no_checkpoint_holds_is_one_sentence():
+    sentence = "the state at /mix/mean is an array of float128"
+    assert exits.explain(Unsaveable(sentence), "training", 64) == (1, sentence)
+
+
+def test_a_run_that_was_killed_before_it_began_is_begun_by_the_same_command(tmp_path, capsys):
+    run = tmp_path / "run"
+    (run / "crashes").mkdir(parents=True)
+    (run / "crashes" / "worker-0.txt").touch()  # backend=workers
+    (run / ".lock").touch()
+    (run / "log.txt").touch()  # a job of a sweep
+    assert main([*PLAIN, f"run_dir={run}"]) == 0
+
+
+def test_what_kills_left_in_a_run_is_removed_when_it_goes_on(tmp_path):
+    run = tmp_path / "run"
+    arguments = [*PLAIN, f"run_dir={run}"]
+    assert main(arguments) == 0
+    (run / "status.json").write_text(json.dumps({**_status(run), "state": "stopped"}))
+    for name in ("best/tmp-77-64", "checkpoints/tmp-77-64"):
+        (run / name).mkdir(parents=True)
+    for name in ("status.json.tmp-77", "best/LATEST.tmp-77", "checkpoints/LATEST.tmp-77"):
+        (run / name).touch()
+    assert main(arguments) == 0
+    assert [path for path in run.rglob("*") if "tmp-77" in path.name] == []
 
 
 def test_an_environment_that_calls_exit_fails_the_run(tmp_path, capsys):
