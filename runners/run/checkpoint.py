@@ -33,6 +33,7 @@ from runners.run.packages import version
 FORMAT = 2  # 1 was 0.1.0's, whose states of agents and rewards were laid out otherwise
 BEST = "best"  # the folder of the checkpoint that evaluated best, beside that of the others
 _NAME = re.compile(r"step_(?P<step>\d+)(_(?P<repeat>\d+))?", re.ASCII)  # of a checkpoint's folder
+_UNFINISHED = re.compile(r"tmp-\d+-\d+|.+\.tmp-\d+", re.ASCII)  # a checkpoint, or a text, that is being written
 ARRAYS, STATE, MANIFEST, LATEST = "arrays.safetensors", "state.json", "manifest.json", "LATEST"
 
 
@@ -174,11 +175,12 @@ def remove_leftovers(folder: Path) -> None:
     # Through a link the files of others would be removed.
     if folder.is_symlink():
         return
-    for leftover in folder.glob("tmp-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    for leftover in folder.glob("*.tmp-*"):
-        with suppress(OSError):
-            leftover.unlink()
+    for leftover in [path for path in folder.glob("*tmp-*") if _UNFINISHED.fullmatch(path.name)]:
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                leftover.unlink()
 
 
 def _digest(manifest: dict[str, Any]) -> str:

@@ -89,7 +89,7 @@ def strike(
 
     original = getattr(owner, name)
     if in_result:
-        setattr(owner, name, lambda *given: striking(original(*given)))
+        setattr(owner, name, lambda *given, **options: striking(original(*given, **options)))
     else:
         setattr(owner, name, striking(original))
 

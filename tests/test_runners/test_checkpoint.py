@@ -124,10 +124,11 @@ def test_leftovers_of_a_kill_are_removed_but_not_through_a_link(tmp_path):
     for place in (folder, tmp_path / "others"):
         (place / "tmp-77-5").mkdir(parents=True)
         (place / "LATEST.tmp-77").touch()
+    (folder / "tmp-notes").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "others")
     remove_leftovers(folder)
     remove_leftovers(tmp_path / "link")
-    assert sorted(path.name for path in folder.iterdir()) == ["LATEST", "step_000000000001"]
+    assert sorted(path.name for path in folder.iterdir()) == ["LATEST", "step_000000000001", "tmp-notes"]
     assert sorted(path.name for path in (tmp_path / "others").iterdir()) == ["LATEST.tmp-77", "tmp-77-5"]
 
 

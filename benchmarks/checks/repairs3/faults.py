@@ -2,7 +2,8 @@
 
     python -m benchmarks repairs3:faults
 
-Both are rows of the matrix of faults, brought about with all their trials: 58 signals to real processes, ten minutes on a busy machine.
+Both are rows of the matrix of faults, brought about with all their trials: 58 signals to real processes, ten minutes
+on a busy machine.
 """
 
 from __future__ import annotations
