@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from envs.files import regular
+from envs.files import regular, replacing, save_arrays
 from envs.masks import needed
 from envs.state import pack, unpack
 from envs.transitions import map_obs
@@ -97,13 +97,13 @@ class Predictor(ABC):
 
     def save(self, path: str) -> None:
         """Write weights, configuration and `beside` to one safetensors file; nothing in it is ever executed."""
-        from safetensors.torch import save_file
-
-        tensors = {key: value.detach().cpu().clone() for key, value in self.policy.state_dict().items()}
+        weights = self.policy.state_dict()
+        tensors = {key: value.detach().cpu().contiguous().numpy() for key, value in weights.items()}
         tree, arrays = pack(self.beside())
-        tensors |= {key: torch.from_numpy(array) for key, array in arrays.items()}
+        tensors |= arrays
         metadata = {"agent": type(self).__name__, "config": json.dumps(asdict(self.config)), STATE: json.dumps(tree)}
-        save_file(tensors, path, metadata)
+        with replacing(path) as temporary:
+            save_arrays(temporary, tensors, metadata)
 
     def fitted(self, weights: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         """Weights out of a file, with its `beside`, as this agent's policy takes them."""

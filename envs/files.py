@@ -1,4 +1,4 @@
-"""Reading what others may have written: regular files of a bounded size, and nothing else.
+"""Reading and writing in folders that others may have filled: regular files of a bounded size, and no links.
 
 A run from elsewhere may hold a pipe that never answers, a device that never ends, a link, or more than fits into
 memory. So every read of one goes through `opened`:
@@ -7,14 +7,21 @@ memory. So every read of one goes through `opened`:
     with opened_text(run / "metrics.csv") as file: rows = list(csv.reader(file))
     load_file(regular(path))                                 for a library that opens the file itself
 
+A link there may lead to a file of the user's. So every write replaces what bears the name, and no folder is a link:
+
+    with replacing(make_folder(run / "videos") / "last.gif") as path: write(path)
+
 What is none of these is a `NoRegularFile`, an OSError, so that whoever expects a missing file gets a sentence for it.
-A path that the user typed may be a link; its `resolve()` is none.
+A path that the user typed may be a link where it is read; its `resolve()` is none.
 """
 
+import errno
 import io
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +87,55 @@ def regular(path: str | Path, most: int = HUGE) -> Path:
     return Path(path)
 
 
-def _descriptor(path: Path, flags: int, most: int | None) -> int:
+def make_folder(path: str | Path) -> Path:
+    """A folder to write into, made where there is none; a `NoRegularFile` if the path is a link."""
+    folder = Path(path)
+    refuse_link(folder, "folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def refuse_link(path: Path, kind: str) -> None:
+    """A `NoRegularFile` if a path, meant to be a "file" or a "folder", is a link."""
     if path.is_symlink():
-        raise NoRegularFile(f"{path} is a link, which may lead anywhere; put the file itself there")
+        raise NoRegularFile(f"{path} is a link, which may lead anywhere; put the {kind} itself there")
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Where to write a file that takes the place of `path` at the end, unless the body raises.
+
+    A link at `path` is replaced, too, and what it leads to stays as it is. The name has the suffix of `path`, by which
+    some libraries choose a format.
+    """
+    target = Path(path)
+    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}{target.suffix}")
+    # Whoever filled the folder may have guessed this name, and put a link there.
+    temporary.unlink(missing_ok=True)
+    try:
+        yield temporary
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_arrays(path: Path, arrays: dict[str, Any], metadata: dict[str, str] | None = None) -> None:
+    """Write NumPy's arrays to a new safetensors file; an OSError if the disk is full or read-only."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    try:
+        save_file(arrays, path, metadata)
+    except SafetensorError as error:
+        name = path.name.partition(".tmp-")[0]
+        # The library wraps the operating system's error; what is left is an array of a type that it does not know.
+        if "I/O error" not in str(error):
+            raise ValueError(f"{name} cannot hold these arrays: {error}") from error
+        raise OSError(errno.ENOSPC, f"cannot write {name}: {error}") from error
+
+
+def _descriptor(path: Path, flags: int, most: int | None) -> int:
+    refuse_link(path, "file")
     descriptor = os.open(path, flags | _CAREFUL, 0o666)  # without waiting for the other end of a pipe
     found = os.fstat(descriptor)
     if stat.S_ISREG(found.st_mode) and (most is None or found.st_size <= most):

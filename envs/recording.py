@@ -21,7 +21,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from envs.files import regular
+from envs.files import regular, replacing, save_arrays
 from envs.masks import sample
 from envs.transitions import Rollout, Transitions, map_obs
 from envs.types import MASK, MODALITIES, Array
@@ -85,8 +85,6 @@ def episodes(batch: Transitions) -> list[slice]:
 
 def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
     """Write a recording, a flat batch (N,) with episodes in time order, atomically; `meta` is what JSON can hold."""
-    from safetensors.numpy import save_file
-
     if len(batch.shape) != 1 or not batch.shape[0]:
         raise ValueError(f"a batch of shape {batch.shape} is no recording; give a flat one (by_environment makes it)")
     arrays: dict[str, np.ndarray] = {}
@@ -103,11 +101,11 @@ def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
         before = arrays.get(_before(name))
         if before is not None and np.array_equal(before[continues], arrays[name][continues - 1]):
             arrays[_before(name)] = before[starts]
-    partial = Path(f"{path}.partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     about = {"format": FORMAT, "meta": json.dumps(meta), "texts": json.dumps(kinds)}
-    save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, partial, about)
-    partial.replace(path)
+    ordered = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+    with replacing(path) as temporary:
+        save_arrays(temporary, ordered, about)
 
 
 def load(path: str | Path) -> tuple[Transitions, dict[str, Any]]:

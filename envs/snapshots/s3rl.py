@@ -27,7 +27,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
-from envs.files import regular
+from envs.files import regular, replacing, save_arrays
 from envs.snapshots import snapshots as simulator
 from envs.snapshots.snapshots import State, from_json, get_state, set_state, supported, to_json
 from envs.types import EnvReset, EnvStep
@@ -56,10 +56,9 @@ class Snapshots:
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file: the observations, and the states as compressed JSON."""
-        from safetensors.numpy import save_file
-
         states = np.frombuffer(zlib.compress(to_json(self.states).encode()), np.uint8)
-        save_file({"observations": np.ascontiguousarray(self.observations), "states": states}, path)
+        with replacing(path) as temporary:
+            save_arrays(temporary, {"observations": np.ascontiguousarray(self.observations), "states": states})
 
     @classmethod
     def load(cls, path: str | Path) -> "Snapshots":

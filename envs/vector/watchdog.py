@@ -22,6 +22,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from envs.files import appended, make_folder
+
 GRACE_S = 0.25  # of waiting at least, even after the limit: what was sent meanwhile is there at once
 SLICE_S = 1.0  # of waiting; a slice that takes longer means that this process was stopped too (Ctrl-Z)
 CLOSE_S = 3.0  # for workers to finish a step and close their environments
@@ -219,8 +221,8 @@ def guard(crash_file: Path | None, orphans: bool) -> None:
     file = None
     if crash_file is not None:
         with suppress(OSError):
-            crash_file.parent.mkdir(parents=True, exist_ok=True)
-            file = crash_file.open("a")
+            make_folder(crash_file.parent)
+            file = appended(crash_file)
     faulthandler.enable(file or sys.stderr)
     if file is not None:
         faulthandler.register(signal.SIGUSR1, file)  # holds it open

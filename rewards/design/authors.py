@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.files import read_text, why_unread
+from envs.files import read_text, replacing, why_unread
 from envs.settings import setting
 from rewards.language.lare import CodeModel, rules
 from rewards.llm.client import JudgeError
@@ -148,7 +148,9 @@ def record(path: Path, rounds: Sequence[Sequence[str]]) -> None:
     """Write the answers of all rounds so far as `RecordedAuthor` reads them."""
     quoted = [(number, re.sub(r"^===", " ===", each, flags=re.MULTILINE))
               for number, answers in enumerate(rounds, start=1) for each in answers]  # fmt: skip
-    path.write_text("".join(f"=== {number}\n{answer.rstrip()}\n" for number, answer in quoted), encoding="utf-8")
+    text = "".join(f"=== {number}\n{answer.rstrip()}\n" for number, answer in quoted)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def with_feedback(brief: Brief, **facts: str) -> Brief:

@@ -23,7 +23,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
-from envs.files import appended
+from envs.files import appended, refuse_link
 from envs.state import pack, unpack
 from envs.transitions import Transitions, map_obs, stack
 from envs.types import MODALITIES
@@ -61,7 +61,9 @@ class KeptAnswers:
         row: dict[str, Any] = {"first": pair[0], "second": pair[1]}
         row |= {"label": None if math.isnan(label) else label, "created": round(time.time(), 3)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{self.path}.lock", timeout=60), appended(self.path) as file:
+        lock = Path(f"{self.path}.lock")
+        refuse_link(lock, "file")
+        with FileLock(lock, timeout=60), appended(self.path) as file:
             if not self._whole:
                 self._end_last_line(file)
             self._whole = False

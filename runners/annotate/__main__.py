@@ -22,6 +22,7 @@ was unsure), judge. A last line that was cut off by a kill is left out.
 """
 
 import inspect
+import io
 import json
 import math
 import os
@@ -37,7 +38,7 @@ import numpy as np
 
 from envs import recording
 from envs.family import family_of
-from envs.files import LARGE, read_bytes
+from envs.files import LARGE, appended, read_bytes
 from envs.make import spec_of
 from envs.settings import Settings, setting
 from rewards.llm.annotation.annotator import Annotator
@@ -45,6 +46,7 @@ from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge, make_judge
 from rewards.llm.store import AnswerStore, label_in, read_rows
 from runners.cli.command import Command
+from runners.run.checkpoint import write_atomically
 from runners.run.config import UsageError
 from runners.run.trust import require, saved_keys
 
@@ -225,7 +227,7 @@ def ask(annotator: Annotator, items: list[Item], config: AnnotateConfig, identit
     written = 0
     path = Path(config.out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
+    with io.TextIOWrapper(appended(path), encoding="utf-8") as file:
         while True:
             taken = annotator.take(0)
             for item, value in taken:
@@ -287,7 +289,7 @@ def audit(config: AnnotateConfig) -> dict[str, Any]:
     path = Path(config.out)
     path.parent.mkdir(parents=True, exist_ok=True)
     findings = {name: None if value != value else value for name, value in findings.items()}  # JSON knows no NaN
-    path.write_text(json.dumps(findings, indent=1) + "\n", encoding="utf-8")
+    write_atomically(path, json.dumps(findings, indent=1) + "\n")
     return findings
 
 

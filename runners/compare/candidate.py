@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 import rewards
-from envs.files import regular
+from envs.files import regular, replacing, save_arrays
 from envs.transitions import Transitions
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.mix.mix import Stream
@@ -101,9 +101,9 @@ class Candidate:
             if batch.obs_frame is not None:
                 kept["before"] = np.asarray(self.reward.embed(batch.replace(frame=batch.obs_frame)))
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".partial")
-            save_file({part: np.ascontiguousarray(value) for part, value in kept.items()}, partial)
-            partial.replace(path)
+            arrays = {part: np.ascontiguousarray(value) for part, value in kept.items()}
+            with replacing(path) as temporary:
+                save_arrays(temporary, arrays)
         extras = {**batch.extras, name: kept["seen"]}
         extras |= {f"obs_{name}": kept["before"]} if "before" in kept else {}
         return batch.replace(frame=None, obs_frame=None, extras=extras)

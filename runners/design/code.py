@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.files import read_json, read_text
+from envs.files import make_folder, read_json, read_text
 from envs.make import make
 from envs.recording import record
 from rewards.design import authors
@@ -131,7 +131,7 @@ def proposals(
     if not kept:
         answers = author.propose(brief, config.candidates, number)
         made = [_checked(answer, f"r{number}c{i}", brief, batches) for i, answer in enumerate(answers)]
-        path.parent.mkdir(exist_ok=True)
+        make_folder(path.parent)
         texts = [answer for answer in answers if isinstance(answer, str)]
         if not texts:  # a server that is back tomorrow is asked again
             return made

@@ -21,10 +21,12 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.family import family_of
+from envs.files import make_folder
 from envs.make import spec_of
 from envs.settings import Settings, setting
 from runners.cli.command import Command
 from runners.run.build import Trained, load_run
+from runners.run.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from rewards.mix.mix import Mix
@@ -57,6 +59,7 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
     from runners.explain.policy import view
     from runners.run.video import can_be_drawn, open_env
 
+    folder = make_folder(config.out) if config.out else Path(config.run)
     spec, drawn = spec_of(trained.config.env), can_be_drawn(trained.config.env)
     shown = ("text", "signals") if family_of(spec).signals(spec) else ("text",)
     seen, run = view(trained.model, trained.config.agent_name), trained.config
@@ -79,9 +82,8 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
         sentences.append("no tree: the observation is an image, and its family names no signals")
     if lost := len({*wanted} - {*pictures}):
         sentences.append(f"{lost} pictures: the environment did not repeat an episode from its seed")
-    found["left_out"], folder = sentences, Path(config.out or config.run)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "explain.json").write_text(json.dumps(found, indent=1) + "\n")
+    found["left_out"] = sentences
+    write_atomically(folder / "explain.json", json.dumps(found, indent=1) + "\n")
     page.write(folder / "explain.html", found, pictures)
     return found
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from envs.files import make_folder
 from envs.make import make
 from envs.recording import record
 from envs.settings import Settings, setting
@@ -101,7 +102,7 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
     from runners.export.policy import save
 
     out = Path(config.out) if config.out else (run.parent if run.is_file() else run) / "export"
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     policy, why = None, ""
     with closing(subject.make()) as env:
         try:
@@ -127,7 +128,10 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
         if subject.trained is not None:
             (folder / "README.md").write_text(card(subject.trained, run, checked))
             write_small(folder, run, subject.trained, config.checkpoint)
-        shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)  # of an earlier export, perhaps of another checkpoint
+        # Of an earlier export, perhaps of another checkpoint; or a link, of which what it leads to stays.
+        if (out / CHECKPOINTS).is_symlink():
+            (out / CHECKPOINTS).unlink()
+        shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
         for name in FILES:
             if (folder / name).exists():
                 os.replace(folder / name, out / name)

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.files import read_json
+from envs.files import make_folder, read_json, replacing
 from envs.settings import Settings, declarations, setting
 from runners.cli.command import Command
 from runners.report.comparison import Comparison, bands, score
@@ -103,8 +103,7 @@ class Report:
 
         from runners.report import page, plots
 
-        folder = self.config.folder
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = make_folder(self.config.out) if self.config.out else self.config.folder
         _csv(folder / "report.csv", [field.name for field in fields(Row)], map(astuple, self.numbers.rows))
         points = (
             (*cell, round(float(band.steps[i])), band.runs[i], band.of, band.value[i], band.low[i], band.high[i])
@@ -113,7 +112,9 @@ class Report:
         )
         _csv(folder / "curves.csv", ["task", "arm", "step", "runs", "of", "iqm", "low", "high"], points)
         with matplotlib.rc_context(plots.STYLE):
-            plots.learning(self.numbers, self.curves, aggregated=True).savefig(folder / "report.png", dpi=160)
+            picture = plots.learning(self.numbers, self.curves, aggregated=True)
+            with replacing(folder / "report.png") as path:
+                picture.savefig(path, dpi=160)
         page.write(folder / "report.html", self.numbers, self.curves, self.config.title, self.config.points)
         return folder / "report.html"
 
@@ -145,8 +146,11 @@ def _csv(path: Path, header: list[str], rows: Iterable[Sequence[Any]]) -> None:
     def cell(value: Any) -> Any:
         return value if not isinstance(value, float) else "" if np.isnan(value) else f"{value:.8g}"
 
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([header, *(map(cell, row) for row in rows)])
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(header)
+        for row in rows:
+            table.writerow(map(cell, row))
 
 
 main = Command(ReportConfig, lambda config: print(f"report:      {Report(config).write()}"), __doc__)

@@ -13,6 +13,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
+from envs.files import replacing
+
 
 def write(path: Path, template: str, values: dict[str, Any]) -> Path:
     """Fill in a template, named as in `report/page.html`, and write the page; makes its folder."""
@@ -22,8 +24,10 @@ def write(path: Path, template: str, values: dict[str, Any]) -> Path:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
+    page = environment.get_template(template).render(values)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(environment.get_template(template).render(values), encoding="utf-8")
+    with replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
     return path
 
 

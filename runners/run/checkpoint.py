@@ -11,7 +11,6 @@ It is written under a temporary name, flushed to the disk, renamed, and only the
 the process dies at, there is a whole one. No pickle: a foreign checkpoint can lie, not act.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -24,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
-from envs.files import HUGE, LARGE, NoRegularFile, opened, read_text, regular
+from envs.files import HUGE, LARGE, NoRegularFile, make_folder, opened, read_text, regular, replacing, save_arrays
 from envs.state import pack, unpack
 from runners.run.packages import version
 
@@ -52,7 +51,7 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
     OSError if the disk is full or read-only; the earlier checkpoints are as they were.
     """
     tree, arrays = pack(state)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     # The same step again: the new one has a higher number than all that are there, and so is the newest of them.
     repeats = [_order(path)[1] for path in step_folders(folder) if _order(path)[0] == step]
     repeat = max(repeats, default=0) + 1
@@ -61,10 +60,7 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        try:
-            save_file(arrays, temporary / ARRAYS)
-        except SafetensorError as error:  # which wraps the operating system's error
-            raise OSError(errno.ENOSPC, f"cannot write {ARRAYS}: {error}") from error
+        save_arrays(temporary / ARRAYS, arrays)
         (temporary / STATE).write_text(json.dumps({"step": step, "tree": tree}))
         files = {name: _fingerprint(temporary / name) for name in (ARRAYS, STATE)}
         manifest = {"format": FORMAT, "step": step, "files": files, "versions": versions()}
@@ -146,14 +142,10 @@ def versions() -> dict[str, str]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a text file so that a reader sees the old content or the new one, never a half."""
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    try:
-        temporary.write_text(text)
+    """Replace a text file, or a link, so that a reader sees the old content or the new one, never a half."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
         _sync(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     _sync(path.parent)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rewards
-from envs.files import appended, read_json
+from envs.files import appended, make_folder, read_json
 from runners.cli.value import replaced
 from runners.run.config import TrainConfig
 from runners.run.folder import LOG
@@ -27,7 +27,7 @@ class Control:
         self.label = "control: " + ", ".join(f"{key.split('.', 1)[1]}={value}" for key, value in changes.items())
         self.run = folder / "control" / "run"
         self.log = self.run / LOG
-        self.run.mkdir(parents=True, exist_ok=True)
+        make_folder(make_folder(folder / "control") / "run")
         extra = [f"{key}={value}" for key, value in changes.items()]
         extra += ["cluster=none", "workers=1", "lag=0"] if config.cluster != "none" else []
         extra += ["control=none", "video=false", "resume=auto", f"run_dir={self.run}"]

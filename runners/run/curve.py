@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from envs.files import replacing
 from runners.run.control import Control
 from runners.run.progress import LEARNED_RETURN, TASK_RETURN, apart, read_csv
 
@@ -70,8 +71,8 @@ def curve(folder: Path, title: str, *, scores: dict[str, Any] | None = None, con
         one.spines["top"].set_visible(False)
     figure.legend(handles, labels, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
     path = folder / "curve.png"
-    path.unlink(missing_ok=True)  # as in `runners.run.video.write`
-    figure.savefig(path, dpi=130)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=130)
     return path
 
 
@@ -84,7 +85,9 @@ def archive(folder: Path, model: Any) -> Path:
     figure.colorbar(axis.imshow(shown, origin="lower", extent=model.bounds.T.ravel(), aspect="auto"), label="return")
     names = [f"entry {entry} of the last observation" for entry in model.config.axes]
     axis.set(xlabel=names[0], ylabel=names[1], title=f"best of each cell; {np.isfinite(fitness).mean():.0%} reached")
-    figure.savefig(path := folder / "archive.png", dpi=130)
+    path = folder / "archive.png"
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=130)
     return path
 
 

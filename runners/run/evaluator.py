@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envs.files import make_folder
 from envs.state import Stateful
 from runners.evaluate import SEED, limits_of, play, policy
 from runners.run import checkpoint
@@ -78,7 +79,7 @@ class Evaluator(Stateful):
         """A video; one that fails is a sentence, not the end of training."""
         path = self.folder / "videos" / f"step_{step:012d}.mp4"
         try:
-            path.parent.mkdir(exist_ok=True)
+            make_folder(path.parent)
             also = shows(self.config, self.folder, step)
             record_video(self.config, act, self.mix, path, SEED + 1000 * self.config.seed, also)
             if path.exists():

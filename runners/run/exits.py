@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from envs.files import replacing
 from envs.memory import GIB, memory
 from envs.state import Unsaveable
 from envs.transitions import NotFinite
@@ -154,7 +155,8 @@ def save_kept(error: BaseException, folder: Path) -> str:
         import numpy as np
 
         with suppress(OSError, ValueError):
-            np.savez(path, **found)
+            with replacing(path) as temporary:
+                np.savez(temporary, **found)
             return f" (the step is in {path})"
     return ""
 

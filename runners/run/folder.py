@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from envs.files import appended, read_json
+from envs.files import appended, read_json, refuse_link
 from runners.run.checkpoint import BEST, remove_leftovers, versions, write_atomically
 from runners.run.config import MANAGEMENT, InUse, TrainConfig, UsageError, flatten, load, save, to_dict
 from runners.run.exits import NUMERICAL
@@ -104,6 +104,7 @@ def open_folder(config: TrainConfig) -> RunFolder:
         return _open_named(config, Path(config.run_dir).absolute())
     if config.resume != "never":
         for path in _continuable(config):
+            refuse_links(path)
             folder = _lock(path, new=False)
             if folder is not None:
                 return folder
@@ -125,6 +126,7 @@ def open_folder(config: TrainConfig) -> RunFolder:
 
 
 def _open_named(config: TrainConfig, path: Path) -> RunFolder:
+    refuse_links(path)
     status = _status(path)
     if status is not None and status["state"] == EXPORTED:
         fix = f"init_from={config.run_dir} begins with it"
@@ -221,9 +223,28 @@ def _status(path: Path) -> dict[str, Any] | None:
         return status
 
 
+def refuse_links(path: Path) -> None:
+    """A UsageError if a folder that is written into holds links through which that would end up elsewhere.
+
+    A link to a file is no such link, as files are replaced; but a lock is opened as it is.
+    """
+    children = path.iterdir() if path.is_dir() else ()
+    links = [child for child in children if child.is_symlink()]
+    through = sorted(link.name for link in links if link.name.endswith(".lock") or not link.is_file())
+    if through:
+        names = ", ".join(through)
+        raise UsageError(f"{path} holds links ({names}), which may lead anywhere; put what they lead to in their place")
+
+
+def lock_of(path: Path) -> FileLock:
+    """The lock of a folder, not acquired; a `NoRegularFile` if it is a link, which some versions would empty."""
+    refuse_link(path / ".lock", "file")
+    return FileLock(path / ".lock")
+
+
 def _lock(path: Path, new: bool) -> RunFolder | None:
     path = path.absolute()
-    lock = FileLock(path / ".lock")
+    lock = lock_of(path)
     try:
         lock.acquire(timeout=0)
     except Timeout:

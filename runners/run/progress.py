@@ -31,7 +31,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from agents.sb3 import agent as sb3
-from envs.files import opened_text
+from envs.files import make_folder, opened_text
 from envs.state import pack, unpack
 from envs.transitions import NotFinite, is_finite
 from runners.cli.output import clock
@@ -369,11 +369,11 @@ class TensorBoardLog(KVWriter):
     """
 
     def __init__(self, folder: Path, step: int | None = None) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         # Readers sort the files by name: ours stand in their order, behind those of TensorBoard's own writers.
         count = len(list(folder.iterdir()))
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.9{count:03d}"
-        self.file = RecordWriter((folder / name).open("wb"))
+        self.file = RecordWriter((folder / name).open("xb"))
         self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
         if step is not None:  # "forget the steps from here on in the files before this one"
             start = SessionLog(status=SessionLog.START)

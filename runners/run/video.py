@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from envs import render
 from envs.family import family_of
+from envs.files import replacing
 from envs.make import creator, make, spec_of
 from envs.masks import sample
 from envs.steps import Cursor, from_gym_step, modalities_of_one
@@ -67,9 +68,9 @@ def write(path: Path, episodes: Iterable[Episode], fps: int) -> int:
     moving: dict[str, Any] = {"fps": fps, "codec": "libx264", "quality": 7, "macro_block_size": 16}
     if path.suffix == ".gif":
         moving = {"duration": 1000 / fps, "loop": 0}
-    path.unlink(missing_ok=True)  # where there is a link, what it leads to stays
-    count, writer, tick = 0, cast(Any, imageio.get_writer(path, **moving)), Ticker(f"writing {path}")
-    with writer:
+    count = 0
+    tick = Ticker(f"writing {path}")
+    with replacing(path) as temporary, cast(Any, imageio.get_writer(temporary, **moving)) as writer:
         for frame in (draw(one, t) for one in episodes for t in range(len(one.images))):
             writer.append_data(frame)
             count += 1

@@ -12,6 +12,8 @@ from typing import Any
 import wandb
 from stable_baselines3.common.logger import KVWriter
 
+from envs.files import read_text
+from runners.run.checkpoint import write_atomically
 from runners.run.config import TrainConfig, to_dict
 from runners.run.progress import scalars
 
@@ -21,10 +23,10 @@ class WandbLog(KVWriter):
 
     def __init__(self, folder: Path, config: TrainConfig) -> None:
         named = folder / "wandb_id.txt"
-        if not named.exists():
-            named.write_text(secrets.token_hex(8))
+        if not named.is_file():
+            write_atomically(named, secrets.token_hex(8))
         try:
-            about: dict[str, Any] = {"id": named.read_text(), "name": "/".join(folder.resolve().parts[-3:])}
+            about: dict[str, Any] = {"id": read_text(named), "name": "/".join(folder.resolve().parts[-3:])}
             about |= {"project": os.environ.get("WANDB_PROJECT", "lodestar"), "config": to_dict(config)}
             quiet = wandb.Settings(console="off")
             self.run = wandb.init(dir=str(folder), resume="allow", settings=quiet, **about)

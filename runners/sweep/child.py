@@ -16,10 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
-from envs.files import appended
+from envs.files import NoRegularFile, appended, make_folder
 from runners.run.exits import TERMINATED
+from runners.run.folder import lock_of
 from runners.sweep.job import LOG, Outcome, work
 
 POLL_S = 0.2  # between two looks at a job's process
@@ -38,7 +39,7 @@ class Child:
         self.folder = home / folder
         self._began = time.monotonic()
         self._kill_at = math.inf  # by the monotonic clock
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(self.folder), *argv]
         options: dict[str, Any] = {"cwd": home if home.is_dir() else None, "start_new_session": True}
         with appended(self.folder / LOG) as log:
@@ -75,8 +76,8 @@ def main(argv: list[str] | None = None) -> int:
     parent, folder, *job = sys.argv[1:] if argv is None else argv
     _plain_signals()
     threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
-    # a run of this folder that lost its worker may still be saving; `runners.train` would refuse at once
-    with suppress(Timeout), FileLock(Path(folder) / ".lock").acquire(timeout=FREE_S):
+    # A run of this folder that lost its worker may still be saving; `runners.train` would refuse at once.
+    with suppress(Timeout, NoRegularFile), lock_of(Path(folder)).acquire(timeout=FREE_S):
         pass
     return work(job, Path(folder))
 

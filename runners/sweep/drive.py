@@ -14,11 +14,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from envs.files import LARGE, read_text
 from runners.run.exits import HELD, MISSING, NUMERICAL, OK, STOPPING, USAGE, Signals, Stopped
-from runners.run.folder import read_status
+from runners.run.folder import lock_of, read_status
 from runners.sweep.job import LOG, Entry, Job, JobLog, Launcher, Outcome
 
 RESUME = ("unfinished", "errored", "never")
@@ -197,7 +197,7 @@ def at_work(folder: Path) -> str:
     """What holds the lock of a run's folder, as "process 123"; empty if nothing does."""
     try:
         if (folder / ".lock").exists():
-            FileLock(folder / ".lock").acquire(timeout=0).lock.release()
+            lock_of(folder).acquire(timeout=0).lock.release()
     except Timeout:
         return f"process {(read_status(folder) or {}).get('pid', 'of another command')}"
     return ""

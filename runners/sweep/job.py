@@ -20,10 +20,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from envs.files import LARGE, appended, read_bytes, read_text
+from envs.files import LARGE, appended, make_folder, read_bytes, read_text
 from envs.settings import Settings
 from runners.run.config import UsageError
-from runners.run.folder import LOG, read_status
+from runners.run.folder import LOG, read_status, refuse_links
 
 NAME, OLD_NAME = "jobs.jsonl", "ledger.jsonl"  # sweeps that were begun under the old name keep it
 STATES = ("waiting", "running", "finished", "failed", "stopped", "lost")
@@ -105,7 +105,7 @@ def cells(jobs: Iterable[Job]) -> dict[str, list[Job]]:
 
 def work(argv: Sequence[str], folder: Path) -> int:
     """Run a job in this process, which is its own: what it prints goes to log.txt of its folder; returns the code."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     with appended(folder / LOG) as log:
@@ -138,6 +138,7 @@ class JobLog:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        refuse_links(folder)
         self.path = path_in(folder)
         self._lock = FileLock(folder / ".lock")
         try:

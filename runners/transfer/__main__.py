@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.files import read_json
+from envs.files import read_json, replacing
 from envs.settings import setting
 from runners.cli.command import Command
 from runners.cli.compose import ENV, compose
@@ -194,7 +194,7 @@ def table(found: dict[str, Any]) -> str:
 def write(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndarray], command: str) -> Path:
     """transfer.json, matrix.csv (a row for every run, a column for every task) and the picture, which is returned."""
     write_atomically(config.folder / "transfer.json", json.dumps({"command": command, **found}, indent=1) + "\n")
-    with (config.folder / "matrix.csv").open("w", newline="") as file:
+    with replacing(config.folder / "matrix.csv") as temporary, temporary.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["source", "seed", *config.labels])
         for source in sorted(rows):
@@ -227,7 +227,8 @@ def draw(config: TransferConfig, found: dict[str, Any], rows: dict[int, np.ndarr
     right.xaxis.get_major_locator().set_params(integer=True)
     right.legend()
     path = config.folder / "transfer.png"
-    figure.savefig(path, dpi=120)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120)
     return path
 
 

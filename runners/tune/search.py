@@ -30,7 +30,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from envs.files import LARGE, read_bytes, read_json
+from envs.files import LARGE, appended, read_bytes, read_json
 from runners.cli.command import changed
 from runners.cli.compose import compose
 from runners.cli.value import literal
@@ -60,7 +60,7 @@ def open_study(config: TuneConfig) -> optuna.Study:
     path = config.folder / "study.jsonl"
     if path.exists():  # what a kill tore would spoil the line after it
         whole = read_bytes(path, LARGE).rpartition(b"\n")
-        with path.open("rb+") as file:
+        with appended(path) as file:
             file.truncate(len(whole[0]) + len(whole[1]))
     # No lock: that of the job log keeps others out already, and one of Optuna's would outlive a kill.
     lock: Any = SimpleNamespace(acquire=lambda: True, release=lambda: None)

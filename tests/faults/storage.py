@@ -145,7 +145,7 @@ def flush_order(folder: Path, quick: bool) -> Found:
     temporary = f"tmp-{os.getpid()}-1"
     latest = [f"{checkpoint.LATEST}.tmp-{os.getpid()}", f"> {checkpoint.LATEST}", "checkpoints"]
     wanted = [*FILES, temporary, f"> {path.name}", "checkpoints", *latest]
-    text = [f"config.yaml.tmp-{os.getpid()}", "> config.yaml", folder.name]
+    text = [f"config.yaml.tmp-{os.getpid()}.yaml", "> config.yaml", folder.name]
     failed = (first != wanted) + (calls != text)
     return Found(2, failed, {}, f"a checkpoint: {' '.join(first)}; a text: {' '.join(calls)}")
 

@@ -1,4 +1,5 @@
 import json
+import re
 import signal
 import sys
 
@@ -95,3 +96,45 @@ def test_a_second_signal_does_not_interrupt_what_the_first_one_began():
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)  # while it tidies up
         assert signals.received == signal.SIGTERM
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "videos", "checkpoints", ".lock"])
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_run_that_holds_links_to_write_through_is_not_continued(tmp_path, name, exists):
+    from runners.cli.compose import compose
+    from runners.run.folder import open_folder
+
+    config, _ = compose(["env=CartPole-v1", f"run_dir={tmp_path / 'run'}"])
+    folder = open_folder(config)
+    folder.begin(config, "train")
+    folder.close()
+    (tmp_path / "run" / ".lock").unlink()
+    target = tmp_path / "target"
+    if exists:
+        target.write_text("mine") if name == ".lock" else target.mkdir()
+    (tmp_path / "run" / name).symlink_to(target)
+    with pytest.raises(UsageError, match=rf"run holds links \({re.escape(name)}\), which may lead anywhere"):
+        open_folder(config)
+    assert target.exists() == exists
+    assert not target.is_file() or target.read_text() == "mine"
+
+
+def test_an_export_into_a_linked_folder_is_refused(tmp_path, capsys):
+    from runners.export.__main__ import main
+    from tests.faults.child import train
+
+    assert train(run_dir=tmp_path / "run", total_timesteps=64) == 0
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "run" / "export").symlink_to(tmp_path / "mine")
+    assert main([f"run={tmp_path / 'run'}", "format=safetensors"]) == 5
+    assert "export is a link, which may lead anywhere; put the folder itself there" in capsys.readouterr().err
+    assert not [*(tmp_path / "mine").iterdir()]
+
+
+@pytest.mark.nightly
+def test_no_command_writes_through_a_link_of_a_run(tmp_path):
+    from tests.faults.links import QUICK, links
+
+    found = links(tmp_path, quick=True)
+    assert found.failed == 0, found.words
+    assert found.figures == {"links_written": 0, "links_tried": len(QUICK)}

@@ -1,9 +1,21 @@
 import json
 import os
 
+import numpy as np
 import pytest
 
-from envs.files import NoRegularFile, appended, opened_text, read_bytes, read_json, read_text, regular
+from envs.files import (
+    NoRegularFile,
+    appended,
+    make_folder,
+    opened_text,
+    read_bytes,
+    read_json,
+    read_text,
+    regular,
+    replacing,
+    save_arrays,
+)
 
 
 @pytest.fixture
@@ -34,6 +46,40 @@ def test_nothing_is_written_through_a_link_or_into_a_pipe(strange, tmp_path):
     with appended(tmp_path / "file") as file:
         file.write(b" and more")
     assert read_text(tmp_path / "file") == "secret and more"
+
+
+def test_a_link_is_replaced_and_what_it_leads_to_stays_also_under_the_temporary_name(strange, tmp_path):
+    (tmp_path / f"link.tmp-{os.getpid()}").symlink_to(tmp_path / "file")
+    with replacing(strange["link"]) as path:
+        path.write_text("new")
+    assert read_text(strange["link"]) == "new"
+    assert (tmp_path / "file").read_text() == "secret"
+    assert not [*tmp_path.glob("*.tmp-*")]
+
+
+def test_what_is_written_in_vain_leaves_the_file_as_it_was(tmp_path):
+    (tmp_path / "table.csv").write_text("old")
+    with pytest.raises(KeyError), replacing(tmp_path / "table.csv") as path:
+        path.write_text("half")
+        raise KeyError("the other half")
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"table.csv": "old"}
+
+
+def test_a_linked_folder_is_not_written_into_even_if_it_leads_nowhere_yet(tmp_path):
+    (tmp_path / "page").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NoRegularFile, match=r"page is a link, which may lead anywhere; put the folder itself there"):
+        make_folder(tmp_path / "page")
+    assert not (tmp_path / "elsewhere").exists()
+    assert make_folder(tmp_path / "a" / "b").is_dir()
+
+
+def test_arrays_for_a_full_disk_are_an_error_of_the_disk(tmp_path):
+    from tests.faults.child import full_disk
+
+    full = pytest.raises(OSError, match=r"cannot write a\.safetensors: .*File too large")
+    with full_disk(), full, replacing(tmp_path / "a.safetensors") as path:
+        save_arrays(path, {"x": np.zeros(10_000)})
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_file_may_be_as_large_as_it_should_and_no_larger(tmp_path):
