@@ -4,16 +4,39 @@
 # Home, temporary folder and every cache are new and empty. Root becomes an unprivileged user for it where that can be
 # done, as root may read and write what others may not.
 #
+#   PYTHON=  the interpreter; by default the oldest here that the metadata admits, the system's own among them
 #   TESTS=   arguments for pytest; the whole suite by default
 #   STEPS=   how long to train (2000)
+#
+# `tests/newcomer.sh --python` only prints which interpreter that is.
 set -euo pipefail
 source=$(cd "$(dirname "$0")/.." && pwd)
+
+# What only newer ones know fails on the oldest; the one at hand is often a newer one.
+oldest_python() {
+  local candidate
+  for candidate in /usr/bin/python3 python3.{11..19} python3; do
+    "$candidate" - "$source/pyproject.toml" 2> /dev/null << 'END' || true
+import ensurepip, os, re, sys, tomllib, venv
+with open(sys.argv[1], "rb") as file:
+    admitted = tomllib.load(file)["project"]["requires-python"]
+lowest, too_high = map(int, re.fullmatch(r">=3\.(\d+),<3\.(\d+)", admitted).groups())
+if lowest <= sys.version_info.minor < too_high:
+    print(sys.version.split()[0], os.path.realpath(sys.executable))
+END
+  done | sort --version-sort | head -1 | cut -d " " -f 2
+}
+python=${PYTHON:-$(oldest_python)}
+if [ "${1:-}" = --python ]; then
+  echo "$python"
+  exit
+fi
 place=$(mktemp -d /tmp/newcomer.XXXXXX)  # short: Ray's sockets have room for 107 characters of path
 trap 'rm -rf "$place"' EXIT
 mkdir "$place"/{home,tmp,cache}
 git -c safe.directory="*" clone --quiet --no-hardlinks "$source" "$place/lodestar"
 
-python=$(command -v "${PYTHON:-python3}")
+python=$(command -v "$python")
 python=$("$python" -c 'import os, sys; print(os.path.realpath(sys.executable))')  # behind the shims of a home
 as=()
 if [ "$(id -u)" = 0 ]; then

@@ -34,10 +34,19 @@ def build(place: Path) -> tuple[Path, Path]:
             (place / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, place / "tree" / name)
     sdist = _built("sdist", place / "tree", place)
-    with tarfile.open(sdist) as file:
-        file.extractall(place / "sdist", filter="data")
-    (tree,) = (place / "sdist").iterdir()
+    tree = unpack(sdist, place / "sdist")
     return sdist, _built("wheel", tree, place)
+
+
+def unpack(sdist: Path, place: Path) -> Path:
+    """The folder that an sdist of ours unpacks to, in a new folder `place`."""
+    with tarfile.open(sdist) as file:
+        # Python knows filters from 3.11.4 on; before, the attribute is ignored.
+        if hasattr(tarfile, "data_filter"):
+            file.extraction_filter = tarfile.data_filter
+        file.extractall(place)
+    (tree,) = place.iterdir()
+    return tree
 
 
 def _built(kind: str, tree: Path, place: Path) -> Path:

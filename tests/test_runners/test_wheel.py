@@ -40,6 +40,24 @@ def test_sdist_and_wheel_are_the_product_and_nothing_else(built):
     assert {name for name in folders if not name.endswith(".egg-info")} == OURS
 
 
+def test_an_sdist_unpacks_where_python_knows_no_filters(built, tmp_path, monkeypatch):
+    plain = tarfile.TarFile.extractall
+    monkeypatch.delattr(tarfile, "data_filter")
+    monkeypatch.setattr(tarfile.TarFile, "extractall", lambda self, path: plain(self, path))  # as before 3.11.4
+    assert (checked.unpack(built[0], tmp_path / "sdist") / "lodestar.py").is_file()
+
+
+def test_newcomers_start_with_the_oldest_python_that_is_admitted(tmp_path):
+    for version, number in (("3.12", "3.12.9"), ("3.11", "3.11.0")):
+        fake = tmp_path / f"python{version}"
+        fake.write_text(f"#!/bin/sh\necho {number} /opt/{number}/python\n")
+        fake.chmod(0o755)
+    command = ["bash", checked.ROOT / "tests" / "newcomer.sh", "--python"]
+    kept = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    printed = subprocess.run(command, env=kept, capture_output=True, text=True, check=True).stdout
+    assert printed == "/opt/3.11.0/python\n"
+
+
 @pytest.fixture(scope="module")
 def python(built, tmp_path_factory):
     return checked.install(built[1], tmp_path_factory.mktemp("environment") / "venv")
