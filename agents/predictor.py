@@ -120,10 +120,10 @@ class Predictor(ABC):
         if metadata.get("agent") != cls.__name__:
             raise ValueError(f"{path} holds no {cls.__name__} (but {metadata.get('agent')}); give a file it saved")
         arrays = {key: tensors.pop(key).numpy() for key in list(tensors) if key.startswith("/")}
-        agent = build(json.loads(metadata["config"]))
         try:
+            agent = build(json.loads(metadata["config"]))
             state = unpack(json.loads(metadata[STATE]), arrays) if STATE in metadata else {}
             agent.policy.load_state_dict(agent.fitted(tensors, state))
-        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except Exception as error:  # a stranger's file can be wrong in every way
             raise ValueError(f"{path} does not fit {place}: {' '.join(str(error).split())}") from None
         return agent, state

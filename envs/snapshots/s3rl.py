@@ -34,6 +34,7 @@ from envs.types import EnvReset, EnvStep
 from envs.wrappers import Observer
 
 LONGEST = 100_000  # steps of an episode that is recorded
+MAX_STATES_BYTES = 100_000_000  # of the states of one file as JSON; a thousand of MiniGrid's or a humanoid's are 20 MB
 ROUNDS = 100  # of Lloyd's algorithm at most
 
 
@@ -56,7 +57,13 @@ class Snapshots:
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file: the observations, and the states as compressed JSON."""
-        states = np.frombuffer(zlib.compress(to_json(self.states).encode()), np.uint8)
+        text = to_json(self.states).encode()
+        if len(text) > MAX_STATES_BYTES:
+            raise ValueError(
+                f"{len(self.states):,} states are {len(text):,} bytes, more than the {MAX_STATES_BYTES:,} that `load` "
+                "reads; keep fewer, by a larger every="
+            )
+        states = np.frombuffer(zlib.compress(text), np.uint8)
         with replacing(path) as temporary:
             save_arrays(temporary, {"observations": np.ascontiguousarray(self.observations), "states": states})
 
@@ -68,10 +75,30 @@ class Snapshots:
 
         try:
             arrays = load_file(regular(Path(path).resolve()))
-            states = from_json(zlib.decompress(arrays["states"].tobytes()).decode())
-            return cls(states, arrays["observations"])
-        except (SafetensorError, KeyError, zlib.error, ValueError) as error:
+            states = from_json(_unfold(arrays["states"].tobytes()).decode())
+            observations = arrays["observations"]
+            if not (isinstance(states, list) and states and all(map(_is_state, states))):
+                raise ValueError("its states are none")
+            if observations.ndim != 2 or len(observations) != len(states):
+                raise ValueError(f"there are {len(states)} states, and observations {observations.shape}")
+            return cls(states, observations)
+        except (SafetensorError, KeyError, zlib.error, ValueError, RecursionError) as error:
             raise ValueError(f"{path} holds no snapshots ({error}); write it with Snapshots.save") from None
+
+
+def _unfold(data: bytes) -> bytes:
+    """What was compressed; a ValueError if that is more than `save` writes, as a small file may unfold to gigabytes."""
+    unpacker = zlib.decompressobj()
+    text = unpacker.decompress(data, MAX_STATES_BYTES)
+    if unpacker.unconsumed_tail:
+        raise ValueError(f"its states unfold to more than {MAX_STATES_BYTES:,} bytes")
+    return text
+
+
+def _is_state(state: Any) -> bool:
+    """Whether it has the parts of what `get_state` returns."""
+    parts = {"env": str, "wrappers": dict, "variables": dict, "things": list}
+    return isinstance(state, dict) and all(isinstance(state.get(name), kind) for name, kind in parts.items())
 
 
 def record(

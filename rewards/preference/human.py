@@ -293,7 +293,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not route:
             return
         try:
-            told = json.loads(self.rfile.read(min(int(self.headers.get("Content-Length", 0)), LONGEST)) or "{}")
+            told = json.loads(self._body() or "{}")
             if route == "/undo":
                 self._tell(self.questions.undo())
             elif route == "/answer":
@@ -304,6 +304,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(507, f"The answer could not be written, and does not count: {error}")
         except (ValueError, TypeError, LookupError):
             self._refuse(400, f"An answer is an id and one of {', '.join(LABELS)}.")
+
+    def _body(self) -> bytes:
+        """What was sent, at most `LONGEST` bytes; a ValueError for a length below 0, which would read to the end."""
+        length = int(self.headers.get("Content-Length", 0))
+        if length < 0:
+            raise ValueError(f"Content-Length={length} is below 0")
+        return self.rfile.read(min(length, LONGEST))
 
     def _admitted(self) -> tuple[str, dict[str, list[str]]]:
         """Route and query of a request that may be answered; "" for one that was refused."""

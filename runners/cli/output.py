@@ -1,4 +1,8 @@
-"""What commands print: on streams that outlive what reads them, as no line is worth the command; times as a clock."""
+"""What commands print: on streams that outlive what reads them, as no line is worth the command; times as a clock.
+
+Texts of others are printed, too: an environment's error, the name of a folder. What would steer the terminal in them,
+such as its title or its clipboard, is shown instead; only what a command styles itself (`styled`) gets through.
+"""
 
 import os
 import sys
@@ -7,12 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any
 
+# Control characters, but for those that end lines and indent -> as Python writes them.
+SHOWN = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\r\t"}
+
 
 class Lasting:
-    """A text stream whose reader may go away, with a closed terminal or pipe, or on a full disk: it falls silent."""
+    """A text stream whose reader may go away, with a closed terminal or pipe, or on a full disk: it falls silent.
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    Control characters are shown, unless what is written is `own_style`.
+    """
+
+    def __init__(self, stream: Any, own_style: bool = False) -> None:
+        self._stream, self._own_style = stream, own_style
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -20,10 +30,10 @@ class Lasting:
     def write(self, text: str) -> int:
         """Write, if that is still possible."""
         try:
-            return self._stream.write(text)
+            self._stream.write(text if self._own_style else text.translate(SHOWN))
         except OSError:
             self._fall_silent()
-            return len(text)
+        return len(text)
 
     def flush(self) -> None:
         """Flush, if that is still possible."""
@@ -36,6 +46,15 @@ class Lasting:
         """What is buffered goes nowhere, too; else Python would fail over it again when it ends."""
         with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), self._stream.fileno())
+
+
+def styled(stream: Any) -> Any:
+    """The stream below, to which colours and moves of the cursor can be written."""
+    if not isinstance(stream, Lasting):
+        return stream
+    while isinstance(stream, Lasting):
+        stream = stream._stream
+    return Lasting(stream, own_style=True)
 
 
 @contextmanager

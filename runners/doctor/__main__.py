@@ -18,6 +18,7 @@ from typing import Any
 
 from envs.settings import Settings, setting
 from runners.cli.command import Command
+from runners.cli.output import styled
 from runners.doctor import Finding, ask, checks
 from runners.run.config import UsageError, unknown
 from runners.run.packages import DISTRIBUTION, required
@@ -120,7 +121,8 @@ def show(findings: list[Finding]) -> None:
     """Print lines; coloured on a terminal."""
     for name, state, found, fix, _ in findings:
         colour, end = (f"\x1b[{COLOURS[state]}m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
-        print(f"{colour}{state:<8}{end} {name:<20} {found}" + (f"\n{'':<29} {fix}" if fix else ""), flush=True)
+        print(f"{colour}{state:<8}{end}", end=" ", file=styled(sys.stdout))
+        print(f"{name:<20} {found}" + (f"\n{'':<29} {fix}" if fix else ""), flush=True)
 
 
 main = Command(DoctorConfig, examine, __doc__, bare=True)

@@ -114,12 +114,15 @@ def masks_actions(env: Env, seed: int) -> bool:
 
 
 @contextmanager
-def networks_that_fit() -> Iterator[None]:
-    """Refuse networks, made inside, that learning (a gradient and two moments a weight) would fill the memory with."""
+def networks_that_fit(most: float = math.inf) -> Iterator[None]:
+    """Refuse networks, made inside, that learning (a gradient and two moments a weight) would fill the memory with.
+
+    `most` are bytes that they may have, where less than the memory will do.
+    """
     from torch.nn.modules.module import register_module_parameter_registration_hook
     from torch.nn.parameter import Parameter
 
-    free = memory()[0] or math.inf
+    free = min(memory()[0] or math.inf, most)
     made: list[Parameter] = []
 
     def count(module: object, name: str, parameter: Parameter) -> None:
@@ -219,10 +222,15 @@ def load_run(run: Path, trust: bool = False, at: str | int = "") -> Trained:
     config = config_of(run, trust)
     state, step = load_checkpoint(run, str(at))
     parts = acting(config)
-    parts.model.policy.load_state_dict(state["agent"]["modules"]["policy"])  # all that acting needs
-    if state.get("masked"):
-        parts.model.masked = True  # type: ignore[union-attr]
-    parts.mix.load_state_dict(state["mix"])
+    try:
+        # All that acting needs.
+        parts.model.policy.load_state_dict(state["agent"]["modules"]["policy"])
+        if state.get("masked"):
+            parts.model.masked = True  # type: ignore[union-attr]
+        parts.mix.load_state_dict(state["mix"])
+    except Exception as error:  # a stranger's checkpoint can be wrong in every way
+        words = shorten(str(error), 160, placeholder=" ...")
+        raise UsageError(f"the checkpoint of run={run} does not fit its configuration ({words})") from error
     return Trained(config, parts.model, parts.mix, step)
 
 

@@ -147,6 +147,8 @@ class TrainConfig(Settings):
         if self.cluster != "none" and self.agent_name != "ppo":
             raise UsageError(f"cluster={self.cluster} is for agent=ppo, not {self.agent_name}; leave it out")
         for name in ("root", "run_dir"):
+            if not getattr(self, name).isprintable():
+                raise UsageError(f"{name}={getattr(self, name)!r} holds control characters; give a name without them")
             if ".." in PurePath(getattr(self, name)).parts:
                 raise UsageError(f"{name}={getattr(self, name)} leaves its folder by '..'; give the folder itself")
 

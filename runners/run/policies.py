@@ -16,15 +16,17 @@ from gymnasium import Space
 from gymnasium.envs.registration import load_env_creator
 from safetensors import SafetensorError, safe_open
 
+from envs.files import SMALL, regular
 from envs.residual import script
 from envs.table import FILED, module_name
-from runners.run.build import load_run
+from runners.run.build import load_run, networks_that_fit
 from runners.run.config import UsageError
 
 OFFLINE = {  # the class that a file of runners.offline names -> where it is
     place.partition(":")[2]: f"agents.offline.{place}"
     for place in ("iql:IQL", "recoil:ReCOIL", "cpl:CPL", "cloning:Cloning", "rcsl:RCSL", "mbrcsl:MBRCSL", "dt:DT")
 }
+UNFOLDS = 10  # times the size of a file that what it makes may have; weights hardly compress
 SB3 = {"common": "ActorCriticPolicy", "sac": "SACPolicy", "td3": "TD3Policy", "dqn": "DQNPolicy"}  # by package
 
 
@@ -56,31 +58,50 @@ def load(source: str, observation_space: Space, action_space: Space) -> Any:
 def from_file(path: Path, observation_space: Space, action_space: Space) -> Any:
     """The policy that `runners.offline out=` wrote; a UsageError if it is none, a ValueError for other spaces."""
     try:
-        with safe_open(path, "np") as file:
+        with safe_open(regular(path.resolve()), "np") as file:
             kind = (file.metadata() or {}).get("agent", "")
     except SafetensorError as error:
         raise UsageError(f"{path} is no safetensors file ({error}); give one of runners.offline") from None
     if kind not in OFFLINE:
         raise UsageError(f"{path} holds no policy of {', '.join(OFFLINE)} (but {kind!r}); give its run's folder")
     agent: Any = load_env_creator(OFFLINE[kind])
-    return agent.load(str(path), observation_space, action_space)
+    with networks_that_fit(SMALL + UNFOLDS * path.stat().st_size):
+        return agent.load(str(path), observation_space, action_space)
 
 
 def _from_zip(path: Path, observation_space: Space, action_space: Space) -> Any:
     import torch
 
+    most = SMALL + UNFOLDS * path.stat().st_size
     try:
         with zipfile.ZipFile(path) as file:
-            data = json.loads(file.read("data"))
-            weights = torch.load(io.BytesIO(file.read("policy.pth")), "cpu", weights_only=True)
+            data = json.loads(_read_member(file, "data", most))
+            pickled = _read_member(file, "policy.pth", most)
+        # torch's format is a zip file, too, and an earlier one that is none.
+        if zipfile.is_zipfile(io.BytesIO(pickled)):
+            with zipfile.ZipFile(io.BytesIO(pickled)) as file:
+                _check_size("policy.pth", sum(member.file_size for member in file.infolist()), most)
+        weights = torch.load(io.BytesIO(pickled), "cpu", weights_only=True)
         module, options = data["policy_class"]["__module__"], data["policy_kwargs"]
         _, package, _ = module.split(".")
         if ":serialized:" in options:
             raise ValueError(f"its options {', '.join(options)} are pickled")
         kind: Any = load_env_creator(f"stable_baselines3.{package}.policies:{SB3[package]}")
-        policy = kind(observation_space, action_space, lambda _: 0.0, **options)
+        with networks_that_fit(most):
+            policy = kind(observation_space, action_space, lambda _: 0.0, **options)
         policy.load_state_dict(weights)
-    except (LookupError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        words = " ".join(str(error).split())
+    except Exception as error:  # a stranger's file can be wrong in every way
+        words = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"{path} cannot be read here ({words:.300}); in Python, give make(..., base=model)") from None
     return policy
+
+
+def _read_member(file: zipfile.ZipFile, name: str, most: int) -> bytes:
+    """A file in a zip file; a ValueError if it would unfold to more than `most` bytes."""
+    _check_size(name, file.getinfo(name).file_size, most)
+    return file.read(name)
+
+
+def _check_size(name: str, size: int, most: int) -> None:
+    if size > most:
+        raise ValueError(f"its {name} unfolds to {size:,} bytes, more than the {most:,} that weights of its size do")

@@ -34,7 +34,7 @@ from agents.sb3 import agent as sb3
 from envs.files import make_folder, opened_text
 from envs.state import pack, unpack
 from envs.transitions import NotFinite, is_finite
-from runners.cli.output import clock
+from runners.cli.output import SHOWN, clock, styled
 from runners.cli.value import is_float
 from runners.run import checkpoint
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError, flatten
@@ -422,7 +422,7 @@ class Live(KVWriter):
         self.wants_bar = False
         left, words = TimeRemainingColumn(elapsed_when_finished=True), TextColumn("{task.description}")
         columns = BarColumn(bar_width=24), TaskProgressColumn(), left, words
-        self.bar = Progress(*columns, console=Console(file=self.stream), refresh_per_second=4)
+        self.bar = Progress(*columns, console=Console(file=styled(self.stream)), refresh_per_second=4)
         self.task = self.bar.add_task("", total=self.total, completed=self.start)
         self.bar.start()
 
@@ -450,7 +450,7 @@ class Live(KVWriter):
     def say(self, sentence: str) -> None:
         """Print a sentence above the bar."""
         if self.bar is not None:
-            self.bar.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+            self.bar.console.print(sentence.translate(SHOWN), markup=False, highlight=False, soft_wrap=True)
         else:
             print(sentence, file=self.stream, flush=True)
 

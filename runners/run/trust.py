@@ -64,7 +64,8 @@ def saved_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(code, Mapping) or not all(isinstance(source, str) for source in code.values()):
         raise UsageError(f"code is saved as {code!r:.80} instead of module:Class by names; is it a run's?")
     below = {f"{part}.{name}": value for part, options in parts.items() for name, value in (options or {}).items()}
-    return {"env": saved.get("env", ""), "reward": [*(parts["reward"] or {}), *code.values()], **below}
+    named = {"env": saved.get("env", ""), "starts": saved.get("starts", "")}
+    return {**named, "reward": [*(parts["reward"] or {}), *code.values()], **below}
 
 
 def admit(arguments: Iterable[str]) -> None:
@@ -90,6 +91,11 @@ def _reach(key: str, value: Any, settings: Mapping[str, Any]) -> Iterator[str]:
             yield f"env={value}, which imports the module {module}"
     elif key in ("reward", "agent"):
         yield from (f"{key}={text}, which is no name in a table" for text in texts if JOINTS.search(text))
+    elif key == "starts":
+        from envs.snapshots.curriculum import BY  # it imports simulators
+
+        if value not in ("", *BY):
+            yield f"starts={value}, a file which would be read"
     elif key in PLACES:
         yield f"{key}={value}, where it would write"
     elif key == "trust":
