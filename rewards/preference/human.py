@@ -261,7 +261,7 @@ class Page:
     def __init__(self, questions: Questions, port: int = 0) -> None:
         token = secrets.token_urlsafe(24)
         handler = type("Bound", (_Handler,), {"questions": questions, "token": token})
-        self._server = ThreadingHTTPServer((HOST, port), handler)
+        self._server = _Server((HOST, port), handler)
         self.port = int(self._server.server_address[1])
         self.address = f"http://{HOST}:{self.port}/?token={token}"
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="questions", daemon=True).start()
@@ -269,6 +269,13 @@ class Page:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print what went wrong, but for a browser that left before it had its answer."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

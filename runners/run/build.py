@@ -12,18 +12,21 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
+from typing import cast as assume
 
 from gymnasium import Env, Space
-from gymnasium.spaces import Dict
+from gymnasium.spaces import Box, Dict
 from gymnasium.vector import VectorEnv
 
 import agents
+import rewards
 from envs.family import OTHER, family_of
 from envs.make import make, make_vec
 from envs.masks import offered, sizes
 from envs.memory import memory, refuse_beyond
 from envs.transitions import OnNan
+from runners.cli.value import cast
 from runners.run import checkpoint
 from runners.run.config import TrainConfig, UsageError, from_dict, read
 from runners.run.trust import require, saved_keys
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's numbers, from malloc.h
 LIMIT = 1 << 30  # bytes
+NESTED = ("agent", "reward", "code", "trust")  # of a saved configuration, which are no fields of one
 
 
 @dataclass
@@ -84,6 +88,7 @@ def build(
     with closing(make(config.env, max_episode_steps=config.max_episode_steps, **config.env_options)) as one:
         spaces = one.observation_space, one.action_space
         masked = masks_actions(one, config.seed)
+    refuse_empty(config.env, spaces[0])
     agent.check(*spaces)
     if getattr(agent, "needs_masks", False) and not masked:
         raise UsageError(f"agent={config.agent_name} needs action masks, and {config.env} gives none; use agent=ppo")
@@ -98,6 +103,14 @@ def build(
         model = agent.build(config.agent, venv, seed=config.seed, device=device, **given)
     coverage = Coverage(config.coverage, config.coverage_bin, spaces[0]) if config.coverage else None
     return Parts(venv, mix, model, driver, n_envs, device, notes=notes, coverage=coverage)
+
+
+def refuse_empty(env_id: str, observation_space: Space) -> None:
+    """A UsageError for observations without a number in them, which no network reads."""
+    parts = observation_space.spaces.values() if isinstance(observation_space, Dict) else [observation_space]
+    empty = [part for part in parts if isinstance(part, Box) and 0 in part.shape]
+    if empty:
+        raise UsageError(f"env={env_id} has observations of size 0 ({empty[0]}); give one with something to observe")
 
 
 def masks_actions(env: Env, seed: int) -> bool:
@@ -221,7 +234,11 @@ def load_run(run: Path, trust: bool = False, at: str | int = "") -> Trained:
     """
     config = config_of(run, trust)
     state, step = load_checkpoint(run, str(at))
-    parts = acting(config)
+    try:
+        parts = acting(config)
+    except (TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        words = f"{type(error).__name__}: {shorten(str(error), 160, placeholder=' ...')}"
+        raise UsageError(f"what the configuration of run={run} describes cannot be made ({words})") from error
     try:
         # All that acting needs.
         parts.model.policy.load_state_dict(state["agent"]["modules"]["policy"])
@@ -238,7 +255,35 @@ def config_of(run: Path, trust: bool = False) -> TrainConfig:
     """The configuration of a run; a UsageError if it is none, or names what is not trusted."""
     saved = saved_config(run)
     require(trust, f"run={run}", saved_keys(saved))
-    return from_dict(saved, trust)
+    try:
+        return from_dict(check_types(saved), trust)
+    except UsageError as error:
+        raise UsageError(f"{run / 'config.yaml'} cannot be used: {error}") from error
+
+
+def check_types(saved: dict[str, Any]) -> dict[str, Any]:
+    """A saved configuration with values of the types that are declared; a UsageError for one that is of no such type.
+
+    Names that are unknown, of an earlier version perhaps, are left to `from_dict`.
+    """
+    options = dict(saved.get("agent") or {})
+    name = options.pop("name", "")
+    checked = {**saved, **typed_options("", TrainConfig, {key: saved[key] for key in saved if key not in NESTED})}
+    if name in agents.names():
+        checked["agent"] = {"name": name, **typed_options("agent.", agents.get(name).Config, options)}
+    checked["reward"] = dict(saved.get("reward") or {})
+    for key, values in checked["reward"].items():
+        if key in rewards.names() and isinstance(values, dict):
+            checked["reward"][key] = typed_options(f"reward.{key}.", rewards.get(key).Config, values)
+    return checked
+
+
+def typed_options(prefix: str, kind: type, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a Config as its fields' types want them; those of fields that it lacks as they are."""
+    hints = get_type_hints(kind)
+    return {
+        name: cast(f"{prefix}{name}", value, hints[name]) if name in hints else value for name, value in options.items()
+    }
 
 
 def saved_config(run: Path, key: str = "run") -> dict[str, Any]:
@@ -272,7 +317,7 @@ def initialise(config: TrainConfig, parts: Parts) -> str:
     PPO keeps the values of rewards that both runs have; optimisers, counts and replay are new. A UsageError if it is no
     run, or has another agent, other spaces or sizes.
     """
-    run, model, taken = Path(config.init_from), cast(Any, parts.model), []
+    run, model, taken = Path(config.init_from), assume(Any, parts.model), []
     saved = saved_config(run, "init_from")
     name, streams = dict(saved.get("agent") or {}).get("name"), list(saved.get("reward") or {})
     state, step = load_checkpoint(run)

@@ -163,7 +163,7 @@ def save_kept(error: BaseException, folder: Path) -> str:
 
 _ALLOCATION = re.compile(r"allocate ([\d.]+ (?:bytes|[KMGTPE]iB))")  # NumPy's and torch's errors say it so
 _CODES = {FloatingPointError: NUMERICAL, VersionError: USAGE, CheckpointError: STORAGE, Unsaveable: FAILED}
-_STEPS = ("make", "step", "reset", "render", "frame", "send", "recv")
+_STEPS = ("make", "step", "reset", "render", "frame", "send", "recv", "close")
 
 
 def _owner(error: BaseException) -> tuple[int, str] | None:

@@ -6,6 +6,7 @@ A case is a name and a function that spoils a copy of a good run, or writes a fi
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from tests.faults.child import TINY, full_disk, run, train, warm
 
 WRONG: tuple[Any, ...] = (None, True, -1, float("inf"), 10**30, "text", [1], {"a": 1})
 ESCAPE = "\x1b]0;owned\x07\x1b[31m"  # a terminal's title, and red
+STATE_LEAVES = 12  # values of a checkpoint's state that are replaced
 SLOW = 60.0  # seconds after which a command hangs
 
 Command = tuple[str, list[str]]  # a module of runners, its arguments
@@ -139,10 +141,11 @@ def spoil_arrays(folder: Path) -> Command:
     return evaluate(folder)
 
 
-def state_cases() -> Iterator[Case]:
+def state_cases(good: Path) -> Iterator[Case]:
     """Checkpoints that are whole, and of something else."""
-    paths = [("tree",), ("tree", "agent"), ("tree", "mix"), ("tree", "agent", "modules"), ("step",)]
-    for path in paths:
+    (step,) = (good / "checkpoints").glob("step_*")
+    state = json.loads((step / checkpoint.STATE).read_text())
+    for path in itertools.islice(leaves(state), STATE_LEAVES):
         for value in WRONG:
             yield Case(f"state {'.'.join(path)}={value!r}", partial(spoil_state, path, value))
     yield Case("arrays of other sizes", spoil_arrays)
@@ -352,7 +355,7 @@ def cases(good: Path) -> list[Case]:
     return [
         *config_cases(good),
         *json_cases(),
-        *state_cases(),
+        *state_cases(good),
         *policy_cases(),
         *snapshot_cases(),
         *world_cases(),

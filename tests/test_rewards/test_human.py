@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -310,3 +311,19 @@ def test_a_port_in_use_and_a_second_file_are_refused(judge, tmp_path):
         make_segment_judge("human", cached="x")
     with pytest.raises(ValueError, match=r"judge human: show='video' is unknown; give one of frame, text, obs"):
         Human(show="video")
+
+
+def test_a_length_below_zero_is_refused_at_once_and_a_browser_that_leaves_is_no_error(judge, capfd):
+    judge.ask(*pairs(), 10)
+    tab = Tab(judge.page.address)
+    request = f"POST /answer?token={tab.token} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -1\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", judge.page.port), timeout=5) as line:
+        line.sendall(request.encode() + b"x" * 10)
+        assert line.recv(100).startswith(b"HTTP/1.0 400")
+    server = judge.page._server
+    for error in (BrokenPipeError("gone"), ConnectionResetError("gone"), TimeoutError("slow")):
+        try:
+            raise error
+        except OSError:
+            server.handle_error(None, ("127.0.0.1", 1))
+    assert capfd.readouterr().err == ""

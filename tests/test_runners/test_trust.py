@@ -75,6 +75,8 @@ def test_no_name_that_import_module_accepts_gets_through_without_trust(beside):
         ({"reward": ["task", "evil:Reward"]}, "reward=evil:Reward"),
         ({"agent": "evil:Agent"}, "agent=evil:Agent"),
         ({"agent.policy": "evil.Policy"}, r"agent\.policy=evil\.Policy"),
+        ({"starts": "secret"}, "starts=secret, a file which would be read"),
+        ({"starts": "teacher:clusters=1"}, "starts=teacher:clusters=1, a file which would be read"),
         ({"run_dir": "elsewhere"}, "run_dir=elsewhere, where it would write"),
         ({"trust": True}, "which belongs on a command line"),
     ],
@@ -96,8 +98,11 @@ def test_what_is_built_in_declared_or_mere_words_needs_no_trust(monkeypatch):
         "reward": {"oni": local, "clip": {"model": "lodestar", "weights": ""}, "rnd": {"weight": "linear:1:0:1e5"}},
         "agent": {"name": "ppo", "net_arch": [64, 64], "horizon": "linear:1:15:20000:150000"},
         "root": "/home/of/its/author/runs",  # a saved run is not written to
+        "starts": "variance",
     }
     require(False, "run=x", saved_keys(saved))
+    with pytest.raises(UsageError, match="starts=secret, a file which would be read"):
+        require(False, "run=x", saved_keys({**saved, "starts": "secret"}))
     for env in ("json:CartPole-v1", "highway_env:highway-v0", "minigrid:MiniGrid-Empty-5x5-v0"):
         require(False, "run=x", {"env": env})
 
