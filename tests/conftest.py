@@ -12,6 +12,13 @@ os.environ.setdefault("MUJOCO_GL", "egl")
 sys.path.insert(0, str(Path(__file__).parent))  # for `from scripted import ...`
 
 
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folders(tmp_path_factory):
+    """Folders that libraries would leave among the temporary ones are among pytest's, which are removed in time."""
+    for variable, name in (("SB3_LOGDIR", "sb3"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
+        os.environ.setdefault(variable, str(tmp_path_factory.mktemp(name)))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item):
     """A test, or its fixture, that needs an extra is skipped where that is not installed."""

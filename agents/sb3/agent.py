@@ -20,6 +20,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.noise import NormalActionNoise, VectorizedActionNoise
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
@@ -232,7 +233,12 @@ class SB3Agent:
             row = 2 * flat_bytes(venv.observation_space) + flat_bytes(venv.action_space) + 12  # and three floats
             refuse_beyond(config.buffer_size * row, f"agent.buffer_size={config.buffer_size:,}, {row:,} bytes each,")
         policy = policy_name(config.policy, venv.observation_space, cls.lstm)
-        return pkgutil.resolve_name(cls.algorithm)(policy, venv, seed=seed, device=device, verbose=verbose, **arguments)
+        kind = pkgutil.resolve_name(cls.algorithm)
+        model = kind(policy, venv, seed=seed, device=device, verbose=verbose, **arguments)
+        # Without a logger `learn` makes one that prints nothing, and its folder among the temporary ones.
+        if not verbose:
+            model.set_logger(Logger(None, []))
+        return model
 
 
 def flat_bytes(space: spaces.Space) -> int:

@@ -44,7 +44,7 @@ HEADLINES = (
     "secrets_leaked",
 )
 GROUPS = ("workers", "processes", "phases", "storage", "resume", "numbers", "security", "judges", "interfaces", "night")
-GROUPS += ("cluster", "evaluations", "links", "releases")
+GROUPS += ("cluster", "evaluations", "hostile", "links", "releases")
 ASKED = Path(__file__).with_name("asked.csv")  # the faults that the suite has to bear, and the rows that show each
 
 
