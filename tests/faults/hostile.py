@@ -267,7 +267,8 @@ def spoil_snapshots(data: bytes, rows: int, folder: Path) -> Command:
     from safetensors.numpy import save_file
 
     path = folder / "states.safetensors"
-    arrays = {"states": np.frombuffer(data, np.uint8), "observations": np.zeros((rows, 4), np.float32)}
+    arrays: dict[str, np.ndarray] = {"states": np.frombuffer(data, np.uint8)}
+    arrays["observations"] = np.zeros((rows, 4), np.float32)
     save_file(arrays, path)
     return "train", tiny(f"starts={path}", f"run_dir={folder / 'new'}")
 
@@ -406,7 +407,7 @@ def hostile(folder: Path, quick: bool, only: str = "") -> Found:
         if words := fault_of(case, good, place):
             wrong.append(f"{case.name}: {words}")
         shutil.rmtree(place)
-    figures = {"hostile_tracebacks": len(wrong), "hostile_tried": len(tried)}
+    figures: dict[str, float] = {"hostile_tracebacks": len(wrong), "hostile_tried": len(tried)}
     told = "; ".join(wrong) or "each ended in a sentence, or worked"
     return Found(len(tried), len(wrong), figures, f"{len(wrong)} of {len(tried)} did not; {told}" if wrong else told)
 

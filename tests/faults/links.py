@@ -141,7 +141,7 @@ def links(folder: Path, quick: bool) -> Found:
         if wrote or words:
             wrong.append(f"{label}: {words or 'written'}")
         shutil.rmtree(place)
-    figures = {"links_written": len(written), "links_tried": len(tried)}
+    figures: dict[str, float] = {"links_written": len(written), "links_tried": len(tried)}
     told = "; ".join(wrong) or "each link was replaced, or refused in a sentence"
     return Found(len(tried), len(wrong), figures, f"{len(written)} of {len(tried)} were written through; {told}")
 
