@@ -5,6 +5,7 @@ such as its title or its clipboard, is shown instead; only what a command styles
 """
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -12,13 +13,19 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from typing import Any
 
 # Control characters, but for those that end lines and indent -> as Python writes them.
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
 SHOWN = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\r\t"}
+
+
+def plain_text(text: str) -> str:
+    """A text of others without its colours, Gymnasium's for one, and with its other control characters shown."""
+    return COLOUR.sub("", text).translate(SHOWN)
 
 
 class Lasting:
     """A text stream whose reader may go away, with a closed terminal or pipe, or on a full disk: it falls silent.
 
-    Control characters are shown, unless what is written is `own_style`.
+    What is written is `plain_text`, unless it is `own_style`.
     """
 
     def __init__(self, stream: Any, own_style: bool = False) -> None:
@@ -30,7 +37,7 @@ class Lasting:
     def write(self, text: str) -> int:
         """Write, if that is still possible."""
         try:
-            self._stream.write(text if self._own_style else text.translate(SHOWN))
+            self._stream.write(text if self._own_style else plain_text(text))
         except OSError:
             self._fall_silent()
         return len(text)

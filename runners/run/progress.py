@@ -34,7 +34,7 @@ from agents.sb3 import agent as sb3
 from envs.files import make_folder, opened_text
 from envs.state import pack, unpack
 from envs.transitions import NotFinite, is_finite
-from runners.cli.output import SHOWN, clock, styled
+from runners.cli.output import clock, plain_text, styled
 from runners.cli.value import is_float
 from runners.run import checkpoint
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError, flatten
@@ -450,7 +450,7 @@ class Live(KVWriter):
     def say(self, sentence: str) -> None:
         """Print a sentence above the bar."""
         if self.bar is not None:
-            self.bar.console.print(sentence.translate(SHOWN), markup=False, highlight=False, soft_wrap=True)
+            self.bar.console.print(plain_text(sentence), markup=False, highlight=False, soft_wrap=True)
         else:
             print(sentence, file=self.stream, flush=True)
 
