@@ -9,8 +9,8 @@ Sources: Ng, Harada, Russell 1999 (potential-based shaping leaves the optimal po
 arXiv 2410.15115 (clip, delta); Fu et al. 2025, arXiv 2502.18770 (centred sigmoid; preference as reward, PAR).
 Differences: the delta of Gao et al. is s_t - s_{t+1}, which fits only scores that are values already; here it is what
 the step gained. References of PAR are answers to the same prompt, by a reward that learns no more; here scores of steps
-from before training, or of a recording. PAR's slope is 1, for scores of language models that lie several units apart. The
-default is 10 here, for scores that lie tenths apart, such as cosines: with other units set `slope`.
+from before training, or of a recording. PAR's slope is 1, for scores of language models that lie several units apart.
+The default is 10 here, for scores that lie tenths apart, such as cosines: with other units set `slope`.
 When it fails: `par` over a reward that learns on, as its references keep their scores while all others drift.
 """
 
