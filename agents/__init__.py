@@ -8,13 +8,13 @@ cloning, rcsl, dt, mbrcsl   the same without values: actions, given returns; wit
 qd             a population of policies that end in different places
 sb3/           Stable-Baselines3's algorithms
 base           the loop, state and files that our own agents share
-an agent of your own needs no line here: `agent=my_file:Class` names its file and class; see `envs.table`
+an agent of your own needs no line here: `agent=my_file:Class` names its file and class; see `lodestar.tables`
 off_policy/    SAC and DQN without an environment; dynamics/, networks/, replay/  what several agents use
 """
 
 from typing import Any
 
-from envs.table import Table
+from lodestar.tables import Table
 
 TABLE: dict[str, str] = {
     "ppo": "agents.ppo.agent:PPO",

@@ -22,11 +22,11 @@ from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
 from agents.predictor import Predictor
-from envs.settings import check_config
-from envs.state import Stateful, get_state, set_state
 from envs.steps import Chunk, Cursor, from_vector_step, modalities_of
 from envs.transitions import OnNan, Transitions, map_obs, refuse, reset_mode
 from envs.types import Array, Memory, Obs, StreamScorer
+from lodestar.settings import check_config
+from lodestar.state import Stateful, get_state, set_state
 
 if TYPE_CHECKING:
     from agents.networks.actor_critic import SpaceEncoding

@@ -11,13 +11,13 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from envs.files import regular, replacing, save_arrays
 from envs.masks import needed
-from envs.state import pack, unpack
 from envs.transitions import map_obs
 from envs.types import Obs
+from lodestar.files import regular, replacing, save_arrays
+from lodestar.state import pack, unpack
 
-# Beside the weights a file holds a state, whose arrays have names that begin with a slash (`envs.state.pack`).
+# Beside the weights a file holds a state, whose arrays have names that begin with a slash (`lodestar.state.pack`).
 STATE = "state"
 
 
@@ -92,7 +92,7 @@ class Predictor(ABC):
         """As `predict`, of a batch; `starts` bool (B,). If it can be `masked` there is a fifth, `mask`, bool (B, n)."""
 
     def beside(self) -> dict[str, Any]:
-        """What a file keeps besides weights and configuration; plain data, see `envs.state.pack`."""
+        """What a file keeps besides weights and configuration; plain data, see `lodestar.state.pack`."""
         return {}
 
     def save(self, path: str) -> None:

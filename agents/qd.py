@@ -31,9 +31,9 @@ from torch import Tensor
 from agents.base import BaseAgent, OnStep, Steps
 from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
-from envs.settings import Settings, setting
 from envs.transitions import map_obs
 from envs.types import Obs
+from lodestar.settings import Settings, setting
 
 LIMIT, FAR = 5.0, 10.0  # of a weight; where the map ends along an entry without bounds
 BEST, EMITTERS, PATIENCE = 6, 100, 10  # individuals of an emitter; emitters that wait; generations without a gain

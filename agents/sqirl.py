@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from agents.base import BaseAgent, OnStep, Steps
 from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
-from envs.flat import Flat
-from envs.settings import Settings, setting
 from envs.transitions import Transitions
 from envs.types import Obs
+from lodestar.numerics.flat import Flat
+from lodestar.settings import Settings, setting
 
 
 @dataclass

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from envs.settings import setting
-from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import Array, Memory
+from lodestar.settings import setting
+from lodestar.state import Stateful
 from rewards.language.subgoals import Subgoals, SubgoalsConfig
 
 

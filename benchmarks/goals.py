@@ -15,9 +15,9 @@ import numpy as np
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
 from envs.driving.vehicle import read
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import EnvReset, EnvStep, Memory
+from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig
 from rewards.vision.synthesis import Synthesis, SynthesisConfig
 

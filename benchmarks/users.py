@@ -47,7 +47,7 @@ def docstrings() -> dict[str, float]:
 def public_methods() -> Iterator[tuple[str, Any]]:
     """(module.Class.name, method or property) of every public class of ours; what cannot be imported is left out."""
     names = [info.name for package in PACKAGES for info in pkgutil.walk_packages([str(ROOT / package)], f"{package}.")]
-    for name in ["lodestar", *PACKAGES, *names]:
+    for name in [*PACKAGES, *names]:
         with suppress(ImportError):
             importlib.import_module(name)
         for class_name, cls in vars(sys.modules.get(name, inspect)).items():

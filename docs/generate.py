@@ -25,7 +25,7 @@ import rewards
 from benchmarks.effects import VERDICTS, Effect, effects
 from benchmarks.results import read_rows
 from envs.family import families
-from envs.settings import described
+from lodestar.settings import described
 from runners.cli import presets, verbs
 from runners.cli.command import OPTIONS, REST, written
 from runners.cli.compose import HIDDEN

@@ -37,7 +37,7 @@ _TASKS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     },
 }
 
-with suppress(ModuleNotFoundError):  # runners.doctor reads envs.settings even where everything is missing
+with suppress(ModuleNotFoundError):  # runners.doctor reads lodestar.settings even where everything is missing
     from gymnasium.envs.registration import register, registry
 
     for _name, (_point, _steps, _kwargs) in _TASKS.items():

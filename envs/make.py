@@ -31,11 +31,11 @@ from envs.family import Goal, entry, families, family_of
 from envs.mujoco.family import warn_if_sparse
 from envs.observations import plain_actions
 from envs.residual import Residual, ResidualVector
-from envs.table import module_name
 from envs.transitions import Ends
 from envs.vector.in_process import InProcess, all_or_none
 from envs.vector.workers import Workers
 from envs.wrappers import EpisodeStatistics, Journal, Observer, disturb
+from lodestar.tables import module_name
 
 BACKENDS = ("auto", "gym", "workers", "batched", "device", "sync", "async")
 DISTURBANCES = ("sticky", "noisy_tv", "episodic_reward", "base", "base_scale")

@@ -21,10 +21,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from envs.files import regular, replacing, save_arrays
 from envs.masks import sample
 from envs.transitions import Rollout, Transitions, map_obs
 from envs.types import MASK, MODALITIES, Array
+from lodestar.files import regular, replacing, save_arrays
 
 Act = Callable[..., Array]  # (observations (N, ...), bool (N,): an episode begins) -> actions (N, ...)
 FORMAT = "lodestar recording 1"

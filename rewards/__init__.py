@@ -1,7 +1,8 @@
 """The table of rewards: a name on the command line -> the class behind it.
 
 A new reward is one file and one line here. A reward of your own needs no line: `reward=novelty:Far` names its file and
-class; `envs.table` has the other ways. Importing this package is cheap: a reward's file is read only when it is used.
+class; `lodestar.tables` has the other ways. Importing this package is cheap: a reward's file is read only when it is
+used.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from envs.table import Table, nearest
+from lodestar.tables import Table, nearest
 
 if TYPE_CHECKING:
     from rewards.base import Reward, RewardConfig

@@ -38,10 +38,10 @@ from typing import Any, ClassVar, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from envs.settings import Settings, check_config, setting
-from envs.state import Stateful, restore, state_of
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import Settings, check_config, setting
+from lodestar.state import Stateful, restore, state_of
 
 EPSILON = 1e-8  # the least deviation that anything is divided by
 DISCOUNT = 0.99  # of a reward outside of a mix, where no learner says its own

@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, values_of
 
 OWN = ("weight", "scale", "shape", "gamma", "credit")  # of a stream, so of the gate and not of what it holds

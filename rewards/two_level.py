@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 from scipy.linalg import cholesky, solve_triangular
 
-from envs.settings import setting
-from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
+from lodestar.state import Stateful
 from rewards.base import Reward, Scored, valid_rows, values_of
 from rewards.exploration.learned import Layout, refuse_rows
 from rewards.gate import Pair, PairConfig

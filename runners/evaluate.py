@@ -27,8 +27,8 @@ import agents
 from envs.family import Goal, family_of
 from envs.make import goals, make
 from envs.masks import sample
-from envs.settings import Settings, setting
 from envs.types import MASK
+from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.cli.output import Ticker
 from runners.report import statistics

@@ -20,7 +20,7 @@ from gymnasium.envs.registration import registry
 import agents
 import rewards
 from envs.make import creator, families, options
-from envs.table import Table
+from lodestar.tables import Table
 from runners.cli import presets
 from runners.cli.command import Command, options_text, written
 from runners.cli.compose import HIDDEN, named

@@ -32,8 +32,8 @@ from envs.datasets.dataset import learnable
 from envs.datasets.minari import METADATA, NAME
 from envs.make import make
 from envs.recording import load as read
-from envs.settings import Settings, setting
 from envs.transitions import Transitions, concatenate
+from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.evaluate import play, policy, table
 from runners.record import RecordConfig, imported, whole_episodes

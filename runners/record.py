@@ -34,10 +34,10 @@ from envs.make import make
 from envs.masks import sample
 from envs.recording import episodes, save
 from envs.recording import record as recorded
-from envs.settings import Settings, setting
 from envs.snapshots.s3rl import Snapshots
 from envs.snapshots.snapshots import State, get_state, supported
 from envs.transitions import Transitions, map_obs
+from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.evaluate import Scores, policy
 from runners.run.build import build, config_of, load_checkpoint, load_run

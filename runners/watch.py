@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envs.make import creator
-from envs.settings import Settings, setting
+from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.evaluate import policy
 from runners.run.build import Trained, load_run

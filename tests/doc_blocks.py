@@ -110,7 +110,7 @@ def shortened(line: str, folder: Path, server: str) -> list[str]:
             rest[i] = f"{key}={newest.parent.relative_to(folder)}"
     cut = {word.partition("=")[0]: word for word in SHORT.get(verb, [])}
     rest = [word for word in rest if word.partition("=")[0] not in cut]
-    return [sys.executable, str(ROOT / "lodestar.py"), verb, *rest, *cut.values()]
+    return [sys.executable, "-m", "lodestar", verb, *rest, *cut.values()]
 
 
 def run(page: str, folder: Path, server: str) -> list[str]:

@@ -35,8 +35,8 @@ from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.demonstrations import MixedReplay, demonstrations
 from agents.replay.replay import FrozenReward, Replay, Rows
-from envs.state import Weights, all_finite
 from envs.types import Obs, ReplayScorer
+from lodestar.state import Weights, all_finite
 
 
 class Dyna(BaseAgent):

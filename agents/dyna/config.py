@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from agents.dynamics.rollout import PENALTIES, HorizonSchedule
 from agents.off_policy.sac import LearnerConfig
-from envs.settings import setting
+from lodestar.settings import setting
 
 PRESETS: dict[str, dict[str, Any]] = {  # with the sources, by their numbers on arXiv
     "mbpo": {},  # Janner et al. 2019, 1906.08253

@@ -22,9 +22,9 @@ from agents.dynamics.ensemble import Scaler, split
 from agents.networks.actor_critic import CLIP, SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
-from envs.flat import Flat
-from envs.settings import Settings, setting
-from envs.state import Stateful
+from lodestar.numerics.flat import Flat
+from lodestar.settings import Settings, setting
+from lodestar.state import Stateful
 
 MOST = 1 - 1e-4  # largest probability, so that the reward stays finite
 KEPT = 0.95  # share of held-out recorded transitions that the calibrated threshold keeps, at least

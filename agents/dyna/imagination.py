@@ -33,8 +33,8 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.replay import Replay, Rows
-from envs.state import Stateful
 from envs.types import ReplayScorer
+from lodestar.state import Stateful
 
 ROWS = 4096  # rollouts side by side: as many as stay in a core's cache
 HEAD_STEPS = 200  # gradient steps of the reward head between two fits

@@ -37,7 +37,7 @@ class OneStepModel(Protocol):
 
 
 class Dynamics(OneStepModel, Protocol):
-    """A dynamics model that is fitted to a replay; what moves is in `state_dict`, see `envs.state.Stateful`."""
+    """A dynamics model that is fitted to a replay; what moves is in `state_dict`, see `lodestar.state.Stateful`."""
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """Learn in at most `steps` gradient steps (None: the model's own budget); returns metrics to log.

@@ -31,9 +31,9 @@ from agents.dynamics import Predicted
 from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
-from envs.flat import Flat
-from envs.settings import Settings, setting
-from envs.state import Stateful
+from lodestar.numerics.flat import Flat
+from lodestar.settings import Settings, setting
+from lodestar.state import Stateful
 
 BLOCK, OF = 20, 10  # of every 10 blocks of 20 consecutive rows one is held out
 HELD = 1000  # held-out rows that are evaluated, at most

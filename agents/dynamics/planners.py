@@ -17,7 +17,7 @@ from torch import Tensor
 
 from agents.dynamics.rollout import Act, Imagined, disagreement
 from agents.networks.actor_critic import SpaceEncoding
-from envs.state import Stateful
+from lodestar.state import Stateful
 
 DECAY = 0.99  # of UPMPC's running scale of rewards
 

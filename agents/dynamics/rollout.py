@@ -33,10 +33,10 @@ from torch import Tensor, nn
 from agents.dynamics import OneStepModel, Predicted
 from agents.networks.actor_critic import CLIP, SpaceEncoding
 from agents.replay.replay import Replay
-from envs.flat import Flat
-from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import ReplayScorer
+from lodestar.numerics.flat import Flat
+from lodestar.state import Stateful
 
 MARGIN, FAR = 0.1, 10.0  # in widths of the data: how far beyond it states are held, and where rollouts are cut
 IMAGINED = frozenset({"obs", "action", "next_obs", "reward", "terminated", "truncated", "step"})

@@ -30,9 +30,9 @@ from agents.dynamics import Predicted
 from agents.dynamics.rollout import seeded_mlp
 from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay
-from envs.flat import Flat
-from envs.settings import Settings, setting
-from envs.state import Stateful
+from lodestar.numerics.flat import Flat
+from lodestar.settings import Settings, setting
+from lodestar.state import Stateful
 
 BLOCKS = 64  # of rows, which bootstraps draw from
 REWARD_R2 = 0.99  # below it a network predicts the reward

@@ -21,7 +21,7 @@ from agents.replay.replay import Replay
 from envs.batched import PROGRAMS
 from envs.family import family_of
 from envs.make import make, make_batched, spec_of
-from envs.state import Stateful
+from lodestar.state import Stateful
 
 State = tuple[np.ndarray, np.ndarray]  # positions and velocities
 Outcome = tuple[np.ndarray, np.ndarray, np.ndarray]  # next_obs (B, D), reward (B,), terminated bool (B,)

@@ -9,7 +9,7 @@ from torch import Tensor
 from agents.networks.actor_critic import CLIP
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Rows
-from envs.flat import Flat
+from lodestar.numerics.flat import Flat
 
 LOG_STD = (-5.0, 2.0)  # lowest and highest logarithm of the policy's deviation
 SIZES = 4  # of batches whose memory is kept

@@ -20,7 +20,7 @@ from agents.off_policy.closed_form import LOG_STD, ClosedFormUpdate
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import Critics
 from agents.replay.replay import Rows
-from envs.compiled import kernel, say
+from lodestar.numerics.compiled import kernel, say
 
 LONG = 10_000  # updates: a minute with two layers of 256
 WHOSE = "the update of actor and critics"

@@ -2,8 +2,8 @@
 """Many updates of SAC, or of DQN, in one compiled call: gather, forward, targets, backward, clip of the gradient, Adam.
 
 The arithmetic is that of `agents.off_policy.closed_form` and of `agents.off_policy.dqn`; the pieces, and how
-numbers lie in memory, are those of `envs.kernel`. Networks are `Stacked` ones: K members side by side, whose
-weights (K, I, O) and biases (K, 1, O) follow each other, layer by layer, in one vector; between them are ReLUs.
+numbers lie in memory, are those of `lodestar.numerics.kernel`. Networks are `Stacked` ones: K members side by side,
+whose weights (K, I, O) and biases (K, 1, O) follow each other, layer by layer, in one vector; between them are ReLUs.
 
 Rounding differs from torch's; repeated on one processor, and in blocks of any length, it gives the same bits.
 """
@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from envs.kernel import HALF, ONE, ZERO, F, adam, compiled, padded, product, transpose
+from lodestar.numerics.kernel import HALF, ONE, ZERO, F, adam, compiled, padded, product, transpose
 
 TWO, LOG2, HALF_LOG_2PI = F(2), F(math.log(2)), F(0.5 * math.log(2 * math.pi))
 CLIP = F(10)  # of whitened observations

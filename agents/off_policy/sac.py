@@ -34,9 +34,9 @@ from agents.networks.heads import HEADS
 from agents.networks.stacked import ACTIVATIONS, NORMS, Stacked
 from agents.off_policy.closed_form import LOG_STD, ClosedFormUpdate
 from agents.replay.replay import Rows
-from envs.flat import Flat
-from envs.settings import Settings, setting
-from envs.state import Stateful
+from lodestar.numerics.flat import Flat
+from lodestar.settings import Settings, setting
+from lodestar.state import Stateful
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 Pick = Callable[[Tensor], Tensor]

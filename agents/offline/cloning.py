@@ -28,9 +28,9 @@ from torch import Tensor
 from agents.networks.stacked import Stacked
 from agents.offline.iql import IQL, NormalizedInputs
 from envs.recording import episodes
-from envs.settings import Settings, setting
 from envs.transitions import Transitions
 from envs.types import Obs
+from lodestar.settings import Settings, setting
 
 LOG_STD = (-5.0, 1.0)  # of a Gaussian of the mixture, actions being in [-1, 1]
 LONGEST = 10.0  # norm of a gradient: a narrow Gaussian far from its actions has steep ones

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from agents.offline.iql import AHEAD, IQL, PI, run
-from envs.flat import Flat
-from envs.settings import Settings, setting
 from envs.transitions import Transitions
+from lodestar.numerics.flat import Flat
+from lodestar.settings import Settings, setting
 
 FEW = 10  # comparisons held out; fewer say nothing about when to stop
 EVERY = 50  # steps between two looks at them

@@ -19,8 +19,8 @@ from agents.networks.sequence import Causal
 from agents.offline.cloning import last_rows
 from agents.offline.iql import NormalizedInputs
 from agents.offline.rcsl import RCSL, RCSLConfig
-from envs.settings import setting
 from envs.transitions import Transitions
+from lodestar.settings import setting
 
 
 @dataclass

@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from agents.offline.iql import IQL, IQLConfig
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Obs
+from lodestar.settings import setting
 
 Phi = Callable[[np.ndarray], np.ndarray]  # observations as vectors (N, D) -> (N, d)
 UNIFORM = 0.5  # share of the z that are; the others lead from one recorded state to another

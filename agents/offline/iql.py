@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 from agents.networks.actor_critic import CLIP, Inputs, SpaceEncoding
 from agents.predictor import Predictor
-from envs.flat import Flat
-from envs.settings import Settings, setting
 from envs.transitions import Transitions
 from envs.types import Obs
+from lodestar.numerics.flat import Flat
+from lodestar.settings import Settings, setting
 
 AHEAD = 256  # minibatches drawn at once
 Q, V, PI, ALL = slice(0, 2), slice(2, 3), slice(3, 4), slice(0, 4)  # places of the networks in the stack

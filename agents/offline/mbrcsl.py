@@ -28,8 +28,8 @@ from agents.dynamics.rollout import disagreement, imagine
 from agents.offline.cloning import Cloning
 from agents.offline.rcsl import RCSL, RCSLConfig
 from envs.recording import episodes
-from envs.settings import setting
 from envs.transitions import Transitions
+from lodestar.settings import setting
 
 GROUP = 200  # rollouts from the same start
 MEASURED = 10_000  # recorded transitions that rollouts are compared with

@@ -21,9 +21,9 @@ from torch import Tensor
 from agents.dynamics.rollout import RewardHead
 from agents.offline.cloning import Cloning, CloningConfig
 from envs.recording import episodes
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Obs
+from lodestar.settings import setting
 
 REWARD_STEPS = 1000  # minibatches of the network that predicts rewards, at most
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from agents.offline.iql import IQL, IQLConfig, Q, run
-from envs.settings import setting
+from lodestar.settings import setting
 
 
 @dataclass

@@ -36,9 +36,9 @@ from agents.ppo.imitate import Imitation
 from agents.ppo.overlap import Overlap
 from agents.ppo.trees import TreePolicy, TreesUpdate
 from agents.ppo.update import NumpyUpdate, TorchUpdate, advantages, alignment, metrics
-from envs.flat import Flat
 from envs.transitions import NotFinite, is_finite, map_obs
 from envs.types import Obs
+from lodestar.numerics.flat import Flat
 
 
 class PPO(BaseAgent):

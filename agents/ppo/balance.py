@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from agents.ppo.config import PPOConfig
-from envs.state import Stateful
+from lodestar.state import Stateful
 
 RHO = 0.9  # of the average over rollouts
 LEAST = 1e-3  # of the longest gradient

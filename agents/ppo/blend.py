@@ -31,9 +31,9 @@ from torch import Tensor
 from agents.networks.actor_critic import stream_gradients
 from agents.ppo.config import PPOConfig
 from agents.ppo.update import Batch, TorchUpdate
-from envs.flat import Flat
-from envs.state import Stateful
 from envs.transitions import Rollout
+from lodestar.numerics.flat import Flat
+from lodestar.state import Stateful
 
 RHO = 0.9  # of the averages over rollouts
 DAMPING = 1.0  # lambda, where the sum of the advantages has deviation 1

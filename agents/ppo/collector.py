@@ -12,9 +12,9 @@ from torch import Tensor
 from agents.base import Episodes, has_reset
 from agents.ppo.update import Batch, sequences
 from envs.masks import allows, checked
-from envs.state import Stateful
 from envs.transitions import OneGroup, OnNan, Rollout, map_obs, refuse
 from envs.types import MASK, MODALITIES
+from lodestar.state import Stateful
 
 
 class Collector(Stateful):

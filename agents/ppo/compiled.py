@@ -14,7 +14,7 @@ import numpy as np
 
 from agents.ppo import update
 from agents.ppo.config import PPOConfig
-from envs.compiled import kernel, say
+from lodestar.numerics.compiled import kernel, say
 
 LONG = 2_000_000  # rows: 200,000 frames at ten epochs, about 4 seconds in NumPy
 WHOSE = "PPO's update"

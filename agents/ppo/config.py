@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from envs.settings import Schedule, Settings, setting
+from lodestar.settings import Schedule, Settings, setting
 
 
 @dataclass

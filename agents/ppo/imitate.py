@@ -30,10 +30,10 @@ from torch import Tensor
 from agents.networks.actor_critic import masked
 from agents.ppo.config import PPOConfig
 from agents.replay.demonstrations import goals, returns
-from envs.flat import Flat
-from envs.settings import Schedule
-from envs.state import Stateful
 from envs.transitions import Transitions, join, map_obs
+from lodestar.numerics.flat import Flat
+from lodestar.settings import Schedule
+from lodestar.state import Stateful
 
 KEPT, COMPARED, ROWS = 50_000, 4096, 512  # rows: of the buffer, of those whose gain is asked, of an update
 LEAST = 64  # rows that a loss is divided by

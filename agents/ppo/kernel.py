@@ -2,7 +2,7 @@
 """All epochs of PPO's update in one compiled call: gather, forward, loss, backward, clip of the gradient, Adam.
 
 The arithmetic is that of `agents.ppo.update.NumpyUpdate`, whose docstring has the formulas; here a minibatch costs no
-calls. Its pieces, and how numbers lie in memory, are those of `envs.kernel`. One signature serves all
+calls. Its pieces, and how numbers lie in memory, are those of `lodestar.numerics.kernel`. One signature serves all
 networks and spaces: it is compiled once.
 
 Repeated on one processor it gives the same bits; NumPy's step rounds the last digit otherwise.
@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from envs.kernel import HALF, ONE, ZERO, F, adam, compiled, padded, product, transpose
+from lodestar.numerics.kernel import HALF, ONE, ZERO, F, adam, compiled, padded, product, transpose
 
 
 @compiled

@@ -29,8 +29,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from agents.ppo.collector import Collector
-from envs.state import get_state, set_state
 from envs.vector.workers import cores
+from lodestar.state import get_state, set_state
 
 if TYPE_CHECKING:
     from agents.ppo.agent import PPO

@@ -1,4 +1,4 @@
-"""PPO with boosted trees (`envs.trees`): where a network makes a step of Adam, the ensemble gets a tree.
+"""PPO with boosted trees (`lodestar.numerics.trees`): where a network makes a step of Adam, the ensemble gets a tree.
 
 Each minibatch takes the gradient of PPO's loss at the outputs F of its rows, times the number of rows, because the loss
 is their mean; a tree is fitted to it and subtracted, at one rate for the policy's outputs and another for the values. F
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from agents.networks.actor_critic import Actions, ActorCritic, Inputs
 from agents.ppo.config import PPOConfig
 from agents.ppo.update import Batch, TorchUpdate
-from envs.flat import Flat
-from envs.trees import Bins, Tree, Trees, fit
+from lodestar.numerics.flat import Flat
+from lodestar.numerics.trees import Bins, Tree, Trees, fit
 
 
 class TreePolicy(ActorCritic):

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from agents.networks.actor_critic import CLIP, MASKED, ActorCritic, cosines, masked, stream_gradients
 from agents.ppo.config import PPOConfig
-from envs.flat import Flat
+from lodestar.numerics.flat import Flat
 
 SIZES = 16  # of batches whose memory is kept
 WIDE = 64  # inputs from which on it is faster to leave out those that are never used

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from agents.networks.actor_critic import SpaceEncoding
-from envs.memory import refuse_beyond
-from envs.state import Stateful
 from envs.steps import Chunk
 from envs.transitions import Transitions
 from envs.types import MODALITIES, Memory, ReplayScorer
+from lodestar.memory import refuse_beyond
+from lodestar.state import Stateful
 
 SAMPLING = ("uniform", "dfs", "lap")
 LAP_ALPHA = 0.4  # the source's

@@ -25,14 +25,14 @@ from stable_baselines3.common.noise import NormalActionNoise, VectorizedActionNo
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from envs.memory import refuse_beyond
 from envs.observations import from_zero
-from envs.settings import Settings, check_config, setting
-from envs.state import restore, state_of
 from envs.transitions import map_obs, put
 from envs.types import MODALITIES
 from envs.vector.in_process import Maker, all_or_none
 from envs.vector.workers import Workers
+from lodestar.memory import refuse_beyond
+from lodestar.settings import Settings, check_config, setting
+from lodestar.state import restore, state_of
 
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)  # spaces that SB3 knows
 # What an algorithm may have beside modules and variables; absent ones are skipped.

@@ -29,9 +29,9 @@ from agents.world_model.imag_ac import ImagActorCritic, descend
 from agents.world_model.model import LatentModel, Replayed
 from agents.world_model.mpc import LatentMPC
 from agents.world_model.td3 import LatentTD3
-from envs.flat import Flat
 from envs.transitions import Transitions
 from envs.types import Obs, ReplayScorer
+from lodestar.numerics.flat import Flat
 
 JUMP, LARGE = 2.0, 0.5  # a head's error this many times the usual, and this large, means that the reward has changed
 FOLLOW = 0.2  # how fast the usual error follows

@@ -7,7 +7,7 @@ groups=32, classes=32, batch_length=64, imagine_starts=0, horizon=15.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from envs.settings import Settings, setting
+from lodestar.settings import Settings, setting
 
 _RATES = ("model_learning_rate", "actor_learning_rate", "critic_learning_rate")
 _UNROLLED: dict[str, Any] = {  # a latent that predicts itself

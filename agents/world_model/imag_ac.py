@@ -26,7 +26,7 @@ from agents.networks.heads import TwoHot
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
 from agents.world_model.model import LatentModel, Replayed, value_net, weighted_mean
-from envs.flat import Flat
+from lodestar.numerics.flat import Flat
 
 UNIFORM = 0.01  # share of a discrete policy that is uniform, so that no action dies out
 STD = (0.1, 1.0)  # range of a continuous policy's deviations

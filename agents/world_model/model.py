@@ -34,7 +34,7 @@ from agents.networks.actor_critic import Glyphs, SpaceEncoding, linear, orthogon
 from agents.networks.heads import TwoHot, symlog
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
-from envs.flat import Flat
+from lodestar.numerics.flat import Flat
 
 CHANNELS, MOST = 32, 64  # after the first convolution, and then
 LARGE, SMALL = 32, 8  # pixels from which the first stride is 4, and from which a side is halved

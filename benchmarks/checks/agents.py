@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 
 from benchmarks.study import commit
-from envs.files import read_json
+from lodestar.files import read_json
 from runners.run.config import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import results
-from envs.files import read_json
+from lodestar.files import read_json
 from runners.report.statistics import iqm
 
 COMMON = ("rounds=3", "candidates=4", "seeds=2", "finalists=1", "test_seeds=5", "preset=none")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("agents", "envs", "rewards")
+PACKAGES = ("agents", "envs", "lodestar", "rewards")
 SEED, COUNT, SECONDS, TESTS = 18, 200, 20.0, 150
 LIMIT = 240.0  # seconds of the clock, for tests that took SECONDS of a processor
 HANGS = 99  # no exit code of pytest

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks import results
 from benchmarks.peers import peers
-from envs.trees import Bins, fit
+from lodestar.numerics.trees import Bins, fit
 
 NEEDS = ("gbrl==1.1.9",)
 ROUNDS, ROWS, BATCH, TREES, OUTPUTS, DEPTH = 3, 2048, 512, 40, 3, 4

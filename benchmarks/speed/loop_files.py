@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("agents", "envs", "rewards", "runners")
+PACKAGES = ("lodestar", "envs", "rewards", "agents", "runners")
 QUIET = ["eval_episodes=0", "video=false", "control=none", "log_every=1"]
 LOOPS = {  # name -> the function whose second and third calls are the ends of the turn, the run
     "ppo": ("agents.ppo.agent:PPO.collect", "env=CartPole-v1 reward=rnd agent=ppo total_timesteps=8192"),
@@ -51,7 +51,7 @@ def files(loop: str) -> list[str]:
             sys.setprofile(None)
     assert calls > 2, f"{name} ran {calls} times: the run is too short for a turn"
     ours = (Path(path).relative_to(ROOT) for path in met if Path(path).is_relative_to(ROOT))
-    return sorted(str(path) for path in ours if path.parts[0] in PACKAGES or str(path) == "lodestar.py")
+    return sorted(str(path) for path in ours if path.parts[0] in PACKAGES)
 
 
 def measure() -> dict[str, int]:

@@ -17,9 +17,9 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.datasets.dataset import Dataset, StoredEpisode
-from envs.files import read_text, regular
-from envs.memory import refuse_beyond
 from envs.render import resize
+from lodestar.files import read_text, regular
+from lodestar.memory import refuse_beyond
 
 ENDS = ("next.terminated", "next.success", "next.done")  # what says that an episode ended for good; the first counts
 IMAGES = ("image", "video")

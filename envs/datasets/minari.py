@@ -10,7 +10,7 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec, registry
 
 from envs.datasets.dataset import Dataset, StoredEpisode
-from envs.files import read_json
+from lodestar.files import read_json
 
 METADATA = "metadata.json"
 NAME = re.compile(r"[\w-]+(/[\w-]+)*-v\d+")

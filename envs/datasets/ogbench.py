@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.datasets.dataset import Dataset, StoredEpisode
-from envs.files import regular
+from lodestar.files import regular
 
 NEEDED = ("observations", "actions", "terminals")
 

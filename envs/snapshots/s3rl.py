@@ -27,11 +27,11 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
-from envs.files import regular, replacing, save_arrays
 from envs.snapshots import snapshots as simulator
 from envs.snapshots.snapshots import State, from_json, get_state, set_state, supported, to_json
 from envs.types import EnvReset, EnvStep
 from envs.wrappers import Observer
+from lodestar.files import regular, replacing, save_arrays
 
 LONGEST = 100_000  # steps of an episode that is recorded
 MAX_STATES_BYTES = 100_000_000  # of the states of one file as JSON; a thousand of MiniGrid's or a humanoid's are 20 MB

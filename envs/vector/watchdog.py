@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from envs.files import appended, make_folder
+from lodestar.files import appended, make_folder
 
 GRACE_S = 0.25  # of waiting at least, even after the limit: what was sent meanwhile is there at once
 SLICE_S = 1.0  # of waiting; a slice that takes longer means that this process was stopped too (Ctrl-Z)

@@ -9,10 +9,10 @@ from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
 from envs.observations import fits
-from envs.state import Stateful
 from envs.steps import Chunk, Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.state import Stateful
 from rewards.base import Reward, merge_memory
 from rewards.mix.mix import Mix, Stream, refuse_missing
 

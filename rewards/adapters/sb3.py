@@ -27,10 +27,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from torch import nn
 
-from envs.state import Stateful
 from envs.steps import Chunk, from_replay, from_sb3_step, innermost, lost_in, modalities_in
 from envs.transitions import Transitions, map_obs, refuse, stack
 from envs.types import MASK, MODALITIES, Obs
+from lodestar.state import Stateful
 from rewards.adapters.driver import Driver, EpisodeTracker
 from rewards.adapters.observe import observe_venv
 from rewards.mix.mix import Mix

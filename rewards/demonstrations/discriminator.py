@@ -29,9 +29,9 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from envs.datasets.dataset import recorded
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
 from rewards.exploration.learned import Learned, LearnedConfig
 
 KNOWN_BY = ("action", "next_obs")

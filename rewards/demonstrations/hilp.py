@@ -26,11 +26,11 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
 from torch import Tensor, nn
 
-from envs.flat import Flat
 from envs.recording import episodes
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.numerics.flat import Flat
+from lodestar.settings import setting
 from rewards.exploration.learned import dense
 from rewards.vision.latent import TINY, Latent, LatentConfig, Whitened
 

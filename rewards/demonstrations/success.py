@@ -25,11 +25,11 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from envs.flat import Flat
 from envs.recording import episodes
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.numerics.flat import Flat
+from lodestar.settings import setting
 from rewards.base import valid_rows
 from rewards.exploration.learned import dense, narrow_linear, used_columns
 from rewards.vision.latent import Latent, LatentConfig, Whitened

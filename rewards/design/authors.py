@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.files import read_text, replacing, why_unread
-from envs.settings import setting
+from lodestar.files import read_text, replacing, why_unread
+from lodestar.settings import setting
 from rewards.language.lare import CodeModel, rules
 from rewards.llm.client import JudgeError
 from rewards.llm.judges.base import Judge

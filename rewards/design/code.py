@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from envs.files import read_text, why_unread
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.files import read_text, why_unread
+from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig
 from rewards.exploration.learned import IMAGE, Layout, refuse_rows
 from rewards.language.lare import verified

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from gymnasium import spaces
 
-from envs.files import LARGE, read_text, why_unread
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.files import LARGE, read_text, why_unread
+from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig
 from rewards.design.code import layout_of, rows_of
 

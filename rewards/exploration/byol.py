@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.nn.utils import skip_init
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
 from rewards.base import RewardConfig, valid_rows
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.exploration.memories import Episodic

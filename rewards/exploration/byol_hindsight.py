@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from envs.settings import setting
+from lodestar.settings import setting
 from rewards.exploration.byol import BYOL, BYOLConfig, distance
 from rewards.exploration.hindsight import Hindsight, HindsightConfig
 

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from envs.settings import setting
-from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
+from lodestar.state import Stateful
 from rewards.base import valid_rows
 from rewards.exploration.learned import Learned, LearnedConfig
 

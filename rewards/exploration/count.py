@@ -15,10 +15,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from envs.settings import setting
-from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import Memory, Obs
+from lodestar.settings import setting
+from lodestar.state import Stateful
 from rewards.base import RewardConfig
 from rewards.exploration.learned import part, parts, refuse_rows
 from rewards.exploration.memories import CountMemory, Episodic

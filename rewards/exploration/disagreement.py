@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
 from rewards.exploration.compiled.tape import Tape, Units
 from rewards.exploration.learned import Learned, LearnedConfig
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
 from rewards.exploration.memories import EllipticalMemory, Episodic
 

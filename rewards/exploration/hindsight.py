@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from envs.flat import Flat
-from envs.settings import setting
-from envs.state import Stateful
+from lodestar.numerics.flat import Flat
+from lodestar.settings import setting
+from lodestar.state import Stateful
 from rewards.exploration.forward import Forward, ForwardConfig
 
 

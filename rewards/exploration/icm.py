@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
 from rewards.exploration.compiled.tape import Tape, Units
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
 

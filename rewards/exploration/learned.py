@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 from torch.nn.utils import skip_init
 
-from envs.flat import Flat
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Array, Obs
+from lodestar.numerics.flat import Flat
+from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, RunningMeanStd, valid_rows
 from rewards.exploration.compiled.tape import Compiled, Tape, Units
 from rewards.sharing import once

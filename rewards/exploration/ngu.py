@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
 from rewards.base import RunningMeanStd
 from rewards.exploration.learned import LearnedConfig
 from rewards.exploration.pseudocount import RECENT, PseudoCount, PseudoCountConfig

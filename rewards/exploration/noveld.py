@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory, Obs
+from lodestar.settings import setting
 from rewards.exploration.count import CellSettings, Hash
 from rewards.exploration.memories import CountMemory, Episodic, both
 from rewards.exploration.rnd import RND, RNDConfig

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
 from rewards.exploration.rnd import RND, RNDConfig
 
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch.nn.functional import mse_loss
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory, Obs
+from lodestar.settings import setting
 from rewards.base import RewardConfig
 from rewards.exploration.compiled.tape import Tape, Units
 from rewards.exploration.learned import Learned, LearnedConfig

@@ -20,9 +20,9 @@ import numpy as np
 from torch import nn
 from torch.nn.utils import skip_init
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory, Obs
+from lodestar.settings import setting
 from rewards.exploration.count import Hash
 from rewards.exploration.learned import Learned, LearnedConfig, part
 from rewards.exploration.memories import CountMemory, EllipticalMemory, Episodic, Visits

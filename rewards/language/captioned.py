@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, Scored, one_row
 from rewards.exploration.memories import CountMemory
 

@@ -30,9 +30,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
 from rewards.base import JudgeUse, Reward, RewardConfig, merge_memory
 from rewards.language.captioned import key
 from rewards.llm.annotation.annotator import Annotator

@@ -44,11 +44,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from envs.files import read_text
-from envs.settings import setting
-from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.files import read_text
+from lodestar.settings import setting
+from lodestar.state import Stateful
 from rewards.base import RunningMeanStd
 from rewards.check import random_rollout
 from rewards.exploration.learned import Learned, LearnedConfig

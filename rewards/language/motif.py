@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from envs.files import LARGE, read_bytes
-from envs.settings import setting
+from lodestar.files import LARGE, read_bytes
+from lodestar.settings import setting
 from rewards.language.captioned import Captioned, CaptionedConfig
 from rewards.language.label_models import ENCODERS, LabelModel, Normaliser
 from rewards.llm.judges.local import RecordedLabels

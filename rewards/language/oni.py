@@ -30,8 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from envs.settings import setting
 from envs.transitions import Transitions
+from lodestar.settings import setting
 from rewards.base import JudgeUse
 from rewards.language.captioned import Captioned, CaptionedConfig
 from rewards.language.label_models import ENCODERS, CaptionTable, LabelModel, LabelTable, Normaliser, crc

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from envs.minigrid.family import HEAD
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Array, Memory
+from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig
 from rewards.language.teacher import COLOURS, KINDS, OBJECTS, STATES, WIDTH, sentence
 from rewards.llm.judges.base import JUDGES, make_judge

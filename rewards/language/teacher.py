@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs.minigrid.family import HEAD
-from envs.settings import setting
+from lodestar.settings import setting
 from rewards.llm.client import JudgeError, ModelJudge, PausedError, answer_form
 from rewards.llm.judges.base import Judge
 from rewards.llm.judges.prompts import sections

@@ -39,7 +39,7 @@ import httpx2
 import numpy as np
 import tenacity
 
-from envs.settings import Settings, setting
+from lodestar.settings import Settings, setting
 from rewards.llm.judges.base import Judge
 from rewards.llm.store import AnswerStore, Label
 

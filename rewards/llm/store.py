@@ -30,7 +30,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from filelock import FileLock
 
-from envs.files import LARGE, opened, opened_text
+from lodestar.files import LARGE, opened, opened_text
 
 Item: TypeAlias = str | tuple[str, str]  # a text, or a pair of which the better is asked for
 T = TypeVar("T")

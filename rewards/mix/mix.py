@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from envs.flat import Flat
-from envs.settings import LEARNED, Schedule
-from envs.state import Stateful
 from envs.transitions import NotFinite, OnNan, Transitions, is_finite, map_obs
 from envs.types import MODALITIES, Memory
+from lodestar.numerics.flat import Flat
+from lodestar.settings import LEARNED, Schedule
+from lodestar.state import Stateful
 from rewards.base import JudgeUse, Reward, RewardConfig, make_scale, values_at_obs, values_of
 from rewards.mix.shaping import PAIRED, RELATIVE, References, clip, delta, potential, sigmoid
 from rewards.sharing import shared

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from envs import recording
-from envs.state import Stateful
 from envs.transitions import Transitions
+from lodestar.state import Stateful
 
 PAIRED = ("potential", "delta", "par")  # shapes that compare two states
 RELATIVE = ("par", "par_step")  # shapes that have references

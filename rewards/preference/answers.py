@@ -23,10 +23,10 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
-from envs.files import appended, refuse_link
-from envs.state import pack, unpack
 from envs.transitions import Transitions, map_obs, stack
 from envs.types import MODALITIES
+from lodestar.files import appended, refuse_link
+from lodestar.state import pack, unpack
 from rewards.llm.store import read_rows
 
 Pair: TypeAlias = tuple[str, str]

@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, logsigmoid, normalize
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
 from rewards.exploration.disagreement import StackedHeads
 from rewards.preference.answers import PICTURE
 from rewards.preference.history import StackedGRU

@@ -33,8 +33,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from envs.settings import setting
 from envs.transitions import Transitions, map_obs
+from lodestar.settings import setting
 from rewards.llm.judges.base import SegmentJudge
 from rewards.preference.answers import PICTURE, KeptAnswers, Pair, fingerprint, packed
 

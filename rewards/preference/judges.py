@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from envs.driving.vehicle import VEHICLE
-from envs.settings import setting
-from envs.state import Stateful
 from envs.transitions import Transitions
+from lodestar.settings import setting
+from lodestar.state import Stateful
 from rewards.base import RunningMeanStd
 from rewards.llm.judges.base import SegmentJudge, make_judge
 from rewards.llm.store import AnswerStore, Item, Label

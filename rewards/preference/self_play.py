@@ -33,9 +33,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
 from rewards.base import RunningMeanStd
 from rewards.exploration.disagreement import StackedHeads
 from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig

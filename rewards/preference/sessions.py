@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from envs.settings import setting
-from envs.state import Stateful
 from envs.transitions import Transitions
+from lodestar.settings import setting
+from lodestar.state import Stateful
 from rewards.base import JudgeUse
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.llm.judges.base import SegmentJudge

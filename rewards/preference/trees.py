@@ -2,14 +2,15 @@
 
 A pass over the labels adds a tree to each member, fitted to the gradient of its loss at a bootstrap of the labels. What
 matters in a reward is often a threshold (a height, a gap to the car ahead), which one tree has and a network bends to.
-Source: Friedman 2001, "Greedy function approximation: a gradient boosting machine"; trees as in `envs.trees`.
+Source: Friedman 2001, "Greedy function approximation: a gradient boosting machine"; trees as in
+`lodestar.numerics.trees`.
 Fails when: the reward is a sum of many inputs; actions or observations are images.
 """
 
 import torch
 from torch import nn
 
-from envs.trees import Bins, Trees, fit
+from lodestar.numerics.trees import Bins, Trees, fit
 
 DEPTH, RATE, BINS = 3, 0.3, 32
 

@@ -43,9 +43,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
 from rewards.base import JudgeUse
 from rewards.llm.judges.base import SegmentJudge
 from rewards.preference.judges import RecordedPreferences, make_segment_judge

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from envs.settings import setting
-from envs.state import Stateful
 from envs.transitions import Transitions
+from lodestar.settings import setting
+from lodestar.state import Stateful
 from rewards.llm.client import JudgeError, ModelJudge, PausedError, answer_form, fits
 from rewards.llm.judges.base import SegmentJudge
 from rewards.llm.judges.prompts import sections

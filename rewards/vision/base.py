@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.vision.encoder import LODESTAR, UNTRAINED, shared
 

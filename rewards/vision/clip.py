@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from envs.settings import setting
+from lodestar.settings import setting
 from rewards.vision.base import Vision, VisionConfig, sentences, shows, unit_mean
 
 

@@ -24,8 +24,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from envs.settings import setting
-from envs.state import Stateful
+from lodestar.settings import setting
+from lodestar.state import Stateful
 from rewards.base import Scored
 from rewards.vision.base import Vision, VisionConfig, shows
 

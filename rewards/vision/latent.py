@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from envs.datasets.dataset import recorded
-from envs.settings import setting
 from envs.transitions import Transitions
+from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, RunningMeanStd
 from rewards.exploration.learned import ALL, Layout, refuse_rows
 from rewards.vision.encoder import LODESTAR, ClipEncoder, shared

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from envs.flat import Flat
 from envs.recording import episodes, load
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.numerics.flat import Flat
+from lodestar.settings import setting
 from rewards.exploration.learned import dense
 from rewards.exploration.memories import Episodic
 from rewards.vision.latent import TINY, Latent, LatentConfig, Whitened

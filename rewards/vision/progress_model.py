@@ -35,9 +35,9 @@ from typing import Any
 
 import numpy as np
 
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
 from rewards.base import JudgeUse, Scored, one_row
 from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.client import Breaker, JudgeError, in_parallel

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from envs.settings import setting
-from envs.state import Stateful
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
+from lodestar.state import Stateful
 from rewards.vision.latent import Latent, LatentConfig
 
 ROUNDS = 10  # of k-means

@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from envs.driving.vehicle import Vehicle, read
-from envs.settings import setting
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.settings import setting
 from rewards.base import Reward, Scored, valid_rows
 from rewards.vision.base import Vision
 from rewards.vision.clip import Clip, ClipConfig

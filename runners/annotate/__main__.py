@@ -38,9 +38,9 @@ import numpy as np
 
 from envs import recording
 from envs.family import family_of
-from envs.files import LARGE, appended, read_bytes
 from envs.make import spec_of
-from envs.settings import Settings, setting
+from lodestar.files import LARGE, appended, read_bytes
+from lodestar.settings import Settings, setting
 from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge, make_judge

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from envs.settings import declarations, described
+from lodestar.settings import declarations, described
 from runners.cli.declared import key_of
 from runners.cli.output import lasting_output
 from runners.cli.value import cast, parse, read, refuse_twice, split

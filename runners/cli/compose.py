@@ -17,7 +17,7 @@ import rewards
 from envs.family import family_of
 from envs.make import goals, is_open, spec_of
 from envs.make import options as options_of
-from envs.table import Table
+from lodestar.tables import Table
 from runners.cli import declared, presets
 from runners.cli.value import cast, parse, read, short, split
 from runners.run.config import RENAMED, TrainConfig, UsageError, nearest, unknown

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from envs.files import read_text
+from lodestar.files import read_text
 from runners.run.config import UsageError, read, unknown
 
 FOLDER = Path(__file__).parent / "preset"

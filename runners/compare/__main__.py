@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import rewards
 from envs.family import Goal
 from envs.make import goals, make
-from envs.settings import Settings, declarations, setting
+from lodestar.settings import Settings, declarations, setting
 from rewards.base import RewardConfig
 from runners.cli.command import Command
 from runners.cli.compose import compose as compose_run

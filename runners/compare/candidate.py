@@ -11,8 +11,8 @@ import numpy as np
 from safetensors.numpy import load_file
 
 import rewards
-from envs.files import regular, replacing, save_arrays
 from envs.transitions import Transitions
+from lodestar.files import regular, replacing, save_arrays
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.mix.mix import Stream
 from runners.compare.sample import Sample, SampleSpec

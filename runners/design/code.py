@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from envs.files import make_folder, read_json, read_text
 from envs.make import make
 from envs.recording import record
+from lodestar.files import make_folder, read_json, read_text
 from rewards.design import authors
 from rewards.design.code import FORM, Rows, layout_of, rows_of, tried
 from rewards.language.lare import code_in, describe

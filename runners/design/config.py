@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs.settings import setting
+from lodestar.settings import setting
 from runners.run.config import UsageError
 from runners.sweep.config import JobsConfig
 from runners.sweep.grid import safe

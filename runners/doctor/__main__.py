@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from envs.settings import Settings, setting
+from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.cli.output import styled
 from runners.doctor import Finding, ask, checks

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from envs.memory import memory
+from lodestar.memory import memory
 from runners.doctor import Finding, ask
 from runners.run.packages import DISTRIBUTION, HOME, PACKAGES, distribution, install, module_of, name_collision, version
 

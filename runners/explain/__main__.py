@@ -21,9 +21,9 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.family import family_of
-from envs.files import make_folder
 from envs.make import spec_of
-from envs.settings import Settings, setting
+from lodestar.files import make_folder
+from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.run.build import Trained, load_run
 from runners.run.checkpoint import write_atomically

@@ -12,8 +12,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from envs.trees import Trees
 from envs.types import Obs
+from lodestar.numerics.trees import Trees
 from runners.explain.measures import SIDE
 from runners.explain.policy import PolicyView
 

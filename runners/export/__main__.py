@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envs.files import make_folder
 from envs.make import make
 from envs.recording import record
-from envs.settings import Settings, setting
+from lodestar.files import make_folder
+from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.record import acting
 from runners.run.build import Trained, load_run

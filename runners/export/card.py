@@ -13,7 +13,7 @@ from typing import Any
 
 import jinja2
 
-from envs.files import read_json
+from lodestar.files import read_json
 from runners.cli.command import changed, written
 from runners.evaluate import table
 from runners.run import checkpoint

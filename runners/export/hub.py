@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from envs.files import read_json
+from lodestar.files import read_json
 from runners.run.build import load_run
 from runners.run.folder import EXPORTED, read_status
 from runners.run.trust import masked

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from envs.files import make_folder, read_json, replacing
-from envs.settings import Settings, declarations, setting
+from lodestar.files import make_folder, read_json, replacing
+from lodestar.settings import Settings, declarations, setting
 from runners.cli.command import Command
 from runners.report.comparison import Comparison, bands, score
 from runners.report.numbers import Numbers, Row

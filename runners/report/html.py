@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from envs.files import replacing
+from lodestar.files import replacing
 
 
 def write(path: Path, template: str, values: dict[str, Any]) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from envs.files import read_bytes
+from lodestar.files import read_bytes
 from runners.cli.output import clock
 from runners.report import html, plots
 from runners.report.comparison import Band, Comparison, alarm, configurations

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.files import opened_text, read_text
+from lodestar.files import opened_text, read_text
 from runners.run.config import UsageError, flatten, read
 from runners.run.folder import read_status
 from runners.run.judged import no_label_sentences

@@ -24,8 +24,8 @@ import rewards
 from envs.family import OTHER, family_of
 from envs.make import make, make_vec
 from envs.masks import offered, sizes
-from envs.memory import memory, refuse_beyond
 from envs.transitions import OnNan
+from lodestar.memory import memory, refuse_beyond
 from runners.cli.value import cast
 from runners.run import checkpoint
 from runners.run.config import TrainConfig, UsageError, from_dict, read

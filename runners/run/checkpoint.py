@@ -25,8 +25,8 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from envs.files import HUGE, LARGE, NoRegularFile, make_folder, opened, read_text, regular, replacing, save_arrays
-from envs.state import pack, unpack
+from lodestar.files import HUGE, LARGE, NoRegularFile, make_folder, opened, read_text, regular, replacing, save_arrays
+from lodestar.state import pack, unpack
 from runners.run.packages import version
 
 FORMAT = 2  # 1 was 0.1.0's, whose states of agents and rewards were laid out otherwise

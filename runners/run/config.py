@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 
 import agents
 import rewards
-from envs.files import read_text
-from envs.settings import Settings, setting
-from envs.table import Table
+from lodestar.files import read_text
+from lodestar.settings import Settings, setting
+from lodestar.tables import Table
 
 DEPTH = 12  # of nesting in a YAML file that is read
 ADDRESS = r"auto|local|[\w.-]+:\d+"  # of a Ray cluster

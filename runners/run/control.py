@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rewards
-from envs.files import appended, make_folder, read_json
+from lodestar.files import appended, make_folder, read_json
 from runners.cli.value import replaced
 from runners.run.config import TrainConfig
 from runners.run.folder import LOG

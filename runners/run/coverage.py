@@ -6,8 +6,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from envs.state import Stateful
 from envs.types import Obs
+from lodestar.state import Stateful
 from rewards.exploration.count import CountTable, Hash
 from runners.run.config import UsageError
 

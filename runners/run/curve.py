@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from envs.files import replacing
+from lodestar.files import replacing
 from runners.run.control import Control
 from runners.run.progress import LEARNED_RETURN, TASK_RETURN, apart, read_csv
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs.files import make_folder
-from envs.state import Stateful
+from lodestar.files import make_folder
+from lodestar.state import Stateful
 from runners.evaluate import SEED, limits_of, play, policy
 from runners.run import checkpoint
 from runners.run.build import Parts, acting

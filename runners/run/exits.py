@@ -10,12 +10,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from envs.files import replacing
-from envs.memory import GIB, memory
-from envs.state import Unsaveable
 from envs.transitions import NotFinite
 from envs.types import MaskFault
 from envs.vector.watchdog import WorkerError
+from lodestar.files import replacing
+from lodestar.memory import GIB, memory
+from lodestar.state import Unsaveable
 from runners.run.checkpoint import CheckpointError, VersionError
 from runners.run.config import UsageError
 from runners.run.packages import install_module

@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from envs.files import appended, read_json, refuse_link
+from lodestar.files import appended, read_json, refuse_link
 from runners.run.checkpoint import BEST, remove_leftovers, versions, write_atomically
 from runners.run.config import MANAGEMENT, InUse, TrainConfig, UsageError, flatten, load, save, to_dict
 from runners.run.exits import NUMERICAL

@@ -1,4 +1,4 @@
-"""What this distribution is made of: its four packages, what it requires, and what installs a missing package.
+"""What this distribution is made of: its packages, what it requires, and what installs a missing package.
 
 Standard library only, so that it works where everything else is missing.
 """
@@ -12,7 +12,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 HOME = Path(__file__).resolve().parents[2]
-PACKAGES = ("agents", "envs", "rewards", "runners")
+PACKAGES = ("agents", "envs", "lodestar", "rewards", "runners")
 DISTRIBUTION = "lodestar-rl"
 # distribution -> module, where they differ by more than a dash
 IMPORTS = {"pygame-ce": "pygame", "box2d": "Box2D", "open_clip_torch": "open_clip"}

@@ -16,9 +16,9 @@ from gymnasium import Space
 from gymnasium.envs.registration import load_env_creator
 from safetensors import SafetensorError, safe_open
 
-from envs.files import SMALL, regular
 from envs.residual import script
-from envs.table import FILED, module_name
+from lodestar.files import SMALL, regular
+from lodestar.tables import FILED, module_name
 from runners.run.build import load_run, networks_that_fit
 from runners.run.config import UsageError
 

@@ -31,9 +31,9 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from agents.sb3 import agent as sb3
-from envs.files import make_folder, opened_text
-from envs.state import pack, unpack
 from envs.transitions import NotFinite, is_finite
+from lodestar.files import make_folder, opened_text
+from lodestar.state import pack, unpack
 from runners.cli.output import clock, plain_text, styled
 from runners.cli.value import is_float
 from runners.run import checkpoint

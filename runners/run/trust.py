@@ -18,8 +18,8 @@ from typing import Any
 
 import rewards
 from envs.family import families
-from envs.settings import described
-from envs.table import installed
+from lodestar.settings import described
+from lodestar.tables import installed
 from runners.cli.value import is_float
 from runners.run.config import UsageError, flatten
 

@@ -18,12 +18,12 @@ from PIL import Image, ImageDraw, ImageFont
 
 from envs import render
 from envs.family import family_of
-from envs.files import replacing
 from envs.make import creator, make, spec_of
 from envs.masks import sample
 from envs.steps import Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions, stack
 from envs.types import MASK
+from lodestar.files import replacing
 from rewards.adapters.guided import guided
 from rewards.mix.mix import Mix
 from runners.cli.output import Ticker

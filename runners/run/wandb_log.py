@@ -12,7 +12,7 @@ from typing import Any
 import wandb
 from stable_baselines3.common.logger import KVWriter
 
-from envs.files import read_text
+from lodestar.files import read_text
 from runners.run.checkpoint import write_atomically
 from runners.run.config import TrainConfig, to_dict
 from runners.run.progress import scalars

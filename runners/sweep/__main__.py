@@ -18,7 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from envs.settings import setting
+from lodestar.settings import setting
 from runners.cli.command import Command
 from runners.cli.compose import compose
 from runners.cli.output import clock

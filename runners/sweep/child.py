@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import Timeout
 
-from envs.files import NoRegularFile, appended, make_folder
+from lodestar.files import NoRegularFile, appended, make_folder
 from runners.run.exits import TERMINATED
 from runners.run.folder import lock_of
 from runners.sweep.job import LOG, Outcome, work

@@ -11,8 +11,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from envs.files import read_json
-from envs.settings import Settings, declarations, described, setting
+from lodestar.files import read_json
+from lodestar.settings import Settings, declarations, described, setting
 from runners.cli.command import OPTIONS, REST, written
 from runners.cli.compose import compose
 from runners.cli.value import cast, literal, replaced

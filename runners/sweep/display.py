@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from envs.files import LARGE, opened, read_json
+from lodestar.files import LARGE, opened, read_json
 from runners.cli.output import clock
 from runners.cli.value import is_float
 from runners.run.folder import OTHER_WAY, read_status

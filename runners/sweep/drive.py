@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from envs.files import LARGE, read_text
+from lodestar.files import LARGE, read_text
 from runners.run.exits import HELD, MISSING, NUMERICAL, OK, STOPPING, USAGE, Signals, Stopped
 from runners.run.folder import lock_of, read_status
 from runners.sweep.job import LOG, Entry, Job, JobLog, Launcher, Outcome

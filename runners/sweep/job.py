@@ -20,8 +20,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from envs.files import LARGE, appended, make_folder, read_bytes, read_text
-from envs.settings import Settings
+from lodestar.files import LARGE, appended, make_folder, read_bytes, read_text
+from lodestar.settings import Settings
 from runners.run.config import UsageError
 from runners.run.folder import LOG, read_status, refuse_links
 

@@ -20,8 +20,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from envs.settings import setting
 from envs.vector.workers import cores
+from lodestar.settings import setting
 from runners.run.config import UsageError
 from runners.run.exits import TERMINATED
 from runners.sweep.job import Job, Launcher, Outcome, work

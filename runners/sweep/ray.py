@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs.files import read_text
-from envs.settings import setting
+from lodestar.files import read_text
+from lodestar.settings import setting
 from runners.cluster.connect import connect, differs, first_line, load, misfit
 from runners.run.checkpoint import versions, write_atomically
 from runners.run.config import ADDRESS, UsageError

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from envs.files import read_json
-from envs.settings import setting
+from lodestar.files import read_json
+from lodestar.settings import setting
 from runners.run.checkpoint import write_atomically
 from runners.run.config import UsageError
 from runners.run.exits import TERMINATED

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from envs.files import read_json, replacing
-from envs.settings import setting
+from lodestar.files import read_json, replacing
+from lodestar.settings import setting
 from runners.cli.command import Command
 from runners.cli.compose import ENV, compose
 from runners.cli.value import is_number, literal, replaced, split

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs.settings import declarations, setting
+from lodestar.settings import declarations, setting
 from runners.cli.compose import kinds_of
 from runners.cli.value import is_number
 from runners.run.config import TrainConfig, UsageError, unknown

@@ -30,7 +30,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from envs.files import LARGE, appended, read_bytes, read_json
+from lodestar.files import LARGE, appended, read_bytes, read_json
 from runners.cli.command import changed
 from runners.cli.compose import compose
 from runners.cli.value import literal

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from envs.state import pack
+from lodestar.state import pack
 from runners.run import checkpoint, progress
 from runners.train import main
 from tests.faults import Fault, Found

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from envs.state import pack
+from lodestar.state import pack
 from tests.faults import Fault, Found
 from tests.faults.child import run, sentence, warm
 from tests.faults.resume import AGENTS, SMALL

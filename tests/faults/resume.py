@@ -28,7 +28,7 @@ import numpy as np
 
 import rewards
 from envs.recording import SHIPPED
-from envs.state import pack
+from lodestar.state import pack
 from runners.train import main
 from tests.faults import Fault, Found
 from tests.faults.child import run, warm

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.state import pack
+from lodestar.state import pack
 from runners.run import checkpoint
 from tests.faults import Fault, Found
 from tests.faults.child import Child, full_disk, own_disks, run, sentence, small_disk, train, until, warm

@@ -144,7 +144,7 @@ def test_a_folder_whose_name_would_steer_the_terminal_is_refused():
 
 
 def test_arrays_of_a_type_that_the_format_lacks_are_named(tmp_path):
-    from envs.files import save_arrays
+    from lodestar.files import save_arrays
 
     with pytest.raises(ValueError, match=r"x\.safetensors cannot hold these arrays: .*float128"):
         save_arrays(tmp_path / "x.safetensors", {"a": np.zeros(2, np.longdouble)})

@@ -12,7 +12,7 @@ import rewards
 from agents.dyna.agent import Dyna
 from agents.ppo.agent import PPO, PPOConfig
 from agents.ppo.blend import STEP, WINDOW, Blend, implicit, phi_of, solve
-from envs.flat import Flat
+from lodestar.numerics.flat import Flat
 from rewards.adapters.gym import VectorRewardWrapper
 from rewards.base import Reward, RewardConfig
 from tests.rollouts import cut

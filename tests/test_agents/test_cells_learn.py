@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from agents.dynamics.cells import RSSM, SSM, SimNorm
 from agents.world_model.model import divergence
-from envs.flat import Flat
+from lodestar.numerics.flat import Flat
 
 PLACES, L, B = 5, 6, 16
 SMALL = {"memory": 32, "groups": 4, "classes": 4, "hidden": 32}

@@ -128,7 +128,7 @@ def test_a_short_run_never_asks_for_a_compiler(monkeypatch):
 
 def test_without_numba_it_learns_in_numpy_and_says_so_once(monkeypatch, recwarn):
     monkeypatch.setitem(sys.modules, "numba", None)
-    for name in ("agents.ppo.kernel", "envs.kernel"):
+    for name in ("agents.ppo.kernel", "lodestar.numerics.kernel"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     for cached in (compiled.kernel, compiled.say):
         cached.cache_clear()

@@ -105,7 +105,7 @@ def test_what_it_does_not_take_is_learnt_in_torch_and_it_says_so(monkeypatch):
     with pytest.warns(RuntimeWarning, match="runs in torch, as agent.path=numba is for plain critics"):
         assert compiled.updates(learner("sac", "numba", norm="layer"), (rows("sac", 8), None), 1, 0) is None
     monkeypatch.setitem(sys.modules, "numba", None)
-    for name in ("agents.off_policy.kernel", "envs.kernel"):
+    for name in ("agents.off_policy.kernel", "lodestar.numerics.kernel"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     compiled.kernel.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"torch, at half the speed \(.*pip install 'lodestar-rl\[fast\]'"):

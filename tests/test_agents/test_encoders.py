@@ -8,8 +8,8 @@ from gymnasium import spaces
 from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.heads import symlog
 from agents.world_model.model import ObservationDecoder, ObservationEncoder
-from envs.flat import Flat
 from envs.nethack.view import View
+from lodestar.numerics.flat import Flat
 
 ACTIONS = spaces.Discrete(3)
 

@@ -14,7 +14,7 @@ from agents.dyna.agent import Dyna, DynaConfig
 from agents.ppo.agent import PPO, PPOConfig
 from agents.sqirl import SQIRL, SQIRLConfig
 from agents.world_model.agent import WorldModel, WorldModelConfig
-from envs.state import pack, unpack
+from lodestar.state import pack, unpack
 from rewards.base import Reward, RewardConfig
 from rewards.mix.mix import Mix, Stream
 

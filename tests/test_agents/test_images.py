@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from agents.replay.replay import Images
-from envs.state import pack, unpack
+from lodestar.state import pack, unpack
 
 SHAPE = (1, 2, 2)
 

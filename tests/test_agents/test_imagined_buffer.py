@@ -10,7 +10,7 @@ from gymnasium import spaces
 from agents.dyna.imagination import ImaginedBuffer
 from agents.dynamics.rollout import Imagined
 from agents.networks.actor_critic import SpaceEncoding
-from envs.state import pack, unpack
+from lodestar.state import pack, unpack
 
 BOX = spaces.Box(-10, 10, (2,), np.float32)
 CODEC = SpaceEncoding(BOX, spaces.Discrete(3))

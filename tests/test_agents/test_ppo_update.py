@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from agents.networks.actor_critic import Actions, ActorCritic, Inputs
 from agents.ppo.update import Batch, NumpyUpdate, PPOConfig, TorchUpdate
-from envs.flat import Flat
+from lodestar.numerics.flat import Flat
 
 OBS = spaces.Box(-1, 1, (5,), np.float32)
 ACTIONS = {

@@ -15,9 +15,9 @@ import rewards
 from agents.base import Steps, TaskScorer
 from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay
-from envs.state import pack, unpack
 from envs.transitions import Transitions
 from envs.types import MODALITIES
+from lodestar.state import pack, unpack
 from rewards.adapters.sb3 import relabelling
 from rewards.base import Reward, RewardConfig
 from rewards.mix.mix import Mix, Stream

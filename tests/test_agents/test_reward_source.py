@@ -13,8 +13,8 @@ from agents.base import TaskScorer
 from agents.dynamics.rollout import RewardHead, RewardSource, spread
 from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay, Rows
-from envs.state import pack, unpack
 from envs.transitions import Transitions
+from lodestar.state import pack, unpack
 from rewards.base import Reward, RewardConfig
 from rewards.mix.mix import Mix, Stream
 

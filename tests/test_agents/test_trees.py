@@ -11,8 +11,8 @@ from agents.networks.actor_critic import Actions, Inputs
 from agents.ppo.agent import PPO, PPOConfig
 from agents.ppo.trees import TreePolicy, TreesUpdate
 from agents.ppo.update import Batch
-from envs.flat import Flat
-from envs.trees import Bins, Trees, fit
+from lodestar.numerics.flat import Flat
+from lodestar.numerics.trees import Bins, Trees, fit
 from runners.explain.reading import splits
 from tests.rollouts import cut
 
@@ -80,7 +80,7 @@ def test_an_ensemble_is_the_sum_of_its_trees_in_rows_of_any_number(monkeypatch):
     trees.grow(grown[:4])
     trees.grow(grown[4:])
     for cells in (2**20, 100):
-        monkeypatch.setattr("envs.trees.CELLS", cells)
+        monkeypatch.setattr("lodestar.numerics.trees.CELLS", cells)
         found = trees(torch.from_numpy(x))
         np.testing.assert_allclose(found.detach(), sum(tree.at(x) for tree in grown), rtol=1e-5, atol=1e-6)
     gains = np.zeros((3, 2))

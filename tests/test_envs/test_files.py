@@ -4,7 +4,7 @@ import os
 import numpy as np
 import pytest
 
-from envs.files import (
+from lodestar.files import (
     NoRegularFile,
     appended,
     make_folder,

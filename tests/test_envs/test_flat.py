@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from envs.flat import Flat
+from lodestar.numerics.flat import Flat
 
 
 def net(seed=0):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from envs import memory
+from lodestar import memory
 
 TABLE = "MemTotal:  4096 kB\nMemFree:   9 kB\nMemAvailable:  1024 kB\n"
 LIMIT, USED = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"

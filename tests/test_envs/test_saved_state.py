@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from envs.state import Stateful, Weights, all_finite, get_state, pack, restore, set_state, unpack
+from lodestar.state import Stateful, Weights, all_finite, get_state, pack, restore, set_state, unpack
 
 
 class Holder(Stateful):

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 
-from envs.settings import Setting, Settings, declarations, described, setting
+from lodestar.settings import Setting, Settings, declarations, described, setting
 
 
 @dataclass

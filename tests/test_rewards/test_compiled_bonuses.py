@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 import rewards
-from envs import compiled as fallback
+from lodestar.numerics import compiled as fallback
 from rewards.check import random_rollout
 from rewards.exploration.compiled import tape
 from rewards.exploration.memories import EllipticalMemory, NeighbourMemory
@@ -120,7 +120,7 @@ def test_where_it_cannot_be_compiled_torch_learns_and_it_says_so(monkeypatch):
     with pytest.warns(RuntimeWarning, match=r"runs in torch, as reward\.rnd\.path=numba is for vectors, on the CPU"):
         assert image.compiled.kernel() is None
     monkeypatch.setitem(sys.modules, "numba", None)
-    for name in ("rewards.exploration.compiled.kernel", "envs.kernel"):
+    for name in ("rewards.exploration.compiled.kernel", "lodestar.numerics.kernel"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     fallback.kernel.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"reward rnd runs in torch \(.*or give another reward\.rnd\.path"):

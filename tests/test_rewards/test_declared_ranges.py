@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 
 import rewards
-from envs.settings import Settings, declarations
+from lodestar.settings import Settings, declarations
 from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.judges.base import JUDGES
 from rewards.llm.sandbox.process import Sandbox

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from envs.state import pack, unpack
+from lodestar.state import pack, unpack
 from rewards.check import generator_states
 from rewards.language.label_models import (
     BUCKETS,

@@ -5,9 +5,9 @@ import pytest
 from gymnasium import spaces
 
 import rewards
-from envs.settings import Schedule
 from envs.transitions import OnNan, Transitions
 from envs.types import Scorer
+from lodestar.settings import Schedule
 from rewards.base import Reward, RewardConfig, Scored, merge_memory
 from rewards.mix.mix import Mix, Stream
 

@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 from rollouts import BAD, GOOD, rewards_of, rollout
 
-from envs.state import pack
+from lodestar.state import pack
 from rewards.check import check_reward
 from rewards.language.motif import Motif, MotifConfig, _fitted
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from envs.settings import setting
+from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, RunningMeanStd
 from rewards.exploration.learned import parts
 

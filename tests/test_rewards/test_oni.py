@@ -15,7 +15,7 @@ from rollouts import BAD, GOOD, rewards_of, rollout
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from agents.sb3.agent import _buffer_state, load_buffer
-from envs.state import pack, unpack
+from lodestar.state import pack, unpack
 from rewards.adapters.sb3 import relabelling
 from rewards.base import JudgeUse
 from rewards.check import check_reward

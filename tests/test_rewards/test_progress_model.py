@@ -12,7 +12,7 @@ from gymnasium import spaces
 from model_server import ModelServer, breaks_off, hangs, says, status
 from rollouts import blank
 
-from envs.state import pack, unpack
+from lodestar.state import pack, unpack
 from rewards.check import check_reward
 from rewards.llm.judges.windows import FrameProgress, TokenShare, WindowGrade
 from rewards.mix.mix import Mix, Stream

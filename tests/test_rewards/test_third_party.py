@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rewards
-from envs import table
+from lodestar import tables as table
 from rewards.check import check_reward
 from runners import list as listing
 from runners.train import main

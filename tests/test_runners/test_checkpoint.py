@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from envs.state import pack, unpack
+from lodestar.state import pack, unpack
 from runners.run import checkpoint
 from runners.run.checkpoint import CheckpointError, VersionError, load, read, remove_leftovers, save
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from envs.settings import Settings, setting
+from lodestar.settings import Settings, setting
 from runners.cli.command import Command, options_text
 from runners.cli.value import literal, read
 from runners.run.checkpoint import CheckpointError

@@ -20,7 +20,7 @@ QUICK = ["total_timesteps=256", "n_envs=2", "agent.n_steps=32", "agent.batch_siz
 AGENT = '''
 from dataclasses import dataclass
 from agents.ppo.agent import PPO, PPOConfig
-from envs.settings import setting
+from lodestar.settings import setting
 
 @dataclass
 class SlowConfig(PPOConfig):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from envs.state import pack
+from lodestar.state import pack
 from runners.cli.compose import compose
 from runners.cli.value import replaced
 from runners.evaluate import evaluation

@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 
 import rewards
-from envs.state import Unsaveable, pack
+from lodestar.state import Unsaveable, pack
 from rewards.base import Reward, RewardConfig
 from runners.run import checkpoint, control, exits
 from runners.run.packages import name_collision

@@ -7,7 +7,7 @@ import pytest
 
 import agents
 import rewards
-from envs.settings import declarations
+from lodestar.settings import declarations
 from runners.cli.compose import compose
 from runners.list import main as show
 from runners.run.config import UsageError

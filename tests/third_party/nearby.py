@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from envs.settings import setting
+from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig
 
 

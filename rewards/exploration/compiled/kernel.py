@@ -3,7 +3,7 @@
 
 `tape` writes down what a minibatch passes through as rows of numbers; here they are carried out, forwards and, for what
 is learnt, backwards. What lies between two operations are rows of `h`, one unit each, a column for each row of the
-minibatch; `d` has the slope of the loss in each. The pieces are those of `envs.kernel`.
+minibatch; `d` has the slope of the loss in each. The pieces are those of `lodestar.numerics.kernel`.
 
     INPUT     at, n, column                          rows of the batch become columns of h
     LINEAR    at, n, source, below, weight, its steps by output and by input, bias, bend, slopes, again
@@ -19,7 +19,7 @@ import math
 
 import numpy as np
 
-from envs.kernel import LANES, ZERO, F, adam, compiled, padded, product, transpose
+from lodestar.numerics.kernel import LANES, ZERO, F, adam, compiled, padded, product, transpose
 from rewards.exploration.compiled.tape import COPY, ENTROPY, INPUT, LINEAR, SQUARES
 
 EPSILON = F(1e-8)  # of Adam, in rewards

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from envs.compiled import kernel, say
+from lodestar.numerics.compiled import kernel, say
 
 if TYPE_CHECKING:
     from rewards.exploration.learned import Learned

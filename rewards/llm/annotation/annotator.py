@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from envs.settings import Settings, setting
+from lodestar.settings import Settings, setting
 from rewards.base import JudgeUse
 from rewards.llm.annotation.asking import AnnotationQueue, Asker
 from rewards.llm.annotation.worker import put

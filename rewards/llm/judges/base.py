@@ -25,9 +25,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from envs.settings import Settings
-from envs.table import nearest
 from envs.transitions import Transitions
+from lodestar.settings import Settings
+from lodestar.tables import nearest
 
 JUDGES: dict[str, dict[str, str]] = {
     "texts": {

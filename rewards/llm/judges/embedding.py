@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from envs.settings import setting
+from lodestar.settings import setting
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge
 

@@ -40,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.settings import setting
+from lodestar.settings import setting
 from rewards.llm.judges.base import Answers, TextJudge, make_judge
 from rewards.llm.store import label_in, read_rows
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.settings import setting
+from lodestar.settings import setting
 from rewards.llm.client import JudgeError, Reply, ServedJudge, answer_form, in_parallel
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.settings import setting
+from lodestar.settings import setting
 from rewards.llm.client import JudgeError, Reply, answer_form
 from rewards.llm.judges.base import Answers
 from rewards.llm.judges.openai import ServerJudge

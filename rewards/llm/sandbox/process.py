@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from envs.settings import Settings, setting
+from lodestar.settings import Settings, setting
 
 ROWS = 16_384  # a request at a time, to bound memory
 START = 30.0  # seconds in which the process must be up

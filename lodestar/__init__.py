@@ -19,12 +19,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from envs.transitions import Transitions
+    from lodestar.settings import setting
+    from rewards.base import Reward, RewardConfig
     from rewards.mix.mix import Mix
     from runners.run.build import Model, Trained
     from runners.run.config import TrainConfig
@@ -33,6 +36,34 @@ try:
     __version__ = metadata.version("lodestar-rl")
 except metadata.PackageNotFoundError:  # a checkout that is not installed
     __version__ = "0"
+
+# What a reward of one's own is made of, by the module that it comes from; loaded when it is asked for.
+_PUBLIC = {
+    "Reward": "rewards.base",
+    "RewardConfig": "rewards.base",
+    "Transitions": "envs.transitions",
+    "setting": "lodestar.settings",
+}
+__all__ = [
+    "Reward",
+    "RewardConfig",
+    "TrainedRun",
+    "Transitions",
+    "load",
+    "load_from_hub",
+    "make_reward",
+    "push_to_hub",
+    "setting",
+    "train",
+    "wrap",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name that is loaded when it is first asked for."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'lodestar' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)
 
 
 def train(env: str, reward: Any = "task", agent: Any = "ppo", **keys: Any) -> "TrainedRun":
@@ -156,7 +187,7 @@ class TrainedRun:
 
         `this run, mode` is there where the policy was judged by sampled actions.
         """
-        from envs.files import read_json
+        from lodestar.files import read_json
 
         return read_json(self.folder / "result.json")
 
@@ -305,7 +336,8 @@ def _working_directory_last() -> None:
 
     `runners.run.trust` puts it back, behind all else, as soon as the user names something in it (`env=my_file:Id`).
     """
-    here, home = os.getcwd(), os.path.dirname(os.path.abspath(__file__))
+    here = os.getcwd()
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if os.path.samefile(here, home):
         return
     sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != here]
@@ -325,6 +357,3 @@ def main() -> int:
 
 if os.path.splitext(os.path.basename(sys.argv[0]))[0] != "lodestar":  # an import, not the command
     import envs  # noqa: F401  (gymnasium.make("lodestar/..."))
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,7 +14,7 @@ def kernel(module: str, whose: str, otherwise: str, key: str = "agent.path") -> 
     """
     try:
         found = importlib.import_module(module)
-        supported = importlib.import_module("envs.kernel").SUPPORTED
+        supported = importlib.import_module("lodestar.numerics.kernel").SUPPORTED
     except (ImportError, RuntimeError) as error:  # numba's own, if it finds no folder for its cache
         say(whose, f"{otherwise} ({error}); pip install 'lodestar-rl[fast]', or give another {key}")
         return None

@@ -1,0 +1,1 @@
+"""Parameters in one flat vector, trees, and updates compiled by numba."""
