@@ -214,7 +214,7 @@ def test_a_lane_is_safe_if_who_follows_brakes_as_hard_as_may_be_imposed_and_no_h
     braking = -float(traffic._follow(np.array([0]), np.array([1]), np.array([4.0]))[0])
     assert braking == pytest.approx(3 * 25**2 / 20**2 - 3 * 15 / 16)
     for imposed, target in ((braking - 1e-9, 0), (braking, 1)):
-        monkeypatch.setattr(highway, "_IMPOSED", imposed)
+        monkeypatch.setattr(highway, "_MAX_IMPOSED_BRAKING", imposed)
         traffic._begin_changes(state, *others)
         assert state["target"].tolist() == [[1, target, 0]]
         state["timer"][0, 1] = 1.1

@@ -12,18 +12,51 @@ from typing import Any
 
 import numpy as np
 
-WIDTH = 4.0  # of a lane, in metres; lane k has its centre at y = WIDTH * k, the leftmost is 0
-CAR = (5.0, 2.0)  # length and width in metres
-GREY, WHITE = 100.0, 255.0
-_GREEN, _BLUE, _RED, _EDGE = (50, 200, 0), (100, 200, 255), (255, 100, 100), (60, 60, 60)
-_STRIPE, _EVERY, _LINE = 3.0, 4.33, 0.3  # metres: length, distance and breadth of the marks between lanes
-_LIGHTS = (0.72, 0.6)  # metres: length and breadth of a headlight
-_LENGTH = 10_000.0  # metres of road
-_TURNED = np.deg2rad(2)  # below it, cars are drawn straight
-_ALONE = (6.5, 3.6, 0.6)  # metres along and across to the next car, and from the lane's middle: pixels are their own
-_AT_ONCE = 16  # roads drawn together, to spare memory
-NONE, STRIPED, SOLID = 0, 1, 2
-Cars = tuple[np.ndarray, ...]  # as `numpy.nonzero` returns them
+# Metres: the width of a lane, and a car's length and width. Lane k has its centre at y = WIDTH * k, the leftmost is 0.
+WIDTH = 4.0
+CAR = (5.0, 2.0)
+
+# Grey levels of the road and its lines, and colours of cars.
+GREY = 100.0
+WHITE = 255.0
+_GREEN = (50, 200, 0)
+_BLUE = (100, 200, 255)
+_RED = (255, 100, 100)
+_EDGE = (60, 60, 60)
+
+# Metres: length, distance and breadth of the marks between lanes, size of a headlight, length of the road.
+_STRIPE_LENGTH = 3.0
+_STRIPE_SPACING = 4.33
+_LINE_BREADTH = 0.3
+_HEADLIGHT_LENGTH = 0.72
+_HEADLIGHT_BREADTH = 0.6
+_ROAD_LENGTH = 10_000.0
+
+# A car whose heading is smaller, in radians, is drawn straight.
+_MIN_TURN = np.deg2rad(2)
+
+# A car is alone, and shares no pixel with others, if they are so many metres away along or across the road and it is
+# so close to the middle of its lane.
+_ALONE_ALONG = 6.5
+_ALONE_ACROSS = 3.6
+_ALONE_OFFSET = 0.6
+
+# So many roads are drawn together, to spare memory.
+_BATCH_ROADS = 16
+
+# What a column of the screen has on it, and what kind of line a row is part of.
+NONE = 0
+STRIPED = 1
+SOLID = 2
+
+# The parts of a car's sprite.
+_BODY_SHADE = 1
+_HEADLIGHT_SHADE = 2
+_EDGE_SHADE = 3
+
+# The indices of some cars, (road, number), as `numpy.nonzero` returns them.
+Cars = tuple[np.ndarray, ...]
+# The numbers of blocks, int (P,), and by how much each of their colours changes, (3, P).
 Changes = tuple[np.ndarray, np.ndarray]
 
 
@@ -31,178 +64,282 @@ class RoadPainter:
     """Draws roads around the agents' cars; of highway-env's `config`, the lanes and the screen are read."""
 
     def __init__(self, config: Mapping[str, Any], size: int) -> None:
-        self._width, self._height = int(config["screen_width"]), int(config["screen_height"])
+        self._width = int(config["screen_width"])
+        self._height = int(config["screen_height"])
         self._scale = float(config["scaling"])
         across, down = config["centering_position"]
-        self._corner = across * self._width / self._scale, down * self._height / self._scale
+        self._left_metres = across * self._width / self._scale
+        self._top_metres = down * self._height / self._scale
+        self._columns = _Blocks(self._width, size)
+        self._rows = _Blocks(self._height, size)
+
         lanes = int(config["lanes_count"])
         self._lines = WIDTH * (np.arange(lanes + 1) - 0.5)
-        self._kinds = np.array([SOLID, *[STRIPED] * (lanes - 1), SOLID])
-        self._thick = max(int(_LINE * self._scale), 1)
-        self._columns, self._rows = _Blocks(self._width, size), _Blocks(self._height, size)
-        self._sprite = self._drawn()
+        self._line_kinds = np.full(lanes + 1, STRIPED)
+        self._line_kinds[[0, -1]] = SOLID
+        self._line_pixels = max(int(_LINE_BREADTH * self._scale), 1)
+
+        # The offsets (2, pixels) of all pixels that a car may cover, however it turns.
+        self._sprite = self._draw_sprite()
         self._middle = np.array(self._sprite.shape) // 2
         reach = np.arange(1 - self._middle.min(), self._middle.min())
-        self._grid = np.stack(np.meshgrid(reach, reach)).reshape(2, -1)  # offsets of a car's pixels, however it turns
-        # Body, headlights and edge of a car.
-        shades = [[colour, [min(int(x / 0.68), 255) for x in colour], _EDGE] for colour in (_BLUE, _GREEN, _RED)]
-        self._palette = np.array(shades, np.float64)
-        body = [np.flatnonzero((self._sprite > 0).any(axis)) for axis in (1, 0)]
-        self._body = [place - middle for place, middle in zip(body, self._middle)]  # offsets of rows and of columns
-        drawn = self._palette[:, self._sprite[np.ix_(*body)] - 1]
-        self._change = drawn.transpose(0, 3, 1, 2) - GREY  # (colours, 3, rows, columns)
-        self._last = np.zeros(0, np.int32)
+        self._offsets = np.stack(np.meshgrid(reach, reach)).reshape(2, -1)
 
-    def _drawn(self) -> np.ndarray:
+        # Body, headlights and edge for each colour of a car.
+        self._palette = np.array([_shades(colour) for colour in (_BLUE, _GREEN, _RED)], np.float64)
+        # A straight car's rows and columns, as offsets from its middle, and how it changes the grey of the road, of
+        # shape (colours, 3, rows, columns).
+        is_drawn = self._sprite > 0
+        rows = np.flatnonzero(is_drawn.any(1))
+        columns = np.flatnonzero(is_drawn.any(0))
+        self._body_rows = rows - self._middle[0]
+        self._body_columns = columns - self._middle[1]
+        shade = self._sprite[np.ix_(rows, columns)] - 1
+        self._body_change = self._palette[:, shade].transpose(0, 3, 1, 2) - GREY
+        self._last_drawn = np.zeros(0, np.int32)
+
+    def _draw_sprite(self) -> np.ndarray:
         """A car as numbers (rows, columns): 0 nothing, 1 body, 2 headlight, 3 edge."""
 
-        def pixels(*metres: float) -> list[int]:
-            return [int(x * self._scale) for x in metres]
+        def pixels(metres: float) -> int:
+            return int(metres * self._scale)
 
-        (length, breadth), (far, wide) = CAR, _LIGHTS
-        side, tyre = length + 2.0, 1.0
-        image = np.zeros(pixels(side, side), np.int64)
+        def rectangle(x: float, y: float, length: float, breadth: float) -> tuple[slice, slice]:
+            top = pixels(y)
+            left = pixels(x)
+            return slice(top, top + pixels(breadth)), slice(left, left + pixels(length))
 
-        def fill(x: float, y: float, w: float, h: float, shade: int) -> tuple[slice, slice]:
-            left, top, across, down = pixels(x, y, w, h)
-            image[top : top + down, left : left + across] = shade
-            return slice(top, top + down), slice(left, left + across)
-
-        body = fill(tyre, side / 2 - breadth / 2, length, breadth, 1)
-        for y in (side / 2 - 1.4 * breadth / 3, side / 2 + 0.6 * breadth / 5):
-            fill(tyre + length - far, y, far, wide, 2)
-        inner = image[body][1:-1, 1:-1].copy()
-        image[body] = 3
-        image[body][1:-1, 1:-1] = inner
-        return image
+        # highway-env leaves a metre for the tyres on either end.
+        length, breadth = CAR
+        tyre = 1.0
+        side = length + 2.0
+        middle = side / 2
+        sprite = np.zeros((pixels(side), pixels(side)), np.int64)
+        body = rectangle(tyre, middle - breadth / 2, length, breadth)
+        sprite[body] = _BODY_SHADE
+        front = tyre + length - _HEADLIGHT_LENGTH
+        for y in (middle - 1.4 * breadth / 3, middle + 0.6 * breadth / 5):
+            headlight = rectangle(front, y, _HEADLIGHT_LENGTH, _HEADLIGHT_BREADTH)
+            sprite[headlight] = _HEADLIGHT_SHADE
+        inner = sprite[body][1:-1, 1:-1].copy()
+        sprite[body] = _EDGE_SHADE
+        sprite[body][1:-1, 1:-1] = inner
+        return sprite
 
     def draw(self, x: np.ndarray, y: np.ndarray, heading: np.ndarray, crashed: np.ndarray) -> np.ndarray:
         """Pictures of K roads with V cars each, all (K, V): uint8 (K, size, size, 3)."""
-        batches = (slice(i, i + _AT_ONCE) for i in range(0, len(x), _AT_ONCE))
-        parts = [self._draw(x[rows], y[rows], heading[rows], crashed[rows]) for rows in batches]
+        parts = []
+        for start in range(0, len(x), _BATCH_ROADS):
+            rows = slice(start, start + _BATCH_ROADS)
+            parts.append(self._draw(x[rows], y[rows], heading[rows], crashed[rows]))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _draw(self, x: np.ndarray, y: np.ndarray, heading: np.ndarray, crashed: np.ndarray) -> np.ndarray:
-        left, top = x[:, :1] - self._corner[0], y[:, :1] - self._corner[1]
-        marks, kinds = self._marks(left), self._line_rows(top)
-        shares = np.stack([self._rows.mean(kinds == kind) for kind in (STRIPED, SOLID)], 2)  # (K, size, 2)
-        road = GREY + (WHITE - GREY) * (shares @ self._columns.mean(marks[:, 1:]))
-        across, down = self._pixel(x - left), self._pixel(y - top)
-        visible = np.abs(2 * across - self._width) < self._width + 100
-        visible &= np.abs(2 * down - self._height) < self._height + 100
-        heading = np.where(np.abs(heading) > _TURNED, heading, 0.0)
-        colour = np.where(crashed, 2, np.arange(x.shape[1]) == 0)
-        alone = (heading == 0) & (np.abs(y - WIDTH * np.round(y / WIDTH)) < _ALONE[2])
-        near = (np.abs(x[:, :, None] - x[:, None]) < _ALONE[0]) & (np.abs(y[:, :, None] - y[:, None]) < _ALONE[1])
-        alone &= near.sum(2) == 1
-        changes = [
-            self._whole(np.nonzero(visible & alone), across, down, colour),
-            self._pixels(np.nonzero(visible & ~alone), (across, down, colour, heading), marks, kinds),
-        ]
-        picture = self._blend(road, *(np.concatenate(part, -1) for part in zip(*changes)))
-        return picture.take(self._rows.spread, 1).take(self._columns.spread, 2) if self._rows.small else picture
+        left = x[:, :1] - self._left_metres
+        top = y[:, :1] - self._top_metres
+        marks = self._column_marks(left)
+        kinds = self._line_rows(top)
+        # Each line is brighter by the share of a block that its rows and its columns cover.
+        row_shares = np.stack([self._rows.mean(kinds == kind) for kind in (STRIPED, SOLID)], 2)
+        column_shares = self._columns.mean(marks[:, 1:])
+        road = GREY + (WHITE - GREY) * (row_shares @ column_shares)
 
-    def _pixel(self, metres: np.ndarray) -> np.ndarray:
-        return (metres * self._scale).astype(np.int64)  # towards zero, as `int` does
+        across = self._to_pixels(x - left)
+        down = self._to_pixels(y - top)
+        # As in highway-env a car is drawn if its middle is at most 50 pixels outside of the screen.
+        is_visible = np.abs(2 * across - self._width) < self._width + 100
+        is_visible &= np.abs(2 * down - self._height) < self._height + 100
+        heading = np.where(np.abs(heading) > _MIN_TURN, heading, 0.0)
+        is_agent = np.arange(x.shape[1]) == 0
+        colour = np.where(crashed, 2, is_agent)
 
-    def _marks(self, left: np.ndarray) -> np.ndarray:
+        is_straight = heading == 0
+        is_alone = self._find_lonely_cars(x, y) & is_straight
+        straight_cars = np.nonzero(is_visible & is_alone)
+        other_cars = np.nonzero(is_visible & ~is_alone)
+        straight_block, straight_change = self._draw_straight(straight_cars, across, down, colour)
+        poses = (across, down, colour, heading)
+        other_block, other_change = self._draw_pixels(other_cars, poses, marks, kinds)
+        block = np.concatenate([straight_block, other_block], -1)
+        change = np.concatenate([straight_change, other_change], -1)
+        picture = self._blend(road, block, change)
+        if self._rows.is_small:
+            picture = picture.take(self._rows.spread, 1).take(self._columns.spread, 2)
+        return picture
+
+    @staticmethod
+    def _find_lonely_cars(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Which cars are in the middle of their lanes and share no pixel with others, bool (K, V)."""
+        offset = np.abs(y - WIDTH * np.round(y / WIDTH))
+        along = np.abs(x[:, :, None] - x[:, None])
+        across = np.abs(y[:, :, None] - y[:, None])
+        is_near = (along < _ALONE_ALONG) & (across < _ALONE_ACROSS)
+        # Every car is near to itself.
+        return (offset < _ALONE_OFFSET) & (is_near.sum(2) == 1)
+
+    def _to_pixels(self, metres: np.ndarray) -> np.ndarray:
+        # Rounding is towards zero, as `int` does in highway-env.
+        return (metres * self._scale).astype(np.int64)
+
+    def _column_marks(self, left: np.ndarray) -> np.ndarray:
         """Which columns have nothing, a stripe, a line: bool (K, 3, width), for roads seen from `left` (K, 1) on."""
-        count = int(2 * (self._height + self._width) / (_EVERY * self._scale))
-        first = (np.trunc(left) // _EVERY - count // 2) * _EVERY
-        starts = first + _EVERY * np.arange(count)
-        starts, ends = np.clip(starts, 0, _LENGTH), np.clip(starts + _STRIPE, 0, _LENGTH)
-        drawn = ends - starts > _STRIPE / 2
+        screens = 2 * (self._height + self._width)
+        count = int(screens / (_STRIPE_SPACING * self._scale))
+        first_stripe = np.trunc(left) // _STRIPE_SPACING - count // 2
+        first = first_stripe * _STRIPE_SPACING
+        places = first + _STRIPE_SPACING * np.arange(count)
+        starts = np.clip(places, 0, _ROAD_LENGTH)
+        ends = np.clip(places + _STRIPE_LENGTH, 0, _ROAD_LENGTH)
+        is_drawn = ends - starts > _STRIPE_LENGTH / 2
+
+        # A stripe adds 1 where it begins and takes it away behind its end; the running sum says what is covered.
         edges = np.zeros((len(left), 3, self._width + 1), np.int64)
-        rows = np.broadcast_to(np.arange(len(left))[:, None], starts.shape)[drawn]
-        begin, end = (self._pixel(place - left)[drawn] for place in (starts, ends))
-        np.add.at(edges, (rows, STRIPED, np.clip(begin, 0, self._width)), 1)
-        np.add.at(edges, (rows, STRIPED, np.clip(end + 1, 0, self._width)), -1)
-        whole = np.clip(np.stack([first, first + count * _EVERY + _STRIPE]), 0, _LENGTH)
-        begin, end = self._pixel(whole - left)[..., 0]
-        column = np.arange(self._width)
+        road = np.nonzero(is_drawn)[0]
+        begin = self._to_pixels(starts - left)[is_drawn]
+        end = self._to_pixels(ends - left)[is_drawn]
+        begin = np.clip(begin, 0, self._width)
+        end = np.clip(end + 1, 0, self._width)
+        np.add.at(edges, (road, STRIPED, begin), 1)
+        np.add.at(edges, (road, STRIPED, end), -1)
         marks = np.cumsum(edges, -1)[..., :-1] > 0
-        marks[:, SOLID] = (column >= begin[:, None]) & (column <= end[:, None])
+
+        # A solid line goes from the first stripe to the end of the last, as far as there is road.
+        line_start = np.clip(first, 0, _ROAD_LENGTH)
+        last = first + count * _STRIPE_SPACING
+        line_end = np.clip(last + _STRIPE_LENGTH, 0, _ROAD_LENGTH)
+        begin = self._to_pixels(line_start - left)
+        end = self._to_pixels(line_end - left)
+        column = np.arange(self._width)
+        marks[:, SOLID] = (column >= begin) & (column <= end)
         return marks
 
     def _line_rows(self, top: np.ndarray) -> np.ndarray:
         """The kind of line in each row, int (K, height), for roads seen from `top` (K, 1) on."""
         kinds = np.zeros((len(top), self._height), np.int64)
-        middle = self._pixel(self._lines - top)  # (K, lines)
-        for shift in range(self._thick):
-            row = middle + shift - (self._thick - 1) // 2
+        # The row of each line's middle, (K, lines).
+        middle = self._to_pixels(self._lines - top)
+        first = middle - (self._line_pixels - 1) // 2
+        for shift in range(self._line_pixels):
+            row = first + shift
             road, line = np.nonzero((row >= 0) & (row < self._height))
-            kinds[road, row[road, line]] = self._kinds[line]
+            kinds[road, row[road, line]] = self._line_kinds[line]
         return kinds
 
-    def _whole(self, cars: Cars, across: np.ndarray, down: np.ndarray, colour: np.ndarray) -> Changes:
-        """What straight cars change: blocks, int (P,), and by how much, (3, P)."""
-        row, rows = self._rows.cover(down[cars][:, None] + self._body[0])
-        column, columns = self._columns.cover(across[cars][:, None] + self._body[1])
-        change = rows[:, None] @ self._change[colour[cars]] @ columns[:, None].swapaxes(2, 3)  # (C, 3, rows, columns)
-        block = self._block(cars[0][:, None, None], row[:, :, None], column[:, None])
+    def _draw_straight(self, cars: Cars, across: np.ndarray, down: np.ndarray, colour: np.ndarray) -> Changes:
+        """What straight cars change, each a product of its rows and columns."""
+        body_rows = down[cars][:, None] + self._body_rows
+        body_columns = across[cars][:, None] + self._body_columns
+        row, row_shares = self._rows.cover(body_rows)
+        column, column_shares = self._columns.cover(body_columns)
+        # The change of every block that a car touches, (cars, 3, rows, columns).
+        body = self._body_change[colour[cars]]
+        change = row_shares[:, None] @ body @ column_shares[:, None].swapaxes(2, 3)
+        road = cars[0][:, None, None]
+        block = self._block_number(road, row[:, :, None], column[:, None])
         return block, change.swapaxes(0, 1).reshape(3, -1)
 
-    def _pixels(self, cars: Cars, poses: tuple[np.ndarray, ...], marks: np.ndarray, kinds: np.ndarray) -> Changes:
+    def _draw_pixels(self, cars: Cars, poses: tuple[np.ndarray, ...], marks: np.ndarray, kinds: np.ndarray) -> Changes:
+        """What all other cars change, pixel by pixel."""
         across, down, colour, heading = (part[cars][:, None] for part in poses)
-        (dx, dy), cos, sin = self._grid, np.cos(heading), np.sin(heading)
-        u = np.floor(cos * (dx + 0.5) + sin * (dy + 0.5)).astype(np.int64) + self._middle[1]
-        v = np.floor(cos * (dy + 0.5) - sin * (dx + 0.5)).astype(np.int64) + self._middle[0]
-        row, column = down + dy, across + dx
-        shade = self._sprite[np.clip(v, 0, len(self._sprite) - 1), np.clip(u, 0, self._sprite.shape[1] - 1)]
-        inside = (shade > 0) & (row >= 0) & (row < self._height) & (column >= 0) & (column < self._width)
-        road, colour = (np.broadcast_to(part, inside.shape)[inside] for part in (cars[0][:, None], colour))
-        row, column, shade = row[inside], column[inside], shade[inside] - 1
-        pixel = (road * self._height + row) * self._width + column
-        if len(self._last) < kinds.size * self._width:
-            self._last = np.zeros(kinds.size * self._width, np.int32)
-        self._last[pixel] = np.arange(len(pixel))
-        seen = self._last[pixel] == np.arange(len(pixel))  # of cars that overlap, the last one
-        under = np.where(marks[road, kinds[road, row], column], WHITE, GREY)
-        row, column = self._rows.of[row], self._columns.of[column]
-        share = self._rows.share[row] * self._columns.share[column] * seen
-        return self._block(road, row, column), (self._palette[colour, shade].T - under) * share
+        row, column, shade = self._turn_sprite(across, down, heading)
+        inside = (shade > 0) & (row >= 0) & (row < self._height)
+        inside &= (column >= 0) & (column < self._width)
+        road = np.broadcast_to(cars[0][:, None], inside.shape)[inside]
+        colour = np.broadcast_to(colour, inside.shape)[inside]
+        row = row[inside]
+        column = column[inside]
+        shade = shade[inside] - 1
 
-    def _block(self, road: np.ndarray, row: np.ndarray, column: np.ndarray) -> np.ndarray:
+        # Where cars overlap, the one that is drawn last is seen.
+        pixel = (road * self._height + row) * self._width + column
+        if len(self._last_drawn) < kinds.size * self._width:
+            self._last_drawn = np.zeros(kinds.size * self._width, np.int32)
+        turn = np.arange(len(pixel))
+        self._last_drawn[pixel] = turn
+        is_seen = self._last_drawn[pixel] == turn
+
+        on_line = marks[road, kinds[road, row], column]
+        under = np.where(on_line, WHITE, GREY)
+        block_row = self._rows.block[row]
+        block_column = self._columns.block[column]
+        pixel_share = self._rows.share[block_row] * self._columns.share[block_column]
+        change = self._palette[colour, shade].T - under
+        change = change * (pixel_share * is_seen)
+        return self._block_number(road, block_row, block_column), change
+
+    def _turn_sprite(self, across: np.ndarray, down: np.ndarray, heading: np.ndarray) -> Cars:
+        """Row, column and shade of each pixel around C cars, int (C, pixels)."""
+        dx, dy = self._offsets
+        cos = np.cos(heading)
+        sin = np.sin(heading)
+        # A pixel's centre, turned back, is a place of the sprite.
+        along = cos * (dx + 0.5) + sin * (dy + 0.5)
+        sideways = cos * (dy + 0.5) - sin * (dx + 0.5)
+        u = np.floor(along).astype(np.int64) + self._middle[1]
+        v = np.floor(sideways).astype(np.int64) + self._middle[0]
+        height, width = self._sprite.shape
+        v = np.clip(v, 0, height - 1)
+        u = np.clip(u, 0, width - 1)
+        shade = self._sprite[v, u]
+        return down + dy, across + dx, shade
+
+    def _block_number(self, road: np.ndarray, row: np.ndarray, column: np.ndarray) -> np.ndarray:
         """The numbers of blocks, int (P,)."""
-        return ((road * len(self._rows.share) + row) * len(self._columns.share) + column).ravel()
+        number = (road * len(self._rows.share) + row) * len(self._columns.share) + column
+        return number.ravel()
 
     @staticmethod
     def _blend(road: np.ndarray, block: np.ndarray, change: np.ndarray) -> np.ndarray:
         """Averaged roads (K, size, size) with changes (3, P) to `block`s: uint8 (K, size, size, 3)."""
-        touched = np.zeros(road.size, bool)
-        touched[block] = True
-        changed = np.flatnonzero(touched)
-        number = np.empty(road.size, np.int64)
-        number[changed] = np.arange(len(changed))
-        number = number[block]
-        picture = np.repeat((road + 0.5).astype(np.uint8).reshape(-1, 1), 3, 1)
+        is_changed = np.zeros(road.size, bool)
+        is_changed[block] = True
+        changed = np.flatnonzero(is_changed)
+        rank = np.empty(road.size, np.int64)
+        rank[changed] = np.arange(len(changed))
+        rank = rank[block]
+        grey = (road + 0.5).astype(np.uint8)
+        picture = np.repeat(grey.reshape(-1, 1), 3, 1)
         for channel in range(3):
-            mean = road.ravel()[changed] + np.bincount(number, change[channel], len(changed))
+            mean = road.ravel()[changed]
+            mean = mean + np.bincount(rank, change[channel], len(changed))
             picture[changed, channel] = np.clip(mean + 0.5, 0, 255)
         return picture.reshape(*road.shape, 3)
+
+
+def _shades(colour: tuple[int, ...]) -> list[Any]:
+    """The colours of a car's body, headlights and edge; headlights are brighter."""
+    headlight = [min(int(level / 0.68), 255) for level in colour]
+    return [colour, headlight, _EDGE]
 
 
 class _Blocks:
     """Which of `size` blocks each of `length` pixels belongs to, as Pillow's box filter has them."""
 
     def __init__(self, length: int, size: int) -> None:
-        self.small = length < size
+        self.is_small = length < size
         count = min(length, size)
-        starts = (np.arange(count) * (length / count) + 0.5).astype(np.int64)
-        counts = np.diff(starts, append=length)
-        self._starts, self.share = starts, 1 / counts  # (count,)
-        self.of = np.repeat(np.arange(count), counts)  # (length,)
-        self.spread = ((np.arange(size) + 0.5) * (count / size)).astype(np.int64)  # (size,): the block to be seen there
+        starts = np.arange(count) * (length / count)
+        self._starts = (starts + 0.5).astype(np.int64)
+        counts = np.diff(self._starts, append=length)
+        # What one pixel contributes to a block, (count,); the block of each pixel, (length,); and the block that is
+        # to be seen at each place of a picture that is larger than the screen, (size,).
+        self.share = 1 / counts
+        self.block = np.repeat(np.arange(count), counts)
+        spread = (np.arange(size) + 0.5) * (count / size)
+        self.spread = spread.astype(np.int64)
 
     def mean(self, x: np.ndarray) -> np.ndarray:
         """Means over blocks of the last axis."""
-        return np.add.reduceat(x.astype(np.float64), self._starts, -1) * self.share
+        sums = np.add.reduceat(x.astype(np.float64), self._starts, -1)
+        return sums * self.share
 
     def cover(self, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The blocks, int (C, B), that C runs of L `pixels` (C, L) lie in, and what each gives to them, (C, B, L)."""
-        inside = (pixels >= 0) & (pixels < len(self.of))
-        of = self.of[np.clip(pixels, 0, len(self.of) - 1)]
-        steps = np.arange(int((of[:, -1] - of[:, 0]).max(initial=0)) + 1)
-        blocks = of[:, :1] + steps
-        shares = (blocks[:, :, None] == of[:, None]) * (self.share[of] * inside)[:, None]
+        inside = (pixels >= 0) & (pixels < len(self.block))
+        block = self.block[np.clip(pixels, 0, len(self.block) - 1)]
+        breadth = int((block[:, -1] - block[:, 0]).max(initial=0)) + 1
+        blocks = block[:, :1] + np.arange(breadth)
+        is_in_block = blocks[:, :, None] == block[:, None]
+        pixel_share = self.share[block] * inside
+        shares = is_in_block * pixel_share[:, None]
         return np.minimum(blocks, len(self.share) - 1), shares
