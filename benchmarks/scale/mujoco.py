@@ -108,7 +108,7 @@ def _program(robot: str, steps: int, threads: int, compiled: bool) -> Measure:
         from envs.batched import mujoco as program
         from envs.make import make_batched
 
-        program.LONG = 0 if compiled else steps * N
+        program.COMPILE_AFTER_STEPS = 0 if compiled else steps * N
         env = make_batched(f"{robot}-v5", N, num_threads=threads)
         actions = _actions(env, steps)
         env.reset()

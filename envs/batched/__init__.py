@@ -12,22 +12,27 @@ from dataclasses import dataclass
 class Program:
     """Where the array program of an id is, and what it supports."""
 
-    path: str  # module:Class
-    arguments: frozenset[str] = frozenset()  # those of the environment's constructor that the program supports too
-    modalities: frozenset[str] = frozenset()  # which of `frame_size`, `text` and `signals` it takes
-    threads: bool = False  # whether its constructor takes `num_threads`
-    device: str = ""  # module:Class of the one whose physics is on the device, too; "" where `path` is
+    # "module:Class".
+    path: str
+    # The arguments of the environment's constructor that the program supports too.
+    arguments: frozenset[str] = frozenset()
+    # Which of `frame_size`, `text` and `signals` it takes.
+    modalities: frozenset[str] = frozenset()
+    # Whether its constructor takes `num_threads`.
+    threads: bool = False
+    # "module:Class" of the program whose physics is on the device, too; "" where `path` is that already.
+    device: str = ""
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_CLASSIC = (
-    *("CartPole-v0", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1", "Acrobot-v1"),
-    *(f"lodestar/{task}-v0" for task in ("CartPoleUpright", "MountainCarGoal", "PendulumUpright", "MountainCarSparse")),
-    *(f"lodestar/{task}-v0" for task in ("PendulumSparse", "CartPoleSwingUp", "CartPoleSwingUpSparse")),
-)
+_CLASSIC = """
+    CartPole-v0 CartPole-v1 MountainCar-v0 MountainCarContinuous-v0 Pendulum-v1 Acrobot-v1
+    lodestar/CartPoleUpright-v0 lodestar/MountainCarGoal-v0 lodestar/PendulumUpright-v0 lodestar/MountainCarSparse-v0
+    lodestar/PendulumSparse-v0 lodestar/CartPoleSwingUp-v0 lodestar/CartPoleSwingUpSparse-v0
+"""
 _GRIDS = {
     "Empty": "-5x5-v0 -6x6-v0 -8x8-v0 -16x16-v0 -Random-5x5-v0 -Random-6x6-v0",
     "DoorKey": "-5x5-v0 -6x6-v0 -8x8-v0 -16x16-v0",
@@ -35,25 +40,23 @@ _GRIDS = {
     "KeyCorridor": "S3R1-v0 S3R2-v0 S3R3-v0 S4R3-v0 S5R3-v0 S6R3-v0",
     "MultiRoom": "-N2-S4-v0 -N4-S5-v0 -N4-S5-v1 -N6-v0",
 }
-_NETHACK = ("NetHackScore-v0", *(f"lodestar/NetHack{name}-v0" for name in ("Score", "Oracle", "OracleSober")))
-_HIDING = "exclude_current_positions_from_observation"
+_NETHACK = """
+    NetHackScore-v0 lodestar/NetHackScore-v0 lodestar/NetHackOracle-v0 lodestar/NetHackOracleSober-v0
+    lodestar/NetHackStaircase3-v0 lodestar/NetHackStaircase4-v0
+"""
+# Arguments of Gymnasium's robots: of all of them, of those that can fall, and of those that touch the ground.
+_ROBOT = (
+    "frame_skip forward_reward_weight ctrl_cost_weight reset_noise_scale exclude_current_positions_from_observation"
+)
 _HEALTH = "healthy_reward terminate_when_unhealthy healthy_z_range"
 _CONTACTS = "contact_cost_weight include_cfrc_ext_in_observation"
-_BODIES = " ".join(f"include_{part}_in_observation" for part in ("cinert", "cvel", "qfrc_actuator"))
-_ROBOTS = {
-    robot: Program(
-        f"envs.batched.mujoco:Batched{robot}",
-        _names(f"frame_skip forward_reward_weight ctrl_cost_weight reset_noise_scale {_HIDING} {own}"),
-        threads=True,
-        device=f"envs.batched.warp:Device{robot}",
-    )
-    for robot, own in {
-        "HalfCheetah": "",
-        "Hopper": f"{_HEALTH} healthy_angle_range healthy_state_range",
-        "Walker2d": f"{_HEALTH} healthy_angle_range",
-        "Ant": f"{_HEALTH} {_CONTACTS} contact_force_range main_body",
-        "Humanoid": f"{_HEALTH} {_CONTACTS} contact_cost_range {_BODIES}",
-    }.items()
+_BODIES = "include_cinert_in_observation include_cvel_in_observation include_qfrc_actuator_in_observation"
+_ROBOT_ARGUMENTS = {
+    "HalfCheetah": _ROBOT,
+    "Hopper": f"{_ROBOT} {_HEALTH} healthy_angle_range healthy_state_range",
+    "Walker2d": f"{_ROBOT} {_HEALTH} healthy_angle_range",
+    "Ant": f"{_ROBOT} {_HEALTH} {_CONTACTS} contact_force_range main_body",
+    "Humanoid": f"{_ROBOT} {_HEALTH} {_CONTACTS} contact_cost_range {_BODIES}",
 }
 _ROOMS = Program("envs.batched.exploration:BatchedNoisyRooms", _names("rooms noise bits code dense_size"))
 _SEA = Program("envs.batched.exploration:BatchedDeepSea", _names("size stochastic mapping_seed"))
@@ -73,13 +76,25 @@ def _classic(env_id: str) -> Program:
     return Program(f"envs.batched.classic:Batched{name}", arguments, _names("frame_size text"))
 
 
-PROGRAMS: dict[str, Program] = {
-    **{env_id: _classic(env_id) for env_id in _CLASSIC},
-    **{f"MiniGrid-{name}{size}": _GRID for name, sizes in _GRIDS.items() for size in sizes.split()},
-    "lodestar/NoisyRooms-v0": _ROOMS,
-    "lodestar/DeepSea-v0": _SEA,
-    "lodestar/Peg-v0": _PEG,
-    **{f"{robot}-v5": program for robot, program in _ROBOTS.items()},
-    **dict.fromkeys(("highway-v0", "highway-fast-v0"), _ROAD),
-    **dict.fromkeys((*_NETHACK, "lodestar/NetHackStaircase3-v0", "lodestar/NetHackStaircase4-v0"), _GAME),
-}
+def _robot(name: str) -> Program:
+    return Program(
+        f"envs.batched.mujoco:Batched{name}",
+        _names(_ROBOT_ARGUMENTS[name]),
+        threads=True,
+        device=f"envs.batched.warp:Device{name}",
+    )
+
+
+PROGRAMS: dict[str, Program] = {env_id: _classic(env_id) for env_id in _CLASSIC.split()}
+for _name, _sizes in _GRIDS.items():
+    for _size in _sizes.split():
+        PROGRAMS[f"MiniGrid-{_name}{_size}"] = _GRID
+PROGRAMS["lodestar/NoisyRooms-v0"] = _ROOMS
+PROGRAMS["lodestar/DeepSea-v0"] = _SEA
+PROGRAMS["lodestar/Peg-v0"] = _PEG
+for _name in _ROBOT_ARGUMENTS:
+    PROGRAMS[f"{_name}-v5"] = _robot(_name)
+PROGRAMS["highway-v0"] = _ROAD
+PROGRAMS["highway-fast-v0"] = _ROAD
+for _env_id in _NETHACK.split():
+    PROGRAMS[_env_id] = _GAME

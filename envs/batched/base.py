@@ -35,17 +35,22 @@ class Arrays:
             import torch
 
             self.xp = torch
-            try:
-                self.device = torch.empty(0, device=device).device
-            except (RuntimeError, AssertionError, NotImplementedError) as error:
-                there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
-                reason = str(error).splitlines()[0]
-                raise ValueError(f"device={device!r} is not there ({reason}); this machine has {there}") from None
+            self.device = self._open_device(device)
+
+    def _open_device(self, device: str) -> Any:
+        """torch's device of that name; a ValueError if this machine has none."""
+        torch = self.xp
+        try:
+            return torch.empty(0, device=device).device
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            available = "cpu, cuda" if torch.cuda.is_available() else "cpu"
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"device={device!r} is not there ({reason}); this machine has {available}") from None
 
     def array(self, x: Any, dtype: Any = None) -> Array:
         """A copy of `x` (array-like on the host) on the device; `dtype` is NumPy's."""
-        copy = np.array(x, dtype)
-        return self.xp.as_tensor(copy, device=self.device) if self.is_torch else copy
+        copied = np.array(x, dtype)
+        return self.xp.as_tensor(copied, device=self.device) if self.is_torch else copied
 
     def like(self, x: Any, model: Array) -> Array:
         """`x`, from wherever it is, with the type and on the device of `model`; copied only if it must be."""
@@ -60,6 +65,9 @@ class Arrays:
         """The rows of `table` that `index`, of any integer type and shape, names."""
         return table[index.long()] if self.is_torch else table.take(index, 0)
 
+
+# Starts are drawn at least so many at a time.
+MIN_POOL_STARTS = 256
 
 Step = tuple[Array, Array, Array, Array, dict[str, Any]]
 
@@ -82,7 +90,8 @@ class BatchedEnv(VectorEnv):
     autoreset_mode = AutoresetMode.SAME_STEP
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
     SIGNALS: tuple[str, ...] = ()
-    world: Any  # `original` without wrappers, closed; only its constants are read
+    # `original` without wrappers, closed; only its constants are read.
+    world: Any
 
     def __init__(
         self,
@@ -94,23 +103,31 @@ class BatchedEnv(VectorEnv):
         text: bool = False,
         signals: bool = False,
     ) -> None:
-        self.spec, self.world = original.spec, original.unwrapped
+        self.spec = original.spec
+        self.world = original.unwrapped
         self.num_envs = n
         self.single_observation_space = original.observation_space
         self.single_action_space = original.action_space
         self.observation_space = batch_space(original.observation_space, n)
         self.action_space = batch_space(original.action_space, n)
-        self.arrays, self.xp = arrays, arrays.xp
-        self.state: dict[str, Array] = {}  # name -> (N, ...), all that the dynamics read
-        self.frame_size, self.first_seed = frame_size, seed
+        self.arrays = arrays
+        self.xp = arrays.xp
+        # Name -> (N, ...), all that the dynamics read.
+        self.state: dict[str, Array] = {}
+        self.frame_size = frame_size
+        self.first_seed = seed
         # Some of `MODALITIES`, (N, ...), of the observations last returned.
-        self.modalities = empty_modalities(n, frame_size, text, len(self.SIGNALS) if signals else 0)
-        limits = (getattr(original.spec, "max_episode_steps", None), getattr(original.unwrapped, "max_steps", None))
-        self.max_steps = min((limit for limit in limits if limit is not None), default=sys.maxsize)
+        signal_count = len(self.SIGNALS) if signals else 0
+        self.modalities = empty_modalities(n, frame_size, text, signal_count)
+        self.max_steps = _shortest_limit(original)
+
         self.np_random = np.random.default_rng(seed)
         self._pool: dict[str, Array] = {}
-        self._pool_size = self._used = max(256, 2 * n)
-        self._pool_rng: Any = None  # the random stream before it made the pool, which is all a snapshot needs of it
+        self._pool_size = max(MIN_POOL_STARTS, 2 * n)
+        self._used = self._pool_size
+        # The random stream before it made the pool, which is all that a snapshot needs of it.
+        self._pool_rng: Any = None
+
         shape = self.observation_space.shape
         self._obs = arrays.array(np.zeros(shape, np.float32))
         self._final_obs = arrays.array(np.zeros(shape, np.float32))
@@ -179,7 +196,9 @@ class BatchedEnv(VectorEnv):
         self._observe(self.state, self._obs)
         if self.modalities:
             self._show(self._everywhere)
-        infos = self._end(ended, terminated) if ended.any() else {}
+        infos: dict[str, Any] = {}
+        if ended.any():
+            infos = self._end(ended, terminated)
         infos.update(self.modalities)
         return self._obs, self._rewards, terminated, truncated, infos
 
@@ -188,8 +207,11 @@ class BatchedEnv(VectorEnv):
         self._final_obs[rows] = self._obs[rows]
         final: dict[str, Any] = {"episode": {"r": self._returns * ended, "l": self._steps * ended}}
         success = self._success(terminated)
-        final |= {} if success is None else {"is_success": success & ended}
-        final |= {name: value.copy() for name, value in self.modalities.items()}
+        if success is not None:
+            final["is_success"] = success & ended
+        # Copies, because the next episodes write over these.
+        for name, value in self.modalities.items():
+            final[name] = value.copy()
         self._begin(rows)
         return {"final_obs": self._final_obs, "_final_obs": ended, "final_info": final, "_final_info": ended}
 
@@ -206,13 +228,14 @@ class BatchedEnv(VectorEnv):
         """Put the next starts of the pool into rows (K,) of `state`, and their observations into `out`, (K, D)."""
         if self._used + len(rows) > self._pool_size:
             self._refill()
-        begin, self._used = self._used, self._used + len(rows)
-        fresh = {key: value[begin : self._used] for key, value in self._pool.items()}
+        begin = self._used
+        self._used = begin + len(rows)
+        starts = {key: value[begin : self._used] for key, value in self._pool.items()}
         if not self.state:
-            self.state = {key: self.xp.zeros_like(value) for key, value in fresh.items()}
-        for key, value in fresh.items():
+            self.state = {key: self.xp.zeros_like(value) for key, value in starts.items()}
+        for key, value in starts.items():
             self.state[key][rows] = value
-        self._observe(fresh, out)
+        self._observe(starts, out)
 
     def _refill(self) -> None:
         self._pool_rng = copy.deepcopy(self.np_random.bit_generator.state)
@@ -257,3 +280,9 @@ class BatchedEnv(VectorEnv):
         self._refill()
         self._used = int(saved["used"])
         self.state = {key: self.arrays.array(value) for key, value in saved["state"].items()}
+
+
+def _shortest_limit(original: gym.Env) -> int:
+    """The most steps of an episode, by the environment's registration or by itself."""
+    limits = [getattr(original.spec, "max_episode_steps", None), getattr(original.unwrapped, "max_steps", None)]
+    return min((limit for limit in limits if limit is not None), default=sys.maxsize)

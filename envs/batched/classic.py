@@ -20,7 +20,8 @@ from envs.types import Array
 class BatchedClassic(BatchedEnv):
     """A state vector, `state["x"]` (N, D), that begins uniformly within `START`."""
 
-    START: tuple[tuple[float, ...], tuple[float, ...]]  # low, high
+    # The lowest and the highest first states.
+    START: tuple[tuple[float, ...], tuple[float, ...]]
     DTYPE: type = np.float64
 
     def _setup(self, original: gym.Env) -> None:
@@ -31,7 +32,8 @@ class BatchedClassic(BatchedEnv):
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
         low, high = self.START
-        return {"x": rng.uniform(low, high, (count, len(low))).astype(self.DTYPE)}
+        start = rng.uniform(low, high, (count, len(low)))
+        return {"x": start.astype(self.DTYPE)}
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         out[...] = state["x"]
@@ -64,18 +66,25 @@ class BatchedCartPole(BatchedClassic):
     START = ((-0.05,) * 4, (0.05,) * 4)
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
-        w = self.world
         x, _, theta, _ = self._euler(actions)
-        return self._zeros + 1.0, (abs(x) > w.x_threshold) | (abs(theta) > w.theta_threshold_radians)
+        is_outside = abs(x) > self.world.x_threshold
+        has_fallen = abs(theta) > self.world.theta_threshold_radians
+        return self._zeros + 1.0, is_outside | has_fallen
 
     def _euler(self, actions: Array) -> Array:
         """One step of the dynamics; returns the state's four columns, as views."""
-        w, xp = self.world, self.xp
-        columns = x, x_dot, theta, theta_dot = self.state["x"].T
-        cos, sin = xp.cos(theta), xp.sin(theta)
+        w = self.world
+        xp = self.xp
+        columns = self.state["x"].T
+        x, x_dot, theta, theta_dot = columns
+        cos = xp.cos(theta)
+        sin = xp.sin(theta)
         force = self._force(actions)
-        temp = (force + w.polemass_length * xp.square(theta_dot) * sin) / w.total_mass
-        angular = (w.gravity * sin - cos * temp) / (w.length * (4.0 / 3.0 - w.masspole * xp.square(cos) / w.total_mass))
+        # The equations of Florian (2007) without friction, in Gymnasium's order of operations.
+        centrifugal = w.polemass_length * xp.square(theta_dot) * sin
+        temp = (force + centrifugal) / w.total_mass
+        inertia = w.length * (4.0 / 3.0 - w.masspole * xp.square(cos) / w.total_mass)
+        angular = (w.gravity * sin - cos * temp) / inertia
         linear = temp - w.polemass_length * angular * cos / w.total_mass
         x += w.tau * x_dot
         x_dot += w.tau * linear
@@ -94,24 +103,32 @@ class BatchedCartPoleUpright(BatchedCartPole):
     """`envs.classic.tasks.CartPoleUpright`: the pole may turn the full circle, walls stop the cart, no termination."""
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
-        w, xp = self.world, self.xp
+        wall = self.world.wall
         x, x_dot, theta, theta_dot = self._euler(actions)
-        hit = abs(x) > w.wall
-        theta_dot += hit * (3.0 / (4.0 * w.length) * xp.cos(theta) * x_dot)
+        # A cart that hits a wall stops at once, which gives the pole a push.
+        hit = abs(x) > wall
+        push = 3.0 / (4.0 * self.world.length) * self.xp.cos(theta) * x_dot
+        theta_dot += hit * push
         x_dot *= ~hit
-        x[...] = xp.clip(x, -w.wall, w.wall)
-        theta[...] = xp.remainder(theta + math.pi, 2 * math.pi) - math.pi
+        x[...] = self.xp.clip(x, -wall, wall)
+        theta[...] = _wrap_angle(self.xp, theta)
         return 1.0 * (abs(theta) < UPRIGHT), self._zeros > 0
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         x, x_dot, theta, theta_dot = state["x"].T
-        for number, column in enumerate((x, x_dot, self.xp.cos(theta), self.xp.sin(theta), theta_dot)):
-            out[:, number] = column
+        out[:, 0] = x
+        out[:, 1] = x_dot
+        out[:, 2] = self.xp.cos(theta)
+        out[:, 3] = self.xp.sin(theta)
+        out[:, 4] = theta_dot
 
     def _state_of(self, obs: np.ndarray) -> np.ndarray:
         # Rounded to float32, a cart that stands at a wall would be behind it.
-        x = np.clip(obs[:, 0].astype(np.float64), -self.world.wall, self.world.wall)
-        return np.stack([x, obs[:, 1], np.arctan2(obs[:, 3], obs[:, 2]), obs[:, 4]], -1)
+        wall = self.world.wall
+        x = np.clip(obs[:, 0].astype(np.float64), -wall, wall)
+        _, x_dot, cos, sin, theta_dot = obs.T
+        theta = np.arctan2(sin, cos)
+        return np.stack([x, x_dot, theta, theta_dot], -1)
 
     def _success(self, terminated: Array) -> Array:
         return self._returns >= self.world.SOLVED
@@ -131,7 +148,8 @@ class BatchedCartPoleSwingUp(BatchedCartPoleUpright):
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         _, never = super()._advance(actions)
         x, _, theta, theta_dot = self.state["x"].T
-        return swing_up_reward(x, self.xp.cos(theta), theta_dot, self._push(actions)), never
+        reward = swing_up_reward(x, self.xp.cos(theta), theta_dot, self._push(actions))
+        return reward, never
 
 
 class BatchedCartPoleSwingUpSparse(BatchedCartPoleSwingUp):
@@ -139,7 +157,8 @@ class BatchedCartPoleSwingUpSparse(BatchedCartPoleSwingUp):
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         _, never = super()._advance(actions)
-        return 1.0 * is_swung_up(self.state["x"][:, 0], self.xp.cos(self.state["x"][:, 2])), never
+        x, _, theta, _ = self.state["x"].T
+        return 1.0 * is_swung_up(x, self.xp.cos(theta)), never
 
 
 class BatchedMountainCar(BatchedClassic):
@@ -149,16 +168,19 @@ class BatchedMountainCar(BatchedClassic):
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         position, _ = self.state["x"].T
-        push = (actions - 1) * self.world.force + self.xp.cos(3 * position) * (-self.world.gravity)
-        return self._zeros - 1.0, self._move(push)
+        engine = (actions - 1) * self.world.force
+        slope = self.xp.cos(3 * position) * (-self.world.gravity)
+        return self._zeros - 1.0, self._move(engine + slope)
 
     def _move(self, push: Array) -> Array:
         """Push the car along its track; returns which cars have arrived."""
-        w, xp = self.world, self.xp
+        w = self.world
         position, velocity = self.state["x"].T
-        velocity[...] = xp.clip(velocity + push, -w.max_speed, w.max_speed)
-        position[...] = xp.clip(position + velocity, w.min_position, w.max_position)
-        velocity *= ~((position <= w.min_position) & (velocity < 0))
+        velocity[...] = self.xp.clip(velocity + push, -w.max_speed, w.max_speed)
+        position[...] = self.xp.clip(position + velocity, w.min_position, w.max_position)
+        # A car that reaches the left end stops there.
+        is_stopped = (position <= w.min_position) & (velocity < 0)
+        velocity *= ~is_stopped
         return (position >= w.goal_position) & (velocity >= w.goal_velocity)
 
     def _success(self, terminated: Array) -> Array:
@@ -169,16 +191,19 @@ class BatchedMountainCarGoal(BatchedMountainCar):
     """`envs.classic.tasks.MountainCarGoal`: a car that arrives stays; 1 for every step there."""
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
-        xp, x = self.xp, self.state["x"]
-        before = x.copy() if not self.arrays.is_torch else x.clone()
+        x = self.state["x"]
+        before = x.clone() if self.arrays.is_torch else x.copy()
         super()._advance(actions)
-        x[...] = xp.where((before[:, 0] >= FLAG)[:, None], before, x)
-        there = x[:, 0] >= FLAG
-        x[:, 1] *= ~there
-        return 1.0 * there, self._zeros > 0
+        was_there = before[:, 0] >= FLAG
+        x[...] = self.xp.where(was_there[:, None], before, x)
+        is_there = x[:, 0] >= FLAG
+        x[:, 1] *= ~is_there
+        return 1.0 * is_there, self._zeros > 0
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
-        out[:, 0], out[:, 1] = state["x"][:, 0], state["x"][:, 1] / self.world.max_speed
+        position, velocity = state["x"].T
+        out[:, 0] = position
+        out[:, 1] = velocity / self.world.max_speed
 
     def _state_of(self, obs: np.ndarray) -> np.ndarray:
         return obs * [1.0, self.world.max_speed]
@@ -201,12 +226,17 @@ class BatchedMountainCarContinuous(BatchedMountainCar):
     DTYPE = np.float32
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
-        w, xp = self.world, self.xp
+        w = self.world
+        xp = self.xp
         position, _ = self.state["x"].T
         action = actions[:, 0]
-        pull = self.arrays.like(0.0025 * xp.cos(3 * position + self._zeros), position)  # a float64 cosine, rounded
-        arrived = self._move(xp.clip(action, w.min_action, w.max_action) * w.power - pull)
-        return 100.0 * arrived - xp.square(action + self._zeros) * 0.1, arrived
+        engine = xp.clip(action, w.min_action, w.max_action) * w.power
+        # Adding the float64 zeros makes the cosine, and below the fuel, float64; the original rounds the former only.
+        slope = 0.0025 * xp.cos(3 * position + self._zeros)
+        slope = self.arrays.like(slope, position)
+        arrived = self._move(engine - slope)
+        fuel = xp.square(action + self._zeros) * 0.1
+        return 100.0 * arrived - fuel, arrived
 
 
 class BatchedPendulum(BatchedClassic):
@@ -215,28 +245,35 @@ class BatchedPendulum(BatchedClassic):
     START = ((-math.pi, -1.0), (math.pi, 1.0))
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
-        w, xp = self.world, self.xp
+        w = self.world
+        xp = self.xp
         theta, theta_dot = self.state["x"].T
         torque = xp.clip(actions[:, 0], -w.max_torque, w.max_torque)
-        angle = self._wrapped()
-        costs = xp.square(angle) + 0.1 * xp.square(theta_dot) + 0.001 * xp.square(torque)
-        push = 3 * w.g / (2 * w.l) * xp.sin(theta) + 3.0 / (w.m * w.l**2) * torque
+        angle = self._angle()
+        costs = xp.square(angle) + 0.1 * xp.square(theta_dot)
+        costs = costs + 0.001 * xp.square(torque)
+        gravity = 3 * w.g / (2 * w.l) * xp.sin(theta)
+        push = gravity + 3.0 / (w.m * w.l**2) * torque
         theta_dot[...] = xp.clip(theta_dot + push * w.dt, -w.max_speed, w.max_speed)
         theta += theta_dot * w.dt
         return -costs, self._zeros > 0
 
-    def _wrapped(self) -> Array:
-        return self.xp.remainder(self.state["x"][:, 0] + math.pi, 2 * math.pi) - math.pi
+    def _angle(self) -> Array:
+        """The angle from upright, in [-pi, pi)."""
+        return _wrap_angle(self.xp, self.state["x"][:, 0])
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         theta, theta_dot = state["x"].T
-        out[:, 0], out[:, 1], out[:, 2] = self.xp.cos(theta), self.xp.sin(theta), theta_dot
+        out[:, 0] = self.xp.cos(theta)
+        out[:, 1] = self.xp.sin(theta)
+        out[:, 2] = theta_dot
 
     def _state_of(self, obs: np.ndarray) -> np.ndarray:
-        return np.stack([np.arctan2(obs[:, 1], obs[:, 0]), obs[:, 2]], -1)
+        cos, sin, theta_dot = obs.T
+        return np.stack([np.arctan2(sin, cos), theta_dot], -1)
 
     def _success(self, terminated: Array) -> Array:
-        return abs(self._wrapped()) < UPRIGHT
+        return abs(self._angle()) < UPRIGHT
 
 
 class BatchedPendulumUpright(BatchedPendulum):
@@ -244,9 +281,10 @@ class BatchedPendulumUpright(BatchedPendulum):
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         if self.world.torques is not None:
-            actions = self.arrays.array(self.world.torques)[actions][:, None]
+            torques = self.arrays.array(self.world.torques)
+            actions = torques[actions][:, None]
         _, never = super()._advance(actions)
-        return 1.0 * (abs(self._wrapped()) < UPRIGHT), never
+        return 1.0 * (abs(self._angle()) < UPRIGHT), never
 
 
 class BatchedPendulumSparse(BatchedPendulum):
@@ -257,7 +295,8 @@ class BatchedPendulumSparse(BatchedPendulum):
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         _, never = super()._advance(actions)
         theta, theta_dot = self.state["x"].T
-        return 1.0 * ((self.xp.cos(theta) > NEARLY_UP) & (abs(theta_dot) < SLOW)), never
+        is_held = (self.xp.cos(theta) > NEARLY_UP) & (abs(theta_dot) < SLOW)
+        return 1.0 * is_held, never
 
     def _success(self, terminated: Array) -> Array:
         return self._returns >= HELD
@@ -270,54 +309,77 @@ class BatchedAcrobot(BatchedClassic):
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
         start = super()._generate(rng, count)["x"]
-        return {"x": start.astype(np.float32).astype(np.float64)}  # the original rounds where an episode begins
+        # The original rounds where an episode begins.
+        return {"x": start.astype(np.float32).astype(np.float64)}
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
-        w, xp, state = self.world, self.xp, self.state["x"]
-        torque, dt = actions - 1.0, w.dt
+        w = self.world
+        xp = self.xp
+        state = self.state["x"]
+        torque = actions - 1.0
+        dt = w.dt
+        # One step of the classic Runge-Kutta method.
         before = xp.stack(tuple(state.T))
         k1 = self._slope(before, torque)
         k2 = self._slope(before + dt / 2.0 * k1, torque)
         k3 = self._slope(before + dt / 2.0 * k2, torque)
         k4 = self._slope(before + dt * k3, torque)
-        after = before + dt / 6.0 * (k1 + 2 * k2 + 2 * k3 + k4)
-        # One turn is enough: no link turns further in a step.
+        slope_sum = k1 + 2 * k2 + 2 * k3 + k4
+        after = before + dt / 6.0 * slope_sum
+
+        # Taking off or adding one turn is enough: no link turns further in a step.
         angles = after[:2]
         angles = xp.where(angles > math.pi, angles - 2 * math.pi, angles)
-        state[:, :2] = xp.where(angles < -math.pi, angles + 2 * math.pi, angles).T
+        angles = xp.where(angles < -math.pi, angles + 2 * math.pi, angles)
+        state[:, :2] = angles.T
         state[:, 2] = xp.clip(after[2], -w.MAX_VEL_1, w.MAX_VEL_1)
         state[:, 3] = xp.clip(after[3], -w.MAX_VEL_2, w.MAX_VEL_2)
-        first, second = state[:, 0], state[:, 1]
-        arrived = -xp.cos(first) - xp.cos(second + first) > 1.0
+        first = state[:, 0]
+        second = state[:, 1]
+        height = -xp.cos(first) - xp.cos(second + first)
+        arrived = height > 1.0
         return 1.0 * arrived - 1.0, arrived
 
     def _slope(self, x: Array, torque: Array) -> Array:
-        """d/dt of the four state variables, (4, N)."""
-        w, cos, sin, g = self.world, self.xp.cos, self.xp.sin, 9.8
-        m1, m2, l1, lc1, lc2 = w.LINK_MASS_1, w.LINK_MASS_2, w.LINK_LENGTH_1, w.LINK_COM_POS_1, w.LINK_COM_POS_2
+        """d/dt of the four state variables, (4, N); names and order of operations are Gymnasium's."""
+        w = self.world
+        cos = self.xp.cos
+        g = 9.8
+        m1 = w.LINK_MASS_1
+        m2 = w.LINK_MASS_2
+        l1 = w.LINK_LENGTH_1
+        lc1 = w.LINK_COM_POS_1
+        lc2 = w.LINK_COM_POS_2
         inertia = w.LINK_MOI
         theta1, theta2, dtheta1, dtheta2 = x
-        cos2, sin2 = cos(theta2), sin(theta2)
+        cos2 = cos(theta2)
+        sin2 = self.xp.sin(theta2)
         d1 = m1 * lc1**2 + m2 * (l1**2 + lc2**2 + 2 * l1 * lc2 * cos2) + inertia + inertia
         d2 = m2 * (lc2**2 + l1 * lc2 * cos2) + inertia
         phi2 = m2 * lc2 * g * cos(theta1 + theta2 - math.pi / 2.0)
-        phi1 = (
-            -m2 * l1 * lc2 * dtheta2**2 * sin2
-            - 2 * m2 * l1 * lc2 * dtheta2 * dtheta1 * sin2
-            + (m1 * lc1 + m2 * l1) * g * cos(theta1 - math.pi / 2)
-            + phi2
-        )
-        ddtheta2 = (torque + d2 / d1 * phi1 - m2 * l1 * lc2 * dtheta1**2 * sin2 - phi2) / (
-            m2 * lc2**2 + inertia - d2**2 / d1
-        )
-        return self.xp.stack((dtheta1, dtheta2, -(d2 * ddtheta2 + phi1) / d1, ddtheta2))
+        phi1 = -m2 * l1 * lc2 * dtheta2**2 * sin2
+        phi1 = phi1 - 2 * m2 * l1 * lc2 * dtheta2 * dtheta1 * sin2
+        phi1 = phi1 + (m1 * lc1 + m2 * l1) * g * cos(theta1 - math.pi / 2)
+        phi1 = phi1 + phi2
+        torque2 = torque + d2 / d1 * phi1 - m2 * l1 * lc2 * dtheta1**2 * sin2 - phi2
+        ddtheta2 = torque2 / (m2 * lc2**2 + inertia - d2**2 / d1)
+        ddtheta1 = -(d2 * ddtheta2 + phi1) / d1
+        return self.xp.stack((dtheta1, dtheta2, ddtheta1, ddtheta2))
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         first, second, first_dot, second_dot = state["x"].T
-        out[:, 0], out[:, 1] = self.xp.cos(first), self.xp.sin(first)
-        out[:, 2], out[:, 3] = self.xp.cos(second), self.xp.sin(second)
-        out[:, 4], out[:, 5] = first_dot, second_dot
+        out[:, 0] = self.xp.cos(first)
+        out[:, 1] = self.xp.sin(first)
+        out[:, 2] = self.xp.cos(second)
+        out[:, 3] = self.xp.sin(second)
+        out[:, 4] = first_dot
+        out[:, 5] = second_dot
 
     def _state_of(self, obs: np.ndarray) -> np.ndarray:
         angles = np.arctan2(obs[:, [1, 3]], obs[:, [0, 2]])
         return np.concatenate([angles, obs[:, 4:]], -1)
+
+
+def _wrap_angle(xp: Any, angle: Array) -> Array:
+    """The same angle in [-pi, pi)."""
+    return xp.remainder(angle + math.pi, 2 * math.pi) - math.pi

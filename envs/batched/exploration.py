@@ -21,6 +21,7 @@ class BatchedCells(BatchedEnv):
     def _setup(self, original: gym.Env) -> None:
         array = self.arrays.array
         self.n_cells: int = self.world.n_cells
+        # What happens at random within episodes; starts are drawn from `np_random`.
         self._chance = self.np_random.spawn(1)[0]
         self._reached = array(np.zeros(self.num_envs, np.int64))
         self._leads = array(self.world.leads.ravel())
@@ -49,7 +50,10 @@ class BatchedCells(BatchedEnv):
     def _go(self, choices: Array) -> None:
         """Move every agent to where its choice, an int (N,), leads from its cell."""
         cell = self.state["cell"]
-        cell[...] = self._reached[...] = self.arrays.gather(self._leads, cell * self._choices + choices)
+        reached = self.arrays.gather(self._leads, cell * self._choices + choices)
+        cell[...] = reached
+        # The state's cell is soon that of a new episode; this one stays that of the step.
+        self._reached[...] = reached
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         """Write K cells into `out`, float32 (K, n_cells), as one-hot rows."""
@@ -73,7 +77,9 @@ class BatchedNoisyRooms(BatchedCells):
         self.room_of = world.room_of
         self._last = (world.rooms - 1) * PERIOD
         self._uniform = np.zeros((self.num_envs, world.bits), np.float32)
-        self._codes = None if world.codes is None else self.arrays.array(world.codes)
+        self._codes: Array | None = None
+        if world.codes is not None:
+            self._codes = self.arrays.array(world.codes)
         self._width = self._obs.shape[1] - world.bits
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
@@ -84,20 +90,23 @@ class BatchedNoisyRooms(BatchedCells):
         }
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
-        state, kind = self.state, self.world.kind
+        kind = self.world.kind
         self._go(actions)
-        state["arrived"] |= self._reached >= self._last
+        self.state["arrived"] |= self._reached >= self._last
         if kind != "off":
-            noise = state["noise"]
+            noise = self.state["noise"]
             self._chance.random(dtype=np.float32, out=self._uniform)
-            noise[...] = next_noise(kind, noise, self.arrays.like(self._uniform, noise), (actions == STAY)[:, None])
+            uniform = self.arrays.like(self._uniform, noise)
+            stays = actions == STAY
+            noise[...] = next_noise(kind, noise, uniform, stays[:, None])
         return self._never, self._never
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
+        place = out[:, : self._width]
         if self._codes is None:
-            super()._observe(state, out[:, : self._width])
+            super()._observe(state, place)
         else:
-            out[:, : self._width] = self.arrays.gather(self._codes, state["cell"])
+            place[...] = self.arrays.gather(self._codes, state["cell"])
         out[:, self._width :] = state["noise"]
 
     def _success(self, terminated: Array) -> Array:
@@ -110,24 +119,34 @@ class BatchedDeepSea(BatchedCells):
     def _setup(self, original: gym.Env) -> None:
         super()._setup(original)
         array = self.arrays.array
-        self._right, self._reward_table = array(self.world.right), array(self.world.rewards.ravel())
+        self._right = array(self.world.right)
+        self._reward_table = array(self.world.rewards.ravel())
         self._treasure = self._never
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
         return {"cell": np.zeros(count, np.int64)}
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
-        world, cell = self.world, self.state["cell"]
-        right = actions == self.arrays.gather(self._right, cell)
-        landed, last = cell >= world.bottom, cell == self.n_cells - 1
-        self._treasure = right & last
-        rewards, drift = self.arrays.gather(self._reward_table, 2 * cell + right), 2 * right
+        world = self.world
+        array = self.arrays.array
+        gather = self.arrays.gather
+        cell = self.state["cell"]
+        # Which of the two actions means right depends on the cell.
+        right = actions == gather(self._right, cell)
+        is_last_row = cell >= world.bottom
+        is_last_cell = cell == self.n_cells - 1
+        self._treasure = right & is_last_cell
+        rewards = gather(self._reward_table, 2 * cell + right)
+        # How the choice leads on: 0 left, 1 a step to the right that fails, 2 right.
+        choices = 2 * right
         if world.stochastic:
-            corner = (cell == world.bottom) | last
-            rewards = rewards + corner * self.arrays.array(self._chance.normal(size=self.num_envs))
-            drift = right * (1 + self.arrays.array(self._chance.random(self.num_envs) >= 1 / world.size))
-        self._go(drift)
-        return rewards, landed
+            is_corner = (cell == world.bottom) | is_last_cell
+            noise = array(self._chance.normal(size=self.num_envs))
+            rewards = rewards + is_corner * noise
+            succeeds = self._chance.random(self.num_envs) >= 1 / world.size
+            choices = right * (1 + array(succeeds))
+        self._go(choices)
+        return rewards, is_last_row
 
     def _success(self, terminated: Array) -> Array:
         return self._treasure
@@ -137,7 +156,8 @@ class BatchedPeg(BatchedEnv):
     """`envs.exploration.peg.Peg`; `state` holds `pose` and `hole`, float32 (N, 3)."""
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
-        return dict(zip(("pose", "hole"), peg.begin(rng, count)))
+        pose, hole = peg.begin(rng, count)
+        return {"pose": pose, "hole": hole}
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         pose = self.state["pose"]

@@ -25,8 +25,10 @@ import numpy as np
 from envs.batched.base import Arrays, BatchedEnv
 from envs.types import Array
 
-LONG = 20_000  # environment steps after which compiling has cost less than it gains
-PATIENCE = 3_000  # looks for the next step, about a millisecond
+# After so many environment steps compiling has cost less than it gains.
+COMPILE_AFTER_STEPS = 20_000
+# A thread looks so often for the next step before it sleeps, for about a millisecond.
+MAX_IDLE_LOOKS = 3_000
 
 
 @functools.cache
@@ -48,11 +50,16 @@ class BatchedRobot(BatchedEnv):
         num_threads: of the physics.
     """
 
-    NORMAL = False  # whether velocities begin with normal noise, not uniform
-    HIDDEN = 1  # positions that are not observed
-    DERIVED: dict[str, int] = {}  # field of MjData -> how many of its first numbers are not observed
-    ON_HOST = True  # whether the physics is MuJoCo's own
-    _stop: Any = None  # ends the threads besides the caller's
+    # Whether velocities begin with normal noise, not uniform.
+    NORMAL = False
+    # How many positions are not observed.
+    HIDDEN = 1
+    # A field of MjData -> how many of its first numbers are not observed.
+    DERIVED: dict[str, int] = {}
+    # Whether the physics is MuJoCo's own.
+    ON_HOST = True
+    # Ends the threads besides the caller's.
+    _stop: Any = None
 
     def __init__(self, original: gym.Env, n: int, seed: int, arrays: Arrays, num_threads: int = 1) -> None:
         if self.ON_HOST and str(arrays.device) != "cpu":
@@ -61,32 +68,60 @@ class BatchedRobot(BatchedEnv):
         super().__init__(original, n, seed, arrays)
 
     def _setup(self, original: gym.Env) -> None:
-        world, states = self.world, mujoco.mjtState
-        self._model = model = world.model
-        # Which parts of mjtState a row of physics has, in the order of their bits.
-        self.kind = int(states.mjSTATE_FULLPHYSICS) | int(states.mjSTATE_WARMSTART) | int(states.mjSTATE_CTRL)
-        self._size = mujoco.mj_stateSize(model, self.kind)
-        before = mujoco.mj_stateSize(model, self.kind & (int(states.mjSTATE_CTRL) - 1))
-        self._control = slice(before, before + model.nu)
-        positions, velocities = 1 + model.nq, 1 + model.nq + model.nv  # the time comes first
-        self._positions, self._velocities = slice(1, positions), slice(positions, velocities)
-        hidden = self.HIDDEN if world._exclude_current_positions_from_observation else 0
-        self._observed = slice(1 + hidden, positions)
+        world = self.world
+        model = world.model
+        self._model = model
+        self._lay_out_physics()
         self._data = [mujoco.MjData(model) for _ in range(self.num_threads)]
-        self._fields = [[getattr(data, name).reshape(-1) for name in self.DERIVED] for data in self._data]
-        self._addresses = [np.array([x.ctypes.data for x in fields], np.int64) for fields in self._fields]
-        self._sizes = np.array([x.size for x in self._fields[0]], np.int64)
-        ends = np.cumsum(self._sizes).tolist()
-        self._place = {name: slice(end - size, end) for name, size, end in zip(self.DERIVED, self._sizes, ends)}
-        self._shown = [self._part(name) for name in self.DERIVED if self._is_shown(name)]
-        self._alive, self._dt = getattr(world, "_healthy_reward", 0.0), world.dt
+        self._lay_out_derived()
+        self._alive = getattr(world, "_healthy_reward", 0.0)
         self._mortal = getattr(world, "_terminate_when_unhealthy", False)
+        self._dt = world.dt
         self._never = self.arrays.array(np.zeros(self.num_envs, bool))
         self._count = 0
-        # Its columns are described at `physics.move`.
-        self._board = np.array([0, 0, 0, self.num_envs, 0, 0, 0, 0, self.num_threads, 0], np.int64)
+
+        # The columns of both tables are described at `physics.move`.
+        self._board = np.zeros(10, np.int64)
+        self._board[3] = self.num_envs
+        self._board[8] = self.num_threads
         self._beds = np.zeros((self.num_threads, 4), np.int64)
-        self._held: list[Any] = [None]  # the state that the board has the addresses of, and its tables
+        # The state whose addresses are on the board, and its tables.
+        self._on_board: list[Any] = [None]
+
+    def _lay_out_physics(self) -> None:
+        """Which columns of a row of physics hold the positions, velocities and controls."""
+        model = self._model
+        states = mujoco.mjtState
+        # Which parts of mjtState a row has. They lie in the order of their bits, after the time.
+        self.kind = int(states.mjSTATE_FULLPHYSICS) | int(states.mjSTATE_WARMSTART) | int(states.mjSTATE_CTRL)
+        self._size = mujoco.mj_stateSize(model, self.kind)
+        self._control = self._columns_of(states.mjSTATE_CTRL, model.nu)
+        positions_end = 1 + model.nq
+        self._positions = slice(1, positions_end)
+        self._velocities = slice(positions_end, positions_end + model.nv)
+        hidden = self.HIDDEN if self.world._exclude_current_positions_from_observation else 0
+        self._observed = slice(1 + hidden, positions_end)
+
+    def _columns_of(self, part: Any, size: int) -> slice:
+        """The columns of one part of mjtState: behind all parts with lower bits."""
+        start = mujoco.mj_stateSize(self._model, self.kind & (int(part) - 1))
+        return slice(start, start + size)
+
+    def _lay_out_derived(self) -> None:
+        """Which columns of a row of derived numbers hold which field, and where each thread computes it."""
+        self._fields = []
+        self._addresses = []
+        for data in self._data:
+            fields = [getattr(data, name).reshape(-1) for name in self.DERIVED]
+            self._fields.append(fields)
+            self._addresses.append(np.array([field.ctypes.data for field in fields], np.int64))
+        self._sizes = np.array([field.size for field in self._fields[0]], np.int64)
+        self._place: dict[str, slice] = {}
+        start = 0
+        for name, size in zip(self.DERIVED, self._sizes.tolist()):
+            self._place[name] = slice(start, start + size)
+            start += size
+        self._shown = [self._part(name) for name in self.DERIVED if self._is_shown(name)]
 
     def _is_shown(self, name: str) -> bool:
         return getattr(self.world, f"_include_{name}_in_observation", False) is True
@@ -96,15 +131,23 @@ class BatchedRobot(BatchedEnv):
         return slice(place.start + self.DERIVED[name], place.stop)
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
-        world, model, data, scale = self.world, self._model, self._data[0], self.world._reset_noise_scale
+        world = self.world
+        model = self._model
+        data = self._data[0]
+        scale = world._reset_noise_scale
         positions = world.init_qpos + rng.uniform(-scale, scale, (count, model.nq))
         shape = (count, model.nv)
-        noise = scale * rng.standard_normal(shape) if self.NORMAL else rng.uniform(-scale, scale, shape)
+        if self.NORMAL:
+            noise = scale * rng.standard_normal(shape)
+        else:
+            noise = rng.uniform(-scale, scale, shape)
         velocities = world.init_qvel + noise
-        physics, derived = np.empty((count, self._size)), np.empty((count, self._sizes.sum()))
+        physics = np.empty((count, self._size))
+        derived = np.empty((count, self._sizes.sum()))
         for row in range(count):
             mujoco.mj_resetData(model, data)
-            data.qpos[:], data.qvel[:] = positions[row], velocities[row]
+            data.qpos[:] = positions[row]
+            data.qvel[:] = velocities[row]
             mujoco.mj_forward(model, data)
             mujoco.mj_getState(model, data, physics[row], self.kind)
             if self.DERIVED:
@@ -112,14 +155,18 @@ class BatchedRobot(BatchedEnv):
         return {"physics": physics, "derived": derived} if self.DERIVED else {"physics": physics}
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
+        # A copy: where the physics moves, it writes over what `_x` shows.
         before = self._x() + 0.0
         self.state["physics"][:, self._control] = actions
         self._move()
-        rewards, terminated = self.world._forward_reward_weight * ((self._x() - before) / self._dt), self._never
+        speed = (self._x() - before) / self._dt
+        rewards = self.world._forward_reward_weight * speed
+        terminated = self._never
         if self._alive or self._mortal:
             healthy = self._healthy()
             rewards += healthy * self._alive
-            terminated = ~healthy if self._mortal else terminated
+            if self._mortal:
+                terminated = ~healthy
         return rewards - self._costs(actions), terminated
 
     def _x(self) -> Array:
@@ -136,21 +183,35 @@ class BatchedRobot(BatchedEnv):
     def _move(self) -> None:
         """Move `state` on; each thread takes the next row, so that none waits for one that is late."""
         self._count += self.num_envs
-        physics = self.state["physics"]
-        if physics is not self._held[0]:  # they were restored
-            held = physics, self.state["derived" if self.DERIVED else "physics"]
-            self._held = [physics, *(x.numpy() if self.arrays.is_torch else x for x in held)]  # the same memory
-            self._board[4:8] = [n for table in self._held[1:] for n in (table.ctypes.data, table.strides[0])]
-        compiled = _compiled(self.num_threads) if self.num_threads > 1 or self._count > LONG else None
+        if self.state["physics"] is not self._on_board[0]:
+            self._put_on_board()
+        is_threaded = self.num_threads > 1
+        compiled = None
+        if is_threaded or self._count > COMPILE_AFTER_STEPS:
+            compiled = _compiled(self.num_threads)
         if compiled is None:
-            self._move_rows(*self._held[1:])
+            self._move_rows(*self._on_board[1:])
             return
-        if self.num_threads > 1 and self._stop is None:
+        if is_threaded and self._stop is None:
             self._start_threads(compiled)
         compiled(self._board, self._beds, 0, 0, *self._simulator(0))
 
+    def _put_on_board(self) -> None:
+        """Give the threads the addresses of the state, which a reset or a snapshot has exchanged."""
+        physics = self.state["physics"]
+        tables = [physics, self.state["derived" if self.DERIVED else "physics"]]
+        if self.arrays.is_torch:
+            # NumPy's views of the same memory.
+            tables = [table.numpy() for table in tables]
+        self._on_board = [physics, *tables]
+        for column, table in zip((4, 6), tables):
+            self._board[column] = table.ctypes.data
+            self._board[column + 1] = table.strides[0]
+
     def _move_rows(self, physics: np.ndarray, derived: np.ndarray) -> None:
-        model, data, fields = self._model, self._data[0], self._fields[0]
+        model = self._model
+        data = self._data[0]
+        fields = self._fields[0]
         for row in range(self.num_envs):
             mujoco.mj_setState(model, data, physics[row], self.kind)
             mujoco.mj_step(model, data, self.world.frame_skip)
@@ -160,17 +221,21 @@ class BatchedRobot(BatchedEnv):
                 np.concatenate(fields, out=derived[row])
 
     def _simulator(self, thread: int) -> tuple[Any, ...]:
-        addresses = self._model._address, self._data[thread]._address
-        return *addresses, self.kind, self.world.frame_skip, self._addresses[thread], self._sizes
+        """The last arguments of `physics.move` for a thread."""
+        model = self._model._address
+        data = self._data[thread]._address
+        return model, data, self.kind, self.world.frame_skip, self._addresses[thread], self._sizes
 
     def _start_threads(self, compiled: Any) -> None:
-        self._beds[1:, 1:3] = [os.pipe() for _ in self._beds[1:]]
-        calls = [(thread, PATIENCE, *self._simulator(thread)) for thread in range(1, self.num_threads)]
-        begin = functools.partial(compiled, self._board, self._beds)
-        others = [threading.Thread(target=begin, args=call, daemon=True) for call in calls]
-        for thread in others:
+        threads = []
+        for number in range(1, self.num_threads):
+            self._beds[number, 1:3] = os.pipe()
+            arguments = (self._board, self._beds, number, MAX_IDLE_LOOKS, *self._simulator(number))
+            threads.append(threading.Thread(target=compiled, args=arguments, daemon=True))
+        for thread in threads:
             thread.start()
-        self._stop = weakref.finalize(self, _stop, self._board, self._beds, others)  # also when it is forgotten
+        # Threads also end when the environment is garbage-collected without having been closed.
+        self._stop = weakref.finalize(self, _stop_threads, self._board, self._beds, threads)
 
     def use_threads(self, most: int) -> None:
         """From the next step on at most so many threads work, at least one; the others sleep."""
@@ -178,18 +243,20 @@ class BatchedRobot(BatchedEnv):
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
         physics = state["physics"]
-        parts = [physics[:, self._observed], self._limited(physics[:, self._velocities])]
-        end = 0
-        for part in parts + [self._seen(state["derived"][:, place]) for place in self._shown]:
-            begin, end = end, end + part.shape[1]
+        parts = [physics[:, self._observed], self._observed_velocities(physics[:, self._velocities])]
+        parts += [self._observed_forces(state["derived"][:, place]) for place in self._shown]
+        begin = 0
+        for part in parts:
+            end = begin + part.shape[1]
             out[:, begin:end] = part
+            begin = end
 
-    def _limited(self, velocities: Array) -> Array:
-        """As they are observed."""
+    def _observed_velocities(self, velocities: Array) -> Array:
+        """Velocities as they are observed: some robots clip them."""
         return velocities
 
-    def _seen(self, derived: Array) -> Array:
-        """As they are observed."""
+    def _observed_forces(self, derived: Array) -> Array:
+        """Derived numbers as they are observed: some robots clip them."""
         return derived
 
     def _success(self, terminated: Array) -> None:
@@ -209,12 +276,14 @@ class BatchedHalfCheetah(BatchedRobot):
 class BatchedWalker2d(BatchedRobot):
     """Gymnasium's Walker2d-v5: ends by the torso's height and pitch."""
 
-    def _limited(self, velocities: Array) -> Array:
+    def _observed_velocities(self, velocities: Array) -> Array:
         return self.xp.clip(velocities, -10, 10)
 
     def _healthy(self) -> Array:
-        height, angle = self.state["physics"][:, 2], self.state["physics"][:, 3]
-        return _within(height, self.world._healthy_z_range) & _within(angle, self.world._healthy_angle_range)
+        height = self.state["physics"][:, 2]
+        angle = self.state["physics"][:, 3]
+        is_high = _within(height, self.world._healthy_z_range)
+        return is_high & _within(angle, self.world._healthy_angle_range)
 
 
 class BatchedHopper(BatchedWalker2d):
@@ -228,22 +297,27 @@ class BatchedHopper(BatchedWalker2d):
 class BatchedAnt(BatchedRobot):
     """Gymnasium's Ant-v5: contact forces are observed and cost."""
 
-    NORMAL, HIDDEN = True, 2
+    NORMAL = True
+    HIDDEN = 2
     DERIVED = {"xpos": 0, "cfrc_ext": 6}
 
     def _x(self) -> Array:
         return self.state["derived"][:, 3 * self._model.body(self.world._main_body).id]
 
     def _healthy(self) -> Array:
-        moving, (low, high) = self.state["physics"][:, 1 : self._velocities.stop], self.world._healthy_z_range
-        return self.xp.isfinite(moving).all(-1) & (low <= moving[:, 2]) & (moving[:, 2] <= high)
+        moving = self.state["physics"][:, 1 : self._velocities.stop]
+        height = moving[:, 2]
+        low, high = self.world._healthy_z_range
+        is_finite = self.xp.isfinite(moving).all(-1)
+        return is_finite & (low <= height) & (height <= high)
 
-    def _seen(self, derived: Array) -> Array:
+    def _observed_forces(self, derived: Array) -> Array:
         return self.xp.clip(derived, *self.world._contact_force_range)
 
     def _costs(self, actions: Array) -> Array:
-        contact = self._seen(self.state["derived"][:, self._place["cfrc_ext"]])
-        return super()._costs(actions) + self.world._contact_cost_weight * self.xp.square(contact).sum(-1)
+        forces = self._observed_forces(self.state["derived"][:, self._place["cfrc_ext"]])
+        contact = self.world._contact_cost_weight * self.xp.square(forces).sum(-1)
+        return super()._costs(actions) + contact
 
 
 class BatchedHumanoid(BatchedRobot):
@@ -257,30 +331,38 @@ class BatchedHumanoid(BatchedRobot):
         self._mass = self.arrays.array(self._model.body_mass[:, None])
 
     def _x(self) -> Array:
-        bodies = self.state["derived"][:, self._place["xipos"]].reshape(-1, len(self._mass), 3)
+        # The centre of mass of all bodies.
+        bodies = self.state["derived"][:, self._place["xipos"]]
+        bodies = bodies.reshape(-1, len(self._mass), 3)
         return (self._mass * bodies).sum(1)[:, 0] / self._mass.sum()
 
     def _healthy(self) -> Array:
         return _within(self.state["physics"][:, 3], self.world._healthy_z_range)
 
     def _costs(self, actions: Array) -> Array:
-        world, square = self.world, self.xp.square
-        control = square(self.state["physics"][:, self._control]).sum(-1)  # in float64, unlike the others'
-        contact = world._contact_cost_weight * square(self.state["derived"][:, self._place["cfrc_ext"]]).sum(-1)
-        return world._ctrl_cost_weight * control + self.xp.clip(contact, *world._contact_cost_range)
+        world = self.world
+        xp = self.xp
+        # The controls are read from the state, in float64; other robots' costs are those of float32 actions.
+        controls = self.state["physics"][:, self._control]
+        forces = self.state["derived"][:, self._place["cfrc_ext"]]
+        contact = world._contact_cost_weight * xp.square(forces).sum(-1)
+        contact = xp.clip(contact, *world._contact_cost_range)
+        return world._ctrl_cost_weight * xp.square(controls).sum(-1) + contact
 
 
-def _stop(board: np.ndarray, beds: np.ndarray, threads: list[threading.Thread]) -> None:
+def _stop_threads(board: np.ndarray, beds: np.ndarray, threads: list[threading.Thread]) -> None:
     """End the threads of `physics.move`."""
     board[9] = 1
-    for _, _, end, _ in beds[1:].tolist():
-        os.write(end, b"0")
+    pipes = beds[1:, 1:3].tolist()
+    for _, write_end in pipes:
+        os.write(write_end, b"0")
     for thread in threads:
         thread.join()
-    for _, *ends, _ in beds[1:].tolist():
-        for end in ends:
-            os.close(end)
+    for read_end, write_end in pipes:
+        os.close(read_end)
+        os.close(write_end)
 
 
 def _within(x: Array, limits: tuple[float, float]) -> Array:
-    return (limits[0] < x) & (x < limits[1])
+    low, high = limits
+    return (low < x) & (x < high)

@@ -22,6 +22,9 @@ from envs.nethack.tasks import STANDING, answer, score, settle
 from envs.nethack.view import Games
 from envs.types import Array
 
+# The actions of so many steps are kept at first; the room doubles when it is used up.
+MIN_KEPT_STEPS = 256
+
 
 class BatchedNetHack(BatchedEnv):
     """See `BatchedEnv`; the games hold their own state. A ValueError refuses arrays of torch."""
@@ -31,19 +34,23 @@ class BatchedNetHack(BatchedEnv):
     def _setup(self, original: gym.Env) -> None:
         if self.arrays.is_torch:
             raise ValueError('array="torch" is not there for NetHack, whose games are on the CPU; leave array out')
-        n, seed = self.num_envs, self.first_seed
-        kwargs = dict(self.world.spec.kwargs) | {"observation_keys": ("glyphs", "blstats", "message")}
+        n = self.num_envs
+        seeds = range(self.first_seed, self.first_seed + n)
+        kwargs = dict(self.world.spec.kwargs)
+        kwargs["observation_keys"] = ("glyphs", "blstats", "message")
         self._inners = [type(self.world)(**kwargs) for _ in range(n)]
-        for inner, rng in zip(self._inners, _generators(range(seed, seed + n))):
-            inner.np_random, inner.savedir = rng, None
+        for inner, rng in zip(self._inners, _generators(seeds)):
+            inner.np_random = rng
+            inner.savedir = None
         self._games = Games(self._inners)
         self._view = original.get_wrapper_attr("view")
         self._status = original.get_wrapper_attr("status")
         self._ours = not isinstance(self.world, NetHackScore)
         self._step_game = [game.step for game in self._games.playing]
         self._keys = np.array([int(action) for action in self.world.actions])
-        self._origins: list[dict[str, Any]] = [{} for _ in range(n)]  # the random streams before the running games
-        self._played = np.zeros((n, 256), np.int16)  # their actions
+        # The random streams before the running games, and the actions of these, (N, steps).
+        self._origins: list[dict[str, Any]] = [{} for _ in range(n)]
+        self._played = np.zeros((n, MIN_KEPT_STEPS), np.int16)
         self._won = np.zeros(n, bool)
 
     def reset(
@@ -51,24 +58,32 @@ class BatchedNetHack(BatchedEnv):
     ) -> tuple[Array, dict[str, Any]]:
         """As `BatchedEnv.reset`; game i is seeded with `seed + i`, or with number i of a list."""
         if seed is not None:
-            seeds = list(range(seed, seed + self.num_envs)) if isinstance(seed, int | np.integer) else list(seed)
+            if isinstance(seed, int | np.integer):
+                seed = range(seed, seed + self.num_envs)
+            seeds = list(seed)
             if len(seeds) != self.num_envs:
                 raise ValueError(f"{len(seeds)} seeds do not fit {self.num_envs} games; give as many, or one number")
-            mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
-            for inner, rng, meant in zip(self._inners, _generators(seeds), mask):
-                inner.np_random = rng if meant else inner.np_random
+            mask = np.ones(self.num_envs, bool)
+            if options:
+                mask = options.get("reset_mask", mask)
+            for inner, rng, is_reset in zip(self._inners, _generators(seeds), mask):
+                if is_reset:
+                    inner.np_random = rng
         return super().reset(options=options)
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
-        last = int(self._steps.max())
-        if last > self._played.shape[1]:
+        longest = int(self._steps.max())
+        if longest > self._played.shape[1]:
             self._played = np.concatenate([self._played, np.zeros_like(self._played)], 1)
         self._played[self._everywhere, self._steps - 1] = actions
-        games, keys = self._games, self._keys[actions].tolist()
+        games = self._games
+        keys = self._keys[actions].tolist()
         before = games.blstats[:, STANDING]
         for step, key in zip(self._step_game, keys):
             step(key)
-        for row in np.flatnonzero(games.internal[:, 1:4].any(1)).tolist():
+        # Some games ask a question, which is answered before the next step.
+        is_asking = games.internal[:, 1:4].any(1)
+        for row in np.flatnonzero(is_asking).tolist():
             self._settle(row, keys[row])
         if self._ours:
             rewards, self._won = self.world.judge(games, before)
@@ -86,17 +101,21 @@ class BatchedNetHack(BatchedEnv):
         self._view.write(self._games, self._everywhere, out)
 
     def _show(self, rows: Array) -> None:
-        text, games = self.modalities["text"], self._games
-        spoke = games.message[rows, 0] != 0
+        text = self.modalities["text"]
+        games = self._games
+        has_message = games.message[rows, 0] != 0
         text[rows] = ""
-        for row in rows[spoke].tolist():
+        for row in rows[has_message].tolist():
             text[row] = caption(games.text_of(row))
         if self._status:
             for row in rows.tolist():
                 text[row] = with_status(text[row], games.blstats[row])
 
     def _success(self, terminated: Array) -> Array | None:
-        return None if self.spec is not None and self.spec.name == "NetHackScore" else self._won  # it has no finish
+        # NetHackScore has no end that is a success.
+        if self.spec is not None and self.spec.name == "NetHackScore":
+            return None
+        return self._won
 
     def _start(self, rows: Array, out: Array) -> None:
         for row in rows.tolist():
@@ -108,22 +127,24 @@ class BatchedNetHack(BatchedEnv):
         self._view.write(self._games, rows, out)
 
     def _saved(self) -> dict[str, Any]:
-        return {"origins": copy.deepcopy(self._origins), "actions": self._played[:, : int(self._steps.max())].copy()}
+        longest = int(self._steps.max())
+        return {"origins": copy.deepcopy(self._origins), "actions": self._played[:, :longest].copy()}
 
     def _return_to(self, saved: dict[str, Any]) -> None:
         for inner, origin in zip(self._inners, saved["origins"]):
             inner.np_random.bit_generator.state = copy.deepcopy(origin)
         self._begin(self._everywhere)
         played = np.asarray(saved["actions"], np.int16)
+        steps = np.asarray(saved["steps"]).tolist()
         games = self._games
-        for row, count in enumerate(np.asarray(saved["steps"]).tolist()):
+        for row, count in enumerate(steps):
             for key in self._keys[played[row, :count]].tolist():
                 self._step_game[row](key)
                 if games.internal[row, 1:4].any():
                     self._settle(row, key)
-        room = max(256, played.shape[1])
-        self._played = np.zeros((self.num_envs, room), np.int16)
-        self._played[:, : played.shape[1]] = played
+        longest = played.shape[1]
+        self._played = np.zeros((self.num_envs, max(MIN_KEPT_STEPS, longest)), np.int16)
+        self._played[:, :longest] = played
 
     def close_extras(self, **kwargs: Any) -> None:
         for inner in self._inners:

@@ -15,21 +15,24 @@ from numba import njit, types
 from numba.core.types import ExternalFunction
 from numba.extending import intrinsic
 
-WORD, INTEGER = types.intp, ir.IntType(64)
+# A machine word as numba and as LLVM call it.
+WORD = types.intp
+INTEGER = ir.IntType(64)
 emitted: Any = intrinsic
 
 
 def _library() -> Path:
     """The file of MuJoCo's C functions, which its Python package has in its folder."""
-    names = ("libmujoco.so*", "libmujoco*.dylib", "mujoco.dll")
-    found = [path for name in names for path in sorted(Path(mujoco.__file__).parent.glob(name))]
-    if not found:
-        raise ImportError(f"{Path(mujoco.__file__).parent} has no library of MuJoCo's C functions")
-    return found[0]
+    folder = Path(mujoco.__file__).parent
+    for pattern in ("libmujoco.so*", "libmujoco*.dylib", "mujoco.dll"):
+        for path in sorted(folder.glob(pattern)):
+            return path
+    raise ImportError(f"{folder} has no library of MuJoCo's C functions")
 
 
 def _function(name: str, *arguments, returns=types.void):
-    if llvm.address_of_symbol(name) is None:  # else LLVM would end the process where it is used
+    # LLVM would end the process at a call of a function that is missing.
+    if llvm.address_of_symbol(name) is None:
         raise ImportError(f"neither MuJoCo's library nor the system has a function {name}")
     return ExternalFunction(name, returns(*arguments))
 
@@ -40,10 +43,9 @@ get_state = _function("mj_getState", WORD, WORD, WORD, types.intc)
 step = _function("mj_step", WORD, WORD)
 forces = _function("mj_rnePostConstraint", WORD, WORD)
 copy = _function("mju_copy", WORD, WORD, types.intc)
-pause, read, write = (
-    _function("sched_yield"),
-    *(_function(name, types.intc, WORD, WORD, returns=WORD) for name in ("read", "write")),
-)
+pause = _function("sched_yield")
+read = _function("read", types.intc, WORD, WORD, returns=WORD)
+write = _function("write", types.intc, WORD, WORD, returns=WORD)
 
 
 def _at(builder, address):
@@ -88,20 +90,31 @@ def move(board, beds, thread, patience, model, data, kind, frame_skip, fields, s
         model, data: addresses.
         fields, sizes: addresses of what `derived` is copied from, and how many numbers they have.
     """
-    asked, count, bed = board.ctypes.data, board[3], beds.ctypes.data + thread * beds.strides[0]
-    taken, moved, working, end = asked + 8, asked + 16, asked + 64, asked + 72
-    byte, vain = bed + 24, 0
+    # Addresses of the numbers of the board that several threads read and change.
+    asked = board.ctypes.data
+    taken = asked + 8
+    moved = asked + 16
+    working = asked + 64
+    end = asked + 72
+    count = board[3]
+    bed = beds.ctypes.data + thread * beds.strides[0]
+    byte = bed + 24
+    looks = 0
     if thread == 0:
         _add(asked, count)
+        # Wake the others that work and sleep.
         for other in range(1, board[8]):
             if _add(bed + other * beds.strides[0], 0):
                 write(beds[other, 2], byte, 1)
     while True:
-        turn, idle = _add(taken, 0), thread >= _add(working, 0)
-        if turn < _add(asked, 0) and not idle:
+        turn = _add(taken, 0)
+        is_superfluous = thread >= _add(working, 0)
+        if turn < _add(asked, 0) and not is_superfluous:
+            # Move the next row, unless another thread takes it first.
             if not _take(taken, turn):
                 continue
-            vain, row = 0, turn % count
+            looks = 0
+            row = turn % count
             state = board[4] + row * board[5]
             set_state(model, data, state, kind)
             for _ in range(frame_skip):
@@ -109,24 +122,28 @@ def move(board, beds, thread, patience, model, data, kind, frame_skip, fields, s
             get_state(model, data, state, kind)
             if len(fields):
                 forces(model, data)
-                to = board[6] + row * board[7]
+                destination = board[6] + row * board[7]
                 for number in range(len(fields)):
-                    copy(to, fields[number], sizes[number])
-                    to += 8 * sizes[number]
+                    copy(destination, fields[number], sizes[number])
+                    destination += 8 * sizes[number]
             _add(moved, 1)
         elif thread == 0:
+            # Wait until the others have moved the rows that they took.
             if _add(moved, 0) == turn:
                 return
             pause()
-        elif vain < patience and not idle:
-            vain += 1
+        elif looks < patience and not is_superfluous:
+            looks += 1
             pause()
         else:
+            # Sleep. Having said so, look once more: thread 0 may have asked before it saw this thread asleep, and then
+            # would not wake it.
             _add(bed, 1)
-            idle = thread >= _add(working, 0)
-            if not _add(end, 0) and (idle or turn >= _add(asked, 0)):  # else thread 0 did not see it asleep
+            is_superfluous = thread >= _add(working, 0)
+            has_nothing = is_superfluous or turn >= _add(asked, 0)
+            if not _add(end, 0) and has_nothing:
                 read(beds[thread, 1], byte, 1)
             _add(bed, -1)
             if _add(end, 0):
                 return
-            vain = 0
+            looks = 0

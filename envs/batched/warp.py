@@ -5,7 +5,7 @@ float32 and another program: a step agrees to a few millionths, contacts part tw
 statistics of longer ones. Humanoid's solver is Newton's, as the kernels know no PGS.
 
 Warp compiles the kernels at first use, which takes minutes for a robot, and keeps them on the disk. On a CPU they are
-slow: for tests. Contacts beyond `CONTACTS` a robot are dropped, which Warp prints.
+slow: for tests. Contacts beyond `MAX_CONTACTS` a robot are dropped, which Warp prints.
 """
 
 from typing import Any
@@ -24,7 +24,9 @@ from envs.batched.mujoco import (
     BatchedWalker2d,
 )
 
-CONTACTS, CONSTRAINTS = 64, 256  # of a robot, at most
+# What the kernels have room for, of each robot.
+MAX_CONTACTS = 64
+MAX_CONSTRAINTS = 256
 
 
 class OnDevice(BatchedRobot):
@@ -35,22 +37,26 @@ class OnDevice(BatchedRobot):
     def _setup(self, original: gym.Env) -> None:
         super()._setup(original)
         warp.init()
-        model, states, solvers = self._model, mujoco.mjtState, mujoco.mjtSolver
+        model = self._model
+        solvers = mujoco.mjtSolver
         if model.opt.solver == solvers.mjSOL_PGS:
             model.opt.solver = solvers.mjSOL_NEWTON
         start = mujoco.MjData(model)
         mujoco.mj_forward(model, start)
-        with self._here():
-            sizes: dict[str, int] = {"nworld": self.num_envs, "nconmax": CONTACTS, "njmax": CONSTRAINTS}
-            self._kernels, self._worlds = mujoco_warp.put_model(model), mujoco_warp.put_data(model, start, **sizes)
-        warm = mujoco.mj_stateSize(model, self.kind & (int(states.mjSTATE_WARMSTART) - 1))
-        moved = {"qpos": self._positions, "qvel": self._velocities, "qacc_warmstart": slice(warm, warm + model.nv)}
+        sizes: dict[str, int] = {"nworld": self.num_envs, "nconmax": MAX_CONTACTS, "njmax": MAX_CONSTRAINTS}
+        with self._device_scope():
+            self._kernels = mujoco_warp.put_model(model)
+            self._worlds = mujoco_warp.put_data(model, start, **sizes)
+
+        # What a step changes, with its columns of the state.
+        warm_start = self._columns_of(mujoco.mjtState.mjSTATE_WARMSTART, model.nv)
+        moved = {"qpos": self._positions, "qvel": self._velocities, "qacc_warmstart": warm_start}
         self._moved = [(self._tensor(name), columns) for name, columns in moved.items()]
         self._derived = [(self._tensor(name), columns) for name, columns in self._place.items()]
         self._controls = self._tensor("ctrl")
 
-    def _here(self) -> Any:
-        """What has Warp work on the arrays' device, in the stream that torch uses."""
+    def _device_scope(self) -> Any:
+        """A context in which Warp works on the arrays' device, in the stream that torch uses."""
         device = warp.device_from_torch(self.arrays.device)
         if device.is_cuda:
             return warp.ScopedStream(warp.stream_from_torch(self.arrays.device))
@@ -65,7 +71,7 @@ class OnDevice(BatchedRobot):
         self._controls[...] = physics[:, self._control]
         for tensor, columns in self._moved:
             tensor[...] = physics[:, columns]
-        with self._here():
+        with self._device_scope():
             for _ in range(self.world.frame_skip):
                 mujoco_warp.step(self._kernels, self._worlds)
             if self._derived:

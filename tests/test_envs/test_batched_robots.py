@@ -71,7 +71,7 @@ def test_a_snapshot_continues_bit_for_bit_compiled_or_not(env_id, monkeypatch):
     play(env, 5)
     state = env.snapshot()
     expected = play(env, 9, seed=1)
-    monkeypatch.setattr(robots, "LONG", 0)
+    monkeypatch.setattr(robots, "COMPILE_AFTER_STEPS", 0)
     other = make_batched(env_id, 3, max_episode_steps=8)
     other.restore(state)
     assert all(np.array_equal(a, b) for a, b in zip(play(other, 9, seed=1), expected))

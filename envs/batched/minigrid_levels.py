@@ -1,0 +1,336 @@
+"""MiniGrid's cells as small integers, and its levels, many at once.
+
+A cell is one small integer for object, colour and state (`code`). `generate` makes P levels at once, from the
+distributions of the originals. Where those draw places until one is free, it draws uniformly among the free ones, the
+same distribution; where KeyCorridor draws doors until all rooms are connected, it takes the possible doors in a random
+order. MultiRoom rejects as its original does: chains of rooms that do not fit are dropped, a few thousand at a time.
+
+Source: minigrid 3.2 (Farama Foundation): core/roomgrid.py; envs/empty.py, doorkey.py, fourrooms.py, keycorridor.py,
+multiroom.py. Limits: the registered ids of these five; FourRooms without fixed positions, MultiRoom with a fixed number
+of rooms, KeyCorridor with any object; no moving lava, no boxes with something in them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from minigrid.core.constants import COLOR_TO_IDX, DIR_TO_VEC, IDX_TO_COLOR, OBJECT_TO_IDX, STATE_TO_IDX
+from numpy.random import Generator
+
+from envs.minigrid.family import PARTS
+
+OBJECTS, COLOURS, STATES = PARTS
+CODES = OBJECTS * COLOURS * STATES
+# The steps (4, 2) along x and y to the right, down, left and up.
+DIRECTIONS = np.array(DIR_TO_VEC)
+
+Levels = dict[str, np.ndarray]
+
+
+def code(kind: Any, colour: Any = 0, state: Any = 0) -> Any:
+    """A cell as one small integer: MiniGrid's three numbers, of an object, its colour and its state."""
+    return (kind * COLOURS + colour) * STATES + state
+
+
+EMPTY = code(OBJECT_TO_IDX["empty"])
+WALL = code(OBJECT_TO_IDX["wall"], COLOR_TO_IDX["grey"])
+GOAL = code(OBJECT_TO_IDX["goal"], COLOR_TO_IDX["green"])
+DOOR = OBJECT_TO_IDX["door"]
+KEY = OBJECT_TO_IDX["key"]
+CLOSED = STATE_TO_IDX["closed"]
+LOCKED = STATE_TO_IDX["locked"]
+
+# The sides of MultiRoom's rooms have at least so many cells, and each room has so many tries to fit.
+MIN_ROOM_SIZE = 4
+ROOM_TRIES = 8
+
+
+def generate(original: Any, rng: Generator, count: int) -> Levels:
+    """`count` fresh levels of `original`, a MiniGrid environment without wrappers, by the generator of its class.
+
+    Returns "grid" uint8 (P, H, W) of cell codes, "x", "y", "direction" and "mission" int64 (P,).
+    """
+    return GENERATORS[type(original).__name__](original, rng, count)
+
+
+def missions(original: Any) -> list[str]:
+    """The missions by their numbers in a level, which are the prize's colour where there is one."""
+    if not hasattr(original, "obj_type"):
+        return [original.mission]
+    colours = [IDX_TO_COLOR[colour] for colour in range(COLOURS)]
+    return [original._gen_mission(colour, original.obj_type) for colour in colours]
+
+
+def _empty_levels(original: Any, count: int) -> np.ndarray:
+    """Empty levels with a wall around them."""
+    grid = np.full((count, original.height, original.width), WALL, np.uint8)
+    grid[:, 1:-1, 1:-1] = EMPTY
+    return grid
+
+
+def _choose(rng: Generator, allowed: np.ndarray) -> tuple[np.ndarray, ...]:
+    """One true entry of each `allowed[p]`, uniformly: its indices along the other axes, int64 (P,) each."""
+    flat = allowed.reshape(len(allowed), -1)
+    priority = np.where(flat, rng.random(flat.shape, np.float32), np.float32(-1.0))
+    return np.unravel_index(priority.argmax(1), allowed.shape[1:])  # type: ignore[return-value]
+
+
+def _within(grid: np.ndarray, left: Any, top: Any, width: Any, height: Any) -> np.ndarray:
+    """Bool (P, H, W): the cells of one rectangle in each level."""
+    y, x = np.ogrid[: grid.shape[1], : grid.shape[2]]
+    left, top, width, height = (np.reshape(value, (-1, 1, 1)) for value in (left, top, width, height))
+    in_columns = (x >= left) & (x < left + width)
+    in_rows = (y >= top) & (y < top + height)
+    return in_columns & in_rows
+
+
+def _levels(rng: Generator, grid: np.ndarray, y: Any, x: Any, direction: Any = None) -> Levels:
+    """Levels whose agents stand at `x` and `y`, looking in a random direction unless one is given."""
+    count = len(grid)
+    if direction is None:
+        direction = rng.integers(0, 4, count)
+    levels = {"grid": grid}
+    for name, value in (("x", x), ("y", y), ("direction", direction), ("mission", 0)):
+        levels[name] = np.broadcast_to(value, count).astype(np.int64)
+    return levels
+
+
+def _generate_empty(original: Any, rng: Generator, count: int) -> Levels:
+    grid = _empty_levels(original, count)
+    grid[:, -2, -2] = GOAL
+    if original.agent_start_pos is None:
+        y, x = _choose(rng, grid == EMPTY)
+        return _levels(rng, grid, y, x)
+    x, y = original.agent_start_pos
+    return _levels(rng, grid, y, x, original.agent_start_dir)
+
+
+def _generate_door_key(original: Any, rng: Generator, count: int) -> Levels:
+    grid = _empty_levels(original, count)
+    rows = np.arange(count)
+    grid[:, -2, -2] = GOAL
+    yellow = COLOR_TO_IDX["yellow"]
+
+    # The agent and the key are left of a wall with a locked door, the goal is right of it.
+    wall_x = rng.integers(2, original.width - 2, count)
+    grid[rows, :, wall_x] = WALL
+    free = (grid == EMPTY) & _within(grid, 0, 0, wall_x, original.height)
+    y, x = _choose(rng, free)
+    free[rows, y, x] = False
+    door_y = rng.integers(1, original.height - 2, count)
+    grid[rows, door_y, wall_x] = code(DOOR, yellow, LOCKED)
+    key_y, key_x = _choose(rng, free)
+    grid[rows, key_y, key_x] = code(KEY, yellow)
+    return _levels(rng, grid, y, x)
+
+
+def _generate_four_rooms(original: Any, rng: Generator, count: int) -> Levels:
+    grid = _empty_levels(original, count)
+    rows = np.arange(count)
+    half = original.width // 2
+    last = original.width - 1
+    grid[:, half, :] = WALL
+    grid[:, :, half] = WALL
+    for begin, end in ((1, half), (half + 1, last)):
+        gap_y = rng.integers(begin, end, count)
+        grid[rows, gap_y, half] = EMPTY
+        gap_x = rng.integers(begin, end, count)
+        grid[rows, half, gap_x] = EMPTY
+    free = grid == EMPTY
+    y, x = _choose(rng, free)
+    free[rows, y, x] = False
+    goal_y, goal_x = _choose(rng, free)
+    grid[rows, goal_y, goal_x] = GOAL
+    return _levels(rng, grid, y, x)
+
+
+def _generate_key_corridor(original: Any, rng: Generator, count: int) -> Levels:
+    # Neighbouring rooms share a wall, so the walls are `size` cells apart. Rooms form three columns, of which the
+    # middle one is a corridor without inner walls.
+    size = original.room_size - 1
+    lines = original.num_rows
+    rows = np.arange(count)
+    grid = np.full((count, original.height, original.width), EMPTY, np.uint8)
+    grid[:, ::size, :] = WALL
+    grid[:, :, ::size] = WALL
+    grid[:, size:-1:size, size + 1 : 2 * size] = EMPTY
+
+    # The locked room is in the column on the right.
+    locked_line = rng.integers(0, lines, count)
+    colour = rng.integers(0, COLOURS, count)
+    offset = rng.integers(1, size, count)
+    door_y = locked_line * size + offset
+    grid[rows, door_y, 2 * size] = code(DOOR, colour, LOCKED)
+
+    # The original's agent waits in the middle of the corridor while things are placed at least two steps away.
+    half = original.room_size // 2
+    middle_line = lines // 2
+    wait_x = size + half
+    wait_y = middle_line * size + half
+    y, x = np.ogrid[: original.height, : original.width]
+    is_far = abs(x - wait_x) + abs(y - wait_y) >= 2
+    mission = rng.integers(0, COLOURS, count)
+    prize = code(OBJECT_TO_IDX[original.obj_type], mission)
+    key_line = rng.integers(0, lines, count)
+    for column, line, thing in ((2, locked_line, prize), (0, key_line, code(KEY, colour))):
+        room = _within(grid, column * size, line * size, size + 1, size + 1)
+        free = (grid == EMPTY) & room & is_far
+        thing_y, thing_x = _choose(rng, free)
+        grid[rows, thing_y, thing_x] = thing
+
+    # The agent begins in the room in the middle, and faces nothing or a wall.
+    middle_room = _within(grid, size, middle_line * size, size + 1, size + 1)
+    is_start = (grid == EMPTY) & middle_room
+    may_face = (grid == EMPTY) | (grid == WALL)
+    allowed = []
+    for dx, dy in DIRECTIONS:
+        faced = np.roll(may_face, (-dy, -dx), (1, 2))
+        allowed.append(is_start & faced)
+    direction, agent_y, agent_x = _choose(rng, np.stack(allowed, 1))
+    _connect(grid, rng, size, lines, locked_line)
+    levels = _levels(rng, grid, agent_y, agent_x, direction)
+    levels["mission"] = mission
+    return levels
+
+
+def _connect(grid: np.ndarray, rng: Generator, size: int, lines: int, locked: np.ndarray) -> None:
+    """Add doors of random colours until every room can be reached; the locked one already can."""
+    count = len(grid)
+    levels = np.arange(count)
+
+    # All E doors that there may be, through walls to the right and through floors of the two outer columns. A row holds
+    # the column and the line of the rooms on both sides.
+    doors = []
+    for column in (0, 1):
+        doors += [(column, line, column + 1, line) for line in range(lines)]
+    for column in (0, 2):
+        doors += [(column, line, column, line + 1) for line in range(lines - 1)]
+    one_column, one_line, other_column, other_line = np.array(doors).T
+    one = one_column + 3 * one_line
+    other = other_column + 3 * other_line
+    locked_room = 2 + 3 * locked
+    shut = locked_room[:, None]
+    is_possible = (one != shut) & (other != shut)
+
+    # Places and colours of all doors, (P, E).
+    offset = rng.integers(1, size, (count, len(doors)))
+    is_sideways = one_column != other_column
+    x = np.where(is_sideways, other_column * size, one_column * size + offset)
+    y = np.where(is_sideways, one_line * size + offset, other_line * size)
+    colour = rng.integers(0, COLOURS, offset.shape)
+
+    # Rooms with equal numbers are connected. The corridor is one room, and the locked room has its door to it.
+    component = np.tile(np.arange(3 * lines), (count, 1))
+    component[:, 1::3] = 1
+    component[levels, locked_room] = 1
+    order = np.argsort(rng.random(offset.shape), axis=1)
+    for edge in order.T:
+        is_apart = (component != component[:, :1]).any(1)
+        rows = np.flatnonzero(is_apart & is_possible[levels, edge])
+        edge = edge[rows]
+        door_y = y[rows, edge]
+        door_x = x[rows, edge]
+        grid[rows, door_y, door_x] = code(DOOR, colour[rows, edge], CLOSED)
+        one_component = component[rows, one[edge]][:, None]
+        other_component = component[rows, other[edge]][:, None]
+        joined = component[rows]
+        component[rows] = np.where(joined == other_component, one_component, joined)
+
+
+def _generate_multi_room(original: Any, rng: Generator, count: int) -> Levels:
+    rooms: np.ndarray = np.zeros((0, original.maxNumRooms, 6), np.int64)
+    while len(rooms) < count:
+        chains = _generate_chains(original, rng, 4 * count)
+        rooms = np.concatenate([rooms, chains])
+    rooms = rooms[:count]
+    rows = np.arange(count)
+    grid = np.full((count, original.height, original.width), EMPTY, np.uint8)
+    colour = rng.integers(0, COLOURS, count)
+    for number in range(rooms.shape[1]):
+        left, top, width, height, door_x, door_y = rooms[:, number].T
+        inside = _within(grid, left + 1, top + 1, width - 2, height - 2)
+        room = _within(grid, left, top, width, height)
+        grid[room & ~inside] = WALL
+        if number > 0:
+            grid[rows, door_y, door_x] = code(DOOR, colour, CLOSED)
+            # The next door has any other colour.
+            shift = rng.integers(1, COLOURS, count)
+            colour = (colour + shift) % COLOURS
+    free = grid == EMPTY
+    first_room = _within(grid, *rooms[:, 0, :4].T)
+    last_room = _within(grid, *rooms[:, -1, :4].T)
+    y, x = _choose(rng, free & first_room)
+    goal_y, goal_x = _choose(rng, free & last_room)
+    grid[rows, goal_y, goal_x] = GOAL
+    return _levels(rng, grid, y, x)
+
+
+def _generate_chains(original: Any, rng: Generator, count: int) -> np.ndarray:
+    """Try `count` times to chain rooms; int64 (K, rooms, 6), left, top, width, height, door x, door y, of what fits.
+
+    As in the original each room has eight tries, of which the first that fits counts, and no chain is taken back.
+    """
+    max_size = original.maxRoomSize + 1
+    door = rng.integers(0, original.width - 2, (count, 1, 2))
+    size = rng.integers(MIN_ROOM_SIZE, max_size, (2, count, 1))
+    rooms = np.concatenate([door[:, 0], size[0], size[1], door[:, 0]], 1)[:, None]
+    # The wall with the door by which a room is entered, numbered as `DIRECTIONS`: right, down, left, up.
+    entry = np.full(count, 2)
+    fits = _fits(original, rooms, rooms[:, :0])[:, 0]
+    for _ in range(original.maxNumRooms - 1):
+        rooms = rooms[fits]
+        entry = entry[fits]
+        rows = np.arange(len(rooms))
+
+        # The exit is a door in any other wall of the last room; all that follows is (K, tries).
+        left, top, width, height = rooms[:, -1:, :4].transpose(2, 0, 1)
+        turns = rng.integers(1, 4, (len(rooms), ROOM_TRIES))
+        wall = (entry[:, None] + turns) % 4
+        zero = np.zeros_like(wall)
+        right_end = width - 1 + zero
+        bottom_end = height - 1 + zero
+        along_x = rng.integers(1, width - 1, wall.shape)
+        along_y = rng.integers(1, height - 1, wall.shape)
+        door_x = left + np.choose(wall, [right_end, along_x, zero, along_x])
+        door_y = top + np.choose(wall, [along_y, bottom_end, along_y, zero])
+
+        # The next room lies beyond that wall, shifted along it at random so that the door is not in its corner.
+        width, height = rng.integers(MIN_ROOM_SIZE, max_size, (2, *wall.shape))
+        shifted_left = door_x - rng.integers(1, width - 1)
+        shifted_top = door_y - rng.integers(1, height - 1)
+        far_left = door_x - width + 1
+        far_top = door_y - height + 1
+        new_left = np.choose(wall, [door_x, shifted_left, far_left, shifted_left])
+        new_top = np.choose(wall, [shifted_top, door_y, shifted_top, far_top])
+        # As in `others` of `_fits`, six numbers for each try.
+        tries = np.stack([new_left, new_top, width, height, door_x, door_y], 2)
+        try_fits = _fits(original, tries, rooms[:, :-1])
+        first = try_fits.argmax(1)
+        fits = try_fits[rows, first]
+        entry = (wall[rows, first] + 2) % 4
+        rooms = np.concatenate([rooms, tries[rows, first][:, None]], 1)
+    return rooms[fits]
+
+
+def _fits(original: Any, tries: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Bool (K, tries): in the grid, and clear of `others` (K, rooms, 6), by the original's uneven comparisons."""
+    left, top, width, height = tries.transpose(2, 0, 1)[:4]
+    right = left + width
+    bottom = top + height
+    fits = (left >= 0) & (top >= 0)
+    fits &= (right <= original.width) & (bottom < original.height)
+    for other in others.transpose(1, 2, 0)[..., None]:
+        other_left, other_top, other_width, other_height = other[:4]
+        is_beside = (right < other_left) | (other_left + other_width <= left)
+        is_above_or_below = (bottom < other_top) | (other_top + other_height <= top)
+        fits &= is_beside | is_above_or_below
+    return fits
+
+
+GENERATORS: dict[str, Callable[[Any, Generator, int], Levels]] = {
+    "EmptyEnv": _generate_empty,
+    "DoorKeyEnv": _generate_door_key,
+    "FourRoomsEnv": _generate_four_rooms,
+    "KeyCorridorEnv": _generate_key_corridor,
+    "MultiRoomEnv": _generate_multi_room,
+}
