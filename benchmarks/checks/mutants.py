@@ -114,7 +114,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a li
     ): "only the nearest is read",
     (
         "envs/batched/highway/env.py",
-        "near &= np.abs(cos * dy - sin * dx) <= slack + 1e-6",
+        "near &= np.abs(sideways) <= sideways_reach + 1e-6",
         "pass",
     ): "it only spares work: what is left out does not touch",
     (

@@ -32,9 +32,17 @@ from envs.snapshots.snapshots import State, get_state, supported
 from envs.types import EnvReset, EnvStep
 
 BY = ("variance", "uniform", "clusters")
-CAPACITY, SHARE, MEMORY, CLUSTERS = 64, 0.5, 8, 6  # states; episodes that begin in one; returns kept of each; clusters
-LEAVES = SHARE / 4  # share of the episodes that leave a state, once the collection is full
-EVENLY = 0.1  # share of the choices that are uniform
+# States in the collection, and the newest returns that are kept of each.
+CAPACITY = 64
+MEMORY = 8
+# Clusters of `by="clusters"`.
+CLUSTERS = 6
+# The share of the episodes that begin in a state of the collection.
+SHARE = 0.5
+# The share of the episodes that leave a state, once the collection is full.
+LEAVES = SHARE / 4
+# The share of the choices that are uniform.
+EVENLY = 0.1
 
 
 def starting(env: gym.Env, starts: str) -> gym.Env:
@@ -45,13 +53,16 @@ def starting(env: gym.Env, starts: str) -> gym.Env:
     if starts in BY:
         return StartCurriculum(env, starts)
     path, *options = starts.split(":")
-    if wrong := [option for option in options if not re.fullmatch(r"(clusters|until|truncate)=\d+", option)]:
-        raise ValueError(
-            f"starts={path}:{wrong[0]} is unknown; give clusters=, until= or truncate= with a whole number"
-        )
-    given = dict(option.split("=") for option in options)
+    arguments: dict[str, int] = {}
+    for option in options:
+        if not re.fullmatch(r"(clusters|until|truncate)=\d+", option):
+            raise ValueError(
+                f"starts={path}:{option} is unknown; give clusters=, until= or truncate= with a whole number"
+            )
+        name, value = option.split("=")
+        arguments[name] = int(value)
     try:
-        return SnapshotReset(env, Snapshots.load(path), **{name: int(value) for name, value in given.items()})
+        return SnapshotReset(env, Snapshots.load(path), **arguments)
     except OSError as error:
         raise ValueError(
             f"starts={path} is no file ({error.strerror}); give {', '.join(BY)}, or a file of snapshots"
@@ -66,22 +77,35 @@ class StartCurriculum(SnapshotReset):
     def __init__(self, env: gym.Env, by: str = "variance") -> None:
         gym.Wrapper.__init__(self, env)
         supported(env)
-        self.by, self.truncate = by, sys.maxsize
+        self.by = by
+        self.truncate = sys.maxsize
         self.steps = 0
         self._start = time.perf_counter()
-        self._pool: list[dict[str, Any]] = []  # state, obs, returns: the oldest first
-        self._chosen = -1  # where the running episode began in the pool; -1: elsewhere
-        self._found: dict[str, Any] | None = None  # the state that it leaves, and the return before it
-        self._borrowed, self._age, self._return, self._moves, self._total = False, 0, 0.0, 0, 0.0
+        # Dicts of state, obs and returns, the oldest first.
+        self._pool: list[dict[str, Any]] = []
+        # Where in the pool the running episode began; -1 if elsewhere.
+        self._chosen = -1
+        # The state that it leaves, and the return before it.
+        self._found: dict[str, Any] | None = None
+        # Its steps and return. Those of `SnapshotReset` count only where an episode began in the pool.
+        self._moves = 0
+        self._total = 0.0
+        self._borrowed = False
+        self._age = 0
+        self._return = 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
-        self._moves, self._total, self._chosen, self._found = 0, 0.0, -1, None
+        self._moves = 0
+        self._total = 0.0
+        self._chosen = -1
+        self._found = None
         answer = super().reset(seed=seed, options=options)
-        if self._borrowed and "step_count" in vars(self.unwrapped):  # MiniGrid's own clock
+        # MiniGrid counts the steps of an episode itself.
+        if self._borrowed and "step_count" in vars(self.unwrapped):
             cast(Any, self.unwrapped).step_count = 0
         return answer
 
-    def _chosen_state(self) -> State | None:
+    def _choose_state(self) -> State | None:
         if not self._pool or self.np_random.random() >= SHARE:
             return None
         self._chosen = self._choose()
@@ -92,35 +116,42 @@ class StartCurriculum(SnapshotReset):
         self._moves += 1
         self._total += float(reward)
         if terminated or truncated:
-            self._learn()
-        elif self.np_random.random() * self._moves < 1:  # each state of the episode is kept with the same probability
-            seen = np.asarray(spaces.flatten(self.env.observation_space, obs), np.float32)
-            self._found = {"state": get_state(self.env), "obs": seen, "before": self._total}
+            self._update_pool()
+        elif self.np_random.random() * self._moves < 1:
+            # Reservoir sampling: each state of the episode is kept with the same probability.
+            flat_obs = spaces.flatten(self.env.observation_space, obs)
+            flat_obs = np.asarray(flat_obs, np.float32)
+            self._found = {"state": get_state(self.env), "obs": flat_obs, "before": self._total}
         return obs, reward, terminated, truncated, info
 
+    def _chances(self) -> np.ndarray:
+        return chances([entry["returns"] for entry in self._pool])
+
     def _choose(self) -> int:
+        """The place in the pool where an episode begins."""
         count = len(self._pool)
         if self.by == "variance":
-            return int(self.np_random.choice(count, p=chances([one["returns"] for one in self._pool])))
+            return int(self.np_random.choice(count, p=self._chances()))
         if self.by == "clusters":
-            states = Snapshots([], np.stack([one["obs"] for one in self._pool]))
-            members = states.clusters(min(CLUSTERS, count))
-            own = members[self.np_random.integers(len(members))]
-            return int(own[self.np_random.integers(len(own))])
+            states = Snapshots([], np.stack([entry["obs"] for entry in self._pool]))
+            clusters = states.clusters(min(CLUSTERS, count))
+            members = clusters[self.np_random.integers(len(clusters))]
+            return int(members[self.np_random.integers(len(members))])
         return int(self.np_random.integers(count))
 
-    def _learn(self) -> None:
+    def _update_pool(self) -> None:
+        """An episode has ended: keep its return at the state where it began, and one of its states in the pool."""
         if self._chosen >= 0:
-            one = self._pool[self._chosen]
-            one["returns"] = [*one["returns"], self._total][-MEMORY:]
-        full = len(self._pool) == CAPACITY
-        if self._found is None or (full and self.np_random.random() >= LEAVES):
+            start = self._pool[self._chosen]
+            start["returns"] = [*start["returns"], self._total][-MEMORY:]
+        is_full = len(self._pool) == CAPACITY
+        if self._found is None or (is_full and self.np_random.random() >= LEAVES):
             return
-        if full:
-            p = chances([one["returns"] for one in self._pool])
-            del self._pool[int(p.argmin()) if self.by == "variance" else 0]
-        rest = self._total - self._found["before"]
-        self._pool.append({"state": self._found["state"], "obs": self._found["obs"], "returns": [rest]})
+        if is_full:
+            least_informative = int(self._chances().argmin())
+            del self._pool[least_informative if self.by == "variance" else 0]
+        return_after = self._total - self._found["before"]
+        self._pool.append({"state": self._found["state"], "obs": self._found["obs"], "returns": [return_after]})
         self._found = None
 
 
@@ -131,8 +162,12 @@ def chances(returns: Sequence[Sequence[float]]) -> np.ndarray:
         >>> chances([[0, 1], [1, 1], [0, 0], [1]]).round(3).tolist()
         [0.475, 0.025, 0.025, 0.475]
     """
-    score = np.array([np.std(each) if len(each) > 1 else np.nan for each in returns])
-    tried = ~np.isnan(score)
-    score[~tried] = score[tried].max() if tried.any() and score[tried].max() > 0 else 1.0
+    score = np.array([np.std(seen) if len(seen) > 1 else np.nan for seen in returns])
+    # What was tried less than twice counts as the most informative.
+    is_tried = ~np.isnan(score)
+    highest = score[is_tried].max(initial=0.0)
+    score[~is_tried] = highest if highest > 0 else 1.0
     even = np.full(len(score), 1 / len(score))
-    return (1 - EVENLY) * score / score.sum() + EVENLY * even if score.sum() > 0 else even
+    if score.sum() <= 0:
+        return even
+    return (1 - EVENLY) * score / score.sum() + EVENLY * even

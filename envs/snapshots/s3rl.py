@@ -33,9 +33,10 @@ from envs.types import EnvReset, EnvStep
 from envs.wrappers import Observer
 from lodestar.files import regular, replacing, save_arrays
 
-LONGEST = 100_000  # steps of an episode that is recorded
-MAX_STATES_BYTES = 100_000_000  # of the states of one file as JSON; a thousand of MiniGrid's or a humanoid's are 20 MB
-ROUNDS = 100  # of Lloyd's algorithm at most
+MAX_RECORDED_STEPS = 100_000
+# A thousand states of MiniGrid's or of a humanoid are 20 MB of JSON.
+MAX_STATES_BYTES = 100_000_000
+MAX_LLOYD_ROUNDS = 100
 
 
 @dataclass
@@ -43,7 +44,8 @@ class Snapshots:
     """States of one environment, and what was observed in them."""
 
     states: list[State]
-    observations: np.ndarray  # float32 (N, D), flattened
+    # float32 (N, D), flattened.
+    observations: np.ndarray
     _clusters: dict[int, list[np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
 
     def clusters(self, k: int) -> list[np.ndarray]:
@@ -51,7 +53,8 @@ class Snapshots:
         if k not in self._clusters:
             points = self.observations - self.observations.mean(axis=0)
             spread = points.std(axis=0)
-            labels = kmeans(points / np.where(spread > 0, spread, 1.0), k)
+            spread = np.where(spread > 0, spread, 1.0)
+            labels = kmeans(points / spread, k)
             self._clusters[k] = [np.flatnonzero(labels == label) for label in np.unique(labels)]
         return self._clusters[k]
 
@@ -109,20 +112,25 @@ def record(
         if value < 1:
             raise ValueError(f"{name}={value} is out of range; give at least 1")
     supported(env)
-    states, seen = [], []
+    states = []
+    observations = []
     for episode in range(episodes):
         obs, _ = env.reset(seed=seed if episode == 0 else None)
-        age, ended = 0, False
+        age = 0
+        ended = False
         while not ended:
             if age % every == 0:
                 states.append(get_state(env))
-                seen.append(np.asarray(spaces.flatten(env.observation_space, obs), np.float32))
+                flat_obs = spaces.flatten(env.observation_space, obs)
+                observations.append(np.asarray(flat_obs, np.float32))
             obs, _, terminated, truncated, _ = env.step(policy(obs))
             ended = terminated or truncated
             age += 1
-            if age >= LONGEST and not ended:
-                raise ValueError(f"an episode has not ended after {LONGEST:,} steps; give max_episode_steps= to make")
-    return Snapshots(states, np.stack(seen))
+            if age >= MAX_RECORDED_STEPS and not ended:
+                raise ValueError(
+                    f"an episode has not ended after {MAX_RECORDED_STEPS:,} steps; give max_episode_steps= to make"
+                )
+    return Snapshots(states, np.stack(observations))
 
 
 class SnapshotReset(gym.Wrapper):
@@ -132,7 +140,8 @@ class SnapshotReset(gym.Wrapper):
     from the environment's `np_random`. An `Observer` goes around this wrapper.
     """
 
-    STATE: tuple[str, ...] = ("steps", "_borrowed", "_age", "_return")  # see `envs.snapshots.snapshots`
+    # What a state of `envs.snapshots.snapshots` holds of this wrapper.
+    STATE: tuple[str, ...] = ("steps", "_borrowed", "_age", "_return")
 
     def __init__(
         self,
@@ -149,40 +158,50 @@ class SnapshotReset(gym.Wrapper):
         count = len(snapshots.states)
         if not 1 <= clusters <= count:
             raise ValueError(f"clusters={clusters} is out of range; {count} snapshots make 1 to {count} clusters")
-        for name, value, fits, fix in (
-            ("until", until, until >= 0, "0 steps or more"),
-            ("truncate", truncate, truncate >= 1, "at least 1 step"),
-            ("probability", probability, 0 <= probability <= 1, "a number in [0, 1]"),
-        ):
-            if not fits:
-                raise ValueError(f"{name}={value} is out of range; give {fix}")
+        if until < 0:
+            raise ValueError(f"until={until} is out of range; give 0 steps or more")
+        if truncate < 1:
+            raise ValueError(f"truncate={truncate} is out of range; give at least 1 step")
+        if not 0 <= probability <= 1:
+            raise ValueError(f"probability={probability} is out of range; give a number in [0, 1]")
         if any(isinstance(wrapper, Observer) for wrapper in simulator.layers(env)):
             raise ValueError("an Observer inside would show the state before the snapshot; put it around this")
         simulator.check_same(env, snapshots.states[0])
-        self.until, self.truncate, self.probability = until, truncate, probability
-        self.steps = 0  # of this environment so far
-        self._states, self._clusters = snapshots.states, snapshots.clusters(clusters)
+        self.until = until
+        self.truncate = truncate
+        self.probability = probability
+        # Steps of this environment so far.
+        self.steps = 0
+        self._states = snapshots.states
+        self._clusters = snapshots.clusters(clusters)
         self._start = time.perf_counter()
-        self._borrowed, self._age, self._return = False, 0, 0.0  # of the running episode: began in a snapshot, ...
+        # Of the running episode: whether it began in a snapshot, and its steps and return from there.
+        self._borrowed = False
+        self._age = 0
+        self._return = 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         obs, info = self.env.reset(seed=seed, options=options)
-        self._age, self._return = 0, 0.0
-        state = self._chosen_state()
+        self._age = 0
+        self._return = 0.0
+        state = self._choose_state()
         self._borrowed = state is not None
         if state is None:
             return obs, info
         obs = set_state(self.env, state)
-        for wrapper in simulator.layers(self.env, TimeLimit):  # the episode's time begins there
+        # The episode's time begins there.
+        for wrapper in simulator.layers(self.env, TimeLimit):
             wrapper._elapsed_steps = 0
         return obs, {}
 
-    def _chosen_state(self) -> State | None:
+    def _choose_state(self) -> State | None:
         """Where the episode begins; None for the environment's own start."""
         if self.steps >= self.until or self.np_random.random() >= self.probability:
             return None
-        members = self._clusters[self.np_random.integers(len(self._clusters))]
-        return self._states[members[self.np_random.integers(len(members))]]
+        cluster = self.np_random.integers(len(self._clusters))
+        members = self._clusters[cluster]
+        member = self.np_random.integers(len(members))
+        return self._states[members[member]]
 
     def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -207,19 +226,28 @@ class SnapshotReset(gym.Wrapper):
 def kmeans(points: np.ndarray, k: int, seed: int = 0) -> np.ndarray:
     """Clusters of points (N, D), int64 (N,) in [0, k), fewer if fewer points differ: k-means++, Lloyd's rounds."""
     rng = np.random.default_rng(seed)
+    # k-means++: each further centre is a point, with a probability in proportion to its squared distance to the nearest
+    # centre so far.
     centres = points[[rng.integers(len(points))]]
-    near = np.full(len(points), np.inf)  # squared distance to the nearest centre
+    distance = np.full(len(points), np.inf)
     while len(centres) < k:
-        near = np.minimum(near, np.square(points - centres[-1]).sum(axis=1))
-        if near.sum() == 0:
+        to_newest = np.square(points - centres[-1]).sum(axis=1)
+        distance = np.minimum(distance, to_newest)
+        if distance.sum() == 0:
             break
-        centres = np.concatenate([centres, points[[rng.choice(len(points), p=near / near.sum())]]])
-    for _ in range(ROUNDS):
+        chosen = rng.choice(len(points), p=distance / distance.sum())
+        centres = np.concatenate([centres, points[[chosen]]])
+    for _ in range(MAX_LLOYD_ROUNDS):
         # Squared distances without the point's own square, which is the same for every centre.
-        labels = (np.square(centres).sum(axis=1) - 2.0 * points @ centres.T).argmin(axis=1)
-        members = [points[labels == label] for label in range(len(centres))]
-        moved = np.stack([own.mean(axis=0) if len(own) else old for own, old in zip(members, centres)])
-        if (moved == centres).all():
+        distances = np.square(centres).sum(axis=1) - 2.0 * points @ centres.T
+        labels = distances.argmin(axis=1)
+        means = centres.copy()
+        for label in range(len(centres)):
+            members = points[labels == label]
+            # A centre without points stays where it is.
+            if len(members):
+                means[label] = members.mean(axis=0)
+        if (means == centres).all():
             break
-        centres = moved
+        centres = means
     return labels

@@ -32,27 +32,37 @@ from envs.wrappers import EpisodeStatistics, Journal, NoisyTV, Observer, layers
 
 State = dict[str, Any]
 
-_STATE: dict[str, tuple[str, ...]] = {  # Gymnasium's class -> the variables that make its state; ours have a STATE
+# Gymnasium's class -> the variables that make its state; ours have a STATE.
+_STATE: dict[str, tuple[str, ...]] = {
     "CartPoleEnv": ("state", "steps_beyond_terminated"),
     "PendulumEnv": ("state", "last_u"),
-    **dict.fromkeys(("MountainCarEnv", "Continuous_MountainCarEnv", "AcrobotEnv"), ("state",)),
+    "MountainCarEnv": ("state",),
+    "Continuous_MountainCarEnv": ("state",),
+    "AcrobotEnv": ("state",),
 }
 
-_WRAPPERS: dict[type, tuple[str, ...]] = {  # wrapper -> what it remembers of the episode; others have a STATE
+# Wrapper -> what it remembers of the episode; others have a STATE.
+_WRAPPERS: dict[type, tuple[str, ...]] = {
     TimeLimit: ("_elapsed_steps",),
     OrderEnforcing: ("_has_reset",),
     StickyAction: ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
     NoisyTV: ("screen",),
     EpisodeStatistics: ("_return", "_length"),
-    **dict.fromkeys((PassiveEnvChecker, PlainObservation, GridObservation, OwnContext, Canvas, Journal, Observer), ()),
+    PassiveEnvChecker: (),
+    PlainObservation: (),
+    GridObservation: (),
+    OwnContext: (),
+    Canvas: (),
+    Journal: (),
+    Observer: (),
 }
 
-_DERIVED = (  # quantities of MjData that observations, rewards, captions and pictures read
-    *("xpos", "xquat", "xmat", "xipos", "ximat", "xanchor", "xaxis", "geom_xpos", "geom_xmat", "site_xpos"),
-    *("site_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir", "subtree_com", "cinert", "cvel", "cacc"),
-    *("cfrc_int", "cfrc_ext", "qacc", "qfrc_actuator", "qfrc_constraint", "actuator_force", "ten_length"),
-    *("ten_velocity", "sensordata"),
-)
+# Quantities of MjData that observations, rewards, captions and pictures read.
+_DERIVED = """
+    xpos xquat xmat xipos ximat xanchor xaxis geom_xpos geom_xmat site_xpos site_xmat cam_xpos cam_xmat light_xpos
+    light_xdir subtree_com cinert cvel cacc cfrc_int cfrc_ext qacc qfrc_actuator qfrc_constraint actuator_force
+    ten_length ten_velocity sensordata
+"""
 
 # Variables of every MiniGrid that are state, and that are none; for the rest see `_variables`.
 _MOVING = {"agent_pos", "agent_dir", "grid", "carrying", "mission", "step_count"}
@@ -68,7 +78,7 @@ def supported(env: gym.Env) -> None:
             "control, worlds of cells, MuJoCo and MiniGrid without BabyAI"
         )
     for wrapper in layers(env):
-        _remembered(wrapper)
+        _memory_names(wrapper)
 
 
 def get_state(env: gym.Env, rng: bool = False) -> State:
@@ -80,11 +90,10 @@ def get_state(env: gym.Env, rng: bool = False) -> State:
     for wrapper in layers(env):
         if isinstance(wrapper, OrderEnforcing) and not wrapper.has_reset:
             raise RuntimeError("there is no episode to take a snapshot of; call reset() first")
-        if names := _remembered(wrapper):
-            values = {name: things.flatten(getattr(wrapper, name)) for name in names}
-            state["wrappers"].setdefault(type(wrapper).__name__, []).append(values)
-    names = _variables(inner)
-    state["variables"] = {name: things.flatten(getattr(inner, name)) for name in names}
+        memory = things.flatten_attributes(wrapper, _memory_names(wrapper))
+        if memory:
+            state["wrappers"].setdefault(type(wrapper).__name__, []).append(memory)
+    state["variables"] = things.flatten_attributes(inner, _variables(inner))
     state["things"] = things.flat
     if _family(inner) == "mujoco":
         state["physics"] = _physics(inner)
@@ -105,12 +114,15 @@ def set_state(env: gym.Env, state: State) -> Any:
         _set_physics(inner, state["physics"])
     if "rng" in state:
         inner.np_random.bit_generator.state = state["rng"]
-    remembered = {name: iter(values) for name, values in state["wrappers"].items()}
+    # Wrappers of the same class come in the same order.
+    memories = {name: iter(values) for name, values in state["wrappers"].items()}
     for wrapper in layers(env):
-        for name, value in next(remembered.get(type(wrapper).__name__, iter(())), {}).items():
+        memory = next(memories.get(type(wrapper).__name__, iter(())), {})
+        for name, value in memory.items():
             setattr(wrapper, name, things.restore(value))
         if isinstance(wrapper, Journal):
-            wrapper._origin, wrapper._actions = None, []
+            wrapper._origin = None
+            wrapper._actions = []
         if isinstance(wrapper, Observer):
             wrapper._memory.clear()
     obs = _observe(inner)
@@ -154,40 +166,59 @@ def _family(inner: Any) -> str | None:
         return "simple"
     if module.startswith("minigrid.") and not module.startswith("minigrid.envs.babyai."):
         return "minigrid"
-    return "mujoco" if module.startswith("gymnasium.envs.mujoco.") else None
+    if module.startswith("gymnasium.envs.mujoco."):
+        return "mujoco"
+    return None
 
 
 def _state(inner: Any) -> tuple[str, ...]:
     """The variables of a simple environment; empty for another one."""
-    if hasattr(inner, "STATE") or not type(inner).__module__.startswith(("gymnasium.envs.classic", "envs.classic.")):
-        return getattr(inner, "STATE", ())
-    return next((_STATE[base.__name__] for base in type(inner).__mro__ if base.__name__ in _STATE), ())
+    kind = type(inner)
+    if hasattr(inner, "STATE"):
+        return inner.STATE
+    if not kind.__module__.startswith(("gymnasium.envs.classic", "envs.classic.")):
+        return ()
+    for base in kind.__mro__:
+        if base.__name__ in _STATE:
+            return _STATE[base.__name__]
+    return ()
 
 
-def _remembered(wrapper: gym.Wrapper) -> tuple[str, ...]:
+def _memory_names(wrapper: gym.Wrapper) -> tuple[str, ...]:
+    """The variables in which a wrapper remembers the episode; a ValueError if they are unknown."""
     kind = type(wrapper)
     if hasattr(kind, "STATE"):
         return kind.STATE
-    if kind in _WRAPPERS or kind.__module__.startswith("gymnasium.wrappers.transform_"):  # those have no memory
-        return _WRAPPERS.get(kind, ())
+    if kind in _WRAPPERS:
+        return _WRAPPERS[kind]
+    # Gymnasium's wrappers that transform observations, actions or rewards have no memory.
+    if kind.__module__.startswith("gymnasium.wrappers.transform_"):
+        return ()
     raise ValueError(f"what the wrapper {kind.__name__} remembers is unknown; take snapshots of what it wraps")
 
 
 def _variables(inner: Any) -> tuple[str, ...]:
+    """The variables of an environment that make its state."""
     if _family(inner) != "minigrid":
         return _state(inner)
     kind: Any = type(inner)
-    fixed = (_FIXED | _arguments(kind)) - _MOVING  # FourRooms takes the agent's first place under the name of its place
+    # What moves is no argument, though FourRooms takes the agent's first place under the name of its place.
+    fixed = (_FIXED | _arguments(kind)) - _MOVING
     return tuple(name for name in vars(inner) if name not in fixed)
 
 
 @functools.cache
 def _arguments(kind: Any) -> frozenset[str]:
     """What constructors of a class take; MiniGrid keeps them under the same names."""
-    return frozenset(name for base in kind.mro()[:-1] for name in inspect.signature(base.__init__).parameters)
+    names: set[str] = set()
+    # The last base is `object`.
+    for base in kind.mro()[:-1]:
+        names.update(inspect.signature(base.__init__).parameters)
+    return frozenset(names)
 
 
 def _observe(inner: Any) -> Any:
+    """The observation, by whichever method the environment makes it."""
     for name in ("_obs", "_get_obs", "_get_ob", "gen_obs"):
         if hasattr(inner, name):
             return getattr(inner, name)()
@@ -198,20 +229,24 @@ def _physics(inner: Any) -> dict[str, np.ndarray]:
     import mujoco
 
     kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-    whole = np.empty(mujoco.mj_stateSize(inner.model, kind))
-    mujoco.mj_getState(inner.model, inner.data, whole, kind)
-    derived = {name: np.array(value) for name in _DERIVED if (value := getattr(inner.data, name)).size}
-    return {"integration": whole, **derived}
+    integration = np.empty(mujoco.mj_stateSize(inner.model, kind))
+    mujoco.mj_getState(inner.model, inner.data, integration, kind)
+    physics = {"integration": integration}
+    for name in _DERIVED.split():
+        value = getattr(inner.data, name)
+        if value.size:
+            physics[name] = np.array(value)
+    return physics
 
 
 def _set_physics(inner: Any, physics: dict[str, np.ndarray]) -> None:
     import mujoco
 
     kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-    for compute in (True, False):  # before MuJoCo 3.3.6 computing moved the warm start: the state is set again after it
-        mujoco.mj_setState(inner.model, inner.data, physics["integration"], kind)
-        if compute:
-            mujoco.mj_forward(inner.model, inner.data)
+    mujoco.mj_setState(inner.model, inner.data, physics["integration"], kind)
+    mujoco.mj_forward(inner.model, inner.data)
+    # Before MuJoCo 3.3.6 computing moved the warm start, so the state is set again after it.
+    mujoco.mj_setState(inner.model, inner.data, physics["integration"], kind)
     for name, value in physics.items():
         if name != "integration":
             getattr(inner.data, name)[...] = value
@@ -224,9 +259,15 @@ class Things:
     """
 
     def __init__(self, flat: list[Any] | None = None) -> None:
-        self.flat: list[Any] = [] if flat is None else flat  # number -> {"class", "variables"}
-        self._numbers: dict[int, int] = {}  # id of a thing -> its number
-        self._restored: dict[int, Any] = {}  # number -> thing
+        # Number of a thing -> {"class", "variables"}.
+        self.flat: list[Any] = [] if flat is None else flat
+        # `id` of a thing -> its number.
+        self._numbers: dict[int, int] = {}
+        # Number -> thing.
+        self._restored: dict[int, Any] = {}
+
+    def flatten_attributes(self, owner: Any, names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: self.flatten(getattr(owner, name)) for name in names}
 
     def flatten(self, value: Any) -> Any:
         """Plain data, independent of `value`; a ValueError if there is something in it whose state is unknown."""
@@ -236,37 +277,42 @@ class Things:
         if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
             return np.array(value)
         if kind is list:
-            return [self.flatten(one) for one in value]
+            return [self.flatten(item) for item in value]
         if kind is tuple:
-            return {"tuple": [self.flatten(one) for one in value]}
+            return {"tuple": [self.flatten(item) for item in value]}
         if kind is dict:
-            return {"dict": [[self.flatten(key), self.flatten(one)] for key, one in value.items()]}
+            # Pairs, because keys need not be texts.
+            return {"dict": [[self.flatten(key), self.flatten(item)] for key, item in value.items()]}
         name = kind.__name__
         if _classes().get(name) is not kind:
             raise ValueError(f"the state holds a {name}, neither plain data nor a thing of MiniGrid's; drop it first")
         number = self._numbers.setdefault(id(value), len(self.flat))
         if number == len(self.flat):
-            self.flat.append({"class": name})  # known before its variables, which may lead back to it
-            self.flat[number]["variables"] = {name: self.flatten(one) for name, one in vars(value).items()}
+            # It has its number before its variables are flattened, because they may lead back to it.
+            entry: dict[str, Any] = {"class": name}
+            self.flat.append(entry)
+            entry["variables"] = self.flatten_attributes(value, tuple(vars(value)))
         return {"thing": number}
 
     def restore(self, flat: Any) -> Any:
         if isinstance(flat, np.ndarray):
             return flat.copy() if flat.ndim else flat[()]
         if isinstance(flat, list):
-            return [self.restore(one) for one in flat]
+            return [self.restore(item) for item in flat]
         if not isinstance(flat, dict):
             return flat
         if "tuple" in flat:
-            return tuple(self.restore(one) for one in flat["tuple"])
+            return tuple(self.restore(item) for item in flat["tuple"])
         if "dict" in flat:
-            return {self.restore(key): self.restore(one) for key, one in flat["dict"]}
+            return {self.restore(key): self.restore(item) for key, item in flat["dict"]}
         number = flat["thing"]
         if number not in self._restored:
-            kind: Any = _classes()[self.flat[number]["class"]]
-            thing = self._restored[number] = kind.__new__(kind)
-            for name, one in self.flat[number]["variables"].items():
-                setattr(thing, name, self.restore(one))
+            entry = self.flat[number]
+            kind: Any = _classes()[entry["class"]]
+            thing = kind.__new__(kind)
+            self._restored[number] = thing
+            for name, value in entry["variables"].items():
+                setattr(thing, name, self.restore(value))
         return self._restored[number]
 
 
@@ -281,6 +327,6 @@ def _classes() -> dict[str, type]:
         from minigrid.envs.multiroom import MultiRoom
     except ImportError:
         return {}
-    base = world_object.WorldObj
-    found = [kind for kind in vars(world_object).values() if inspect.isclass(kind) and issubclass(kind, base)]
-    return {kind.__name__: kind for kind in (*found, Grid, Room, LockedRoom, MultiRoom)}
+    classes = [kind for kind in vars(world_object).values() if inspect.isclass(kind)]
+    objects = [kind for kind in classes if issubclass(kind, world_object.WorldObj)]
+    return {kind.__name__: kind for kind in (*objects, Grid, Room, LockedRoom, MultiRoom)}

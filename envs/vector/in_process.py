@@ -31,63 +31,84 @@ from envs.types import MASK, MaskFault, Obs
 from envs.wrappers import Observer, layers
 
 Maker = Callable[[], gym.Env]
-New = Callable[[tuple[int, ...], Any], np.ndarray]  # (shape, dtype) -> an array of zeros
+# (shape, dtype) -> an array of zeros.
+New = Callable[[tuple[int, ...], Any], np.ndarray]
+# A method of `Stepper` is done for some rows: row -> its arguments.
+Arguments = Mapping[int, tuple[Any, ...]]
 Result = tuple[Obs, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
 @contextmanager
 def all_or_none(makers: Sequence[Maker]) -> Iterator[list[Maker]]:
     """The makers; what they have made is closed if the block around its vector fails, as no vector does by itself."""
-    made: list[gym.Env] = []
+    envs: list[gym.Env] = []
 
-    def keep(make: Maker) -> gym.Env:
-        made.append(make())
-        return made[-1]
+    def make_and_remember(make: Maker) -> gym.Env:
+        envs.append(make())
+        return envs[-1]
 
     try:
-        yield [functools.partial(keep, make) for make in makers]
+        yield [functools.partial(make_and_remember, make) for make in makers]
     except BaseException:
-        for env in made:
+        for env in envs:
             env.close()
         raise
 
 
 def check_alike(row: int, env: gym.Env, spaces: tuple[gym.Space, gym.Space]) -> None:
     """A ValueError if an environment's observation or action space is not that of its vector."""
-    for name, own, wanted in zip(("observation", "action"), (env.observation_space, env.action_space), spaces):
-        if own != wanted:
-            raise ValueError(f"environment {row} has the {name} space {own}, the first one {wanted}; make them alike")
+    own_spaces = (env.observation_space, env.action_space)
+    for name, own, first in zip(("observation", "action"), own_spaces, spaces):
+        if own != first:
+            raise ValueError(f"environment {row} has the {name} space {own}, the first one {first}; make them alike")
 
 
 @dataclass(frozen=True, eq=False)
 class SharedBuffers:
     """What goes in and out of N environments in one step, one row each."""
 
-    obs: Obs  # (N, *obs_shape)
-    action: np.ndarray  # (N, *action_shape)
-    reward: np.ndarray  # float32 (N,)
-    terminated: np.ndarray  # bool (N,)
-    truncated: np.ndarray  # bool (N,)
-    final_obs: Obs  # (N, *obs_shape); this and the rest are of the last episode that ended in the row
-    episode_return: np.ndarray  # float64 (N,)
-    episode_length: np.ndarray  # int64 (N,)
-    success: np.ndarray  # int8 (N,): 0 where not defined, 1 failed, 2 succeeded
-    lost: np.ndarray  # bool (N,): the episode was lost with its worker
-    turn: np.ndarray  # int64 (N,): in the first row of each stepper, the row it works on; -1 between two steps
-    modalities: dict[str, np.ndarray]  # frame uint8 (N, H, W, 3), signals float32 (N, K), text object (N,), which is
-    final_modalities: dict[str, np.ndarray]  # never in shared memory
-    masked: np.ndarray  # bool (N,): the environment masks its actions
-    masks: tuple[dict[str, np.ndarray], ...]  # bool (N, A): what `show_masks` adds to both modalities
+    # (N, *obs_shape) and (N, *action_shape).
+    obs: Obs
+    action: np.ndarray
+    # float32 (N,), then bool (N,).
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+    # Of the last episode that ended in the row: (N, *obs_shape), float64 (N,), int64 (N,).
+    final_obs: Obs
+    episode_return: np.ndarray
+    episode_length: np.ndarray
+    # int8 (N,): 0 where not defined, 1 failed, 2 succeeded.
+    success: np.ndarray
+    # bool (N,): the episode was lost with its worker.
+    lost: np.ndarray
+
+    # int64 (N,): in the first row of each stepper, the row it works on; -1 between two steps.
+    turn: np.ndarray
+
+    # frame uint8 (N, H, W, 3), signals float32 (N, K), text object (N,), which is never in shared memory.
+    modalities: dict[str, np.ndarray]
+    final_modalities: dict[str, np.ndarray]
+
+    # bool (N,): the environment masks its actions; and bool (N, A): what `show_masks` adds to both modalities.
+    masked: np.ndarray
+    masks: tuple[dict[str, np.ndarray], ...]
 
     @classmethod
     def like(cls, env: gym.Env, n: int, new: New) -> "SharedBuffers":
         """Buffers for `n` environments like `env`, their arrays made by `new`, always in the same order."""
-        shown = layers(env, Observer)
+        observers = layers(env, Observer)
 
         def modalities() -> dict[str, np.ndarray]:
-            if not shown:
+            if not observers:
                 return {}
-            return empty_modalities(n, shown[0].frame_size, shown[0].caption is not None, len(shown[0].signals), new)
+            observer = observers[0]
+            return empty_modalities(n, observer.frame_size, observer.caption is not None, len(observer.signals), new)
+
+        def mask() -> dict[str, np.ndarray]:
+            n_actions = sum(sizes(env.action_space)) or 1
+            return {MASK: new((n, n_actions), bool)}
 
         return cls(
             obs=empty_batch(env.observation_space, (n,), new),
@@ -104,17 +125,24 @@ class SharedBuffers:
             modalities=modalities(),
             final_modalities=modalities(),
             masked=new((n,), bool),
-            masks=tuple({MASK: new((n, sum(sizes(env.action_space)) or 1), bool)} for _ in range(2)),
+            masks=(mask(), mask()),
         )
 
     def show_masks(self) -> None:
-        """From the first mask on they are among the modalities; whoever never gives one copies none."""
+        """Add the masks to the modalities: from the first mask on, so that other environments copy none."""
         self.modalities.update(self.masks[0])
         self.final_modalities.update(self.masks[1])
 
     def view(self, rows: slice) -> "SharedBuffers":
-        parts = {f.name: map_obs(lambda x: x[rows], getattr(self, f.name)) for f in fields(self) if f.name != "masks"}
-        return SharedBuffers(**parts, masks=tuple(map_obs(lambda x: x[rows], one) for one in self.masks))
+        """The buffers of some rows, in the same memory."""
+
+        def cut(value: Any) -> Any:
+            return map_obs(lambda x: x[rows], value)
+
+        parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        masks = parts.pop("masks")
+        parts = {name: cut(value) for name, value in parts.items()}
+        return SharedBuffers(**parts, masks=tuple(cut(mask) for mask in masks))
 
 
 class Stepper:
@@ -127,29 +155,43 @@ class Stepper:
         shares: Sequence[slice],
         lost: Mapping[int, int] | None = None,
     ) -> None:
-        self.row = min(envs)  # the one that works; where an error comes from
-        self._me = self.row
+        # The row that is worked on, from which an error comes.
+        self.row = min(envs)
+        self._first_row = self.row
         self._envs = envs
         self._slots = slots
         self._shares = shares
-        n = len(slots.reward)
-        self._steps = [[(row, envs[row].step) for row in range(*share.indices(n))] for share in shares]
+        # For each group its rows with their `step`, looked up once.
+        self._steps = []
+        for share in shares:
+            rows = range(*share.indices(len(slots.reward)))
+            self._steps.append([(row, envs[row].step) for row in rows])
         self._ended = [True for _ in shares]
-        self._flat = not isinstance(slots.obs, Mapping)
+        self._has_flat_obs = not isinstance(slots.obs, Mapping)
+        # Row -> seed, first observation and info of the episode that follows the lost one.
         self._lost: dict[int, tuple[int, Obs, dict[str, Any]]] = {}
         for self.row, seed in (lost or {}).items():
-            self._begin_anew(self.row, seed)
+            self._begin_after_loss(self.row, seed)
 
     def step(self, group: int) -> bool:
         """Step the environments of a group; returns whether an episode ended."""
-        slots, share, flat = self._slots, self._shares[group], self._flat
-        obs, rewards, modalities = slots.obs, slots.reward, slots.modalities
+        # Attributes are looked up once, as this loop runs for every step of every environment.
+        slots = self._slots
+        share = self._shares[group]
+        has_flat_obs = self._has_flat_obs
+        obs = slots.obs
+        rewards = slots.reward
+        modalities = slots.modalities
         if self._ended[group]:
-            slots.terminated[share] = slots.truncated[share] = slots.lost[share] = False
+            slots.terminated[share] = False
+            slots.truncated[share] = False
+            slots.lost[share] = False
         ended = False
-        lost, turn, me = self._lost, slots.turn, self._me
-        actions = slots.action[share]
+        lost = self._lost
+        turn = slots.turn
+        first_row = self._first_row
         # Numbers as Python's own, which simulators compare fastest; arrays as rows of a copy that is never overwritten.
+        actions = slots.action[share]
         rows: list[Any] = actions.tolist() if actions.ndim == 1 else list(actions.copy())
         try:
             for (row, step), action in zip(self._steps[group], rows):
@@ -157,13 +199,13 @@ class Stepper:
                     self._end_lost(row)
                     ended = True
                     continue
-                turn[me] = row
+                turn[first_row] = row
                 value, rewards[row], terminated, truncated, info = step(action)
                 if terminated or truncated:
                     ended = True
                     self._end(row, value, terminated, truncated, info)
                     value, info = self._envs[row].reset()
-                if flat:
+                if has_flat_obs:
                     obs[row] = value
                 else:
                     put(obs, row, value)
@@ -172,11 +214,11 @@ class Stepper:
         except Exception:
             self.row = row
             raise
-        turn[me] = -1
+        turn[first_row] = -1
         self._ended[group] = ended
         return ended
 
-    def _begin_anew(self, row: int, seed: int) -> None:
+    def _begin_after_loss(self, row: int, seed: int) -> None:
         """The row has a new environment, whose first episode waits until the lost one has been returned as ended."""
         obs, info = self._envs[row].reset(seed=seed)
         self._look(row, info)
@@ -192,8 +234,12 @@ class Stepper:
         """The lost episode ends on the last observation known, and the new one begins."""
         slots = self._slots
         _, obs, info = self._lost.pop(row)
-        slots.reward[row], slots.terminated[row], slots.truncated[row], slots.lost[row] = 0.0, False, True, True
-        put(slots.final_obs, row, map_obs(lambda x: x[row], slots.obs))
+        slots.reward[row] = 0.0
+        slots.terminated[row] = False
+        slots.truncated[row] = True
+        slots.lost[row] = True
+        last_obs = map_obs(lambda x: x[row], slots.obs)
+        put(slots.final_obs, row, last_obs)
         slots.success[row] = 0
         for name, value in slots.modalities.items():
             slots.final_modalities[name][row] = value[row]
@@ -202,49 +248,61 @@ class Stepper:
 
     def _end(self, row: int, obs: Obs, terminated: bool, truncated: bool, info: dict[str, Any]) -> None:
         slots = self._slots
-        slots.terminated[row], slots.truncated[row] = terminated, truncated
+        slots.terminated[row] = terminated
+        slots.truncated[row] = truncated
         put(slots.final_obs, row, obs)
-        slots.episode_return[row], slots.episode_length[row] = info["episode"]["r"], info["episode"]["l"]
+        episode = info["episode"]
+        slots.episode_return[row] = episode["r"]
+        slots.episode_length[row] = episode["l"]
         slots.success[row] = 1 + info["is_success"] if "is_success" in info else 0
         for name, value in slots.final_modalities.items():
             value[row] = info[name]
 
     def _show(self, row: int, info: dict[str, Any]) -> str | None:
+        """Write the modalities of a row; returns the text, which shared memory cannot hold."""
         for name, value in self._slots.modalities.items():
-            value[row] = info[name] if name in info or name != MASK else False  # refused once all are known
+            # A mask may be missing here; `_show_begun` refuses that once all rows are known.
+            is_missing = name == MASK and name not in info
+            value[row] = False if is_missing else info[name]
         return info.get("text")
 
-    def ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+    def ask(self, method: str, arguments: Arguments) -> dict[int, Any]:
+        """Do a method for some rows; returns row -> what it gave back."""
         results = {}
         for self.row, values in arguments.items():
-            self._slots.turn[self._me] = self.row
+            self._slots.turn[self._first_row] = self.row
             results[self.row] = getattr(self, method)(self.row, *values)
-        self._slots.turn[self._me] = -1
+        self._slots.turn[self._first_row] = -1
         return results
 
     def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> str | None:
         """Begin an episode; returns the text, which shared memory cannot hold."""
         self._lost.pop(row, None)
-        return self._begun(row, *self._envs[row].reset(seed=seed, options=options))
+        obs, info = self._envs[row].reset(seed=seed, options=options)
+        return self._begin(row, obs, info)
 
     def restore(self, row: int, state: dict[str, Any]) -> str | None:
         self._lost.pop(row, None)
         if "lost" in state:
-            self._begin_anew(row, state["lost"])
-            return self._slots.modalities["text"][row] if "text" in self._slots.modalities else None
-        return self._begun(row, *self._envs[row].get_wrapper_attr("restore")(state))
+            self._begin_after_loss(row, state["lost"])
+            text = self._slots.modalities.get("text")
+            return None if text is None else text[row]
+        obs, info = self._envs[row].get_wrapper_attr("restore")(state)
+        return self._begin(row, obs, info)
 
-    def _begun(self, row: int, obs: Obs, info: dict[str, Any]) -> str | None:
+    def _begin(self, row: int, obs: Obs, info: dict[str, Any]) -> str | None:
         put(self._slots.obs, row, obs)
         self._look(row, info)
         return self._show(row, info)
 
     def call(self, row: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the environment's method `name` returns, or its attribute of that name."""
-        if name == "snapshot" and row in self._lost:  # the agent has not seen the loss yet
-            return {"lost": self._lost[row][0]}
-        found = self._envs[row].get_wrapper_attr(name)
-        return found(*args, **kwargs) if callable(found) else found
+        # Where the agent has not seen a loss yet, the snapshot says so with the seed of what follows.
+        if name == "snapshot" and row in self._lost:
+            seed, _, _ = self._lost[row]
+            return {"lost": seed}
+        attribute = self._envs[row].get_wrapper_attr(name)
+        return attribute(*args, **kwargs) if callable(attribute) else attribute
 
     def assign(self, row: int, name: str, value: Any) -> None:
         setattr(self._envs[row], name, value)
@@ -276,10 +334,11 @@ class BufferedVectorEnv(VectorEnv):
         self._slots = slots
         self._views = [slots.view(rows) for rows in groups] if len(groups) > 1 else [slots]
         self._sent: deque[int] = deque()
-        self.has_reset = False  # or was restored
+        # Whether it was reset or restored.
+        self.has_reset = False
 
     @abstractmethod
-    def _ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+    def _ask(self, method: str, arguments: Arguments) -> dict[int, Any]:
         """Have the environments of some rows do a `Stepper`'s method."""
 
     @abstractmethod
@@ -295,15 +354,18 @@ class BufferedVectorEnv(VectorEnv):
     ) -> tuple[Obs, dict[str, Any]]:
         """Begin episodes everywhere, or in `options["reset_mask"]`; seeded with `seed + i`, or with a list."""
         n = self.num_envs
-        if seed is None or isinstance(seed, int | np.integer):
-            seed = [None if seed is None else seed + i for i in range(n)]
+        if seed is None:
+            seed = [None] * n
+        elif isinstance(seed, int | np.integer):
+            seed = [seed + i for i in range(n)]
         seeds = list(seed)
         options = dict(options or {})
         mask = np.asarray(options.pop("reset_mask", np.ones(n, bool)), bool)
         if len(seeds) != n or mask.shape != (n,):
             raise ValueError(f"{len(seeds)} seeds and a reset_mask of shape {mask.shape} do not fit {n} environments")
         rows = np.flatnonzero(mask).tolist()
-        self._begun(self.ask("reset", {row: (seeds[row], options or None) for row in rows}))
+        texts = self.ask("reset", {row: (seeds[row], options or None) for row in rows})
+        self._show_begun(texts)
         return self._slots.obs, self._infos(self._slots, False)
 
     def send(self, actions: Any, group: int = 0) -> None:
@@ -337,9 +399,10 @@ class BufferedVectorEnv(VectorEnv):
         ended = [self._finish(group) for group in range(len(self.groups))]
         return self._result(self._slots, any(ended))
 
-    def _begun(self, texts: Mapping[int, str | None]) -> None:
+    def _show_begun(self, texts: Mapping[int, str | None]) -> None:
         """Show the texts of rows that were reset or restored, and masks from the first one on."""
-        self.has_reset, masked = True, self._slots.masked
+        self.has_reset = True
+        masked = self._slots.masked
         if "text" in self._slots.modalities:
             for row, text in texts.items():
                 self._slots.modalities["text"][row] = text
@@ -350,8 +413,9 @@ class BufferedVectorEnv(VectorEnv):
                 f"environment {int(masked.argmax())} masks its actions and environment {int(masked.argmin())} does "
                 f'not; give info["{MASK}"] in all of a vector, or in none'
             )
-        for slots in {id(one): one for one in (self._slots, *self._views)}.values():
-            slots.show_masks()
+        self._slots.show_masks()
+        for view in self._views:
+            view.show_masks()
 
     def snapshot(self) -> dict[str, Any]:
         """Plain data from which `restore` brings these or fresh environments to this state."""
@@ -361,7 +425,8 @@ class BufferedVectorEnv(VectorEnv):
         """Come back to a snapshot, by playing each running episode again; returns the observations of that moment."""
         if len(state["envs"]) != self.num_envs:
             raise ValueError(f"the snapshot is of {len(state['envs'])} environments, not of {self.num_envs}")
-        self._begun(self.ask("restore", {row: (one,) for row, one in enumerate(state["envs"])}))
+        texts = self.ask("restore", {row: (saved,) for row, saved in enumerate(state["envs"])})
+        self._show_begun(texts)
         return self._slots.obs
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -369,7 +434,7 @@ class BufferedVectorEnv(VectorEnv):
         results = self.ask("call", {row: (name, args, kwargs) for row in range(self.num_envs)})
         return tuple(results[row] for row in range(self.num_envs))
 
-    def ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+    def ask(self, method: str, arguments: Arguments) -> dict[int, Any]:
         """Have some rows do a method of `Stepper`: row -> its arguments; returns row -> what it gave back."""
         if self.closed:
             raise RuntimeError("these environments are closed; make new ones")
@@ -397,13 +462,18 @@ class BufferedVectorEnv(VectorEnv):
         final: dict[str, Any] = dict(slots.final_modalities)
         counted = mask
         if slots.lost.any():
-            infos["lost"], counted = slots.lost, mask & ~slots.lost
-        account = {"r": slots.episode_return, "l": slots.episode_length, "_r": counted, "_l": counted}
-        final["episode"], final["_episode"] = account, counted
+            infos["lost"] = slots.lost
+            # Episodes that were lost have no return.
+            counted = mask & ~slots.lost
+        final["episode"] = {"r": slots.episode_return, "l": slots.episode_length, "_r": counted, "_l": counted}
+        final["_episode"] = counted
         if slots.success.any():
-            final["is_success"], final["_is_success"] = slots.success == 2, counted & (slots.success > 0)
-        infos["final_obs"], infos["_final_obs"] = slots.final_obs, mask
-        infos["final_info"], infos["_final_info"] = final, mask
+            final["is_success"] = slots.success == 2
+            final["_is_success"] = counted & (slots.success > 0)
+        infos["final_obs"] = slots.final_obs
+        infos["_final_obs"] = mask
+        infos["final_info"] = final
+        infos["_final_info"] = mask
         return infos
 
 
@@ -413,26 +483,29 @@ class InProcess(BufferedVectorEnv):
     def __init__(self, makers: Sequence[Maker]) -> None:
         if not makers:
             raise ValueError("no environments make no vector; give at least one maker")
-        n, everything = len(makers), (slice(0, len(makers)),)
+        n = len(makers)
+        groups = (slice(0, n),)
+        # `close` needs this, should making an environment fail.
         self.envs: list[gym.Env] = []
         with all_or_none(makers) as makers:
             envs = [make() for make in makers]
-            self._describe(envs[0], n, everything, SharedBuffers.like(envs[0], n, np.zeros))
+            self._describe(envs[0], n, groups, SharedBuffers.like(envs[0], n, np.zeros))
             for row, env in enumerate(envs):
                 check_alike(row, env, (self.single_observation_space, self.single_action_space))
         self.envs = envs
-        self._stepper = Stepper(dict(enumerate(self.envs)), self._slots, everything)
+        self._stepper = Stepper(dict(enumerate(self.envs)), self._slots, groups)
 
-    def _ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        return self._named(self._stepper.ask, method, arguments)
+    def _ask(self, method: str, arguments: Arguments) -> dict[int, Any]:
+        return self._with_row(self._stepper.ask, method, arguments)
 
     def _start(self, group: int) -> None:
         """`_wait` does the work."""
 
     def _wait(self, group: int) -> bool:
-        return self._named(self._stepper.step, group)
+        return self._with_row(self._stepper.step, group)
 
-    def _named(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    def _with_row(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Do some work; what is wrong with a mask is reported with the environment's number."""
         try:
             return work(*arguments)
         except MaskFault as fault:

@@ -6,6 +6,7 @@ Limits: Linux and macOS. A limit counts the wall's seconds of a step, so it must
 """
 
 import faulthandler
+import math
 import os
 import pickle
 import re
@@ -24,11 +25,23 @@ from typing import Any
 
 from lodestar.files import appended, make_folder
 
-GRACE_S = 0.25  # of waiting at least, even after the limit: what was sent meanwhile is there at once
-SLICE_S = 1.0  # of waiting; a slice that takes longer means that this process was stopped too (Ctrl-Z)
-CLOSE_S = 3.0  # for workers to finish a step and close their environments
-DUMP_S = 0.3  # for a hanging worker to write its stack
-WHERE = re.compile(r'Current thread.*?\n  File "([^"]+)", line (\d+) in (\S+)')
+# An answer is waited for at least so long, even after the limit: what was sent meanwhile is there at once.
+MIN_WAIT_S = 0.25
+# Waiting goes in slices; one that takes longer means that this process was stopped too (Ctrl-Z).
+WAIT_SLICE_S = 1.0
+# Workers have so long to finish a step and close their environments.
+CLOSE_TIMEOUT_S = 3.0
+# A killed process has so long to be gone.
+KILL_TIMEOUT_S = 2
+# A hanging worker has so long to write its stack.
+STACK_TIMEOUT_S = 0.3
+STACK_MAX_BYTES = 100_000
+# A message is read in pieces of at most so many bytes.
+READ_PIECE_BYTES = 1 << 20
+# A message begins with its length in so many bytes.
+LENGTH_BYTES = 8
+# The innermost frame in what faulthandler writes: file, line and function.
+INNERMOST_FRAME = re.compile(r'Current thread.*?\n  File "([^"]+)", line (\d+) in (\S+)')
 
 
 class WorkerError(RuntimeError):
@@ -43,21 +56,28 @@ class Line:
     """One end of two pipes: single bytes, which cost a third of a message, and messages after some of them."""
 
     def __init__(self, reader: Connection, writer: Connection) -> None:
-        self._reader, self._writer = reader, writer
-        self._in, self._out = reader.fileno(), writer.fileno()
+        self._reader = reader
+        self._writer = writer
+        self._in = reader.fileno()
+        self._out = writer.fileno()
 
-    def __reduce__(self) -> Any:  # descriptors have other numbers in another process
+    def __reduce__(self) -> Any:
+        # Descriptors have other numbers in another process.
         return Line, (self._reader, self._writer)
 
     def put(self, byte: bytes, message: Any = None) -> None:
+        """Send a byte, and a message after it unless that is None."""
         if message is None:
             os.write(self._out, byte)
             return
-        data = pickle.dumps(message)  # first, so that nothing is sent if it fails
-        rest = memoryview(byte + len(data).to_bytes(8, "big") + data)
-        while rest:
+        # Pickling comes first, so that nothing is sent if it fails.
+        data = pickle.dumps(message)
+        length = len(data).to_bytes(LENGTH_BYTES, "big")
+        unsent = memoryview(byte + length + data)
+        while unsent:
             try:
-                rest = rest[os.write(self._out, rest) :]
+                sent = os.write(self._out, unsent)
+                unsent = unsent[sent:]
             except BlockingIOError:
                 self._wait(writing=True)
 
@@ -70,16 +90,19 @@ class Line:
         return data
 
     def message(self) -> Any:
-        return pickle.loads(self._exactly(int.from_bytes(self._exactly(8), "big")))
+        """The message after a byte."""
+        length = int.from_bytes(self._read_exactly(LENGTH_BYTES), "big")
+        return pickle.loads(self._read_exactly(length))
 
     def close(self) -> None:
         self._reader.close()
         self._writer.close()
 
-    def _exactly(self, count: int) -> bytes:
+    def _read_exactly(self, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
-            data += self.take(min(count - len(data), 1 << 20))
+            missing = count - len(data)
+            data += self.take(min(missing, READ_PIECE_BYTES))
         return bytes(data)
 
     def _wait(self, writing: bool = False) -> None:
@@ -92,27 +115,37 @@ class Worker(Line):
     def __init__(
         self, context: Any, target: Callable[..., None], arguments: tuple[Any, ...], name: str, crash_file: Path | None
     ) -> None:
-        (hears, replies), (obeys, commands) = context.Pipe(duplex=False), context.Pipe(duplex=False)
-        super().__init__(hears, commands)
-        theirs = Line(obeys, replies)
-        self.pending: deque[tuple[bytes, Any]] = deque()  # requests without a reply yet, oldest first
-        self.limit: float | None = None  # seconds that it has for the next reply
+        reply_reader, reply_writer = context.Pipe(duplex=False)
+        request_reader, request_writer = context.Pipe(duplex=False)
+        super().__init__(reply_reader, request_writer)
+        worker_line = Line(request_reader, reply_writer)
+        # Requests without a reply yet, oldest first.
+        self.pending: deque[tuple[bytes, Any]] = deque()
+        # Seconds that it has for the next reply.
+        self.limit: float | None = None
         self.crash_file = crash_file
-        self._written = crash_file.stat().st_size if crash_file is not None and crash_file.exists() else 0
+        # Where its part of the file begins, behind what its predecessors wrote.
+        self._stack_start = 0
+        if crash_file is not None and crash_file.exists():
+            self._stack_start = crash_file.stat().st_size
         self._since = time.monotonic()
-        self.process: BaseProcess = context.Process(target=target, args=(theirs, *arguments), daemon=True, name=name)
+        all_arguments = (worker_line, *arguments)
+        self.process: BaseProcess = context.Process(target=target, args=all_arguments, daemon=True, name=name)
         try:
             self.process.start()
         except BaseException:
             self.close()
             raise
         finally:
-            theirs.close()  # or the end of the worker would not end the pipe
+            # If this process kept it open, the end of the worker would not end the pipe.
+            worker_line.close()
         os.set_blocking(self._out, False)
-        self._poll, self._space = select.poll(), select.poll()
-        self._poll.register(self._in, select.POLLIN)
-        self._poll.register(self.process.sentinel, select.POLLIN)  # the pipe stays open in a child of its own
-        self._space.register(self._out, select.POLLOUT)
+        self._readable = select.poll()
+        self._readable.register(self._in, select.POLLIN)
+        # The sentinel shows its death too, because the pipe stays open while a child of the worker lives.
+        self._readable.register(self.process.sentinel, select.POLLIN)
+        self._writable = select.poll()
+        self._writable.register(self._out, select.POLLOUT)
 
     def post(self, byte: bytes, message: Any = None) -> None:
         """Send a request; if it is gone, `answer` raises."""
@@ -128,9 +161,10 @@ class Worker(Line):
             byte = self.take()
             message = self.message() if more or byte == failed else None
         except (EOFError, OSError, pickle.UnpicklingError):
-            raise Gone(self._fate()) from None
+            raise Gone(self._cause_of_end()) from None
         self._since = time.monotonic()
-        if self.pending and byte != failed:  # its successor repeats what failed
+        # A request that failed stays pending: a successor repeats it.
+        if self.pending and byte != failed:
             self.pending.popleft()
         return byte, message
 
@@ -139,44 +173,54 @@ class Worker(Line):
         if self.crash_file is None:
             return ""
         with suppress(OSError), self.crash_file.open("rb") as file:
-            file.seek(self._written)
-            return file.read(100_000).decode(errors="replace")
+            file.seek(self._stack_start)
+            return file.read(STACK_MAX_BYTES).decode(errors="replace")
         return ""
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.join(2)
+        self.process.join(KILL_TIMEOUT_S)
         self.close()
 
     def _wait(self, writing: bool = False) -> None:
-        limit, poll = self.limit, self._space if writing else self._poll
-        if poll.poll(1000 * (GRACE_S if limit is None else min(GRACE_S, limit))):
+        """Wait until the line can be read or written; `Gone` after the limit, an EOFError at the worker's death."""
+        limit = math.inf if self.limit is None else self.limit
+        poll = self._writable.poll if writing else self._readable.poll
+        if poll(1000 * min(MIN_WAIT_S, limit)):
             return
         while True:
             begin = time.monotonic()
-            pause = SLICE_S if limit is None else min(SLICE_S, self._since + limit - begin)
+            pause = min(WAIT_SLICE_S, self._since + limit - begin)
             if pause <= 0:
-                raise Gone(f"gave no answer for {limit:g} s{self._dump()}")
-            if poll.poll(1000 * pause):
+                raise Gone(f"gave no answer for {limit:g} s{self._innermost_frame()}")
+            if poll(1000 * pause):
                 return
-            if not self.process.is_alive():  # where neither pipe nor sentinel showed it
+            # A death that neither the pipe nor the sentinel has shown.
+            if not self.process.is_alive():
                 raise EOFError
-            late = time.monotonic() - begin - pause
-            if late > SLICE_S:
-                self._since += late
+            seconds_stopped = time.monotonic() - begin - pause
+            if seconds_stopped > WAIT_SLICE_S:
+                self._since += seconds_stopped
 
-    def _dump(self) -> str:
+    def _innermost_frame(self) -> str:
+        """Where it hangs, as the end of a sentence; it writes its stack on a signal."""
         if self.crash_file is None:
             return ""
         with suppress(OSError):
             os.kill(self.process.pid or 0, signal.SIGUSR1)
-        end = time.monotonic() + DUMP_S
-        while not (found := WHERE.search(self.stack())) and time.monotonic() < end:
+        end = time.monotonic() + STACK_TIMEOUT_S
+        frame = INNERMOST_FRAME.search(self.stack())
+        while not frame and time.monotonic() < end:
             time.sleep(0.01)
-        return f", in {found[3]} ({found[1]}:{found[2]})" if found else ""
+            frame = INNERMOST_FRAME.search(self.stack())
+        if not frame:
+            return ""
+        file, line, function = frame.groups()
+        return f", in {function} ({file}:{line})"
 
-    def _fate(self) -> str:
-        self.process.join(2)
+    def _cause_of_end(self) -> str:
+        """How its process ended, as the end of a sentence."""
+        self.process.join(KILL_TIMEOUT_S)
         code = self.process.exitcode
         if code is None:
             return "closed its line"
@@ -191,8 +235,11 @@ class Budget:
     """How many workers may be replaced: so many `restarts` within `window` seconds."""
 
     def __init__(self, restarts: int, window: float) -> None:
-        self.restarts, self.window = restarts, window
-        self.spent = 0  # replacements so far
+        self.restarts = restarts
+        self.window = window
+        # How many workers have been replaced so far.
+        self.spent = 0
+        # When and why, within the window.
         self._recent: deque[tuple[float, str]] = deque()
 
     def spend(self, sentence: str) -> str:
@@ -208,13 +255,13 @@ class Budget:
         if not self.restarts:
             raise WorkerError(sentence)
         error = WorkerError(f"{sentence}; that is more than {self.restarts} restarts within {self.window:g} s")
-        lines = [f"{now - when:.1f} s before: {what}" for when, what in self._recent]
+        lines = [f"{now - when:.1f} s before: {reason}" for when, reason in self._recent]
         error.add_note("\n".join(["What happened:", *lines]))
         raise error
 
 
-def guard(crash_file: Path | None, orphans: bool) -> None:
-    """A worker's first act: leave signals to the parent, log crashes, and (`orphans`) die with its creator."""
+def guard(crash_file: Path | None, dies_with_creator: bool) -> None:
+    """A worker's first act: leave signals to the parent, log crashes, and die with its creator if asked to."""
     # Signals to the whole process group are for the parent, which may still want to save its state.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
@@ -225,14 +272,17 @@ def guard(crash_file: Path | None, orphans: bool) -> None:
             file = appended(crash_file)
     faulthandler.enable(file or sys.stderr)
     if file is not None:
-        faulthandler.register(signal.SIGUSR1, file)  # holds it open
+        # faulthandler keeps the file open.
+        faulthandler.register(signal.SIGUSR1, file)
     # A worker that held this end would keep the server that forks, whose death it waits for, alive.
     with suppress(AttributeError, TypeError, OSError):
         os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
-    if orphans and sys.platform == "linux":
+    if dies_with_creator and sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: also in the middle of a step
+        # This option kills the worker even in the middle of a step.
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def stop(workers: list[Worker]) -> None:
@@ -240,18 +290,24 @@ def stop(workers: list[Worker]) -> None:
     for worker in workers:
         worker.close()
     try:
-        end = time.monotonic() + CLOSE_S
+        end = time.monotonic() + CLOSE_TIMEOUT_S
         for worker in workers:
-            worker.process.join(max(end - time.monotonic(), 0))
-    finally:  # also if a signal ends the waiting
-        left = [worker.process for worker in workers if worker.process.is_alive()]
-        for process in left:
-            process.kill()
-        end = time.monotonic() + 1
-        for process in left:
-            process.join(max(end - time.monotonic(), 0.05))
+            seconds_left = max(end - time.monotonic(), 0)
+            worker.process.join(seconds_left)
+    finally:
+        # Workers are killed also if a signal ends the waiting above.
+        _kill_all([worker.process for worker in workers if worker.process.is_alive()])
     for file in {worker.crash_file for worker in workers if worker.crash_file is not None}:
         with suppress(OSError):
             if file.stat().st_size == 0:
                 file.unlink()
                 file.parent.rmdir()
+
+
+def _kill_all(processes: list[BaseProcess]) -> None:
+    for process in processes:
+        process.kill()
+    end = time.monotonic() + 1
+    for process in processes:
+        seconds_left = max(end - time.monotonic(), 0.05)
+        process.join(seconds_left)

@@ -16,6 +16,7 @@ and macOS only.
 """
 
 import functools
+import math
 import multiprocessing
 import os
 import threading
@@ -37,10 +38,20 @@ from envs.vector.watchdog import Budget, Gone, Line, Worker, WorkerError, guard,
 
 __all__ = ["WorkerError", "Workers", "cores", "share"]
 
-REQUEST = b"\xff"  # what a worker is sent: a group to step, as one byte, or this and a request of `Stepper.ask`
-QUIET, ENDED, FAILED = b"\0", b"\1", b"\2"  # how it replies
-ALIGNMENT = 64  # bytes; no two arrays share a cache line
-PATIENCE = 10, 120.0  # limit of all but steps: so many times that of a step, but no less than so many seconds
+# What a worker is sent: a group to step, as one byte, or this and a request of `Stepper.ask`.
+REQUEST = b"\xff"
+
+# How a worker replies: no episode ended, one ended, an environment raised.
+QUIET = b"\0"
+ENDED = b"\1"
+FAILED = b"\2"
+
+# No two arrays share a cache line.
+CACHE_LINE_BYTES = 64
+
+# All requests but steps have so many times the limit of a step, but no less than so many seconds.
+REQUEST_TIMEOUT_STEPS = 10
+MIN_REQUEST_TIMEOUT_S = 120.0
 
 
 class Block:
@@ -51,8 +62,10 @@ class Block:
         self._memory = memory
 
     def __call__(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        begin, count = self.size, int(np.prod(shape))
-        self.size += -(-count * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
+        begin = self.size
+        count = int(np.prod(shape))
+        size = count * np.dtype(dtype).itemsize
+        self.size += math.ceil(size / CACHE_LINE_BYTES) * CACHE_LINE_BYTES
         if self._memory is None:
             return np.zeros(shape, dtype)
         return np.frombuffer(self._memory, dtype, count, begin).reshape(shape)
@@ -88,43 +101,65 @@ class Workers(BufferedVectorEnv):
         crash_folder: str | Path | None = None,
     ) -> None:
         n = len(makers)
-        processes = cores() if processes is None else processes
+        if processes is None:
+            processes = cores()
         _check(n, processes, step_timeout, on_error, restarts)
-        self.processes = processes = min(processes, n)
+        self.processes = min(processes, n)
         # Called with a sentence about each replacement.
         self.say: Callable[[str], object] = functools.partial(warnings.warn, category=RuntimeWarning)
-        self._makers, self._on_error, self._budget = makers, on_error, Budget(restarts, restart_window)
+        self._makers = makers
+        self._on_error = on_error
+        self._budget = Budget(restarts, restart_window)
         self._crash_folder = None if crash_folder is None else Path(crash_folder).absolute()
-        self._step_limit = step_timeout or None
-        self._patience = max(PATIENCE[0] * step_timeout, PATIENCE[1]) if step_timeout else None
-        self._seeds = list(range(n))  # of each row's last reset that had one
+        self._step_timeout = step_timeout or None
+        self._request_timeout: float | None = None
+        if step_timeout:
+            self._request_timeout = max(REQUEST_TIMEOUT_STEPS * step_timeout, MIN_REQUEST_TIMEOUT_S)
+        # The seed of each row's last reset that had one.
+        self._seeds = list(range(n))
         self._generations = [0] * self.processes
-        half = (n + 1) // 2
-        groups = (slice(0, half), slice(half, n)) if n > 1 else (slice(0, 1),)
+
         # Workers are no forks of this process: threads and CUDA do not survive a fork.
         method = _start_method()
         self._context: Any = multiprocessing.get_context(method)
-        # A worker dies with the thread that made it: of the server that forks, the only one.
-        self._orphans = method == "forkserver" or threading.current_thread() is threading.main_thread()
-        with closing(makers[0]()) as one:  # only to see what its spaces are
-            block = Block()
-            SharedBuffers.like(one, n, block)
-            self._memory = self._context.RawArray("b", block.size)
-            self._describe(one, n, groups, SharedBuffers.like(one, n, Block(self._memory)))
-        self._slots.turn[:] = -1
+        # A worker may be told to die with the thread that made it. With a server that forks, that is the server's only
+        # one; else it has to be the main thread, as others may end while the workers are still needed.
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        self._dies_with_creator = method == "forkserver" or is_main_thread
+        self._allocate(n)
         self._workers: list[Worker] = []
-        # Also when this object is forgotten, and at exit before multiprocessing waits for its children.
+        # Stops the workers also when this object is garbage-collected, and at exit before multiprocessing waits for
+        # its children.
         self._stop = Finalize(self, stop, (self._workers,), exitpriority=10)
-        self._members = [[w for w in range(processes) if range(n)[share(group, w, processes)]] for group in groups]
+        # For each group the workers that have rows of it.
+        self._members = [[w for w in range(self.processes) if self._rows_of(group, w)] for group in self.groups]
         try:
-            for worker in range(self.processes):
-                self._workers.append(self._hire(worker, {}))
-            for worker in range(self.processes):
-                if failure := self._failure_to_make(worker):
-                    self._fail(*failure)
+            self._hire_all()
         except BaseException:
             self.close()
             raise
+
+    def _allocate(self, n: int) -> None:
+        """Share memory for the buffers of `n` environments, in two groups if there are two to divide."""
+        half = (n + 1) // 2
+        groups = (slice(0, half), slice(half, n)) if n > 1 else (slice(0, 1),)
+        # An environment is made only to see what its spaces are. The first block counts the bytes of its buffers.
+        with closing(self._makers[0]()) as env:
+            block = Block()
+            SharedBuffers.like(env, n, block)
+            self._memory = self._context.RawArray("b", block.size)
+            slots = SharedBuffers.like(env, n, Block(self._memory))
+            self._describe(env, n, groups, slots)
+        self._slots.turn[:] = -1
+
+    def _hire_all(self) -> None:
+        """Start all workers, then wait until all have made their environments."""
+        for worker in range(self.processes):
+            self._workers.append(self._hire(worker, {}))
+        for worker in range(self.processes):
+            failure = self._failure_to_make(worker)
+            if failure is not None:
+                self._fail(*failure)
 
     @property
     def restarts(self) -> int:
@@ -133,16 +168,26 @@ class Workers(BufferedVectorEnv):
     def _rows(self, worker: int) -> range:
         return range(worker, self.num_envs, self.processes)
 
+    def _rows_of(self, group: slice, worker: int) -> range:
+        """The rows of a group that live in a worker; possibly none."""
+        return range(self.num_envs)[share(group, worker, self.processes)]
+
     def _hire(self, worker: int, lost: dict[int, int]) -> Worker:
         """Start a process, with environments whose episodes were lost, row -> new seed, or which are the first."""
         makers: Any = {row: self._makers[row] for row in self._rows(worker)}
         shares = [share(group, worker, self.processes) for group in self.groups]
-        texts = self._slots.modalities["text"].tolist() if "text" in self._slots.modalities else None
-        file = None if self._crash_folder is None else self._crash_folder / f"worker-{worker}.txt"
-        spaces = self.single_observation_space, self.single_action_space
-        arguments = (CloudpickleWrapper(makers), spaces, self.num_envs, shares, self._memory, lost, texts, file)
-        hired = Worker(self._context, _work, (*arguments, self._orphans), f"environments-{worker}", file)
-        hired.limit = self._patience
+        texts = None
+        if "text" in self._slots.modalities:
+            texts = self._slots.modalities["text"].tolist()
+        crash_file = None
+        if self._crash_folder is not None:
+            crash_file = self._crash_folder / f"worker-{worker}.txt"
+        spaces = (self.single_observation_space, self.single_action_space)
+        wrapped = CloudpickleWrapper(makers)
+        buffers = (self.num_envs, shares, self._memory, lost, texts)
+        arguments = (wrapped, spaces, *buffers, crash_file, self._dies_with_creator)
+        hired = Worker(self._context, _work, arguments, f"environments-{worker}", crash_file)
+        hired.limit = self._request_timeout
         return hired
 
     def _failure_to_make(self, worker: int, again: str = "") -> tuple[str, str] | None:
@@ -151,7 +196,10 @@ class Workers(BufferedVectorEnv):
             byte, message = self._workers[worker].answer(False, FAILED)
         except Gone as gone:
             return f"{self._name(worker)}{gone} while its environments were made{again}", ""
-        return message[1:] if byte == FAILED else None
+        if byte != FAILED:
+            return None
+        _, sentence, trace = message
+        return sentence, trace
 
     def _ask(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         parts: dict[int, dict[int, tuple[Any, ...]]] = {}
@@ -160,18 +208,20 @@ class Workers(BufferedVectorEnv):
             if method == "reset" and values[0] is not None:
                 self._seeds[row] = values[0]
         for worker, part in parts.items():
-            self._workers[worker].limit = self._patience
+            self._workers[worker].limit = self._request_timeout
             self._workers[worker].post(REQUEST, (method, part))
         results: dict[int, Any] = {}
         for worker in parts:
-            results |= self._receive(worker, True)[1]
+            _, answers = self._receive(worker, True)
+            results |= answers
         return results
 
     def _start(self, group: int) -> None:
-        byte, workers = bytes([group]), self._workers
-        for worker in self._members[group]:
-            workers[worker].limit = self._step_limit
-            workers[worker].post(byte)
+        byte = bytes([group])
+        for number in self._members[group]:
+            worker = self._workers[number]
+            worker.limit = self._step_timeout
+            worker.post(byte)
 
     def _wait(self, group: int) -> bool:
         ended = False
@@ -182,16 +232,19 @@ class Workers(BufferedVectorEnv):
             ended |= reply == ENDED
             if has_text:
                 rows = share(self.groups[group], worker, self.processes)
-                slots.modalities["text"][rows], slots.final_modalities["text"][rows] = texts
+                text, final_text = texts
+                slots.modalities["text"][rows] = text
+                slots.final_modalities["text"][rows] = final_text
         return ended
 
-    def _receive(self, worker: int, more: bool) -> tuple[bytes, Any]:
-        """A worker's reply, and the message after it if there is `more`; if need be, that of its successor."""
+    def _receive(self, worker: int, has_message: bool) -> tuple[bytes, Any]:
+        """A worker's reply, with its message if it `has_message`; if the worker is replaced, its successor's."""
         while True:
             try:
-                reply, message = self._workers[worker].answer(more, FAILED)
+                reply, message = self._workers[worker].answer(has_message, FAILED)
             except Gone as gone:
-                self._replace(worker, self._name(worker) + str(gone) + self._circumstances(worker))
+                sentence = self._name(worker) + str(gone) + self._circumstances(worker)
+                self._replace(worker, sentence)
                 continue
             if reply != FAILED:
                 return reply, message
@@ -201,6 +254,7 @@ class Workers(BufferedVectorEnv):
             self._replace(worker, sentence, trace)
 
     def _replace(self, worker: int, sentence: str, trace: str = "") -> None:
+        """Kill a worker for the reason `sentence`; its successor is sent what it left unanswered."""
         old = self._workers[worker]
         old.kill()
         while True:
@@ -208,12 +262,16 @@ class Workers(BufferedVectorEnv):
                 count = self._budget.spend(sentence)
             except WorkerError as error:
                 self.close()
-                if trace or old.stack():
-                    error.add_note(trace or f"The stack of the worker process:\n{old.stack()}")
+                if not trace and old.stack():
+                    trace = f"The stack of the worker process:\n{old.stack()}"
+                if trace:
+                    error.add_note(trace)
                 raise
             self.say(f"{sentence}; its episodes are lost and it is replaced ({count})")
             self._generations[worker] += 1
-            self._workers[worker] = new = self._hire(worker, {row: self._new_seed(row) for row in self._rows(worker)})
+            seeds = {row: self._new_seed(row) for row in self._rows(worker)}
+            new = self._hire(worker, seeds)
+            self._workers[worker] = new
             failure = self._failure_to_make(worker, " again")
             if failure is None:
                 break
@@ -236,9 +294,11 @@ class Workers(BufferedVectorEnv):
         """What the worker was doing when it was lost, as the end of a sentence."""
         row = int(self._slots.turn[worker])
         self._slots.turn[worker] = -1
-        old, words = self._workers[worker], ""
+        old = self._workers[worker]
+        words = ""
         if row >= 0 and old.pending:
-            action = "" if old.pending[0][0] == REQUEST else f", action {self._slots.action[row].tolist()}"
+            request, _ = old.pending[0]
+            action = "" if request == REQUEST else f", action {self._slots.action[row].tolist()}"
             words = f" in environment {row}{action} (seeded with {self._seeds[row]})"
         code = old.process.exitcode
         if code is not None and old.stack():
@@ -260,31 +320,37 @@ class Workers(BufferedVectorEnv):
 
 
 def _check(n: int, processes: int, step_timeout: float, on_error: str, restarts: int) -> None:
-    for wrong, sentence in (
-        (processes < 1 or n < 1, f"{n} environments in processes={processes} make no vector; give at least 1 of both"),
-        (os.name != "posix", f'workers need Linux or macOS, not {os.name!r}; use backend="gym"'),
-        (not step_timeout >= 0, f"step_timeout={step_timeout} is out of range; give seconds, or 0 for no limit"),
-        (on_error not in ("stop", "restart"), f'on_error={on_error!r} is unknown; give "stop" or "restart"'),
-        (restarts < 0, f"restarts={restarts} is out of range; give 0 or more"),
-    ):
-        if wrong:
-            raise ValueError(sentence)
+    """Refuse, with a ValueError, what makes no workers."""
+    if processes < 1 or n < 1:
+        raise ValueError(f"{n} environments in processes={processes} make no vector; give at least 1 of both")
+    if os.name != "posix":
+        raise ValueError(f'workers need Linux or macOS, not {os.name!r}; use backend="gym"')
+    if not step_timeout >= 0:
+        raise ValueError(f"step_timeout={step_timeout} is out of range; give seconds, or 0 for no limit")
+    if on_error not in ("stop", "restart"):
+        raise ValueError(f'on_error={on_error!r} is unknown; give "stop" or "restart"')
+    if restarts < 0:
+        raise ValueError(f"restarts={restarts} is out of range; give 0 or more")
 
 
 def _start_method() -> str:
+    """How processes begin: forked by a server, else as new programs."""
     # What all workers import is there before they are forked; it has no effect once the server runs.
     multiprocessing.set_forkserver_preload(["__main__", "envs.make"])
     try:
         forkserver.ensure_running()
-    except (ChildProcessError, ValueError):  # a process that was forked cannot use its parent's; or there is none here
+    except (ChildProcessError, ValueError):
+        # A process that was itself forked cannot use its parent's server, and some systems have none.
         return "spawn"
     return "forkserver"
 
 
 def cores() -> int:
     """Processors that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    # Only Linux says which processors those are.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _work(
@@ -297,14 +363,16 @@ def _work(
     lost: dict[int, int],
     texts: list[str] | None,
     crash_file: Path | None,
-    orphans: bool,
+    dies_with_creator: bool,
 ) -> None:
     """A worker: make environments, then answer requests until the line ends."""
-    guard(crash_file, orphans)
+    guard(crash_file, dies_with_creator)
     envs: dict[int, Any] = {}
-    row = min(makers.fn)  # what the pickled wrapper holds
+    # The wrapper has unpickled what it holds: row -> maker.
+    make_row: dict[int, Maker] = makers.fn
+    row = min(make_row)
     try:
-        for row, make in makers.fn.items():
+        for row, make in make_row.items():
             envs[row] = make()
             check_alike(row, envs[row], spaces)
         slots = SharedBuffers.like(envs[row], n, Block(memory))
@@ -322,16 +390,23 @@ def _work(
             try:
                 if request is not None:
                     line.put(QUIET, stepper.ask(*request))
-                else:
-                    reply, rows = ENDED if stepper.step(byte[0]) else QUIET, shares[byte[0]]
-                    both = slots.modalities, slots.final_modalities  # whose texts shared memory cannot hold
-                    line.put(reply, None if texts is None else [part["text"][rows] for part in both])
+                    continue
+                group = byte[0]
+                reply = ENDED if stepper.step(group) else QUIET
+                message = None
+                if texts is not None:
+                    # Shared memory cannot hold these.
+                    rows = shares[group]
+                    message = [slots.modalities["text"][rows], slots.final_modalities["text"][rows]]
+                line.put(reply, message)
             except Exception as error:
                 method = "step" if request is None else request[0]
                 line.put(FAILED, _failure(method, stepper.row, error, slots, envs[stepper.row]))
-                while method in ("step", "reset"):  # it is about to be replaced
+                # This worker is about to be replaced, and waits for its end.
+                while method in ("step", "reset"):
                     line.take()
-    except (EOFError, OSError):  # the parent closed the line, or is gone
+    except (EOFError, OSError):
+        # The parent closed the line, or is gone.
         stepper.close()
 
 
@@ -346,5 +421,6 @@ def _failure(
         with suppress(Exception):
             past = env.get_wrapper_attr("snapshot")()
             words += f", step {past['actions']['shape'][0]} of an episode"
-            words += "" if past["seed"] is None else f" with seed {past['seed']}"
+            if past["seed"] is not None:
+                words += f" with seed {past['seed']}"
     return method, words, traceback.format_exc()
