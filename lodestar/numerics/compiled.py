@@ -1,4 +1,4 @@
-"""Updates compiled by numba, where numba and the processor are there; else a sentence, once, and the usual path."""
+"""Updates compiled by numba, where numba and the processor allow it; else the usual path, and one warning."""
 
 import functools
 import importlib
@@ -8,20 +8,21 @@ from typing import Any
 
 @functools.cache
 def kernel(module: str, whose: str, otherwise: str, key: str = "agent.path") -> Any:
-    """A module of compiled updates; None, said once, where it cannot run: then `whose` update runs in `otherwise`.
+    """A module of compiled updates; where it cannot run None and one warning: then `whose` update runs in `otherwise`.
 
     `key` is the setting by which a user would choose another path.
     """
+    # numba raises a RuntimeError if it finds no folder for its cache.
     try:
-        found = importlib.import_module(module)
+        kernel_module = importlib.import_module(module)
         supported = importlib.import_module("lodestar.numerics.kernel").SUPPORTED
-    except (ImportError, RuntimeError) as error:  # numba's own, if it finds no folder for its cache
+    except (ImportError, RuntimeError) as error:
         say(whose, f"{otherwise} ({error}); pip install 'lodestar-rl[fast]', or give another {key}")
         return None
     if not supported:
         say(whose, f"{otherwise}, as this processor lacks AVX2; give another {key}")
         return None
-    return found
+    return kernel_module
 
 
 @functools.cache

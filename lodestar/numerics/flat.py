@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from lodestar.state import Stateful
 
-ADAM: Any = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
+# What torch's fused step of Adam takes besides the rate and epsilon.
+ADAM_OPTIONS: Any = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
 
 
 class Flat(Stateful):
@@ -30,31 +31,41 @@ class Flat(Stateful):
     saved = ("mean", "square", "steps")
 
     def __init__(self, value: Tensor, epsilon: float = 1e-5) -> None:
-        self.value, self.grad = value, torch.zeros_like(value)
-        self.mean, self.square = torch.zeros_like(value), torch.zeros_like(value)  # Adam's moments
-        self.steps, self.epsilon = torch.zeros((), device=value.device), epsilon
+        self.value = value
+        self.grad = torch.zeros_like(value)
+        # Adam's moments and step count.
+        self.mean = torch.zeros_like(value)
+        self.square = torch.zeros_like(value)
+        self.steps = torch.zeros((), device=value.device)
+        self.epsilon = epsilon
         self.on_host = value.device.type == "cpu"
 
     @classmethod
     def over(cls, parameters: list[nn.Parameter], epsilon: float = 1e-5) -> "Flat":
         """Of a module, whose parameters become views in this order; whatever writes into one writes into the other."""
-        flat = cls(torch.cat([p.detach().reshape(-1) for p in parameters] or [torch.zeros(0)]), epsilon)
+        values = [parameter.detach().reshape(-1) for parameter in parameters]
+        flat = cls(torch.cat(values or [torch.zeros(0)]), epsilon)
         begin = 0
-        for p in parameters:
-            end = begin + p.numel()
-            p.data = flat.value[begin:end].view_as(p)
-            p.grad = flat.grad[begin:end].view_as(p)
+        for parameter in parameters:
+            end = begin + parameter.numel()
+            parameter.data = flat.value[begin:end].view_as(parameter)
+            parameter.grad = flat.grad[begin:end].view_as(parameter)
             begin = end
         return flat
 
     def part(self, places: Tensor) -> "Flat":
+        """A copy of the numbers at some places, with their moments."""
         part = Flat(self.value[places], self.epsilon)
-        part.mean, part.square = self.mean[places], self.square[places]
+        part.mean = self.mean[places]
+        part.square = self.square[places]
         part.steps.copy_(self.steps)
         return part
 
     def put(self, places: Tensor, part: "Flat") -> None:
-        self.value[places], self.mean[places], self.square[places] = part.value, part.mean, part.square
+        """The inverse of `part`."""
+        self.value[places] = part.value
+        self.mean[places] = part.mean
+        self.square[places] = part.square
         self.steps.copy_(part.steps)
 
     def descend(self, loss: Tensor, learning_rate: float, max_grad_norm: float = math.inf) -> Tensor:
@@ -75,7 +86,8 @@ class Flat(Stateful):
             norm: Any = torch.linalg.vector_norm(self.grad)
             self.grad.mul_(torch.clamp(max_grad_norm / (norm + 1e-6), max=1.0))
             return norm
-        grad = self.grad.numpy()  # arithmetic in torch costs a call more than in NumPy
+        # On the host, a call of NumPy's arithmetic costs less than one of torch's.
+        grad = self.grad.numpy()
         norm = math.sqrt(grad.dot(grad))
         if norm > max_grad_norm:
             grad *= max_grad_norm / (norm + 1e-6)
@@ -88,16 +100,20 @@ class Flat(Stateful):
         else:
             self.steps += 1
         lists: Any = ([self.value], [self.grad], [self.mean], [self.square], [], [self.steps])
-        torch._fused_adam_(*lists, lr=learning_rate, eps=self.epsilon, **ADAM)
+        torch._fused_adam_(*lists, lr=learning_rate, eps=self.epsilon, **ADAM_OPTIONS)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "param_groups" in state:  # of torch.optim.Adam, which rewards had until 0.2.0
-            each = [state["state"][key] for key in sorted(state["state"])]
-            names = {"mean": "exp_avg", "square": "exp_avg_sq"}
-            state = (
-                {own: torch.cat([one[name].reshape(-1) for one in each]) for own, name in names.items()}
-                | {"steps": each[0]["step"]}
-                if each
-                else self.state_dict()
-            )
+        if "param_groups" in state:
+            state = self._from_torch_adam(state)
         super().load_state_dict(state)
+
+    def _from_torch_adam(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state of a `torch.optim.Adam`, which rewards had until 0.2.0, as one of ours."""
+        parameters = [state["state"][key] for key in sorted(state["state"])]
+        if not parameters:
+            return self.state_dict()
+        return {
+            "mean": torch.cat([parameter["exp_avg"].reshape(-1) for parameter in parameters]),
+            "square": torch.cat([parameter["exp_avg_sq"].reshape(-1) for parameter in parameters]),
+            "steps": parameters[0]["step"],
+        }

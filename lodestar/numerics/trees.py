@@ -22,50 +22,76 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
-LARGEST = np.finfo(np.float32).max  # a threshold that nothing is above
-CELLS = 2**20  # rows times trees that are looked at in one go
+# A threshold that nothing is above.
+LARGEST = np.finfo(np.float32).max
+# Rows times trees that are looked at in one go.
+CELLS = 2**20
 GROWN = ("feature", "threshold", "leaf")
 
 
 class Bins(NamedTuple):
-    """M rows, each number as its place among the W bins of all inputs, which lie one after the other."""
+    """M rows, each number as its place among the W bins of all inputs, which lie one after the other.
 
-    place: np.ndarray  # int64 (M, D'), of the inputs that vary
-    column: np.ndarray  # int64 (W,), which of these a bin belongs to
-    feature: np.ndarray  # int64 (W,), the same among all inputs
-    edge: np.ndarray  # float32 (W,), what is larger lies in a bin further right
+    Args:
+        place: int64 (M, D'), of the inputs that vary.
+        column: int64 (W,), which of these a bin belongs to.
+        feature: int64 (W,), the same among all inputs.
+        edge: float32 (W,), what is larger lies in a bin further right.
+    """
+
+    place: np.ndarray
+    column: np.ndarray
+    feature: np.ndarray
+    edge: np.ndarray
 
     @classmethod
     def of(cls, x: np.ndarray, most: int) -> "Bins":
         """Of rows (M, D), at most so many bins an input: between its values if they are few, else at quantiles."""
-        places, edges, features, begin = list[np.ndarray](), list[np.ndarray](), list[int](), 0
+        places = list[np.ndarray]()
+        edges = list[np.ndarray]()
+        features = list[int]()
+        begin = 0
         for number, column in enumerate(x.T):
-            seen = np.unique(column)
-            if len(seen) == 1 and (features or number < x.shape[1] - 1):
+            values = np.unique(column)
+            # A constant input is left out, unless all are constant: then the last one stays.
+            is_last = number == x.shape[1] - 1
+            if len(values) == 1 and (features or not is_last):
                 continue
-            if len(seen) > most:
-                between = np.unique(np.quantile(column, np.arange(1, most) / most))
+            if len(values) > most:
+                quantiles = np.quantile(column, np.arange(1, most) / most)
+                between = np.unique(quantiles)
             else:
-                between = (seen[1:] + seen[:-1]) / 2
-            edges.append(np.append(between, LARGEST).astype(np.float32))
-            places.append(begin + np.searchsorted(edges[-1][:-1], column))
+                between = (values[1:] + values[:-1]) / 2
+            column_edges = np.append(between, LARGEST).astype(np.float32)
+            edges.append(column_edges)
+            places.append(begin + np.searchsorted(column_edges[:-1], column))
             features.append(number)
-            begin += len(edges[-1])
-        column = np.repeat(np.arange(len(edges)), [len(each) for each in edges])
-        return cls(np.stack(places, 1), column, np.array(features)[column], np.concatenate(edges))
+            begin += len(column_edges)
+        column = np.repeat(np.arange(len(edges)), [len(column_edges) for column_edges in edges])
+        feature = np.array(features)[column]
+        return cls(np.stack(places, 1), column, feature, np.concatenate(edges))
 
 
 class Tree(NamedTuple):
-    """One tree of depth d for K outputs."""
+    """One tree of depth d for K outputs.
 
-    feature: np.ndarray  # int64 (d,)
-    threshold: np.ndarray  # float32 (d,)
-    leaf: np.ndarray  # float32 (2^d, K); the first question is the highest bit of the number of a leaf
-    gain: np.ndarray  # float32 (d, K), what each question added to the score
+    Args:
+        feature: int64 (d,).
+        threshold: float32 (d,).
+        leaf: float32 (2^d, K); the first question is the highest bit of the number of a leaf.
+        gain: float32 (d, K), what each question added to the score.
+    """
+
+    feature: np.ndarray
+    threshold: np.ndarray
+    leaf: np.ndarray
+    gain: np.ndarray
 
     def at(self, x: np.ndarray) -> np.ndarray:
         """Leaves of rows (M, D): (M, K)."""
-        return self.leaf[(x[:, self.feature] > self.threshold) @ (1 << np.arange(len(self.feature))[::-1])]
+        bits = x[:, self.feature] > self.threshold
+        place_values = 1 << np.arange(len(self.feature))[::-1]
+        return self.leaf[bits @ place_values]
 
 
 def fit(bins: Bins, gradient: np.ndarray, depth: int) -> Tree:
@@ -77,29 +103,45 @@ def fit(bins: Bins, gradient: np.ndarray, depth: int) -> Tree:
         >>> tree.threshold.tolist(), tree.leaf.ravel().tolist(), tree.gain.tolist()
         ([1.5], [1.0, -1.0], [[4.0]])
     """
-    rows, width = len(bins.place), len(bins.edge)
+    rows = len(bins.place)
+    width = len(bins.edge)
+    # Outputs count alike: the question is chosen by gradients divided by their root mean square.
     size = np.sqrt(np.square(gradient, dtype=np.float64).mean(0))
     size[size == 0] = 1.0
-    each = np.concatenate([np.ones((1, rows)), (gradient / size).T])  # (1 + K, M): rows, then gradients
-    beside = np.repeat(each, bins.place.shape[1], axis=1)
-    total = each.sum(1)[:, None]  # (1 + K, nodes)
-    before, node = total[1:, 0] ** 2 / rows, np.zeros(rows, np.int64)
-    chosen, gains = list[int](), list[np.ndarray]()
+
+    # What is summed over rows, (1 + K, M): ones, which count them, then the gradients. Repeated for each input it fits
+    # `place`, (1 + K, M * D').
+    summands = np.concatenate([np.ones((1, rows)), (gradient / size).T])
+    repeated = np.repeat(summands, bins.place.shape[1], axis=1)
+    # The sums over the rows of each node, (1 + K, nodes), and the score of the questions so far, (K,).
+    total = summands.sum(1)[:, None]
+    score_before = total[1:, 0] ** 2 / rows
+    node = np.zeros(rows, np.int64)
+    chosen = list[int]()
+    gains = list[np.ndarray]()
     for level in range(depth):
+        # The sums over the rows in each bin of each node, (1 + K, nodes, W).
         place = (bins.place + width * node[:, None]).ravel()
-        histogram = np.stack([np.bincount(place, part, width << level) for part in beside])
-        # All inputs before a bin's own have added all rows of the node.
-        left = histogram.reshape(len(each), -1, width).cumsum(-1) - bins.column * total[..., None]
+        histogram = np.stack([np.bincount(place, summand, width << level) for summand in repeated])
+        histogram = histogram.reshape(len(summands), -1, width)
+        # The same over all rows up to a bin. All inputs before its own have added all rows of the node.
+        left = histogram.cumsum(-1) - bins.column * total[..., None]
         right = total[..., None] - left
-        score = sum((side[1:] ** 2 / np.maximum(side[0], 1)).sum(1) for side in (left, right))  # (K, W)
+        score = _side_score(left) + _side_score(right)
         best = int(score.sum(0).argmax())
         chosen.append(best)
-        gains.append(score[:, best] - before)
-        before = score[:, best]
-        total = np.stack([left[..., best], right[..., best]], -1).reshape(len(each), -1)
+        gains.append(score[:, best] - score_before)
+        score_before = score[:, best]
+        total = np.stack([left[..., best], right[..., best]], -1).reshape(len(summands), -1)
         node = 2 * node + (bins.place[:, bins.column[best]] > best)
     leaf = (total[1:] / np.maximum(total[0], 1)).T * size
     return Tree(bins.feature[chosen], bins.edge[chosen], leaf.astype(np.float32), np.array(gains, np.float32))
+
+
+def _side_score(sums: np.ndarray) -> np.ndarray:
+    """The score (K, W) of one side of every question, from its sums (1 + K, nodes, W)."""
+    count = np.maximum(sums[0], 1)
+    return (sums[1:] ** 2 / count).sum(1)
 
 
 class Trees(nn.Module):
@@ -111,7 +153,8 @@ class Trees(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, depth: int) -> None:
         super().__init__()
-        self.width, self.leaf = outputs, nn.Parameter(torch.zeros(0, 2**depth, outputs))
+        self.width = outputs
+        self.leaf = nn.Parameter(torch.zeros(0, 2**depth, outputs))
         self.register_buffer("feature", torch.zeros(0, depth, dtype=torch.int64))
         self.register_buffer("threshold", torch.zeros(0, depth))
         self.register_buffer("importance", torch.zeros(inputs, outputs))
@@ -120,10 +163,16 @@ class Trees(nn.Module):
         """(B, D) -> (B, K)."""
         out = x.new_zeros(len(x), self.width)
         if not len(self.leaf):
-            return out + self.leaf.sum()  # 0, as a function of the leaves
-        step = max(CELLS // max(len(x), 1), 1)
-        for part in range(0, len(self.leaf), step):
-            feature, threshold, leaf = (getattr(self, name)[part : part + step] for name in GROWN)
+            # The sum is 0; it makes the result a function of the leaves, so that it has a gradient.
+            return out + self.leaf.sum()
+        trees_a_part = max(CELLS // max(len(x), 1), 1)
+        for begin in range(0, len(self.leaf), trees_a_part):
+            part = slice(begin, begin + trees_a_part)
+            feature = self.feature[part]
+            threshold = self.threshold[part]
+            leaf = self.leaf[part]
+            # The number of a leaf among those of all trees: the tree's number in the highest digits, then one bit a
+            # question.
             code = torch.arange(len(leaf), device=x.device)
             for level in range(feature.shape[1]):
                 code = 2 * code + (x[:, feature[:, level]] > threshold[:, level])
@@ -132,18 +181,25 @@ class Trees(nn.Module):
 
     @torch.no_grad()
     def grow(self, trees: Sequence[Tree]) -> None:
+        """Add trees to the ensemble."""
+        device = self.leaf.device
         for name in GROWN:
-            new = torch.from_numpy(np.stack([getattr(tree, name) for tree in trees])).to(self.leaf.device)
+            arrays = np.stack([getattr(tree, name) for tree in trees])
+            new = torch.from_numpy(arrays).to(device)
             self.put(name, torch.cat([getattr(self, name), new]))
         for tree in trees:
-            feature, gain = (torch.from_numpy(x).to(self.leaf.device) for x in (tree.feature, tree.gain))
+            feature = torch.from_numpy(tree.feature).to(device)
+            gain = torch.from_numpy(tree.gain).to(device)
             self.importance.index_add_(0, feature, gain)
 
     def put(self, name: str, value: Tensor) -> None:
+        """Exchange one of `GROWN`, whose leaves are a parameter."""
         setattr(self, name, nn.Parameter(value) if name == "leaf" else value)
 
     def _load_from_state_dict(self, state: Mapping[str, Tensor], prefix: str, *rest: Any) -> None:
-        for name in GROWN:  # any number of trees fits
+        # A state may have any number of trees.
+        for name in GROWN:
             own = getattr(self, name).detach()
-            self.put(name, own.new_zeros(len(state[prefix + name]), *own.shape[1:]))
+            count = len(state[prefix + name])
+            self.put(name, own.new_zeros(count, *own.shape[1:]))
         super()._load_from_state_dict(state, prefix, *rest)
