@@ -34,8 +34,12 @@ if TYPE_CHECKING:
 
 try:
     __version__ = metadata.version("lodestar-rl")
-except metadata.PackageNotFoundError:  # a checkout that is not installed
+except metadata.PackageNotFoundError:
+    # A checkout that is not installed.
     __version__ = "0"
+
+# The exit code of a process that Ctrl-C ended.
+_CTRL_C_EXIT_CODE = 130
 
 # What a reward of one's own is made of, by the module that it comes from; loaded when it is asked for.
 _PUBLIC = {
@@ -85,23 +89,32 @@ def train(env: str, reward: Any = "task", agent: Any = "ppo", **keys: Any) -> "T
     from runners.run.exits import Failed, Stopped
     from runners.train import train_in
 
-    with _as_before():
-        named, options = _named(rewards.table, reward)
-        (actor, *more), settings = _named(agents.table, agent)
-        if more:
+    with _restored_process():
+        reward_names, reward_options = _names_and_options(rewards.table, reward)
+        agent_names, agent_options = _names_and_options(agents.table, agent)
+        if len(agent_names) > 1:
             raise ValueError(f"agent={agent!r} names several; a run has one agent, `lodestar sweep` takes several")
-        keys |= {f"reward.{name}.{key}": value for name, own in options.items() for key, value in own.items()}
-        keys |= {f"agent.{key}": value for own in settings.values() for key, value in own.items()}
-        rewarded = f"[{','.join(named)}]" if isinstance(reward, dict | list | tuple) else named[0]
-        argv = [f"env={env}", f"reward={rewarded}", f"agent={actor}"]
+        for name, options in reward_options.items():
+            keys |= {f"reward.{name}.{key}": value for key, value in options.items()}
+        for options in agent_options.values():
+            keys |= {f"agent.{key}": value for key, value in options.items()}
+
+        # As on the command line, a list names every term; a single bonus is added to the task's reward.
+        rewarded = reward_names[0]
+        if isinstance(reward, dict | list | tuple):
+            rewarded = f"[{','.join(reward_names)}]"
+        argv = [f"env={env}", f"reward={rewarded}", f"agent={agent_names[0]}"]
+        argv += [f"{key}={literal(value)}" for key, value in keys.items()]
         try:
-            code, folder = train_in([*argv, *(f"{key}={literal(value)}" for key, value in keys.items())])
+            code, folder = train_in(argv)
         except Failed as failed:
             cause = failed.__cause__ or failed
             cause.add_note(str(failed))
             raise cause from None
         except Stopped as stopped:
-            raise (KeyboardInterrupt if stopped.code == 130 else SystemExit(stopped.code)) from None
+            if stopped.code == _CTRL_C_EXIT_CODE:
+                raise KeyboardInterrupt from None
+            raise SystemExit(stopped.code) from None
         if code:
             raise OSError(f"the last checkpoint of {folder} could not be written")
         return TrainedRun(folder, trust=True)
@@ -138,8 +151,9 @@ def push_to_hub(run: "TrainedRun | str | Path", repo: str, *, private: bool | No
     """
     from runners.export.hub import push
 
-    run = run if isinstance(run, TrainedRun) else load(run, trust=trust)
-    with _as_before():
+    if not isinstance(run, TrainedRun):
+        run = load(run, trust=trust)
+    with _restored_process():
         return push(run.folder, repo, private=private, trust=run.trust, at=run.checkpoint)
 
 
@@ -159,7 +173,9 @@ class TrainedRun:
     """A trained run in its folder; what it needs of it is read when it is asked for."""
 
     def __init__(self, folder: Path, *, checkpoint: str | int = "", trust: bool = False) -> None:
-        self.folder, self.checkpoint, self.trust = folder, checkpoint, trust
+        self.folder = folder
+        self.checkpoint = checkpoint
+        self.trust = trust
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
@@ -168,7 +184,7 @@ class TrainedRun:
     def _trained(self) -> "Trained":
         from runners.run.build import load_run
 
-        with _as_before():
+        with _restored_process():
             return load_run(self.folder, self.trust, self.checkpoint)
 
     @property
@@ -198,7 +214,7 @@ class TrainedRun:
         """
         from runners.evaluate import evaluation
 
-        with _as_before():
+        with _restored_process():
             config, model, mix, _ = self._trained
             return evaluation(config, model, mix, episodes, seed)
 
@@ -206,7 +222,7 @@ class TrainedRun:
         """Where the policy's choices come from, as `lodestar explain`, whose keys are the options; its explain.json."""
         from runners.explain.__main__ import ExplainConfig, explain
 
-        with _as_before():
+        with _restored_process():
             return explain(ExplainConfig(str(self.folder), episodes, **options), self._trained)
 
 
@@ -217,7 +233,7 @@ def make_reward(
 
     Args:
         reward: a name, "my_file:Class" or a class: a bonus is added to the task's own reward, a goal replaces it. A
-            list of these, or a dict from them to their options, says outright what is added up.
+            list of these, or a dict from them to their options, names everything that is added up.
         env: whose observations, actions and goals they are for: a Gymnasium environment or vector, or an SB3 VecEnv.
         gamma: the learner's discount.
         options: of that one reward; of several, by name: `make_reward(["task", "clip"], env, clip={"goal": ...})`.
@@ -235,21 +251,30 @@ def make_reward(
     from rewards.adapters.guided import make_mix
     from rewards.adapters.observe import sample_of, spaces_of
 
-    names, given = _named(rewards.table, reward)
-    if not isinstance(reward, dict | list | tuple):
-        given = {names[0]: options}
-        names = ["task", *names] if names[0] != "task" and rewards.get(names[0]).role == "bonus" else names
-    elif strange := [key for key in options if key not in names]:
-        raise ValueError(f"{strange[0]}={options[strange[0]]!r} belongs to none of the rewards {', '.join(names)}")
-    else:
+    names, given = _names_and_options(rewards.table, reward)
+    if isinstance(reward, dict | list | tuple):
+        for key, value in options.items():
+            if key not in names:
+                raise ValueError(f"{key}={value!r} belongs to none of the rewards {', '.join(names)}")
         given |= options
+    else:
+        given = {names[0]: options}
+        # A single bonus is added to the task's own reward; a goal replaces it.
+        if names[0] != "task" and rewards.get(names[0]).role == "bonus":
+            names = ["task", *names]
     configs = {name: rewards.config_of(name, given.get(name)) for name in names}
-    spec = getattr(env if (sample := sample_of(env)) is None else sample, "spec", None)
+
+    # Some environments come with a goal for those who give none.
+    sample = sample_of(env)
+    spec = getattr(env if sample is None else sample, "spec", None)
     if spec is not None:
         from runners.cli.compose import fill_goals
 
-        said = [f"reward.{name}.{key}" for name, own in given.items() if isinstance(own, dict) for key in own]
-        fill_goals(SimpleNamespace(env=spec.id, reward=configs), said)
+        given_keys = []
+        for name, own in given.items():
+            if isinstance(own, dict):
+                given_keys += [f"reward.{name}.{key}" for key in own]
+        fill_goals(SimpleNamespace(env=spec.id, reward=configs), given_keys)
     return make_mix(configs, *spaces_of(env), gamma=gamma, seed=seed, device=device)
 
 
@@ -284,49 +309,57 @@ def wrap(env: Any, reward: Any, *, update_every: int | None = None, **options: A
     from rewards.mix.mix import Mix
 
     mix = reward if isinstance(reward, Mix) else make_reward(reward, env, **options)
-    more = {} if update_every is None else {"update_every": update_every}
+    intervals = {}
+    if update_every is not None:
+        intervals["update_every"] = update_every
     if isinstance(env, gymnasium.Env):
         from rewards.adapters.gym import RewardWrapper
 
         env = observed(env, mix)
         require_modalities(env, mix)
-        return RewardWrapper(guided(env, mix), mix, **more)
+        return RewardWrapper(guided(env, mix), mix, **intervals)
     if isinstance(env, VectorEnv):
         from rewards.adapters.gym import VectorRewardWrapper
         from rewards.adapters.observe import observed_vector
 
-        return VectorRewardWrapper(guided(observed_vector(env, mix), mix), mix, **more)
+        return VectorRewardWrapper(guided(observed_vector(env, mix), mix), mix, **intervals)
     from rewards.adapters.sb3 import RewardVecEnv
 
-    if found := next(iter(guides(mix)), ""):
-        raise ValueError(f"the reward {found!r} adds to observations; wrap each environment before the VecEnv")
-    return RewardVecEnv(env, mix, **more)
+    guiding = list(guides(mix))
+    if guiding:
+        raise ValueError(f"the reward {guiding[0]!r} adds to observations; wrap each environment before the VecEnv")
+    return RewardVecEnv(env, mix, **intervals)
 
 
-def _named(table: Any, given: Any) -> tuple[list[str], dict[str, Any]]:
+def _names_and_options(table: Any, given: Any) -> tuple[list[str], dict[str, Any]]:
     """The names of a reward or agent, of several, or of a dict's keys; and the options that such a dict holds."""
     several = list(given) if isinstance(given, dict | list | tuple) else [given]
     if not several:
         raise ValueError(f"{table.kind}={given!r} names none; give at least one")
     names = [table.name_of(each) for each in several]
-    options = {name: own or {} for name, own in zip(names, given.values())} if isinstance(given, dict) else {}
+    options = {}
+    if isinstance(given, dict):
+        options = {name: own or {} for name, own in zip(names, given.values())}
     return names, options
 
 
 @contextmanager
-def _as_before() -> Iterator[None]:
+def _restored_process() -> Iterator[None]:
     """Give the process back its random numbers, threads and path as they were."""
     import numpy as np
     import torch
 
-    path, threads = list(sys.path), torch.get_num_threads()
-    numbers, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the global ones)
+    path = list(sys.path)
+    threads = torch.get_num_threads()
+    random_state = random.getstate()
+    # NumPy's global random numbers.
+    numpy_state = np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng():
             yield
     finally:
-        random.setstate(numbers)
-        np.random.set_state(legacy)  # noqa: NPY002
+        random.setstate(random_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
         torch.set_num_threads(threads)
         sys.path[:] = path
 
@@ -341,10 +374,11 @@ def _working_directory_last() -> None:
     if os.path.samefile(here, home):
         return
     sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != here]
-    listed = os.environ.get("PYTHONPATH")  # read by the processes that the command starts
-    if listed is not None:
-        kept = [folder for folder in listed.split(os.pathsep) if os.path.realpath(folder) != here]
-        os.environ["PYTHONPATH"] = os.pathsep.join(kept)
+    # Processes that the command starts read this variable.
+    variable = os.environ.get("PYTHONPATH")
+    if variable is not None:
+        others = [folder for folder in variable.split(os.pathsep) if os.path.realpath(folder) != here]
+        os.environ["PYTHONPATH"] = os.pathsep.join(others)
 
 
 def main() -> int:
@@ -355,5 +389,8 @@ def main() -> int:
     return main()
 
 
-if os.path.splitext(os.path.basename(sys.argv[0]))[0] != "lodestar":  # an import, not the command
-    import envs  # noqa: F401  (gymnasium.make("lodestar/..."))
+# An import registers our environments with Gymnasium, as `lodestar/...`. The command imports them later, when it has
+# taken the working directory off the path.
+_program, _ = os.path.splitext(os.path.basename(sys.argv[0]))
+if _program != "lodestar":
+    import envs  # noqa: F401

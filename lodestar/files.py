@@ -11,7 +11,7 @@ A link there may lead to a file of the user's. So every write replaces what bear
 
     with replacing(make_folder(run / "videos") / "last.gif") as path: write(path)
 
-What is none of these is a `NoRegularFile`, an OSError, so that whoever expects a missing file gets a sentence for it.
+What is none of these is a `NoRegularFile`, an OSError, so that code that expects a missing file gets a sentence for it.
 A path that the user typed may be a link where it is read; its `resolve()` is none.
 """
 
@@ -25,12 +25,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-SMALL = 4_000_000  # bytes of a configuration, a status, results
-LARGE = 1_000_000_000  # of a log, a table, the tree of a state
-HUGE = 1_000_000_000_000  # of arrays, which a replay buffer fills
+# How many bytes may be read: of a configuration, a status or results; of a log, a table or the tree of a state; of
+# arrays, which a replay buffer fills.
+SMALL = 4_000_000
+LARGE = 1_000_000_000
+HUGE = 1_000_000_000_000
 
+# Flags that not every system has: against the conversion of line ends on Windows; then not to follow a link, not to
+# wait for the other end of a pipe, and not to hand the file on to other programs.
 _READ = os.O_RDONLY | getattr(os, "O_BINARY", 0)
-_CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 class NoRegularFile(OSError):
@@ -39,7 +43,7 @@ class NoRegularFile(OSError):
 
 def opened(path: str | Path, most: int = SMALL) -> io.BufferedReader:
     """A regular file of at most `most` bytes, opened for reading; a `NoRegularFile` if it is none, or larger."""
-    return os.fdopen(_descriptor(Path(path), _READ, most), "rb")
+    return os.fdopen(_open_descriptor(Path(path), _READ, most), "rb")
 
 
 def why_unread(path: str, error: Exception) -> str:
@@ -53,7 +57,8 @@ def why_unread(path: str, error: Exception) -> str:
 
 def appended(path: str | Path) -> io.BufferedWriter:
     """A regular file, new or not, opened to write behind its end; raises as `opened` does."""
-    return os.fdopen(_descriptor(Path(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, None), "ab")
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    return os.fdopen(_open_descriptor(Path(path), flags, None), "ab")
 
 
 def opened_text(path: str | Path, most: int = LARGE) -> io.TextIOWrapper:
@@ -73,12 +78,12 @@ def read_text(path: str | Path, most: int = SMALL, errors: str = "replace") -> s
 
 
 def read_json(path: str | Path, most: int = SMALL) -> dict[str, Any]:
-    """The object in a JSON file of what can be made anew; empty where there is none, or none that can be read."""
+    """The object in a JSON file, for what can be made again; empty where there is none, or none that can be read."""
     try:
-        found = json.loads(read_text(path, most))
+        value = json.loads(read_text(path, most))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def regular(path: str | Path, most: int = HUGE) -> Path:
@@ -110,7 +115,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     target = Path(path)
     temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}{target.suffix}")
-    # Whoever filled the folder may have guessed this name, and put a link there.
+    # A stranger who filled the folder may have guessed this name, and put a link there.
     temporary.unlink(missing_ok=True)
     try:
         yield temporary
@@ -134,13 +139,15 @@ def save_arrays(path: Path, arrays: dict[str, Any], metadata: dict[str, str] | N
         raise OSError(errno.ENOSPC, f"cannot write {name}: {error}") from error
 
 
-def _descriptor(path: Path, flags: int, most: int | None) -> int:
+def _open_descriptor(path: Path, flags: int, most: int | None) -> int:
     refuse_link(path, "file")
-    descriptor = os.open(path, flags | _CAREFUL, 0o666)  # without waiting for the other end of a pipe
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and (most is None or found.st_size <= most):
+    # Without waiting for the other end of a pipe.
+    descriptor = os.open(path, flags | _SAFE, 0o666)
+    status = os.fstat(descriptor)
+    is_regular = stat.S_ISREG(status.st_mode)
+    if is_regular and (most is None or status.st_size <= most):
         return descriptor
     os.close(descriptor)
-    if not stat.S_ISREG(found.st_mode):
+    if not is_regular:
         raise NoRegularFile(f"{path} is no regular file; remove it")
-    raise NoRegularFile(f"{path} has {found.st_size:,} bytes, more than the {most:,} that belong there")
+    raise NoRegularFile(f"{path} has {status.st_size:,} bytes, more than the {most:,} that belong there")

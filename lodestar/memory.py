@@ -13,22 +13,37 @@ GIB = 2**30
 
 def memory() -> tuple[float, float]:
     """Bytes free and in all, of the container if it has a limit; zeros if unknown."""
-    free = total = 0.0
+    free = 0.0
+    total = 0.0
+    # The first two sources exist only on Linux, the second only in a container. Either may be unreadable.
     with suppress(OSError, ValueError):
-        table = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        total, free = (int(table[key].split()[0]) * 1024.0 for key in ("MemTotal", "MemAvailable"))
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        table = dict(line.split(":") for line in lines)
+        available = _bytes_of(table["MemAvailable"])
+        total = _bytes_of(table["MemTotal"])
+        free = available
     with suppress(OSError, ValueError):
         limit = float(Path("/sys/fs/cgroup/memory.max").read_text())
         used = float(Path("/sys/fs/cgroup/memory.current").read_text())
-        free, total = min(free, limit - used), min(total, limit)
+        free = min(free, limit - used)
+        total = min(total, limit)
     if not total and hasattr(os, "sysconf"):
         with suppress(ValueError, OSError):
-            total = free = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+            total = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+            free = total
     return free, total
+
+
+def _bytes_of(entry: str) -> float:
+    """An entry of /proc/meminfo, such as "  123 kB", in bytes."""
+    return int(entry.split()[0]) * 1024.0
 
 
 def refuse_beyond(size: float, what: str, free: float | None = None) -> None:
     """A ValueError if `what`, of `size` bytes, does not fit into the memory that is free, or was."""
-    free = (memory()[0] or math.inf) if free is None else free
+    if free is None:
+        free, _ = memory()
+        # What is unknown counts as enough.
+        free = free or math.inf
     if size > free:
         raise ValueError(f"{what} needs {size / GIB:,.1f} GiB, and {free / GIB:,.1f} GiB are free; make it smaller")

@@ -10,7 +10,6 @@ That one declaration serves parsing, checking at construction, `--help`, `runner
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar
@@ -18,23 +17,34 @@ from typing import Any, ClassVar
 import numpy as np
 
 SCHEDULES = ("linear", "cosine", "exp", "step")
-LEARNED = "learned"  # a weight that an agent finds; 1 at first
-KEY = "setting"  # under which a field's metadata holds its declaration
+# A weight that an agent finds; 1 at first.
+LEARNED = "learned"
+# A field's metadata holds its declaration under this key.
+KEY = "setting"
+# A range with one end, in words, by the bracket that it would have there.
+LOWER_BOUNDS = {"[": "at least", "(": "above"}
+UPPER_BOUNDS = {"]": "at most", ")": "below"}
 
 
 @dataclass(frozen=True)
 class Setting:
     """What is declared of one field."""
 
-    help: str = ""  # a phrase with the unit; what the value means
-    low: float | None = None  # the ends of its range, themselves allowed; None leaves that side open;
-    high: float | None = None  # low=-inf is any finite number
-    above: float | None = None  # the same, themselves not allowed
+    # A phrase with the unit; what the value means.
+    help: str = ""
+    # The ends of its range, themselves allowed; None leaves that side open; low=-inf is any finite number.
+    low: float | None = None
+    high: float | None = None
+    # The same, themselves not allowed.
+    above: float | None = None
     below: float | None = None
-    choices: tuple[Any, ...] = ()  # what a text may be; empty for any
-    # What `runners.tune` tries: (low, high), (low, high, "log") or (a, b, ..., "choice"); empty for nothing.
-    tune: tuple[Any, ...] | None = None  # None for what a base class declares
-    otherwise: Any = None  # what None stands for where no preset says something else; see `Settings.presets`
+    # What a text may be; empty for any.
+    choices: tuple[Any, ...] = ()
+    # What `runners.tune` tries: (low, high), (low, high, "log") or (a, b, ..., "choice"); empty for nothing, None for
+    # what a base class declares.
+    tune: tuple[Any, ...] | None = None
+    # What None stands for where no preset says something else; see `Settings.presets`.
+    otherwise: Any = None
 
     def allows(self, value: Any) -> bool:
         """Whether a value, or every item of a list, is in range; schedules written as texts are not judged here."""
@@ -44,29 +54,46 @@ class Setting:
             return value in self.choices
         if isinstance(value, bool) or not isinstance(value, int | float) or self.range == "":
             return True
-        ends = (self.low, operator.ge), (self.high, operator.le), (self.above, operator.gt), (self.below, operator.lt)
-        return math.isfinite(value) and all(end is None or holds(value, end) for end, holds in ends)
+        if not math.isfinite(value):
+            return False
+        if self.low is not None and value < self.low:
+            return False
+        if self.high is not None and value > self.high:
+            return False
+        if self.above is not None and value <= self.above:
+            return False
+        return self.below is None or value < self.below
 
     @property
     def range(self) -> str:
         """The range in words, as in "in (0, 1]", "at least 1" or "one of a, b"; empty where there is none."""
         if self.choices:
             return f"one of {', '.join(map(str, self.choices))}"
-        low = self.low if self.above is None else self.above
-        high = self.high if self.below is None else self.below
+        low = self.low
+        left = "["
+        if self.above is not None:
+            low = self.above
+            left = "("
+        high = self.high
+        right = "]"
+        if self.below is not None:
+            high = self.below
+            right = ")"
         if low is None and high is None:
             return ""
         if low == -math.inf and high is None:
             return "that is finite"
         if high is None:
-            return f"at least {_text(low)}" if self.above is None else f"above {_text(low)}"
+            return f"{LOWER_BOUNDS[left]} {_text(low)}"
         if low is None:
-            return f"at most {_text(high)}" if self.below is None else f"below {_text(high)}"
-        return f"in {'[('[self.above is not None]}{_text(low)}, {_text(high)}{'])'[self.below is not None]}"
+            return f"{UPPER_BOUNDS[right]} {_text(high)}"
+        return f"in {left}{_text(low)}, {_text(high)}{right}"
 
 
 def _text(number: float | None) -> str:
-    return str(number) if isinstance(number, int) else f"{number:g}"
+    if isinstance(number, int):
+        return str(number)
+    return f"{number:g}"
 
 
 def setting(
@@ -95,7 +122,8 @@ def setting(
 class Settings:
     """Base of every Config: fills in its preset and checks each field when it is made; a ValueError names the range."""
 
-    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # name -> values for the fields that are None
+    # Name -> values for the fields that are None.
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     @property
     def prefix(self) -> str:
@@ -103,30 +131,37 @@ class Settings:
         return ""
 
     def __post_init__(self) -> None:
-        chosen: dict[str, Any] = {}
+        preset: dict[str, Any] = {}
         if self.presets:
             self.check("preset")
-            chosen = self.presets[getattr(self, "preset")]  # noqa: B009 (not every Config has one)
-        for name, declared in declarations(type(self)).items():
+            # Only a Config with presets has this field.
+            preset = self.presets[getattr(self, "preset")]  # noqa: B009
+        declared = declarations(type(self))
+        for name, declaration in declared.items():
             if getattr(self, name) is None:
-                value = chosen.get(name, declared.otherwise)
-                setattr(self, name, list(value) if isinstance(value, list) else value)
-        self.check(*declarations(type(self)))
+                value = preset.get(name, declaration.otherwise)
+                if isinstance(value, list):
+                    # A list of a preset is not shared between instances.
+                    value = list(value)
+                setattr(self, name, value)
+        self.check(*declared)
 
     def check(self, *names: str) -> None:
         """Refuse, with a ValueError, the first of these fields that is out of range; None is allowed."""
         declared = declarations(type(self))
         for name in names:
             value = getattr(self, name)
-            if value is None or declared[name].allows(value):
+            declaration = declared[name]
+            if value is None or declaration.allows(value):
                 continue
             words = "is out of range; give a number"
-            if declared[name].choices:
+            if declaration.choices:
                 words = "is unknown; give"
+                # Of a list the item that is wrong is named.
                 if isinstance(value, list | tuple):
-                    value = next(item for item in value if not declared[name].allows(item))
+                    value = next(item for item in value if not declaration.allows(item))
             shown = repr(value) if isinstance(value, str) else value
-            raise ValueError(f"{self.prefix}{name}={shown} {words} {declared[name].range}")
+            raise ValueError(f"{self.prefix}{name}={shown} {words} {declaration.range}")
 
     def refuse_if(self, wrong: object, sentence: str) -> None:
         """Raise a ValueError with this sentence, in which {name} is the value of a field, if `wrong`."""
@@ -136,26 +171,39 @@ class Settings:
 
 def check_config(config: object, kind: type) -> None:
     """Refuse, with a ValueError, options that lack what a `kind` has, such as a dict or another's Config."""
-    if not all(hasattr(config, field.name) for field in dataclasses.fields(kind)):
-        options = ", ".join(f"{key}={value!r}" for key, value in config.items()) if isinstance(config, dict) else "..."
-        given = repr(config) if isinstance(config, dict | type) else f"of type {type(config).__name__}"
-        raise ValueError(f"the options {given} are no {kind.__name__}; give {kind.__name__}({options})")
+    if all(hasattr(config, field.name) for field in dataclasses.fields(kind)):
+        return
+    arguments = "..."
+    given = f"of type {type(config).__name__}"
+    if isinstance(config, dict):
+        arguments = ", ".join(f"{key}={value!r}" for key, value in config.items())
+    if isinstance(config, dict | type):
+        given = repr(config)
+    raise ValueError(f"the options {given} are no {kind.__name__}; give {kind.__name__}({arguments})")
 
 
 def declarations(config: type) -> dict[str, Setting]:
     """Field -> its declaration, in order, with what its own leaves open taken from the classes above."""
-    found = {field.name: Setting() for field in dataclasses.fields(config)}
+    declared = {field.name: Setting() for field in dataclasses.fields(config)}
     for cls in reversed(config.__mro__):
-        for name, field in vars(cls).get("__dataclass_fields__", {}).items():
-            if name in found and KEY in field.metadata:
-                own, base = field.metadata[KEY], found[name]
-                found[name] = dataclasses.replace(
-                    own if own.range else base,  # a range, or choices, count as one thing
-                    help=own.help or base.help,
-                    tune=base.tune if own.tune is None else own.tune,
-                    otherwise=base.otherwise if own.otherwise is None else own.otherwise,
-                )
-    return found
+        fields = vars(cls).get("__dataclass_fields__", {})
+        for name, field in fields.items():
+            if name in declared and KEY in field.metadata:
+                declared[name] = _inherit(field.metadata[KEY], declared[name])
+    return declared
+
+
+def _inherit(own: Setting, base: Setting) -> Setting:
+    """A field's own declaration, with what it leaves open taken from that of a base class."""
+    tune = own.tune
+    if tune is None:
+        tune = base.tune
+    otherwise = own.otherwise
+    if otherwise is None:
+        otherwise = base.otherwise
+    # A range, or choices, count as one thing.
+    ranged = own if own.range else base
+    return dataclasses.replace(ranged, help=own.help or base.help, tune=tune, otherwise=otherwise)
 
 
 def described(config: type) -> Iterator[tuple[str, Any, Setting]]:
@@ -170,8 +218,12 @@ def described(config: type) -> Iterator[tuple[str, Any, Setting]]:
     """
     declared = declarations(config)
     for field in dataclasses.fields(config):
-        default = field.default_factory() if field.default_factory is not MISSING else field.default
-        yield field.name, None if default is MISSING else default, declared[field.name]
+        default = field.default
+        if field.default_factory is not MISSING:
+            default = field.default_factory()
+        if default is MISSING:
+            default = None
+        yield field.name, default, declared[field.name]
 
 
 class Schedule:
@@ -185,14 +237,17 @@ class Schedule:
 
     def __init__(self, spec: Any, name: str = "weight") -> None:
         self.spec = spec
+        self.kind = "constant"
+        self.steps = 1.0
         kind, *numbers = str(spec).split(":")
         try:
-            if not numbers:
-                self.start = self.end = 1.0 if (spec, name) == (LEARNED, "weight") else float(kind)
-                self.kind, self.steps = "constant", 1.0
-            else:
+            if numbers:
                 self.kind = kind
-                self.start, self.end, self.steps = (float(x) for x in numbers)
+                self.start, self.end, self.steps = (float(number) for number in numbers)
+            else:
+                is_learned = spec == LEARNED and name == "weight"
+                self.start = 1.0 if is_learned else float(kind)
+                self.end = self.start
         except ValueError:
             self.kind = "unreadable"
         if self.kind not in ("constant", *SCHEDULES):

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-if TYPE_CHECKING:  # rewards are listed without it
+# Rewards are listed without importing torch, so functions that need it import it themselves.
+if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
@@ -46,9 +47,11 @@ def set_state(
 def restore(owner: Any, name: str, saved: Any, device: torch.device | None = None) -> None:
     """Load a state into the attribute of that dotted name, or exchange the attribute where it cannot load."""
     *parents, last = name.split(".")
-    holder = operator.attrgetter(".".join(parents))(owner) if parents else owner
+    holder = owner
+    for parent in parents:
+        holder = getattr(holder, parent)
     before = getattr(holder, last)
-    after = _loaded(before, saved, device)
+    after = _load(before, saved, device)
     if after is not before:
         setattr(holder, last, after)
 
@@ -69,7 +72,9 @@ class Stateful:
         set_state(self, self._places(), state, getattr(self, "device", None))
 
     def _places(self) -> Mapping[str, str]:
-        return self.saved if isinstance(self.saved, Mapping) else {name.lstrip("_"): name for name in self.saved}
+        if isinstance(self.saved, Mapping):
+            return self.saved
+        return {name.lstrip("_"): name for name in self.saved}
 
 
 def state_of(value: Any, copy: bool = False) -> Any:
@@ -77,7 +82,8 @@ def state_of(value: Any, copy: bool = False) -> Any:
     import torch
 
     if hasattr(value, "state_dict"):
-        return state_of(value.state_dict(), copy) if copy else value.state_dict()
+        state = value.state_dict()
+        return state_of(state, copy) if copy else state
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
     if isinstance(value, torch.Generator):
@@ -86,41 +92,58 @@ def state_of(value: Any, copy: bool = False) -> Any:
         return {key: state_of(part, copy) for key, part in value.items()}
     if isinstance(value, list | tuple | deque):
         return [state_of(part, copy) for part in value]
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone() if copy else value
-    return value.copy() if isinstance(value, np.ndarray) else value
+    if isinstance(value, torch.Tensor) and copy:
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return value
 
 
-def _loaded(value: Any, saved: Any, device: torch.device | None = None) -> Any:
+def _load(value: Any, saved: Any, device: torch.device | None = None) -> Any:
     """`value` itself with the saved state in it, or what takes its place; tensors keep their memory if they can."""
     import torch
 
     if hasattr(value, "load_state_dict"):
         value.load_state_dict(saved)
-    elif isinstance(value, np.random.Generator):
+        return value
+    if isinstance(value, np.random.Generator):
         value.bit_generator.state = saved
-    elif isinstance(value, torch.Generator):
+        return value
+    if isinstance(value, torch.Generator):
         value.set_state(torch.as_tensor(saved, dtype=torch.uint8).cpu())
-    elif isinstance(value, dict) and isinstance(saved, dict):
-        entries = {key: _loaded(value.get(key), part, device) for key, part in saved.items()}
+        return value
+    if isinstance(value, dict) and isinstance(saved, dict):
+        entries = {key: _load(value.get(key), part, device) for key, part in saved.items()}
         value.clear()
         value.update(entries)
-    elif isinstance(saved, list | tuple):
-        before = list(value) if isinstance(value, list | tuple) and len(value) == len(saved) else [None] * len(saved)
-        parts = [_loaded(old, part, device) for old, part in zip(before, saved)]
-        if isinstance(value, list):
-            value[:] = parts
-        else:
-            return deque(parts, value.maxlen) if isinstance(value, deque) else tuple(parts)
-    elif isinstance(value, torch.Tensor) and saved is not None:
+        return value
+    if isinstance(saved, list | tuple):
+        return _load_items(value, saved, device)
+    if isinstance(value, torch.Tensor) and saved is not None:
         new = torch.as_tensor(saved, device=value.device)
+        if value.shape != new.shape or value.dtype != new.dtype:
+            return new
         with torch.no_grad():
-            return value.copy_(new) if value.shape == new.shape and value.dtype == new.dtype else new
-    else:
-        if isinstance(saved, torch.Tensor):
-            return saved.to(device, copy=True)
-        return saved.copy() if isinstance(saved, np.ndarray) else saved
-    return value
+            return value.copy_(new)
+    if isinstance(saved, torch.Tensor):
+        return saved.to(device, copy=True)
+    if isinstance(saved, np.ndarray):
+        return saved.copy()
+    return saved
+
+
+def _load_items(value: Any, saved: Sequence[Any], device: torch.device | None) -> Any:
+    """As `_load`, of a saved list: into a list, or as a new deque or tuple where `value` is none."""
+    before: Sequence[Any] = [None] * len(saved)
+    if isinstance(value, list | tuple) and len(value) == len(saved):
+        before = list(value)
+    items = [_load(old, item, device) for old, item in zip(before, saved)]
+    if isinstance(value, list):
+        value[:] = items
+        return value
+    if isinstance(value, deque):
+        return deque(items, value.maxlen)
+    return tuple(items)
 
 
 class Weights:
@@ -130,13 +153,14 @@ class Weights:
         self._parts = parts
 
     def state_dict(self) -> dict[str, Tensor]:
-        return dict(_leaves({name: part.state_dict() for name, part in self._parts.items()}, ""))
+        states = {name: part.state_dict() for name, part in self._parts.items()}
+        return dict(_leaves(states, ""))
 
     def load_state_dict(self, tensors: dict[str, Any]) -> None:
         """Restore it; a RuntimeError if it is of other networks."""
         for name, part in self._parts.items():
             try:
-                part.load_state_dict(_filled(part.state_dict(), tensors, name))
+                part.load_state_dict(_fill(part.state_dict(), tensors, name))
             except KeyError as missing:
                 raise RuntimeError(f"there is no {missing}") from None
 
@@ -149,32 +173,41 @@ def all_finite(state: Any) -> bool:
         return all(map(all_finite, state.values()))
     if isinstance(state, list | tuple):
         return all(map(all_finite, state))
-    return not (isinstance(state, torch.Tensor) and state.is_floating_point()) or bool(state.isfinite().all())
+    if isinstance(state, torch.Tensor) and state.is_floating_point():
+        return bool(state.isfinite().all())
+    return True
 
 
 def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     """Everything in a nested state that is a number or a tensor, as tensors under their paths."""
     import torch
 
-    if isinstance(tree, dict | list | tuple):
-        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from _leaves(value, f"{name}.{key}" if name else str(key))
+    if isinstance(tree, list | tuple):
+        tree = dict(enumerate(tree))
+    if isinstance(tree, dict):
+        prefix = f"{name}." if name else ""
+        for key, value in tree.items():
+            yield from _leaves(value, f"{prefix}{key}")
+    elif isinstance(tree, torch.Tensor):
+        yield name, tree
     elif tree is not None and not isinstance(tree, str):
-        yield name, tree if isinstance(tree, torch.Tensor) else torch.tensor(tree)
+        yield name, torch.tensor(tree)
 
 
-def _filled(tree: Any, tensors: dict[str, Any], name: str) -> Any:
+def _fill(tree: Any, tensors: dict[str, Any], name: str) -> Any:
+    """A nested state like `tree`, with the tensors whose paths begin with `name`."""
     import torch
 
     if isinstance(tree, dict):
-        return {key: _filled(value, tensors, f"{name}.{key}") for key, value in tree.items()}
+        return {key: _fill(value, tensors, f"{name}.{key}") for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(_filled(value, tensors, f"{name}.{i}") for i, value in enumerate(tree))
+        return type(tree)(_fill(value, tensors, f"{name}.{i}") for i, value in enumerate(tree))
     if tree is None or isinstance(tree, str):
         return tree
     value = torch.as_tensor(tensors[name])
     if isinstance(tree, torch.Tensor):
-        if tree.is_floating_point() and value.shape != tree.shape:  # which members are asked may change in number
+        # Whole numbers may have another shape: they list which members of an ensemble are used.
+        if tree.is_floating_point() and value.shape != tree.shape:
             raise RuntimeError(f"{name} has the shape {tuple(value.shape)}, not {tuple(tree.shape)}")
         return value.to(tree.device)
     return type(tree)(value.item())
@@ -201,13 +234,17 @@ def unpack(tree: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         return [unpack(item, arrays) for item in tree]
     if not isinstance(tree, dict):
         return tree
-    kind, value = tree["_"], tree["v"]
+    kind = tree["_"]
+    value = tree["v"]
     if kind == "dict":
-        return {unpack(k, arrays): unpack(v, arrays) for k, v in value}
+        return {unpack(key, arrays): unpack(item, arrays) for key, item in value}
     if kind == "array":
-        return arrays[value].copy()  # the reader's own buffers are read-only
+        # A copy, because the reader's own buffers are read-only.
+        return arrays[value].copy()
     if kind == "text":
-        return np.array([*tree["words"], ""], object)[arrays[value]]  # "": an array of no words has a dtype, too
+        # With "" among the words the array has a dtype even where there are none.
+        words = np.array([*tree["words"], ""], object)
+        return words[arrays[value]]
     if kind == "tensor":
         import torch
 
@@ -224,32 +261,36 @@ def unpack(tree: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
-    if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, np.generic)):
-        return value
+    """The JSON tree of a part of a state, whose arrays are put into `arrays` under its path."""
+    # NumPy's scalars come first, because a float64 is a float, too.
     if isinstance(value, np.generic):
         return {"_": "scalar", "dtype": value.dtype.str, "v": value.item()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
     if isinstance(value, np.ndarray):
-        if value.dtype == object and all(isinstance(item, str) for item in value.flat):
-            words, index = np.unique(value, return_inverse=True)  # captions repeat
-            place = _store(index.reshape(value.shape).astype(np.int32), path, arrays)
-            return {"_": "text", "v": place, "words": words.tolist()}
-        return {"_": "array", "v": _store(np.array(value, order="C", copy=True), path, arrays)}
+        return _pack_array(value, path, arrays)
+    # Asked in this way, torch need not be imported.
     if type(value).__module__.startswith("torch") and hasattr(value, "detach"):
         try:
             numbers = value.detach().cpu().numpy()
         except TypeError:
             raise Unsaveable(_refusal(path, value.dtype)) from None
-        copied = np.array(numbers, order="C", copy=True)
-        return {"_": "tensor", "v": _store(copied, path, arrays)}
+        array = np.array(numbers, order="C", copy=True)
+        return {"_": "tensor", "v": _store(array, path, arrays)}
     if isinstance(value, Mapping):
         # Pairs, not a JSON object: optimiser states have integer keys.
-        pairs = [[_pack(k, f"{path}/key", arrays), _pack(v, f"{path}/{k}", arrays)] for k, v in value.items()]
+        pairs = []
+        for key, item in value.items():
+            packed_key = _pack(key, f"{path}/key", arrays)
+            pairs.append([packed_key, _pack(item, f"{path}/{key}", arrays)])
         return {"_": "dict", "v": pairs}
     if isinstance(value, (deque, list, tuple)):
         items = [_pack(item, f"{path}/{i}", arrays) for i, item in enumerate(value)]
         if isinstance(value, deque):
             return {"_": "deque", "maxlen": value.maxlen, "v": items}
-        return items if isinstance(value, list) else {"_": "tuple", "v": items}
+        if isinstance(value, tuple):
+            return {"_": "tuple", "v": items}
+        return items
     if isinstance(value, bytes):
         return {"_": "bytes", "v": value.hex()}
     raise Unsaveable(f"the state at {path or '/'} is a {type(value).__name__}, which only pickle could hold")
@@ -259,10 +300,22 @@ def _refusal(path: str, dtype: object) -> str:
     return f"the state at {path or '/'} is an array of {dtype}; only plain numbers of up to 64 bits can be saved"
 
 
+def _pack_array(value: np.ndarray, path: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    if value.dtype == object and all(isinstance(item, str) for item in value.flat):
+        # Captions repeat, so each is written once.
+        words, index = np.unique(value, return_inverse=True)
+        index = index.reshape(value.shape).astype(np.int32)
+        return {"_": "text", "v": _store(index, path, arrays), "words": words.tolist()}
+    array = np.array(value, order="C", copy=True)
+    return {"_": "array", "v": _store(array, path, arrays)}
+
+
 def _store(array: np.ndarray, path: str, arrays: dict[str, np.ndarray]) -> str:
+    """Put an array under its path into `arrays`; returns the path, which is longer if it was taken."""
     if array.dtype.name not in SAVEABLE:
         raise Unsaveable(_refusal(path, array.dtype))
-    while path in arrays:  # the keys 1 and "1" of one dict print alike
+    # The keys 1 and "1" of one dict print alike.
+    while path in arrays:
         path += "'"
     arrays[path] = array
     return path

@@ -17,7 +17,7 @@ from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-FILED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # module:Class
+MODULE_AND_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 @cache
@@ -34,23 +34,30 @@ class Table(Generic[T]):
     """The rewards, or the agents."""
 
     def __init__(self, kind: str, ours: dict[str, str], needs: tuple[str, ...]) -> None:
-        self.kind = kind  # in errors, as in "reward"
-        self.ours = ours  # name -> "module:Class"
-        self.needs = needs  # what a class must have
-        self.group = f"lodestar_rl.{kind}s"  # of entry points
+        # What errors call an entry, as in "reward".
+        self.kind = kind
+        # Name -> "module:Class".
+        self.ours = ours
+        # The attributes that a class must have.
+        self.needs = needs
+        # The group of entry points.
+        self.group = f"lodestar_rl.{kind}s"
         self.registered: dict[str, type[T]] = {}
-        self.files: dict[str, str] = {}  # name -> the "module:Class" that a user gave
+        # Name -> the "module:Class" that a user gave.
+        self.files: dict[str, str] = {}
 
     def plugins(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in installed(self.group)}
 
     def names(self) -> list[str]:
-        return list(dict.fromkeys([*self.ours, *self.registered, *self.plugins()]))
+        with_repetitions = [*self.ours, *self.registered, *self.plugins()]
+        return list(dict.fromkeys(with_repetitions))
 
     def register(self, name: str, cls: type[T]) -> None:
         """Make a class available as `name` in this process; raises ValueError if another one has that name."""
-        known = self.registered.get(name, cls)
-        if name in self.ours or _place(known) != _place(cls):  # a module may be loaded again
+        registered = self.registered.get(name, cls)
+        # Places, not classes, are compared, because a module may be loaded again.
+        if name in self.ours or _place(registered) != _place(cls):
             raise ValueError(f"another {self.kind} is named {name!r}; register {cls.__name__} under another name")
         self.registered[name] = cls
 
@@ -62,9 +69,11 @@ class Table(Generic[T]):
         if not isinstance(given, type) and ":" not in str(given):
             return str(given)
         cls = given if isinstance(given, type) else self._load(str(given))
-        name, source = cls.__name__.lower(), f"{cls.__module__}:{cls.__qualname__}"
-        if missing := next((need for need in self.needs if not hasattr(cls, need)), None):
-            raise ValueError(f"{source} is no {self.kind}: it has no `{missing}`; extend {self.kind}s.base")
+        name = cls.__name__.lower()
+        source = f"{cls.__module__}:{cls.__qualname__}"
+        for need in self.needs:
+            if not hasattr(cls, need):
+                raise ValueError(f"{source} is no {self.kind}: it has no `{need}`; extend {self.kind}s.base")
         others = self.ours | {key: entry.value for key, entry in self.plugins().items()}
         if others.get(name) == source:
             return name
@@ -75,26 +84,31 @@ class Table(Generic[T]):
         return name
 
     def _load(self, given: str) -> type[T]:
-        module, _, attribute = given.rpartition(":")
-        if not FILED.fullmatch(given) or module.endswith(".py"):
-            fix = f"{module_name(module)}:{attribute or 'Class'}"
+        """The class at "module:Class"."""
+        place, _, class_name = given.rpartition(":")
+        if not MODULE_AND_CLASS.fullmatch(given) or place.endswith(".py"):
+            fix = f"{module_name(place)}:{class_name or 'Class'}"
             raise ValueError(f"{self.kind}={given} is no module:Class; give {fix}")
+        # A user's file may raise anything.
         try:
-            found = import_module(module)
-        except Exception as error:  # whatever the file does
-            if isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]:
+            module = import_module(place)
+        except Exception as error:
+            package = place.split(".")[0]
+            if isinstance(error, ModuleNotFoundError) and error.name == package:
                 raise ValueError(
-                    f"{self.kind}={given}: there is no module {module!r}; call the command in the folder of "
-                    f"{module.split('.')[0]}.py, or install it"
+                    f"{self.kind}={given}: there is no module {place!r}; call the command in the folder of "
+                    f"{package}.py, or install it"
                 ) from None
             raise ImportError(
-                f"{self.kind}={given}: importing {module} failed: {type(error).__name__}: {error}"
+                f"{self.kind}={given}: importing {place} failed: {type(error).__name__}: {error}"
             ) from error
-        if not isinstance(cls := getattr(found, attribute, None), type):
-            near = difflib.get_close_matches(attribute, [k for k, v in vars(found).items() if isinstance(v, type)], n=1)
-            hint = f"; did you mean {module}:{near[0]}?" if near else ""
-            raise ValueError(f"{self.kind}={given}: {found.__file__} has no class {attribute!r}{hint}")
-        return cls
+        cls = getattr(module, class_name, None)
+        if isinstance(cls, type):
+            return cls
+        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
+        near = difflib.get_close_matches(class_name, classes, n=1)
+        hint = f"; did you mean {place}:{near[0]}?" if near else ""
+        raise ValueError(f"{self.kind}={given}: {module.__file__} has no class {class_name!r}{hint}")
 
     def get(self, name: str) -> type[T]:
         """The class called `name`; a ValueError names the nearest, an ImportError an entry point that fails."""
@@ -119,8 +133,8 @@ class Table(Generic[T]):
             try:
                 return plugins[name].load()
             except Exception as error:
-                what = f"the {self.kind} {name!r} of {plugins[name].value}"
-                raise ImportError(f"{what} cannot be imported: {error}") from error
+                source = plugins[name].value
+                raise ImportError(f"the {self.kind} {name!r} of {source} cannot be imported: {error}") from error
         raise ValueError(f"there is no {self.kind} {name!r}; {nearest(name, self.names())}")
 
 
@@ -132,8 +146,11 @@ def module_name(path: str) -> str:
 def nearest(given: object, names: Sequence[str], there: str = "there are") -> str:
     """The end of a sentence about an unknown name: the nearest of these, or all."""
     near = difflib.get_close_matches(str(given), names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"{there} {', '.join(names) or 'none'}"
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"{there} {', '.join(names) or 'none'}"
 
 
 def _place(cls: type[Any]) -> tuple[str, str]:
+    """Where a class is defined."""
     return cls.__module__, cls.__qualname__

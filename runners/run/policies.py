@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from envs.residual import script
 from lodestar.files import SMALL, regular
-from lodestar.tables import FILED, module_name
+from lodestar.tables import MODULE_AND_CLASS, module_name
 from runners.run.build import load_run, networks_that_fit
 from runners.run.config import UsageError
 
@@ -42,7 +42,7 @@ def load(source: str, observation_space: Space, action_space: Space) -> Any:
     module, colon, function = source.rpartition(":")
     why: Any = "there is no such file or run"
     if colon:
-        if not FILED.fullmatch(source) or module.endswith(".py"):
+        if not MODULE_AND_CLASS.fullmatch(source) or module.endswith(".py"):
             raise UsageError(f"{source} is no module:function; give {module_name(module)}:{function or 'function'}")
         try:
             act: Any = load_env_creator(source)

@@ -24,7 +24,7 @@ def snapshots() -> Snapshots:
 
 
 def test_an_episode_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3rl, "LONGEST", 50)
+    monkeypatch.setattr(s3rl, "MAX_RECORDED_STEPS", 50)
     with pytest.raises(ValueError, match="an episode has not ended after 50 steps; give max_episode_steps= to make"):
         record(make("Pendulum-v1"), lambda obs: np.zeros(1, np.float32), episodes=1)
     short = make("Pendulum-v1", max_episode_steps=50)
