@@ -41,7 +41,8 @@ except metadata.PackageNotFoundError:
 # The exit code of a process that Ctrl-C ended.
 _CTRL_C_EXIT_CODE = 130
 
-# What a reward of one's own is made of, by the module that it comes from; loaded when it is asked for.
+# What a reward of one's own is made of, by the module that it comes from; loaded when it is asked
+# for.
 _PUBLIC = {
     "Reward": "rewards.base",
     "RewardConfig": "rewards.base",
@@ -99,7 +100,8 @@ def train(env: str, reward: Any = "task", agent: Any = "ppo", **keys: Any) -> "T
         for options in agent_options.values():
             keys |= {f"agent.{key}": value for key, value in options.items()}
 
-        # As on the command line, a list names every term; a single bonus is added to the task's reward.
+        # As on the command line, a list names every term; a single bonus is added to the task's
+        # reward.
         rewarded = reward_names[0]
         if isinstance(reward, dict | list | tuple):
             rewarded = f"[{','.join(reward_names)}]"
@@ -389,8 +391,8 @@ def main() -> int:
     return main()
 
 
-# An import registers our environments with Gymnasium, as `lodestar/...`. The command imports them later, when it has
-# taken the working directory off the path.
+# An import registers our environments with Gymnasium, as `lodestar/...`. The command imports them
+# later, when it has taken the working directory off the path.
 _program, _ = os.path.splitext(os.path.basename(sys.argv[0]))
 if _program != "lodestar":
     import envs  # noqa: F401

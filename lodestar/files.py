@@ -25,14 +25,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# How many bytes may be read: of a configuration, a status or results; of a log, a table or the tree of a state; of
-# arrays, which a replay buffer fills.
+# How many bytes may be read: of a configuration, a status or results; of a log, a table or the tree
+# of a state; of arrays, which a replay buffer fills.
 SMALL = 4_000_000
 LARGE = 1_000_000_000
 HUGE = 1_000_000_000_000
 
-# Flags that not every system has: against the conversion of line ends on Windows; then not to follow a link, not to
-# wait for the other end of a pipe, and not to hand the file on to other programs.
+# Flags that not every system has: against the conversion of line ends on Windows; then not to
+# follow a link, not to wait for the other end of a pipe, and not to hand the file on to other
+# programs.
 _READ = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 

@@ -15,7 +15,8 @@ def memory() -> tuple[float, float]:
     """Bytes free and in all, of the container if it has a limit; zeros if unknown."""
     free = 0.0
     total = 0.0
-    # The first two sources exist only on Linux, the second only in a container. Either may be unreadable.
+    # The first two sources exist only on Linux, the second only in a container. Either may be
+    # unreadable.
     with suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         table = dict(line.split(":") for line in lines)

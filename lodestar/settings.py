@@ -32,7 +32,8 @@ class Setting:
 
     # A phrase with the unit; what the value means.
     help: str = ""
-    # The ends of its range, themselves allowed; None leaves that side open; low=-inf is any finite number.
+    # The ends of its range, themselves allowed; None leaves that side open; low=-inf is any finite
+    # number.
     low: float | None = None
     high: float | None = None
     # The same, themselves not allowed.
@@ -40,8 +41,8 @@ class Setting:
     below: float | None = None
     # What a text may be; empty for any.
     choices: tuple[Any, ...] = ()
-    # What `runners.tune` tries: (low, high), (low, high, "log") or (a, b, ..., "choice"); empty for nothing, None for
-    # what a base class declares.
+    # What `runners.tune` tries: (low, high), (low, high, "log") or (a, b, ..., "choice"); empty for
+    # nothing, None for what a base class declares.
     tune: tuple[Any, ...] | None = None
     # What None stands for where no preset says something else; see `Settings.presets`.
     otherwise: Any = None

@@ -250,9 +250,9 @@ def unpack(tree: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
         return torch.from_numpy(arrays[value].copy())
     if kind == "tuple":
-        return tuple(unpack(item, arrays) for item in value)
+        return tuple(unpack(value, arrays))
     if kind == "deque":
-        return deque((unpack(item, arrays) for item in value), maxlen=tree["maxlen"])
+        return deque(unpack(value, arrays), maxlen=tree["maxlen"])
     if kind == "scalar":
         return np.dtype(tree["dtype"]).type(value)
     if kind == "bytes":

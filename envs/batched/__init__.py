@@ -20,7 +20,8 @@ class Program:
     modalities: frozenset[str] = frozenset()
     # Whether its constructor takes `num_threads`.
     threads: bool = False
-    # "module:Class" of the program whose physics is on the device, too; "" where `path` is that already.
+    # "module:Class" of the program whose physics is on the device, too; "" where `path` is that
+    # already.
     device: str = ""
 
 
@@ -44,7 +45,8 @@ _NETHACK = """
     NetHackScore-v0 lodestar/NetHackScore-v0 lodestar/NetHackOracle-v0 lodestar/NetHackOracleSober-v0
     lodestar/NetHackStaircase3-v0 lodestar/NetHackStaircase4-v0
 """
-# Arguments of Gymnasium's robots: of all of them, of those that can fall, and of those that touch the ground.
+# Arguments of Gymnasium's robots: of all of them, of those that can fall, and of those that touch
+# the ground.
 _ROBOT = (
     "frame_skip forward_reward_weight ctrl_cost_weight reset_noise_scale exclude_current_positions_from_observation"
 )

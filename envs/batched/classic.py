@@ -231,7 +231,8 @@ class BatchedMountainCarContinuous(BatchedMountainCar):
         position, _ = self.state["x"].T
         action = actions[:, 0]
         engine = xp.clip(action, w.min_action, w.max_action) * w.power
-        # Adding the float64 zeros makes the cosine, and below the fuel, float64; the original rounds the former only.
+        # Adding the float64 zeros makes the cosine, and below the fuel, float64; the original
+        # rounds the former only.
         slope = 0.0025 * xp.cos(3 * position + self._zeros)
         slope = self.arrays.like(slope, position)
         arrived = self._move(engine - slope)
@@ -354,14 +355,20 @@ class BatchedAcrobot(BatchedClassic):
         theta1, theta2, dtheta1, dtheta2 = x
         cos2 = cos(theta2)
         sin2 = self.xp.sin(theta2)
-        d1 = m1 * lc1**2 + m2 * (l1**2 + lc2**2 + 2 * l1 * lc2 * cos2) + inertia + inertia
+        reach = l1**2 + lc2**2 + 2 * l1 * lc2 * cos2
+        d1 = m1 * lc1**2 + m2 * reach + inertia + inertia
         d2 = m2 * (lc2**2 + l1 * lc2 * cos2) + inertia
         phi2 = m2 * lc2 * g * cos(theta1 + theta2 - math.pi / 2.0)
-        phi1 = -m2 * l1 * lc2 * dtheta2**2 * sin2
-        phi1 = phi1 - 2 * m2 * l1 * lc2 * dtheta2 * dtheta1 * sin2
+        # Signs and factors of 2 change no bit, so this product may be taken out of the three terms
+        # that hold it.
+        coupling = m2 * l1 * lc2
+        phi1 = -coupling * dtheta2**2 * sin2
+        phi1 = phi1 - 2 * coupling * dtheta2 * dtheta1 * sin2
         phi1 = phi1 + (m1 * lc1 + m2 * l1) * g * cos(theta1 - math.pi / 2)
         phi1 = phi1 + phi2
-        torque2 = torque + d2 / d1 * phi1 - m2 * l1 * lc2 * dtheta1**2 * sin2 - phi2
+        torque2 = torque + d2 / d1 * phi1
+        torque2 = torque2 - coupling * dtheta1**2 * sin2
+        torque2 = torque2 - phi2
         ddtheta2 = torque2 / (m2 * lc2**2 + inertia - d2**2 / d1)
         ddtheta1 = -(d2 * ddtheta2 + phi1) / d1
         return self.xp.stack((dtheta1, dtheta2, ddtheta1, ddtheta2))

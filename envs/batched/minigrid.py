@@ -66,7 +66,8 @@ class BatchedMiniGrid(BatchedEnv):
         n = self.num_envs
         array = self.arrays.array
         self._size = self.world.agent_view_size
-        # An agent never stands on the border itself, so one cell less than the view's reach is enough.
+        # An agent never stands on the border itself, so one cell less than the view's reach is
+        # enough.
         self._pad = self._size - 2
         self._wide = self.world.width + 2 * self._pad
         area = (self.world.height + 2 * self._pad) * self._wide
@@ -184,7 +185,8 @@ class BatchedMiniGrid(BatchedEnv):
         """Which cells of a view (K, 49) no wall and no closed door hides, uint8 (K, 49) in {0, 1}."""
         size = self._size
         gather = self.arrays.gather
-        # (K, rows), whose bits are the columns: a product of whole numbers below 128, exact in any precision.
+        # (K, rows), whose bits are the columns: a product of whole numbers below 128, exact in any
+        # precision.
         clear = self.arrays.like(gather(self._clear, view) @ self._place, self._base)
         seen = self.xp.empty_like(clear)
         # Light starts at the agent, in the middle of the last row, and goes on row by row.
@@ -204,7 +206,8 @@ class BatchedMiniGrid(BatchedEnv):
         if len(rows) < self.num_envs or self._steps[0] == 0:
             captions.begin(host(rows), host(self.state["mission"][rows]), sight)
         else:
-            # All rows are shown after a step, or after a snapshot, whose texts `restore` writes over these.
+            # All rows are shown after a step, or after a snapshot, whose texts `restore` writes
+            # over these.
             salt = host(self.state["salt"]) if captions.chatter else None
             captions.step(host(self._situation), sight, host(self._steps), salt)
         self.modalities["text"] = captions.text
@@ -390,7 +393,8 @@ def _rules(prize: str | None) -> np.ndarray:
     new_cell[Actions.drop] = np.where(drops, HELD[hands], cell)
     new_hands[Actions.drop] = np.where(drops, 0, hands)
 
-    # A door has three states in this order: open, closed, locked. It opens if closed, or locked and the key fits.
+    # A door has three states in this order: open, closed, locked. It opens if closed, or locked and
+    # the key fits.
     opened = cell - state
     has_key = hands == 1 + colour
     door_opens = (state != LOCKED) | has_key

@@ -40,7 +40,8 @@ KEY = OBJECT_TO_IDX["key"]
 CLOSED = STATE_TO_IDX["closed"]
 LOCKED = STATE_TO_IDX["locked"]
 
-# The sides of MultiRoom's rooms have at least so many cells, and each room has so many tries to fit.
+# The sides of MultiRoom's rooms have at least so many cells, and each room has so many tries to
+# fit.
 MIN_ROOM_SIZE = 4
 ROOM_TRIES = 8
 
@@ -145,8 +146,8 @@ def _generate_four_rooms(original: Any, rng: Generator, count: int) -> Levels:
 
 
 def _generate_key_corridor(original: Any, rng: Generator, count: int) -> Levels:
-    # Neighbouring rooms share a wall, so the walls are `size` cells apart. Rooms form three columns, of which the
-    # middle one is a corridor without inner walls.
+    # Neighbouring rooms share a wall, so the walls are `size` cells apart. Rooms form three
+    # columns, of which the middle one is a corridor without inner walls.
     size = original.room_size - 1
     lines = original.num_rows
     rows = np.arange(count)
@@ -162,7 +163,8 @@ def _generate_key_corridor(original: Any, rng: Generator, count: int) -> Levels:
     door_y = locked_line * size + offset
     grid[rows, door_y, 2 * size] = code(DOOR, colour, LOCKED)
 
-    # The original's agent waits in the middle of the corridor while things are placed at least two steps away.
+    # The original's agent waits in the middle of the corridor while things are placed at least two
+    # steps away.
     half = original.room_size // 2
     middle_line = lines // 2
     wait_x = size + half
@@ -198,8 +200,8 @@ def _connect(grid: np.ndarray, rng: Generator, size: int, lines: int, locked: np
     count = len(grid)
     levels = np.arange(count)
 
-    # All E doors that there may be, through walls to the right and through floors of the two outer columns. A row holds
-    # the column and the line of the rooms on both sides.
+    # All E doors that there may be, through walls to the right and through floors of the two outer
+    # columns. A row holds the column and the line of the rooms on both sides.
     doors = []
     for column in (0, 1):
         doors += [(column, line, column + 1, line) for line in range(lines)]
@@ -219,7 +221,8 @@ def _connect(grid: np.ndarray, rng: Generator, size: int, lines: int, locked: np
     y = np.where(is_sideways, one_line * size + offset, other_line * size)
     colour = rng.integers(0, COLOURS, offset.shape)
 
-    # Rooms with equal numbers are connected. The corridor is one room, and the locked room has its door to it.
+    # Rooms with equal numbers are connected. The corridor is one room, and the locked room has its
+    # door to it.
     component = np.tile(np.arange(3 * lines), (count, 1))
     component[:, 1::3] = 1
     component[levels, locked_room] = 1
@@ -274,7 +277,8 @@ def _generate_chains(original: Any, rng: Generator, count: int) -> np.ndarray:
     door = rng.integers(0, original.width - 2, (count, 1, 2))
     size = rng.integers(MIN_ROOM_SIZE, max_size, (2, count, 1))
     rooms = np.concatenate([door[:, 0], size[0], size[1], door[:, 0]], 1)[:, None]
-    # The wall with the door by which a room is entered, numbered as `DIRECTIONS`: right, down, left, up.
+    # The wall with the door by which a room is entered, numbered as `DIRECTIONS`: right, down,
+    # left, up.
     entry = np.full(count, 2)
     fits = _fits(original, rooms, rooms[:, :0])[:, 0]
     for _ in range(original.maxNumRooms - 1):
@@ -294,7 +298,8 @@ def _generate_chains(original: Any, rng: Generator, count: int) -> np.ndarray:
         door_x = left + np.choose(wall, [right_end, along_x, zero, along_x])
         door_y = top + np.choose(wall, [along_y, bottom_end, along_y, zero])
 
-        # The next room lies beyond that wall, shifted along it at random so that the door is not in its corner.
+        # The next room lies beyond that wall, shifted along it at random so that the door is not in
+        # its corner.
         width, height = rng.integers(MIN_ROOM_SIZE, max_size, (2, *wall.shape))
         shifted_left = door_x - rng.integers(1, width - 1)
         shifted_top = door_y - rng.integers(1, height - 1)

@@ -342,7 +342,8 @@ class BatchedHumanoid(BatchedRobot):
     def _costs(self, actions: Array) -> Array:
         world = self.world
         xp = self.xp
-        # The controls are read from the state, in float64; other robots' costs are those of float32 actions.
+        # The controls are read from the state, in float64; other robots' costs are those of float32
+        # actions.
         controls = self.state["physics"][:, self._control]
         forces = self.state["derived"][:, self._place["cfrc_ext"]]
         contact = world._contact_cost_weight * xp.square(forces).sum(-1)

@@ -136,8 +136,8 @@ def move(board, beds, thread, patience, model, data, kind, frame_skip, fields, s
             looks += 1
             pause()
         else:
-            # Sleep. Having said so, look once more: thread 0 may have asked before it saw this thread asleep, and then
-            # would not wake it.
+            # Sleep. Having said so, look once more: thread 0 may have asked before it saw this
+            # thread asleep, and then would not wake it.
             _add(bed, 1)
             is_superfluous = thread >= _add(working, 0)
             has_nothing = is_superfluous or turn >= _add(asked, 0)

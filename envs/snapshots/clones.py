@@ -25,7 +25,8 @@ from envs.steps import modalities_of, modalities_of_one
 from envs.transitions import Rollout, Transitions, map_obs
 from envs.types import MODALITIES, Array, Obs
 
-# At most so many futures are played side by side, and so many numbers of observations kept at a time.
+# At most so many futures are played side by side, and so many numbers of observations kept at a
+# time.
 MAX_FUTURES = 4096
 MAX_OBSERVATION_NUMBERS = 2**25
 

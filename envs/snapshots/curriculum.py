@@ -87,7 +87,8 @@ class StartCurriculum(SnapshotReset):
         self._chosen = -1
         # The state that it leaves, and the return before it.
         self._found: dict[str, Any] | None = None
-        # Its steps and return. Those of `SnapshotReset` count only where an episode began in the pool.
+        # Its steps and return. Those of `SnapshotReset` count only where an episode began in the
+        # pool.
         self._moves = 0
         self._total = 0.0
         self._borrowed = False

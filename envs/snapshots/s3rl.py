@@ -175,7 +175,8 @@ class SnapshotReset(gym.Wrapper):
         self._states = snapshots.states
         self._clusters = snapshots.clusters(clusters)
         self._start = time.perf_counter()
-        # Of the running episode: whether it began in a snapshot, and its steps and return from there.
+        # Of the running episode: whether it began in a snapshot, and its steps and return from
+        # there.
         self._borrowed = False
         self._age = 0
         self._return = 0.0
@@ -226,8 +227,8 @@ class SnapshotReset(gym.Wrapper):
 def kmeans(points: np.ndarray, k: int, seed: int = 0) -> np.ndarray:
     """Clusters of points (N, D), int64 (N,) in [0, k), fewer if fewer points differ: k-means++, Lloyd's rounds."""
     rng = np.random.default_rng(seed)
-    # k-means++: each further centre is a point, with a probability in proportion to its squared distance to the nearest
-    # centre so far.
+    # k-means++: each further centre is a point, with a probability in proportion to its squared
+    # distance to the nearest centre so far.
     centres = points[[rng.integers(len(points))]]
     distance = np.full(len(points), np.inf)
     while len(centres) < k:

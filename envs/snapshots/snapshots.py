@@ -202,7 +202,8 @@ def _variables(inner: Any) -> tuple[str, ...]:
     if _family(inner) != "minigrid":
         return _state(inner)
     kind: Any = type(inner)
-    # What moves is no argument, though FourRooms takes the agent's first place under the name of its place.
+    # What moves is no argument, though FourRooms takes the agent's first place under the name of
+    # its place.
     fixed = (_FIXED | _arguments(kind)) - _MOVING
     return tuple(name for name in vars(inner) if name not in fixed)
 
@@ -277,18 +278,19 @@ class Things:
         if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
             return np.array(value)
         if kind is list:
-            return [self.flatten(item) for item in value]
+            return list(map(self.flatten, value))
         if kind is tuple:
-            return {"tuple": [self.flatten(item) for item in value]}
+            return {"tuple": list(map(self.flatten, value))}
         if kind is dict:
             # Pairs, because keys need not be texts.
-            return {"dict": [[self.flatten(key), self.flatten(item)] for key, item in value.items()]}
+            return {"dict": [list(map(self.flatten, pair)) for pair in value.items()]}
         name = kind.__name__
         if _classes().get(name) is not kind:
             raise ValueError(f"the state holds a {name}, neither plain data nor a thing of MiniGrid's; drop it first")
         number = self._numbers.setdefault(id(value), len(self.flat))
         if number == len(self.flat):
-            # It has its number before its variables are flattened, because they may lead back to it.
+            # It has its number before its variables are flattened, because they may lead back to
+            # it.
             entry: dict[str, Any] = {"class": name}
             self.flat.append(entry)
             entry["variables"] = self.flatten_attributes(value, tuple(vars(value)))
@@ -298,13 +300,13 @@ class Things:
         if isinstance(flat, np.ndarray):
             return flat.copy() if flat.ndim else flat[()]
         if isinstance(flat, list):
-            return [self.restore(item) for item in flat]
+            return list(map(self.restore, flat))
         if not isinstance(flat, dict):
             return flat
         if "tuple" in flat:
-            return tuple(self.restore(item) for item in flat["tuple"])
+            return tuple(map(self.restore, flat["tuple"]))
         if "dict" in flat:
-            return {self.restore(key): self.restore(item) for key, item in flat["dict"]}
+            return dict(map(self.restore, flat["dict"]))
         number = flat["thing"]
         if number not in self._restored:
             entry = self.flat[number]

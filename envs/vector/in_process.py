@@ -87,11 +87,13 @@ class SharedBuffers:
     # int64 (N,): in the first row of each stepper, the row it works on; -1 between two steps.
     turn: np.ndarray
 
-    # frame uint8 (N, H, W, 3), signals float32 (N, K), text object (N,), which is never in shared memory.
+    # frame uint8 (N, H, W, 3), signals float32 (N, K), text object (N,), which is never in shared
+    # memory.
     modalities: dict[str, np.ndarray]
     final_modalities: dict[str, np.ndarray]
 
-    # bool (N,): the environment masks its actions; and bool (N, A): what `show_masks` adds to both modalities.
+    # bool (N,): the environment masks its actions; and bool (N, A): what `show_masks` adds to both
+    # modalities.
     masked: np.ndarray
     masks: tuple[dict[str, np.ndarray], ...]
 
@@ -190,7 +192,8 @@ class Stepper:
         lost = self._lost
         turn = slots.turn
         first_row = self._first_row
-        # Numbers as Python's own, which simulators compare fastest; arrays as rows of a copy that is never overwritten.
+        # Numbers as Python's own, which simulators compare fastest; arrays as rows of a copy that
+        # is never overwritten.
         actions = slots.action[share]
         rows: list[Any] = actions.tolist() if actions.ndim == 1 else list(actions.copy())
         try:
@@ -297,7 +300,8 @@ class Stepper:
 
     def call(self, row: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the environment's method `name` returns, or its attribute of that name."""
-        # Where the agent has not seen a loss yet, the snapshot says so with the seed of what follows.
+        # Where the agent has not seen a loss yet, the snapshot says so with the seed of what
+        # follows.
         if name == "snapshot" and row in self._lost:
             seed, _, _ = self._lost[row]
             return {"lost": seed}

@@ -25,7 +25,8 @@ from typing import Any
 
 from lodestar.files import appended, make_folder
 
-# An answer is waited for at least so long, even after the limit: what was sent meanwhile is there at once.
+# An answer is waited for at least so long, even after the limit: what was sent meanwhile is there
+# at once.
 MIN_WAIT_S = 0.25
 # Waiting goes in slices; one that takes longer means that this process was stopped too (Ctrl-Z).
 WAIT_SLICE_S = 1.0
@@ -142,7 +143,8 @@ class Worker(Line):
         os.set_blocking(self._out, False)
         self._readable = select.poll()
         self._readable.register(self._in, select.POLLIN)
-        # The sentinel shows its death too, because the pipe stays open while a child of the worker lives.
+        # The sentinel shows its death too, because the pipe stays open while a child of the worker
+        # lives.
         self._readable.register(self.process.sentinel, select.POLLIN)
         self._writable = select.poll()
         self._writable.register(self._out, select.POLLOUT)

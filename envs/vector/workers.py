@@ -122,14 +122,15 @@ class Workers(BufferedVectorEnv):
         # Workers are no forks of this process: threads and CUDA do not survive a fork.
         method = _start_method()
         self._context: Any = multiprocessing.get_context(method)
-        # A worker may be told to die with the thread that made it. With a server that forks, that is the server's only
-        # one; else it has to be the main thread, as others may end while the workers are still needed.
+        # A worker may be told to die with the thread that made it. With a server that forks, that
+        # is the server's only one; else it has to be the main thread, as others may end while the
+        # workers are still needed.
         is_main_thread = threading.current_thread() is threading.main_thread()
         self._dies_with_creator = method == "forkserver" or is_main_thread
         self._allocate(n)
         self._workers: list[Worker] = []
-        # Stops the workers also when this object is garbage-collected, and at exit before multiprocessing waits for
-        # its children.
+        # Stops the workers also when this object is garbage-collected, and at exit before
+        # multiprocessing waits for its children.
         self._stop = Finalize(self, stop, (self._workers,), exitpriority=10)
         # For each group the workers that have rows of it.
         self._members = [[w for w in range(self.processes) if self._rows_of(group, w)] for group in self.groups]
@@ -143,7 +144,8 @@ class Workers(BufferedVectorEnv):
         """Share memory for the buffers of `n` environments, in two groups if there are two to divide."""
         half = (n + 1) // 2
         groups = (slice(0, half), slice(half, n)) if n > 1 else (slice(0, 1),)
-        # An environment is made only to see what its spaces are. The first block counts the bytes of its buffers.
+        # An environment is made only to see what its spaces are. The first block counts the bytes
+        # of its buffers.
         with closing(self._makers[0]()) as env:
             block = Block()
             SharedBuffers.like(env, n, block)
@@ -335,12 +337,14 @@ def _check(n: int, processes: int, step_timeout: float, on_error: str, restarts:
 
 def _start_method() -> str:
     """How processes begin: forked by a server, else as new programs."""
-    # What all workers import is there before they are forked; it has no effect once the server runs.
+    # What all workers import is there before they are forked; it has no effect once the server
+    # runs.
     multiprocessing.set_forkserver_preload(["__main__", "envs.make"])
     try:
         forkserver.ensure_running()
     except (ChildProcessError, ValueError):
-        # A process that was itself forked cannot use its parent's server, and some systems have none.
+        # A process that was itself forked cannot use its parent's server, and some systems have
+        # none.
         return "spawn"
     return "forkserver"
 

@@ -29,8 +29,9 @@ _FEATURES = llvm.get_host_cpu_features()
 _HAS_AVX512 = _FEATURES.get("avx512f", False)
 SUPPORTED = _FEATURES.get("avx2", False) and _FEATURES.get("fma", False)
 
-# How many float32 numbers a register holds, and how many rows a tile of a product has. A tile is two registers wide:
-# its sums, two registers of B and one of A have to fit into the processor's registers (32 with AVX-512, else 16).
+# How many float32 numbers a register holds, and how many rows a tile of a product has. A tile is
+# two registers wide: its sums, two registers of B and one of A have to fit into the processor's
+# registers (32 with AVX-512, else 16).
 LANES = 16 if _HAS_AVX512 else 8
 TILE_ROWS = 8 if _HAS_AVX512 else 6
 TILE_COLUMNS = 2 * LANES
@@ -45,7 +46,8 @@ BETA1 = 0.9
 BETA2 = 0.999
 EPSILON = F(1e-5)
 
-# LLVM's types: a place or a count, the index of a lane, a number, and a register's numbers, places, indices and bits.
+# LLVM's types: a place or a count, the index of a lane, a number, and a register's numbers, places,
+# indices and bits.
 WORD = ir.IntType(64)
 INDEX = ir.IntType(32)
 REAL = ir.FloatType()
@@ -111,16 +113,18 @@ def _tile(context, a, ao, ar, ak, b, bo, bk, c, co, ck, m, n, depth):
         masked_store = _llvm_function(builder, f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), store_arguments)
         halves = (0, LANES)
 
-        # Which rows of the tile there are, and where in A each begins: a missing one where row 0 does.
+        # Which rows of the tile there are, and where in A each begins: a missing one where row 0
+        # does.
         row_exists = [builder.icmp_signed("<", _word(i), m) for i in range(TILE_ROWS)]
         a_rows = []
         for i, exists in enumerate(row_exists):
             row = builder.select(exists, _word(i), _word(0))
             a_rows.append(builder.mul(row, a_row_step))
 
-        # for step in range(depth): sums[i][half] += A[i, step] * B[step, half]
-        # In LLVM's form: a block that branches to itself. Its variables are phi nodes, whose value depends on the block
-        # that control comes from: `before` sets them to 0, a round of the loop to what the round computed.
+        # for step in range(depth): sums[i][half] += A[i, step] * B[step, half] In LLVM's form: a
+        # block that branches to itself. Its variables are phi nodes, whose value depends on the
+        # block that control comes from: `before` sets them to 0, a round of the loop to what the
+        # round computed.
         before = builder.block
         loop = builder.append_basic_block()
         after = builder.append_basic_block()
@@ -135,7 +139,8 @@ def _tile(context, a, ao, ar, ak, b, bo, bk, c, co, ck, m, n, depth):
             b_place = builder.mul(step, b_row_step)
             b_row.append(_load_vector(builder, b, b_place, half))
 
-        # Load a number of each row of A, broadcast it to all lanes, and add its product with B's row to the sums.
+        # Load a number of each row of A, broadcast it to all lanes, and add its product with B's
+        # row to the sums.
         new_sums = []
         for a_row, row_sums in zip(a_rows, sums):
             a_place = builder.add(a_row, builder.mul(step, a_column_step))
@@ -200,8 +205,9 @@ def _transpose_tile(context, a, ao, ak, b, bo, bk):
         places = [builder.mul(_word(i), a_row_step) for i in range(LANES)]
         rows = [_load_vector(builder, a, place, 0) for place in places]
 
-        # In rounds of size 1, 2, 4, ...: within every block of 2 size x 2 size numbers, the quarter above on the right
-        # and the quarter below on the left change places. After the last round rows are columns.
+        # In rounds of size 1, 2, 4, ...: within every block of 2 size x 2 size numbers, the quarter
+        # above on the right and the quarter below on the left change places. After the last round
+        # rows are columns.
         size = 1
         while size < LANES:
             # Lanes of a pair of rows, those of the second counted from LANES on.

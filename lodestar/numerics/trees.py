@@ -109,11 +109,12 @@ def fit(bins: Bins, gradient: np.ndarray, depth: int) -> Tree:
     size = np.sqrt(np.square(gradient, dtype=np.float64).mean(0))
     size[size == 0] = 1.0
 
-    # What is summed over rows, (1 + K, M): ones, which count them, then the gradients. Repeated for each input it fits
-    # `place`, (1 + K, M * D').
+    # What is summed over rows, (1 + K, M): ones, which count them, then the gradients. Repeated for
+    # each input it fits `place`, (1 + K, M * D').
     summands = np.concatenate([np.ones((1, rows)), (gradient / size).T])
     repeated = np.repeat(summands, bins.place.shape[1], axis=1)
-    # The sums over the rows of each node, (1 + K, nodes), and the score of the questions so far, (K,).
+    # The sums over the rows of each node, (1 + K, nodes), and the score of the questions so far,
+    # (K,).
     total = summands.sum(1)[:, None]
     score_before = total[1:, 0] ** 2 / rows
     node = np.zeros(rows, np.int64)
@@ -124,7 +125,8 @@ def fit(bins: Bins, gradient: np.ndarray, depth: int) -> Tree:
         place = (bins.place + width * node[:, None]).ravel()
         histogram = np.stack([np.bincount(place, summand, width << level) for summand in repeated])
         histogram = histogram.reshape(len(summands), -1, width)
-        # The same over all rows up to a bin. All inputs before its own have added all rows of the node.
+        # The same over all rows up to a bin. All inputs before its own have added all rows of the
+        # node.
         left = histogram.cumsum(-1) - bins.column * total[..., None]
         right = total[..., None] - left
         score = _side_score(left) + _side_score(right)
@@ -171,8 +173,8 @@ class Trees(nn.Module):
             feature = self.feature[part]
             threshold = self.threshold[part]
             leaf = self.leaf[part]
-            # The number of a leaf among those of all trees: the tree's number in the highest digits, then one bit a
-            # question.
+            # The number of a leaf among those of all trees: the tree's number in the highest
+            # digits, then one bit a question.
             code = torch.arange(len(leaf), device=x.device)
             for level in range(feature.shape[1]):
                 code = 2 * code + (x[:, feature[:, level]] > threshold[:, level])

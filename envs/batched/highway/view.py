@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-# Metres: the width of a lane, and a car's length and width. Lane k has its centre at y = WIDTH * k, the leftmost is 0.
+# Metres: the width of a lane, and a car's length and width. Lane k has its centre at y = WIDTH * k,
+# the leftmost is 0.
 WIDTH = 4.0
 CAR = (5.0, 2.0)
 
@@ -24,7 +25,8 @@ _BLUE = (100, 200, 255)
 _RED = (255, 100, 100)
 _EDGE = (60, 60, 60)
 
-# Metres: length, distance and breadth of the marks between lanes, size of a headlight, length of the road.
+# Metres: length, distance and breadth of the marks between lanes, size of a headlight, length of
+# the road.
 _STRIPE_LENGTH = 3.0
 _STRIPE_SPACING = 4.33
 _LINE_BREADTH = 0.3
@@ -35,8 +37,8 @@ _ROAD_LENGTH = 10_000.0
 # A car whose heading is smaller, in radians, is drawn straight.
 _MIN_TURN = np.deg2rad(2)
 
-# A car is alone, and shares no pixel with others, if they are so many metres away along or across the road and it is
-# so close to the middle of its lane.
+# A car is alone, and shares no pixel with others, if they are so many metres away along or across
+# the road and it is so close to the middle of its lane.
 _ALONE_ALONG = 6.5
 _ALONE_ACROSS = 3.6
 _ALONE_OFFSET = 0.6
@@ -87,8 +89,8 @@ class RoadPainter:
 
         # Body, headlights and edge for each colour of a car.
         self._palette = np.array([_shades(colour) for colour in (_BLUE, _GREEN, _RED)], np.float64)
-        # A straight car's rows and columns, as offsets from its middle, and how it changes the grey of the road, of
-        # shape (colours, 3, rows, columns).
+        # A straight car's rows and columns, as offsets from its middle, and how it changes the grey
+        # of the road, of shape (colours, 3, rows, columns).
         is_drawn = self._sprite > 0
         rows = np.flatnonzero(is_drawn.any(1))
         columns = np.flatnonzero(is_drawn.any(0))
@@ -192,15 +194,17 @@ class RoadPainter:
         ends = np.clip(places + _STRIPE_LENGTH, 0, _ROAD_LENGTH)
         is_drawn = ends - starts > _STRIPE_LENGTH / 2
 
-        # A stripe adds 1 where it begins and takes it away behind its end; the running sum says what is covered.
+        # A stripe adds 1 where it begins and takes it away behind its end; the running sum says
+        # what is covered.
         edges = np.zeros((len(left), 3, self._width + 1), np.int64)
         road = np.nonzero(is_drawn)[0]
         begin = self._to_pixels(starts - left)[is_drawn]
         end = self._to_pixels(ends - left)[is_drawn]
         begin = np.clip(begin, 0, self._width)
         end = np.clip(end + 1, 0, self._width)
-        np.add.at(edges, (road, STRIPED, begin), 1)
-        np.add.at(edges, (road, STRIPED, end), -1)
+        stripes = edges[:, STRIPED]
+        np.add.at(stripes, (road, begin), 1)
+        np.add.at(stripes, (road, end), -1)
         marks = np.cumsum(edges, -1)[..., :-1] > 0
 
         # A solid line goes from the first stripe to the end of the last, as far as there is road.
@@ -321,8 +325,9 @@ class _Blocks:
         starts = np.arange(count) * (length / count)
         self._starts = (starts + 0.5).astype(np.int64)
         counts = np.diff(self._starts, append=length)
-        # What one pixel contributes to a block, (count,); the block of each pixel, (length,); and the block that is
-        # to be seen at each place of a picture that is larger than the screen, (size,).
+        # What one pixel contributes to a block, (count,); the block of each pixel, (length,); and
+        # the block that is to be seen at each place of a picture that is larger than the screen,
+        # (size,).
         self.share = 1 / counts
         self.block = np.repeat(np.arange(count), counts)
         spread = (np.arange(size) + 0.5) * (count / size)
