@@ -117,7 +117,7 @@ def set_state(env: gym.Env, state: State) -> Any:
     # Wrappers of the same class come in the same order.
     memories = {name: iter(values) for name, values in state["wrappers"].items()}
     for wrapper in layers(env):
-        memory = next(memories.get(type(wrapper).__name__, iter(())), {})
+        memory: dict[str, Any] = next(memories.get(type(wrapper).__name__, iter(())), {})
         for name, value in memory.items():
             setattr(wrapper, name, things.restore(value))
         if isinstance(wrapper, Journal):
