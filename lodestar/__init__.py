@@ -96,9 +96,11 @@ def train(env: str, reward: Any = "task", agent: Any = "ppo", **keys: Any) -> "T
         if len(agent_names) > 1:
             raise ValueError(f"agent={agent!r} names several; a run has one agent, `lodestar sweep` takes several")
         for name, options in reward_options.items():
-            keys |= {f"reward.{name}.{key}": value for key, value in options.items()}
+            for key, value in options.items():
+                keys[f"reward.{name}.{key}"] = value
         for options in agent_options.values():
-            keys |= {f"agent.{key}": value for key, value in options.items()}
+            for key, value in options.items():
+                keys[f"agent.{key}"] = value
 
         # As on the command line, a list names every term; a single bonus is added to the task's
         # reward.

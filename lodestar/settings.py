@@ -244,7 +244,7 @@ class Schedule:
         try:
             if numbers:
                 self.kind = kind
-                self.start, self.end, self.steps = (float(number) for number in numbers)
+                self.start, self.end, self.steps = map(float, numbers)
             else:
                 is_learned = spec == LEARNED and name == "weight"
                 self.start = 1.0 if is_learned else float(kind)

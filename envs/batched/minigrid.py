@@ -37,7 +37,9 @@ from envs.observations import WORDS, hashed_words
 from envs.types import Array
 
 # What can be carried; a hand is empty or holds one of these in one colour.
-THINGS = tuple(OBJECT_TO_IDX[name] for name in ("key", "ball", "box"))
+BALL = OBJECT_TO_IDX["ball"]
+BOX = OBJECT_TO_IDX["box"]
+THINGS = (KEY, BALL, BOX)
 HANDS = 1 + len(THINGS) * COLOURS
 # How an action may end an episode.
 FAILS = 1
@@ -374,12 +376,12 @@ def _rules(prize: str | None) -> np.ndarray:
     new_cell[...] = cell
     new_hands[...] = hands
 
-    is_free = np.isin(kind, [OBJECT_TO_IDX[name] for name in ("empty", "floor", "goal", "lava")])
+    is_goal = kind == OBJECT_TO_IDX["goal"]
+    is_lava = kind == OBJECT_TO_IDX["lava"]
+    is_free = (kind == OBJECT_TO_IDX["empty"]) | (kind == OBJECT_TO_IDX["floor"]) | is_goal | is_lava
     is_open_door = is_door & (state == 0)
     moves[Actions.forward] = is_free | is_open_door
-    fails = FAILS * (kind == OBJECT_TO_IDX["lava"])
-    succeeds = SUCCEEDS * (kind == OBJECT_TO_IDX["goal"])
-    ends[Actions.forward] = fails + succeeds
+    ends[Actions.forward] = FAILS * is_lava + SUCCEEDS * is_goal
 
     picks_up = np.isin(kind, THINGS) & (hands == 0)
     hands_after = np.where(picks_up, 1 + (kind - KEY) * COLOURS + colour, hands)
@@ -400,7 +402,7 @@ def _rules(prize: str | None) -> np.ndarray:
     door_opens = (state != LOCKED) | has_key
     toggled_door = np.where(door_opens, opened, cell)
     toggled_door = np.where(state == 0, opened + 1, toggled_door)
-    toggled_other = np.where(kind == OBJECT_TO_IDX["box"], EMPTY, cell)
+    toggled_other = np.where(kind == BOX, EMPTY, cell)
     new_cell[Actions.toggle] = np.where(is_door, toggled_door, toggled_other)
     return table.reshape(-1, 4)
 
@@ -412,24 +414,26 @@ def _shadows(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         The bits of the cells seen and of the light for the row ahead, the latter shifted left by `size`, both int64
         (4 ** size,) by (incoming light << size) + transparent cells; and the bits of a number, uint8 (2 ** size, size).
     """
+    # All (size, 4 ** size): a row is one cell, for every number.
     number = np.arange(4**size)
-    clear = [(number >> bit) & 1 for bit in range(size)]
-    light = [(number >> size + bit) & 1 for bit in range(size)]
-    ahead = [np.zeros_like(number) for _ in range(size)]
+    bit = np.arange(size)[:, None]
+    clear = (number >> bit) & 1
+    light = (number >> size + bit) & 1
+    ahead = np.zeros_like(light)
     rightwards = range(size - 1)
     leftwards = range(size - 1, 0, -1)
     for order, side in ((rightwards, 1), (leftwards, -1)):
         for cell in order:
             through = light[cell] & clear[cell]
-            light[cell + side] = light[cell + side] | through
-            ahead[cell] = ahead[cell] | through
-            ahead[cell + side] = ahead[cell + side] | through
+            light[cell + side] |= through
+            ahead[cell] |= through
+            ahead[cell + side] |= through
     bits = np.arange(2**size)[:, None] >> np.arange(size) & 1
     return _number_of(light), _number_of(ahead) << size, bits.astype(np.uint8)
 
 
-def _number_of(bits: list[np.ndarray]) -> np.ndarray:
-    """The number whose bits these are, the lowest first."""
+def _number_of(bits: np.ndarray) -> np.ndarray:
+    """The numbers (N,) whose bits these are, (size, N), the lowest first."""
     number = np.zeros_like(bits[0])
     for place, bit in enumerate(bits):
         number += bit << place

@@ -307,7 +307,7 @@ def _generate_chains(original: Any, rng: Generator, count: int) -> np.ndarray:
         far_top = door_y - height + 1
         new_left = np.choose(wall, [door_x, shifted_left, far_left, shifted_left])
         new_top = np.choose(wall, [shifted_top, door_y, shifted_top, far_top])
-        # As in `others` of `_fits`, six numbers for each try.
+        # Six numbers for each try, in the order of `rooms`.
         tries = np.stack([new_left, new_top, width, height, door_x, door_y], 2)
         try_fits = _fits(original, tries, rooms[:, :-1])
         first = try_fits.argmax(1)

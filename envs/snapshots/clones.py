@@ -103,9 +103,9 @@ class Clones:
             count, state = self._play_side_by_side(place, rollout)
         else:
             count, state = self._play_one_by_one(place, rollout)
-        fields = {"next_obs"}
+        fields = ["next_obs"]
         if place.modalities:
-            fields |= {f"obs_{name}" for name in MODALITIES}
+            fields += map("obs_{}".format, MODALITIES)
         batch = rollout.transitions(frozenset(fields))[:count]
 
         # Rows behind a future's end are none of it.

@@ -163,7 +163,10 @@ def chances(returns: Sequence[Sequence[float]]) -> np.ndarray:
         >>> chances([[0, 1], [1, 1], [0, 0], [1]]).round(3).tolist()
         [0.475, 0.025, 0.025, 0.475]
     """
-    score = np.array([np.std(seen) if len(seen) > 1 else np.nan for seen in returns])
+    score = np.full(len(returns), np.nan)
+    for start, seen in enumerate(returns):
+        if len(seen) > 1:
+            score[start] = np.std(seen)
     # What was tried less than twice counts as the most informative.
     is_tried = ~np.isnan(score)
     highest = score[is_tried].max(initial=0.0)

@@ -141,10 +141,12 @@ class SharedBuffers:
         def cut(value: Any) -> Any:
             return map_obs(lambda x: x[rows], value)
 
-        parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        masks = parts.pop("masks")
-        parts = {name: cut(value) for name, value in parts.items()}
-        return SharedBuffers(**parts, masks=tuple(cut(mask) for mask in masks))
+        parts: dict[str, Any] = {}
+        for field in fields(self):
+            if field.name != "masks":
+                parts[field.name] = cut(getattr(self, field.name))
+        mask, final_mask = self.masks
+        return SharedBuffers(**parts, masks=(cut(mask), cut(final_mask)))
 
 
 class Stepper:
@@ -168,7 +170,7 @@ class Stepper:
         for share in shares:
             rows = range(*share.indices(len(slots.reward)))
             self._steps.append([(row, envs[row].step) for row in rows])
-        self._ended = [True for _ in shares]
+        self._ended = [True] * len(shares)
         self._has_flat_obs = not isinstance(slots.obs, Mapping)
         # Row -> seed, first observation and info of the episode that follows the lost one.
         self._lost: dict[int, tuple[int, Obs, dict[str, Any]]] = {}

@@ -133,7 +133,7 @@ class Workers(BufferedVectorEnv):
         # multiprocessing waits for its children.
         self._stop = Finalize(self, stop, (self._workers,), exitpriority=10)
         # For each group the workers that have rows of it.
-        self._members = [[w for w in range(self.processes) if self._rows_of(group, w)] for group in self.groups]
+        self._members = [self._workers_of(group) for group in self.groups]
         try:
             self._hire_all()
         except BaseException:
@@ -170,9 +170,9 @@ class Workers(BufferedVectorEnv):
     def _rows(self, worker: int) -> range:
         return range(worker, self.num_envs, self.processes)
 
-    def _rows_of(self, group: slice, worker: int) -> range:
-        """The rows of a group that live in a worker; possibly none."""
-        return range(self.num_envs)[share(group, worker, self.processes)]
+    def _workers_of(self, group: slice) -> list[int]:
+        rows = range(self.num_envs)
+        return [worker for worker in range(self.processes) if rows[share(group, worker, self.processes)]]
 
     def _hire(self, worker: int, lost: dict[int, int]) -> Worker:
         """Start a process, with environments whose episodes were lost, row -> new seed, or which are the first."""

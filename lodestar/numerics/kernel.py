@@ -121,17 +121,20 @@ def _tile(context, a, ao, ar, ak, b, bo, bk, c, co, ck, m, n, depth):
             row = builder.select(exists, _word(i), _word(0))
             a_rows.append(builder.mul(row, a_row_step))
 
-        # for step in range(depth): sums[i][half] += A[i, step] * B[step, half] In LLVM's form: a
-        # block that branches to itself. Its variables are phi nodes, whose value depends on the
-        # block that control comes from: `before` sets them to 0, a round of the loop to what the
-        # round computed.
+        # What the loop computes:
+        #
+        #     for step in range(depth): sums[i, half] += A[i, step] * B[step, half]
+        #
+        # In LLVM's form it is a block that branches to itself. Its variables are phi nodes, whose
+        # value depends on the block that control comes from: from `before` they are 0, from the
+        # loop what the last round computed.
         before = builder.block
         loop = builder.append_basic_block()
         after = builder.append_basic_block()
         builder.branch(loop)
         builder.position_at_end(loop)
         step = builder.phi(WORD)
-        sums = [[builder.phi(VECTOR) for _ in halves] for _ in a_rows]
+        sums = [(builder.phi(VECTOR), builder.phi(VECTOR)) for _ in a_rows]
 
         # Load row `step` of B, two registers.
         b_row = []
@@ -211,7 +214,10 @@ def _transpose_tile(context, a, ao, ak, b, bo, bk):
         size = 1
         while size < LANES:
             # Lanes of a pair of rows, those of the second counted from LANES on.
-            upper_lanes = [LANES + i - size if i & size else i for i in range(LANES)]
+            upper_lanes = list(range(LANES))
+            for i in range(LANES):
+                if i & size:
+                    upper_lanes[i] = LANES + i - size
             upper_mask = ir.Constant(INDICES, upper_lanes)
             lower_mask = ir.Constant(INDICES, [lane + size for lane in upper_lanes])
             for i in range(LANES):
