@@ -124,12 +124,17 @@ def test_leftovers_of_a_kill_are_removed_but_not_through_a_link(tmp_path):
     for place in (folder, tmp_path / "others"):
         (place / "tmp-77-5").mkdir(parents=True)
         (place / "LATEST.tmp-77").touch()
+        (place / "config.yaml.tmp-77.yaml").touch()
     (folder / "tmp-notes").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "others")
     remove_leftovers(folder)
     remove_leftovers(tmp_path / "link")
     assert sorted(path.name for path in folder.iterdir()) == ["LATEST", "step_000000000001", "tmp-notes"]
-    assert sorted(path.name for path in (tmp_path / "others").iterdir()) == ["LATEST.tmp-77", "tmp-77-5"]
+    assert sorted(path.name for path in (tmp_path / "others").iterdir()) == [
+        "LATEST.tmp-77",
+        "config.yaml.tmp-77.yaml",
+        "tmp-77-5",
+    ]
 
 
 def test_an_empty_folder_has_no_checkpoint(tmp_path):
