@@ -32,7 +32,7 @@ from runners.run.packages import version
 FORMAT = 2  # 1 was 0.1.0's, whose states of agents and rewards were laid out otherwise
 BEST = "best"  # the folder of the checkpoint that evaluated best, beside that of the others
 _NAME = re.compile(r"step_(?P<step>\d+)(_(?P<repeat>\d+))?", re.ASCII)  # of a checkpoint's folder
-# A checkpoint that is being written, or a file, whose suffix may stand behind once more (see `lodestar.files.replacing`).
+# A checkpoint that is being written, or a file; `lodestar.files.replacing` puts its suffix behind once more.
 _UNFINISHED = re.compile(r"tmp-\d+-\d+|.+\.tmp-\d+(\.\w+)?", re.ASCII)
 ARRAYS, STATE, MANIFEST, LATEST = "arrays.safetensors", "state.json", "manifest.json", "LATEST"
 
