@@ -1,18 +1,12 @@
 # mypy: allow-untyped-defs
 """All passes of a learned bonus over its rows in one compiled call, and scores in another.
 
-`tape` writes down what a minibatch passes through as rows of numbers; here they are carried out, forwards and, for what
-is learnt, backwards. What lies between two operations are rows of `h`, one unit each, a column for each row of the
-minibatch; `d` has the slope of the loss in each. The pieces are those of `lodestar.numerics.kernel`.
+`tape` writes down what a minibatch passes through as rows of numbers, whose fields it names; here they are carried out,
+forwards and, for what is learnt, backwards. Values lie in `h`: one unit (neuron) a row, one row of the minibatch a
+column. `d` has the slope of the loss in each of them; `flat` and `slope` are the same memory as vectors. The pieces are
+those of `lodestar.numerics.kernel`, and one signature serves all bonuses: it is compiled once.
 
-    INPUT     at, n, column                          rows of the batch become columns of h
-    LINEAR    at, n, source, below, weight, its steps by output and by input, bias, bend, slopes, again
-    COPY      at, n, source, -, add
-    SQUARES   a, n, b, slope in b, add to a, add to b     weight * sum of (a - b)**2, and its share of the loss
-    ENTROPY   logits, n, one-hot codes                    -log probability of the code, and its share of the loss
-
-`bend`: a ReLU follows. `slopes`: how many rows of the source want one. `again`: the weights have gradients already.
-`add`: so have the rows. One signature serves all bonuses: it is compiled once.
+The innermost loops are written as LLVM vectorises them, with conditional expressions instead of branches.
 """
 
 import math
@@ -20,74 +14,123 @@ import math
 import numpy as np
 
 from lodestar.numerics.kernel import LANES, ZERO, F, adam, compiled, padded, product, transpose
-from rewards.exploration.compiled.tape import COPY, ENTROPY, INPUT, LINEAR, SQUARES
+from rewards.exploration.compiled.tape import (
+    ADD,
+    ADD_GRADIENT,
+    ADD_TARGET,
+    BIAS,
+    COLUMN,
+    COPY,
+    ENTROPY,
+    IN_STEP,
+    INPUT,
+    INPUTS,
+    KIND,
+    LEARN_TARGET,
+    LINEAR,
+    OUT_STEP,
+    RELU,
+    SHARE,
+    SIZE,
+    SLOPES,
+    SOURCE,
+    SQUARES,
+    START,
+    WEIGHT,
+    WEIGHTING,
+)
 
 EPSILON = F(1e-8)  # of Adam, in rewards
-CHUNK = 256  # rows that are scored at a time
-GAP = 16  # numbers, a line of a cache
+SCORED_ROWS = 256  # rows that are scored at a time
+LINE_NUMBERS = 16  # float32 numbers in a line of the processor's cache
 
 
 @compiled
 def load(ops, columns, order, begin, count, h, flat, wide, flipped, lines):
-    """Rows order[begin : begin + count] of the batch's columns, as far as operations are inputs."""
+    """Rows order[begin : begin + count] of the batch's columns become units of h; inputs come first among `ops`."""
     zero = np.int64(0)
     for op in ops:
-        if op[0] != INPUT:
+        if op[KIND] != INPUT:
             break
-        at, n = op[1], op[2]
-        source = columns[op[3]]
+        start = op[START]
+        size = op[SIZE]
+        column = columns[op[COLUMN]]
+        # Gather the rows one after the other, then turn all of them over.
         for j in range(count):
-            row, to = source[order[begin + j]], flipped[j * lines :][:n]
-            for i in range(n):
-                to[i] = row[i]
-        transpose(flipped, zero, lines, flat, at * wide, wide, padded(count), n)
+            row = column[order[begin + j]]
+            gathered = flipped[j * lines :][:size]
+            for i in range(size):
+                gathered[i] = row[i]
+        transpose(flipped, zero, lines, flat, start * wide, wide, padded(count), size)
 
 
 @compiled
-def forward(ops, shares, value, h, d, flat, wide, count, errors, found):
-    """All operations in turn; `errors` (wide,) are those of the last loss, `found` has every loss added."""
-    width, loss, one = padded(count), np.int64(0), np.int64(1)
+def forward(ops, shares, value, h, d, flat, wide, count, errors, losses):
+    """All operations in turn; `errors` (wide,) are those of the last loss, to `losses` every loss is added."""
+    width = padded(count)
+    loss = np.int64(0)
     for k in range(len(ops)):
         op = ops[k]
-        at, n, source = op[1], op[2], op[3]
-        if op[0] == LINEAR:
-            below, bias = op[4], op[8]
-            product(value, op[5], op[6], op[7], flat, source * wide, wide, flat, at * wide, wide, n, width, below)
-            for i in range(n):
-                row, shift = h[at + i], value[bias + i]
+        kind = op[KIND]
+        start = op[START]
+        size = op[SIZE]
+        source = op[SOURCE]
+        if kind == LINEAR:
+            forward_linear(op, value, h, flat, wide, width)
+        elif kind == COPY:
+            for i in range(size):
                 for j in range(width):
-                    row[j] += shift
-                for j in range(width if op[9] else 0):
-                    row[j] = ZERO if row[j] < ZERO else row[j]  # NaN stays
-        elif op[0] == COPY:
-            for i in range(n):
-                for j in range(width):
-                    h[at + i, j] = h[source + i, j]
-        elif op[0] == SQUARES or op[0] == ENTROPY:
+                    h[start + i, j] = h[source + i, j]
+        elif kind != INPUT:
             for j in range(width):
                 errors[j] = ZERO
-            if op[0] == SQUARES:
-                for i in range(n):
-                    a, b = h[at + i], h[source + i]
+            if kind == SQUARES:
+                for i in range(size):
+                    a = h[start + i]
+                    b = h[source + i]
                     for j in range(width):
                         errors[j] += (a[j] - b[j]) * (a[j] - b[j])
-            else:
-                entropies(h[at:][:n], h[source:][:n], d[at:][:n], count, errors)
-            weight, total = F(shares[k, 0]), 0.0
+            elif kind == ENTROPY:
+                entropies(h[start:][:size], h[source:][:size], d[start:][:size], count, errors)
+            weighting = F(shares[k, WEIGHTING])
+            total = 0.0
             for j in range(count):
-                errors[j] *= weight
+                errors[j] *= weighting
                 total += errors[j]
-            found[loss] += shares[k, 1] * total / count
-            loss += one
+            losses[loss] += shares[k, SHARE] * total / count
+            loss += np.int64(1)
+
+
+@compiled
+def forward_linear(op, value, h, flat, wide, width):
+    """One dense layer, z = W x + b for all columns of h, and its ReLU if one follows."""
+    start = op[START]
+    size = op[SIZE]
+    below = op[SOURCE] * wide
+    above = start * wide
+    out_step = op[OUT_STEP]
+    in_step = op[IN_STEP]
+    product(value, op[WEIGHT], out_step, in_step, flat, below, wide, flat, above, wide, size, width, op[INPUTS])
+    for i in range(size):
+        row = h[start + i]
+        bias = value[op[BIAS] + i]
+        for j in range(width):
+            row[j] += bias
+        if op[RELU]:
+            # A NaN is not below 0, so it stays and is noticed.
+            for j in range(width):
+                row[j] = ZERO if row[j] < ZERO else row[j]
 
 
 @compiled
 def entropies(logits, code, p, count, errors):
     """-log probability of one-hot codes (n, B), by row; p becomes the probabilities."""
     for j in range(count):
-        top, total = logits[0, j], ZERO
+        # The largest logit is subtracted, or the exponential overflows.
+        top = logits[0, j]
         for i in range(len(logits)):
             top = max(top, logits[i, j])
+        total = ZERO
         for i in range(len(logits)):
             p[i, j] = F(math.exp(logits[i, j] - top))
             total += p[i, j]
@@ -99,62 +142,111 @@ def entropies(logits, code, p, count, errors):
 
 @compiled
 def backward(ops, shares, value, grad, h, d, flat, slope, wide, count, flipped, spare, lines):
-    """From the losses to the gradients of all weights that operations use."""
-    width, zero, one = padded(count), np.int64(0), np.int64(1)
+    """From the losses to the gradients of all weights that operations use.
+
+    `op[ADD]` is read in the innermost loops on purpose: read before them, LLVM fuses other multiplications with
+    additions, and runs no longer repeat to the last bit.
+    """
     for k in range(len(ops) - 1, -1, -1):
         op = ops[k]
-        at, n, source = op[1], op[2], op[3]
-        if op[0] == LINEAR:
-            below, weight, bias, again = op[4], op[5], op[8], op[11]
-            for i in range(n):
-                row, out, total = d[at + i], h[at + i], ZERO
-                for j in range(count if op[9] else 0):
-                    row[j] = row[j] if out[j] > ZERO else ZERO
+        kind = op[KIND]
+        start = op[START]
+        size = op[SIZE]
+        source = op[SOURCE]
+        if kind == LINEAR:
+            backward_linear(op, value, grad, h, d, flat, slope, wide, count, flipped, spare, lines)
+        elif kind == COPY:
+            for i in range(size):
                 for j in range(count):
-                    total += row[j]
-                grad[bias + i] = total + (grad[bias + i] if again else ZERO)
-            many, few = (below, n) if op[6] == 1 else (n, below)  # rows and columns of the weights as they lie
-            mine, other = (flat, slope) if op[6] == 1 else (slope, flat)
-            left, right = (source, at) if op[6] == 1 else (at, source)
-            transpose(other, right * wide, wide, flipped, zero, lines, few, width)
-            to, begins = (spare, zero) if again else (grad, weight)
-            product(mine, left * wide, wide, one, flipped, zero, lines, to, begins, few, many, few, count)
-            for i in range(n * below if again else 0):
-                grad[weight + i] += spare[i]
-            if op[10]:
-                product(
-                    value, weight, op[7], op[6], slope, at * wide, wide, slope, source * wide, wide, op[10], width, n
-                )  # fmt: skip
-        elif op[0] == COPY:
-            for i in range(n):
-                for j in range(count):
-                    d[source + i, j] = d[at + i, j] + (d[source + i, j] if op[5] else ZERO)
-        elif op[0] == SQUARES:
-            scale = F(2 * shares[k, 0] * shares[k, 1] / count)
-            for i in range(n):
-                a, b, d_a, d_b = h[at + i], h[source + i], d[at + i], d[source + i]
+                    d[source + i, j] = d[start + i, j] + (d[source + i, j] if op[ADD] else ZERO)
+        elif kind == SQUARES:
+            # The slope of weighting * (a - b)**2 in a, and its negative in b where b is learnt.
+            scale = F(2 * shares[k, WEIGHTING] * shares[k, SHARE] / count)
+            for i in range(size):
+                a = h[start + i]
+                b = h[source + i]
+                d_a = d[start + i]
+                d_b = d[source + i]
                 for j in range(count):
                     step = scale * (a[j] - b[j])
-                    d_a[j] = step + (d_a[j] if op[5] else ZERO)
-                for j in range(count if op[4] else 0):
-                    step = scale * (b[j] - a[j])
-                    d_b[j] = step + (d_b[j] if op[6] else ZERO)
-        elif op[0] == ENTROPY:
-            scale = F(shares[k, 0] * shares[k, 1] / count)
-            for i in range(n):
+                    d_a[j] = step + (d_a[j] if op[ADD] else ZERO)
+                if op[LEARN_TARGET]:
+                    for j in range(count):
+                        step = scale * (b[j] - a[j])
+                        d_b[j] = step + (d_b[j] if op[ADD_TARGET] else ZERO)
+        elif kind == ENTROPY:
+            # The forward pass left the probabilities in d: the slope in a logit is probability - code.
+            scale = F(shares[k, WEIGHTING] * shares[k, SHARE] / count)
+            for i in range(size):
                 for j in range(count):
-                    d[at + i, j] = scale * (d[at + i, j] - h[source + i, j])
+                    d[start + i, j] = scale * (d[start + i, j] - h[source + i, j])
+
+
+@compiled
+def backward_linear(op, value, grad, h, d, flat, slope, wide, count, flipped, spare, lines):
+    """d W = d z x', d b = the sum of d z over the minibatch, and d x = W' d z where the source is learnt."""
+    width = padded(count)
+    zero = np.int64(0)
+    one = np.int64(1)
+    start = op[START]
+    size = op[SIZE]
+    source = op[SOURCE]
+    inputs = op[INPUTS]
+    weight = op[WEIGHT]
+    add = op[ADD_GRADIENT]
+    for i in range(size):
+        row = d[start + i]
+        out = h[start + i]
+        if op[RELU]:
+            for j in range(count):
+                row[j] = row[j] if out[j] > ZERO else ZERO
+        total = ZERO
+        for j in range(count):
+            total += row[j]
+        bias = op[BIAS] + i
+        grad[bias] = total + (grad[bias] if add else ZERO)
+
+    # The gradient is computed as the weights lie: transposed where a step to the next output is 1.
+    if op[OUT_STEP] == 1:
+        rows = inputs
+        columns = size
+        left = flat
+        left_begin = source * wide
+        transpose(slope, start * wide, wide, flipped, zero, lines, columns, width)
+    else:
+        rows = size
+        columns = inputs
+        left = slope
+        left_begin = start * wide
+        transpose(flat, source * wide, wide, flipped, zero, lines, columns, width)
+    # Weights that several operations use are summed up by way of `spare`.
+    if add:
+        product(left, left_begin, wide, one, flipped, zero, lines, spare, zero, columns, rows, columns, count)
+        for i in range(size * inputs):
+            grad[weight + i] += spare[i]
+    else:
+        product(left, left_begin, wide, one, flipped, zero, lines, grad, weight, columns, rows, columns, count)
+    slopes = op[SLOPES]
+    if slopes:
+        below = source * wide
+        above = start * wide
+        out_step = op[OUT_STEP]
+        in_step = op[IN_STEP]
+        product(value, weight, in_step, out_step, slope, above, wide, slope, below, wide, slopes, width, size)
 
 
 @compiled
 def space(ops, size):
     """Columns of h, its rows, and the columns of what is transposed; no power of two, which caches dislike."""
-    rows, lines = np.int64(0), np.int64(1)
+    rows = np.int64(0)
+    lines = np.int64(1)
     for program in ops:
         for op in program:
-            rows = max(rows, op[1] + op[2])
-            lines = max(lines, op[2], op[4] if op[0] == LINEAR else lines)
-    return padded(size) + GAP, rows + 2 * LANES, padded(lines) + GAP
+            rows = max(rows, op[START] + op[SIZE])
+            lines = max(lines, op[SIZE])
+            if op[KIND] == LINEAR:
+                lines = max(lines, op[INPUTS])
+    return padded(size) + LINE_NUMBERS, rows + 2 * LANES, padded(lines) + LINE_NUMBERS
 
 
 @compiled
@@ -163,7 +255,7 @@ def epochs(value, grad, mean, square, steps, ops, shares, columns, order, begins
 
     Args:
         value, grad, mean, square, steps: (P,) float32, parameters, gradient, Adam's moments; its steps so far.
-        ops, shares: (programs, operations, 12) and (..., 2); the loss is the sum over programs, each with its rows.
+        ops, shares: (programs, operations, fields) and (..., 2); the loss is the sum over programs, each with its rows.
         columns: three arrays (N, size) float32, of which inputs are taken.
         order, begins: rows, and where each program of each minibatch begins among them, (minibatches, programs + 1).
         rate, longest: learning rate, longest gradient.
@@ -171,68 +263,80 @@ def epochs(value, grad, mean, square, steps, ops, shares, columns, order, begins
     Returns:
         each loss, added over programs and minibatches; the steps of Adam so far.
     """
-    size = np.int64(1)
-    for each in begins:
+    largest = np.int64(1)
+    for bounds in begins:
         for k in range(len(ops)):
-            size = max(size, each[k + 1] - each[k])
-    wide, rows, lines = space(ops, size)
-    h, d, flipped, spare = (
-        np.zeros((rows, wide), F),
-        np.zeros((rows, wide), F),
-        np.zeros(wide * lines, F),
-        np.zeros(lines**2, F),
-    )
-    flat, slope = h.reshape(-1), d.reshape(-1)
-    errors, found = np.zeros(wide, F), np.zeros(ops.shape[1])
-    for each in begins:
+            largest = max(largest, bounds[k + 1] - bounds[k])
+    wide, rows, lines = space(ops, largest)
+    h = np.zeros((rows, wide), F)
+    d = np.zeros((rows, wide), F)
+    flat = h.reshape(-1)
+    slope = d.reshape(-1)
+    flipped = np.zeros(wide * lines, F)
+    spare = np.zeros(lines**2, F)
+    errors = np.zeros(wide, F)
+    losses = np.zeros(ops.shape[1])
+    for bounds in begins:
         for k in range(len(ops)):
-            begin, count = each[k], each[k + 1] - each[k]
+            begin = bounds[k]
+            count = bounds[k + 1] - begin
             load(ops[k], columns, order, begin, count, h, flat, wide, flipped, lines)
-            forward(ops[k], shares[k], value, h, d, flat, wide, count, errors, found)
+            forward(ops[k], shares[k], value, h, d, flat, wide, count, errors, losses)
             backward(ops[k], shares[k], value, grad, h, d, flat, slope, wide, count, flipped, spare, lines)
-        norm = ZERO
+        squared_norm = ZERO
         for i in range(len(grad)):
-            norm += grad[i] * grad[i]
-        if math.isfinite(norm):
+            squared_norm += grad[i] * grad[i]
+        if math.isfinite(squared_norm):
             steps += 1
             adam(value, grad, mean, square, steps, rate, longest, EPSILON)
-    return found, steps
+    return losses, steps
 
 
 @compiled
 def rates(ops, shares, value, columns, at, out):
     """Forward alone: into `out` (N, n) go the rows of h from `at` on, or, if it is negative, the last loss's errors."""
-    total, zero = out.shape[0], np.int64(0)
-    wide, rows, lines = space(ops, min(total, CHUNK))
-    h, order = np.zeros((rows, wide), F), np.arange(total)
-    flat, flipped, errors, found = h.reshape(-1), np.zeros(wide * lines, F), np.zeros(wide, F), np.zeros(ops.shape[1])
-    for begin in range(0, total, CHUNK):
-        count = min(total - begin, CHUNK)
+    total = out.shape[0]
+    size = out.shape[1]
+    zero = np.int64(0)
+    wide, rows, lines = space(ops, min(total, SCORED_ROWS))
+    h = np.zeros((rows, wide), F)
+    flat = h.reshape(-1)
+    order = np.arange(total)
+    flipped = np.zeros(wide * lines, F)
+    errors = np.zeros(wide, F)
+    losses = np.zeros(ops.shape[1])
+    for begin in range(0, total, SCORED_ROWS):
+        count = min(total - begin, SCORED_ROWS)
         load(ops[0], columns, order, begin, count, h, flat, wide, flipped, lines)
-        forward(ops[0], shares[0], value, h, h, flat, wide, count, errors, found)
+        # Nothing is learnt here, so probabilities may be written over values.
+        forward(ops[0], shares[0], value, h, h, flat, wide, count, errors, losses)
         if at < 0:
             for j in range(count):
                 out[begin + j, 0] = errors[j]
         else:
-            transpose(flat, at * wide, wide, flipped, zero, lines, out.shape[1], padded(count))
+            transpose(flat, at * wide, wide, flipped, zero, lines, size, padded(count))
             for j in range(count):
-                to, row = out[begin + j], flipped[j * lines :][: out.shape[1]]
-                for i in range(out.shape[1]):
-                    to[i] = row[i]
+                answer = out[begin + j]
+                row = flipped[j * lines :][:size]
+                for i in range(size):
+                    answer[i] = row[i]
 
 
 @compiled
 def neighbours(ring, filled, x, valid, ended, k):
     """As `memories.NeighbourMemory`: squared distances (T, N, k) of x (T, N, D) to the nearest before it."""
-    capacity, size = ring.shape[1], x.shape[2]
+    capacity = ring.shape[1]
     answers = np.full((x.shape[0], x.shape[1], k), np.inf)
     for n in range(x.shape[1]):
         for t in range(x.shape[0]):
-            row, best = x[t, n], answers[t, n]
+            row = x[t, n]
+            best = answers[t, n]
             for place in range(min(filled[n], capacity)):
-                other, square = ring[n, place], ZERO
-                for i in range(size):
+                other = ring[n, place]
+                square = ZERO
+                for i in range(x.shape[2]):
                     square += (row[i] - other[i]) * (row[i] - other[i])
+                # `best` stays sorted: insert this distance before all that are larger.
                 if square < best[k - 1]:
                     i = k - 1
                     while i > 0 and best[i - 1] > square:
@@ -251,26 +355,33 @@ def neighbours(ring, filled, x, valid, ended, k):
 @compiled
 def ellipse(inverse, x, valid, ended, ridge):
     """As `memories.EllipticalMemory`: phi' C^-1 phi (T, N) of rows phi in x (T, N, D)."""
-    size, answers = x.shape[2], np.empty(x.shape[:2])
-    phi, spread = np.empty(size), np.empty(size)
+    size = x.shape[2]
+    answers = np.empty(x.shape[:2])
+    phi = np.empty(size)
+    spread = np.empty(size)
     for n in range(x.shape[1]):
-        own = inverse[n]
+        matrix = inverse[n]
         for t in range(x.shape[0]):
-            answer = 0.0
             for i in range(size):
                 phi[i] = x[t, n, i]
+            answer = 0.0
             for i in range(size):
-                row, total = own[i], 0.0
+                row = matrix[i]
+                total = 0.0
                 for j in range(size):
                     total += row[j] * phi[j]
                 spread[i] = total
                 answer += total * phi[i]
             answers[t, n] = max(answer, 0.0)
-            for i in range(size if valid[t, n] else 0):
-                row, part = own[i], spread[i] / (1 + answer)
-                for j in range(size):
-                    row[j] -= part * spread[j]
-            for i in range(size if ended[t, n] else 0):
-                own[i] = 0.0
-                own[i, i] = 1 / ridge
+            if valid[t, n]:
+                # Sherman and Morrison: (C + phi phi')^-1 = C^-1 - spread spread' / (1 + answer).
+                for i in range(size):
+                    row = matrix[i]
+                    part = spread[i] / (1 + answer)
+                    for j in range(size):
+                        row[j] -= part * spread[j]
+            if ended[t, n]:
+                for i in range(size):
+                    matrix[i] = 0.0
+                    matrix[i, i] = 1 / ridge
     return answers

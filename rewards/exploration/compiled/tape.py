@@ -2,12 +2,20 @@
 
 A reward whose method `tape` writes down its `loss` learns and scores in compiled calls:
 
-    reward.<name>.path=auto       torch until `LONG` was learnt, then compiled: short runs do not wait
+    reward.<name>.path=auto       torch until `COMPILE_AFTER` was learnt, then compiled: short runs do not wait
     reward.<name>.path=numba      compiled from the first update, scores too
     reward.<name>.path=torch      never
 
 How much was learnt is part of a reward's state: resumed, it changes over at the same update. Limitations: dense layers
 with ReLUs, on a CPU with AVX2. A class that overrides `loss` alone learns in torch.
+
+An operation is a row of FIELDS numbers. All kinds share the first four; what follows depends on the kind:
+
+    INPUT      rows of the batch's column number COLUMN become units of h
+    LINEAR     W x + b of the INPUTS units at SOURCE, with a RELU or without
+    COPY       the units at SOURCE once more
+    SQUARES    WEIGHTING * sum of (prediction - target)**2, the target at SOURCE, and its SHARE of the loss
+    ENTROPY    -log probability of the one-hot code at SOURCE, and its SHARE of the loss
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,22 +31,44 @@ from lodestar.numerics.compiled import kernel, say
 if TYPE_CHECKING:
     from rewards.exploration.learned import Learned
 
-LONG = 40_000_000  # of `Learned.learnt`: five seconds in torch, what compiling takes; RND: a million transitions
-INPUT, LINEAR, COPY, SQUARES, ENTROPY = range(5)  # numba's cache does not notice a change here: touch `kernel`, too
+COMPILE_AFTER = (
+    40_000_000  # of `Learned.learnt`: five seconds in torch, what compiling takes; RND: a million transitions
+)
+NO_COLUMN = np.zeros((1, 1), np.float32)  # stands for a column that the batch does not have
+
+# numba's cache does not notice a change of the constants below: touch `kernel`, too.
+INPUT, LINEAR, COPY, SQUARES, ENTROPY = range(5)
+LOSSES = (SQUARES, ENTROPY)
 FIELDS = 12
-NONE = np.zeros((1, 1), np.float32)  # a column that is not there
+
+# Fields of every operation: its kind, its first row in h, how many, and the first row of what it reads.
+KIND, START, SIZE, SOURCE = range(4)
+# Of INPUT: the number of the batch's column takes the place of a source.
+COLUMN = 3
+# Of LINEAR: how many units it reads, where its weights begin and their steps by output and by input, where its biases
+# begin, whether a ReLU follows, how many units of the source want a slope, whether its weights have gradients already.
+INPUTS, WEIGHT, OUT_STEP, IN_STEP, BIAS, RELU, SLOPES, ADD_GRADIENT = range(4, 12)
+# Of SQUARES: whether the target is learnt, too. Of COPY and SQUARES: whether what they read has a slope already, which
+# theirs is added to; SQUARES reads the prediction and the target.
+LEARN_TARGET, ADD, ADD_TARGET = range(4, 7)
+# Fields of an operation's shares: what each error is multiplied with, and the share of their mean in the loss.
+WEIGHTING, SHARE = range(2)
 
 
 class Units(NamedTuple):
     """Numbers that each row of a minibatch has: where they lie, how many, and whether weights change them."""
 
-    at: int
+    start: int
     n: int
     learnt: bool = True
     column: int = -1  # of the batch, where they are its own
 
+    @property
+    def end(self) -> int:
+        return self.start + self.n
+
     def part(self, begin: int, n: int) -> "Units":
-        return Units(self.at + begin, n, self.learnt)
+        return Units(self.start + begin, n, self.learnt)
 
 
 class Tape:
@@ -52,14 +82,14 @@ class Tape:
         self.part = part  # of the loss, where each part has rows of its own (`Learned.parts`)
         self.inputs: list[list[Any]] = []
         self.ops: list[list[Any]] = []
-        self.shares: list[tuple[float, float]] = []
+        self.shares: list[tuple[float, float]] = []  # of the losses among `ops`, in their order
         self.names: list[str] = []  # of the losses
         self.end = 0
 
     def column(self, index: int, n: int) -> Units:
         """The batch's column of that number, n numbers wide."""
-        rows = self._rows(n, False, index)
-        self.inputs.append([INPUT, rows.at, n, index])
+        rows = self._new_rows(n, learnt=False, column=index)
+        self.inputs.append([INPUT, rows.start, n, index])
         return rows
 
     def net(self, layers: Iterable[nn.Module], *sources: Units) -> Units:
@@ -68,76 +98,102 @@ class Tape:
 
     def each(self, layers: Iterable[nn.Module], *sources: Units) -> list[Units]:
         """Dense layers, ReLUs between, of each source; what comes out of them lies side by side."""
-        found, linear = [*sources], [layer for layer in layers if isinstance(layer, nn.Linear)]
-        for layer in linear:
-            weight, bias = (self.places[x.data_ptr()] for x in (layer.weight, layer.bias))
-            places, bend = (weight, layer.in_features, 1, bias), layer is not linear[-1]
-            found = [self.linear(rows, layer.out_features, places, bend) for rows in found]
-        return found
+        outputs = [*sources]
+        linear_layers = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        for layer in linear_layers:
+            weight = self.places[layer.weight.data_ptr()]
+            bias = self.places[layer.bias.data_ptr()]
+            places = (weight, layer.in_features, 1, bias)
+            relu = layer is not linear_layers[-1]
+            outputs = [self.linear(rows, layer.out_features, places, relu) for rows in outputs]
+        return outputs
 
-    def linear(self, source: Units, n: int, places: Sequence[int], bend: bool) -> Units:
+    def linear(self, source: Units, n: int, places: Sequence[int], relu: bool) -> Units:
         """One layer; `places`: of the weights, their steps by output and by input, and the place of the biases."""
-        rows = self._rows(n)
-        self.ops.append([LINEAR, rows.at, n, source.at, source.n, *places, bend, source.n * source.learnt])
+        rows = self._new_rows(n)
+        slopes = source.n if source.learnt else 0
+        self.ops.append([LINEAR, rows.start, n, source.start, source.n, *places, relu, slopes])
         return rows
 
     def squares(self, name: str, a: Units, b: Units, weight: float, share: float = 1.0) -> None:
         """Errors weight * sum of (a - b)**2 of each row; `share` times their mean is a loss of that name."""
-        self._lose(name, [SQUARES, a.at, a.n, b.at, b.learnt], weight, share)
+        self._add_loss(name, [SQUARES, a.start, a.n, b.start, b.learnt], weight, share)
 
     def entropy(self, name: str, logits: Units, code: Units, share: float = 1.0) -> None:
         """Cross-entropies of one-hot codes; `share` times their mean is a loss of that name."""
-        self._lose(name, [ENTROPY, logits.at, logits.n, code.at], 1.0, share)
+        self._add_loss(name, [ENTROPY, logits.start, logits.n, code.start], 1.0, share)
 
     def program(self, losses: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Operations (1, K, 12), each with what it finds there on the way back, and weights and shares (1, K, 2).
+        """Operations (1, K, FIELDS), each with what it finds there on the way back, and weights and shares (1, K, 2).
 
         With `losses` only up to the last of so many.
         """
-        shares = iter(self.shares)
-        pairs = [(op, next(shares) if op[0] in (SQUARES, ENTROPY) else (0.0, 0.0)) for op in self.inputs + self.ops]
-        ops = np.array([op + [0] * (FIELDS - len(op)) for op, _ in pairs], np.int64)
-        weights, written = set[int](), set[int]()
+        listed = self.inputs + self.ops
+        ops = np.zeros((len(listed), FIELDS), np.int64)
+        for row, op in zip(ops, listed):
+            row[: len(op)] = op
+        is_loss = np.isin(ops[:, KIND], LOSSES)
+        shares = np.zeros((len(listed), 2))
+        shares[is_loss] = np.reshape(self.shares, (-1, 2))
+        _mark_sums(ops)
+        end = len(ops)
+        if losses is not None:
+            end = np.flatnonzero(is_loss)[losses - 1] + 1
+        return ops[None, :end], shares[None, :end]
 
-        def again(begin: int, count: int) -> bool:
-            rows = {*range(begin, begin + count)}
-            found = bool(rows & written)
-            written.update(rows)
-            return found
-
-        for op in ops[::-1]:
-            kind, at, n, source = map(int, op[:4])
-            if kind == LINEAR:
-                op[11] = op[5] in weights
-                weights.add(int(op[5]))
-                assert not again(source, int(op[10])), "something else reads what this layer reads, and comes after it"
-            elif kind == COPY:
-                op[5] = again(source, n)
-            elif kind in (SQUARES, ENTROPY):
-                op[5] = again(at, n)
-                op[6] = again(source, n) if kind == SQUARES and op[4] else 0
-        end = len(ops) if losses is None else np.flatnonzero(np.isin(ops[:, 0], (SQUARES, ENTROPY)))[losses - 1] + 1
-        return ops[None, :end], np.array([share for _, share in pairs[:end]])[None]
-
-    def _rows(self, n: int, learnt: bool = True, column: int = -1) -> Units:
+    def _new_rows(self, n: int, learnt: bool = True, column: int = -1) -> Units:
+        start = self.end
         self.end += n
-        return Units(self.end - n, n, learnt, column)
+        return Units(start, n, learnt, column)
 
     def _join(self, sources: Sequence[Units]) -> Units:
         """Units side by side: as they lie where they do, else copies."""
-        if any(one.at + one.n != two.at for one, two in pairwise(sources)):
-            sources = [self.column(s.column, s.n) if s.column >= 0 else self._copy(s) for s in sources]
-        return Units(sources[0].at, sum(s.n for s in sources), any(s.learnt for s in sources))
+        if any(left.end != right.start for left, right in pairwise(sources)):
+            sources = [self._copy(source) for source in sources]
+        size = sum(source.n for source in sources)
+        return Units(sources[0].start, size, any(source.learnt for source in sources))
 
     def _copy(self, source: Units) -> Units:
-        rows = self._rows(source.n, source.learnt)
-        self.ops.append([COPY, rows.at, source.n, source.at])
+        """The same units at the end of h; columns of the batch are read once more instead."""
+        if source.column >= 0:
+            return self.column(source.column, source.n)
+        rows = self._new_rows(source.n, source.learnt)
+        self.ops.append([COPY, rows.start, source.n, source.start])
         return rows
 
-    def _lose(self, name: str, op: list[Any], weight: float, share: float) -> None:
+    def _add_loss(self, name: str, op: list[Any], weight: float, share: float) -> None:
         self.names.append(name)
         self.ops.append(op)
         self.shares.append((weight, share))
+
+
+def _mark_sums(ops: np.ndarray) -> None:
+    """Set the fields of operations (K, FIELDS) that say where a slope or gradient is added to an earlier one."""
+    weights_with_gradient = set[int]()
+    rows_with_slope = set[int]()
+
+    def has_slope(start: int, n: int) -> bool:
+        """Whether some of these rows have a slope already; from now on all of them have one."""
+        rows = {*range(start, start + n)}
+        earlier = not rows_with_slope.isdisjoint(rows)
+        rows_with_slope.update(rows)
+        return earlier
+
+    # The way back begins with the last operation.
+    for op in ops[::-1]:
+        kind, start, n, source = map(int, op[:4])
+        if kind == LINEAR:
+            weight = int(op[WEIGHT])
+            op[ADD_GRADIENT] = weight in weights_with_gradient
+            weights_with_gradient.add(weight)
+            source_has_slope = has_slope(source, int(op[SLOPES]))
+            assert not source_has_slope, "something else reads what this layer reads, and comes after it"
+        elif kind == COPY:
+            op[ADD] = has_slope(source, n)
+        elif kind in LOSSES:
+            op[ADD] = has_slope(start, n)
+            if kind == SQUARES and op[LEARN_TARGET]:
+                op[ADD_TARGET] = has_slope(source, n)
 
 
 class Compiled:
@@ -150,60 +206,98 @@ class Compiled:
     def kernel(self, *methods: str) -> Any:
         """The module of compiled calls, where they are asked for and can be made; else None.
 
-        `methods` are those that they stand for: no younger class than that of `tape` may override one.
+        `methods` are those that they stand for: no subclass of the class that defines `tape` may override one.
         """
-        reward, kinds = self.reward, type(self.reward).__mro__
-        path, name = reward.config.path, reward.config.name
-        if path == "torch" or (path == "auto" and reward.learnt < LONG):
+        path = self.reward.config.path
+        name = self.reward.config.name
+        if path == "torch" or (path == "auto" and self.reward.learnt < COMPILE_AFTER):
             return None
-        age = {method: [method in vars(kind) for kind in kinds].index(True) for method in ("tape", *methods)}
-        if any(age["tape"] > age[method] for method in methods):
+        if not self._stand_for(methods):
             return None
-        if reward.layout.images or torch.device(reward.device).type != "cpu":
+        if self.reward.layout.images or torch.device(self.reward.device).type != "cpu":
             if path == "numba":
                 say(f"reward {name}", f"torch, as reward.{name}.path=numba is for vectors, on the CPU")
             return None
         return kernel("rewards.exploration.compiled.kernel", f"reward {name}", "torch", f"reward.{name}.path")
 
+    def _stand_for(self, methods: Sequence[str]) -> bool:
+        """Whether `tape` writes down these methods: the reward still has those of the class that defines `tape`."""
+        kind = type(self.reward)
+        author = next(base for base in kind.__mro__ if "tape" in vars(base))
+        for method in methods:
+            current = getattr(kind, method)
+            # A mixin that defines `tape` alone has no such method, and stands for whatever it is mixed into.
+            if getattr(author, method, current) is not current:
+                return False
+        return True
+
     def epoch(
         self, compiled: Any, columns: Sequence[Tensor], minibatches: Sequence[Sequence[np.ndarray]]
     ) -> dict[str, float]:
         """Learn from minibatches, each the rows of every part of the loss; the sums of losses over minibatches."""
-        flat, config, parts = self.reward.optimizer, self.reward.config, len(minibatches[0])
+        flat = self.reward.optimizer
+        config = self.reward.config
+        parts = len(minibatches[0])
         if "loss" not in self.programs:
-            tapes = [self._tape(columns, part) for part in range(parts)]
-            programs = map(np.concatenate, zip(*(tape.program() for tape in tapes)))
-            self.programs["loss"] = (*programs, tapes[0].names)
+            self.programs["loss"] = self._loss_programs(columns, parts)
         ops, shares, names = self.programs["loss"]
+        # One row of `begins` for each minibatch: where each part begins in `order`, and where the last one ends.
         rows = [part for minibatch in minibatches for part in minibatch]
         ends = np.cumsum([0, *map(len, rows)])
-        found, steps = compiled.epochs(
-            *(x.numpy() for x in (flat.value, flat.grad, flat.mean, flat.square)),
+        first_parts = np.arange(0, len(rows), parts)
+        begins = ends[first_parts[:, None] + np.arange(parts + 1)]
+        losses, steps = compiled.epochs(
+            flat.value.numpy(),
+            flat.grad.numpy(),
+            flat.mean.numpy(),
+            flat.square.numpy(),
             int(flat.steps),
-            *(ops, shares, _arrays(columns), np.concatenate(rows)),
-            ends[np.arange(0, len(rows), parts)[:, None] + np.arange(parts + 1)],
-            *(float(config.learning_rate), float(config.max_grad_norm)),
+            ops,
+            shares,
+            _three_arrays(columns),
+            np.concatenate(rows),
+            begins,
+            float(config.learning_rate),
+            float(config.max_grad_norm),
         )
         flat.steps.fill_(steps)
-        return {name: float(found[: len(names)][np.array(names) == name].sum()) for name in names}
+        losses = losses[: len(names)]
+        return {name: float(losses[np.array(names) == name].sum()) for name in names}
 
     def rates(self, function: Any, columns: Sequence[Tensor]) -> Tensor | None:
         """What `function` makes of columns, if it is dense layers, or the reward's `error`: that of the first loss."""
-        layers: Any = getattr(function, "dense", None)  # of a `Net`
-        dense = layers is not None
-        if not dense and function != getattr(self.reward, "error", None):
+        layers = getattr(function, "dense", None)  # of a `Net`
+        if layers is not None:
+            return self._layer_outputs(function, layers, columns)
+        if function == getattr(self.reward, "error", None):
+            return self._errors(columns)
+        return None
+
+    def _layer_outputs(self, net: Any, layers: Any, columns: Sequence[Tensor]) -> Tensor | None:
+        """The outputs (N, D) of dense layers; None where they are not compiled, or only some columns are given."""
+        compiled = self.kernel()
+        if compiled is None or columns[0].shape[1] != layers[0].in_features:
             return None
-        compiled = self.kernel(*(() if dense else ("error",)))
-        if compiled is None or (dense and columns[0].shape[1] != layers[0].in_features):
+        if net not in self.programs:
+            self.programs[net] = self._layer_program(layers)
+        ops, shares, outputs, learnt = self.programs[net]
+        value = self.reward.optimizer.value if learnt else nn.utils.parameters_to_vector(layers.parameters()).detach()
+        out = np.empty((len(columns[0]), outputs.n), np.float32)
+        compiled.rates(ops, shares, value.numpy(), _three_arrays(columns), outputs.start, out)
+        return torch.from_numpy(out)
+
+    def _errors(self, columns: Sequence[Tensor]) -> Tensor | None:
+        """The errors (N,) of the first loss; None where they are not compiled."""
+        compiled = self.kernel("error")
+        if compiled is None:
             return None
-        key = function if dense else "error"
-        if key not in self.programs:
-            self.programs[key] = self._layers(layers) if dense else (*self._tape(columns).program(1), -1, 1, True)
-        ops, shares, at, size, own = self.programs[key]
-        value = self.reward.optimizer.value if own else torch.cat([x.detach().reshape(-1) for x in layers.parameters()])
-        out = np.empty((len(columns[0]), size), np.float32)
-        compiled.rates(ops, shares, value.numpy(), _arrays(columns), at, out)
-        return torch.from_numpy(out if dense else out[:, 0])
+        if "error" not in self.programs:
+            self.programs["error"] = self._write_tape(columns).program(losses=1)
+        ops, shares = self.programs["error"]
+        value = self.reward.optimizer.value
+        out = np.empty((len(columns[0]), 1), np.float32)
+        compiled.rates(ops, shares, value.numpy(), _three_arrays(columns), -1, out)
+        return torch.from_numpy(out[:, 0])
 
     def members(self, heads: Any, rows: Tensor) -> Tensor | None:
         """What networks side by side, whose `heads.tape` writes down that of a part, make of rows: (K, N, D)."""
@@ -211,37 +305,65 @@ class Compiled:
         if compiled is None:
             return None
         if "members" not in self.programs:
-            places = _places(self.reward.trained)
-            tapes = [Tape(places, part) for part in range(len(heads.weights[0]))]
-            ends = [heads.tape(tape, tape.column(0, rows.shape[1])) for tape in tapes]
-            self.programs["members"] = [(*tape.program(), end) for tape, end in zip(tapes, ends)]
+            self.programs["members"] = self._member_programs(heads, rows.shape[1])
         programs = self.programs["members"]
-        out = np.empty((len(programs), len(rows), programs[0][-1].n), np.float32)
-        for member, (ops, shares, end) in zip(out, programs):
-            compiled.rates(ops, shares, self.reward.optimizer.value.numpy(), _arrays([rows]), end.at, member)
+        value = self.reward.optimizer.value.numpy()
+        columns = _three_arrays([rows])
+        _, _, outputs = programs[0]
+        out = np.empty((len(programs), len(rows), outputs.n), np.float32)
+        for member, (ops, shares, outputs) in zip(out, programs):
+            compiled.rates(ops, shares, value, columns, outputs.start, member)
         return torch.from_numpy(out)
 
-    def _tape(self, columns: Sequence[Tensor], part: int = 0) -> Tape:
+    def _write_tape(self, columns: Sequence[Tensor], part: int = 0) -> Tape:
+        """The reward's own tape, of columns as wide as these."""
         reward: Any = self.reward
-        tape = Tape(_places(reward.trained), part)
-        reward.tape(tape, *(tape.column(index, column.shape[1]) for index, column in enumerate(columns)))
+        tape = Tape(_parameter_places(reward.trained), part)
+        inputs = [tape.column(index, column.shape[1]) for index, column in enumerate(columns)]
+        reward.tape(tape, *inputs)
         return tape
 
-    def _layers(self, layers: Any) -> tuple[Any, ...]:
-        own = _places(getattr(self.reward, "trained", ()))
-        learnt = layers[0].weight.data_ptr() in own
-        tape = Tape(own if learnt else _places(layers.parameters()))
-        rows = tape.net(layers, tape.column(0, layers[0].in_features))
-        return *tape.program(), rows.at, rows.n, learnt
+    def _loss_programs(self, columns: Sequence[Tensor], parts: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        """Operations and shares of every part of the loss, (parts, K, ...), and the names of the losses."""
+        tapes = [self._write_tape(columns, part) for part in range(parts)]
+        programs = [tape.program() for tape in tapes]
+        ops = np.concatenate([ops for ops, _ in programs])
+        shares = np.concatenate([shares for _, shares in programs])
+        return ops, shares, tapes[0].names
+
+    def _member_programs(self, heads: Any, width: int) -> list[tuple[np.ndarray, np.ndarray, Units]]:
+        """Of each member: its operations, their shares, and its outputs."""
+        places = _parameter_places(self.reward.trained)
+        programs = []
+        for member in range(len(heads.weights[0])):
+            tape = Tape(places, member)
+            outputs = heads.tape(tape, tape.column(0, width))
+            programs.append((*tape.program(), outputs))
+        return programs
+
+    def _layer_program(self, layers: Any) -> tuple[np.ndarray, np.ndarray, Units, bool]:
+        """Operations and shares of dense layers, their outputs, and whether the reward learns their weights."""
+        places = _parameter_places(getattr(self.reward, "trained", ()))
+        learnt = layers[0].weight.data_ptr() in places
+        if not learnt:
+            places = _parameter_places(layers.parameters())
+        tape = Tape(places)
+        outputs = tape.net(layers, tape.column(0, layers[0].in_features))
+        return (*tape.program(), outputs, learnt)
 
 
-def _places(parameters: Iterable[Tensor]) -> dict[int, int]:
+def _parameter_places(parameters: Iterable[Tensor]) -> dict[int, int]:
     """Where parameters begin in a vector of all of them, by the address of their memory."""
-    listed = [*parameters]
-    return dict(zip((p.data_ptr() for p in listed), np.cumsum([0, *(p.numel() for p in listed)]).tolist()))
+    places = {}
+    begin = 0
+    for parameter in parameters:
+        places[parameter.data_ptr()] = begin
+        begin += parameter.numel()
+    return places
 
 
-def _arrays(columns: Sequence[Tensor]) -> tuple[np.ndarray, ...]:
+def _three_arrays(columns: Sequence[Tensor]) -> tuple[np.ndarray, ...]:
     """Three arrays, as `kernel` takes."""
-    found = [np.require(column.numpy(), np.float32, ["C", "W"]) for column in columns]
-    return *found, *[NONE] * (3 - len(found))
+    arrays = [np.require(column.numpy(), np.float32, ["C", "W"]) for column in columns]
+    missing = [NO_COLUMN] * (3 - len(arrays))
+    return *arrays, *missing
