@@ -16,6 +16,7 @@ White noise beside a cycle it does learn to leave out, slowly; noise that determ
 """
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -32,7 +33,7 @@ from rewards.base import RewardConfig, valid_rows
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.exploration.memories import Episodic
 
-Tensors = dict[str, Tensor]  # a memory
+MemoryTensors = dict[str, Tensor]  # a memory, on the device
 
 
 @dataclass
@@ -54,7 +55,8 @@ class BYOL(Episodic, Learned):
     requires = frozenset({"obs", "action", "next_obs"})
 
     def build(self) -> None:
-        Learned.build(self)  # by name: a subclass may inherit other networks as well
+        # By name, since a subclass may inherit other networks as well, which `super` would build.
+        Learned.build(self)
         config = self.config
         self.width = config.features
         self.encoder = self.net(config.hidden, self.width)
@@ -76,25 +78,29 @@ class BYOL(Episodic, Learned):
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         flat = batch.flatten()
-        seen = self.in_pieces(self.encoder, self.inputs(flat.obs))
+        code = self.in_pieces(self.encoder, self.inputs(flat.obs))
         target = self.in_pieces(self.target, self.inputs(flat.next_obs))
         action = self.actions(flat.action)
+        links = Links(batch.valid, batch.ended)
         with torch.no_grad():
-            paths, after = self.loops(seen, action, Links(batch.valid, batch.ended), self.tensors(memory))
+            paths, after = self.loops(code, action, links, self.tensors(memory))
         errors = np.zeros(paths.exist.shape, np.float32)
-        if paths.exist.any():  # a step may be nothing but resets
-            errors[paths.exist] = self.in_pieces(self.error, *paths.predictions(action, target)).cpu().numpy()
-        mean = errors.sum(axis=0) / np.maximum(paths.exist.sum(axis=0), 1, dtype=np.float32)
+        # A step may be nothing but resets: then there is no prediction.
+        if paths.exist.any():
+            predictions = paths.predictions(action, target)
+            errors[paths.exist] = self.in_pieces(self.error, *predictions).cpu().numpy()
+        count = np.maximum(paths.exist.sum(axis=0), 1, dtype=np.float32)
+        mean = errors.sum(axis=0) / count
         return mean.reshape(batch.shape), {name: value.cpu().numpy() for name, value in after.items()}
 
-    def tensors(self, memory: Memory) -> Tensors:
+    def tensors(self, memory: Memory) -> MemoryTensors:
         return {name: torch.from_numpy(value).to(self.device) for name, value in memory.items()}
 
     def error(self, before: Tensor, action: Tensor, ahead: Tensor, target: Tensor) -> Tensor:
         """Reward (R,) of predictions from the states `before` and `ahead` of an action, against the slow code."""
         return distance(self.predictor(ahead), target)
 
-    def costs(self, *predictions: Tensor) -> Tensors:
+    def costs(self, *predictions: Tensor) -> dict[str, Tensor]:
         """Losses of predictions, which are the arguments of `error`."""
         return {"loss": self.error(*predictions).mean()}
 
@@ -112,35 +118,46 @@ class BYOL(Episodic, Learned):
         Whitened obs (M, L, size), actions (M, L, A), whitened next_obs, valid, ended; belief and action before (M,
         ...).
         """
-        length = min(self.config.sequence, batch.shape[0])
-        steps = batch.shape[0]
-        time = np.arange(steps + -steps % length)
-        if len(time) > steps:  # filled up with rows that are no transitions
+        steps, envs = batch.shape
+        length = min(self.config.sequence, steps)
+        time = np.arange(math.ceil(steps / length) * length)
+        # The last sequence is filled up with rows that are no transitions.
+        if len(time) > steps:
             batch = batch[np.minimum(time, steps - 1)]
             batch = batch.replace(valid=batch.valid & (time < steps)[:, None])
         flat = batch.flatten()
-        x, action, after = self.inputs(flat.obs), self.actions(flat.action), self.inputs(flat.next_obs)
-        seen = self.in_pieces(self.encoder, x)
+        x = self.inputs(flat.obs)
+        action = self.actions(flat.action)
+        after = self.inputs(flat.next_obs)
+        code = self.in_pieces(self.encoder, x)
+        links = Links(batch.valid, batch.ended)
         with torch.no_grad():
-            start = self.tensors(self.initial_memory(batch.shape[1]))
-            _, *entering = self.loops.beliefs(seen, action, Links(batch.valid, batch.ended), start)
-        masks = (torch.from_numpy(np.asarray(mask).ravel()).to(self.device) for mask in (batch.valid, batch.ended))
-        # (C * L * N, ...) -> (C * N, L, ...), C sequences along time
-        rows = [
-            value.unflatten(0, (-1, length, batch.shape[1])).transpose(1, 2).flatten(0, 1)
-            for value in (x, action, after, *masks)
-        ]
-        first = [value[:-1:length].flatten(0, 1) for value in entering]
-        keep = rows[3].any(dim=1)
-        return tuple(value[keep] for value in (*rows, *first))
+            empty = self.tensors(self.initial_memory(envs))
+            _, entering_belief, entering_action = self.loops.beliefs(code, action, links, empty)
 
-    def loss(self, *columns: Tensor) -> Tensors:
-        x, action, after = (column.transpose(0, 1).flatten(0, 1) for column in columns[:3])  # time first
-        valid, ended = (column.T.cpu().numpy() for column in columns[3:5])
-        memory = self.tensors(self.initial_memory(valid.shape[1])) | {"belief": columns[5], "action": columns[6]}
+        def cut(value: Tensor) -> Tensor:
+            """(C * L * N, ...) -> (C * N, L, ...), C sequences along time."""
+            return value.unflatten(0, (-1, length, envs)).transpose(1, 2).flatten(0, 1)
+
+        valid = cut(torch.from_numpy(np.asarray(batch.valid).ravel()).to(self.device))
+        ended = cut(torch.from_numpy(np.asarray(batch.ended).ravel()).to(self.device))
+        first_belief = entering_belief[:-1:length].flatten(0, 1)
+        first_action = entering_action[:-1:length].flatten(0, 1)
+        columns = (cut(x), cut(action), cut(after), valid, ended, first_belief, first_action)
+        has_transition = valid.any(dim=1)
+        return tuple(column[has_transition] for column in columns)
+
+    def loss(self, *columns: Tensor) -> dict[str, Tensor]:
+        *sequences, valid_columns, ended_columns, first_belief, first_action = columns
+        # Loops walk along time, so time becomes the leading axis.
+        x, action, after = (column.transpose(0, 1).flatten(0, 1) for column in sequences)
+        links = Links(valid_columns.T.cpu().numpy(), ended_columns.T.cpu().numpy())
+        memory = self.tensors(self.initial_memory(len(first_belief)))
+        memory["belief"] = first_belief
+        memory["action"] = first_action
         with torch.no_grad():
             target = self.target(after)
-        paths, _ = self.loops(self.encoder(x), action, Links(valid, ended), memory)
+        paths, _ = self.loops(self.encoder(x), action, links, memory)
         return self.costs(*paths.predictions(action, target))
 
     def descend(self, loss: Any) -> None:
@@ -158,10 +175,13 @@ class Links:
     """
 
     def __init__(self, valid: np.ndarray, ended: np.ndarray) -> None:
-        self.valid, self.ended = np.asarray(valid), np.asarray(ended)
+        self.valid = np.asarray(valid)
+        self.ended = np.asarray(ended)
         steps, envs = self.valid.shape
+        # The newest row up to each that is a transition or ends an episode; others are skipped.
+        number = np.arange(1, steps + 1)[:, None]
         row = np.zeros((steps + 1, envs), np.int64)
-        row[1:] = np.maximum.accumulate(np.where(self.valid | self.ended, np.arange(1, steps + 1)[:, None], 0))
+        row[1:] = np.maximum.accumulate(np.where(self.valid | self.ended, number, 0))
         self.flat = (row * envs + np.arange(envs)).ravel()
         self.on = ~self.before(np.zeros(envs, bool), self.ended)
 
@@ -171,9 +191,12 @@ class Links:
 
     def carry(self, start: Tensor, values: Tensor, mask: np.ndarray) -> Tensor:
         """As `before`, of rows (T * N, D) after `start` (N, D), 0 outside of `mask` (T + 1, N): (T + 1, N, D)."""
-        every, device = torch.cat([start, values]), values.device
-        rows = every.index_select(0, torch.from_numpy(self.flat).to(device)).unflatten(0, mask.shape)
-        return rows if mask.all() else rows * torch.from_numpy(mask).to(device)[..., None]
+        device = values.device
+        index = torch.from_numpy(self.flat).to(device)
+        rows = torch.cat([start, values]).index_select(0, index).unflatten(0, mask.shape)
+        if mask.all():
+            return rows
+        return rows * torch.from_numpy(mask).to(device)[..., None]
 
 
 class Paths(NamedTuple):
@@ -186,7 +209,8 @@ class Paths(NamedTuple):
     def predictions(self, action: Tensor, target: Tensor) -> tuple[Tensor, ...]:
         """One row for each loop that exists: states before and after an action, action (R, A) and slow code (R, D)."""
         places = torch.from_numpy(np.flatnonzero(self.exist)).to(action.device)
-        before, ahead = torch.cat(self.before)[places], torch.cat(self.ahead)[places]
+        before = torch.cat(self.before)[places]
+        ahead = torch.cat(self.ahead)[places]
         row = places % len(action)
         return before, action[row], ahead, target[row]
 
@@ -197,46 +221,53 @@ class Loops(nn.Module):
     def __init__(self, width: int, action: int, horizon: int, generator: torch.Generator) -> None:
         super().__init__()
         self.horizon = horizon
-        self.closed, self.open = _cell(width + action, width, generator), _cell(action, width, generator)
+        self.closed = _orthogonal_gru(width + action, width, generator)
+        self.open = _orthogonal_gru(action, width, generator)
 
-    def forward(self, seen: Tensor, action: Tensor, links: Links, memory: Tensors) -> tuple[Paths, Tensors]:
+    def forward(self, code: Tensor, action: Tensor, links: Links, memory: MemoryTensors) -> tuple[Paths, MemoryTensors]:
         """Every open loop of a rollout with codes of `obs` (T * N, D) and actions (T * N, A), and its last memory."""
-        before, entering, actions = self.beliefs(seen, action, links, memory)
-        there, held = links.valid, memory["held"].cpu().numpy()
-        befores, aheads, exist = [before], [self.open(action, before)], [there]
-        carried, count = [], np.zeros_like(held)
+        belief, entering_belief, entering_action = self.beliefs(code, action, links, memory)
+        held = memory["held"].cpu().numpy()
+        before = [belief]
+        ahead = [self.open(action, belief)]
+        exist = [links.valid]
+        last_states = []
+        count = np.zeros_like(held)
         for k in range(1, self.horizon):
-            # loops of k steps that landed on the row before continue by one step
-            stands = links.before(held >= k, there) & links.on
-            states = links.carry(memory["open"][:, k - 1], aheads[-1], stands)
-            carried.append(states[-1])
-            count += stands[-1]
-            there = stands[:-1] & links.valid
-            befores.append(states[:-1].flatten(0, 1))
-            aheads.append(self.open(action, befores[-1]))
-            exist.append(there)
+            # Loops of k steps that landed on the row before continue by one step.
+            continues = links.before(held >= k, exist[-1]) & links.on
+            states = links.carry(memory["open"][:, k - 1], ahead[-1], continues)
+            last_states.append(states[-1])
+            count += continues[-1]
+            before.append(states[:-1].flatten(0, 1))
+            ahead.append(self.open(action, before[-1]))
+            exist.append(continues[:-1] & links.valid)
         after = {
-            "belief": entering[-1],
-            "action": actions[-1],
-            "open": torch.stack(carried, dim=1) if carried else memory["open"],
+            "belief": entering_belief[-1],
+            "action": entering_action[-1],
+            "open": torch.stack(last_states, dim=1) if last_states else memory["open"],
             "held": torch.from_numpy(count),
         }
-        return Paths(befores, aheads, np.stack(exist).reshape(self.horizon, -1)), after
+        return Paths(before, ahead, np.stack(exist).reshape(self.horizon, -1)), after
 
-    def beliefs(self, seen: Tensor, action: Tensor, links: Links, memory: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+    def beliefs(
+        self, code: Tensor, action: Tensor, links: Links, memory: MemoryTensors
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The closed loop: beliefs (T * N, D), with each row's `obs`; and beliefs and actions that rows start from."""
-        actions = links.carry(memory["action"], action, links.on)
-        given = torch.cat([seen.unflatten(0, links.valid.shape), actions[:-1]], dim=2)
-        valid, continues = (torch.from_numpy(m).to(seen.device)[..., None] for m in (links.valid, ~links.ended))
-        plain = (links.valid & ~links.ended).all(axis=1).tolist()
-        belief = memory["belief"]
-        beliefs, entering = [], [belief]
-        for t, rows in enumerate(given):
-            new = self.closed(rows, belief)
-            belief = new if plain[t] else torch.where(valid[t], new, belief) * continues[t]
-            beliefs.append(new)
+        previous_action = links.carry(memory["action"], action, links.on)
+        inputs = torch.cat([code.unflatten(0, links.valid.shape), previous_action[:-1]], dim=2)
+        valid = torch.from_numpy(links.valid).to(code.device)[..., None]
+        continues = torch.from_numpy(~links.ended).to(code.device)[..., None]
+        all_continue = (links.valid & ~links.ended).all(axis=1).tolist()
+        entering = [memory["belief"]]
+        beliefs = []
+        for t, rows in enumerate(inputs):
+            belief = self.closed(rows, entering[-1])
+            beliefs.append(belief)
+            if not all_continue[t]:
+                belief = torch.where(valid[t], belief, entering[-1]) * continues[t]
             entering.append(belief)
-        return torch.cat(beliefs), torch.stack(entering), actions
+        return torch.cat(beliefs), torch.stack(entering), previous_action
 
 
 def distance(prediction: Tensor, target: Tensor) -> Tensor:
@@ -244,7 +275,7 @@ def distance(prediction: Tensor, target: Tensor) -> Tensor:
     return (normalize(prediction, eps=1e-6) - normalize(target, eps=1e-6)).square().sum(dim=1)
 
 
-def _cell(inputs: int, size: int, generator: torch.Generator) -> nn.GRUCell:
+def _orthogonal_gru(inputs: int, size: int, generator: torch.Generator) -> nn.GRUCell:
     """A GRU whose gates are orthogonal, without a draw from torch's global generator."""
     cell = skip_init(nn.GRUCell, inputs, size)
     for parameter in cell.parameters():

@@ -19,7 +19,7 @@ from lodestar.settings import setting
 from rewards.exploration.byol import BYOL, BYOLConfig, distance
 from rewards.exploration.hindsight import Hindsight, HindsightConfig
 
-PIECE = 256  # predictions that the critic compares, every one with every one
+CRITIC_ROWS = 256  # predictions that the critic compares, every one with every one
 
 
 @dataclass
@@ -53,8 +53,13 @@ class BYOLHindsight(BYOL, Hindsight):  # type: ignore[misc]  # Episodic's `score
         return distance(self.reconstructor(torch.cat([given, z], dim=1)), after)
 
     def chance(self, given: Tensor, after: Tensor, noise: np.ndarray | None) -> Tensor:
+        # The generator learns the networks of its own alone, not the belief that it reads.
         return super().chance(given.detach(), after, noise)
 
     def batch_information(self, given: Tensor, z: Tensor) -> Tensor:
-        pieces, whole = zip(given.detach().split(PIECE), z.split(PIECE)), super().batch_information
-        return torch.stack([len(p[1]) / len(z) * whole(*p) for p in pieces]).sum()  # in the order of their k
+        # Predictions come in the order of their k, so most of a piece look equally far ahead.
+        terms = []
+        for piece_given, piece_z in zip(given.detach().split(CRITIC_ROWS), z.split(CRITIC_ROWS)):
+            share = len(piece_z) / len(z)
+            terms.append(share * super().batch_information(piece_given, piece_z))
+        return torch.stack(terms).sum()

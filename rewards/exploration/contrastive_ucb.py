@@ -31,9 +31,9 @@ from rewards.base import valid_rows
 from rewards.exploration.learned import Learned, LearnedConfig
 
 PHIS = ("contrast", "random", "outer")
-KEPT = 20_000  # transitions that Sigma is summed over again
-BYTES = 2**27  # that these may take
-WIDEST = 2048  # features of phi=outer; a matrix of their square is inverted
+MAX_SAMPLE_ROWS = 20_000  # transitions that Sigma is summed over again
+MAX_SAMPLE_BYTES = 2**27
+MAX_OUTER_FEATURES = 2048  # of phi=outer; a matrix of their square is inverted
 
 
 @dataclass
@@ -61,42 +61,53 @@ class ContrastiveUCB(Learned):
         super().build()
         config = self.config
         self.learns = config.phi == "contrast"
-        size, width = self.layout.size, config.features
+        size = self.layout.size
+        row_bytes = 4 * (2 * size + self.actions.size)
+        sample_rows = min(MAX_SAMPLE_ROWS, MAX_SAMPLE_BYTES // row_bytes)
         if config.phi == "outer":
             width = size * self.actions.size
-            if width > WIDEST:
-                raise ValueError(f"{config.prefix}phi=outer has {width} features, more than {WIDEST}; take contrast")
+            if width > MAX_OUTER_FEATURES:
+                raise ValueError(
+                    f"{config.prefix}phi=outer has {width} features, more than {MAX_OUTER_FEATURES}; take contrast"
+                )
+            # These features never change, so Sigma is never summed again.
+            sample_rows = 0
         else:
+            width = config.features
             self.trunk = self.net(config.hidden, config.hidden)
             self.features = self.head(config.hidden + self.actions.size, config.hidden, width)
             self.psi = self.net(config.hidden, width)
             self.train_on(self.trunk, self.features, self.psi)
-        rows = min(KEPT, BYTES // (4 * (2 * size + self.actions.size)))
-        self.sigma = Covariance(width, config.ridge, 0 if config.phi == "outer" else rows)
+        self.sigma = Covariance(width, config.ridge, sample_rows)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        return self.sigma.width(self.phi(self.rows(batch.obs), self.actions(batch.action)))
+        phi = self.phi(self.rows(batch.obs), self.actions(batch.action))
+        return self.sigma.width(phi)
 
     def update(self, batch: Transitions) -> dict[str, float]:
         flat = valid_rows(batch)
         if len(flat.step) == 0:
             return {}
-        rows, action, after = self.rows(flat.obs), self.actions(flat.action), self.rows(flat.next_obs)
+        rows = self.rows(flat.obs)
+        action = self.actions(flat.action)
+        after = self.rows(flat.next_obs)
         self.sigma.keep(np.concatenate([rows, action.cpu().numpy(), after], axis=1), self.rng)
         metrics = super().update(flat)
         self.sigma.add(self.phi(rows, action))
         if self.sigma.capacity and self.sigma.since >= self.config.again:
-            self.sigma.again(self.phi(*self.kept(self.sigma.kept)[:2]))
+            sample_rows, sample_action, _ = self.split_sample(self.sigma.kept)
+            self.sigma.again(self.phi(sample_rows, sample_action))
         return {**metrics, "rank": self.sigma.rank}
 
     def epoch(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """As many rows as are new, drawn from all so far: a policy that stands still would make features forget."""
-        kept = self.sigma.kept
-        rows, action, after = self.kept(kept[self.rng.integers(len(kept), size=len(columns[0]))])
+        sample = self.sigma.kept
+        drawn = self.rng.integers(len(sample), size=len(columns[0]))
+        rows, action, after = self.split_sample(sample[drawn])
         self.use(rows, after)
         return self.whiten(rows, self.layout.used), action, self.whiten(after, self.layout.used)
 
-    def kept(self, rows: np.ndarray) -> tuple[np.ndarray, Tensor, np.ndarray]:
+    def split_sample(self, rows: np.ndarray) -> tuple[np.ndarray, Tensor, np.ndarray]:
         """The parts of rows of the sample: obs and next_obs as they are, coded actions."""
         size = self.layout.size
         action = torch.from_numpy(np.ascontiguousarray(rows[:, size:-size])).to(self.device)
@@ -108,18 +119,24 @@ class ContrastiveUCB(Learned):
             product = torch.from_numpy(rows)[:, :, None] * action.cpu()[:, None, :]
             return normalize(product.flatten(1), dim=1).numpy()
         self.use(rows)
-        return self.in_pieces(self.encode, self.whiten(rows, self.layout.used), action).cpu().numpy()
+        x = self.whiten(rows, self.layout.used)
+        return self.in_pieces(self.encode, x, action).cpu().numpy()
 
     def encode(self, x: Tensor, action: Tensor) -> Tensor:
-        return normalize(self.features(torch.cat([self.trunk(x).relu(), action], dim=1)), dim=1)
+        hidden = self.trunk(x).relu()
+        return normalize(self.features(torch.cat([hidden, action], dim=1)), dim=1)
 
     def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
-        return (torch.empty(len(batch.step)),)  # `epoch` draws as many
+        # Only the number of rows counts: `epoch` draws as many from the sample.
+        return (torch.empty(len(batch.step)),)
 
     def loss(self, *columns: Tensor) -> dict[str, Tensor]:
         x, action, after = columns
-        similar = self.encode(x, action) @ normalize(self.psi(after), dim=1).T / self.config.temperature
-        return {"contrast_loss": cross_entropy(similar, torch.arange(len(x), device=similar.device))}
+        # InfoNCE: each row of the minibatch has to find its own successor among all of them.
+        psi = normalize(self.psi(after), dim=1)
+        similarity = self.encode(x, action) @ psi.T / self.config.temperature
+        own = torch.arange(len(x), device=similarity.device)
+        return {"contrast_loss": cross_entropy(similarity, own)}
 
 
 class Covariance(Stateful):
@@ -128,11 +145,14 @@ class Covariance(Stateful):
     saved = ("matrix", "inverse", "kept", "seen", "since")
 
     def __init__(self, features: int, ridge: float, capacity: int) -> None:
-        self.ridge, self.capacity = ridge, capacity
+        self.ridge = ridge
+        self.capacity = capacity
         self.matrix: np.ndarray = ridge * np.eye(features)
         self.inverse: np.ndarray = np.eye(features) / ridge
-        self.kept = self.room = np.zeros((0, 0), np.float32)  # the sample; what it grows in
-        self.seen = self.since = 0  # rows of all time; of those, rows since the last `again`
+        self.kept = np.zeros((0, 0), np.float32)  # the sample
+        self.room = self.kept  # the array that it grows in
+        self.seen = 0  # rows of all time
+        self.since = 0  # rows since the last `again`
 
     @property
     def rank(self) -> float:
@@ -152,24 +172,28 @@ class Covariance(Stateful):
 
     def keep(self, rows: np.ndarray, rng: np.random.Generator) -> None:
         """Let rows (N, W) into the sample, each with the chance that all of them so far have."""
-        new, self.since = len(rows), self.since + len(rows)
+        new = len(rows)
         places = np.arange(self.seen, self.seen + new)
+        self.since += new
         self.seen += new
         if not self.capacity:
             return
         filled = len(self.kept)
         if filled < self.capacity:
-            if self.kept.base is not self.room:  # made once, not at each step on the way
+            # The room is made once, and again after a state was loaded.
+            if self.kept.base is not self.room:
                 self.room = np.empty((self.capacity, rows.shape[1]), np.float32)
                 self.room[:filled] = self.kept.reshape(filled, rows.shape[1])
             self.kept = self.room[: filled + new]
             self.kept[filled:] = rows[: self.capacity - filled]
-        late = places >= self.capacity
-        drawn = rng.integers(0, places[late] + 1)
-        inside = drawn < self.capacity
-        self.kept[drawn[inside]] = rows[late][inside]
+        # Algorithm R: row number i replaces a random one of the sample with probability capacity / (i + 1).
+        is_late = places >= self.capacity
+        drawn = rng.integers(0, places[is_late] + 1)
+        is_inside = drawn < self.capacity
+        self.kept[drawn[is_inside]] = rows[is_late][is_inside]
 
     def again(self, phi: np.ndarray) -> None:
         """Sum once more: features (M, D) of the sample stand for all rows seen."""
-        self.matrix, self.since = self.ridge * np.eye(len(self.matrix)), 0
+        self.since = 0
+        self.matrix = self.ridge * np.eye(len(self.matrix))
         self.add(phi * np.sqrt(self.seen / len(phi)))

@@ -8,6 +8,7 @@ cells, and not the state that it began in; visits within one rollout see the sam
 Fails when: no two observations are alike (noise, clocks, textures) or `bin` is so coarse that all are.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,8 @@ from rewards.sharing import once
 
 KINDS = ("first", "sqrt")
 CAPACITY = {"episode": 1024, "lifetime": 1_000_000}
-SEED = 0x9E3779B97F4A7C15  # of the hash, not of the run: the same cell has the same key in every run
+HASH_SEED = 0x9E3779B97F4A7C15  # not of the run: the same cell has the same key in every run
+MAX_CELL = 2.0**62  # numbers of cells beyond it, such as infinity's, become it: they fit into 64 bits
 
 
 @dataclass
@@ -60,7 +62,7 @@ class Count(Episodic):
         config = self.config
         self.kind = config.kind
         self.lifetime = config.memory == "lifetime"
-        # what an episode has seen does not follow from a transition drawn out of a replay buffer
+        # What an episode has seen does not follow from a transition drawn out of a replay buffer.
         self.relabelable = self.lifetime
         self.hash = Hash(self.observation_space, config.keys, config.bin)
         capacity = config.capacity or CAPACITY[config.memory]
@@ -77,18 +79,21 @@ class Count(Episodic):
 
     def score(self, batch: Transitions, memory: Memory = None) -> Any:
         if self.lifetime:
-            return self._bonus(self.table.count(self.hash(batch.next_obs)) + 1)
+            visits_before = self.table.count(self.hash(batch.next_obs))
+            return self._bonus(visits_before + 1)
         return super().score(batch, memory)
 
     def update(self, batch: Transitions) -> dict[str, float]:
         if not self.lifetime:
             return {}
         batch = batch.flatten()
-        self.table.add(self.hash(batch.next_obs)[np.asarray(batch.valid)])
+        keys = self.hash(batch.next_obs)
+        self.table.add(keys[np.asarray(batch.valid)])
         return {"cells": float(len(self.table.keys))}
 
     def _bonus(self, n: np.ndarray) -> np.ndarray:
-        return ((n == 1) if self.kind == "first" else n**-0.5).astype(np.float32)
+        bonus = n == 1 if self.kind == "first" else n**-0.5
+        return bonus.astype(np.float32)
 
 
 class Hash:
@@ -98,10 +103,15 @@ class Hash:
     """
 
     def __init__(self, space: gym.Space, keys: Sequence[str], bin: Any, reward: str = "count") -> None:
-        self.reward, self.parts = reward, parts(space, keys, reward)
-        floats = {key: box for key, box in self.parts.items() if np.issubdtype(box.dtype, np.floating)}
-        self.bins = {key: _bins(bin, int(np.prod(box.shape or ())), key, reward) for key, box in floats.items()}
-        self.key = "cells", id(space), tuple(keys), tuple((key, bins.tobytes()) for key, bins in self.bins.items())
+        self.reward = reward
+        self.parts = parts(space, keys, reward)
+        self.bins: dict[str, np.ndarray] = {}  # widths of cells, of the parts that are floats
+        for key, box in self.parts.items():
+            if np.issubdtype(box.dtype, np.floating):
+                size = int(np.prod(box.shape or ()))
+                self.bins[key] = _cell_widths(bin, size, key, reward)
+        bin_bytes = tuple((key, widths.tobytes()) for key, widths in self.bins.items())
+        self.key = ("cells", id(space), tuple(keys), bin_bytes)
         self.multipliers: dict[str, np.ndarray] = {}
 
     def __call__(self, obs: Obs) -> np.ndarray:
@@ -110,10 +120,10 @@ class Hash:
     def _cells(self, obs: Obs) -> np.ndarray:
         total: Any = np.uint64(0)
         for salt, (key, box) in enumerate(self.parts.items()):
-            # drivers differ in dtype and in a trailing axis of one; the space decides
+            # Drivers differ in dtype and in a trailing axis of one; the space decides.
             values = np.asarray(part(obs, key)).astype(box.dtype, copy=False)
             words = self._words(values.reshape(len(values), -1), key)
-            # a product modulo 2**64 keeps little of what differs in the high bits alone
+            # A product modulo 2**64 keeps little of what differs in the high bits alone, so they are folded in.
             words ^= words >> np.uint64(32)
             words *= self._multiplier(key, words.shape[1], salt)
             words ^= words >> np.uint64(29)
@@ -123,22 +133,26 @@ class Hash:
     def _words(self, values: np.ndarray, key: str) -> np.ndarray:
         if key in self.bins:
             cells = np.rint(values / self.bins[key])
-            if np.isnan(cells.min(initial=0)):  # it has no cell; infinity lies in the outermost
+            # A NaN has no cell; infinity lies in the outermost.
+            if np.isnan(cells.min(initial=0)):
                 refuse_rows(np.where(np.isnan(cells), cells, 0), self.reward)
-            return np.clip(cells, -(2.0**62), 2.0**62).astype(np.int64).view(np.uint64)
+            return np.clip(cells, -MAX_CELL, MAX_CELL).astype(np.int64).view(np.uint64)
+        # The bytes of a row are filled up with zeros to whole words of 8.
         width = values.shape[1] * values.itemsize
-        rows = np.zeros((len(values), -(-width // 8) * 8), np.uint8)
+        rows = np.zeros((len(values), math.ceil(width / 8) * 8), np.uint8)
         rows[:, :width] = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), width)
         return rows.view(np.uint64)
 
     def _multiplier(self, key: str, words: int, salt: int) -> np.ndarray:
         if key not in self.multipliers:
-            numbers = np.random.default_rng([SEED, salt]).integers(0, 2**64, words, dtype=np.uint64)
-            self.multipliers[key] = numbers | np.uint64(1)  # odd: the product is a bijection
+            rng = np.random.default_rng([HASH_SEED, salt])
+            numbers = rng.integers(0, 2**64, words, dtype=np.uint64)
+            # A product with an odd number is a bijection.
+            self.multipliers[key] = numbers | np.uint64(1)
         return self.multipliers[key]
 
 
-def _bins(bin: Any, size: int, key: str, reward: str) -> np.ndarray:
+def _cell_widths(bin: Any, size: int, key: str, reward: str) -> np.ndarray:
     try:
         widths = np.asarray(bin, dtype=np.float64)
     except (TypeError, ValueError):
@@ -175,6 +189,10 @@ class CountTable(Stateful):
         counts = np.zeros(len(merged), np.int64)
         np.add.at(counts, index, np.concatenate([self.counts, visits]))
         if len(merged) > self.capacity:
-            keep = np.sort(np.argsort(-counts, kind="stable")[: self.capacity])
-            merged, counts = merged[keep], counts[keep]
-        self.keys, self.counts = merged, counts
+            most_visited = np.argsort(-counts, kind="stable")[: self.capacity]
+            # Keys stay sorted, as `count` searches among them.
+            most_visited.sort()
+            merged = merged[most_visited]
+            counts = counts[most_visited]
+        self.keys = merged
+        self.counts = counts

@@ -27,7 +27,7 @@ from lodestar.settings import setting
 from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.exploration.memories import Episodic, NeighbourMemory, Visits
 
-TINY = 1e-6  # added to the distance of trajectories, as in the paper's code
+TRAJECTORY_EPSILON = 1e-6  # added to the distance of trajectories, as in the paper's code
 
 
 @dataclass
@@ -46,8 +46,9 @@ class TrajectoryQuotient(NeighbourMemory):
 
     def distances(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         half = self.features // 2
-        ways = np.sqrt(super().distances(x[..., half:], y[..., half:]))
-        return super().distances(x[..., :half], y[..., :half]) / (ways + TINY)
+        squares = super().distances(x[..., :half], y[..., :half])
+        trajectory_distances = np.sqrt(super().distances(x[..., half:], y[..., half:]))
+        return squares / (trajectory_distances + TRAJECTORY_EPSILON)
 
 
 class DEIR(Episodic, Learned):
@@ -73,44 +74,55 @@ class DEIR(Episodic, Learned):
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         visits = Visits(batch)
-        x, way = self._walk(visits, memory["way"])
-        quotient, after = self.memory.walk(memory, x, visits.valid, visits.ended)
-        quotient = quotient[visits.rows, :, 0]
-        # a state without any before it, in an episode that was cut, has nothing to be unlike
-        return np.where(np.isfinite(quotient), quotient, 0).astype(np.float32), {**after, "way": way}
+        x, last_trajectory = self._embed_visits(visits, memory["way"])
+        nearest, after = self.memory.walk(memory, x, visits.valid, visits.ended)
+        quotient = nearest[visits.rows, :, 0]
+        # A state without any before it, in an episode that was cut, has nothing to be unlike.
+        bonus = np.where(np.isfinite(quotient), quotient, 0)
+        return bonus.astype(np.float32), {**after, "way": last_trajectory}
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        column = batch if len(batch.shape) == 2 else batch.map(lambda x: x[None])
-        visits = Visits(column)
-        x, _ = self._walk(visits, np.zeros((column.shape[1], self.config.features), np.float32))
-        way = x[visits.rows, :, self.config.features :]
-        return super().update(column.replace(extras={"way": way}))
+        if len(batch.shape) == 1:
+            batch = batch.map(lambda x: x[None])
+        visits = Visits(batch)
+        features = self.config.features
+        x, _ = self._embed_visits(visits, np.zeros((batch.shape[1], features), np.float32))
+        trajectory = x[visits.rows, :, features:]
+        return super().update(batch.replace(extras={"way": trajectory}))
 
     def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
-        after = self.inputs(batch.next_obs)
-        way = torch.from_numpy(batch.extras["way"]).to(self.device)
-        other = torch.from_numpy(self.rng.permutation(len(after))).to(self.device)
-        return way, self.actions(batch.action), after, after[other]
+        successor = self.inputs(batch.next_obs)
+        trajectory = torch.from_numpy(batch.extras["way"]).to(self.device)
+        # False successors are those of other rows.
+        other = torch.from_numpy(self.rng.permutation(len(successor))).to(self.device)
+        return trajectory, self.actions(batch.action), successor, successor[other]
 
     def loss(self, *columns: Tensor) -> dict[str, Tensor]:
-        way, action, true, false = columns
-        embedded = self.encoder(torch.cat([true, false]))
-        one, other = self.trajectory(embedded, torch.cat([way, way])).chunk(2)
-        differ = (true != false).any(dim=1).float()  # a false successor that is the true one teaches nothing
-        sure, fooled = (self.judge(torch.cat([way, action, led], dim=1)).squeeze(1) for led in (one, other))
-        lost = binary_cross_entropy_with_logits(sure, torch.ones_like(sure), weight=differ)
-        lost = lost + binary_cross_entropy_with_logits(fooled, torch.zeros_like(fooled), weight=differ)
-        return {"loss": lost / 2}
+        trajectory, action, true, false = columns
+        embedding = self.encoder(torch.cat([true, false]))
+        true_next, false_next = self.trajectory(embedding, torch.cat([trajectory, trajectory])).chunk(2)
+        true_logit = self.judge(torch.cat([trajectory, action, true_next], dim=1)).squeeze(1)
+        false_logit = self.judge(torch.cat([trajectory, action, false_next], dim=1)).squeeze(1)
+        # A false successor that is the true one teaches nothing.
+        weight = (true != false).any(dim=1).float()
+        true_loss = binary_cross_entropy_with_logits(true_logit, torch.ones_like(true_logit), weight=weight)
+        false_loss = binary_cross_entropy_with_logits(false_logit, torch.zeros_like(false_logit), weight=weight)
+        return {"loss": (true_loss + false_loss) / 2}
 
-    def _walk(self, visits: Visits, way: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Each visited state's embedding beside its trajectory's before it (S, N, 2 D), and the last trajectory."""
+    def _embed_visits(self, visits: Visits, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Each visited state's embedding e beside h, its trajectory's before it, (S, N, 2 D); and the last trajectory.
+
+        `start` (N, D) are the trajectories before the rollout.
+        """
         e = visits.of(lambda obs: self.values(self.encoder, obs))
-        h = torch.from_numpy(way).to(self.device)
-        seen, valid, ended = (torch.from_numpy(x).to(self.device) for x in (e, visits.valid, visits.ended))
-        ways = torch.empty_like(seen)
+        embedding = torch.from_numpy(e).to(self.device)
+        valid = torch.from_numpy(visits.valid).to(self.device)
+        ended = torch.from_numpy(visits.ended).to(self.device)
+        h = torch.from_numpy(start).to(self.device)
+        trajectories = torch.empty_like(embedding)
         with torch.no_grad():
             for t, ends in enumerate(ended):
-                ways[t] = h
-                h = torch.where(valid[t, :, None], self.trajectory(seen[t], h), h)
+                trajectories[t] = h
+                h = torch.where(valid[t, :, None], self.trajectory(embedding[t], h), h)
                 h = torch.where(ends[:, None], torch.zeros_like(h), h)
-        return np.concatenate([e, ways.cpu().numpy()], axis=2), h.cpu().numpy()
+        return np.concatenate([e, trajectories.cpu().numpy()], axis=2), h.cpu().numpy()

@@ -52,32 +52,40 @@ class Disagreement(Learned):
 
     def questions(self, batch: Transitions) -> Tensor:
         """What members read, (N, D + A): features of observations, and actions."""
-        return torch.cat([self.in_pieces(self.encoder, self.inputs(batch.obs)), self.actions(batch.action)], dim=1)
+        features = self.in_pieces(self.encoder, self.inputs(batch.obs))
+        return torch.cat([features, self.actions(batch.action)], dim=1)
 
     def loss(self, *columns: Tensor) -> dict[str, Tensor]:
         inputs, target = columns
-        members, share = self.config.members, self.config.bootstrap
-        if share < 1:
-            rows = torch.from_numpy(np.stack(self.parts(np.arange(len(inputs))))).to(inputs.device)
-            inputs, target = (x.index_select(0, rows.flatten()).unflatten(0, rows.shape) for x in columns)
+        members = self.config.members
+        if self.config.bootstrap < 1:
+            # Each member has rows of its own: (B, ...) -> (K, M, ...).
+            member_rows = np.stack(self.parts(np.arange(len(inputs))))
+            rows = torch.from_numpy(member_rows).to(inputs.device)
+            inputs = inputs.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+            target = target.index_select(0, rows.flatten()).unflatten(0, rows.shape)
         return {"loss": members * mse_loss(self.ensemble(inputs), target.expand(members, -1, -1))}
 
     def parts(self, rows: np.ndarray) -> list[np.ndarray]:
         """The rows that each member learns from, K times (M,)."""
-        members, share = self.config.members, self.config.bootstrap
+        members = self.config.members
+        share = self.config.bootstrap
         if share == 1:
             return [rows] * members
-        drawn = self.rng.random((members, len(rows)), dtype=np.float32).argsort(axis=1)
-        return [*rows[drawn[:, : math.ceil(share * len(rows))]]]
+        size = math.ceil(share * len(rows))
+        order = self.rng.random((members, len(rows)), dtype=np.float32).argsort(axis=1)
+        return list(rows[order[:, :size]])
 
     def tape(self, tape: Tape, inputs: Units, target: Units) -> None:
         tape.squares("loss", self.ensemble.tape(tape, inputs), target, 1 / target.n)
 
     def variance(self, inputs: Tensor) -> Tensor:
         """What members read (N, D + A) -> variance over members, mean over features (N,)."""
-        rated = self.compiled.members(self.ensemble, inputs)
-        predictions = self.ensemble(inputs) if rated is None else rated
-        return predictions.sub_(predictions.mean(dim=0)).square_().mean(dim=(0, 2))  # torch's own var is far slower
+        predictions = self.compiled.members(self.ensemble, inputs)
+        if predictions is None:
+            predictions = self.ensemble(inputs)
+        # In place, as torch's own `var` is far slower.
+        return predictions.sub_(predictions.mean(dim=0)).square_().mean(dim=(0, 2))
 
 
 class StackedHeads(nn.Module):
@@ -87,20 +95,28 @@ class StackedHeads(nn.Module):
 
     def __init__(self, members: list[nn.Sequential]) -> None:
         super().__init__()
-        layers = [[module for module in member if isinstance(module, nn.Linear)] for member in members]
-        self.weights = nn.ParameterList(torch.stack([m.weight.detach().T for m in level]) for level in zip(*layers))
-        self.biases = nn.ParameterList(torch.stack([m.bias.detach()[None] for m in level]) for level in zip(*layers))
+        self.weights = nn.ParameterList()  # (K, inputs, outputs) of each layer
+        self.biases = nn.ParameterList()  # (K, 1, outputs)
+        for modules in zip(*members):
+            if isinstance(modules[0], nn.Linear):
+                self.weights.append(torch.stack([module.weight.detach().T for module in modules]))
+                self.biases.append(torch.stack([module.bias.detach()[None] for module in modules]))
 
     def forward(self, x: Tensor, levels: int | None = None) -> Tensor:
         x = x.expand(len(self.weights[0]), -1, -1)
         for level, (weight, bias) in enumerate(zip([*self.weights][:levels], self.biases)):
-            x = torch.baddbmm(bias, x.relu_() if level else x, weight)
+            if level > 0:
+                x = x.relu_()
+            x = torch.baddbmm(bias, x, weight)
         return x
 
     def tape(self, tape: Tape, rows: Units) -> Units:
         """One member, that of the tape's part, written down."""
         for weight, bias in zip(self.weights, self.biases):
             n = weight.shape[-1]
-            begins = [tape.places[x.data_ptr()] + tape.part * x[0].numel() for x in (weight, bias)]
-            rows = tape.linear(rows, n, (begins[0], 1, n, begins[1]), weight is not self.weights[-1])
+            # Members lie one after the other, and their weights as (inputs, outputs): a step to the next output is 1.
+            weight_begin = tape.places[weight.data_ptr()] + tape.part * weight[0].numel()
+            bias_begin = tape.places[bias.data_ptr()] + tape.part * bias[0].numel()
+            is_last = weight is self.weights[-1]
+            rows = tape.linear(rows, n, (weight_begin, 1, n, bias_begin), relu=not is_last)
         return rows

@@ -50,4 +50,6 @@ class E3B(Episodic, InverseDynamics):
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         bonus, memory = self.walk(batch, memory, self.phi)
-        return (np.sqrt(bonus) if self.config.sqrt else bonus).astype(np.float32), memory
+        if self.config.sqrt:
+            bonus = np.sqrt(bonus)
+        return bonus.astype(np.float32), memory

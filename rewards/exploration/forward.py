@@ -17,7 +17,7 @@ from envs.transitions import Transitions
 from envs.types import Memory, Obs
 from lodestar.settings import setting
 from rewards.exploration.compiled.tape import Tape, Units
-from rewards.exploration.learned import Learned, LearnedConfig
+from rewards.exploration.learned import Learned, LearnedConfig, Net
 
 
 @dataclass
@@ -37,9 +37,12 @@ class Forward(Learned):
     def build(self) -> None:
         super().build()
         config = self.config
-        images = bool(self.layout.images)
-        self.features = self.net(config.hidden, config.features).requires_grad_(False) if images else None
-        self.width = config.features if images else self.layout.size  # of what stands for an observation
+        # `features` makes the code of an observation with images; a vector is its own code.
+        self.features: Net | None = None
+        self.width = self.layout.size
+        if self.layout.images:
+            self.features = self.net(config.hidden, config.features).requires_grad_(False)
+            self.width = config.features
         self.build_networks()
 
     def build_networks(self) -> None:
@@ -56,14 +59,18 @@ class Forward(Learned):
     def code(self, obs: Obs) -> Tensor:
         """What stands for observations (N, ...): float32 (N, width)."""
         x = self.inputs(obs)
-        return x if self.features is None else self.in_pieces(self.features, x)
+        if self.features is None:
+            return x
+        return self.in_pieces(self.features, x)
 
     def loss(self, *columns: Tensor) -> dict[str, Tensor]:
         return {"loss": self.error(*columns).mean()}
 
     def tape(self, tape: Tape, x: Units, action: Units, after: Units) -> None:
-        tape.squares("loss", tape.net(self.model, x, action), after, 1.0)
+        prediction = tape.net(self.model, x, action)
+        tape.squares("loss", prediction, after, 1.0)
 
     def error(self, x: Tensor, action: Tensor, after: Tensor) -> Tensor:
         """Squared error of the prediction, summed over the observation (N,)."""
-        return (self.model(torch.cat([x, action], dim=1)) - after).square().sum(dim=1)
+        prediction = self.model(torch.cat([x, action], dim=1))
+        return (prediction - after).square().sum(dim=1)

@@ -46,11 +46,14 @@ class Hindsight(Forward):
     Config = HindsightConfig
 
     def build_networks(self) -> None:
-        config, given = self.config, self.width + self.actions.size
+        config = self.config
         hidden = config.hidden
+        given = self.width + self.actions.size  # size of an observation's code beside an action
         self.generator_net = self.head(given + self.width + config.noise, hidden, hidden, config.chance, gain=0.1)
         self.reconstructor = self.head(given + config.chance, hidden, hidden, self.width, gain=0.1)
-        self.critic = torch.nn.ModuleList([self.head(given, hidden, hidden), self.head(config.chance, hidden, hidden)])
+        left = self.head(given, hidden, hidden)
+        right = self.head(config.chance, hidden, hidden)
+        self.critic = torch.nn.ModuleList([left, right])
         self.train_on(self.generator_net, self.reconstructor)
         self.critic_optimizer = Flat.over(list(self.critic.parameters()), epsilon=1e-8)
         self.negatives = Bank(config.bank, config.chance)
@@ -59,27 +62,36 @@ class Hindsight(Forward):
         given = torch.cat([x, action], dim=1)
         z = self.chance(given, after, None)
         reward = self.reconstruction(given, z, after) / self.config.temper
-        weight, bank = self.config.invariance, self.negatives.newest(x.device)
-        return reward + weight * self.information(given, z, bank) if weight and bank is not None else reward
+        weight = self.config.invariance
+        bank = self.negatives.newest(x.device)
+        if weight == 0 or bank is None:
+            return reward
+        return reward + weight * self.information(given, z, bank)
 
     def chance(self, given: Tensor, after: Tensor, noise: np.ndarray | None) -> Tensor:
         """z (N, chance) of what happened; without noise, its middle."""
-        epsilon = given.new_zeros(len(given), self.config.noise) if noise is None else torch.from_numpy(noise)
-        return torch.tanh(self.generator_net(torch.cat([given, after, epsilon.to(given.device)], dim=1)))
+        if noise is None:
+            epsilon = given.new_zeros(len(given), self.config.noise)
+        else:
+            epsilon = torch.from_numpy(noise).to(given.device)
+        return torch.tanh(self.generator_net(torch.cat([given, after, epsilon], dim=1)))
 
     def reconstruction(self, given: Tensor, z: Tensor, after: Tensor) -> Tensor:
         """Squared error of the outcome once chance is known (N,)."""
-        return (self.reconstructor(torch.cat([given, z], dim=1)) - after).square().sum(dim=1)
+        prediction = self.reconstructor(torch.cat([given, z], dim=1))
+        return (prediction - after).square().sum(dim=1)
 
     def information(self, given: Tensor, z: Tensor, others: Tensor) -> Tensor:
         """log(e**g(x, a, z) / mean of e**g(x, a, z_k)), over z itself and the z_k of `others` (K, chance): (N,), nats;
         the critic raises it, the generator lowers it.
         """
+        # g(x, a, z) = u(x, a) . v(z), divided by the root of their size.
         scale = 1 / math.sqrt(self.config.hidden)
-        left, right = self.critic[0](given) * scale, self.critic[1](z)
-        own = (left * right).sum(dim=1, keepdim=True)
-        every = torch.cat([own, left @ self.critic[1](others).T], dim=1)
-        return own.squeeze(1) - torch.logsumexp(every, dim=1) + math.log(every.shape[1])
+        u = self.critic[0](given) * scale
+        v = self.critic[1](z)
+        own = (u * v).sum(dim=1, keepdim=True)
+        pairs = torch.cat([own, u @ self.critic[1](others).T], dim=1)
+        return own.squeeze(1) - torch.logsumexp(pairs, dim=1) + math.log(pairs.shape[1])
 
     def loss(self, *columns: Tensor) -> dict[str, Tensor]:
         x, action, after = columns
@@ -95,13 +107,15 @@ class Hindsight(Forward):
             self.critic_optimizer.grad.zero_()
             (-information).backward()
             self.critic_optimizer.step(self.config.learning_rate)
-        information = self.batch_information(given, z)  # its gradient reaches the critic too, which clears it
+        # The gradient of this term reaches the critic too, which clears its own before each step.
+        information = self.batch_information(given, z)
         return {"reconstruction_loss": reconstruction, "information": self.config.invariance * information}
 
     def batch_information(self, given: Tensor, z: Tensor) -> Tensor:
         """The mean of `information` over a minibatch whose other rows are the negatives."""
         scale = 1 / math.sqrt(self.config.hidden)
-        pairs = self.critic[0](given) * scale @ self.critic[1](z).T
+        u = self.critic[0](given) * scale
+        pairs = u @ self.critic[1](z).T
         return (pairs.diagonal() - torch.logsumexp(pairs, dim=1)).mean() + math.log(len(z))
 
 

@@ -45,14 +45,16 @@ class ICM(InverseDynamics):
     def loss(self, *columns: torch.Tensor) -> dict[str, torch.Tensor]:
         x, action, after = columns
         one, two = self.encode(x, after)
-        share, error = self.config.forward_share, self.distance(one, action, two)
+        share = self.config.forward_share
+        forward = self.distance(one, action, two).mean()
         inverse = self.inverse_loss(one, two, action)
-        return {"forward_loss": share * error.mean(), "inverse_loss": (1 - share) * inverse}
+        return {"forward_loss": share * forward, "inverse_loss": (1 - share) * inverse}
 
     def tape(self, tape: Tape, x: Units, action: Units, after: Units) -> None:
         share = self.config.forward_share
         one, two = tape.each(self.encoder.dense, x, after)
-        tape.squares("forward_loss", tape.net(self.forward_model, one, action), two, 0.5, share)
+        prediction = tape.net(self.forward_model, one, action)
+        tape.squares("forward_loss", prediction, two, 0.5, share)
         self.tape_inverse(tape, one, two, action, 1 - share)
 
     def error(self, x: torch.Tensor, action: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -62,4 +64,5 @@ class ICM(InverseDynamics):
 
     def distance(self, one: torch.Tensor, action: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
         """As `error`, of embeddings (N, D)."""
-        return 0.5 * (self.forward_model(torch.cat([one, action], dim=1)) - two).square().sum(dim=1)
+        prediction = self.forward_model(torch.cat([one, action], dim=1))
+        return 0.5 * (prediction - two).square().sum(dim=1)

@@ -33,12 +33,14 @@ from rewards.base import Reward, RewardConfig, RunningMeanStd, valid_rows
 from rewards.exploration.compiled.tape import Compiled, Tape, Units
 from rewards.sharing import once
 
-CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, width, stride: Mnih et al. 2015
+# Filters, width and stride of each layer, from Mnih et al. 2015.
+CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 IMAGE = 36  # pixels; the smallest image that they take
-ROWS = 512  # images looked at a time, to bound memory
-WIDE = 64  # inputs from which on it is faster to leave out those that are 0 in every row
+MAX_PIECE_ROWS = 512  # images looked at a time, to bound memory
+MIN_NARROWED_INPUTS = 64  # from which on it is faster to leave out inputs that are 0 in every row
+UNBOUNDED = 1e6  # a bound of a space that lies farther from 0 says nothing about its values
 ALL = slice(None)
-PLAIN = ""  # the name of the only part of an observation that is no dict
+WHOLE_OBS = ""  # the name of the only part of an observation that is no dict
 
 
 @dataclass
@@ -85,12 +87,14 @@ class Learned(Reward):
     tape: Any = None  # a method (tape, *columns) that writes down `loss`, see `rewards.exploration.compiled`
 
     def build(self) -> None:
-        config, name, seed = self.config, self.config.name, self.seed
+        config = self.config
+        name = config.name
         self.layout = Layout(self.observation_space, config.keys, name, channels=config.channels, smallest_image=IMAGE)
         self.statistics = RunningMeanStd((self.layout.size,))
         self.statistics.mean, self.statistics.var = self.layout.prior()
-        self.rng = np.random.default_rng(seed)  # of the minibatches; the global generators stay untouched
-        self.generator = torch.Generator().manual_seed(seed)  # of the weights, when they are built
+        # One generator draws minibatches, one initial weights; the global generators stay untouched.
+        self.rng = np.random.default_rng(self.seed)
+        self.generator = torch.Generator().manual_seed(self.seed)
         self.compiled = Compiled(self)
         if "action" in self.requires:
             self.actions = ActionCode(self.action_space, name, self.device)
@@ -131,53 +135,71 @@ class Learned(Reward):
         if len(batch.step) == 0:
             return {}
         self.watch(batch)
-        return self.fit(self.columns(batch)) if self.learns else {}
+        if not self.learns:
+            return {}
+        return self.fit(self.columns(batch))
 
     def watch(self, batch: Transitions) -> None:
         """Let the statistics move, once for each transition."""
-        if self.config.normalize_obs == "running":
-            if "obs" in self.requires and self.layout.vector:  # bytes are always finite
-                self.rows(batch.obs)  # raises before anything has moved, and so does the next
-            if "action" in self.requires:
-                self.actions(batch.action)
-            statistics = self.statistics
-            key = lambda: ("watch", self.layout.key, statistics.count, statistics.key)  # noqa: E731
-            after = once(batch.next_obs, key, lambda: self.watched(self.rows(batch.next_obs)))
-            statistics.mean, statistics.var, statistics.count = after
+        if self.config.normalize_obs != "running":
+            return
+        # Reading them raises on what is not finite before any statistics have moved; bytes are always finite.
+        if "obs" in self.requires and self.layout.vector:
+            self.rows(batch.obs)
+        if "action" in self.requires:
+            self.actions(batch.action)
+        statistics = self.statistics
+
+        def sharing_key() -> tuple[Any, ...]:
+            return "watch", self.layout.key, statistics.count, statistics.key
+
+        after = once(batch.next_obs, sharing_key, lambda: self.watched(self.rows(batch.next_obs)))
+        statistics.mean, statistics.var, statistics.count = after
 
     def watched(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
         """Mean, variance and count of the statistics after rows (N, size), which leave them where they are."""
         after = copy.copy(self.statistics)
-        for i in range(0, len(rows), ROWS):  # in float64, hence in pieces
-            after.update(rows[i : i + ROWS])
+        # The update computes in float64, which pieces keep small.
+        for start in range(0, len(rows), MAX_PIECE_ROWS):
+            after.update(rows[start : start + MAX_PIECE_ROWS])
         return after.mean, after.var, after.count
 
     def fit(self, columns: tuple[Tensor, ...]) -> dict[str, float]:
+        """Learn from the columns of new transitions, `epochs` times; the mean of each loss over minibatches."""
         compiled = self.compiled.kernel("loss", "descend", "fit")
         sums: dict[str, Any] = {}
         count = 0
         for _ in range(self.config.epochs):
-            taken = self.epoch(columns)
+            epoch_columns = self.epoch(columns)
+            minibatches = self.minibatches(len(epoch_columns[0]))
             if compiled:
-                parts = [self.parts(rows) for rows in self.minibatches(len(taken[0]))]
-                _add(sums, self.compiled.epoch(compiled, taken, parts) if parts else {})
+                parts = [self.parts(rows) for rows in minibatches]
+                if parts:
+                    _add_losses(sums, self.compiled.epoch(compiled, epoch_columns, parts))
                 count += len(parts)
                 continue
-            for rows in self.minibatches(len(taken[0])):
-                index = torch.from_numpy(rows).to(self.device)
-                losses = self.loss(*(column.index_select(0, index) for column in taken))
-                self.descend(sum(losses.values()))
-                _add(sums, {name: value.detach() for name, value in losses.items()})
+            # Minibatches are drawn one by one, as a loss may draw from the same generator between them.
+            for rows in minibatches:
+                _add_losses(sums, self._learn_minibatch(epoch_columns, rows))
                 count += 1
         return {name: float(value) / count for name, value in sums.items()}
 
+    def _learn_minibatch(self, columns: tuple[Tensor, ...], rows: np.ndarray) -> dict[str, Tensor]:
+        """One step of the optimiser on these rows; their losses, detached."""
+        index = torch.from_numpy(rows).to(self.device)
+        losses = self.loss(*(column.index_select(0, index) for column in columns))
+        self.descend(sum(losses.values()))
+        return {name: value.detach() for name, value in losses.items()}
+
     def minibatches(self, n: int) -> Iterator[np.ndarray]:
         """The rows of each minibatch of one pass over n, drawn as they are asked for."""
-        size, share = self.config.batch_size, self.config.update_proportion
+        size = self.config.batch_size
+        share = self.config.update_proportion
         order = self.rng.permutation(n)
-        for i in range(0, n, size):
-            rows = order[i : i + size]
-            rows = rows if share == 1 else rows[self.rng.random(len(rows)) < share]
+        for start in range(0, n, size):
+            rows = order[start : start + size]
+            if share < 1:
+                rows = rows[self.rng.random(len(rows)) < share]
             if len(rows):
                 yield rows
 
@@ -209,12 +231,15 @@ class Learned(Reward):
     def inputs(self, obs: Obs) -> Tensor:
         """Observations (N, ...) -> whitened rows (N, size), float32, in [-5, 5]."""
         rows = self.rows(obs)
-        how = self.config.normalize_obs, self.device
-        return once(rows, lambda: ("whitened", self.layout.key, *how, self.statistics.key), lambda: self.whiten(rows))
+
+        def sharing_key() -> tuple[Any, ...]:
+            return "whitened", self.layout.key, self.config.normalize_obs, self.device, self.statistics.key
+
+        return once(rows, sharing_key, lambda: self.whiten(rows))
 
     def whiten(self, rows: np.ndarray, used: np.ndarray | slice = ALL) -> Tensor:
         """Rows (N, size) -> what networks see of them; of those columns alone."""
-        rows = rows[:, ALL] if isinstance(used, slice) else rows.take(used, axis=1)
+        rows = rows[:, used] if isinstance(used, slice) else rows.take(used, axis=1)
         if self.config.normalize_obs == "none":
             return torch.from_numpy(rows).to(self.device)
         x = rows - self.statistics.mean[used].astype(np.float32)
@@ -223,7 +248,10 @@ class Learned(Reward):
 
     def use(self, *rows: np.ndarray) -> None:
         """Let networks leave out columns that whiten to 0 in these rows (M, size), as one-hot ones do."""
-        self.layout.used = ALL if self.layout.images else used_columns(self.statistics.mean, *rows)
+        if self.layout.images:
+            self.layout.used = ALL
+        else:
+            self.layout.used = used_columns(self.statistics.mean, *rows)
 
     def values(self, function: Callable[[Tensor], Tensor], obs: Obs) -> np.ndarray:
         """`function` of whitened observations (N, ...) without gradients, as an array (N, ...)."""
@@ -231,14 +259,21 @@ class Learned(Reward):
 
     def in_pieces(self, function: Callable[..., Tensor], *columns: Tensor) -> Tensor:
         """`function` of whole columns without gradients; images go in pieces, to bound memory."""
-        if (rated := self.compiled.rates(function, columns)) is not None:
-            return rated
-        if not len(columns[0]):  # a row of zeros gives the shape of an empty result
-            return self.in_pieces(function, *(c.new_zeros(1, *c.shape[1:]) for c in columns))[:0]
-        rows = ROWS if self.layout.images else len(columns[0])
+        compiled_values = self.compiled.rates(function, columns)
+        if compiled_values is not None:
+            return compiled_values
+        n = len(columns[0])
+        if n == 0:
+            # A row of zeros gives the shape of an empty result.
+            one_row = [column.new_zeros(1, *column.shape[1:]) for column in columns]
+            return self.in_pieces(function, *one_row)[:0]
+        piece_rows = MAX_PIECE_ROWS if self.layout.images else n
+        split_columns = zip(*(column.split(piece_rows) for column in columns))
         with torch.no_grad():
-            pieces = [function(*(c[i : i + rows] for c in columns)) for i in range(0, len(columns[0]), rows)]
-        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+            pieces = [function(*piece) for piece in split_columns]
+        if len(pieces) == 1:
+            return pieces[0]
+        return torch.cat(pieces)
 
 
 class InverseDynamics(Learned):
@@ -253,8 +288,8 @@ class InverseDynamics(Learned):
 
     def build(self) -> None:
         super().build()
-        config = self.config
-        hidden, features = config.hidden, config.features
+        hidden = self.config.hidden
+        features = self.config.features
         self.encoder = self.net(hidden, features)
         self.prediction = self.head(2 * features, hidden, self.actions.size)
 
@@ -291,24 +326,32 @@ class Net(nn.Module):
     def __init__(self, layout: "Layout", widths: Any, generator: torch.Generator) -> None:
         super().__init__()
         self.layout = layout
-        self.split = [layout.vector, *(int(np.prod(shape)) for shape in layout.images.values())]
         self.shapes = list(layout.images.values())
-        self.trunks = nn.ModuleList(_trunk(channels, generator) for channels, _, _ in self.shapes)
-        self.dense = dense(layout.vector + sum(map(_outputs, self.shapes)), widths, generator)
+        # How many columns of a row are its vectors, and how many each of its images.
+        self.split = [layout.vector, *map(math.prod, self.shapes)]
+        self.trunks = nn.ModuleList(_convolutions(channels, generator) for channels, _, _ in self.shapes)
+        inputs = layout.vector + sum(map(_convolution_outputs, self.shapes))
+        self.dense = dense(inputs, widths, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.shapes:
             vector, *images = x.split(self.split, dim=1)
-            seen = [trunk(image.unflatten(1, shape)) for trunk, image, shape in zip(self.trunks, images, self.shapes)]
-            x = torch.cat([vector, *seen], dim=1)
-        if self.shapes or x.shape[1] == self.layout.size:
+            features = [vector]
+            for trunk, image, shape in zip(self.trunks, images, self.shapes):
+                features.append(trunk(image.unflatten(1, shape)))
+            return self.dense(torch.cat(features, dim=1))
+        if x.shape[1] == self.layout.size:
             return self.dense(x)
-        return self.dense[1:](narrow_linear(self.dense[0], x, self.layout.used))
+        first = narrow_linear(self.dense[0], x, self.layout.used)
+        return self.dense[1:](first)
 
 
-def _add(sums: dict[str, Any], more: dict[str, Any]) -> None:
-    for name, value in more.items():
-        sums[name] = value + sums[name] if name in sums else value
+def _add_losses(sums: dict[str, Any], losses: dict[str, Any]) -> None:
+    for name, value in losses.items():
+        if name in sums:
+            sums[name] = value + sums[name]
+        else:
+            sums[name] = value
 
 
 def dense(inputs: int, widths: Any, generator: torch.Generator) -> nn.Sequential:
@@ -322,18 +365,25 @@ def dense(inputs: int, widths: Any, generator: torch.Generator) -> nn.Sequential
 
 def used_columns(mean: np.ndarray, *rows: np.ndarray) -> np.ndarray | slice:
     """Columns that are not 0 throughout rows (N, D) once they are whitened by that mean (D,); all if most are not."""
-    used = np.any([mean != 0, *(part.any(axis=0) for part in rows)], axis=0)
-    return np.flatnonzero(used) if len(mean) >= WIDE and used.mean() < 0.75 else ALL
+    if len(mean) < MIN_NARROWED_INPUTS:
+        return ALL
+    used = mean != 0
+    for part in rows:
+        used |= part.any(axis=0)
+    if used.mean() >= 0.75:
+        return ALL
+    return np.flatnonzero(used)
 
 
 def narrow_linear(layer: Any, x: Tensor, used: np.ndarray | slice) -> Tensor:
     """What a linear layer makes of rows (N, D) that are 0 outside of their columns `used`, which x holds."""
     if isinstance(used, slice):
         return layer(x)
-    return linear(x, layer.weight.index_select(1, torch.from_numpy(used).to(x.device)), layer.bias)
+    columns = torch.from_numpy(used).to(x.device)
+    return linear(x, layer.weight.index_select(1, columns), layer.bias)
 
 
-def _trunk(channels: int, generator: torch.Generator) -> nn.Sequential:
+def _convolutions(channels: int, generator: torch.Generator) -> nn.Sequential:
     layers: list[nn.Module] = []
     for filters, width, stride in CONVOLUTIONS:
         layers += [skip_init(nn.Conv2d, channels, filters, width, stride), nn.LeakyReLU()]
@@ -349,11 +399,13 @@ def _initialise(layers: nn.Sequential, generator: torch.Generator) -> nn.Sequent
     return layers
 
 
-def _outputs(shape: tuple[int, int, int]) -> int:
-    """Numbers that leave a trunk for an image (C, H, W)."""
-    filters, height, width = shape
-    for filters, size, stride in CONVOLUTIONS:  # noqa: B007
-        height, width = (height - size) // stride + 1, (width - size) // stride + 1
+def _convolution_outputs(shape: tuple[int, int, int]) -> int:
+    """Numbers that leave the convolutions for an image (C, H, W)."""
+    _, height, width = shape
+    for _, size, stride in CONVOLUTIONS:
+        height = (height - size) // stride + 1
+        width = (width - size) // stride + 1
+    filters, _, _ = CONVOLUTIONS[-1]
     return filters * height * width
 
 
@@ -365,25 +417,33 @@ class ActionCode:
     """
 
     def __init__(self, space: gym.Space, reward: str, device: str = "cpu") -> None:
-        self.reward, self.device, self.key = reward, device, id(space)
-        self.blocks: list[int] = []
+        self.reward = reward
+        self.device = device
+        self.key = id(space)
+        self.blocks: list[int] = []  # choices of each discrete action
         match space:
             case gym.spaces.Discrete():
-                self.blocks, self.start = [int(space.n)], np.array([int(space.start)])
+                self.blocks = [int(space.n)]
+                self.start = np.array([int(space.start)])
             case gym.spaces.MultiDiscrete():
-                self.blocks, self.start = space.nvec.ravel().tolist(), np.asarray(space.start).ravel()
+                self.blocks = space.nvec.ravel().tolist()
+                self.start = np.asarray(space.start).ravel()
             case gym.spaces.MultiBinary():
                 self.blocks = [2] * int(np.prod(space.shape))
                 self.start = np.zeros(len(self.blocks), np.int64)
             case gym.spaces.Box():
-                low, high = space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64)
+                low = space.low.ravel().astype(np.float64)
+                high = space.high.ravel().astype(np.float64)
                 bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
-                low, high = np.where(bounded, low, -1), np.where(bounded, high, 1)
-                self.middle, self.half = ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
+                low = np.where(bounded, low, -1)
+                high = np.where(bounded, high, 1)
+                self.middle = ((low + high) / 2).astype(np.float32)
+                self.half = ((high - low) / 2).astype(np.float32)
             case _:
-                known = "Discrete, MultiDiscrete, MultiBinary or Box"
-                raise ValueError(f"reward {reward} cannot read the action space {space}; it takes {known}")
+                supported = "Discrete, MultiDiscrete, MultiBinary or Box"
+                raise ValueError(f"reward {reward} cannot read the action space {space}; it takes {supported}")
         self.size = sum(self.blocks) if self.blocks else len(self.middle)
+        # Where the one-hot code of each discrete action begins.
         self._offsets = np.cumsum([0, *self.blocks[:-1]])
 
     def __call__(self, action: Array) -> Tensor:
@@ -393,34 +453,44 @@ class ActionCode:
     def _code(self, action: Array) -> Tensor:
         action = np.asarray(action)
         action = action.reshape(len(action), int(np.prod(action.shape[1:])))
-        if not self.blocks:
-            code = (action.astype(np.float32) - self.middle) / self.half
-            if not np.isfinite(code).all():
-                row, column = np.argwhere(~np.isfinite(code))[0]
-                raise FloatingPointError(
-                    f"reward {self.reward} was given an action with {action[row, column]} at place {column} (row {row} "
-                    "of the batch); nothing has been learnt from it, fix the agent"
-                )
-        else:
-            choice = action.astype(np.int64) - self.start
-            outside = (choice < 0) | (choice >= self.blocks)
-            if outside.any():  # it would be read as an action of another block
-                row, column = np.argwhere(outside)[0]
-                low = int(self.start[column])
-                raise ValueError(
-                    f"reward {self.reward} was given the action {action[row, column]} at place {column} (row {row} of "
-                    f"the batch); give {low} to {low + self.blocks[column] - 1}, as its action space says"
-                )
-            code = np.zeros((len(action), self.size), np.float32)
-            np.put_along_axis(code, choice + self._offsets, 1.0, axis=1)
+        code = self._one_hot(action) if self.blocks else self._scale(action)
         return torch.from_numpy(code).to(self.device)
+
+    def _scale(self, action: np.ndarray) -> np.ndarray:
+        """Actions (N, A) of a Box, from its bounds to [-1, 1]."""
+        code = (action.astype(np.float32) - self.middle) / self.half
+        if not np.isfinite(code).all():
+            row, column = np.argwhere(~np.isfinite(code))[0]
+            raise FloatingPointError(
+                f"reward {self.reward} was given an action with {action[row, column]} at place {column} (row {row} "
+                "of the batch); nothing has been learnt from it, fix the agent"
+            )
+        return code
+
+    def _one_hot(self, action: np.ndarray) -> np.ndarray:
+        """Discrete actions (N, blocks) as one-hot blocks side by side."""
+        choice = action.astype(np.int64) - self.start
+        outside = (choice < 0) | (choice >= self.blocks)
+        # Without this check such an action would be read as one of another block.
+        if outside.any():
+            row, column = np.argwhere(outside)[0]
+            low = int(self.start[column])
+            raise ValueError(
+                f"reward {self.reward} was given the action {action[row, column]} at place {column} (row {row} of "
+                f"the batch); give {low} to {low + self.blocks[column] - 1}, as its action space says"
+            )
+        code = np.zeros((len(action), self.size), np.float32)
+        np.put_along_axis(code, choice + self._offsets, 1.0, axis=1)
+        return code
 
     def loss(self, prediction: Tensor, code: Tensor) -> Tensor:
         """Predictions (N, size) against codes (N, size): mean over rows, sum over blocks."""
         if not self.blocks:
             return (prediction - code).square().mean()
-        predictions, codes = prediction.split(self.blocks, dim=1), code.split(self.blocks, dim=1)
-        return cast(Tensor, sum(cross_entropy(g, c.argmax(dim=1)) for g, c in zip(predictions, codes)))
+        logits = prediction.split(self.blocks, dim=1)
+        codes = code.split(self.blocks, dim=1)
+        losses = [cross_entropy(one, choice.argmax(dim=1)) for one, choice in zip(logits, codes)]
+        return cast(Tensor, sum(losses))
 
     def tape(self, tape: Tape, name: str, prediction: Units, code: Units, share: float) -> None:
         """`share` of `loss`, written down."""
@@ -439,28 +509,29 @@ def parts(space: gym.Space, keys: Sequence[str], reward: str) -> dict[str, gym.S
     if isinstance(space, gym.spaces.Dict):
         unknown = [key for key in keys if key not in space.spaces]
         if unknown:
-            known = f"which the observation does not have; choose among {sorted(space.spaces)}"
-            raise ValueError(f"reward.{reward}.keys={list(keys)} names {unknown[0]!r}, {known}")
-        found = {key: space.spaces[key] for key in sorted(keys or space.spaces)}
+            fix = f"which the observation does not have; choose among {sorted(space.spaces)}"
+            raise ValueError(f"reward.{reward}.keys={list(keys)} names {unknown[0]!r}, {fix}")
+        chosen = {key: space.spaces[key] for key in sorted(keys or space.spaces)}
     elif keys:
         raise ValueError(f"reward.{reward}.keys={list(keys)} needs a Dict observation, not {space}; leave keys empty")
     else:
-        found = {PLAIN: space}
-    for key, part in found.items():
+        chosen = {WHOLE_OBS: space}
+    for key, part in chosen.items():
         if not isinstance(part, numeric):
             where = f" (entry {key!r})" if key else ""
-            takes = "it takes Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these"
-            raise ValueError(f"reward {reward} cannot read the observation space {part}{where}; {takes}")
-    return found
+            supported = "it takes Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these"
+            raise ValueError(f"reward {reward} cannot read the observation space {part}{where}; {supported}")
+    return chosen
 
 
 def part(obs: Obs, key: str) -> Array:
     """One part of a batch of observations."""
-    return obs if key == PLAIN else obs[key]
+    return obs if key == WHOLE_OBS else obs[key]
 
 
 def refuse_rows(x: np.ndarray, reward: str) -> None:
     """Raise FloatingPointError, naming the reward, if an observation among rows (N, D) is not finite."""
+    # The sum is the cheaper test; it is not finite either where finite numbers overflow it.
     if not math.isfinite(x.sum()) and not np.isfinite(x).all():
         row, column = np.argwhere(~np.isfinite(x))[0]
         raise FloatingPointError(
@@ -482,10 +553,12 @@ class Layout:
         `channels` keeps that many of each image's channels, counted from the last; 0 keeps all.
         """
         self.spaces = parts(space, keys, reward)
-        self.key = id(space), tuple(keys), channels, smallest_image  # equal for layouts that flatten alike
+        # Layouts that flatten observations to the same rows have equal keys.
+        self.key = (id(space), tuple(keys), channels, smallest_image)
         self.channels = channels
         self.images: dict[str, tuple[int, int, int]] = {}  # name -> (C, H, W), in their order in the row
-        self.vector = 0  # numbers of the vectors, one-hot for Discrete; smaller images count among them
+        # How many numbers of a row are vectors, one-hot for Discrete; smaller images count among them.
+        self.vector = 0
         vectors: list[str] = []
         for key, box in self.spaces.items():
             shape = _image_shape(box)
@@ -497,21 +570,27 @@ class Layout:
                 self.images[key] = (channels or shape[0], shape[1], shape[2])
             else:
                 vectors.append(key)
-                self.vector += len(self._bounds(key)[0])
+                low, _ = self._bounds(key)
+                self.vector += len(low)
         self.order = [*vectors, *self.images]
-        self.size = self.vector + sum(int(np.prod(shape)) for shape in self.images.values())
+        self.size = self.vector + sum(map(math.prod, self.images.values()))
 
     def flatten(self, obs: Obs) -> np.ndarray:
         """Observations (N, ...) -> float32 (N, size)."""
         rows = [self._rows(part(obs, key), self.spaces[key]) for key in self.order]
-        return rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
+        if len(rows) == 1:
+            return rows[0]
+        return np.concatenate(rows, axis=1)
 
     def prior(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance (size,) of a uniform draw from the space; 0 and 1 where it has no bounds worth the name."""
-        bounds = [self._bounds(key) for key in self.order]
-        low, high = (np.concatenate(side).astype(np.float64) for side in zip(*bounds))
-        bounded = (np.abs(low) < 1e6) & (np.abs(high) < 1e6)
-        low, high = np.where(bounded, low, -np.sqrt(3)), np.where(bounded, high, np.sqrt(3))
+        lows, highs = zip(*(self._bounds(key) for key in self.order))
+        low = np.concatenate(lows).astype(np.float64)
+        high = np.concatenate(highs).astype(np.float64)
+        bounded = (np.abs(low) < UNBOUNDED) & (np.abs(high) < UNBOUNDED)
+        # Uniform between -sqrt(3) and sqrt(3) has mean 0 and variance 1.
+        low = np.where(bounded, low, -np.sqrt(3))
+        high = np.where(bounded, high, np.sqrt(3))
         return (low + high) / 2, (high - low) ** 2 / 12
 
     def _bounds(self, key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -520,17 +599,21 @@ class Layout:
             case gym.spaces.Discrete():
                 return np.zeros(int(box.n)), np.ones(int(box.n))
             case gym.spaces.MultiDiscrete():
-                low, high = box.start, box.start + box.nvec - 1
+                low = box.start
+                high = box.start + box.nvec - 1
             case gym.spaces.MultiBinary():
-                low, high = np.zeros(box.shape), np.ones(box.shape)
+                low = np.zeros(box.shape)
+                high = np.ones(box.shape)
             case gym.spaces.Box():
-                low, high = box.low, box.high
+                low = box.low
+                high = box.high
         return self._rows(low[None], box)[0], self._rows(high[None], box)[0]
 
     def _rows(self, values: Array, box: gym.Space) -> np.ndarray:
         values = np.asarray(values)
         if isinstance(box, gym.spaces.Discrete):
-            return np.eye(int(box.n), dtype=np.float32)[values.reshape(len(values)).astype(np.int64) - int(box.start)]
+            choice = values.reshape(len(values)).astype(np.int64) - int(box.start)
+            return np.eye(int(box.n), dtype=np.float32)[choice]
         if self.channels and _image_shape(box):
             values = values[:, -self.channels :]
         return values.reshape(len(values), int(np.prod(values.shape[1:]))).astype(np.float32, copy=False)

@@ -24,8 +24,8 @@ from envs.transitions import Transitions, map_obs
 from envs.types import Memory, Obs
 from rewards.base import Reward, one_row, values_at_obs
 
-FEW = 4  # rows of time that are counted one by one
-PIECE = 64  # rows of time in one piece of linear algebra, whose cost grows with the square and the cube
+MAX_SINGLE_STEPS = 4  # rows of time that are counted one by one
+PIECE_STEPS = 64  # rows of time in one piece of linear algebra, whose cost grows with the square and the cube
 
 
 class EpisodeMemory:
@@ -43,16 +43,20 @@ class EpisodeMemory:
 
     def walk(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
         """Answers (T, N, ...) for x (T, N, ...), and the memory after it."""
-        if self.compiled and (kernel := self.kernel()):
+        kernel = self.kernel() if self.compiled else None
+        if kernel:
+            compiled_walk = getattr(kernel, self.compiled)
             after = {name: memory[name].copy() for name in self.initial(0)}
-            given = map(np.ascontiguousarray, (x, valid, ended))
-            return getattr(kernel, self.compiled)(*after.values(), *given, *self.settings), after
+            rollout = map(np.ascontiguousarray, (x, valid, ended))
+            return compiled_walk(*after.values(), *rollout, *self.settings), after
         answers = []
-        for i in range(0, len(x), PIECE):
-            rows = slice(i, i + PIECE)
+        for start in range(0, len(x), PIECE_STEPS):
+            rows = slice(start, start + PIECE_STEPS)
             answer, memory = self.piece(memory, x[rows].swapaxes(0, 1), valid[rows].T, ended[rows].T)
             answers.append(answer.swapaxes(0, 1))
-        return (np.concatenate(answers) if len(answers) > 1 else answers[0]), memory
+        if len(answers) == 1:
+            return answers[0], memory
+        return np.concatenate(answers), memory
 
     def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
         """One piece, with the axes (N, T, ...): x (N, T, D), valid and ended bool (N, T)."""
@@ -90,24 +94,30 @@ class Visits:
 
     def __init__(self, batch: Transitions) -> None:
         self.batch = batch
-        self.first = (batch.step == 0) & batch.valid
-        extra = self.first.any(axis=1)
-        self.rows = np.arange(len(extra)) + np.cumsum(extra)  # where each next_obs stands
-        self.begun, self.column = np.nonzero(self.first)
-        shape = (len(extra) + int(extra.sum()), batch.shape[1])
-        self.valid, self.ended = np.zeros(shape, bool), np.zeros(shape, bool)
-        self.valid[self.rows], self.ended[self.rows] = batch.valid, batch.ended
-        self.valid[self.rows[self.begun] - 1, self.column] = True
+        self.is_first = (batch.step == 0) & batch.valid
+        # A row of first states is put before each row of the rollout in which some episode begins.
+        has_first = self.is_first.any(axis=1)
+        steps, envs = batch.shape
+        self.rows = np.arange(steps) + np.cumsum(has_first)  # (T,), where each next_obs stands
+        first_step, first_env = np.nonzero(self.is_first)
+        self.first_places = (self.rows[first_step] - 1, first_env)
+        shape = (steps + int(has_first.sum()), envs)
+        self.valid = np.zeros(shape, bool)
+        self.valid[self.rows] = batch.valid
+        self.valid[self.first_places] = True
+        self.ended = np.zeros(shape, bool)
+        self.ended[self.rows] = batch.ended
 
     def of(self, function: Callable[[Obs], np.ndarray]) -> np.ndarray:
         """`function` of the states, (S, N, ...), from one that takes and returns rows (M, ...)."""
         after = function(self.batch.flatten().next_obs)
         after = after.reshape(*self.batch.shape, *after.shape[1:])
-        if len(self.begun) == 0:
+        if not self.is_first.any():
             return after
+        first_obs = map_obs(lambda x: x[self.is_first], self.batch.obs)
         values = np.zeros((*self.valid.shape, *after.shape[2:]), after.dtype)
         values[self.rows] = after
-        values[self.rows[self.begun] - 1, self.column] = function(map_obs(lambda x: x[self.first], self.batch.obs))
+        values[self.first_places] = function(first_obs)
         return values
 
 
@@ -115,7 +125,11 @@ def both(function: Callable[[Obs], np.ndarray], batch: Transitions) -> tuple[np.
     """`function` of `obs` and of `next_obs`, (T, N, ...) each, from one that takes and returns rows (M, ...)."""
     after = function(batch.flatten().next_obs)
     after = after.reshape(*batch.shape, *after.shape[1:])
-    return values_at_obs(batch, after, lambda rows: function(map_obs(lambda x: x[rows], batch.obs))), after
+
+    def values_of_rows(rows: np.ndarray) -> np.ndarray:
+        return function(map_obs(lambda x: x[rows], batch.obs))
+
+    return values_at_obs(batch, after, values_of_rows), after
 
 
 class CountMemory(EpisodeMemory):
@@ -133,60 +147,79 @@ class CountMemory(EpisodeMemory):
 
     def walk(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
         """Visits of keys x (T, N), uint64, this one included: int64 (T, N)."""
-        if len(x) > FEW and memory["filled"].max(initial=0) + len(x) <= self.capacity:
-            return self._at_once(memory, x, valid, ended)
+        may_forget = memory["filled"].max(initial=0) + len(x) > self.capacity
+        if len(x) > MAX_SINGLE_STEPS and not may_forget:
+            return self._count_by_sorting(memory, x, valid, ended)
         after = {name: values.copy() for name, values in memory.items()}
-        cells, visits, filled = after["cells"], after["visits"], after["filled"]
+        cells = after["cells"]
+        visits = after["visits"]
+        filled = after["filled"]
         answers = np.empty(x.shape, np.int64)
-        rows = np.arange(x.shape[1])
+        envs = np.arange(x.shape[1])
         for t, (key, live) in enumerate(zip(x, valid)):
             match = cells == key[:, None]
-            place = match.argmax(axis=1)
-            seen = match[rows, place]
-            place = np.where(seen, place, filled % self.capacity)
-            # a place that is taken over starts again
-            answers[t] = number = np.where(seen, visits[rows, place], 0) + 1
-            cells[rows, place] = np.where(live, key, cells[rows, place])
-            visits[rows, place] = np.where(live, number, visits[rows, place])
-            filled += live & ~seen
+            match_place = match.argmax(axis=1)
+            visited = match[envs, match_place]
+            # A new cell takes the next place; a place that is taken over starts again at 1.
+            place = np.where(visited, match_place, filled % self.capacity)
+            number = np.where(visited, visits[envs, place], 0) + 1
+            answers[t] = number
+            cells[envs, place] = np.where(live, key, cells[envs, place])
+            visits[envs, place] = np.where(live, number, visits[envs, place])
+            filled += live & ~visited
             if ended[t].any():
                 for values in after.values():
                     values[ended[t]] = 0
         return answers, after
 
-    def _at_once(
+    def _count_by_sorting(
         self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray
     ) -> tuple[np.ndarray, Memory]:
         """The walk where nothing is forgotten: visits sorted by environment, episode and cell, each cell's in time."""
-        episode, last = _episodes(ended.T)
-        held = np.nonzero(memory["visits"])
+        # Entries are the cells in memory, weighted by their visits, and then the rollout's visits with weight 1.
+        remembered = np.nonzero(memory["visits"])
+        memory_env, _ = remembered
         env, time = np.nonzero(valid.T)
-        envs = np.concatenate([held[0], env])
-        group = envs * (len(x) + 1) + np.concatenate([np.zeros_like(held[0]), episode[env, time]])
-        keys = np.concatenate([memory["cells"][held], x[time, env]])
-        weight = np.concatenate([memory["visits"][held], np.ones_like(env)])
+        envs = np.concatenate([memory_env, env])
+        keys = np.concatenate([memory["cells"][remembered], x[time, env]])
+        weight = np.concatenate([memory["visits"][remembered], np.ones_like(env)])
+        # A group is one episode of one environment; the memory is of episode 0.
+        episode, last_episode = _number_episodes(ended.T)
+        groups_per_env = len(x) + 1
+        group = envs * groups_per_env + np.concatenate([np.zeros_like(memory_env), episode[env, time]])
+
+        # Sort by group and cell; the sort is stable, so the visits of a cell stay in the order of time.
         order = np.lexsort((keys, group))
-        fresh = np.ones(len(order), bool)
-        fresh[1:] = (np.diff(keys[order]) != 0) | (np.diff(group[order]) != 0)
-        begin = np.flatnonzero(fresh)
+        is_new_cell = np.ones(len(order), bool)
+        is_new_cell[1:] = (np.diff(keys[order]) != 0) | (np.diff(group[order]) != 0)
+        begin = np.flatnonzero(is_new_cell)
+        # The number of a visit is the cumulative weight up to it, less that of all cells before its own.
         through = np.cumsum(weight[order])
+        before_cell = (through - weight[order])[begin]
+        cell_of_entry = np.cumsum(is_new_cell) - 1
         number = np.empty_like(through)
-        number[order] = through - (through - weight[order])[begin][np.cumsum(fresh) - 1]
+        number[order] = through - before_cell[cell_of_entry]
         answers = np.ones(x.shape, np.int64)
-        answers[time, env] = number[len(held[0]) :]
-        # places in the order of the first visit; those that were held come first, and are all there
-        first, visits = order[begin], np.add.reduceat(weight[order], begin) if len(begin) else weight
-        kept = np.flatnonzero(group[first] == envs[first] * (len(x) + 1) + last[envs[first]])
-        kept = kept[np.lexsort((first[kept], envs[first[kept]]))]
-        row = envs[first[kept]]
+        answers[time, env] = number[len(memory_env) :]
+
+        # The new memory holds the cells of each last episode, in the order of their first visit; those that were in
+        # memory come first, and are all there.
+        first = order[begin]
+        visits = np.add.reduceat(weight[order], begin) if len(begin) else weight
+        last_group = envs[first] * groups_per_env + last_episode[envs[first]]
+        current = np.flatnonzero(group[first] == last_group)
+        current = current[np.lexsort((first[current], envs[first[current]]))]
+        entry = first[current]
+        row = envs[entry]
         place = np.arange(len(row)) - np.searchsorted(row, row)
         after = {name: np.zeros_like(values) for name, values in memory.items()}
-        after["cells"][row, place], after["visits"][row, place] = keys[first[kept]], visits[kept]
+        after["cells"][row, place] = keys[entry]
+        after["visits"][row, place] = visits[current]
         after["filled"] += np.bincount(row, minlength=x.shape[1])
         return answers, after
 
 
-def _episodes(ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _number_episodes(ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Number of each row's episode (N, T), 0 for the one that the memory is of; and of the one that follows, (N,)."""
     through = np.cumsum(ended, axis=1)
     return through - ended, through[:, -1]
@@ -200,7 +233,8 @@ class EllipticalMemory(EpisodeMemory):
     compiled = "ellipse"
 
     def __init__(self, features: int, ridge: float) -> None:
-        self.features, self.ridge = features, ridge
+        self.features = features
+        self.ridge = ridge
         self.settings = (float(ridge),)
 
     def initial(self, n: int) -> dict[str, np.ndarray]:
@@ -209,25 +243,27 @@ class EllipticalMemory(EpisodeMemory):
     def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
         """Answers float64 (N, T), at least 0."""
         inverse = memory["inverse"]
-        episode, last = _episodes(ended)
+        episode, last_episode = _number_episodes(ended)
         phi = x.astype(np.float64)
         phi[~valid] = 0
+        # `spread` is phi' M, with M the inverse at the start of each row's episode.
         spread = phi @ inverse
-        later = episode > 0
-        spread[later] = phi[later] / self.ridge
+        is_later = episode > 0
+        spread[is_later] = phi[is_later] / self.ridge
+        # Rows of different episodes do not know of each other; the diagonal is the noise.
         kernel = phi @ spread.swapaxes(1, 2)
-        if last.any():
+        if last_episode.any():
             kernel[episode[:, :, None] != episode[:, None, :]] = 0
-        places = np.arange(x.shape[1])
-        kernel[:, places, places] += 1
+        diagonal = np.arange(x.shape[1])
+        kernel[:, diagonal, diagonal] += 1
         lower = np.linalg.cholesky(kernel)
-        answers = np.maximum(lower[:, places, places] ** 2 - 1, 0)
-        # Woodbury: what the rows of the continuing episode take away from the inverse at its start
-        spread[episode != last[:, None]] = 0
-        taken = solve_triangular(torch.from_numpy(lower), torch.from_numpy(spread), upper=False).numpy()
+        answers = np.maximum(lower[:, diagonal, diagonal] ** 2 - 1, 0)
+        # Woodbury: M - root' root is the inverse after the rows of the episode that continues.
+        spread[episode != last_episode[:, None]] = 0
+        root = solve_triangular(torch.from_numpy(lower), torch.from_numpy(spread), upper=False).numpy()
         inverse = inverse.copy()
-        inverse[last > 0] = np.eye(self.features) / self.ridge
-        inverse -= taken.swapaxes(1, 2) @ taken
+        inverse[last_episode > 0] = np.eye(self.features) / self.ridge
+        inverse -= root.swapaxes(1, 2) @ root
         return answers, {"inverse": inverse}
 
 
@@ -237,7 +273,9 @@ class NeighbourMemory(EpisodeMemory):
     compiled = "neighbours"
 
     def __init__(self, capacity: int, features: int, k: int) -> None:
-        self.capacity, self.features, self.k = capacity, features, k
+        self.capacity = capacity
+        self.features = features
+        self.k = k
         self.settings = (k,)
 
     def initial(self, n: int) -> dict[str, np.ndarray]:
@@ -248,7 +286,9 @@ class NeighbourMemory(EpisodeMemory):
 
     def distances(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Squared distances (N, T, S) between x (N, T, D) and y (N, S, D)."""
-        x, y = x.astype(np.float64), y.astype(np.float64)  # what is left of near rows drowns in float32
+        # In float32 the difference of near rows would be lost in the rounding of their squares.
+        x = x.astype(np.float64)
+        y = y.astype(np.float64)
         squares = x @ y.swapaxes(1, 2)
         squares *= -2
         squares += np.square(x).sum(axis=2)[:, :, None]
@@ -257,31 +297,34 @@ class NeighbourMemory(EpisodeMemory):
 
     def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
         """Answers float64 (N, T, k), ascending, infinite where the episode held fewer."""
-        ring, filled = memory["ring"], memory["filled"]
-        episode, last = _episodes(ended)
-        # the number of each write within its episode; what is `capacity` writes old has been overwritten
+        ring = memory["ring"]
+        filled = memory["filled"]
+        episode, last_episode = _number_episodes(ended)
+        # The number of each write within its episode; what is `capacity` writes old has been overwritten.
         before = np.cumsum(valid, axis=1) - valid
         begins = np.zeros_like(ended)
         begins[:, 1:] = ended[:, :-1]
         number = before - np.maximum.accumulate(np.where(begins, before, 0), axis=1)
         number += np.where(episode == 0, filled[:, None], 0)
         oldest = np.maximum(number - self.capacity, 0)[:, :, None]
-        # the number of the write that each place of the ring holds; negative for an empty one
+        # The number of the write that each place of the ring holds; negative for an empty one.
         place = np.arange(min(self.capacity, filled.max()))
         newest = filled[:, None] - 1
-        held = newest - (newest - place) % self.capacity
-        in_ring = (episode == 0)[:, :, None] & (held[:, None, :] >= oldest)
-        in_piece = (episode[:, :, None] == episode[:, None, :]) & valid[:, None, :] & (number[:, None, :] >= oldest)
+        ring_number = newest - (newest - place) % self.capacity
+        # Which rows each row is compared with: those of the ring, and those before it in this piece.
+        in_ring = (episode == 0)[:, :, None] & (ring_number[:, None, :] >= oldest)
+        same_episode = episode[:, :, None] == episode[:, None, :]
+        in_piece = same_episode & valid[:, None, :] & (number[:, None, :] >= oldest)
         in_piece &= np.tri(x.shape[1], k=-1, dtype=bool)
         squares = np.concatenate([self.distances(x, ring[:, : len(place)]), self.distances(x, x)], axis=2)
         squares[~np.concatenate([in_ring, in_piece], axis=2)] = np.inf
-        filled = np.where(last == 0, filled, 0)
+        # The new ring is that of the last episode, without the writes that are overwritten within this piece.
         ring = ring.copy()
-        ring[last > 0] = 0
-        keep = valid & (episode == last[:, None])
-        filled = filled + keep.sum(axis=1)
-        rows, times = np.nonzero(keep & (number >= filled[:, None] - self.capacity))
-        ring[rows, number[rows, times] % self.capacity] = x[rows, times]
+        ring[last_episode > 0] = 0
+        is_current = valid & (episode == last_episode[:, None])
+        filled = np.where(last_episode == 0, filled, 0) + is_current.sum(axis=1)
+        envs, times = np.nonzero(is_current & (number >= filled[:, None] - self.capacity))
+        ring[envs, number[envs, times] % self.capacity] = x[envs, times]
         return self.nearest(squares), {"ring": ring, "filled": filled}
 
     def nearest(self, squares: np.ndarray) -> np.ndarray:

@@ -40,21 +40,26 @@ class NGU(PseudoCount):
         config = self.config
         shared = {field.name: getattr(config, field.name) for field in fields(LearnedConfig)}
         shared["learning_rate"] = config.rnd_learning_rate
-        self.rnd = RND(
-            RNDConfig(**shared), self.observation_space, self.action_space, seed=self.seed + 1, device=self.device
-        )
+        spaces = (self.observation_space, self.action_space)
+        # Another seed, or both halves would draw the same weights.
+        self.rnd = RND(RNDConfig(**shared), *spaces, seed=self.seed + 1, device=self.device)
         self.error = RunningMeanStd(window=RECENT)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         episodic, memory = super().scan(batch, memory)
-        return episodic * self.factor(self.rnd.score(batch.flatten())).reshape(batch.shape), memory
+        factor = self.factor(self.rnd.score(batch.flatten()))
+        return episodic * factor.reshape(batch.shape), memory
 
     def update(self, batch: Transitions) -> dict[str, float]:
         metrics = super().update(batch)
         flat = batch.flatten()
         if np.any(flat.valid):
-            self.error.update(self.rnd.score(flat)[np.asarray(flat.valid)])
-        return metrics | {f"rnd_{name}": value for name, value in self.rnd.update(flat).items()}
+            # The errors from before RND learns from these transitions, as `scan` sees them.
+            error = self.rnd.score(flat)
+            self.error.update(error[np.asarray(flat.valid)])
+        for name, value in self.rnd.update(flat).items():
+            metrics[f"rnd_{name}"] = value
+        return metrics
 
     def factor(self, error: np.ndarray) -> np.ndarray:
         """RND's errors (M,) -> what the episodic bonus is multiplied with, float32 (M,); 1 before the first update."""

@@ -45,9 +45,11 @@ class NovelD(Episodic, RND):  # type: ignore[misc]  # it has a memory, RND has n
         before, after = both(self.novelty, batch)
         n, memory = self.walk(batch, memory, self.hash)
         rise = np.maximum(after - np.float32(self.config.alpha) * before, 0)
+        # Only the first visit in an episode is rewarded.
         return np.where(n == 1, rise, np.float32(0)), memory
 
     def novelty(self, obs: Obs) -> np.ndarray:
         """e of observations (M, ...), float32 (M,)."""
+        # RND's error is the mean over the features; the norm is the root of the sum.
         mean = self.in_pieces(self.error, *self.pair(obs))
         return (mean * self.config.features).sqrt().cpu().numpy()

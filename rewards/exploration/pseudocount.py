@@ -22,7 +22,8 @@ from rewards.base import EPSILON, RunningMeanStd
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
 from rewards.exploration.memories import Episodic, NeighbourMemory, Visits
 
-RECENT = 10_000  # distances, and errors in NGU, that a running mean remembers: embeddings and predictors move
+# Distances, and errors in NGU, that a running mean remembers: embeddings and predictors move.
+RECENT = 10_000
 
 
 @dataclass
@@ -61,19 +62,24 @@ class PseudoCount(Episodic, InverseDynamics):
 
     def update(self, batch: Transitions) -> dict[str, float]:
         metrics = super().update(batch)
-        if np.any(batch.valid):
-            column = batch if len(batch.shape) == 2 else batch.map(lambda x: x[:, None])  # as if it were one episode
-            visits = Visits(column)
-            fresh = self.memory.initial(column.shape[1])
-            squares, _ = self.memory.walk(fresh, visits.of(self.phi), visits.valid, visits.ended)
-            squares = squares[visits.valid]
-            self.distance.update(squares[np.isfinite(squares)])
+        if not np.any(batch.valid):
+            return metrics
+        # Transitions without an axis of time are walked as if they were one episode.
+        if len(batch.shape) == 1:
+            batch = batch.map(lambda x: x[:, None])
+        visits = Visits(batch)
+        fresh = self.memory.initial(batch.shape[1])
+        squares, _ = self.memory.walk(fresh, visits.of(self.phi), visits.valid, visits.ended)
+        squares = squares[visits.valid]
+        self.distance.update(squares[np.isfinite(squares)])
         return metrics
 
     def bonus(self, squares: np.ndarray) -> np.ndarray:
         """Squared distances (..., k), infinite where there is no neighbour -> rewards float32 (...)."""
-        settings = self.config
-        share = np.where(np.isfinite(squares), squares / max(float(self.distance.mean), EPSILON), 1)
-        kernel = settings.kernel / (np.maximum(share - settings.cluster, 0) + settings.kernel)
-        root = np.sqrt(kernel.sum(axis=-1)) + settings.constant
-        return np.where(root > settings.s_max, 0, 1 / root).astype(np.float32)
+        config = self.config
+        mean = max(float(self.distance.mean), EPSILON)
+        # A missing neighbour counts as one at the mean distance.
+        share = np.where(np.isfinite(squares), squares / mean, 1)
+        kernel = config.kernel / (np.maximum(share - config.cluster, 0) + config.kernel)
+        root = np.sqrt(kernel.sum(axis=-1)) + config.constant
+        return np.where(root > config.s_max, 0, 1 / root).astype(np.float32)

@@ -70,21 +70,23 @@ class RDD(RND):
     def epoch(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if not self.config.replay:
             return columns
-        rows, draws = self.replay.sample(self.rng, 2 * len(columns[0]))  # the new visits are among them
+        # Twice as many as are new; the new visits are in the replay already.
+        rows, draws = self.replay.sample(self.rng, 2 * len(columns[0]))
         return self.whiten(rows), torch.from_numpy(draws).to(self.device)
 
     def draw(self, x: Tensor) -> Tensor:
         """One target (N, D) for each whitened row (N, size)."""
-        n, features = len(x), self.config.features
+        n = len(x)
+        shape = (n, self.config.features)
         match self.kind:
             case "gaussian":
-                noise = self.rng.standard_normal((n, features), dtype=np.float32) * np.float32(self.config.sigma)
+                noise = self.rng.standard_normal(shape, dtype=np.float32) * np.float32(self.config.sigma)
                 return self.in_pieces(self.target, x) + torch.from_numpy(noise).to(self.device)
             case "ensemble":
-                which = torch.from_numpy(self.rng.integers(len(self.targets), size=n)).to(self.device)
-                every = torch.stack([self.in_pieces(net, x) for net in self.targets])  # (K, N, D)
-                return every[which, torch.arange(n, device=self.device)]
-        signs = self.rng.integers(0, 2, (n, features)).astype(np.float32) * 2 - 1
+                member = torch.from_numpy(self.rng.integers(len(self.targets), size=n)).to(self.device)
+                outputs = torch.stack([self.in_pieces(net, x) for net in self.targets])  # (K, N, D)
+                return outputs[member, torch.arange(n, device=self.device)]
+        signs = self.rng.integers(0, 2, shape).astype(np.float32) * 2 - 1
         return torch.from_numpy(signs).to(self.device)
 
     def bonus(self, x: Tensor) -> Tensor:
@@ -94,11 +96,18 @@ class RDD(RND):
                 return self.error(x, self.target(x))
             case "coin_flip":
                 return self.predictor(x).square().mean(dim=1).sqrt()
-        every = torch.stack([net(x) for net in self.targets])
-        mean, moment, prediction = every.mean(dim=0), every.square().mean(dim=0), self.predictor(x)
-        ratio = (prediction.square() - mean.square()).abs() / (moment - mean.square()).clamp(min=1e-6)
-        first, second = (prediction - mean).square().sum(dim=1), ratio.clamp(1e-6, 1).sqrt().mean(dim=1)
-        return self.config.alpha * first + (1 - self.config.alpha) * second
+        return self._ensemble_bonus(x)
+
+    def _ensemble_bonus(self, x: Tensor) -> Tensor:
+        """DRND: the distance to the mean of the targets, and an estimate of 1/n from their second moment."""
+        outputs = torch.stack([net(x) for net in self.targets])
+        mean = outputs.mean(dim=0)
+        variance = (outputs.square().mean(dim=0) - mean.square()).clamp(min=1e-6)
+        prediction = self.predictor(x)
+        distance = (prediction - mean).square().sum(dim=1)
+        ratio = (prediction.square() - mean.square()).abs() / variance
+        pseudo_count = ratio.clamp(1e-6, 1).sqrt().mean(dim=1)
+        return self.config.alpha * distance + (1 - self.config.alpha) * pseudo_count
 
 
 class VisitReplay:
@@ -112,10 +121,13 @@ class VisitReplay:
     def add(self, rng: np.random.Generator, rows: np.ndarray, draws: np.ndarray) -> None:
         """Take in visits; each of all so far is kept with the same probability."""
         capacity = len(self.rows)
-        number = self.seen + np.arange(len(rows))  # of each visit
+        # Visit number i goes to a random place up to i; beyond the capacity it is dropped.
+        number = self.seen + np.arange(len(rows))
         place = np.where(number < capacity, number, rng.integers(0, number + 1))
-        kept = place < capacity
-        self.rows[place[kept]], self.draws[place[kept]] = rows[kept], draws[kept]
+        is_inside = place < capacity
+        place = place[is_inside]
+        self.rows[place] = rows[is_inside]
+        self.draws[place] = draws[is_inside]
         self.seen += len(rows)
 
     def sample(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -134,4 +146,5 @@ class VisitReplay:
             raise ValueError(
                 f"the saved replay has {len(state['rows'])} visits, this one {len(self.rows)}; give the same replay"
             )
-        self.rows[:filled], self.draws[:filled] = state["rows"], state["draws"]
+        self.rows[:filled] = state["rows"]
+        self.draws[:filled] = state["draws"]

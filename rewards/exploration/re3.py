@@ -50,5 +50,6 @@ class RE3(Episodic, Learned):
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         squares, memory = self.walk(batch, memory, lambda obs: self.values(self.encoder, obs))
-        far = np.where(np.isfinite(squares), squares, 0).max(axis=-1)
-        return np.log1p(np.sqrt(far)).astype(np.float32), memory
+        # While there are fewer than k neighbours, the farthest one counts.
+        farthest = np.where(np.isfinite(squares), squares, 0).max(axis=-1)
+        return np.log1p(np.sqrt(farthest)).astype(np.float32), memory

@@ -65,7 +65,8 @@ class RND(Learned):
         return {"loss": mse_loss(self.predictor(x), target)}
 
     def tape(self, tape: Tape, x: Units, target: Units) -> None:
-        tape.squares("loss", tape.net(self.predictor.dense, x), target, 1 / target.n)
+        prediction = tape.net(self.predictor.dense, x)
+        tape.squares("loss", prediction, target, 1 / target.n)
 
     def error(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Whitened rows (N, size) and targets (N, D) -> mean squared error over the features (N,)."""

@@ -24,10 +24,10 @@ from envs.transitions import Transitions
 from envs.types import Memory, Obs
 from lodestar.settings import setting
 from rewards.exploration.count import Hash
-from rewards.exploration.learned import Learned, LearnedConfig, part
+from rewards.exploration.learned import WHOLE_OBS, Learned, LearnedConfig, part
 from rewards.exploration.memories import CountMemory, EllipticalMemory, Episodic, Visits
 
-DISC = 1000  # cells; a disc of more has the wrong radius
+MAX_DISC_CELLS = 1000  # a disc of more has the wrong radius
 
 
 @dataclass
@@ -72,42 +72,58 @@ class Submodular(Episodic, Learned):
         if self.config.kind == "logdet":
             bonus, memory = self.walk(batch, memory, self._phi)
             return np.log1p(bonus).astype(np.float32), memory
+        return self._count_new_cells(batch, memory)
+
+    def _count_new_cells(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """How many cells of each disc are new to the episode, float32 (T, N), and the memory after it."""
         visits = Visits(batch)
-        cells = visits.of(self._cells)  # (S, N, M), which the memory is to see one after the other
-        (rows, n, m), order = cells.shape, (0, 2, 1)
-        valid = (visits.valid[..., None] & (cells > 0)).transpose(order).reshape(rows * m, n)
-        ended = np.zeros((rows, m, n), bool)
+        cells = visits.of(self._cells)  # (S, N, M)
+        states, envs, discs = cells.shape
+        # The memory sees the M cells of a disc one after the other: (S, N, M) -> (S * M, N).
+        steps = (states * discs, envs)
+        keys = cells.transpose(0, 2, 1).reshape(steps)
+        valid = (visits.valid[..., None] & (cells > 0)).transpose(0, 2, 1).reshape(steps)
+        ended = np.zeros((states, discs, envs), bool)
         ended[:, -1] = visits.ended
-        keys = cells.transpose(order).reshape(rows * m, n)
-        walked, memory = self.memory.walk(memory, keys, valid, ended.reshape(rows * m, n))
-        new = ((walked == 1) & valid).reshape(rows, m, n).sum(axis=1)
-        return new[visits.rows].astype(np.float32), memory
+        counts, memory = self.memory.walk(memory, keys, valid, ended.reshape(steps))
+        new_cells = ((counts == 1) & valid).reshape(states, discs, envs).sum(axis=1)
+        return new_cells[visits.rows].astype(np.float32), memory
 
     def _phi(self, obs: Obs) -> np.ndarray:
         """Fourier features (M, D) of observations, of a length near 1."""
-        return self.values(lambda x: self.waves(x).cos() * math.sqrt(2 / self.config.features), obs)
+        scale = math.sqrt(2 / self.config.features)
+        return self.values(lambda x: self.waves(x).cos() * scale, obs)
 
     def _disc(self, radius: float) -> np.ndarray:
         """Places (M, D) of the cells of a disc around the cell 0; only that cell for any other kind of observation."""
         if radius < 1:
             return np.zeros((1, 1))
-        (box, *more) = self.hash.parts.values()
-        size, reach = int(np.prod(box.shape or ())), math.floor(radius)
-        if more or not isinstance(box, gym.spaces.Box) or (2 * reach + 1) ** size > DISC:
+        box, *other_parts = self.hash.parts.values()
+        size = int(np.prod(box.shape or ()))
+        reach = math.floor(radius)
+        width = 2 * reach + 1
+        if other_parts or not isinstance(box, gym.spaces.Box) or width**size > MAX_DISC_CELLS:
             fix = "name one short vector in keys, or give radius=0"
-            raise ValueError(f"reward.submodular.radius={radius} makes no disc of at most {DISC} cells; {fix}")
-        places = np.indices((2 * reach + 1,) * size).reshape(size, -1).T - reach
+            raise ValueError(
+                f"reward.submodular.radius={radius} makes no disc of at most {MAX_DISC_CELLS} cells; {fix}"
+            )
+        places = np.indices((width,) * size).reshape(size, -1).T - reach
         return places[np.square(places).sum(axis=1) <= radius**2].astype(np.float64)
 
     def _cells(self, obs: Obs) -> np.ndarray:
         """Keys (M, cells of the disc) of observations (M, ...), 0 for a cell out of bounds."""
-        self.rows(obs)  # refuses what is not finite
+        # Reading the rows refuses what is not finite.
+        self.rows(obs)
         if len(self.disc) == 1:
             return self.hash(obs)[:, None]
-        key, box = next((key, box) for key, box in self.hash.parts.items() if isinstance(box, gym.spaces.Box))
+        # A disc of several cells has a single Box, see `_disc`.
+        [(key, box)] = self.hash.parts.items()
         widths = self.hash.bins.get(key, np.ones(()))
-        centres = np.rint(np.asarray(part(obs, key)).reshape(-1, self.disc.shape[1]) / widths)
-        places = ((centres[:, None] + self.disc) * widths).reshape(-1, self.disc.shape[1])
-        inside = (places >= box.low.ravel() - widths / 2) & (places <= box.high.ravel() + widths / 2)
-        keys = self.hash(places if key == "" else {key: places})
+        size = self.disc.shape[1]
+        centres = np.rint(np.asarray(part(obs, key)).reshape(-1, size) / widths)
+        places = ((centres[:, None] + self.disc) * widths).reshape(-1, size)
+        low = box.low.ravel() - widths / 2
+        high = box.high.ravel() + widths / 2
+        inside = (places >= low) & (places <= high)
+        keys = self.hash(places if key == WHOLE_OBS else {key: places})
         return np.where(inside.all(axis=1), keys, np.uint64(0)).reshape(len(centres), -1)

@@ -76,7 +76,7 @@ def test_pieces_of_predictions_are_each_others_negatives(monkeypatch):
     given = torch.cat([before, action], dim=1)
     z = hindsight.chance(given, target, None)
     whole = [Hindsight.batch_information(hindsight, given[i : i + 20], z[i : i + 20]) for i in (0, 20, 40)]
-    monkeypatch.setattr(byol_hindsight, "PIECE", 20)
+    monkeypatch.setattr(byol_hindsight, "CRITIC_ROWS", 20)
     expected = (20 * whole[0] + 20 * whole[1] + 10 * whole[2]) / 50
     torch.testing.assert_close(hindsight.batch_information(given, z), expected)
 

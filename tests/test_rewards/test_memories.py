@@ -49,7 +49,7 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{type(kind).__name__}-{getattr(kind, 'capacity', '')}")
 @pytest.mark.parametrize("end", [0.0, 0.1, 0.6])
 def test_a_rollout_at_once_is_its_rows_one_by_one(monkeypatch, kind, end):
-    monkeypatch.setattr(memories, "PIECE", 32)
+    monkeypatch.setattr(memories, "PIECE_STEPS", 32)
     x, (valid, ended) = samples(kind, (75, 3)), roll((75, 3), end=end)
     start = stepwise(kind, samples(kind, (9, 3), 1), *roll((9, 3), 1))[1]
     given = {key: values.copy() for key, values in start.items()}
