@@ -61,7 +61,8 @@ class BYOL(Episodic, Learned):
         self.width = config.features
         self.encoder = self.net(config.hidden, self.width)
         self.target = copy.deepcopy(self.encoder).requires_grad_(False)
-        self.loops = Loops(self.width, self.actions.size, config.horizon, self.generator).to(self.device)
+        loops = Loops(self.width, self.actions.size, config.horizon, self.generator)
+        self.loops = loops.to(self.device)
         self.build_networks()
 
     def build_networks(self) -> None:
@@ -69,12 +70,14 @@ class BYOL(Episodic, Learned):
         self.train_on(self.encoder, self.loops, self.predictor)
 
     def initial_memory(self, n: int) -> Memory:
-        return {
-            "belief": np.zeros((n, self.width), np.float32),  # of the observation before
-            "action": np.zeros((n, self.actions.size), np.float32),  # that followed it
-            "open": np.zeros((n, self.config.horizon - 1, self.width), np.float32),  # loops 1..K-1 steps long
-            "held": np.zeros(n, np.int64),  # how many of these there are
-        }
+        # The belief of the observation before and the action that followed it; open loops that are 1 to K - 1 steps
+        # long, and how many of these there are.
+        memory = {}
+        memory["belief"] = np.zeros((n, self.width), np.float32)
+        memory["action"] = np.zeros((n, self.actions.size), np.float32)
+        memory["open"] = np.zeros((n, self.config.horizon - 1, self.width), np.float32)
+        memory["held"] = np.zeros(n, np.int64)
+        return memory
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         flat = batch.flatten()
@@ -91,7 +94,8 @@ class BYOL(Episodic, Learned):
             errors[paths.exist] = self.in_pieces(self.error, *predictions).cpu().numpy()
         count = np.maximum(paths.exist.sum(axis=0), 1, dtype=np.float32)
         mean = errors.sum(axis=0) / count
-        return mean.reshape(batch.shape), {name: value.cpu().numpy() for name, value in after.items()}
+        memory = {name: value.cpu().numpy() for name, value in after.items()}
+        return mean.reshape(batch.shape), memory
 
     def tensors(self, memory: Memory) -> MemoryTensors:
         return {name: torch.from_numpy(value).to(self.device) for name, value in memory.items()}
@@ -137,7 +141,8 @@ class BYOL(Episodic, Learned):
 
         def cut(value: Tensor) -> Tensor:
             """(C * L * N, ...) -> (C * N, L, ...), C sequences along time."""
-            return value.unflatten(0, (-1, length, envs)).transpose(1, 2).flatten(0, 1)
+            sequences = value.unflatten(0, (-1, length, envs))
+            return sequences.transpose(1, 2).flatten(0, 1)
 
         valid = cut(torch.from_numpy(np.asarray(batch.valid).ravel()).to(self.device))
         ended = cut(torch.from_numpy(np.asarray(batch.ended).ravel()).to(self.device))
@@ -187,7 +192,8 @@ class Links:
 
     def before(self, start: np.ndarray, values: np.ndarray) -> np.ndarray:
         """`values` (T, N) at the row before each, `start` (N,) before the rollout: (T + 1, N)."""
-        return np.concatenate([start[None], values]).ravel()[self.flat].reshape(-1, len(start))
+        rows = np.concatenate([start[None], values]).ravel()
+        return rows[self.flat].reshape(-1, len(start))
 
     def carry(self, start: Tensor, values: Tensor, mask: np.ndarray) -> Tensor:
         """As `before`, of rows (T * N, D) after `start` (N, D), 0 outside of `mask` (T + 1, N): (T + 1, N, D)."""
@@ -226,6 +232,7 @@ class Loops(nn.Module):
 
     def forward(self, code: Tensor, action: Tensor, links: Links, memory: MemoryTensors) -> tuple[Paths, MemoryTensors]:
         """Every open loop of a rollout with codes of `obs` (T * N, D) and actions (T * N, A), and its last memory."""
+        # The closed loop gives the belief that each open loop begins with.
         belief, entering_belief, entering_action = self.beliefs(code, action, links, memory)
         held = memory["held"].cpu().numpy()
         before = [belief]
@@ -242,20 +249,22 @@ class Loops(nn.Module):
             before.append(states[:-1].flatten(0, 1))
             ahead.append(self.open(action, before[-1]))
             exist.append(continues[:-1] & links.valid)
-        after = {
-            "belief": entering_belief[-1],
-            "action": entering_action[-1],
-            "open": torch.stack(last_states, dim=1) if last_states else memory["open"],
-            "held": torch.from_numpy(count),
-        }
-        return Paths(before, ahead, np.stack(exist).reshape(self.horizon, -1)), after
+        after = dict(memory)
+        after["belief"] = entering_belief[-1]
+        after["action"] = entering_action[-1]
+        after["held"] = torch.from_numpy(count)
+        if last_states:
+            after["open"] = torch.stack(last_states, dim=1)
+        paths = Paths(before, ahead, np.stack(exist).reshape(self.horizon, -1))
+        return paths, after
 
     def beliefs(
         self, code: Tensor, action: Tensor, links: Links, memory: MemoryTensors
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The closed loop: beliefs (T * N, D), with each row's `obs`; and beliefs and actions that rows start from."""
         previous_action = links.carry(memory["action"], action, links.on)
-        inputs = torch.cat([code.unflatten(0, links.valid.shape), previous_action[:-1]], dim=2)
+        code = code.unflatten(0, links.valid.shape)
+        inputs = torch.cat([code, previous_action[:-1]], dim=2)
         valid = torch.from_numpy(links.valid).to(code.device)[..., None]
         continues = torch.from_numpy(~links.ended).to(code.device)[..., None]
         all_continue = (links.valid & ~links.ended).all(axis=1).tolist()
@@ -272,7 +281,9 @@ class Loops(nn.Module):
 
 def distance(prediction: Tensor, target: Tensor) -> Tensor:
     """Squared distance (R,) of directions (R, D), in [0, 4]."""
-    return (normalize(prediction, eps=1e-6) - normalize(target, eps=1e-6)).square().sum(dim=1)
+    prediction = normalize(prediction, eps=1e-6)
+    target = normalize(target, eps=1e-6)
+    return (prediction - target).square().sum(dim=1)
 
 
 def _orthogonal_gru(inputs: int, size: int, generator: torch.Generator) -> nn.GRUCell:

@@ -47,8 +47,8 @@ class TrajectoryQuotient(NeighbourMemory):
     def distances(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         half = self.features // 2
         squares = super().distances(x[..., :half], y[..., :half])
-        trajectory_distances = np.sqrt(super().distances(x[..., half:], y[..., half:]))
-        return squares / (trajectory_distances + TRAJECTORY_EPSILON)
+        trajectory_squares = super().distances(x[..., half:], y[..., half:])
+        return squares / (np.sqrt(trajectory_squares) + TRAJECTORY_EPSILON)
 
 
 class DEIR(Episodic, Learned):
@@ -65,12 +65,18 @@ class DEIR(Episodic, Learned):
         self.encoder = self.net(config.hidden, size)
         self.trajectory = skip_init(nn.GRUCell, size, size).to(self.device)
         for weight in self.trajectory.parameters():
-            nn.init.uniform_(weight, -(size**-0.5), size**-0.5, generator=self.generator)
+            bound = size**-0.5
+            nn.init.uniform_(weight, -bound, bound, generator=self.generator)
         self.judge = self.head(2 * size + self.actions.size, config.hidden, 1)
         self.train_on(self.encoder, self.trajectory, self.judge)
 
     def initial_memory(self, n: int) -> Memory:
-        return {**super().initial_memory(n), "way": np.zeros((n, self.config.features), np.float32)}
+        memory = dict(super().initial_memory(n))
+        memory["way"] = self._empty_trajectories(n)
+        return memory
+
+    def _empty_trajectories(self, n: int) -> np.ndarray:
+        return np.zeros((n, self.config.features), np.float32)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         visits = Visits(batch)
@@ -86,7 +92,7 @@ class DEIR(Episodic, Learned):
             batch = batch.map(lambda x: x[None])
         visits = Visits(batch)
         features = self.config.features
-        x, _ = self._embed_visits(visits, np.zeros((batch.shape[1], features), np.float32))
+        x, _ = self._embed_visits(visits, self._empty_trajectories(batch.shape[1]))
         trajectory = x[visits.rows, :, features:]
         return super().update(batch.replace(extras={"way": trajectory}))
 
@@ -101,13 +107,17 @@ class DEIR(Episodic, Learned):
         trajectory, action, true, false = columns
         embedding = self.encoder(torch.cat([true, false]))
         true_next, false_next = self.trajectory(embedding, torch.cat([trajectory, trajectory])).chunk(2)
-        true_logit = self.judge(torch.cat([trajectory, action, true_next], dim=1)).squeeze(1)
-        false_logit = self.judge(torch.cat([trajectory, action, false_next], dim=1)).squeeze(1)
+        true_logit = self._successor_logit(trajectory, action, true_next)
+        false_logit = self._successor_logit(trajectory, action, false_next)
         # A false successor that is the true one teaches nothing.
         weight = (true != false).any(dim=1).float()
         true_loss = binary_cross_entropy_with_logits(true_logit, torch.ones_like(true_logit), weight=weight)
         false_loss = binary_cross_entropy_with_logits(false_logit, torch.zeros_like(false_logit), weight=weight)
         return {"loss": (true_loss + false_loss) / 2}
+
+    def _successor_logit(self, trajectory: Tensor, action: Tensor, next_trajectory: Tensor) -> Tensor:
+        """The logit (N,) that a trajectory, an action and the trajectory after it belong together."""
+        return self.judge(torch.cat([trajectory, action, next_trajectory], dim=1)).squeeze(1)
 
     def _embed_visits(self, visits: Visits, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Each visited state's embedding e beside h, its trajectory's before it, (S, N, 2 D); and the last trajectory.
@@ -123,6 +133,8 @@ class DEIR(Episodic, Learned):
         with torch.no_grad():
             for t, ends in enumerate(ended):
                 trajectories[t] = h
-                h = torch.where(valid[t, :, None], self.trajectory(embedding[t], h), h)
+                after = self.trajectory(embedding[t], h)
+                h = torch.where(valid[t, :, None], after, h)
                 h = torch.where(ends[:, None], torch.zeros_like(h), h)
-        return np.concatenate([e, trajectories.cpu().numpy()], axis=2), h.cpu().numpy()
+        x = np.concatenate([e, trajectories.cpu().numpy()], axis=2)
+        return x, h.cpu().numpy()

@@ -64,7 +64,8 @@ class Disagreement(Learned):
             rows = torch.from_numpy(member_rows).to(inputs.device)
             inputs = inputs.index_select(0, rows.flatten()).unflatten(0, rows.shape)
             target = target.index_select(0, rows.flatten()).unflatten(0, rows.shape)
-        return {"loss": members * mse_loss(self.ensemble(inputs), target.expand(members, -1, -1))}
+        prediction = self.ensemble(inputs)
+        return {"loss": members * mse_loss(prediction, target.expand(members, -1, -1))}
 
     def parts(self, rows: np.ndarray) -> list[np.ndarray]:
         """The rows that each member learns from, K times (M,)."""
@@ -73,7 +74,8 @@ class Disagreement(Learned):
         if share == 1:
             return [rows] * members
         size = math.ceil(share * len(rows))
-        order = self.rng.random((members, len(rows)), dtype=np.float32).argsort(axis=1)
+        draws = self.rng.random((members, len(rows)), dtype=np.float32)
+        order = draws.argsort(axis=1)
         return list(rows[order[:, :size]])
 
     def tape(self, tape: Tape, inputs: Units, target: Units) -> None:
@@ -99,8 +101,10 @@ class StackedHeads(nn.Module):
         self.biases = nn.ParameterList()  # (K, 1, outputs)
         for modules in zip(*members):
             if isinstance(modules[0], nn.Linear):
-                self.weights.append(torch.stack([module.weight.detach().T for module in modules]))
-                self.biases.append(torch.stack([module.bias.detach()[None] for module in modules]))
+                weights = [module.weight.detach().T for module in modules]
+                biases = [module.bias.detach()[None] for module in modules]
+                self.weights.append(torch.stack(weights))
+                self.biases.append(torch.stack(biases))
 
     def forward(self, x: Tensor, levels: int | None = None) -> Tensor:
         x = x.expand(len(self.weights[0]), -1, -1)

@@ -49,7 +49,8 @@ class Hindsight(Forward):
         config = self.config
         hidden = config.hidden
         given = self.width + self.actions.size  # size of an observation's code beside an action
-        self.generator_net = self.head(given + self.width + config.noise, hidden, hidden, config.chance, gain=0.1)
+        generator_inputs = given + self.width + config.noise
+        self.generator_net = self.head(generator_inputs, hidden, hidden, config.chance, gain=0.1)
         self.reconstructor = self.head(given + config.chance, hidden, hidden, self.width, gain=0.1)
         left = self.head(given, hidden, hidden)
         right = self.head(config.chance, hidden, hidden)
@@ -74,7 +75,8 @@ class Hindsight(Forward):
             epsilon = given.new_zeros(len(given), self.config.noise)
         else:
             epsilon = torch.from_numpy(noise).to(given.device)
-        return torch.tanh(self.generator_net(torch.cat([given, after, epsilon], dim=1)))
+        inputs = torch.cat([given, after, epsilon], dim=1)
+        return torch.tanh(self.generator_net(inputs))
 
     def reconstruction(self, given: Tensor, z: Tensor, after: Tensor) -> Tensor:
         """Squared error of the outcome once chance is known (N,)."""
@@ -90,7 +92,8 @@ class Hindsight(Forward):
         u = self.critic[0](given) * scale
         v = self.critic[1](z)
         own = (u * v).sum(dim=1, keepdim=True)
-        pairs = torch.cat([own, u @ self.critic[1](others).T], dim=1)
+        others_v = self.critic[1](others)
+        pairs = torch.cat([own, u @ others_v.T], dim=1)
         return own.squeeze(1) - torch.logsumexp(pairs, dim=1) + math.log(pairs.shape[1])
 
     def loss(self, *columns: Tensor) -> dict[str, Tensor]:
@@ -116,7 +119,8 @@ class Hindsight(Forward):
         scale = 1 / math.sqrt(self.config.hidden)
         u = self.critic[0](given) * scale
         pairs = u @ self.critic[1](z).T
-        return (pairs.diagonal() - torch.logsumexp(pairs, dim=1)).mean() + math.log(len(z))
+        information = pairs.diagonal() - torch.logsumexp(pairs, dim=1)
+        return information.mean() + math.log(len(z))
 
 
 class Bank(Stateful):

@@ -25,6 +25,7 @@ from envs.types import Memory, Obs
 from rewards.base import Reward, one_row, values_at_obs
 
 MAX_SINGLE_STEPS = 4  # rows of time that are counted one by one
+Walk = tuple[np.ndarray, Memory]  # answers along a rollout, and the memory after it
 PIECE_STEPS = 64  # rows of time in one piece of linear algebra, whose cost grows with the square and the cube
 
 
@@ -41,7 +42,7 @@ class EpisodeMemory:
     def initial(self, n: int) -> dict[str, np.ndarray]:
         raise NotImplementedError
 
-    def walk(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
+    def walk(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> Walk:
         """Answers (T, N, ...) for x (T, N, ...), and the memory after it."""
         kernel = self.kernel() if self.compiled else None
         if kernel:
@@ -58,7 +59,7 @@ class EpisodeMemory:
             return answers[0], memory
         return np.concatenate(answers), memory
 
-    def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
+    def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> Walk:
         """One piece, with the axes (N, T, ...): x (N, T, D), valid and ended bool (N, T)."""
         raise NotImplementedError
 
@@ -72,13 +73,11 @@ class Episodic(Reward):
     def initial_memory(self, n: int) -> Memory:
         return self.memory.initial(n)
 
-    def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
+    def score(self, batch: Transitions, memory: Memory = None) -> Walk:
         raw, memory = self.scan(one_row(batch), memory)
         return raw[0], memory
 
-    def walk(
-        self, batch: Transitions, memory: Memory, function: Callable[[Obs], np.ndarray]
-    ) -> tuple[np.ndarray, Memory]:
+    def walk(self, batch: Transitions, memory: Memory, function: Callable[[Obs], np.ndarray]) -> Walk:
         """What `self.memory` answers for `function` of each `next_obs`, (T, N, ...), and the memory after it."""
         visits = Visits(batch)
         answers, memory = self.memory.walk(memory, visits.of(function), visits.valid, visits.ended)
@@ -101,7 +100,8 @@ class Visits:
         self.rows = np.arange(steps) + np.cumsum(has_first)  # (T,), where each next_obs stands
         first_step, first_env = np.nonzero(self.is_first)
         self.first_places = (self.rows[first_step] - 1, first_env)
-        shape = (steps + int(has_first.sum()), envs)
+        states = steps + int(has_first.sum())
+        shape = (states, envs)
         self.valid = np.zeros(shape, bool)
         self.valid[self.rows] = batch.valid
         self.valid[self.first_places] = True
@@ -145,7 +145,7 @@ class CountMemory(EpisodeMemory):
             "filled": np.zeros(n, np.int64),  # places written so far; beyond the capacity it wraps
         }
 
-    def walk(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
+    def walk(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> Walk:
         """Visits of keys x (T, N), uint64, this one included: int64 (T, N)."""
         may_forget = memory["filled"].max(initial=0) + len(x) > self.capacity
         if len(x) > MAX_SINGLE_STEPS and not may_forget:
@@ -172,9 +172,7 @@ class CountMemory(EpisodeMemory):
                     values[ended[t]] = 0
         return answers, after
 
-    def _count_by_sorting(
-        self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray
-    ) -> tuple[np.ndarray, Memory]:
+    def _count_by_sorting(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> Walk:
         """The walk where nothing is forgotten: visits sorted by environment, episode and cell, each cell's in time."""
         # Entries are the cells in memory, weighted by their visits, and then the rollout's visits with weight 1.
         remembered = np.nonzero(memory["visits"])
@@ -186,12 +184,14 @@ class CountMemory(EpisodeMemory):
         # A group is one episode of one environment; the memory is of episode 0.
         episode, last_episode = _number_episodes(ended.T)
         groups_per_env = len(x) + 1
-        group = envs * groups_per_env + np.concatenate([np.zeros_like(memory_env), episode[env, time]])
+        episodes = np.concatenate([np.zeros_like(memory_env), episode[env, time]])
+        group = envs * groups_per_env + episodes
 
         # Sort by group and cell; the sort is stable, so the visits of a cell stay in the order of time.
         order = np.lexsort((keys, group))
         is_new_cell = np.ones(len(order), bool)
-        is_new_cell[1:] = (np.diff(keys[order]) != 0) | (np.diff(group[order]) != 0)
+        is_new_cell[1:] = np.diff(keys[order]) != 0
+        is_new_cell[1:] |= np.diff(group[order]) != 0
         begin = np.flatnonzero(is_new_cell)
         # The number of a visit is the cumulative weight up to it, less that of all cells before its own.
         through = np.cumsum(weight[order])
@@ -205,10 +205,13 @@ class CountMemory(EpisodeMemory):
         # The new memory holds the cells of each last episode, in the order of their first visit; those that were in
         # memory come first, and are all there.
         first = order[begin]
-        visits = np.add.reduceat(weight[order], begin) if len(begin) else weight
+        visits = weight
+        if len(begin):
+            visits = np.add.reduceat(weight[order], begin)
         last_group = envs[first] * groups_per_env + last_episode[envs[first]]
         current = np.flatnonzero(group[first] == last_group)
-        current = current[np.lexsort((first[current], envs[first[current]]))]
+        by_env_and_first_visit = np.lexsort((first[current], envs[first[current]]))
+        current = current[by_env_and_first_visit]
         entry = first[current]
         row = envs[entry]
         place = np.arange(len(row)) - np.searchsorted(row, row)
@@ -240,7 +243,7 @@ class EllipticalMemory(EpisodeMemory):
     def initial(self, n: int) -> dict[str, np.ndarray]:
         return {"inverse": np.tile(np.eye(self.features) / self.ridge, (n, 1, 1))}
 
-    def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
+    def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> Walk:
         """Answers float64 (N, T), at least 0."""
         inverse = memory["inverse"]
         episode, last_episode = _number_episodes(ended)
@@ -260,7 +263,8 @@ class EllipticalMemory(EpisodeMemory):
         answers = np.maximum(lower[:, diagonal, diagonal] ** 2 - 1, 0)
         # Woodbury: M - root' root is the inverse after the rows of the episode that continues.
         spread[episode != last_episode[:, None]] = 0
-        root = solve_triangular(torch.from_numpy(lower), torch.from_numpy(spread), upper=False).numpy()
+        root = solve_triangular(torch.from_numpy(lower), torch.from_numpy(spread), upper=False)
+        root = root.numpy()
         inverse = inverse.copy()
         inverse[last_episode > 0] = np.eye(self.features) / self.ridge
         inverse -= root.swapaxes(1, 2) @ root
@@ -291,11 +295,13 @@ class NeighbourMemory(EpisodeMemory):
         y = y.astype(np.float64)
         squares = x @ y.swapaxes(1, 2)
         squares *= -2
-        squares += np.square(x).sum(axis=2)[:, :, None]
-        squares += np.square(y).sum(axis=2)[:, None, :]
+        x_norms = np.square(x).sum(axis=2)
+        y_norms = np.square(y).sum(axis=2)
+        squares += x_norms[:, :, None]
+        squares += y_norms[:, None, :]
         return np.maximum(squares, 0, out=squares)
 
-    def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, Memory]:
+    def piece(self, memory: Memory, x: np.ndarray, valid: np.ndarray, ended: np.ndarray) -> Walk:
         """Answers float64 (N, T, k), ascending, infinite where the episode held fewer."""
         ring = memory["ring"]
         filled = memory["filled"]
@@ -304,7 +310,8 @@ class NeighbourMemory(EpisodeMemory):
         before = np.cumsum(valid, axis=1) - valid
         begins = np.zeros_like(ended)
         begins[:, 1:] = ended[:, :-1]
-        number = before - np.maximum.accumulate(np.where(begins, before, 0), axis=1)
+        before_episode = np.maximum.accumulate(np.where(begins, before, 0), axis=1)
+        number = before - before_episode
         number += np.where(episode == 0, filled[:, None], 0)
         oldest = np.maximum(number - self.capacity, 0)[:, :, None]
         # The number of the write that each place of the ring holds; negative for an empty one.
@@ -316,13 +323,17 @@ class NeighbourMemory(EpisodeMemory):
         same_episode = episode[:, :, None] == episode[:, None, :]
         in_piece = same_episode & valid[:, None, :] & (number[:, None, :] >= oldest)
         in_piece &= np.tri(x.shape[1], k=-1, dtype=bool)
-        squares = np.concatenate([self.distances(x, ring[:, : len(place)]), self.distances(x, x)], axis=2)
-        squares[~np.concatenate([in_ring, in_piece], axis=2)] = np.inf
+        squares_in_ring = self.distances(x, ring[:, : len(place)])
+        squares_in_piece = self.distances(x, x)
+        squares_in_ring[~in_ring] = np.inf
+        squares_in_piece[~in_piece] = np.inf
+        squares = np.concatenate([squares_in_ring, squares_in_piece], axis=2)
         # The new ring is that of the last episode, without the writes that are overwritten within this piece.
         ring = ring.copy()
         ring[last_episode > 0] = 0
         is_current = valid & (episode == last_episode[:, None])
-        filled = np.where(last_episode == 0, filled, 0) + is_current.sum(axis=1)
+        filled = np.where(last_episode == 0, filled, 0)
+        filled = filled + is_current.sum(axis=1)
         envs, times = np.nonzero(is_current & (number >= filled[:, None] - self.capacity))
         ring[envs, number[envs, times] % self.capacity] = x[envs, times]
         return self.nearest(squares), {"ring": ring, "filled": filled}

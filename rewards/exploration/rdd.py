@@ -80,14 +80,17 @@ class RDD(RND):
         shape = (n, self.config.features)
         match self.kind:
             case "gaussian":
-                noise = self.rng.standard_normal(shape, dtype=np.float32) * np.float32(self.config.sigma)
+                noise = self.rng.standard_normal(shape, dtype=np.float32)
+                noise *= np.float32(self.config.sigma)
                 return self.in_pieces(self.target, x) + torch.from_numpy(noise).to(self.device)
             case "ensemble":
-                member = torch.from_numpy(self.rng.integers(len(self.targets), size=n)).to(self.device)
+                draws = self.rng.integers(len(self.targets), size=n)
+                member = torch.from_numpy(draws).to(self.device)
                 outputs = torch.stack([self.in_pieces(net, x) for net in self.targets])  # (K, N, D)
                 return outputs[member, torch.arange(n, device=self.device)]
-        signs = self.rng.integers(0, 2, shape).astype(np.float32) * 2 - 1
-        return torch.from_numpy(signs).to(self.device)
+        # A coin for each feature: +1 or -1.
+        coins = self.rng.integers(0, 2, shape).astype(np.float32)
+        return torch.from_numpy(coins * 2 - 1).to(self.device)
 
     def bonus(self, x: Tensor) -> Tensor:
         """Whitened rows (N, size) -> bonus (N,)."""

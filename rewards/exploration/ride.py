@@ -58,9 +58,11 @@ class RIDE(Episodic, InverseDynamics):
         x, action, after = columns
         one, two = self.encode(x, after)
         ahead = self.forward(torch.cat([one, action], dim=1))
+        inverse_loss = self.inverse_loss(one, two, action)
+        forward_loss = (ahead - two).square().mean()
         return {
-            "inverse_loss": self.config.inverse_weight * self.inverse_loss(one, two, action),
-            "forward_loss": self.config.forward_weight * (ahead - two).square().mean(),
+            "inverse_loss": self.config.inverse_weight * inverse_loss,
+            "forward_loss": self.config.forward_weight * forward_loss,
         }
 
     def tape(self, tape: Tape, x: Units, action: Units, after: Units) -> None:
