@@ -32,9 +32,11 @@ from rewards.mix.shaping import PAIRED, RELATIVE, References, clip, delta, poten
 from rewards.sharing import shared
 from rewards.task import Task
 
-LAST = "last score"  # in the memory of a stream
-PATIENCE = 3  # updates in a row whose loss is not finite
-EVERY = 10  # finite updates between two copies of the weights
+OBS_MODALITIES = tuple(f"obs_{name}" for name in MODALITIES)
+LAST_SCORE = "last score"  # key in the memory of a stream
+MAX_BAD_UPDATES = 3  # in a row, whose loss is not finite
+COPY_INTERVAL = 10  # finite updates between two copies of the weights
+MIN_CORRELATED_NORM = 1e-12  # a transition; below it one side is constant, and has no correlation
 
 
 class Mix:
@@ -92,40 +94,47 @@ class Mix:
         return {name: use for name, use in used.items() if use is not None}
 
     def preflight(self) -> list[str]:
-        found = {name: stream.reward.preflight() for name, stream in self.streams.items()}
-        return [f"{name}: {sentence}" for name, sentence in found.items() if sentence]
+        sentences = []
+        for name, stream in self.streams.items():
+            sentence = stream.reward.preflight()
+            if sentence:
+                sentences.append(f"{name}: {sentence}")
+        return sentences
 
     def only_sums(self, who: str) -> None:
         """Refuse, for what adds up rewards, streams whose `credit` is no sum or whose weight is learned: ValueError."""
         for name, stream in self.streams.items():
             why = f"needs whole rollouts and a value for every stream, which {who} has not; take agent=ppo with"
             if stream.learned:
-                other = "agent.blend=aligned and streams=separate, or give a number"
-                raise ValueError(f"reward.{name}.weight=learned {why} {other}")
+                fix = "agent.blend=aligned and streams=separate, or give a number"
+                raise ValueError(f"reward.{name}.weight=learned {why} {fix}")
             if stream.credit != "sum":
                 raise ValueError(f"reward.{name}.credit={stream.credit} {why} streams=separate, or credit=sum")
 
     def initial_memory(self, n: int) -> Memory:
-        return {name: s.initial_memory(n) for name, s in self.streams.items() if s.has_memory}
+        return {name: stream.initial_memory(n) for name, stream in self.streams.items() if stream.has_memory}
 
     def embed(self, batch: Transitions) -> Transitions:
         """Replace frames by the embeddings that stand for them; a batch without frames is returned as it is."""
         if batch.frame is None:
             return batch
         extras = dict(batch.extras)
-        seeing = [stream for stream in self.streams.values() if "frame" in stream.requires]
-        for stream in seeing:
+        frames_stay = False
+        for stream in self.streams.values():
+            if "frame" not in stream.requires:
+                continue
             key = stream.reward.embedding
             if key is None:
+                frames_stay = True
                 continue
+            frames_stay |= stream.reward.keeps_frames
             if key not in extras:
-                embedded = stream.reward.embed(batch.flatten())
-                extras[key] = embedded.reshape(*batch.shape, *embedded.shape[1:])
+                embedding = stream.reward.embed(batch.flatten())
+                extras[key] = embedding.reshape(*batch.shape, *embedding.shape[1:])
             if "obs_frame" in stream.requires and f"obs_{key}" not in extras:
-                before, embed = batch.replace(frame=batch.obs_frame), stream.reward.embed
-                extras[f"obs_{key}"] = values_at_obs(batch, extras[key], lambda rows: embed(before[rows]))  # noqa: B023
+                extras[f"obs_{key}"] = _embed_obs(stream.reward, batch, extras[key])
         batch = batch.replace(extras=extras)
-        if any(stream.reward.embedding is None or stream.reward.keeps_frames for stream in seeing):
+        if frames_stay:
             return batch
         return batch.replace(frame=None, obs_frame=None)
 
@@ -136,14 +145,15 @@ class Mix:
         episodes reset. `memory` is from `initial_memory` or the previous call.
         """
         self._check_readable(batch)
-        memory = self.initial_memory(batch.shape[-1]) if memory is None else memory
+        if memory is None:
+            memory = self.initial_memory(batch.shape[-1])
         raw: dict[str, np.ndarray] = {}
         after: dict[str, Any] = {}
         with self._sharing():
             for name, stream in self.streams.items():
-                raw[name], kept = stream.score(batch, memory.get(name))
+                raw[name], stream_memory = stream.score(batch, memory.get(name))
                 if stream.has_memory:
-                    after[name] = kept
+                    after[name] = stream_memory
         return raw, after
 
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, np.ndarray], Memory]:
@@ -156,7 +166,7 @@ class Mix:
         batch = self.embed(batch)
         self._check_readable(batch)
         columns = dict(batch.extras)
-        for name in (*MODALITIES, *(f"obs_{name}" for name in MODALITIES)):
+        for name in (*MODALITIES, *OBS_MODALITIES):
             if name in self.requires and getattr(batch, name) is not None:
                 columns[name] = getattr(batch, name)
         memory = dict(memory)
@@ -172,14 +182,17 @@ class Mix:
 
     def relabel(self, batch: Transitions) -> dict[str, np.ndarray]:
         """Raw scores by stream, as the rewards stand now, of transitions with the columns of `keep`; pure."""
-        flat = batch.flatten()  # rows need not follow one another
+        # Rows out of a replay need not follow one another, so they are scored one by one.
+        flat = batch.flatten()
+        raw: dict[str, np.ndarray] = {}
         with self._sharing():
-            return {
-                name: stream.score(flat, None, again=True)[0].reshape(batch.shape)
-                if stream.relabelable
-                else batch.extras[f"score/{name}"]
-                for name, stream in self.streams.items()
-            }
+            for name, stream in self.streams.items():
+                if stream.relabelable:
+                    score, _ = stream.score(flat, None, again=True)
+                    raw[name] = score.reshape(batch.shape)
+                else:
+                    raw[name] = batch.extras[f"score/{name}"]
+        return raw
 
     def scaled(self, raw: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Each stream's scaled reward, not yet weighted: what an agent with a value for every stream learns from."""
@@ -239,8 +252,8 @@ class Mix:
 
     def _sharing(self) -> AbstractContextManager[None]:
         """What streams read of a batch, prepared once; a single one has nothing to share."""
-        own = [stream for stream in self.streams.values() if not isinstance(stream.reward, Task)]
-        return shared() if len(own) > 1 else nullcontext()
+        learned = [stream for stream in self.streams.values() if not isinstance(stream.reward, Task)]
+        return shared() if len(learned) > 1 else nullcontext()
 
     def _watch(self, batch: Transitions, raw: dict[str, np.ndarray]) -> None:
         if self.watched is not None:
@@ -279,6 +292,12 @@ def refuse_missing(sources: Mapping[str, Any], present: Collection[str], frame_s
             )
 
 
+def _embed_obs(reward: Reward, batch: Transitions, embedding: np.ndarray) -> np.ndarray:
+    """Embeddings of `obs_frame`, given those of `frame`, which along a rollout are the next row's."""
+    at_obs = batch.replace(frame=batch.obs_frame)
+    return values_at_obs(batch, embedding, lambda rows: reward.embed(at_obs[rows]))
+
+
 class MixMetrics(Stateful):
     """Means, shares of the total, correlation with the task, learned return of the last 100 episodes."""
 
@@ -294,34 +313,37 @@ class MixMetrics(Stateful):
         metrics: dict[str, float] = {}
         if not valid.any():
             return metrics
-        pick = np.ravel if valid.all() else functools.partial(np.compress, valid.ravel())
-        sizes = {name: float(np.abs(pick(part)).mean()) for name, part in parts.items()}
-        everything = sum(sizes.values())
-        task = pick(batch.reward).astype(np.float64)
+        # Both make a vector of the rows that are transitions.
+        select_valid = np.ravel if valid.all() else functools.partial(np.compress, valid.ravel())
+        sizes = {name: float(np.abs(select_valid(part)).mean()) for name, part in parts.items()}
+        total_size = sum(sizes.values())
+        task = select_valid(batch.reward).astype(np.float64)
         task -= task.mean()
         for name, value in raw.items():
-            rows = pick(value).astype(np.float64)
-            mean = rows.mean()
+            scores = select_valid(value).astype(np.float64)
+            mean = scores.mean()
             metrics[f"reward/{name}"] = float(mean)
-            metrics[f"reward/{name}_share"] = sizes[name] / everything if everything > 0 else 0.0
-            rows -= mean
-            norm = math.sqrt(rows.dot(rows) * task.dot(task))
-            if name != "task" and norm > 1e-12 * len(rows):
-                metrics[f"reward/{name}_corr"] = float(rows.dot(task)) / norm
+            metrics[f"reward/{name}_share"] = sizes[name] / total_size if total_size > 0 else 0.0
+            scores -= mean
+            norm = math.sqrt(scores.dot(scores) * task.dot(task))
+            if name != "task" and norm > MIN_CORRELATED_NORM * len(scores):
+                metrics[f"reward/{name}_corr"] = float(scores.dot(task)) / norm
         total = functools.reduce(np.add, parts.values())
-        metrics["reward/total"] = float(pick(total).mean())
-        self._episodes(np.where(valid, total, 0.0), batch.ended, valid)
+        metrics["reward/total"] = float(select_valid(total).mean())
+        self._add_returns(np.where(valid, total, 0.0), batch.ended, valid)
         if self.returns:
             metrics["rollout/ep_learned_mean"] = float(np.mean(self.returns))
         return metrics
 
-    def _episodes(self, total: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
+    def _add_returns(self, total: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
+        """Sum rewards (T, N), 0 in rows that are no transitions, up to the ends of episodes."""
         if len(self.running) != total.shape[1]:
             self.running = np.zeros(total.shape[1])
         start = 0
-        for t in map(int, np.flatnonzero(ended.any(axis=1))):
+        for t in np.flatnonzero(ended.any(axis=1)).tolist():
             self.running = self.running + total[start : t + 1].sum(axis=0)
-            self.returns.extend(self.running[ended[t] & valid[t]].tolist())  # a lost episode does not count
+            # An episode that was lost with its worker does not count.
+            self.returns.extend(self.running[ended[t] & valid[t]].tolist())
             self.running = np.where(ended[t], 0.0, self.running)
             start = t + 1
         self.running = self.running + total[start:].sum(axis=0)
@@ -338,7 +360,8 @@ class Stream(Stateful):
         self.reward = reward
         self.gamma = gamma if config.gamma is None else config.gamma
         reward.use_discount(self.gamma)
-        config.check("scale", "shape", "gamma")  # a Config may have changed since it was made
+        # A Config may have changed since it was made.
+        config.check("scale", "shape", "gamma")
         if not (0 < self.gamma <= 1):
             raise ValueError(f"reward.{name}.gamma={self.gamma} is out of range; give a number in (0, 1]")
         try:
@@ -347,28 +370,35 @@ class Stream(Stateful):
             raise ValueError(f"reward.{name}.{error}") from None
         self.has_scale = config.scale != "none"
         self.learned = config.weight == LEARNED  # by the agent, which moves `weight.start`
-        self.warmup, self.freeze = config.warmup, config.freeze
+        self.warmup = config.warmup
+        self.freeze = config.freeze
+        # A scale that moves on would undo what the weight learns.
         if self.learned and not self.freeze:
-            self.freeze = max(self.warmup, 1)  # a scale that moves on would undo what the weight learns
-        self.shape, self.clip_at, self.slope = config.shape, config.clip_at, config.slope
+            self.freeze = max(self.warmup, 1)
+        self.shape = config.shape
+        self.clip_at = config.clip_at
+        self.slope = config.slope
+        self.credit = config.credit
         self.compares = config.shape in PAIRED  # needs the score of obs as well
         self.has_memory = reward.initial_memory(1) is not None
-        lasting = reward.role == "bonus" and not self.has_memory and config.credit != "min"
-        self.episodic = not lasting if config.episodic is None else config.episodic
-        self.scale = make_scale(config.scale, self.gamma, self.episodic)
-        self._fits = isinstance(reward, Task)  # whether observations were compared with the reward's space
         self.relabelable = reward.relabelable and (not self.has_memory or bool(reward.recalls))
-        self.on_nan = OnNan()
+        self.episodic = config.episodic
+        if self.episodic is None:
+            crosses_resets = reward.role == "bonus" and not self.has_memory and config.credit != "min"
+            self.episodic = not crosses_resets
+        self.scale = make_scale(config.scale, self.gamma, self.episodic)
         self.updates = GuardedUpdates(reward)
-        self.credit = config.credit
+        self.on_nan = OnNan()
+        self._fits = isinstance(reward, Task)  # whether observations were compared with the reward's space
         if self.credit == "min" and not self.episodic:
             raise ValueError(f"reward.{name}.credit=min is the least reward of an episode; leave episodic=true")
         self.references: References | None = None
         if config.shape in RELATIVE:
-            own = getattr(reward.observation_space, "shape", None)
-            self.references = References(config.references, config.warmup, config.references_from, own)
+            shape = reward.observation_space.shape
+            self.references = References(config.references, config.warmup, config.references_from, shape)
+        # Some rewards with a memory know the score at `obs` themselves. For others the score of the step before is kept
+        # beside the reward's own memory.
         self.around = self.compares and self.has_memory and type(reward).around is not Reward.around
-        # of the step before, beside the reward's own memory
         self.keeps_score = self.compares and self.has_memory and not self.around
         if (self.references is not None and self.has_memory) or (self.keeps_score and reward.starts_at is None):
             raise ValueError(
@@ -377,20 +407,27 @@ class Stream(Stateful):
             )
 
     def _places(self) -> Mapping[str, str]:
-        more = {"references": "references"} if self.references else {}
-        return {**super()._places(), **more, **({"weight": "weight.start"} if self.learned else {})}
+        places = dict(super()._places())
+        if self.references:
+            places["references"] = "references"
+        if self.learned:
+            places["weight"] = "weight.start"
+        return places
 
     @property
     def requires(self) -> frozenset[str]:
-        need = set(self.reward.requires)
+        fields = set(self.reward.requires)
         if self.compares and not self.has_memory:
-            need |= {f"obs_{field}" for field in need & set(MODALITIES)} | {"obs"}
-        return frozenset(need)
+            fields |= {f"obs_{field}" for field in fields & set(MODALITIES)}
+            fields.add("obs")
+        return frozenset(fields)
 
     def initial_memory(self, n: int) -> Memory:
         """The reward's memory for `n` fresh episodes; with their first score, where the next is compared with it."""
         memory = self.reward.initial_memory(n)
-        return {**memory, LAST: np.full(n, self.reward.starts_at, np.float32)} if self.keeps_score else memory
+        if self.keeps_score:
+            return {**memory, LAST_SCORE: np.full(n, self.reward.starts_at, np.float32)}
+        return memory
 
     def notes(self) -> list[str]:
         """Sentences of the reward, and of what its stream makes of it."""
@@ -405,24 +442,18 @@ class Stream(Stateful):
         return notes
 
     def score(self, batch: Transitions, memory: Memory, again: bool = False) -> tuple[np.ndarray, Memory]:
-        """Shaped scores, float32, of the batch's shape; 0 in rows not valid or not ready; `again`: out of a replay."""
+        """Shaped scores, float32, of the batch's shape, 0 in rows not valid or not ready; and the memory after it.
+
+        `again` says, for the sentence of an error, that the batch comes out of a replay.
+        """
         if not self._fits:
             self._check_fits(batch)
-        if self.has_memory and len(batch.shape) == 1:  # one step of a rollout
+        # A flat batch is one step of a rollout for a reward with a memory.
+        if self.has_memory and len(batch.shape) == 1:
             raw, memory = self.score(batch.map(lambda x: x[None]), memory, again)
             return raw[0], memory
-        if self.around:
-            kept = batch.extras.get(self.reward.recalls)
-            if kept is None:
-                kept, memory = self.reward.recall(batch, memory)
-            before, raw = self.reward.around(kept)
-        elif self.has_memory:
-            given = memory
-            raw, memory = self.reward.scan(batch, memory)
-        elif isinstance(self.reward, Task):
-            raw = np.array(batch.reward, np.float32)
-        else:
-            raw = values_of(self.reward.score(batch.flatten())).reshape(batch.shape)
+        # `before` is the score at `obs`, where the reward itself knows it.
+        before, raw, after = self._ask_reward(batch, memory)
         raw = self.on_nan(raw)
         if not is_finite(raw):
             self._refuse(raw, batch, again)
@@ -434,122 +465,161 @@ class Stream(Stateful):
             raw = self.references(raw, self.slope)
         if self.compares:
             if self.keeps_score:
-                before, last = self._last_scores(batch, raw, given[LAST])
-                memory = {**memory, LAST: last}
-            elif not self.around:
-                before = values_at_obs(batch, raw, lambda rows: self._at_obs(batch[rows]))
+                before, last = self._last_scores(batch, raw, memory[LAST_SCORE])
+                after = {**after, LAST_SCORE: last}
+            elif before is None:
+                before = values_at_obs(batch, raw, lambda rows: self._score_obs(batch[rows]))
             if self.shape == "delta":
                 raw = delta(before, raw)
             else:
                 raw = potential(before, raw, batch.terminated, self.gamma)
         if not batch.valid.all():
             raw = np.where(batch.valid, raw, np.float32(0))
-        return raw, memory
+        return raw, after
 
-    def _at_obs(self, rows: Transitions) -> np.ndarray:
+    def _ask_reward(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray | None, np.ndarray, Memory]:
+        """The reward's scores at `obs`, where it has a memory and knows them, and at `next_obs`; and the memory."""
+        if self.around:
+            column = batch.extras.get(self.reward.recalls)
+            if column is None:
+                column, memory = self.reward.recall(batch, memory)
+            return *self.reward.around(column), memory
+        if self.has_memory:
+            return None, *self.reward.scan(batch, memory)
+        if isinstance(self.reward, Task):
+            return None, np.array(batch.reward, np.float32), memory
+        raw = values_of(self.reward.score(batch.flatten()))
+        return None, raw.reshape(batch.shape), memory
+
+    def _score_obs(self, rows: Transitions) -> np.ndarray:
         """Scores (M,) of the observations that flat rows started from."""
         scores = values_of(self.reward.score(rows.at_obs()))
-        return scores if self.references is None else self.references(scores, self.slope)
+        if self.references is None:
+            return scores
+        return self.references(scores, self.slope)
 
     def _check_fits(self, batch: Transitions) -> None:
         """Refuse observations that are not the space's, once: the reward may have been made for a whole vector."""
-        own = getattr(self.reward.observation_space, "shape", None)
+        expected = self.reward.observation_space.shape
         given = np.shape(batch.obs)[len(batch.shape) :]
-        reads = bool({"obs", "next_obs"} & self.requires)  # a guide sees longer observations, and reads none
-        if reads and isinstance(batch.obs, np.ndarray) and own not in (None, given):
+        # The observations that a guide is given are longer than its space, but it does not read them.
+        reads = bool({"obs", "next_obs"} & self.requires)
+        if reads and isinstance(batch.obs, np.ndarray) and expected not in (None, given):
             raise ValueError(
-                f"the reward {self.name!r} was made for observations of shape {own} and is given {given}; make it with "
-                "the spaces of one environment: single_observation_space and single_action_space of a vector"
+                f"the reward {self.name!r} was made for observations of shape {expected} and is given {given}; make it "
+                "with the spaces of one environment: single_observation_space and single_action_space of a vector"
             )
         self._fits = True
 
     def _refuse(self, raw: np.ndarray, batch: Transitions, again: bool) -> None:
-        where = tuple(np.argwhere(~np.isfinite(raw))[0])
-        whose = "a transition out of the replay" if again else f"environment {where[-1]}"
-        names = ("obs", "action", "reward", "next_obs")
-        kept = {name: map_obs(lambda x: np.asarray(x)[where], getattr(batch, name)) for name in names}
+        """Raise `NotFinite` for the first score that is NaN or infinite, with its transition."""
+        place = tuple(np.argwhere(~np.isfinite(raw))[0])
+        origin = "a transition out of the replay" if again else f"environment {place[-1]}"
+        transition = {}
+        for name in ("obs", "action", "reward", "next_obs"):
+            transition[name] = map_obs(lambda x: np.asarray(x)[place], getattr(batch, name))
         raise NotFinite(
-            f"the reward {self.name!r} gave {raw[where]} for {whose} at step {batch.step[where]} of its episode; "
+            f"the reward {self.name!r} gave {raw[place]} for {origin} at step {batch.step[place]} of its episode; "
             "nothing has been learnt from it",
-            kept,
+            transition,
         )
 
     def _last_scores(self, batch: Transitions, score: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Scores of a reward with a memory one step before, `starts_at` where an episode begins; and the last (N,)."""
         before = np.empty_like(score)
+        first_score = np.float32(self.reward.starts_at or 0)
         for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
             before[t] = last
-            last = np.where(ended, np.float32(self.reward.starts_at or 0), np.where(valid, score[t], last))
+            last = np.where(valid, score[t], last)
+            last = np.where(ended, first_score, last)
         return before, last
 
     def scaled(self, raw: np.ndarray) -> np.ndarray:
         """raw / scale; zero while a scaled stream warms up."""
         if not self.has_scale:
             return raw
-        return np.zeros_like(raw) if self.scale.count < self.warmup else raw / np.float32(self.scale.value)
+        if self.scale.count < self.warmup:
+            return np.zeros_like(raw)
+        return raw / np.float32(self.scale.value)
 
     def update(self, batch: Transitions, raw: np.ndarray) -> dict[str, float]:
         if self.references is not None and not len(self.references.scores):
             rows = self.references.recorded or batch.flatten()[batch.valid.ravel()]
             self.references.take(values_of(self.reward.score(rows)))
-        if self.has_scale and not (self.freeze and self.scale.count >= self.freeze):
+        is_frozen = self.freeze and self.scale.count >= self.freeze
+        if self.has_scale and not is_frozen:
             self.scale.update(raw, batch.ended, batch.valid)
         return self.updates.update(batch)
 
     def __str__(self) -> str:
-        text = self.name if str(self.weight.spec) in ("1", "1.0") else f"{self.weight.spec} * {self.name}"
-        details = [] if self.shape == "none" else [self.shape]
-        details += [f"/ {self.reward.config.scale}"] if self.has_scale else []
-        details += [] if self.episodic else ["non-episodic"]
-        return text + (f" ({', '.join(details)})" if details else "")
+        text = self.name
+        if str(self.weight.spec) not in ("1", "1.0"):
+            text = f"{self.weight.spec} * {self.name}"
+        details = []
+        if self.shape != "none":
+            details.append(self.shape)
+        if self.has_scale:
+            details.append(f"/ {self.reward.config.scale}")
+        if not self.episodic:
+            details.append("non-episodic")
+        if details:
+            text += f" ({', '.join(details)})"
+        return text
 
 
 class GuardedUpdates(Stateful):
     """`Reward.update`, with recovery from losses that are NaN or infinite.
 
-    `Learned.descend` takes no step on such a loss. If it happens `PATIENCE` times in a row the model itself is
+    `Learned.descend` takes no step on such a loss. If it happens `MAX_BAD_UPDATES` times in a row the model itself is
     suspected, and the last weights that gave finite losses are restored; weights that are not finite at once. Training
     continues; `<name>/skipped` and `<name>/restored` count.
     """
 
-    saved = ("skipped", "restored", "_row")
+    saved = {"skipped": "skipped", "restored": "restored", "_row": "_skipped_in_a_row"}
 
     def __init__(self, reward: Reward) -> None:
         self.reward = reward
-        self.skipped = self.restored = 0
-        self._row = self._finite_updates = 0  # updates: skipped one after the other, and learnt from
-        self._good: list[Any] | None = None  # a resumed run takes its first copy at its first finite update
+        self.skipped = 0
+        self.restored = 0
+        self._skipped_in_a_row = 0
+        self._finite_updates = 0
+        # Weights and state of each optimiser; a resumed run takes its first copy at its first finite update.
+        self._good_copy: list[tuple[list[torch.Tensor], dict[str, Any]]] | None = None
 
     def update(self, batch: Transitions) -> dict[str, float]:
         kinds = (Flat, torch.optim.Optimizer)
         optimizers = [value for value in vars(self.reward).values() if isinstance(value, kinds)]
-        if optimizers and self._good is None and _finite(optimizers):
-            self._keep(optimizers)
+        if optimizers and self._good_copy is None and _all_finite(optimizers):
+            self._copy_weights(optimizers)
         metrics = self.reward.update(batch)
         if not optimizers or not metrics:
             return metrics
-        spoilt = not _finite(optimizers)
-        if spoilt or not all(math.isfinite(value) for key, value in metrics.items() if "loss" in key):
+        weights_spoilt = not _all_finite(optimizers)
+        losses_finite = all(math.isfinite(value) for key, value in metrics.items() if "loss" in key)
+        if weights_spoilt or not losses_finite:
             self.skipped += 1
-            self._row += 1
-            if spoilt or self._row >= PATIENCE:
-                self._restore(optimizers)
+            self._skipped_in_a_row += 1
+            if weights_spoilt or self._skipped_in_a_row >= MAX_BAD_UPDATES:
+                self._restore_weights(optimizers)
         else:
-            self._row = 0
+            self._skipped_in_a_row = 0
             self._finite_updates += 1
-            if self._finite_updates % EVERY == 0:
-                self._keep(optimizers)
+            if self._finite_updates % COPY_INTERVAL == 0:
+                self._copy_weights(optimizers)
         if not self.skipped:
             return metrics
         return {**metrics, "skipped": float(self.skipped), "restored": float(self.restored)}
 
-    def _keep(self, optimizers: list[Any]) -> None:
-        self._good = [copy.deepcopy(([p.detach() for p in _weights(o)], o.state_dict())) for o in optimizers]
+    def _copy_weights(self, optimizers: list[Any]) -> None:
+        self._good_copy = []
+        for optimizer in optimizers:
+            weights = [parameter.detach().clone() for parameter in _weights(optimizer)]
+            self._good_copy.append((weights, copy.deepcopy(optimizer.state_dict())))
 
-    def _restore(self, optimizers: list[Any]) -> None:
+    def _restore_weights(self, optimizers: list[Any]) -> None:
         self.restored += 1
-        self._row = 0
-        for optimizer, (weights, state) in zip(optimizers, self._good or ()):
+        self._skipped_in_a_row = 0
+        for optimizer, (weights, state) in zip(optimizers, self._good_copy or ()):
             with torch.no_grad():
                 for parameter, good in zip(_weights(optimizer), weights):
                     parameter.copy_(good)
@@ -562,5 +632,6 @@ def _weights(optimizer: Flat | torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _finite(optimizers: list[Any]) -> bool:
-    return all(is_finite(parameter.detach()) for optimizer in optimizers for parameter in _weights(optimizer))
+def _all_finite(optimizers: list[Any]) -> bool:
+    parameters = [parameter for optimizer in optimizers for parameter in _weights(optimizer)]
+    return all(is_finite(parameter.detach()) for parameter in parameters)

@@ -36,7 +36,8 @@ def potential(phi: np.ndarray, next_phi: np.ndarray, terminated: np.ndarray, gam
         >>> potential(np.array([1.0, 2.0]), np.array([2.0, 3.0]), np.array([False, True]), gamma=0.5).tolist()
         [0.0, -2.0]
     """
-    return (gamma * np.where(terminated, 0.0, next_phi) - phi).astype(np.float32)
+    after = np.where(terminated, 0.0, next_phi)
+    return (gamma * after - phi).astype(np.float32)
 
 
 def delta(phi: np.ndarray, next_phi: np.ndarray) -> np.ndarray:
@@ -66,7 +67,8 @@ def par(score: np.ndarray, references: np.ndarray, slope: float) -> np.ndarray:
         >>> round(float(par(np.array([1.5]), np.array([0.5, 1.0, 2.0]), slope=1.0)[0]), 5)
         0.57702
     """
-    return sigmoid(score[..., None], references, slope).mean(axis=-1, dtype=np.float32) + np.float32(0.5)
+    preference = sigmoid(score[..., None], references, slope)
+    return preference.mean(axis=-1, dtype=np.float32) + np.float32(0.5)
 
 
 class References(Stateful):
@@ -80,22 +82,33 @@ class References(Stateful):
     saved = ("scores", "gathered")
 
     def __init__(self, count: int, enough: int, path: str = "", shape: Any = None) -> None:
-        self.count, self.enough = count, max(enough, count)
+        self.count = count
+        self.enough = max(enough, count)
         self.scores = np.zeros(0, np.float32)  # (M,), once they are known
         self.gathered = np.zeros(0, np.float32)
-        self.recorded: Transitions | None = recording.load(Path(path))[0] if path else None
-        given = getattr(getattr(self.recorded, "next_obs", None), "shape", (None,))[1:]
-        if self.recorded is not None and shape is not None and given != shape:
-            raise ValueError(f"{path} has observations of shape {given}, these environments {shape}; record them again")
+        self.recorded: Transitions | None = None
+        if path:
+            self.recorded, _ = recording.load(Path(path))
+            # Observations that are dicts have no shape to compare.
+            recorded_shape = getattr(self.recorded.next_obs, "shape", (None,))[1:]
+            if shape is not None and recorded_shape != shape:
+                raise ValueError(
+                    f"{path} has observations of shape {recorded_shape}, these environments {shape}; record them again"
+                )
 
     def __call__(self, score: np.ndarray, slope: float) -> np.ndarray:
         """`par` of a score, float32; 0 while there are no references."""
-        return par(score, self.scores, slope) if len(self.scores) else np.zeros_like(score)
+        if len(self.scores) == 0:
+            return np.zeros_like(score)
+        return par(score, self.scores, slope)
 
     def take(self, scores: np.ndarray) -> None:
         """Take in scores (N,) of the latest transitions, or of all of the recording."""
         if len(scores) and (len(self.gathered) or scores.min() < scores.max()):
             self.gathered = np.concatenate([self.gathered, scores])
-        if len(self.gathered) >= (self.enough if self.recorded is None else 1):
-            self.scores = np.quantile(self.gathered, (np.arange(self.count) + 0.5) / self.count).astype(np.float32)
-            self.gathered, self.recorded = self.gathered[:0], None
+        enough = self.enough if self.recorded is None else 1
+        if len(self.gathered) >= enough:
+            quantiles = (np.arange(self.count) + 0.5) / self.count
+            self.scores = np.quantile(self.gathered, quantiles).astype(np.float32)
+            self.gathered = self.gathered[:0]
+            self.recorded = None
