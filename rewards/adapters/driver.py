@@ -23,21 +23,29 @@ class EpisodeTracker(Stateful):
     saved: ClassVar[tuple[str, ...]] = ("memory", "cursor")
 
     def __init__(self, sources: Mapping[str, Stream | Reward], n: int, frame_size: int | None = None) -> None:
-        self.sources, self.n, self.frame_size = sources, n, frame_size
+        self.sources = sources
+        self.n = n
+        self.frame_size = frame_size
         self.cursor = Cursor(n)
-        self.memory: dict[str, Memory] = self._fresh()
+        self.memory: dict[str, Memory] = self._initial_memories()
 
-    def _fresh(self) -> dict[str, Memory]:
-        memories = {name: source.initial_memory(self.n) for name, source in self.sources.items()}
-        return {name: memory for name, memory in memories.items() if memory is not None}
+    def _initial_memories(self) -> dict[str, Memory]:
+        memories = {}
+        for name, source in self.sources.items():
+            memory = source.initial_memory(self.n)
+            if memory is not None:
+                memories[name] = memory
+        return memories
 
     def begin(self, modalities: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> None:
         """Episodes begin, in all environments or those of `mask`; `modalities` come with their first observations."""
         self.require(modalities)
-        mask = np.ones(self.n, bool) if mask is None else np.asarray(mask, bool)
+        if mask is None:
+            mask = np.ones(self.n, bool)
+        mask = np.asarray(mask, bool)
         self.cursor.begin(modalities, mask)
-        fresh = self._fresh()
-        self.memory = {name: merge_memory(memory, fresh[name], mask) for name, memory in self.memory.items()}
+        initial = self._initial_memories()
+        self.memory = {name: merge_memory(memory, initial[name], mask) for name, memory in self.memory.items()}
 
     def require(self, modalities: Mapping[str, Any]) -> None:
         """Refuse missing frames, texts or signals (ValueError) at the first reset, not an hour later."""
@@ -64,7 +72,8 @@ class TrackedEnv(gym.Wrapper, RecordConstructorArgs):
         obs, reward, terminated, truncated, info = self.env.step(action)
         step = (self._obs, action, float(reward), obs, terminated, truncated, info)
         self._obs = obs
-        ends = self.observe(from_gym_step(self.tracker.cursor, *step), info)
+        batch = from_gym_step(self.tracker.cursor, *step)
+        ends = self.observe(batch, info)
         return self.shown(), reward, terminated or ends, truncated, info
 
     def shown(self) -> Any:
@@ -90,12 +99,20 @@ def legible(mix: Mix, observation_space: spaces.Space, action_space: spaces.Spac
 
     ValueError if some do not, and a reward reads them.
     """
-    fit = fits(observation_space), fits(action_space, nested=False)
-    for name, space, good in zip(("obs", "action"), (observation_space, action_space), fit):
-        readers = [stream for stream, source in mix.streams.items() if {name, f"next_{name}"} & source.requires]
-        if readers and not good:
-            raise ValueError(f"the reward {readers[0]!r} reads {name}, but {space} fits into no array; flatten it")
-    return fit
+    obs_fits = fits(observation_space)
+    action_fits = fits(action_space, nested=False)
+    if not obs_fits:
+        _refuse_readers(mix, "obs", observation_space)
+    if not action_fits:
+        _refuse_readers(mix, "action", action_space)
+    return obs_fits, action_fits
+
+
+def _refuse_readers(mix: Mix, field: str, space: spaces.Space) -> None:
+    """ValueError if a reward reads this field, whose space fits into no array."""
+    for name, stream in mix.streams.items():
+        if {field, f"next_{field}"} & stream.requires:
+            raise ValueError(f"the reward {name!r} reads {field}, but {space} fits into no array; flatten it")
 
 
 class Driver(EpisodeTracker):

@@ -19,12 +19,15 @@ from rewards.mix.mix import Mix
 
 def endings(mix: Mix) -> dict[str, Reward]:
     """The rewards of a mix that end episodes, by name."""
-    return {name: s.reward for name, s in mix.streams.items() if getattr(s.reward.config, "ends", False)}
+    # `ends` is an option of few rewards.
+    return {name: stream.reward for name, stream in mix.streams.items() if getattr(stream.reward.config, "ends", False)}
 
 
 def ending(env: gym.Env, mix: Mix) -> gym.Env:
     """The environment, whose episodes such rewards end; itself without one, or if they do already."""
-    return env if layers(env, Ending) or not endings(mix) else Ending(env, mix)
+    if layers(env, Ending) or not endings(mix):
+        return env
+    return Ending(env, mix)
 
 
 class Ending(TrackedEnv):
@@ -36,12 +39,16 @@ class Ending(TrackedEnv):
         super().__init__(env, mix, EpisodeTracker(endings(mix), 1, mix.frame_size))
 
     def observe(self, batch: Transitions, info: dict[str, Any]) -> bool:
-        ends, memory = False, self.tracker.memory
+        ends = False
+        memory = self.tracker.memory
+        reward: Any
         for name, reward in self.tracker.sources.items():
-            scored: Any = reward.score(batch, *([memory[name]] if name in memory else []))
+            # Only a reward with a memory takes and returns one.
             if name in memory:
-                scored, memory[name] = scored
-            ends |= bool(values_of(scored)[0] > 0)
+                score, memory[name] = reward.score(batch, memory[name])
+            else:
+                score = reward.score(batch)
+            ends |= bool(values_of(score)[0] > 0)
         # Where time runs out with the success the episode still terminates, but its account is written already.
         if ends and not batch.ended[0] and self.env.has_wrapper_attr("conclude"):
             self.env.get_wrapper_attr("conclude")(info, False)

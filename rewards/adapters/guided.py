@@ -41,20 +41,23 @@ from rewards.mix.mix import Mix
 
 def guides(mix: Mix) -> dict[str, Any]:
     """The rewards of a mix that guide the policy, by name; most mixes have none."""
-    return {name: s.reward for name, s in mix.streams.items() if getattr(s.reward, "guides", 0) > 0}
+    # `guides` is an attribute of few rewards.
+    return {name: stream.reward for name, stream in mix.streams.items() if getattr(stream.reward, "guides", 0) > 0}
 
 
 def guide_modalities(mix: Mix) -> dict[str, bool]:
     """Modalities that they read, as arguments of `envs.make.make`, such as {"signals": True}."""
-    read = frozenset().union(*(reward.requires for reward in guides(mix).values()))
-    return {name: True for name in ("text", "signals") if {name, f"obs_{name}"} & read}
+    fields = frozenset().union(*(reward.requires for reward in guides(mix).values()))
+    return {name: True for name in ("text", "signals") if {name, f"obs_{name}"} & fields}
 
 
 def guided(env: Any, mix: Mix) -> Any:
     """The environment, or vector of them, with guide vectors appended to its observations; itself without a guide."""
     if not guides(mix):
         return env
-    return Guided(env, mix) if isinstance(env, VectorEnv) else GuidedEnv(env, mix)
+    if isinstance(env, VectorEnv):
+        return Guided(env, mix)
+    return GuidedEnv(env, mix)
 
 
 def guided_space(space: spaces.Space, mix: Mix) -> spaces.Space:
@@ -63,16 +66,21 @@ def guided_space(space: spaces.Space, mix: Mix) -> spaces.Space:
     if not guiding:
         return space
     names = ", ".join(guiding)
-    if not (isinstance(space, spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)):
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
         raise ValueError(f"{names} guides beside flat float observations, not {space}; flatten them")
     for name, reward in guiding.items():
-        read = sorted({"obs", "next_obs", "frame", "obs_frame"} & reward.requires)
-        alone = reward.initial_memory(1) is None and len(guiding) == 1
-        if read and not alone:
-            raise ValueError(f"the reward {name!r} guides, so it may read texts and signals, but not {', '.join(read)}")
-    more = np.full(sum(reward.guides for reward in guiding.values()), np.inf, np.float32)
-    low, high = (np.asarray(bound, np.float32) for bound in (space.low, space.high))
-    return spaces.Box(np.concatenate([low, -more]), np.concatenate([high, more]), dtype=np.float32)
+        fields = sorted({"obs", "next_obs", "frame", "obs_frame"} & reward.requires)
+        # A single guide without a memory finds its own vector in the observations that it scores.
+        may_read = reward.initial_memory(1) is None and len(guiding) == 1
+        if fields and not may_read:
+            raise ValueError(
+                f"the reward {name!r} guides, so it may read texts and signals, but not {', '.join(fields)}"
+            )
+    size = sum(reward.guides for reward in guiding.values())
+    unbounded = np.full(size, np.inf, np.float32)
+    low = np.concatenate([np.asarray(space.low, np.float32), -unbounded])
+    high = np.concatenate([np.asarray(space.high, np.float32), unbounded])
+    return spaces.Box(low, high, dtype=np.float32)
 
 
 def make_mix(given: Any, observation_space: spaces.Space, action_space: spaces.Space, **options: Any) -> Mix:
@@ -91,11 +99,14 @@ class _GuideTracker(EpisodeTracker):
 
     def __init__(self, mix: Mix, n: int) -> None:
         super().__init__(guides(mix), n, mix.frame_size)
-        self.episode = np.arange(n) - 1  # number of the running episode, the environment's own at first
+        # Number of the running episode in each environment; the first `begin` makes it the environment's own.
+        self.episode = np.arange(n) - 1
 
     def begin(self, modalities: Mapping[str, Any], mask: np.ndarray | None = None) -> None:
         super().begin(modalities, mask)
-        mask = np.ones(self.n, bool) if mask is None else np.asarray(mask, bool)
+        if mask is None:
+            mask = np.ones(self.n, bool)
+        mask = np.asarray(mask, bool)
         self.episode = self.episode + mask
         for name, reward in self.sources.items():
             if hasattr(reward, "begin"):
@@ -106,12 +117,18 @@ class _GuideTracker(EpisodeTracker):
         for name, before in self.memory.items():
             reward: Any = self.sources[name]
             _, after = reward.score(batch, before)
-            self.memory[name] = after if batch.valid.all() else merge_memory(after, before, ~batch.valid)
+            if not batch.valid.all():
+                after = merge_memory(after, before, ~batch.valid)
+            self.memory[name] = after
 
     def vectors(self) -> np.ndarray:
         """Guide vectors, float32 (N, D)."""
-        given = [reward.guide(self.memory.get(name, self.episode)) for name, reward in self.sources.items()]  # type: ignore[union-attr]
-        return np.concatenate(given, axis=1)
+        vectors = []
+        reward: Any
+        for name, reward in self.sources.items():
+            # A guide without a memory is given the numbers of the episodes.
+            vectors.append(reward.guide(self.memory.get(name, self.episode)))
+        return np.concatenate(vectors, axis=1)
 
 
 class GuidedEnv(TrackedEnv):
@@ -146,10 +163,13 @@ class Guided(VectorWrapper, RecordConstructorArgs):
         self.observation_space = batch_space(self.single_observation_space, env.num_envs)
         self.tracker = _GuideTracker(mix, env.num_envs)
         shape = (env.num_envs, *(self.single_observation_space.shape or ()))
-        self._joined, self._final = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        # The arrays that are handed out, for observations and for the last ones of episodes.
+        self._joined = np.zeros(shape, np.float32)
+        self._final = np.zeros(shape, np.float32)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        mask = (options or {}).get("reset_mask")  # read before Gymnasium takes it out of the options
+        # Gymnasium takes the mask out of the options, so it is read before.
+        mask = (options or {}).get("reset_mask")
         obs, infos = self.env.reset(seed=seed, options=options)
         self.tracker.begin(modalities_of(infos), mask)
         return self._join(obs, self._joined), infos
@@ -157,16 +177,19 @@ class Guided(VectorWrapper, RecordConstructorArgs):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         next_obs, rewards, terminations, truncations, infos = self.env.step(actions)
         tracker = self.tracker
-        resetting = None if self.autoreset_mode == AutoresetMode.SAME_STEP else tracker.cursor.resetting.copy()
-        # for obs: guides do not read it, and the one before may be overwritten by now
+        same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
+        # In NEXT_STEP mode episodes begin in the step after their last; the cursor moves on below.
+        resetting = tracker.cursor.resetting.copy()
+        # `next_obs` stands for `obs`, too: guides do not read it, and the one before may be overwritten by now.
         step = (next_obs, actions, rewards, next_obs, terminations, truncations, infos)
         batch = from_vector_step(tracker.cursor, self.autoreset_mode, *step)
         tracker.observe(batch)
-        begun = batch.ended if resetting is None else resetting
-        if begun.any():
-            if resetting is None:  # its last observation keeps its own guide vector
-                infos = {**infos, "final_obs": self._join(batch.next_obs, self._final, begun)}
-            tracker.begin(modalities_of(infos), begun)
+        begins = batch.ended if same_step else resetting
+        if begins.any():
+            # The last observation of an episode keeps its own guide vector.
+            if same_step:
+                infos = {**infos, "final_obs": self._join(batch.next_obs, self._final, begins)}
+            tracker.begin(modalities_of(infos), begins)
         return self._join(next_obs, self._joined), rewards, terminations, truncations, infos
 
     def snapshot(self) -> dict[str, Any]:

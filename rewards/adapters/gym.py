@@ -25,7 +25,7 @@ from envs.steps import from_gym_step, from_vector_step, modalities_of, modalitie
 from envs.types import MASK
 from envs.wrappers import layers
 from rewards.adapters.driver import Driver, legible
-from rewards.adapters.observe import observed, observed_vector, reading
+from rewards.adapters.observe import Read, observed, observed_vector, reading
 from rewards.mix.mix import Mix
 
 
@@ -61,24 +61,30 @@ class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
         if MASK in info:
             self.env, info = with_method(self.env, info)
         self.driver.begin(modalities_of_one(info))
-        self._obs = self._kept(obs)
+        self._obs = self._copy_obs(obs)
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
         next_obs, reward, terminated, truncated, info = self.env.step(action)
         refuse_result(reward, terminated, truncated)
-        after = self._kept(next_obs)
-        action = action if self._reads_action else None
+        after = self._copy_obs(next_obs)
+        if not self._reads_action:
+            action = None
         step = (self._obs, action, float(reward), after, terminated, truncated, info)
         total = self.driver(from_gym_step(self.driver.cursor, *step))
         info["reward/task"] = float(reward)
-        info.update({f"reward/{name}": float(raw[0]) for name, raw in self.driver.raw.items()})
+        for name, raw in self.driver.raw.items():
+            info[f"reward/{name}"] = float(raw[0])
         self._obs = after
         return next_obs, float(total[0]), terminated, truncated, info
 
-    def _kept(self, obs: Any) -> Any:
+    def _copy_obs(self, obs: Any) -> Any:
         """A copy of an observation, as rewards read it; None if none does."""
-        return None if not self._reads_obs else copy.deepcopy(obs) if self._read is None else self._read(obs)
+        if not self._reads_obs:
+            return None
+        if self._read is None:
+            return copy.deepcopy(obs)
+        return self._read(obs)
 
 
 class VectorRewardWrapper(VectorWrapper, RecordConstructorArgs):
@@ -100,43 +106,57 @@ class VectorRewardWrapper(VectorWrapper, RecordConstructorArgs):
     def __init__(self, env: VectorEnv, mix: Mix, update_every: int = 1024) -> None:
         mode = env.metadata.get("autoreset_mode")
         if not isinstance(mode, AutoresetMode):
-            given = f'metadata["autoreset_mode"]={mode!r}'
-            raise ValueError(f"{env} declares {given}; set it to a gymnasium.vector.AutoresetMode")
+            declared = f'metadata["autoreset_mode"]={mode!r}'
+            raise ValueError(f"{env} declares {declared}; set it to a gymnasium.vector.AutoresetMode")
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, mix=mix, update_every=update_every)
         super().__init__(observed_vector(env, mix))
         self.autoreset_mode = mode
         self.driver = Driver(mix, env.num_envs, update_every)
-        space, self._read = env.single_observation_space, None
+        space = env.single_observation_space
+        self._read: Read | None = None
+        # Environments that stand in this process, and whose observations no wrapper changes, can be read as adapted.
         if isinstance(env.unwrapped, SyncVectorEnv) and env.unwrapped.single_observation_space == space:
             space, self._read = reading(env.unwrapped.envs[0], mix)
         self._reads_obs, self._reads_action = legible(mix, space, env.single_action_space)
         self._obs: Any = None
-        self._everywhere = np.ones(env.num_envs, bool)  # the mask that Gymnasium puts beside what infos hold
+        # The mask that Gymnasium puts beside what infos hold.
+        self._everywhere = np.ones(env.num_envs, bool)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        mask = (options or {}).get("reset_mask")  # read before Gymnasium takes it out of the options
+        # Gymnasium takes the mask out of the options, so it is read before.
+        mask = (options or {}).get("reset_mask")
         obs, infos = self.env.reset(seed=seed, options=options)
         self.driver.begin(modalities_of(infos), mask)
-        self._obs = self._kept(obs)
+        self._obs = self._copy_obs(obs)
         return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         next_obs, rewards, terminations, truncations, infos = self.env.step(actions)
-        after, shown = self._kept(next_obs), infos
-        if self._read is not None and "final_obs" in infos:
-            final = np.empty(self.num_envs, object)
-            final[:] = [obs if obs is None else self._read(obs) for obs in infos["final_obs"]]
-            shown = {**infos, "final_obs": final}
-        actions = actions if self._reads_action else None
-        step = (self._obs, actions, rewards, after, terminations, truncations, shown)
+        after = self._copy_obs(next_obs)
+        if not self._reads_action:
+            actions = None
+        step = (self._obs, actions, rewards, after, terminations, truncations, self._adapt_final_obs(infos))
         total = self.driver(from_vector_step(self.driver.cursor, self.autoreset_mode, *step))
         for name, raw in {"task": np.asarray(rewards, np.float32), **self.driver.raw}.items():
-            infos[f"reward/{name}"], infos[f"_reward/{name}"] = raw, self._everywhere
+            infos[f"reward/{name}"] = raw
+            infos[f"_reward/{name}"] = self._everywhere
         self._obs = after
         return next_obs, total, terminations, truncations, infos
 
-    def _kept(self, obs: Any) -> Any:
+    def _adapt_final_obs(self, infos: dict[str, Any]) -> dict[str, Any]:
+        """Infos whose last observations of episodes are as rewards read them; those of the caller stay as they are."""
+        if self._read is None or "final_obs" not in infos:
+            return infos
+        final = np.empty(self.num_envs, object)
+        for row, obs in enumerate(infos["final_obs"]):
+            if obs is not None:
+                final[row] = self._read(obs)
+        return {**infos, "final_obs": final}
+
+    def _copy_obs(self, obs: Any) -> Any:
         """A copy of observations (N, ...), as rewards read them; None if none does."""
-        if self._read is None or not self._reads_obs:
-            return copy.deepcopy(obs) if self._reads_obs else None
+        if not self._reads_obs:
+            return None
+        if self._read is None:
+            return copy.deepcopy(obs)
         return np.stack([self._read(row) for row in iterate(self.env.observation_space, obs)])

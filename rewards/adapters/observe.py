@@ -27,48 +27,58 @@ Read = Callable[[Any], Any]  # an observation as rewards read it
 
 def observed(env: gym.Env, mix: Mix) -> gym.Env:
     """The environment with what the mix reads in its infos, as far as it can be had, and ended as rewards end it."""
-    wanted = _wanted(mix) - _shown(env)
+    missing = _modalities_read(mix) - _modalities_shown(env)
     family = family_of(env.spec)
-    text = "text" in wanted and family.name != "other"
-    signals = "signals" in wanted and env.spec is not None and bool(family.signals(env.spec))
-    size = mix.frame_size if "frame" in wanted and env.render_mode == "rgb_array" else None
-    shown = size is not None or text or signals
-    return ending(Observer(env, size, text, signals) if shown else env, mix)
+    text = "text" in missing and family.name != "other"
+    signals = "signals" in missing and env.spec is not None and bool(family.signals(env.spec))
+    frame_size = None
+    if "frame" in missing and env.render_mode == "rgb_array":
+        frame_size = mix.frame_size
+    if frame_size is not None or text or signals:
+        env = Observer(env, frame_size, text, signals)
+    return ending(env, mix)
 
 
 def observed_vector(envs: VectorEnv, mix: Mix) -> VectorEnv:
     """The same of a vector of environments."""
-    inner, wanted = envs.unwrapped, _wanted(mix)
+    inner = envs.unwrapped
     if isinstance(inner, SyncVectorEnv):
         inner.envs = [observed(env, mix) for env in inner.envs]
         return envs
-    if ends := endings(mix):
-        raise ValueError(f"the reward {next(iter(ends))!r} ends episodes, and {envs} hides its own; use SyncVectorEnv")
-    drawn = "frame" in wanted and envs.render_mode == "rgb_array"
-    if not drawn or mix.frame_size is None or envs.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP:
+    ends = list(endings(mix))
+    if ends:
+        raise ValueError(f"the reward {ends[0]!r} ends episodes, and {envs} hides its own; use SyncVectorEnv")
+    renders = "frame" in _modalities_read(mix) and envs.render_mode == "rgb_array"
+    # A picture taken after a step that has reset would show the next episode.
+    resets_in_step = envs.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP
+    if not renders or mix.frame_size is None or resets_in_step:
         return envs
     return VectorObserver(envs, mix.frame_size)
 
 
 def observe_venv(venv: Any, mix: Mix) -> None:
     """The same of a Stable-Baselines3 VecEnv, whose environments are wrapped where they stand."""
+    if not _modalities_read(mix) and not endings(mix):
+        return
     inner = innermost(venv)
-    if (_wanted(mix) or endings(mix)) and isinstance(made := getattr(inner, "envs", None), list):
-        inner.envs = [observed(env, mix) for env in made]
+    # Only a DummyVecEnv holds its environments in this process.
+    envs = getattr(inner, "envs", None)
+    if isinstance(envs, list):
+        inner.envs = [observed(env, mix) for env in envs]
 
 
 def require_modalities(env: gym.Env, mix: Mix) -> None:
     """Refuse (ValueError) an environment whose infos will lack what the mix reads, as far as that shows."""
-    lacking = sorted(_wanted(mix) - _shown(env))
+    lacking = sorted(_modalities_read(mix) - _modalities_shown(env))
     for name, stream in mix.streams.items():
         for field in lacking:
             if not {field, f"obs_{field}"} & stream.requires:
                 continue
             if field == "frame":
-                made = name_of(env)
+                env_name = name_of(env)
                 raise ValueError(
-                    f"the reward {name!r} reads frames, but {made} was made with render_mode={env.render_mode!r}; make "
-                    f'it with render_mode="rgb_array", as in gymnasium.make("{made}", render_mode="rgb_array")'
+                    f"the reward {name!r} reads frames, but {env_name} was made with render_mode={env.render_mode!r}; "
+                    f'make it with render_mode="rgb_array", as in gymnasium.make("{env_name}", render_mode="rgb_array")'
                 )
             raise ValueError(
                 f"the reward {name!r} reads {field}, which {name_of(env)} does not have (family "
@@ -86,12 +96,13 @@ def reading(env: gym.Env, mix: Mix | None = None) -> tuple[spaces.Space, Read | 
         return space, None
     try:
         adapted: Any = family.adapt(env)
-    except TypeError:  # a wrapper has changed what the adapter knows
+    except TypeError:
+        # A wrapper has changed the observations that the adapter knows.
         return space, None
-    if mix is not None and not any(
-        s.reward.observation_space == adapted.observation_space for s in mix.streams.values()
-    ):
-        return space, None
+    if mix is not None:
+        reward_spaces = [stream.reward.observation_space for stream in mix.streams.values()]
+        if adapted.observation_space not in reward_spaces:
+            return space, None
     return adapted.observation_space, getattr(adapted, "observation", None)
 
 
@@ -107,19 +118,25 @@ def spaces_of(env: Any) -> tuple[spaces.Space, spaces.Space]:
     """The observations as rewards read them, and the actions, of an environment, or of one of a vector or VecEnv."""
     if not hasattr(env, "observation_space"):
         raise ValueError(f"{env!r:.80} is no environment; give one of Gymnasium, a vector of them, or an SB3 VecEnv")
-    sample = sample_of(env)
     if isinstance(env, gym.Env):
-        return reading(env)[0], env.action_space
-    vector = isinstance(env, VectorEnv)
-    space = env.single_observation_space if vector else env.observation_space
-    if vector and sample is not None and sample.observation_space == space:
-        space = reading(sample)[0]
-    return space, env.single_action_space if vector else env.action_space
+        space, _ = reading(env)
+        return space, env.action_space
+    sample = sample_of(env)
+    if not isinstance(env, VectorEnv):
+        return env.observation_space, env.action_space
+    space = env.single_observation_space
+    if sample is not None and sample.observation_space == space:
+        space, _ = reading(sample)
+    return space, env.single_action_space
 
 
-def _wanted(mix: Mix) -> set[str]:
+def _modalities_read(mix: Mix) -> set[str]:
     return {name for name in MODALITIES if {name, f"obs_{name}"} & mix.requires}
 
 
-def _shown(env: gym.Env) -> set[str]:
-    return {name for layer in layers(env, Observer) for name, there in layer.shows().items() if there}
+def _modalities_shown(env: gym.Env) -> set[str]:
+    """What the Observers around an environment write into its infos."""
+    shown = set()
+    for layer in layers(env, Observer):
+        shown |= {name for name, is_shown in layer.shows().items() if is_shown}
+    return shown

@@ -35,7 +35,8 @@ from rewards.adapters.driver import Driver, EpisodeTracker
 from rewards.adapters.observe import observe_venv
 from rewards.mix.mix import Mix
 
-EPOCHS = 4  # of a side critic, in each rollout
+CRITIC_EPOCHS = 4  # of a side critic, in each rollout
+CRITIC_BATCH_ROWS = 256
 
 
 class RewardVecEnv(Stateful, VecEnvWrapper):
@@ -102,8 +103,9 @@ class RewardCallback(BaseCallback):
         self.tracker: EpisodeTracker | None = None  # made for the model's environments
         self.critics: dict[str, SideCritic] = {}
         self.seen_reward = False
-        unread = {key for name in MODALITIES for key in (name, f"obs_{name}")} - mix.requires
-        self._unread = dict.fromkeys(sorted(unread))
+        # What no reward reads is dropped from the transitions that a rollout keeps.
+        modalities = {*MODALITIES, *(f"obs_{name}" for name in MODALITIES)}
+        self._unread = dict.fromkeys(sorted(modalities - mix.requires))
         self._chunk = Chunk(0)
         self.batch: Any = None  # Transitions (T, N) of the last rollout, valid until the next step
 
@@ -111,11 +113,12 @@ class RewardCallback(BaseCallback):
         n = self.training_env.num_envs
         if self.tracker is None:
             self.tracker = self._track(n)
+        model: Any = self.model
         for name, stream in self.mix.streams.items():
             if stream.reward.config.episodic is False and name not in self.critics:
-                self.critics[name] = SideCritic(self.model.policy, stream.gamma, self.model.gae_lambda)  # type: ignore[attr-defined]
+                self.critics[name] = SideCritic(model.policy, stream.gamma, model.gae_lambda)
         self._inner = innermost(self.training_env)
-        self._chunk = Chunk(self.model.rollout_buffer.buffer_size)  # type: ignore[attr-defined]
+        self._chunk = Chunk(model.rollout_buffer.buffer_size)
 
     def _track(self, n: int) -> EpisodeTracker:
         return EpisodeTracker(self.mix.streams, n, self.mix.frame_size)
@@ -131,17 +134,18 @@ class RewardCallback(BaseCallback):
         self._chunk.count = 0
 
     def _on_step(self) -> bool:
-        new, before = self.locals, self.model._last_obs  # type: ignore[attr-defined]
+        new = self.locals
+        obs = self.model._last_obs  # type: ignore[attr-defined]
         rewards = self.mix.on_nan(new["rewards"])
+        # In place, as SB3 stores this array, and adds its bootstrap value to it.
         if rewards is not new["rewards"]:
-            new["rewards"][:] = rewards  # what SB3 stores, and adds its bootstrap value to
+            new["rewards"][:] = rewards
         assert self.tracker is not None
-        actions = new.get("clipped_actions", new["actions"])  # MaskablePPO has none to clip
+        # MaskablePPO has no actions to clip.
+        actions = new.get("clipped_actions", new["actions"])
         step = (actions, rewards, new["new_obs"], new["dones"], new["infos"], self._inner.reset_infos)
-        batch = from_sb3_step(self.tracker.cursor, before, *step)
-        kept = {"obs": before, "action": batch.action, "reward": batch.reward, "next_obs": batch.next_obs}
-        given = {"action": batch.action, "reward": batch.reward, "observation": batch.next_obs}
-        refuse(given, batch.step, kept)
+        batch = from_sb3_step(self.tracker.cursor, obs, *step)
+        _refuse_step(batch.step, obs, batch.action, batch.reward, batch.next_obs)
         self._chunk.add(batch.replace(**self._unread))
         return True
 
@@ -152,13 +156,16 @@ class RewardCallback(BaseCallback):
         assert self.tracker is not None
         raw, self.tracker.memory = self.mix.score(batch, self.tracker.memory)
         length, n = batch.shape
+        # The schedules' clock at each row, (T, 1).
         start = self.num_timesteps - length * n
-        timesteps = start + n * np.arange(length)[:, None]  # (T, 1), the schedule's clock at each row
+        timesteps = start + n * np.arange(length)[:, None]
         parts = self.mix.parts(raw, timesteps)
         episodic = [part for name, part in parts.items() if name not in self.critics]
-        bootstrap = buffer.rewards - batch.reward  # gamma * V(s') that SB3 added where time ran out
+        # SB3 has added gamma * V(s') to the task's reward where time ran out.
+        bootstrap = buffer.rewards - batch.reward
         buffer.rewards[:] = np.sum(episodic, axis=0) + bootstrap if episodic else bootstrap
-        lost = ~batch.valid  # rows that SB3 cannot leave out: with this reward they have no advantage and no error
+        # SB3 cannot leave out rows that were lost: with this reward they have no advantage and no error.
+        lost = ~batch.valid
         buffer.rewards[lost] = buffer.values[lost]
         buffer.compute_returns_and_advantage(last_values=self._last_values(), dones=self.locals["dones"])
         metrics = {}
@@ -166,7 +173,8 @@ class RewardCallback(BaseCallback):
             advantages, loss = critic.advantages(batch, self.locals["new_obs"], parts[name])
             buffer.advantages += advantages
             metrics[f"{name}/critic_loss"] = loss
-        self.seen_reward = self.seen_reward or any(bool(part.any()) for part in parts.values())
+        has_reward = any(bool(part.any()) for part in parts.values())
+        self.seen_reward = self.seen_reward or has_reward
         if not self.seen_reward:
             buffer.advantages[:] = 0
         metrics.update(self.mix.update(batch, raw, timesteps))
@@ -178,16 +186,14 @@ class RewardCallback(BaseCallback):
         if "clipped_actions" in self.locals:
             return self.locals["values"]
         policy: Any = self.model.policy
+        obs, _ = policy.obs_to_tensor(self.locals["new_obs"])
         with torch.no_grad():
-            return policy.predict_values(policy.obs_to_tensor(self.locals["new_obs"])[0])
+            return policy.predict_values(obs)
 
     def state_dict(self) -> dict[str, Any]:
         assert self.tracker is not None, "the callback has not been attached to a model yet"
-        return {
-            **self.tracker.state_dict(),
-            "critics": {name: critic.state_dict() for name, critic in self.critics.items()},
-            "seen_reward": self.seen_reward,
-        }
+        critics = {name: critic.state_dict() for name, critic in self.critics.items()}
+        return {**self.tracker.state_dict(), "critics": critics, "seen_reward": self.seen_reward}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore; side critics need the callback to be attached to its model (`init_callback`) before."""
@@ -196,6 +202,13 @@ class RewardCallback(BaseCallback):
         for name, critic in self.critics.items():
             critic.load_state_dict(state["critics"][name])
         self.seen_reward = bool(state["seen_reward"])
+
+
+def _refuse_step(steps: np.ndarray, obs: Any, action: Any, reward: Any, next_obs: Any) -> None:
+    """Raise `NotFinite` if an action, a reward or the observation after a step is NaN or infinite."""
+    checked = {"action": action, "reward": reward, "observation": next_obs}
+    transition = {"obs": obs, "action": action, "reward": reward, "next_obs": next_obs}
+    refuse(checked, steps, transition)
 
 
 def non_episodic_advantages(
@@ -222,17 +235,27 @@ class SideCritic(Stateful):
     saved = ("net", "optimizer", "rng")
 
     def __init__(self, policy: Any, gamma: float, gae_lambda: float) -> None:
-        self.policy, self.gamma, self.gae_lambda = policy, gamma, gae_lambda
+        self.policy = policy
+        self.gamma = gamma
+        self.gae_lambda = gae_lambda
         self.rng = np.random.default_rng(0)
-        with torch.random.fork_rng(devices=[]):  # the agent's own stream of random numbers stays as it was
+        # The agent's own stream of random numbers stays as it was.
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            layers = nn.Linear(policy.features_dim, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
-            self.net = nn.Sequential(*layers).to(policy.device)
+            net = nn.Sequential(
+                nn.Linear(policy.features_dim, 64),
+                nn.Tanh(),
+                nn.Linear(64, 64),
+                nn.Tanh(),
+                nn.Linear(64, 1),
+            )
+        self.net = net.to(policy.device)
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-3)
 
     def _features(self, obs: Obs) -> torch.Tensor:
         with torch.no_grad():
             tensor = map_obs(lambda x: torch.as_tensor(x, device=self.policy.device), obs)
+            # Policies that do not share their features have a second extractor, for values.
             extractor = getattr(self.policy, "vf_features_extractor", None) or self.policy.features_extractor
             return self.policy.extract_features(tensor, extractor)
 
@@ -242,19 +265,26 @@ class SideCritic(Stateful):
         features = self._features(batch.flatten().obs)
         last = self._features(map_obs(lambda x: np.asarray(x), new_obs))
         with torch.no_grad():
-            values = self.net(torch.cat([features, last])).cpu().numpy().reshape(length + 1, n)
+            values = self.net(torch.cat([features, last]))
+        values = values.cpu().numpy().reshape(length + 1, n)
         advantages, returns = non_episodic_advantages(rewards, values, self.gamma, self.gae_lambda, batch.valid)
         targets = torch.as_tensor(returns.reshape(-1, 1), dtype=torch.float32, device=features.device)
+        return advantages.astype(np.float32), self._learn(features, targets)
+
+    def _learn(self, features: torch.Tensor, targets: torch.Tensor) -> float:
+        """Minibatches of features (M, D) and returns (M, 1), several times; the mean loss."""
+        n = len(features)
+        minibatches = max(n // CRITIC_BATCH_ROWS, 1)
         losses = []
-        for _ in range(EPOCHS):
-            for rows in np.array_split(self.rng.permutation(length * n), max(length * n // 256, 1)):
+        for _ in range(CRITIC_EPOCHS):
+            for rows in np.array_split(self.rng.permutation(n), minibatches):
                 loss = nn.functional.mse_loss(self.net(features[rows]), targets[rows])
                 self.optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 nn.utils.clip_grad_norm_(self.net.parameters(), 0.5)
                 self.optimizer.step()
                 losses.append(loss.detach())
-        return advantages.astype(np.float32), float(torch.stack(losses).mean())
+        return float(torch.stack(losses).mean())
 
 
 def relabelling(buffer_class: type[ReplayBuffer]) -> type[ReplayBuffer]:
@@ -271,6 +301,10 @@ def relabelling(buffer_class: type[ReplayBuffer]) -> type[ReplayBuffer]:
     return type(f"Relabelling{buffer_class.__name__}", (_Relabelling, buffer_class), {})
 
 
+def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.cpu().numpy()
+
+
 class _Rewards:
     """Stands in for a buffer's `rewards`: writing stores the task's reward, reading scores what is read."""
 
@@ -282,8 +316,10 @@ class _Rewards:
         self.task[index] = value
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        rows, columns = self.buffer.sampled = index
-        self.buffer.flush()  # before the columns are read
+        self.buffer.sampled = index
+        rows, columns = index
+        # What is pending has no columns yet.
+        self.buffer.flush()
         return self.buffer.relabel(from_replay(self.buffer, *np.broadcast_arrays(rows, columns)))
 
     @property
@@ -291,7 +327,8 @@ class _Rewards:
         return self.task.nbytes
 
 
-if TYPE_CHECKING:  # the class that `relabelling` is given comes behind it
+# The class that `relabelling` is given takes this place.
+if TYPE_CHECKING:
     _Base = ReplayBuffer
 else:
     _Base = object
@@ -300,7 +337,7 @@ else:
 class _Relabelling(_Base):
     """What `relabelling` adds: columns, embedded in batches, that `Mix.keep` lists; rewards are computed when read."""
 
-    PENDING = 256  # steps after which frames are embedded even without a sample
+    MAX_PENDING_STEPS = 256  # after which frames are embedded even without a sample
 
     def __init__(self, *args: Any, mix: Mix, update_every: int = 1024, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -320,7 +357,7 @@ class _Relabelling(_Base):
         self._update_rows = min(max(update_every // self.n_envs, 1), self.buffer_size)
         self._fresh = 0  # rows since the last update
         self._pending: list[tuple[int, Transitions]] = []
-        self._modality_names = any(name in mix.requires for name in MODALITIES)
+        self._reads_modalities = any(name in mix.requires for name in MODALITIES)
         self._venv: Any = None
 
     def attach(self, venv: VecEnv) -> None:
@@ -333,14 +370,16 @@ class _Relabelling(_Base):
         space: Any = self.action_space
         action = action.reshape(*action.shape[:-1], *space.shape)
         if isinstance(space, spaces.Box):
-            action = (space.low + 0.5 * (action + 1.0) * (space.high - space.low)).astype(space.dtype)
+            width = space.high - space.low
+            action = (space.low + 0.5 * (action + 1.0) * width).astype(space.dtype)
         return action
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
-        pos, cursor, first = self.pos, self.tracker.cursor, self.pos == 0 and not self.full
+        pos = self.pos  # SB3 moves it on
+        cursor = self.tracker.cursor
+        is_first_row = pos == 0 and not self.full
         reward = self.mix.on_nan(np.asarray(reward))
-        kept = {"obs": obs, "action": action, "reward": reward, "next_obs": next_obs}
-        refuse({"action": action, "reward": reward, "observation": next_obs}, cursor.step, kept)
+        _refuse_step(cursor.step, obs, action, reward, next_obs)
         lost = lost_in(infos)
         self.steps[pos] = cursor.step
         if MASK in infos[0]:
@@ -350,36 +389,48 @@ class _Relabelling(_Base):
             self.columns[MASK][pos] = masks
         super().add(obs, next_obs, action, reward, done, infos)
         if self.mix.keeps:
-            rows, columns = np.full(self.n_envs, pos), np.arange(self.n_envs)
-            absent = dict.fromkeys(MODALITIES)
-            batch = from_replay(self, rows, columns).replace(valid=~lost, extras={}, **absent)
-            if self._modality_names:
-                modalities = modalities_in(infos)
-                batch = batch.replace(**modalities, **cursor.of_obs())
-                cursor.modalities = dict(modalities)
-                if np.any(done) and self._venv is not None:
-                    ended = np.asarray(done, bool)
-                    cursor.show(modalities_in(self._venv.reset_infos, ended), ended)
-            self._pending.append((pos, batch))
-            if len(self._pending) >= self.PENDING or lost.any():
+            self._pending.append((pos, self._read_step(pos, lost, done, infos)))
+            if len(self._pending) >= self.MAX_PENDING_STEPS or lost.any():
                 self.flush()
-        if lost.any() and not first:
-            self._repeat(pos, lost)
-        cursor.step = np.where(np.asarray(done, bool), 0, self.steps[pos] + 1)
+        if lost.any() and not is_first_row:
+            self._repeat_lost(pos, lost)
+        # The step within the episode of what comes next.
+        ended = np.asarray(done, bool)
+        cursor.step = np.where(ended, 0, self.steps[pos] + 1)
         self.timesteps += self.n_envs
         self._fresh += 1
         if self._fresh >= self._update_rows:
             self._learn()
 
-    def _repeat(self, pos: int, lost: np.ndarray) -> None:
+    def _read_step(self, pos: int, lost: np.ndarray, done: Any, infos: Any) -> Transitions:
+        """The transitions (N,) that were added last, with their modalities where a reward reads any."""
+        rows = np.full(self.n_envs, pos)
+        columns = np.arange(self.n_envs)
+        absent = dict.fromkeys(MODALITIES)
+        batch = from_replay(self, rows, columns).replace(valid=~lost, extras={}, **absent)
+        if not self._reads_modalities:
+            return batch
+        cursor = self.tracker.cursor
+        modalities = modalities_in(infos)
+        batch = batch.replace(**modalities, **cursor.of_obs())
+        cursor.modalities = dict(modalities)
+        # Where an episode ended, the next step begins with what came with its reset.
+        if np.any(done) and self._venv is not None:
+            ended = np.asarray(done, bool)
+            cursor.show(modalities_in(self._venv.reset_infos, ended), ended)
+        return batch
+
+    def _repeat_lost(self, pos: int, lost: np.ndarray) -> None:
         """A row in which episodes were lost with their worker holds the transitions before once more, as their ends."""
         before = (pos - 1) % self.buffer_size
         continues = lost & (self.dones[before] == 0)
-        self.dones[before, continues] = self.timeouts[before, continues] = 1
-        kept: Any = (self.observations, self.next_observations)
-        arrays = [array for one in kept for array in (one.values() if isinstance(one, dict) else [one])]
-        arrays += [self.actions, self.task_rewards, self.dones, self.timeouts, self.steps]
-        for array in (*arrays, *self.columns.values()):
+        self.dones[before, continues] = 1
+        self.timeouts[before, continues] = 1
+        arrays = [self.actions, self.task_rewards, self.dones, self.timeouts, self.steps, *self.columns.values()]
+        observations: Any
+        for observations in (self.observations, self.next_observations):
+            arrays += observations.values() if isinstance(observations, dict) else [observations]
+        for array in arrays:
             array[pos, lost] = array[before, lost]
 
     def flush(self) -> None:
@@ -387,13 +438,17 @@ class _Relabelling(_Base):
         if not self._pending:
             return
         positions = np.array([pos for pos, _ in self._pending])
-        batch, tracker = stack([batch for _, batch in self._pending]), self.tracker
-        new, tracker.memory = self.mix.keep(batch, tracker.memory)
+        batch = stack([batch for _, batch in self._pending])
+        columns, self.tracker.memory = self.mix.keep(batch, self.tracker.memory)
         self._pending = []
-        for key, value in new.items():
+        for key, value in columns.items():
             if key not in self.columns:
-                self.columns[key] = np.zeros((self.buffer_size, *value.shape[1:]), value.dtype)
+                self.columns[key] = self._empty_column(value)
             self.columns[key][positions] = value
+
+    def _empty_column(self, like: np.ndarray) -> np.ndarray:
+        """Zeros for the whole buffer, of the row shape and type of a column's first values."""
+        return np.zeros((self.buffer_size, *like.shape[1:]), like.dtype)
 
     def relabel(self, batch: Transitions) -> np.ndarray:
         """The mix's reward of entries of this buffer, already flushed, as it stands now."""
@@ -401,44 +456,54 @@ class _Relabelling(_Base):
 
     def _learn(self) -> None:
         self.flush()
-        batch = self._rows(np.arange(self.pos - self._fresh, self.pos))
-        self.metrics = self.mix.update(batch, self.mix.relabel(batch), self.timesteps)
+        rows = np.arange(self.pos - self._fresh, self.pos)
+        batch = self._rows(rows)
+        raw = self.mix.relabel(batch)
+        self.metrics = self.mix.update(batch, raw, self.timesteps)
         self._fresh = 0
 
     def _rows(self, rows: np.ndarray) -> Transitions:
         """Rows of all environments, as a rollout (T, N); those beyond an end of the buffer continue at the other."""
-        return from_replay(self, *np.broadcast_arrays(rows[:, None] % self.buffer_size, np.arange(self.n_envs)))
+        rows = rows[:, None] % self.buffer_size
+        return from_replay(self, *np.broadcast_arrays(rows, np.arange(self.n_envs)))
 
     def measure(self) -> dict[str, float]:
         """Metrics of the rows that the rewards have yet to learn from, without what is pending; nothing moves."""
         rows = np.arange(self.pos - self._fresh, self.pos - len(self._pending))
-        return self.mix.measure(self._rows(rows), self.timesteps) if len(rows) else {}
+        if len(rows) == 0:
+            return {}
+        return self.mix.measure(self._rows(rows), self.timesteps)
 
     def _get_virtual_samples(self, batch_indices: np.ndarray, env_indices: np.ndarray, env: Any = None) -> Any:
         """HER: the environment computes its part for the new goal, the other streams are scored with it."""
         self.flush()
         samples = super()._get_virtual_samples(batch_indices, env_indices, env)  # type: ignore[misc]
-        batch = from_replay(self, batch_indices, env_indices).replace(
-            obs={key: value.cpu().numpy() for key, value in samples.observations.items()},
-            next_obs={key: value.cpu().numpy() for key, value in samples.next_observations.items()},
-            reward=samples.rewards.cpu().numpy().reshape(-1),
+        batch = from_replay(self, batch_indices, env_indices)
+        batch = batch.replace(
+            obs=map_obs(_to_numpy, samples.observations),
+            next_obs=map_obs(_to_numpy, samples.next_observations),
+            reward=_to_numpy(samples.rewards).reshape(-1),
         )
-        total = self.relabel(batch)
-        return samples._replace(rewards=torch.as_tensor(total, device=samples.rewards.device).reshape(-1, 1))
+        total = torch.as_tensor(self.relabel(batch), device=samples.rewards.device)
+        return samples._replace(rewards=total.reshape(-1, 1))
 
     def state_dict(self) -> dict[str, Any]:
         """Beyond SB3's arrays. What is pending stays so: embedded with other neighbours it would differ in its last
         bit.
         """
-        pending = [batch for _, batch in self._pending]
+        pending: dict[str, Any] = {"rows": [], "batch": None}
+        if self._pending:
+            pending["rows"] = [row for row, _ in self._pending]
+            pending["batch"] = vars(stack([batch for _, batch in self._pending]))
         filled = self.buffer_size if self.full else self.pos
+        columns = {key: value[:filled] for key, value in self.columns.items()}
         return {
             "steps": self.steps[:filled],
-            "columns": {key: value[:filled] for key, value in self.columns.items()},
+            "columns": columns,
             **self.tracker.state_dict(),
             "timesteps": self.timesteps,
             "fresh": self._fresh,
-            "pending": {"rows": [row for row, _ in self._pending], "batch": vars(stack(pending)) if pending else None},
+            "pending": pending,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -446,14 +511,18 @@ class _Relabelling(_Base):
         self.steps[:filled] = state["steps"]
         self.columns = {}
         for key, value in state["columns"].items():
-            self.columns[key] = np.zeros((self.buffer_size, *value.shape[1:]), value.dtype)
+            self.columns[key] = self._empty_column(value)
             self.columns[key][:filled] = value
         self.tracker.load_state_dict(state)
-        self.timesteps, self._fresh = int(state["timesteps"]), int(state["fresh"])
+        self.timesteps = int(state["timesteps"])
+        self._fresh = int(state["fresh"])
         self._pending = []
-        if (pending := state.get("pending")) and pending["rows"]:
+        # Checkpoints of early versions have nothing pending.
+        pending = state.get("pending")
+        if pending and pending["rows"]:
             batch = Transitions(**pending["batch"])
-            self._pending = [(int(row), batch[index]) for index, row in enumerate(pending["rows"])]
+            for index, row in enumerate(pending["rows"]):
+                self._pending.append((int(row), batch[index]))
 
 
 class RelabelCallback(BaseCallback):
@@ -466,27 +535,32 @@ class RelabelCallback(BaseCallback):
     def before_log(self) -> None:
         """Metrics for a row of the log since whose last the rewards have not learned: short runs have them, too."""
         if self.buffer is not None and "reward/total" not in self.logger.name_to_value:
-            for tag, value in self.buffer.measure().items():
-                self.logger.record(tag, value)
+            self._record(self.buffer.measure())
+
+    def _record(self, metrics: dict[str, float]) -> None:
+        for tag, value in metrics.items():
+            self.logger.record(tag, value)
 
     def _on_training_start(self) -> None:
-        self.buffer = self.model.replay_buffer if self.buffer is None else self.buffer  # type: ignore[attr-defined]
         model: Any = self.model
-        wanted, gamma = getattr(model, "n_steps", 1), model.gamma
-        given = getattr(self.buffer, "n_steps", 1), getattr(self.buffer, "gamma", gamma)
-        if wanted > 1 and given != (wanted, gamma):
+        if self.buffer is None:
+            self.buffer = model.replay_buffer
+        # Not every algorithm, and not every buffer, of SB3 has returns over several steps.
+        gamma = model.gamma
+        n_steps = getattr(model, "n_steps", 1)
+        buffer_n_steps = getattr(self.buffer, "n_steps", 1)
+        buffer_gamma = getattr(self.buffer, "gamma", gamma)
+        if n_steps > 1 and (buffer_n_steps, buffer_gamma) != (n_steps, gamma):
             raise ValueError(
-                f"n_steps={wanted} of {type(model).__name__} does not reach its {type(self.buffer).__name__}; give "
+                f"n_steps={n_steps} of {type(model).__name__} does not reach its {type(self.buffer).__name__}; give "
                 "replay_buffer_class=relabelling(NStepReplayBuffer) and replay_buffer_kwargs="
-                f'{{"mix": mix, "n_steps": {wanted}, "gamma": {gamma}}}'
+                f'{{"mix": mix, "n_steps": {n_steps}, "gamma": {gamma}}}'
             )
         if self.buffer.timesteps == 0:
             self.buffer.attach(self.training_env)
         self.buffer._venv = innermost(self.training_env)
 
     def _on_step(self) -> bool:
-        if self.buffer.metrics:
-            for tag, value in self.buffer.metrics.items():
-                self.logger.record(tag, value)
-            self.buffer.metrics = {}
+        self._record(self.buffer.metrics)
+        self.buffer.metrics = {}
         return True

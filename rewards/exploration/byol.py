@@ -144,8 +144,8 @@ class BYOL(Episodic, Learned):
             sequences = value.unflatten(0, (-1, length, envs))
             return sequences.transpose(1, 2).flatten(0, 1)
 
-        valid = cut(torch.from_numpy(np.asarray(batch.valid).ravel()).to(self.device))
-        ended = cut(torch.from_numpy(np.asarray(batch.ended).ravel()).to(self.device))
+        valid = cut(torch.from_numpy(links.valid.ravel()).to(self.device))
+        ended = cut(torch.from_numpy(links.ended.ravel()).to(self.device))
         first_belief = entering_belief[:-1:length].flatten(0, 1)
         first_action = entering_action[:-1:length].flatten(0, 1)
         columns = (cut(x), cut(action), cut(after), valid, ended, first_belief, first_action)
@@ -156,7 +156,9 @@ class BYOL(Episodic, Learned):
         *sequences, valid_columns, ended_columns, first_belief, first_action = columns
         # Loops walk along time, so time becomes the leading axis.
         x, action, after = (column.transpose(0, 1).flatten(0, 1) for column in sequences)
-        links = Links(valid_columns.T.cpu().numpy(), ended_columns.T.cpu().numpy())
+        valid = valid_columns.T.cpu().numpy()
+        ended = ended_columns.T.cpu().numpy()
+        links = Links(valid, ended)
         memory = self.tensors(self.initial_memory(len(first_belief)))
         memory["belief"] = first_belief
         memory["action"] = first_action
@@ -186,7 +188,8 @@ class Links:
         # The newest row up to each that is a transition or ends an episode; others are skipped.
         number = np.arange(1, steps + 1)[:, None]
         row = np.zeros((steps + 1, envs), np.int64)
-        row[1:] = np.maximum.accumulate(np.where(self.valid | self.ended, number, 0))
+        is_linked = self.valid | self.ended
+        row[1:] = np.maximum.accumulate(np.where(is_linked, number, 0))
         self.flat = (row * envs + np.arange(envs)).ravel()
         self.on = ~self.before(np.zeros(envs, bool), self.ended)
 
@@ -199,7 +202,8 @@ class Links:
         """As `before`, of rows (T * N, D) after `start` (N, D), 0 outside of `mask` (T + 1, N): (T + 1, N, D)."""
         device = values.device
         index = torch.from_numpy(self.flat).to(device)
-        rows = torch.cat([start, values]).index_select(0, index).unflatten(0, mask.shape)
+        rows = torch.cat([start, values]).index_select(0, index)
+        rows = rows.unflatten(0, mask.shape)
         if mask.all():
             return rows
         return rows * torch.from_numpy(mask).to(device)[..., None]

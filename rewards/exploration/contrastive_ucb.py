@@ -91,7 +91,8 @@ class ContrastiveUCB(Learned):
         rows = self.rows(flat.obs)
         action = self.actions(flat.action)
         after = self.rows(flat.next_obs)
-        self.sigma.keep(np.concatenate([rows, action.cpu().numpy(), after], axis=1), self.rng)
+        sample = np.concatenate([rows, action.cpu().numpy(), after], axis=1)
+        self.sigma.keep(sample, self.rng)
         metrics = super().update(flat)
         self.sigma.add(self.phi(rows, action))
         if self.sigma.capacity and self.sigma.since >= self.config.again:
@@ -105,7 +106,8 @@ class ContrastiveUCB(Learned):
         drawn = self.rng.integers(len(sample), size=len(columns[0]))
         rows, action, after = self.split_sample(sample[drawn])
         self.use(rows, after)
-        return self.whiten(rows, self.layout.used), action, self.whiten(after, self.layout.used)
+        used = self.layout.used
+        return self.whiten(rows, used), action, self.whiten(after, used)
 
     def split_sample(self, rows: np.ndarray) -> tuple[np.ndarray, Tensor, np.ndarray]:
         """The parts of rows of the sample: obs and next_obs as they are, coded actions."""
@@ -124,7 +126,8 @@ class ContrastiveUCB(Learned):
 
     def encode(self, x: Tensor, action: Tensor) -> Tensor:
         hidden = self.trunk(x).relu()
-        return normalize(self.features(torch.cat([hidden, action], dim=1)), dim=1)
+        features = self.features(torch.cat([hidden, action], dim=1))
+        return normalize(features, dim=1)
 
     def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
         # Only the number of rows counts: `epoch` draws as many from the sample.
@@ -162,7 +165,8 @@ class Covariance(Stateful):
     def width(self, phi: np.ndarray) -> np.ndarray:
         """sqrt(phi' Sigma^-1 phi) of rows (N, D): float32 (N,)."""
         phi = phi.astype(np.float64)
-        return np.sqrt(np.maximum(((phi @ self.inverse) * phi).sum(axis=1), 0)).astype(np.float32)
+        square = ((phi @ self.inverse) * phi).sum(axis=1)
+        return np.sqrt(np.maximum(square, 0)).astype(np.float32)
 
     def add(self, phi: np.ndarray) -> None:
         """Sum rows (N, D)."""

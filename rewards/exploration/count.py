@@ -139,8 +139,10 @@ class Hash:
             return np.clip(cells, -MAX_CELL, MAX_CELL).astype(np.int64).view(np.uint64)
         # The bytes of a row are filled up with zeros to whole words of 8.
         width = values.shape[1] * values.itemsize
-        rows = np.zeros((len(values), math.ceil(width / 8) * 8), np.uint8)
-        rows[:, :width] = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), width)
+        n = len(values)
+        rows = np.zeros((n, math.ceil(width / 8) * 8), np.uint8)
+        value_bytes = np.ascontiguousarray(values).view(np.uint8)
+        rows[:, :width] = value_bytes.reshape(n, width)
         return rows.view(np.uint64)
 
     def _multiplier(self, key: str, words: int, salt: int) -> np.ndarray:
@@ -179,7 +181,8 @@ class CountTable(Stateful):
         """Visits of each key (N,), 0 for the unknown."""
         if len(self.keys) == 0:
             return np.zeros(len(keys), np.int64)
-        place = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        last = len(self.keys) - 1
+        place = np.minimum(np.searchsorted(self.keys, keys), last)
         return np.where(self.keys[place] == keys, self.counts[place], 0)
 
     def add(self, keys: np.ndarray) -> None:

@@ -41,14 +41,16 @@ class Disagreement(Learned):
         config = self.config
         self.encoder = self.net(config.hidden, config.features).requires_grad_(False)
         sizes = (config.features + self.actions.size, config.hidden, config.features)
-        self.ensemble = StackedHeads([self.head(*sizes) for _ in range(config.members)])
+        members = [self.head(*sizes) for _ in range(config.members)]
+        self.ensemble = StackedHeads(members)
         self.train_on(self.ensemble)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         return self.in_pieces(self.variance, self.questions(batch)).cpu().numpy()
 
     def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
-        return self.questions(batch), self.in_pieces(self.encoder, self.inputs(batch.next_obs))
+        target = self.in_pieces(self.encoder, self.inputs(batch.next_obs))
+        return self.questions(batch), target
 
     def questions(self, batch: Transitions) -> Tensor:
         """What members read, (N, D + A): features of observations, and actions."""
@@ -79,7 +81,8 @@ class Disagreement(Learned):
         return list(rows[order[:, :size]])
 
     def tape(self, tape: Tape, inputs: Units, target: Units) -> None:
-        tape.squares("loss", self.ensemble.tape(tape, inputs), target, 1 / target.n)
+        prediction = self.ensemble.tape(tape, inputs)
+        tape.squares("loss", prediction, target, 1 / target.n)
 
     def variance(self, inputs: Tensor) -> Tensor:
         """What members read (N, D + A) -> variance over members, mean over features (N,)."""

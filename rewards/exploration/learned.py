@@ -244,7 +244,8 @@ class Learned(Reward):
             return torch.from_numpy(rows).to(self.device)
         x = rows - self.statistics.mean[used].astype(np.float32)
         x *= (1 / self.statistics.std[used]).astype(np.float32)
-        return torch.from_numpy(np.clip(x, -5, 5, out=x)).to(self.device)
+        np.clip(x, -5, 5, out=x)
+        return torch.from_numpy(x).to(self.device)
 
     def use(self, *rows: np.ndarray) -> None:
         """Let networks leave out columns that whiten to 0 in these rows (M, size), as one-hot ones do."""
@@ -306,7 +307,8 @@ class InverseDynamics(Learned):
         self.tape_inverse(tape, one, two, action)
 
     def tape_inverse(self, tape: Tape, one: Units, two: Units, action: Units, share: float = 1.0) -> None:
-        self.actions.tape(tape, "inverse_loss", tape.net(self.prediction, one, two), action, share)
+        prediction = tape.net(self.prediction, one, two)
+        self.actions.tape(tape, "inverse_loss", prediction, action, share)
 
     def encode(self, x: Tensor, after: Tensor) -> tuple[Tensor, ...]:
         """Embeddings (N, D) of two columns, in one pass."""
@@ -317,7 +319,8 @@ class InverseDynamics(Learned):
         return self.values(self.encoder, obs)
 
     def inverse_loss(self, one: Tensor, two: Tensor, action: Tensor) -> Tensor:
-        return self.actions.loss(self.prediction(torch.cat([one, two], dim=1)), action)
+        prediction = self.prediction(torch.cat([one, two], dim=1))
+        return self.actions.loss(prediction, action)
 
 
 class Net(nn.Module):
@@ -329,7 +332,8 @@ class Net(nn.Module):
         self.shapes = list(layout.images.values())
         # How many columns of a row are its vectors, and how many each of its images.
         self.split = [layout.vector, *map(math.prod, self.shapes)]
-        self.trunks = nn.ModuleList(_convolutions(channels, generator) for channels, _, _ in self.shapes)
+        trunks = [_convolutions(channels, generator) for channels, _, _ in self.shapes]
+        self.trunks = nn.ModuleList(trunks)
         inputs = layout.vector + sum(map(_convolution_outputs, self.shapes))
         self.dense = dense(inputs, widths, generator)
 
@@ -452,7 +456,7 @@ class ActionCode:
 
     def _code(self, action: Array) -> Tensor:
         action = np.asarray(action)
-        action = action.reshape(len(action), int(np.prod(action.shape[1:])))
+        action = action.reshape(len(action), math.prod(action.shape[1:]))
         code = self._one_hot(action) if self.blocks else self._scale(action)
         return torch.from_numpy(code).to(self.device)
 
@@ -489,8 +493,8 @@ class ActionCode:
             return (prediction - code).square().mean()
         logits = prediction.split(self.blocks, dim=1)
         codes = code.split(self.blocks, dim=1)
-        losses = [cross_entropy(one, choice.argmax(dim=1)) for one, choice in zip(logits, codes)]
-        return cast(Tensor, sum(losses))
+        choices = [one_hot.argmax(dim=1) for one_hot in codes]
+        return cast(Tensor, sum(map(cross_entropy, logits, choices)))
 
     def tape(self, tape: Tape, name: str, prediction: Units, code: Units, share: float) -> None:
         """`share` of `loss`, written down."""
@@ -573,7 +577,8 @@ class Layout:
                 low, _ = self._bounds(key)
                 self.vector += len(low)
         self.order = [*vectors, *self.images]
-        self.size = self.vector + sum(map(math.prod, self.images.values()))
+        image_sizes = map(math.prod, self.images.values())
+        self.size = self.vector + sum(image_sizes)
 
     def flatten(self, obs: Obs) -> np.ndarray:
         """Observations (N, ...) -> float32 (N, size)."""
@@ -597,7 +602,9 @@ class Layout:
         box = self.spaces[key]
         match box:
             case gym.spaces.Discrete():
-                return np.zeros(int(box.n)), np.ones(int(box.n))
+                # A Discrete one is one-hot in a row.
+                size = int(box.n)
+                return np.zeros(size), np.ones(size)
             case gym.spaces.MultiDiscrete():
                 low = box.start
                 high = box.start + box.nvec - 1
@@ -607,16 +614,20 @@ class Layout:
             case gym.spaces.Box():
                 low = box.low
                 high = box.high
-        return self._rows(low[None], box)[0], self._rows(high[None], box)[0]
+        low_row = self._rows(low[None], box)
+        high_row = self._rows(high[None], box)
+        return low_row[0], high_row[0]
 
     def _rows(self, values: Array, box: gym.Space) -> np.ndarray:
         values = np.asarray(values)
         if isinstance(box, gym.spaces.Discrete):
-            choice = values.reshape(len(values)).astype(np.int64) - int(box.start)
+            choice = values.reshape(len(values)).astype(np.int64)
+            choice -= int(box.start)
             return np.eye(int(box.n), dtype=np.float32)[choice]
         if self.channels and _image_shape(box):
             values = values[:, -self.channels :]
-        return values.reshape(len(values), int(np.prod(values.shape[1:]))).astype(np.float32, copy=False)
+        width = math.prod(values.shape[1:])
+        return values.reshape(len(values), width).astype(np.float32, copy=False)
 
 
 def _image_shape(space: gym.Space) -> tuple[int, int, int] | None:

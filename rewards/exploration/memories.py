@@ -53,7 +53,8 @@ class EpisodeMemory:
         answers = []
         for start in range(0, len(x), PIECE_STEPS):
             rows = slice(start, start + PIECE_STEPS)
-            answer, memory = self.piece(memory, x[rows].swapaxes(0, 1), valid[rows].T, ended[rows].T)
+            piece = x[rows].swapaxes(0, 1)
+            answer, memory = self.piece(memory, piece, valid[rows].T, ended[rows].T)
             answers.append(answer.swapaxes(0, 1))
         if len(answers) == 1:
             return answers[0], memory
@@ -80,7 +81,8 @@ class Episodic(Reward):
     def walk(self, batch: Transitions, memory: Memory, function: Callable[[Obs], np.ndarray]) -> Walk:
         """What `self.memory` answers for `function` of each `next_obs`, (T, N, ...), and the memory after it."""
         visits = Visits(batch)
-        answers, memory = self.memory.walk(memory, visits.of(function), visits.valid, visits.ended)
+        x = visits.of(function)
+        answers, memory = self.memory.walk(memory, x, visits.valid, visits.ended)
         return answers[visits.rows], memory
 
 
@@ -319,7 +321,8 @@ class NeighbourMemory(EpisodeMemory):
         newest = filled[:, None] - 1
         ring_number = newest - (newest - place) % self.capacity
         # Which rows each row is compared with: those of the ring, and those before it in this piece.
-        in_ring = (episode == 0)[:, :, None] & (ring_number[:, None, :] >= oldest)
+        is_first_episode = (episode == 0)[:, :, None]
+        in_ring = is_first_episode & (ring_number[:, None, :] >= oldest)
         same_episode = episode[:, :, None] == episode[:, None, :]
         in_piece = same_episode & valid[:, None, :] & (number[:, None, :] >= oldest)
         in_piece &= np.tri(x.shape[1], k=-1, dtype=bool)
@@ -334,7 +337,8 @@ class NeighbourMemory(EpisodeMemory):
         is_current = valid & (episode == last_episode[:, None])
         filled = np.where(last_episode == 0, filled, 0)
         filled = filled + is_current.sum(axis=1)
-        envs, times = np.nonzero(is_current & (number >= filled[:, None] - self.capacity))
+        stays = is_current & (number >= filled[:, None] - self.capacity)
+        envs, times = np.nonzero(stays)
         ring[envs, number[envs, times] % self.capacity] = x[envs, times]
         return self.nearest(squares), {"ring": ring, "filled": filled}
 
@@ -342,7 +346,8 @@ class NeighbourMemory(EpisodeMemory):
         """The k smallest of (N, T, S) along the last axis, ascending, filled up with infinity."""
         missing = self.k - squares.shape[2]
         if missing > 0:
-            squares = np.pad(squares, ((0, 0), (0, 0), (0, missing)), constant_values=np.inf)
+            padding = ((0, 0), (0, 0), (0, missing))
+            squares = np.pad(squares, padding, constant_values=np.inf)
         elif missing < 0:
             squares = np.partition(squares, self.k - 1, axis=2)[:, :, : self.k]
         return np.sort(squares, axis=2)

@@ -69,7 +69,8 @@ class PseudoCount(Episodic, InverseDynamics):
             batch = batch.map(lambda x: x[:, None])
         visits = Visits(batch)
         fresh = self.memory.initial(batch.shape[1])
-        squares, _ = self.memory.walk(fresh, visits.of(self.phi), visits.valid, visits.ended)
+        x = visits.of(self.phi)
+        squares, _ = self.memory.walk(fresh, x, visits.valid, visits.ended)
         squares = squares[visits.valid]
         self.distance.update(squares[np.isfinite(squares)])
         return metrics

@@ -105,7 +105,8 @@ class RDD(RND):
         """DRND: the distance to the mean of the targets, and an estimate of 1/n from their second moment."""
         outputs = torch.stack([net(x) for net in self.targets])
         mean = outputs.mean(dim=0)
-        variance = (outputs.square().mean(dim=0) - mean.square()).clamp(min=1e-6)
+        second_moment = outputs.square().mean(dim=0)
+        variance = (second_moment - mean.square()).clamp(min=1e-6)
         prediction = self.predictor(x)
         distance = (prediction - mean).square().sum(dim=1)
         ratio = (prediction.square() - mean.square()).abs() / variance

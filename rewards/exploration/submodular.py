@@ -63,7 +63,8 @@ class Submodular(Episodic, Learned):
         else:
             size = self.layout.size
             waves = skip_init(nn.Linear, size, config.features)
-            nn.init.normal_(waves.weight, 0, 1 / (config.length * math.sqrt(size)), generator=self.generator)
+            deviation = 1 / (config.length * math.sqrt(size))
+            nn.init.normal_(waves.weight, 0, deviation, generator=self.generator)
             nn.init.uniform_(waves.bias, 0, 2 * math.pi, generator=self.generator)
             self.waves = waves.requires_grad_(False).to(self.device)
             self.memory = EllipticalMemory(config.features, config.noise)
@@ -82,11 +83,13 @@ class Submodular(Episodic, Learned):
         # The memory sees the M cells of a disc one after the other: (S, N, M) -> (S * M, N).
         steps = (states * discs, envs)
         keys = cells.transpose(0, 2, 1).reshape(steps)
-        valid = (visits.valid[..., None] & (cells > 0)).transpose(0, 2, 1).reshape(steps)
+        valid = visits.valid[..., None] & (cells > 0)
+        valid = valid.transpose(0, 2, 1).reshape(steps)
         ended = np.zeros((states, discs, envs), bool)
         ended[:, -1] = visits.ended
         counts, memory = self.memory.walk(memory, keys, valid, ended.reshape(steps))
-        new_cells = ((counts == 1) & valid).reshape(states, discs, envs).sum(axis=1)
+        is_new = (counts == 1) & valid
+        new_cells = is_new.reshape(states, discs, envs).sum(axis=1)
         return new_cells[visits.rows].astype(np.float32), memory
 
     def _phi(self, obs: Obs) -> np.ndarray:
@@ -108,7 +111,8 @@ class Submodular(Episodic, Learned):
                 f"reward.submodular.radius={radius} makes no disc of at most {MAX_DISC_CELLS} cells; {fix}"
             )
         places = np.indices((width,) * size).reshape(size, -1).T - reach
-        return places[np.square(places).sum(axis=1) <= radius**2].astype(np.float64)
+        in_disc = np.square(places).sum(axis=1) <= radius**2
+        return places[in_disc].astype(np.float64)
 
     def _cells(self, obs: Obs) -> np.ndarray:
         """Keys (M, cells of the disc) of observations (M, ...), 0 for a cell out of bounds."""
@@ -117,6 +121,8 @@ class Submodular(Episodic, Learned):
         if len(self.disc) == 1:
             return self.hash(obs)[:, None]
         # A disc of several cells has a single Box, see `_disc`.
+        key: str
+        box: Any
         [(key, box)] = self.hash.parts.items()
         widths = self.hash.bins.get(key, np.ones(()))
         size = self.disc.shape[1]
@@ -126,4 +132,5 @@ class Submodular(Episodic, Learned):
         high = box.high.ravel() + widths / 2
         inside = (places >= low) & (places <= high)
         keys = self.hash(places if key == WHOLE_OBS else {key: places})
-        return np.where(inside.all(axis=1), keys, np.uint64(0)).reshape(len(centres), -1)
+        keys = np.where(inside.all(axis=1), keys, np.uint64(0))
+        return keys.reshape(len(centres), -1)

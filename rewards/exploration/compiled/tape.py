@@ -112,16 +112,19 @@ class Tape:
         """One layer; `places`: of the weights, their steps by output and by input, and the place of the biases."""
         rows = self._new_rows(n)
         slopes = source.n if source.learnt else 0
-        self.ops.append([LINEAR, rows.start, n, source.start, source.n, *places, relu, slopes])
+        units = (rows.start, n, source.start, source.n)
+        self.ops.append([LINEAR, *units, *places, relu, slopes])
         return rows
 
     def squares(self, name: str, a: Units, b: Units, weight: float, share: float = 1.0) -> None:
         """Errors weight * sum of (a - b)**2 of each row; `share` times their mean is a loss of that name."""
-        self._add_loss(name, [SQUARES, a.start, a.n, b.start, b.learnt], weight, share)
+        op = [SQUARES, a.start, a.n, b.start, b.learnt]
+        self._add_loss(name, op, weight, share)
 
     def entropy(self, name: str, logits: Units, code: Units, share: float = 1.0) -> None:
         """Cross-entropies of one-hot codes; `share` times their mean is a loss of that name."""
-        self._add_loss(name, [ENTROPY, logits.start, logits.n, code.start], 1.0, share)
+        op = [ENTROPY, logits.start, logits.n, code.start]
+        self._add_loss(name, op, 1.0, share)
 
     def program(self, losses: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Operations (1, K, FIELDS), each with what it finds there on the way back, and weights and shares (1, K, 2).
@@ -246,23 +249,19 @@ class Compiled:
         ends = np.cumsum([0, *map(len, rows)])
         first_parts = np.arange(0, len(rows), parts)
         begins = ends[first_parts[:, None] + np.arange(parts + 1)]
-        losses, steps = compiled.epochs(
-            flat.value.numpy(),
-            flat.grad.numpy(),
-            flat.mean.numpy(),
-            flat.square.numpy(),
-            int(flat.steps),
-            ops,
-            shares,
-            _three_arrays(columns),
-            np.concatenate(rows),
-            begins,
-            float(config.learning_rate),
-            float(config.max_grad_norm),
-        )
+        vectors = [vector.numpy() for vector in (flat.value, flat.grad, flat.mean, flat.square)]
+        arrays = _three_arrays(columns)
+        order = np.concatenate(rows)
+        rate = float(config.learning_rate)
+        max_norm = float(config.max_grad_norm)
+        losses, steps = compiled.epochs(*vectors, int(flat.steps), ops, shares, arrays, order, begins, rate, max_norm)
         flat.steps.fill_(steps)
-        losses = losses[: len(names)]
-        return {name: float(losses[np.array(names) == name].sum()) for name in names}
+        # Losses of the same name, such as one for each discrete action, are logged as their sum.
+        sums = {}
+        for name in names:
+            has_name = np.array(names) == name
+            sums[name] = float(losses[: len(names)][has_name].sum())
+        return sums
 
     def rates(self, function: Any, columns: Sequence[Tensor]) -> Tensor | None:
         """What `function` makes of columns, if it is dense layers, or the reward's `error`: that of the first loss."""
@@ -281,9 +280,14 @@ class Compiled:
         if net not in self.programs:
             self.programs[net] = self._layer_program(layers)
         ops, shares, outputs, learnt = self.programs[net]
-        value = self.reward.optimizer.value if learnt else nn.utils.parameters_to_vector(layers.parameters()).detach()
-        out = np.empty((len(columns[0]), outputs.n), np.float32)
-        compiled.rates(ops, shares, value.numpy(), _three_arrays(columns), outputs.start, out)
+        if learnt:
+            value = self.reward.optimizer.value
+        else:
+            value = nn.utils.parameters_to_vector(layers.parameters()).detach()
+        n = len(columns[0])
+        out = np.empty((n, outputs.n), np.float32)
+        arrays = _three_arrays(columns)
+        compiled.rates(ops, shares, value.numpy(), arrays, outputs.start, out)
         return torch.from_numpy(out)
 
     def _errors(self, columns: Sequence[Tensor]) -> Tensor | None:
@@ -295,8 +299,11 @@ class Compiled:
             self.programs["error"] = self._write_tape(columns).program(losses=1)
         ops, shares = self.programs["error"]
         value = self.reward.optimizer.value
-        out = np.empty((len(columns[0]), 1), np.float32)
-        compiled.rates(ops, shares, value.numpy(), _three_arrays(columns), -1, out)
+        n = len(columns[0])
+        out = np.empty((n, 1), np.float32)
+        arrays = _three_arrays(columns)
+        # A place of -1 asks for the errors of the last loss instead of units.
+        compiled.rates(ops, shares, value.numpy(), arrays, -1, out)
         return torch.from_numpy(out[:, 0])
 
     def members(self, heads: Any, rows: Tensor) -> Tensor | None:
