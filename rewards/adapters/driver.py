@@ -44,6 +44,7 @@ class EpisodeTracker(Stateful):
             mask = np.ones(self.n, bool)
         mask = np.asarray(mask, bool)
         self.cursor.begin(modalities, mask)
+        # Memories of the environments that go on stay as they are.
         initial = self._initial_memories()
         self.memory = {name: merge_memory(memory, initial[name], mask) for name, memory in self.memory.items()}
 
@@ -72,6 +73,7 @@ class TrackedEnv(gym.Wrapper, RecordConstructorArgs):
         obs, reward, terminated, truncated, info = self.env.step(action)
         step = (self._obs, action, float(reward), obs, terminated, truncated, info)
         self._obs = obs
+        # Rewards see a step as a batch of one transition.
         batch = from_gym_step(self.tracker.cursor, *step)
         ends = self.observe(batch, info)
         return self.shown(), reward, terminated or ends, truncated, info
@@ -124,6 +126,7 @@ class Driver(EpisodeTracker):
         if update_every < 1:
             raise ValueError(f"update_every={update_every} transitions must be at least 1")
         super().__init__(mix.streams, n, mix.frame_size)
+        # An agent behind a wrapper gets one reward, so streams cannot have a value each.
         mix.only_sums("a wrapper")
         self.mix = mix
         self.chunk = Chunk(max(update_every // n, 1))
@@ -136,7 +139,8 @@ class Driver(EpisodeTracker):
         batch = self.mix.embed(batch)
         self.raw, self.memory = self.mix.score(batch, self.memory)
         total = self.mix.combine(self.raw, self.timesteps)
-        self.timesteps += self.n if batch.valid.all() else int(batch.valid.sum())
+        # A row that only resets is no step of its environment.
+        self.timesteps += int(batch.valid.sum())
         self.chunk.add(batch, self.raw)
         if self.chunk.full:
             fresh, raw = self.chunk.take()

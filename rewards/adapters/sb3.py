@@ -253,6 +253,7 @@ class SideCritic(Stateful):
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-3)
 
     def _features(self, obs: Obs) -> torch.Tensor:
+        # The critic reads these features without training them.
         with torch.no_grad():
             tensor = map_obs(lambda x: torch.as_tensor(x, device=self.policy.device), obs)
             # Policies that do not share their features have a second extractor, for values.

@@ -43,6 +43,7 @@ class E3B(Episodic, InverseDynamics):
     def build(self) -> None:
         super().build()
         config = self.config
+        # A random embedding is the encoder as it was initialised.
         self.learns = config.embedding == "inverse"
         self.memory = EllipticalMemory(config.features, config.ridge)
         self.memory.kernel = self.compiled.kernel

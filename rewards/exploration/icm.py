@@ -48,6 +48,7 @@ class ICM(InverseDynamics):
         share = self.config.forward_share
         forward = self.distance(one, action, two).mean()
         inverse = self.inverse_loss(one, two, action)
+        # Equation 7 without the policy's term.
         return {"forward_loss": share * forward, "inverse_loss": (1 - share) * inverse}
 
     def tape(self, tape: Tape, x: Units, action: Units, after: Units) -> None:

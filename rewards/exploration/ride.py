@@ -49,6 +49,7 @@ class RIDE(Episodic, InverseDynamics):
         self.train_on(self.encoder, self.prediction, self.forward)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        # The impact of an action, divided by the root of how often the episode has been where it led.
         before, after = both(self.phi, batch)
         n, memory = self.walk(batch, memory, self.hash)
         impact = np.linalg.norm(after - before, axis=-1)

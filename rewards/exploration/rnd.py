@@ -46,7 +46,9 @@ class RND(Learned):
         super().build()
         config = self.config
         self.target = self.net(config.hidden, config.features).requires_grad_(False)
-        self.predictor = self.net(*[config.hidden] * config.depth, config.features)
+        # The predictor is deeper than the target, so that it can imitate it where it has learnt enough.
+        hidden_layers = [config.hidden] * config.depth
+        self.predictor = self.net(*hidden_layers, config.features)
         self.train_on(self.predictor)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:

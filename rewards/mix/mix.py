@@ -53,14 +53,18 @@ class Mix:
 
     def __init__(self, streams: list["Stream"]) -> None:
         self.streams = {stream.name: stream for stream in streams}
-        self.requires = frozenset().union(*(stream.requires for stream in streams))
-        self.relabelable = all(stream.relabelable for stream in streams)
+        self.requires: frozenset[str] = frozenset()
+        self.relabelable = True
+        for stream in streams:
+            self.requires |= stream.requires
+            self.relabelable = self.relabelable and stream.relabelable
         sizes = {stream.reward.frame_size for stream in streams if "frame" in stream.requires}
         if len(sizes) > 1:
             raise ValueError(f"the rewards want frames of {sorted(map(str, sizes))} pixels; a mix renders one size")
         self.frame_size: int | None = next(iter(sizes), None)
+        # A replay has to keep something of these streams, or it could not score a transition later.
         self._lasting = [stream for stream in streams if stream.has_memory or not stream.relabelable]
-        self.keeps = bool(self._lasting) or any(name in self.requires for name in MODALITIES)
+        self.keeps = bool(self._lasting) or not self.requires.isdisjoint(MODALITIES)
         self._metrics = MixMetrics()
         self._is_readable = False  # whether a batch was seen that has what the rewards read
         self.watched: dict[str, np.ndarray] | None = None  # newest scores by stream, where a log shows them
@@ -86,7 +90,10 @@ class Mix:
         return " + ".join(map(str, self.streams.values()))
 
     def notes(self) -> list[str]:
-        return [f"{name}: {note}" for name, stream in self.streams.items() for note in stream.notes()]
+        notes = []
+        for name, stream in self.streams.items():
+            notes += [f"{name}: {note}" for note in stream.notes()]
+        return notes
 
     def judge_use(self) -> dict[str, JudgeUse]:
         """By the names of rewards that ask a judge, what came of it."""
@@ -123,6 +130,7 @@ class Mix:
         for stream in self.streams.values():
             if "frame" not in stream.requires:
                 continue
+            # A reward without an embedding reads the frames themselves.
             key = stream.reward.embedding
             if key is None:
                 frames_stay = True
@@ -238,7 +246,9 @@ class Mix:
         """The tags `reward/...` of stored transitions (T, N) that `update` has not seen yet; nothing learns."""
         raw = self.relabel(batch)
         self._watch(batch, raw)
-        return copy.deepcopy(self._metrics).update(batch, raw, self.parts(raw, timesteps))
+        # A copy, so that the returns of running episodes do not count these transitions twice.
+        metrics = copy.deepcopy(self._metrics)
+        return metrics.update(batch, raw, self.parts(raw, timesteps))
 
     def _check_readable(self, batch: Transitions) -> None:
         """Refuse (ValueError) a first batch without frames, texts or signals that a reward reads."""
@@ -319,6 +329,7 @@ class MixMetrics(Stateful):
         total_size = sum(sizes.values())
         task = select_valid(batch.reward).astype(np.float64)
         task -= task.mean()
+        # Pearson's correlation of each stream with the task's reward.
         for name, value in raw.items():
             scores = select_valid(value).astype(np.float64)
             mean = scores.mean()
@@ -442,10 +453,7 @@ class Stream(Stateful):
         return notes
 
     def score(self, batch: Transitions, memory: Memory, again: bool = False) -> tuple[np.ndarray, Memory]:
-        """Shaped scores, float32, of the batch's shape, 0 in rows not valid or not ready; and the memory after it.
-
-        `again` says, for the sentence of an error, that the batch comes out of a replay.
-        """
+        """Shaped scores, float32, of the batch's shape; 0 in rows not valid or not ready; `again`: out of a replay."""
         if not self._fits:
             self._check_fits(batch)
         # A flat batch is one step of a rollout for a reward with a memory.
@@ -543,6 +551,7 @@ class Stream(Stateful):
         return raw / np.float32(self.scale.value)
 
     def update(self, batch: Transitions, raw: np.ndarray) -> dict[str, float]:
+        # References are gathered before anything is learnt, from a recording or from these transitions.
         if self.references is not None and not len(self.references.scores):
             rows = self.references.recorded or batch.flatten()[batch.valid.ravel()]
             self.references.take(values_of(self.reward.score(rows)))

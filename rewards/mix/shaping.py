@@ -57,7 +57,9 @@ def clip(score: np.ndarray, at: float) -> np.ndarray:
 
 def sigmoid(score: np.ndarray, at: float | np.ndarray, slope: float) -> np.ndarray:
     """1 / (1 + exp(-slope (score - at))) - 1/2: bounded, zero at `at`; not enough in a task that terminates."""
-    return (0.5 * np.tanh(0.5 * slope * (score - at))).astype(np.float32)
+    # tanh(x / 2) / 2 is the logistic function of x less 1/2, and does not overflow.
+    half = 0.5 * slope * (score - at)
+    return (0.5 * np.tanh(half)).astype(np.float32)
 
 
 def par(score: np.ndarray, references: np.ndarray, slope: float) -> np.ndarray:

@@ -101,6 +101,7 @@ class Tape:
         outputs = [*sources]
         linear_layers = [layer for layer in layers if isinstance(layer, nn.Linear)]
         for layer in linear_layers:
+            # The weights lie as (outputs, inputs): a step to the next input is 1.
             weight = self.places[layer.weight.data_ptr()]
             bias = self.places[layer.bias.data_ptr()]
             places = (weight, layer.in_features, 1, bias)
@@ -153,8 +154,12 @@ class Tape:
         """Units side by side: as they lie where they do, else copies."""
         if any(left.end != right.start for left, right in pairwise(sources)):
             sources = [self._copy(source) for source in sources]
-        size = sum(source.n for source in sources)
-        return Units(sources[0].start, size, any(source.learnt for source in sources))
+        size = 0
+        learnt = False
+        for source in sources:
+            size += source.n
+            learnt = learnt or source.learnt
+        return Units(sources[0].start, size, learnt)
 
     def _copy(self, source: Units) -> Units:
         """The same units at the end of h; columns of the batch are read once more instead."""
@@ -332,11 +337,15 @@ class Compiled:
 
     def _loss_programs(self, columns: Sequence[Tensor], parts: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
         """Operations and shares of every part of the loss, (parts, K, ...), and the names of the losses."""
-        tapes = [self._write_tape(columns, part) for part in range(parts)]
-        programs = [tape.program() for tape in tapes]
-        ops = np.concatenate([ops for ops, _ in programs])
-        shares = np.concatenate([shares for _, shares in programs])
-        return ops, shares, tapes[0].names
+        ops = []
+        shares = []
+        for part in range(parts):
+            tape = self._write_tape(columns, part)
+            part_ops, part_shares = tape.program()
+            ops.append(part_ops)
+            shares.append(part_shares)
+        # Every part has the same losses.
+        return np.concatenate(ops), np.concatenate(shares), tape.names
 
     def _member_programs(self, heads: Any, width: int) -> list[tuple[np.ndarray, np.ndarray, Units]]:
         """Of each member: its operations, their shares, and its outputs."""
