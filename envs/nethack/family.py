@@ -7,7 +7,7 @@ installed, are `minihack:MiniHack-Room-5x5-v0` and so on.
 `info["text"]` is the game's message, "" when there is none; with the adapter's option `status=True` the status line
 follows: "You kill the newt! [Dlvl 2, HP 12, XP 3, $ 45]". A sentence repeated in a row appears once, with "(x2)".
 What players have written reads "(written)", as an agent that writes "You find the Oracle" could manipulate its judge;
-so does what it types when the game asks for a line, and later any line of `WRITTEN` characters or more.
+so does what it types when the game asks for a line, and later any line of `MIN_TYPED_LINE_CHARS` characters or more.
 
 Signals are depth in levels below the surface, 1 at the start; the in-game score; experience level; gold; hit points. An
 episode's metrics are the largest of each, so that dying takes nothing away.
@@ -32,12 +32,15 @@ from envs.nethack.view import DEPTH, GOLD, HP, LEVEL, SCORE, GameObservation
 from envs.observations import Recorded
 from envs.types import EnvReset
 
-WRITTEN = 4  # characters
-CAP = 5000  # NLE's own episode length
+# Shorter lines are also words of the game itself, so later messages keep them, in characters.
+MIN_TYPED_LINE_CHARS = 4
+# NLE's own episode length.
+MAX_GAME_STEPS = 5000
 SIGNALS = ("depth", "score", "experience level", "gold", "hit points")
 # What the game asks before it reads a line: `What do you want to write in the dust here?`, `Call a red gem:`, `#`.
-_ASKED = re.compile(r"(# ?|.*?[?:](?: \[[^\]]*\])?) ?(.*)", re.DOTALL)
-_NUMBERS = [DEPTH, SCORE, LEVEL, GOLD, HP]
+_QUESTION = re.compile(r"(# ?|.*?[?:](?: \[[^\]]*\])?) ?(.*)", re.DOTALL)
+# The places of `SIGNALS` in the status line.
+_SIGNAL_COLUMNS = [DEPTH, SCORE, LEVEL, GOLD, HP]
 _AIMS = {
     "Score": "Make the score grow: go down deeper, fight and kill monsters, gain experience levels and find gold.",
     "Oracle": "Find the Oracle and stand next to her: go down stairs to her level, between 5 and 9, and stay alive.",
@@ -50,7 +53,8 @@ _AIMS = {
 
 def _sense(env: gym.Env) -> np.ndarray:
     inner = simulator(env)
-    return inner.last_observation[inner._blstats_index][_NUMBERS].astype(np.float32)
+    blstats = inner.last_observation[inner._blstats_index]
+    return blstats[_SIGNAL_COLUMNS].astype(np.float32)
 
 
 class Delving(Metrics):
@@ -60,8 +64,10 @@ class Delving(Metrics):
         if not self.episodes:
             return {}
         best = np.stack(self.episodes)
-        means = {name: float(best[:, number].mean()) for number, name in enumerate(SIGNALS[:4])}
-        return {**means, "deepest of all": float(best[:, 0].max())}
+        # Hit points start high, so that their maximum says nothing about progress.
+        means = {name: float(best[:, k].mean()) for k, name in enumerate(SIGNALS[:4])}
+        means["deepest of all"] = float(best[:, 0].max())
+        return means
 
 
 class RealSeeds(Recorded):
@@ -71,6 +77,7 @@ class RealSeeds(Recorded):
         super().__init__(env)
         if env.spec is not None and env.spec.name == "NetHackChallenge":
             raise ValueError("NetHackChallenge forbids seeds, so no run could be resumed; use NetHackScore-v0")
+        # NLE terminates at its limit; Gymnasium's TimeLimit truncates instead.
         simulator(env)._max_episode_steps = 2**31 - 1
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
@@ -78,12 +85,13 @@ class RealSeeds(Recorded):
         if seed is not None:
             inner.np_random = seeding.np_random(seed)[0]
         draw_game(inner)
-        return self.env.reset(options=options or None)  # NLE fails on options without its own keys
+        # NLE fails on options without its own keys, so empty ones become None.
+        return self.env.reset(options=options or None)
 
 
 def draw_game(inner: Any) -> None:
     """Draw the seeds of the game that the next reset of an NLE environment begins."""
-    core, disp = (int(s) for s in inner.np_random.integers(1, 2**31 - 1, size=2))
+    core, disp = inner.np_random.integers(1, 2**31 - 1, size=2).tolist()
     inner.seed(core, disp, reseed=False)
 
 
@@ -91,10 +99,14 @@ def draw_game(inner: Any) -> None:
 def caption(message: bytes) -> str:
     """A message of the game as a caption; see the module."""
     text = " ".join(message.decode("latin-1").split())
+    # Engravings and names given to things are words of players, who could address a judge.
     text = re.sub(r'You read: ".*"', 'You read: "(written)"', text)
     text = re.sub(r"\b(called|named) [^.!?]*[^.!?\s]", r"\1 (written)", text)
-    runs = [(part, len(list(run))) for part, run in itertools.groupby(re.split(r"(?<=[.!?]) ", text))]
-    return " ".join(part if times == 1 else f"{part} (x{times})" for part, times in runs)
+    sentences = []
+    for sentence, repeats in itertools.groupby(re.split(r"(?<=[.!?]) ", text)):
+        times = len(list(repeats))
+        sentences.append(sentence if times == 1 else f"{sentence} (x{times})")
+    return " ".join(sentences)
 
 
 def with_status(text: str, numbers: np.ndarray) -> str:
@@ -106,10 +118,12 @@ def with_status(text: str, numbers: np.ndarray) -> str:
 
 
 def _repair(env: gym.Env) -> gym.Env:
-    cap = simulator(env)._max_episode_steps
+    max_steps = simulator(env)._max_episode_steps
     env = RealSeeds(env)
     # MiniHack's registrations have no limit; each class has one of its own.
-    return TimeLimit(env, cap) if env.spec is not None and env.spec.max_episode_steps is None else env
+    if env.spec is not None and env.spec.max_episode_steps is None:
+        return TimeLimit(env, max_steps)
+    return env
 
 
 def _is_minihack(spec: EnvSpec) -> bool:
@@ -117,31 +131,45 @@ def _is_minihack(spec: EnvSpec) -> bool:
 
 
 def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None) -> dict[str, Any]:
-    cap = {} if _is_minihack(spec) else {"max_episode_steps": CAP}
+    # The phase of the moon comes from the clock and changes the agent's luck.
+    defaults: dict[str, Any] = {"fix_moon_phase": True}
+    if not _is_minihack(spec):
+        defaults["max_episode_steps"] = MAX_GAME_STEPS
     mode = arguments.get("render_mode")
-    mode = "pixel" if mode == "rgb_array" else mode  # NLE's name for an array of tiles
-    return {"fix_moon_phase": True, **cap, **arguments, "render_mode": mode}
+    if mode == "rgb_array":
+        # NLE's name for an array of tiles.
+        mode = "pixel"
+    return {**defaults, **arguments, "render_mode": mode}
 
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     inner = simulator(env)
-    message = bytes(inner.last_observation[inner._message_index]).split(b"\0", 1)[0]
-    text = _without_typed(message, bool(inner.last_observation[inner._internal_index][2]), memory)
-    status = env.has_wrapper_attr("status") and env.get_wrapper_attr("status")
-    return with_status(text, inner.last_observation[inner._blstats_index]) if status else text
+    message_buffer = bytes(inner.last_observation[inner._message_index])
+    message = message_buffer.split(b"\0", 1)[0]
+    reads_line = bool(inner.last_observation[inner._internal_index][2])
+    text = _hide_typed_words(message, reads_line, memory)
+    if env.has_wrapper_attr("status") and env.get_wrapper_attr("status"):
+        return with_status(text, inner.last_observation[inner._blstats_index])
+    return text
 
 
-def _without_typed(message: bytes, reads_line: bool, memory: dict[str, Any]) -> str:
+def _hide_typed_words(message: bytes, reads_line: bool, memory: dict[str, Any]) -> str:
     """The caption of a message without what the agent has typed in this episode; `reads_line`: it is typing now."""
     if reads_line:
-        asked = _ASKED.fullmatch(message.decode("latin-1"))
-        question, typed = asked.groups() if asked else (message.decode("latin-1"), "")
+        prompt = message.decode("latin-1")
+        match = _QUESTION.fullmatch(prompt)
+        question, typed = match.groups() if match else (prompt, "")
         memory["typing"] = " ".join(typed.split())
-        return caption(question.encode("latin-1")) + (" (written)" if typed else "")
-    if len(typed := memory.pop("typing", "")) >= WRITTEN:
-        memory["typed"] = sorted({*memory.get("typed", ()), typed}, key=len, reverse=True)
+        text = caption(question.encode("latin-1"))
+        return f"{text} (written)" if typed else text
+    typed_lines = memory.get("typed", [])
+    line = memory.pop("typing", "")
+    if len(line) >= MIN_TYPED_LINE_CHARS:
+        # The longest first: a line may contain another one.
+        typed_lines = sorted({*typed_lines, line}, key=len, reverse=True)
+        memory["typed"] = typed_lines
     text = caption(message)
-    for line in memory.get("typed", ()):
+    for line in typed_lines:
         text = re.sub(re.escape(line), "(written)", text, flags=re.IGNORECASE)
     return text
 
@@ -149,21 +177,28 @@ def _without_typed(message: bytes, reads_line: bool, memory: dict[str, Any]) -> 
 def _aim(spec: EnvSpec) -> str:
     if _is_minihack(spec):
         return "Do what the level asks: as a rule, reach the stairs down alive."
-    return next((aim for name, aim in _AIMS.items() if spec.name.startswith(f"NetHack{name}")), _AIMS["Score"])
+    for name, aim in _AIMS.items():
+        if spec.name.startswith(f"NetHack{name}"):
+            return aim
+    return _AIMS["Score"]
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
+    # A score has no value from which on it is a success.
     if env.spec is not None and env.spec.name in ("NetHackScore", "NetHack"):
-        return None  # a score has no end
+        return None
     return getattr(info.get("end_status"), "name", "").startswith("TASK_SUCCESS")
 
+
+_OUR_TASKS = ("Score", "Oracle", "OracleSober", "Staircase3", "Staircase4")
+_NLE_TASKS = ("Score", "Staircase", "StaircasePet", "Oracle", "Gold", "Eat", "Scout")
 
 FAMILY = Family(
     name="nethack",
     description="NetHack: the game, through the NetHack Learning Environment",
     ids=(
-        *(f"lodestar/NetHack{name}-v0" for name in ("Score", "Oracle", "OracleSober", "Staircase3", "Staircase4")),
-        *(f"NetHack{name}-v0" for name in ("Score", "Staircase", "StaircasePet", "Oracle", "Gold", "Eat", "Scout")),
+        *(f"lodestar/NetHack{name}-v0" for name in _OUR_TASKS),
+        *(f"NetHack{name}-v0" for name in _NLE_TASKS),
     ),
     knows=lambda spec: entry(spec).startswith(("nle.", "minihack.", "envs.nethack.tasks")),
     module="nle",

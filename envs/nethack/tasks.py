@@ -9,7 +9,7 @@ agent's to confirm, as in NLE. All pages of a message are one message, up to 255
 
 Differences from the source: messages of several pages are kept whole; picking up takes everything of a menu; a satiated
 agent does not eat, as a random policy would die of it; a task that is won ends without leaving the game.
-When it fails: a game asks for more than `LIMIT` answers in a row; the next action continues from there.
+When it fails: a game asks for more than `MAX_ANSWERS` answers in a row; the next action continues from there.
 """
 
 import enum
@@ -30,77 +30,96 @@ from envs.types import EnvStep
 
 Command = nethack.Command
 ACTIONS = (*TASK_ACTIONS, Command.CAST, Command.QUAFF, Command.PRAY, Command.PICKUP, Command.PAY)
-REWARD = 50.0  # for what ends a task
-FROZEN = -0.01  # of a step that takes no time in the game
-LIMIT = 100  # answers to one action
-STANDING = (SCORE, TIME, DEPTH)  # what rewards compare with the step before
+# The reward of what ends a task, and of a step that takes no time in the game.
+WIN_REWARD = 50.0
+FROZEN_STEP_REWARD = -0.01
+MAX_ANSWERS = 100
+# The columns of the status line that rewards compare with the step before.
+STANDING = (SCORE, TIME, DEPTH)
 _SPACE, _ESCAPE = ord(" "), 27
-_SATIATED = 0  # of the status line's hunger
-_FIRST = frozenset(map(int, (Command.EAT, Command.QUAFF, Command.PAY)))  # whose questions get the first answer
-_IN_MENU = {int(Command.CAST): b"a", int(Command.PICKUP): b",\r", int(Command.ENHANCE): b"a"}
+# The value of the status line's hunger.
+_SATIATED = 0
+# The commands whose questions get the first answer that is offered.
+_TAKES_FIRST_OFFER = frozenset(map(int, (Command.EAT, Command.QUAFF, Command.PAY)))
+_MENU_KEYS = {int(Command.CAST): b"a", int(Command.PICKUP): b",\r", int(Command.ENHANCE): b"a"}
 
 
 def settle(games: Games, row: int) -> None:
     """What NLE does after a move until the game waits for the next one: clicks through pages, declines questions."""
-    game, internal = games.playing[row], games.internal[row]
+    game = games.playing[row]
+    # NLE's flags: [1] the game asks a question, [2] it reads a line, [3] it waits for a space.
+    internal = games.internal[row]
     while not game.done():
         if internal[3]:
             game.step(_SPACE)
         elif internal[2]:
             game.step(_ESCAPE)
         else:
-            if internal[1] and not any(part in games.text_of(row) for part in SKIP_EXCEPTIONS):
+            if internal[1] and not _is_left_to_agent(games.text_of(row)):
                 game.step(_ESCAPE)
             return
+
+
+def _is_left_to_agent(text: bytes) -> bool:
+    """Whether NLE leaves a question to the agent: directions, attacks on peaceful monsters, prayers."""
+    return any(part in text for part in SKIP_EXCEPTIONS)
 
 
 def answer(games: Games, row: int, key: int) -> None:
     """The same for our tasks: answers what `key` asks, and leaves all pages of the message in `games.message`."""
     pages: list[bytes] = []
-    _click(games, row, key, pages)
-    if any(b"more confident in your" in page for page in pages) and not games.playing[row].done():
+    _answer_prompts(games, row, key, pages)
+    can_enhance = any(b"more confident in your" in page for page in pages)
+    if can_enhance and not games.playing[row].done():
         games.playing[row].step(int(Command.ENHANCE))
-        _click(games, row, int(Command.ENHANCE), pages)
-    whole = b"  ".join(pages)[:255]
-    if whole != games.text_of(row):
+        _answer_prompts(games, row, int(Command.ENHANCE), pages)
+    message = b"  ".join(pages)[:255]
+    if message != games.text_of(row):
         games.message[row] = 0
-        games.message[row, : len(whole)] = np.frombuffer(whole, np.uint8)
+        games.message[row, : len(message)] = np.frombuffer(message, np.uint8)
 
 
-def _click(games: Games, row: int, key: int, pages: list[bytes]) -> None:
-    game, internal = games.playing[row], games.internal[row]
-    choices = iter(_IN_MENU.get(key, b""))
-    for _ in range(LIMIT):
+def _answer_prompts(games: Games, row: int, key: int, pages: list[bytes]) -> None:
+    """Answer until the game waits for the next action; `pages` collects its messages."""
+    game = games.playing[row]
+    # NLE's flags, as in `settle`.
+    internal = games.internal[row]
+    menu_keys = iter(_MENU_KEYS.get(key, b""))
+    for _ in range(MAX_ANSWERS):
         text = games.text_of(row)
-        asked = bool(internal[1])
-        if text and not asked and text not in pages[-1:]:
+        asks = bool(internal[1])
+        if text and not asks and text not in pages[-1:]:
             pages.append(text)
         if game.done() or not internal[1:4].any():
             return
         if internal[3]:
-            game.step(next(choices, _SPACE))
-        elif asked and key in _FIRST:
-            first = text[text.rfind(b"[") + 1 :][:1]
-            full = key == Command.EAT and games.blstats[row, HUNGER] == _SATIATED
-            game.step(first[0] if first.isalpha() and not full else _ESCAPE)
-        elif asked and not internal[2] and any(part in text for part in SKIP_EXCEPTIONS):
+            game.step(next(menu_keys, _SPACE))
+        elif asks and key in _TAKES_FIRST_OFFER:
+            # Offers stand in brackets at the end: "What do you want to eat? [cd or ?*]".
+            first_offer = text[text.rfind(b"[") + 1 :][:1]
+            is_full = key == Command.EAT and games.blstats[row, HUNGER] == _SATIATED
+            game.step(first_offer[0] if first_offer.isalpha() and not is_full else _ESCAPE)
+        elif asks and not internal[2] and _is_left_to_agent(text):
             pages.append(text)
             return
         else:
             game.step(_ESCAPE)
 
 
-def score(games: Games, before: np.ndarray, penalty: float = FROZEN) -> np.ndarray:
+def score(games: Games, before: np.ndarray, penalty: float = FROZEN_STEP_REWARD) -> np.ndarray:
     """Rewards (N,) of `Score` and of NLE's NetHackScore, from `STANDING` before the step, int64 (N, 3)."""
-    gained = (games.blstats[:, SCORE] - before[:, 0]) * games.normal()
-    return gained + penalty * (games.blstats[:, TIME] == before[:, 1])
+    gain = (games.blstats[:, SCORE] - before[:, 0]) * games.normal()
+    is_frozen = games.blstats[:, TIME] == before[:, 1]
+    return gain + penalty * is_frozen
 
 
 @functools.cache
 def oracle_glyph() -> int:
     """The number by which the map shows the Oracle."""
-    monsters = range(nethack.GLYPH_MON_OFF, nethack.GLYPH_PET_OFF)
-    return next(one for one in monsters if nethack.permonst(nethack.glyph_to_mon(one)).mname == "Oracle")
+    for glyph in range(nethack.GLYPH_MON_OFF, nethack.GLYPH_PET_OFF):
+        if nethack.permonst(nethack.glyph_to_mon(glyph)).mname == "Oracle":
+            return glyph
+    raise LookupError("this NetHack has no Oracle")
 
 
 class NetHackTask(NLE):
@@ -124,23 +143,27 @@ class NetHackTask(NLE):
 
     def step(self, action: Any) -> EnvStep:
         """One action and the answers it needs."""
-        games, key = self.games, int(self.actions[int(action)])
-        before = games.blstats[:, STANDING]
+        games = self.games
         game = games.playing[0]
+        key = int(self.actions[int(action)])
+        before = games.blstats[:, STANDING]
         game.step(key)
         answer(games, 0, key)
         self._steps += 1
         rewards, won = self.judge(games, before)
-        status = self.StepStatus.TASK_SUCCESSFUL if won[0] else self.StepStatus(int(game.done()))
+        status = self.StepStatus(int(game.done()))
+        if won[0]:
+            status = self.StepStatus.TASK_SUCCESSFUL
         truncated = self._steps >= self._max_episode_steps
         observation = self._get_observation(self.last_observation)
-        return observation, float(rewards[0]), bool(status), truncated, self._get_information(status)
+        info = self._get_information(status)
+        return observation, float(rewards[0]), bool(status), truncated, info
 
 
 class Score(NetHackTask):
     """NLE's score task with the actions of this module; a step that takes no time in the game costs `penalty_step`."""
 
-    def __init__(self, *args: Any, penalty_step: float = FROZEN, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, penalty_step: float = FROZEN_STEP_REWARD, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.penalty_step = penalty_step
 
@@ -156,11 +179,13 @@ class Oracle(NetHackTask):
         self.sober = sober
 
     def judge(self, games: Games, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        glyphs, inside = neighbours(games, np.arange(len(before)), games.blstats, 3)
-        won = ((glyphs == oracle_glyph()) & (inside == 1)).any(1)
+        glyphs, on_map = neighbours(games, np.arange(len(before)), games.blstats, 3)
+        is_oracle = (glyphs == oracle_glyph()) & (on_map == 1)
+        won = is_oracle.any(1)
         if self.sober:
+            # To an agent that hallucinates any monster may look like the Oracle.
             won &= (games.blstats[:, CONDITION] & nethack.BL_MASK_HALLU) == 0
-        return REWARD * won, won
+        return WIN_REWARD * won, won
 
 
 class Staircase(NetHackTask):
@@ -174,6 +199,7 @@ class Staircase(NetHackTask):
 
     def judge(self, games: Games, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         won = (games.blstats[:, DEPTH] == self.level) & (before[:, 2] != self.level)
-        for row in np.flatnonzero(won).tolist():  # a hole or a trap door leads down too
+        # A hole or a trap door leads down too, but only stairs are descended.
+        for row in np.flatnonzero(won).tolist():
             won[row] = b"descend" in games.text_of(row)
-        return REWARD * won, won
+        return WIN_REWARD * won, won

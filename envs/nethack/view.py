@@ -21,51 +21,65 @@ from envs.family import simulator
 from envs.observations import WORDS, Recorded, hashed_words
 
 KINDS = (
-    *("dark", "wall", "open way", "closed door", "floor", "corridor", "stairs up", "stairs down", "furniture"),
+    "dark",
+    *("wall", "open way", "closed door", "floor", "corridor", "stairs up", "stairs down", "furniture"),
     *("hazard", "monster", "pet", "food", "gold", "object", "boulder"),
 )
+# The size of the map, in cells.
 ROWS, COLUMNS = 21, 79
 CELLS = ROWS * COLUMNS
-NUMBERS = 27  # of the status line; the next names are places in it
+# How many numbers the status line has; the next names are columns of it.
+NUMBERS = 27
 X, Y, SCORE, HP, DEPTH, GOLD = 0, 1, 9, 10, 12, 13
 LEVEL, POINTS, TIME, HUNGER, DUNGEON, DUNGEON_LEVEL, CONDITION = 18, 19, 20, 21, 23, 24, 25
-LEAKS = (SCORE, DEPTH, POINTS, DUNGEON, DUNGEON_LEVEL)  # what the rewards of the tasks are computed from
-_READ = ("glyphs", "blstats", "message", "program_state", "internal")
+# The rewards of the tasks are computed from these.
+LEAKS = (SCORE, DEPTH, POINTS, DUNGEON, DUNGEON_LEVEL)
+_ARRAY_NAMES = ("glyphs", "blstats", "message", "program_state", "internal")
 
 # The map symbols of NetHack 3.6 in order: (first symbol after the run, kind of the run).
-_SYMBOLS = (
+_SYMBOL_RUNS = (
     *((1, "dark"), (12, "wall"), (15, "open way"), (17, "closed door")),
-    *((19, "wall"), (21, "floor"), (23, "corridor")),  # iron bars and tree are walls
-    *((24, "stairs up"), (25, "stairs down"), (26, "stairs up"), (27, "stairs down")),  # the latter two are ladders
-    *((32, "furniture"), (33, "hazard"), (34, "floor"), (35, "hazard")),  # then water, ice, lava
-    *((37, "open way"), (39, "closed door")),  # a drawbridge, lowered and raised
-    *((40, "floor"), (65, "hazard")),  # air; cloud, water, traps
+    # Iron bars and trees are walls.
+    *((19, "wall"), (21, "floor"), (23, "corridor")),
+    # The latter two are ladders.
+    *((24, "stairs up"), (25, "stairs down"), (26, "stairs up"), (27, "stairs down")),
+    # Furniture, then water, ice and lava.
+    *((32, "furniture"), (33, "hazard"), (34, "floor"), (35, "hazard")),
+    # A drawbridge, lowered and raised.
+    *((37, "open way"), (39, "closed door")),
+    # Air; then cloud, water and traps.
+    *((40, "floor"), (65, "hazard")),
 )
 
 
 class Games:
     """The arrays into which N NLE games write themselves at every step, a row each; nothing else if `narrow`."""
 
-    glyphs: np.ndarray  # int16 (N, 21, 79)
-    blstats: np.ndarray  # int64 (N, 27)
-    message: np.ndarray  # uint8 (N, 256), zeros from its end on
-    program_state: np.ndarray  # int32 (N, ...), as NLE has it; so is the next
+    # int16 (N, 21, 79)
+    glyphs: np.ndarray
+    # int64 (N, 27)
+    blstats: np.ndarray
+    # uint8 (N, 256), zeros from the end of the text on
+    message: np.ndarray
+    # int32 (N, ...) as NLE has them
+    program_state: np.ndarray
     internal: np.ndarray
 
     def __init__(self, inners: Sequence[Any], narrow: bool = True) -> None:
         from nle import nethack
 
         self.playing = [inner.nethack._pynethack for inner in inners]
-        for key in _READ:
-            shape, dtype = nethack.OBSERVATION_DESC[key]["shape"], nethack.OBSERVATION_DESC[key]["dtype"]
-            setattr(self, key, np.zeros((len(inners), *shape), dtype))
-        nothing = np.zeros(0, np.uint8)
+        for name in _ARRAY_NAMES:
+            form = nethack.OBSERVATION_DESC[name]
+            setattr(self, name, np.zeros((len(inners), *form["shape"]), form["dtype"]))
+        unused = np.zeros(0, np.uint8)
         for row, inner in enumerate(inners):
-            others = {} if narrow else inner.nethack._obs_buffers
-            buffers = {**others, **{key: getattr(self, key)[row] for key in _READ}}
+            buffers = {} if narrow else dict(inner.nethack._obs_buffers)
+            for name in _ARRAY_NAMES:
+                buffers[name] = getattr(self, name)[row]
             inner.nethack._pynethack.set_buffers(**buffers)
             inner.nethack._obs_buffers = buffers
-            inner.nethack._obs = tuple(buffers.get(key, nothing) for key in inner._observation_keys)
+            inner.nethack._obs = tuple(buffers.get(key, unused) for key in inner._observation_keys)
 
     def normal(self) -> np.ndarray:
         """Bool (N,): the game is on; before it began and after it ended the status line is empty."""
@@ -84,7 +98,9 @@ def around(crop: int) -> tuple[np.ndarray, np.ndarray]:
     """For each cell of the map the numbers of those around it, int64 (1659, crop * crop), and 1 for those on it."""
     steps = np.arange(crop) - crop // 2
     y, x = np.divmod(np.arange(CELLS), COLUMNS)
-    rows, columns = y[:, None, None] + steps[:, None], x[:, None, None] + steps
+    # Axes: cell of the map, row of the square, column of the square.
+    rows = y[:, None, None] + steps[:, None]
+    columns = x[:, None, None] + steps
     inside = (rows >= 0) & (rows < ROWS) & (columns >= 0) & (columns < COLUMNS)
     cells = np.where(inside, rows * COLUMNS + columns, 0)
     return cells.reshape(CELLS, -1), inside.reshape(CELLS, -1).astype(np.int64)
@@ -95,9 +111,10 @@ def neighbours(games: Games, rows: np.ndarray, blstats: np.ndarray, crop: int) -
     cells, inside = around(crop)
     place = blstats[:, Y] * COLUMNS
     place += blstats[:, X]
-    at = cells.take(place, 0)
-    at += (rows * CELLS)[:, None]
-    return games.glyphs.reshape(-1).take(at), inside.take(place, 0)
+    # Indices into the maps of all games, one after the other.
+    map_index = cells.take(place, 0)
+    map_index += (rows * CELLS)[:, None]
+    return games.glyphs.reshape(-1).take(map_index), inside.take(place, 0)
 
 
 class View:
@@ -109,38 +126,54 @@ class View:
     def __init__(self, crop: int = 9, message: bool = True, leak: bool = True) -> None:
         if crop not in range(3, 22, 2):
             raise ValueError(f"crop={crop} is out of range; give an odd number of cells from 3 to 21")
-        self.crop, self.message = crop, message
+        self.crop = crop
+        self.message = message
         self._kind = glyph_kinds()
         self._scale = np.full(NUMBERS, 0.1)
-        self._scale[[] if leak else list(LEAKS)] = 0.0
+        if not leak:
+            self._scale[list(LEAKS)] = 0.0
         self._size = np.array([COLUMNS, ROWS], np.float64)
-        cells = crop * crop * len(KINDS)
-        status = slice(cells, cells + NUMBERS - 1)
-        self.length = status.stop + (WORDS if message else 0)  # of an observation
-        self.parts = {"cells": slice(0, cells), "status": status, "words": slice(status.stop, self.length)}
-        self._begin = np.zeros((0, crop * crop), np.int64)  # where the first kind of each cell is in N observations
+        cells_end = crop * crop * len(KINDS)
+        status_end = cells_end + NUMBERS - 1
+        # The length of an observation.
+        self.length = status_end + (WORDS if message else 0)
+        self.parts = {
+            "cells": slice(0, cells_end),
+            "status": slice(cells_end, status_end),
+            "words": slice(status_end, self.length),
+        }
+        # Where the first kind of each cell stands in the observations of N games.
+        self._first_kind = np.zeros((0, crop * crop), np.int64)
 
     def space(self) -> spaces.Box:
         """Of one observation; its `parts` name slices, for networks that treat them differently."""
-        low, high = np.zeros(self.length, np.float32), np.ones(self.length, np.float32)
-        status = slice(self.parts["status"].start + 2, self.parts["status"].stop)
-        low[status], high[status] = -5.0, 5.0  # log(1 + 2**63) / 10 is 4.4
+        low = np.zeros(self.length, np.float32)
+        high = np.ones(self.length, np.float32)
+        # After x and y come logarithms; the largest, log(1 + 2**63) / 10, is 4.4.
+        logarithms = slice(self.parts["status"].start + 2, self.parts["status"].stop)
+        low[logarithms] = -5.0
+        high[logarithms] = 5.0
         space: Any = spaces.Box(low, high, dtype=np.float32)
-        space.parts, space.shape_of_cells = dict(self.parts), (self.crop, self.crop, len(KINDS))
+        space.parts = dict(self.parts)
+        space.shape_of_cells = (self.crop, self.crop, len(KINDS))
         return space
 
     def write(self, games: Games, rows: np.ndarray, out: np.ndarray) -> None:
         """Write the observations of some games, int (K,), into `out`, float32 (K, length), in one piece."""
+        # Every step of every game passes here: arrays are changed in place, as new ones cost more.
         blstats = games.blstats[rows]
         glyphs, inside = neighbours(games, rows, blstats, self.crop)
         hot = self._kind.take(glyphs)
-        hot *= inside  # 0 is dark
-        if len(rows) > len(self._begin):
-            first = np.arange(0, len(rows) * self.length, self.length)[:, None]
-            self._begin = first + np.arange(self.crop * self.crop) * len(KINDS)
-        hot += self._begin[: len(rows)]
+        # Kind 0 is dark.
+        hot *= inside
+        if len(rows) > len(self._first_kind):
+            observation_starts = np.arange(0, len(rows) * self.length, self.length)
+            cell_starts = np.arange(self.crop * self.crop) * len(KINDS)
+            self._first_kind = observation_starts[:, None] + cell_starts
+        hot += self._first_kind[: len(rows)]
         out.fill(0.0)
         out.reshape(-1)[hot] = 1.0
+        # sign(v) log(1 + |v|) / 10, for all numbers but the turn counter.
         squashed = np.log1p(np.abs(blstats))
         squashed *= np.sign(blstats)
         squashed *= self._scale
@@ -151,7 +184,8 @@ class View:
         if self.message:
             words = out[:, self.parts["words"]]
             for k, row in enumerate(rows.tolist()):
-                if text := games.text_of(row):
+                text = games.text_of(row)
+                if text:
                     words[k] = hashed_words(text)
 
 
@@ -159,16 +193,25 @@ class GameObservation(Recorded, gym.ObservationWrapper):
     """NLE's glyphs, status and message by a `View`; `leak`: True with NLE's ids unless given; `status`: caption it."""
 
     def __init__(
-        self, env: gym.Env, crop: int = 9, message: bool = True, leak: bool | None = None, status: bool = False
+        self,
+        env: gym.Env,
+        crop: int = 9,
+        message: bool = True,
+        leak: bool | None = None,
+        status: bool = False,
     ) -> None:
         super().__init__(env, crop=crop, message=message, leak=leak, status=status)
         inner = simulator(env)
-        ours = env.spec is not None and env.spec.namespace == "lodestar"
-        minihack = type(inner).__module__.startswith("minihack.")  # its rewards read the screen
-        self.view = View(crop, message, not ours if leak is None else leak)
+        if leak is None:
+            leak = env.spec is None or env.spec.namespace != "lodestar"
+        self.view = View(crop, message, leak)
         self.status = status
-        # Nothing else is read: the game need not write its other arrays, which pictures are drawn from.
-        inner.games = self._games = Games([inner], narrow=not minihack and inner.render_mode in (None, "pixel"))
+        # Nothing but the arrays of `Games` is read, so the game need not write the others; only
+        # pictures are drawn from those, and MiniHack's rewards read the screen.
+        is_minihack = type(inner).__module__.startswith("minihack.")
+        narrow = not is_minihack and inner.render_mode in (None, "pixel")
+        self._games = Games([inner], narrow=narrow)
+        inner.games = self._games
         self._row = np.zeros(1, np.int64)
         self.observation_space = self.view.space()
 
@@ -183,17 +226,32 @@ def glyph_kinds() -> np.ndarray:
     """Int64 (MAX_GLYPH + 1,): the index into KINDS of every glyph."""
     from nle import nethack
 
-    kind = {name: number for number, name in enumerate(KINDS)}
-    table = np.full(nethack.MAX_GLYPH + 1, kind["dark"])
-    runs = {"MON": "monster", "PET": "pet", "INVIS": "monster", "BODY": "food", "RIDDEN": "monster", "OBJ": "object"}
-    runs |= {"CMAP": "dark", "EXPLODE": "hazard", "SWALLOW": "monster", "STATUE": "boulder"}
+    number = {name: k for k, name in enumerate(KINDS)}
+    table = np.full(nethack.MAX_GLYPH + 1, number["dark"])
+
+    # NetHack numbers its glyphs in runs, each with the offset at which it begins.
+    runs = {
+        **dict.fromkeys(("MON", "INVIS", "RIDDEN", "SWALLOW"), "monster"),
+        **{"PET": "pet", "BODY": "food", "OBJ": "object"},
+        **{"CMAP": "dark", "EXPLODE": "hazard", "STATUE": "boulder"},
+    }
     offsets = {getattr(nethack, f"GLYPH_{run}_OFF"): name for run, name in runs.items()}
     for offset in sorted(offsets):
-        table[offset:] = kind[offsets[offset]]
-    table[nethack.MAX_GLYPH :] = kind["dark"]  # NO_GLYPH
-    special = {nethack.COIN_CLASS: "gold", nethack.FOOD_CLASS: "food", nethack.ROCK_CLASS: "boulder"}
+        table[offset:] = number[offsets[offset]]
+    # The last entry is NO_GLYPH.
+    table[nethack.MAX_GLYPH :] = number["dark"]
+
+    classes = {
+        nethack.COIN_CLASS: "gold",
+        nethack.FOOD_CLASS: "food",
+        nethack.ROCK_CLASS: "boulder",
+    }
     for glyph in range(nethack.GLYPH_OBJ_OFF, nethack.GLYPH_CMAP_OFF):
-        table[glyph] = kind[special.get(ord(nethack.objclass(nethack.glyph_to_obj(glyph)).oc_class), "object")]
-    for last, name in reversed(_SYMBOLS):
-        table[nethack.GLYPH_CMAP_OFF : nethack.GLYPH_CMAP_OFF + last] = kind[name]
+        object_class = nethack.objclass(nethack.glyph_to_obj(glyph)).oc_class
+        table[glyph] = number[classes.get(ord(object_class), "object")]
+
+    # From the last run to the first, so that each overwrites the part before its own end.
+    first_symbol = nethack.GLYPH_CMAP_OFF
+    for end, name in reversed(_SYMBOL_RUNS):
+        table[first_symbol : first_symbol + end] = number[name]
     return table
