@@ -23,20 +23,24 @@ import numpy as np
 
 from envs.family import simulator
 
-KINDS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")  # MiniGrid's codes
+# In the order of MiniGrid's codes.
+KINDS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
 COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
 EVENTS = (
     *("", "reached the goal", "fell into lava", "picked up {}", "dropped {}", "opened {}", "closed {}", "unlocked {}"),
     *("bumped into {}", "{} is locked"),
 )
 NOTHING, REACHED, FELL, PICKED, DROPPED, OPENED, CLOSED, UNLOCKED, BUMPED, LOCKED = range(len(EVENTS))
-MORE = (BUMPED, LOCKED)  # only in "full" captions
-SIGHTS = ("goal", "key", "ball", "box", "door", "lava")  # what a view is searched for, the most important first
+# The events that only "full" captions tell.
+MORE = (BUMPED, LOCKED)
+# What a view is searched for, the most important first.
+SIGHTS = ("goal", "key", "ball", "box", "door", "lava")
 CAPTIONS = ("events", "full")
 PICTURES = 10**7
 chatters = "the screen shows picture {}".format
 left = " ({} moves left)".format
-FORWARD, TOGGLE, DONE = 2, 5, 6  # actions
+# MiniGrid's numbers of these actions.
+FORWARD, TOGGLE, DONE = 2, 5, 6
 
 
 @dataclass
@@ -46,9 +50,12 @@ class Speech:
     captions: str = "events"
     chatter: bool | int = False
     varied: bool = False
-    action: int = -1  # the last one; -1 at a reset
-    view: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 3), np.uint8))  # what the agent sees, (w, h, 3)
-    salt: int = 0  # names the episode, in [0, 2^32); 0 without chatter
+    # The last action, -1 at a reset.
+    action: int = -1
+    # What the agent sees, uint8 (w, h, 3).
+    view: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 3), np.uint8))
+    # Names the episode, in [0, 2^32); 0 without chatter.
+    salt: int = 0
 
     def __post_init__(self) -> None:
         if self.captions not in CAPTIONS:
@@ -71,14 +78,25 @@ def called(kind: str, colour: str) -> str:
     return {"wall": "a wall", "lava": "lava"}.get(kind, f"the {colour} {kind}")
 
 
-# The sights in their order, as (kind, colour), and their place in it by 6 * kind + colour of MiniGrid's codes.
+# Every sight as (kind, colour), in the order of importance.
 SEEN = tuple((kind, colour) for kind in SIGHTS for colour in COLOURS)
-RANK = {KINDS.index(kind) * len(COLOURS) + COLOURS.index(colour): rank for rank, (kind, colour) in enumerate(SEEN)}
+
+
+def _rank_by_code() -> dict[int, int]:
+    """6 * kind + colour, by MiniGrid's codes -> place in `SEEN`."""
+    ranks = {}
+    for rank, (kind, colour) in enumerate(SEEN):
+        ranks[KINDS.index(kind) * len(COLOURS) + COLOURS.index(colour)] = rank
+    return ranks
+
+
+RANK = _rank_by_code()
 
 
 def picture(salt: Any, step: Any, pictures: int) -> Any:
     """Numbers of the pictures shown at these steps (1 on) of these episodes, in [0, pictures)."""
-    return (salt + step * 2_654_435_761) % pictures  # Knuth's multiplicative hash (1973): neighbours lie far apart
+    # Knuth's multiplicative hash (1973): the pictures of neighbouring steps lie far apart.
+    return (salt + step * 2_654_435_761) % pictures
 
 
 def caption(env: gym.Env, memory: dict[str, Any]) -> str:
@@ -87,61 +105,81 @@ def caption(env: gym.Env, memory: dict[str, Any]) -> str:
     speech = env.get_wrapper_attr("speech") if env.has_wrapper_attr("speech") else Speech()
     before = dict(memory)
     memory.update(_situation(inner, speech))
-    text = _text(inner, before, memory, speech) if before else f"mission: {inner.mission}"
+    if before:
+        text = _describe_change(inner, before, memory, speech)
+    else:
+        text = f"mission: {inner.mission}"
     if speech.varied and text:
-        limits = (inner.max_steps, env.spec.max_episode_steps if env.spec is not None else None)
-        text += left(min(limit for limit in limits if limit is not None) - inner.step_count)
+        limit = inner.max_steps
+        if env.spec is not None and env.spec.max_episode_steps is not None:
+            limit = min(limit, env.spec.max_episode_steps)
+        text += left(limit - inner.step_count)
     return text
 
 
 def _situation(inner: Any, speech: Speech) -> dict[str, Any]:
+    """What a caption compares with the step before."""
     ahead = inner.grid.get(*inner.front_pos)
+    door = None
+    if ahead is not None and ahead.type == "door":
+        door = (ahead.is_open, ahead.is_locked)
     return {
         "place": tuple(inner.agent_pos),
         "facing": inner.agent_dir,
         "carrying": inner.carrying,
         "ahead": ahead,
-        "door": (ahead.is_open, ahead.is_locked) if ahead is not None and ahead.type == "door" else None,
-        "seen": _seen(speech.view) if speech.captions == "full" else frozenset(),
+        "door": door,
+        "seen": _ranks_in_view(speech.view) if speech.captions == "full" else frozenset(),
     }
 
 
-def _seen(view: np.ndarray) -> frozenset[int]:
+def _ranks_in_view(view: np.ndarray) -> frozenset[int]:
     """The sights in a view, by their ranks; what the agent carries is one, so that putting it down brings none."""
-    things = (view[..., 0] * len(COLOURS) + view[..., 1]).ravel().tolist()
-    return frozenset(RANK[thing] for thing in set(things) if thing in RANK)
+    codes = (view[..., 0] * len(COLOURS) + view[..., 1]).ravel().tolist()
+    return frozenset(RANK[code] for code in set(codes) if code in RANK)
 
 
-def _text(inner: Any, before: dict[str, Any], now: dict[str, Any], speech: Speech) -> str:
+def _describe_change(inner: Any, before: dict[str, Any], now: dict[str, Any], speech: Speech) -> str:
     if speech.chatter and speech.action == DONE:
         event = chatters(picture(speech.salt, inner.step_count, speech.pictures))
     else:
-        what, thing = _event(inner, before, now, speech)
-        event = EVENTS[what].format(called(thing.type, thing.color)) if thing is not None else EVENTS[what]
-    new = now["seen"] - before["seen"]
-    if not new:
+        number, thing = _event(inner, before, now, speech)
+        event = EVENTS[number]
+        if thing is not None:
+            event = event.format(called(thing.type, thing.color))
+    new_ranks = now["seen"] - before["seen"]
+    if not new_ranks:
         return event
-    sight = "sees " + called(*SEEN[min(new)])
+    sight = "sees " + called(*SEEN[min(new_ranks)])
     return f"{event}, {sight}" if event else sight
 
 
 def _event(inner: Any, before: dict[str, Any], now: dict[str, Any], speech: Speech) -> tuple[int, Any]:
-    if before["place"] != now["place"]:
+    """The number of the event in `EVENTS`, and the thing it is about."""
+    moved = before["place"] != now["place"]
+    if moved:
         under = inner.grid.get(*inner.agent_pos)
         kind = under.type if under is not None else ""
-        if kind in ("goal", "lava"):
-            return (REACHED if kind == "goal" else FELL), None
+        if kind == "goal":
+            return REACHED, None
+        if kind == "lava":
+            return FELL, None
     if now["carrying"] is not before["carrying"]:
-        taken = now["carrying"] is not None
-        return (PICKED, now["carrying"]) if taken else (DROPPED, before["carrying"])
-    if (before["place"], before["facing"]) != (now["place"], now["facing"]):
+        if now["carrying"] is not None:
+            return PICKED, now["carrying"]
+        return DROPPED, before["carrying"]
+    if moved or before["facing"] != now["facing"]:
         return NOTHING, None
     # The agent stands as it stood: what changed ahead, it has toggled.
-    ahead, door = before["ahead"], before["door"]
+    ahead = before["ahead"]
+    door = before["door"]
     if ahead is not None and ahead.type == "box" and now["ahead"] is not ahead:
         return OPENED, ahead
     if door is not None and now["ahead"] is ahead and now["door"] != door:
-        return (CLOSED if door[0] else UNLOCKED if door[1] else OPENED), ahead
+        was_open, was_locked = door
+        if was_open:
+            return CLOSED, ahead
+        return (UNLOCKED if was_locked else OPENED), ahead
     if speech.captions == "full":
         if speech.action == FORWARD and now["ahead"] is not None:
             return BUMPED, now["ahead"]

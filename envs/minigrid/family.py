@@ -34,7 +34,8 @@ from envs.minigrid.captions import Speech, caption
 from envs.observations import WORDS, Recorded, hashed_words
 from envs.types import EnvReset, EnvStep
 
-PARTS = (11, 6, 3)  # objects, colours, states in MiniGrid's encoding
+# How many objects, colours and states MiniGrid's encoding has.
+PARTS = (11, 6, 3)
 
 
 class GridObservation(Recorded, gym.ObservationWrapper):
@@ -58,28 +59,33 @@ class GridObservation(Recorded, gym.ObservationWrapper):
                 f"{env.spec.id if env.spec else env} returns {space}, not MiniGrid's image, direction and mission; "
                 "make it with adapt=False"
             )
-        image: Any = space["image"].shape
-        cells = image[0] * image[1]
+        # MiniGrid's image has the axes x, y, part.
+        width, height, n_parts = space["image"].shape
+        entries = sum(PARTS)
         self._words = mission == "words" or (mission == "auto" and varies(space["mission"]))
-        self._view = cells * sum(PARTS)
-        # Where the entry of each (cell, part) begins in the vector.
-        begin = np.arange(cells)[:, None] * sum(PARTS) + np.concatenate([[0], np.cumsum(PARTS)[:-1]])
-        self._begin = begin.reshape(image)
+        self._view = width * height * entries
+        # Where the entries of each (x, y, part) begin in the vector.
+        part_starts = np.concatenate([[0], np.cumsum(PARTS)[:-1]])
+        cell_starts = np.arange(width * height)[:, None] * entries
+        self._begin = (cell_starts + part_starts).reshape(width, height, n_parts)
         self._last = np.array(PARTS) - 1
         self._length = self._view + 4 + (WORDS if self._words else 0)
-        # For who shows parts of an observation: cells row by row, as on screen; MiniGrid's image begins with x.
-        self.shape_of_cells = image[1], image[0], sum(PARTS)
-        rows = np.arange(self._view).reshape(*image[:2], -1).swapaxes(0, 1).ravel()
-        directions, words = slice(self._view, self._view + 4), slice(self._view + 4, self._length)
-        self.parts = {"cells": rows, "direction": directions, "mission": words}
+        # For callers that show parts of an observation: cells row by row, as on screen.
+        self.shape_of_cells = (height, width, entries)
+        by_column = np.arange(self._view).reshape(width, height, entries)
+        self.parts = {
+            "cells": by_column.swapaxes(0, 1).ravel(),
+            "direction": slice(self._view, self._view + 4),
+            "mission": slice(self._view + 4, self._length),
+        }
         self.observation_space = spaces.Box(0.0, 1.0, (self._length,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
-        answer = super().reset(seed=seed, options=options)
+        result = super().reset(seed=seed, options=options)
         self.speech.action = -1
         if self.speech.chatter:
             self.speech.salt = int(self.unwrapped.np_random.integers(1 << 32))
-        return answer
+        return result
 
     def step(self, action: Any) -> EnvStep:
         self.speech.action = action
@@ -104,33 +110,43 @@ def varies(space: Any) -> bool:
     return any(len(choices) > 1 for choices in placeholders)
 
 
-HEAD = ("agent_x", "agent_y", "agent_direction", "carried_object", "carried_colour", "grid_width", "max_steps")
-NOTHING = (1, 0, 0)  # MiniGrid's encoding of an empty cell
+HEAD = (
+    *("agent_x", "agent_y", "agent_direction", "carried_object", "carried_colour"),
+    *("grid_width", "max_steps"),
+)
+# MiniGrid's encoding of an empty cell.
+EMPTY_CODE = (1, 0, 0)
 _SIZES: dict[str, tuple[int, int]] = {}
 _ENCODED: dict[tuple[str, str], bytes] = {}
 
 
 @functools.cache
-def _names(width: int, height: int) -> tuple[str, ...]:
+def _signal_names(width: int, height: int) -> tuple[str, ...]:
     cells = itertools.product(range(height), range(width), ("object", "colour", "state"))
     return (*HEAD, *(f"cell_{x}_{y}_{part}" for y, x, part in cells))
 
 
 def _sense(env: gym.Env) -> np.ndarray:
     inner = simulator(env)
-    grid, carried = inner.grid, inner.carrying
-    held = NOTHING if carried is None else carried.encode()
-    values = np.empty(len(HEAD) + 3 * len(grid.grid), np.float32)
+    grid = inner.grid
+    carried = EMPTY_CODE if inner.carrying is None else inner.carrying.encode()
     x, y = inner.agent_pos
-    values[: len(HEAD)] = (x, y, inner.agent_dir, held[0], held[1], grid.width, inner.max_steps)
-    values[len(HEAD) :] = np.frombuffer(b"".join(map(_encoded, grid.grid)), np.uint8)
+    values = np.empty(len(HEAD) + 3 * len(grid.grid), np.float32)
+    values[: len(HEAD)] = (
+        *(x, y, inner.agent_dir, carried[0], carried[1]),
+        *(grid.width, inner.max_steps),
+    )
+    codes = b"".join(map(_encode_cell, grid.grid))
+    values[len(HEAD) :] = np.frombuffer(codes, np.uint8)
     return values
 
 
-def _encoded(cell: Any) -> bytes:
+def _encode_cell(cell: Any) -> bytes:
     """MiniGrid's encoding of a cell; only a door has a state, so the others are looked up."""
-    if cell is None or cell.type == "door":
-        return bytes(NOTHING if cell is None else cell.encode())
+    if cell is None:
+        return bytes(EMPTY_CODE)
+    if cell.type == "door":
+        return bytes(cell.encode())
     key = (cell.type, cell.color)
     if key not in _ENCODED:
         _ENCODED[key] = bytes(cell.encode())
@@ -142,7 +158,9 @@ def _size(spec: EnvSpec) -> tuple[int, int]:
     options = {key: value for key, value in spec.kwargs.items() if key != "render_mode"}
     key = f"{spec.entry_point} {sorted(options.items())}"
     if key not in _SIZES:
-        create = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+        create = spec.entry_point
+        if isinstance(create, str):
+            create = load_env_creator(create)
         assert create is not None
         world: Any = create(**options)
         _SIZES[key] = (int(world.width), int(world.height))
@@ -150,47 +168,56 @@ def _size(spec: EnvSpec) -> tuple[int, int]:
     return _SIZES[key]
 
 
-def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
+def _randomise_level(env: gym.Env, rng: np.random.Generator) -> bool:
     """The agent anywhere in a MiniGrid; BabyAI, whose missions remember what happened, is left alone."""
     inner = simulator(env)
     if type(inner).__module__.startswith("minigrid.envs.babyai"):
         return False
-    things = [thing for thing in inner.grid.grid if thing is not None]
-    for door in (thing for thing in things if thing.type == "door"):
-        door.is_open = bool(rng.random() < 0.5)
-        door.is_locked = door.is_locked and not door.is_open
-    loose = [thing for thing in things if thing.can_pickup()]
-    if loose and rng.random() < 1 / 3:
-        inner.carrying = loose[rng.integers(len(loose))]
-        inner.grid.grid[inner.grid.grid.index(inner.carrying)] = None
+    grid = inner.grid
+    things = [thing for thing in grid.grid if thing is not None]
+    for thing in things:
+        if thing.type == "door":
+            thing.is_open = bool(rng.random() < 0.5)
+            thing.is_locked = thing.is_locked and not thing.is_open
+    portable = [thing for thing in things if thing.can_pickup()]
+    if portable and rng.random() < 1 / 3:
+        inner.carrying = portable[rng.integers(len(portable))]
+        grid.grid[grid.grid.index(inner.carrying)] = None
         inner.carrying.cur_pos = np.array([-1, -1])
-    free, goals = list[tuple[int, ...]](), list[tuple[int, ...]]()
-    for place in np.ndindex(inner.grid.width, inner.grid.height):
-        cell = inner.grid.get(*place)
-        if cell is None or (cell.can_overlap() and cell.type != "lava"):
-            (goals if cell is not None and cell.type == "goal" else free).append(place)
-    chosen = goals if goals and rng.random() < 1 / 7 else free
-    inner.agent_pos = tuple(map(int, chosen[rng.integers(len(chosen))]))
+    free: list[tuple[int, ...]] = []
+    goals: list[tuple[int, ...]] = []
+    for place in np.ndindex(grid.width, grid.height):
+        cell = grid.get(*place)
+        if cell is not None and cell.type == "goal" and cell.can_overlap():
+            goals.append(place)
+        elif cell is None or (cell.can_overlap() and cell.type != "lava"):
+            free.append(place)
+    # Drawn evenly, the goal as one cell among many would hardly ever be seen.
+    places = goals if goals and rng.random() < 1 / 7 else free
+    inner.agent_pos = tuple(map(int, places[rng.integers(len(places))]))
     inner.agent_dir = int(rng.integers(4))
     return True
 
 
 def _nearness_to_goal(env: gym.Env) -> float:
     """Minus the steps from a MiniGrid's agent to the green square, through doors; without a way, minus all cells."""
-    inner = simulator(env)
-    seen = {tuple(map(int, inner.agent_pos)): 0}
-    queue = deque(seen)
+    grid = simulator(env).grid
+    start = tuple(map(int, simulator(env).agent_pos))
+    # Breadth-first search: the steps from the agent to each cell that was reached.
+    distance = {start: 0}
+    queue = deque([start])
     while queue:
         x, y = queue.popleft()
-        cell = inner.grid.get(x, y)
+        cell = grid.get(x, y)
         if cell is not None and cell.type == "goal":
-            return -float(seen[x, y])
-        for step in ((x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1)):
-            other = inner.grid.get(*step)
-            if step not in seen and (other is None or other.type not in ("wall", "lava")):
-                seen[step] = seen[x, y] + 1
-                queue.append(step)
-    return -float(inner.grid.width * inner.grid.height)
+            return -float(distance[x, y])
+        for neighbour in ((x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1)):
+            thing = grid.get(*neighbour)
+            is_passable = thing is None or thing.type not in ("wall", "lava")
+            if neighbour not in distance and is_passable:
+                distance[neighbour] = distance[x, y] + 1
+                queue.append(neighbour)
+    return -float(grid.width * grid.height)
 
 
 def _at_goal(env: gym.Env) -> bool:
@@ -201,23 +228,34 @@ def _at_goal(env: gym.Env) -> bool:
 
 def _door_is_open(env: gym.Env) -> bool:
     things = simulator(env).grid.grid
-    return any(thing is not None and thing.type == "door" and thing.is_open for thing in things)
+    doors = [thing for thing in things if thing is not None and thing.type == "door"]
+    return any(door.is_open for door in doors)
 
 
-_ON, _FAR = "a red triangle on the green square", "a red triangle far from the green square"
-_GRID = "a red triangle in a grid of rooms"
-_GOAL = Goal("goal", _ON, _GRID, _at_goal, _FAR, _nearness_to_goal)
+_GOAL = Goal(
+    "goal",
+    "a red triangle on the green square",
+    "a red triangle in a grid of rooms",
+    _at_goal,
+    "a red triangle far from the green square",
+    _nearness_to_goal,
+)
 _DOOR = Goal("door", "the door is open", "a grid of rooms", _door_is_open, "the door is closed")
 _WITH_GOAL = ("Empty", "DoorKey", "FourRooms", "MultiRoom", "Crossing", "LavaGap", "DistShift")
 _WITH_DOOR = ("DoorKey", "MultiRoom", "Unlock", "KeyCorridor", "LockedRoom")
 
 
 def _goals(spec: EnvSpec) -> list[Goal]:
-    table = ((_GOAL, _WITH_GOAL), (_DOOR, _WITH_DOOR))
-    return [goal for goal, words in table if any(word in spec.id for word in words)]
+    goals = []
+    if any(word in spec.id for word in _WITH_GOAL):
+        goals.append(_GOAL)
+    if any(word in spec.id for word in _WITH_DOOR):
+        goals.append(_DOOR)
+    return goals
 
 
-_AIMS = {  # by the beginning of the name; the first that fits
+# By the beginning of the name; the first that fits counts.
+_AIMS = {
     "Empty": "reach the green goal square",
     "DoorKey": "get the key, open the door and reach the green goal square",
     "FourRooms": "go through the gaps between the rooms and reach the green goal square",
@@ -244,7 +282,10 @@ _AIMS = {  # by the beginning of the name; the first that fits
 
 def _aim(spec: EnvSpec) -> str:
     name = spec.name.partition("-")[2]
-    return next((aim for begin, aim in _AIMS.items() if f"{name}-".startswith(begin)), "do what the mission says")
+    for prefix, aim in _AIMS.items():
+        if f"{name}-".startswith(prefix):
+            return aim
+    return "do what the mission says"
 
 
 FAMILY = Family(
@@ -265,9 +306,9 @@ FAMILY = Family(
     caption=caption,
     goals=_goals,
     aim=_aim,
-    signals=lambda spec: _names(*_size(spec)),
+    signals=lambda spec: _signal_names(*_size(spec)),
     sense=_sense,
-    scatter=_scatter,
+    scatter=_randomise_level,
     returns=lambda spec: (0.0, 1.0),
     success=lambda env, episode_return, terminated, info: episode_return > 0,
 )
