@@ -4,7 +4,7 @@
     lodestar/ButtonGrid-v0   three buttons in new places in every episode: light all of them
 
 What they test: whether a model helps. The same few rules (a wall stops, a press turns a light) hold in more levels than
-a run can visit; who only replays has to learn the value of every combination.
+a run can visit; an agent that only replays has to learn the value of every combination.
 
 Source: after the descriptions of ProcMaze and ButtonGrid in Young et al. 2023, arXiv 2211.02222. Differences: walls are
 thin, between cells, and mazes are drawn uniformly from all spanning trees; a button is pressed by an action of its own;
@@ -24,7 +24,8 @@ from envs.family import Family, entry, simulator
 from envs.types import EnvStep
 
 LEFT, RIGHT, UP, DOWN, PRESS = range(5)
-DARK = (170, 120, 110)  # a button that is off, in pictures
+# A button that is off, in pictures.
+DARK = (170, 120, 110)
 
 
 class ProcMaze(CellWorld):
@@ -42,15 +43,19 @@ class ProcMaze(CellWorld):
         at_least(size=(size, 2))
         self._setup(render_mode, 4 * size * size, 4)
         self.size = size
-        self.walls = np.ones((2, size * size), bool)  # to the right of each cell, below it
-        self.agent = self.goal = 0
+        # Axes: to the right of a cell or below it; cell.
+        self.walls = np.ones((2, size * size), bool)
+        self.agent = 0
+        self.goal = 0
 
     def _begin(self) -> None:
         self.walls = maze(self.size, self.np_random)
-        self.agent, self.goal = self.np_random.choice(self.size**2, 2, replace=False).tolist()
+        cells = self.np_random.choice(self.size**2, 2, replace=False)
+        self.agent, self.goal = cells.tolist()
 
     def step(self, action: Any) -> EnvStep:
-        back = (1, 0, self.size, 0)[action]  # the wall on this side belongs to the cell before; index -1 is at the edge
+        # A wall to the left or above belongs to the cell before; index -1 is a cell at the edge.
+        back = (1, 0, self.size, 0)[action]
         if not self.walls[int(action >= UP), self.agent - back]:
             self.agent += (-1, 1, -self.size, self.size)[action]
         arrived = self.agent == self.goal
@@ -58,10 +63,12 @@ class ProcMaze(CellWorld):
 
     def shortest(self) -> int:
         """The least number of steps from here to the goal."""
-        return int(distances(leads(self.walls), [self.goal])[self.agent])
+        steps = distances(leads(self.walls), [self.goal])
+        return int(steps[self.agent])
 
     def _picture(self) -> np.ndarray:
         n = self.size
+        # Odd lines of the plan are cells, even ones the walls between them.
         plan = np.full((2 * n + 1, 2 * n + 1, 3), WALL, np.uint8)
         open_right, open_below = ~self.walls.reshape(2, n, n)
         plan[1::2, 1::2] = FLOOR
@@ -75,7 +82,8 @@ class ProcMaze(CellWorld):
     def _obs(self) -> np.ndarray:
         obs = np.zeros((4, self.size**2), np.float32)
         obs[:2] = self.walls
-        obs[2, self.agent] = obs[3, self.goal] = 1.0
+        obs[2, self.agent] = 1.0
+        obs[3, self.goal] = 1.0
         return obs.ravel()
 
 
@@ -98,11 +106,14 @@ class ButtonGrid(CellWorld):
         self.size = size
         self.leads = leads(edges(size))
         self.agent = 0
-        self.buttons, self.lit = np.arange(1, buttons + 1), np.zeros(buttons, bool)
+        self.buttons = np.arange(1, buttons + 1)
+        self.lit = np.zeros(buttons, bool)
 
     def _begin(self) -> None:
         cells = self.np_random.choice(self.size**2, len(self.buttons) + 1, replace=False)
-        self.agent, self.buttons, self.lit = int(cells[0]), cells[1:], np.zeros(len(self.buttons), bool)
+        self.agent = int(cells[0])
+        self.buttons = cells[1:]
+        self.lit = np.zeros(len(self.buttons), bool)
 
     def step(self, action: Any) -> EnvStep:
         if action == PRESS:
@@ -114,24 +125,30 @@ class ButtonGrid(CellWorld):
 
     def shortest(self) -> int:
         """The least number of steps until all are lit: breadth first over cells and lights."""
-        cells, count = self.size**2, len(self.buttons)
-        lights = np.arange(2**count)[:, None]
-        walk = lights[:, :, None] * cells + self.leads  # state = lights * cells + cell
-        turns = np.zeros(cells, np.int64)
-        turns[self.buttons] = 1 << np.arange(count)
-        press = (lights ^ turns) * cells + np.arange(cells)
-        states = np.concatenate([walk, press[:, :, None]], -1).reshape(-1, 5)
-        ends = (2**count - 1) * cells + np.arange(cells)
-        here = int(self.lit @ (1 << np.arange(count))) * cells + self.agent
-        return int(distances(states, ends)[here])
+        n_cells = self.size**2
+        n_buttons = len(self.buttons)
+        bits = 1 << np.arange(n_buttons)
+        # The number of a state is lights * n_cells + cell, with a bit of `lights` a button.
+        lights = np.arange(2**n_buttons)[:, None]
+        after_walk = lights[:, :, None] * n_cells + self.leads
+        toggled_bit = np.zeros(n_cells, np.int64)
+        toggled_bit[self.buttons] = bits
+        after_press = (lights ^ toggled_bit) * n_cells + np.arange(n_cells)
+        ways = np.concatenate([after_walk, after_press[:, :, None]], -1)
+        all_lit = (2**n_buttons - 1) * n_cells + np.arange(n_cells)
+        steps = distances(ways.reshape(-1, 5), all_lit)
+        return int(steps[int(self.lit @ bits) * n_cells + self.agent])
 
     def _picture(self) -> np.ndarray:
         plan = np.full((self.size**2, 3), FLOOR, np.uint8)
         plan[self.buttons] = np.where(self.lit[:, None], TREASURE, DARK)
         picture = enlarged(plan.reshape(self.size, self.size, 3))
         side = len(picture) // self.size
-        y, x = (side * i + side // 4 for i in divmod(self.agent, self.size))
-        picture[y : y + side // 2, x : x + side // 2] = AGENT  # the button underfoot stays in sight
+        row, column = divmod(self.agent, self.size)
+        y = side * row + side // 4
+        x = side * column + side // 4
+        # The agent fills half of its cell, so that the button underfoot stays in sight.
+        picture[y : y + side // 2, x : x + side // 2] = AGENT
         return picture
 
     def _obs(self) -> np.ndarray:
@@ -145,21 +162,25 @@ class ButtonGrid(CellWorld):
 def edges(size: int) -> np.ndarray:
     """Walls around a grid and nowhere in it, bool (2, size * size): to the right of each cell, below it."""
     walls = np.zeros((2, size, size), bool)
-    walls[0, :, -1] = walls[1, -1] = True
+    walls[0, :, -1] = True
+    walls[1, -1] = True
     return walls.reshape(2, -1)
 
 
 def maze(size: int, rng: np.random.Generator) -> np.ndarray:
     """Walls of a maze, as `edges`, uniform among spanning trees, by a random walk (Aldous 1990, Broder 1989)."""
-    walls, ways = np.ones((2, size * size), bool), leads(edges(size))
-    cell, seen = 0, {0}
-    while len(seen) < size * size:
+    walls = np.ones((2, size * size), bool)
+    ways = leads(edges(size))
+    # The walk goes on until it has been everywhere; the first step into a cell opens the wall.
+    cell = 0
+    visited = {0}
+    while len(visited) < size * size:
         for action in rng.integers(4, size=16 * size * size).tolist():
-            there = int(ways[cell, action])
-            if there not in seen:
-                seen.add(there)
-                walls[int(action >= UP), min(cell, there)] = False
-            cell = there
+            next_cell = int(ways[cell, action])
+            if next_cell not in visited:
+                visited.add(next_cell)
+                walls[int(action >= UP), min(cell, next_cell)] = False
+            cell = next_cell
     return walls
 
 
@@ -170,28 +191,30 @@ def leads(walls: np.ndarray) -> np.ndarray:
     size = round(len(right) ** 0.5)
     # Index -1 wraps around to a cell at the edge, whose wall stops the agent as it should.
     blocked = np.stack([right[cells - 1], right, below[cells - size], below], 1)
-    return np.where(blocked, cells[:, None], cells[:, None] + [-1, 1, -size, size])
+    targets = cells[:, None] + [-1, 1, -size, size]
+    return np.where(blocked, cells[:, None], targets)
 
 
 def distances(ways: np.ndarray, ends: Any) -> np.ndarray:
     """Least number of steps from every state to one of `ends`, int64 (S,), -1 without a way; `ways` (S, A) lead on."""
-    far = np.full(len(ways), -1)
-    far[ends] = 0
+    distance = np.full(len(ways), -1)
+    distance[ends] = 0
     for step in itertools.count(1):
-        new = (far < 0) & (far[ways] >= 0).any(1)
-        if not new.any():
+        leads_to_known = (distance[ways] >= 0).any(1)
+        frontier = (distance < 0) & leads_to_known
+        if not frontier.any():
             break
-        far[new] = step
-    return far
+        distance[frontier] = step
+    return distance
 
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     inner = simulator(env)
-    row, column = (i + 1 for i in divmod(inner.agent, inner.size))
-    here = f"the agent is in row {row}, column {column} of {inner.size}"
+    row, column = divmod(inner.agent, inner.size)
+    here = f"the agent is in row {row + 1}, column {column + 1} of {inner.size}"
     if isinstance(inner, ProcMaze):
-        row, column = (i + 1 for i in divmod(inner.goal, inner.size))
-        return f"{here}; the goal is in row {row}, column {column}"
+        row, column = divmod(inner.goal, inner.size)
+        return f"{here}; the goal is in row {row + 1}, column {column + 1}"
     return f"{here}; {int(inner.lit.sum())} of {len(inner.lit)} buttons are lit"
 
 

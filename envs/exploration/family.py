@@ -27,24 +27,35 @@ from gymnasium import spaces
 from envs.family import Family, entry, simulator
 from envs.types import Array, EnvReset, EnvStep
 
-SIDE = 5  # cells along a room
-PERIOD = SIDE * SIDE + 1  # cells from a room to the next: the room's own, row by row, and the door to its right
-START = SIDE * SIDE // 2  # the centre of the first room
-MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))  # action -> (right, down): stay, left, right, up, down
+# Cells along a room.
+SIDE = 5
+# Cells from a room to the next: the room's own, row by row, and the door to its right.
+PERIOD = SIDE * SIDE + 1
+# The centre of the first room.
+START = SIDE * SIDE // 2
+# By action, (right, down): stay, left, right, up, down.
+MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
 STAY = 0
-LEVELS = 7  # a walking noise number is a multiple of 1 / 7
+# A walking noise number is a multiple of 1 / LEVELS.
+LEVELS = 7
 NOISES = ("off", "brownian", "pixels", "on_demand")
 CODES = ("one_hot", "dense")
-PIXELS = 16  # of a picture, along a cell
-WALL, FLOOR, AGENT, TREASURE = (120, 126, 136), (238, 238, 232), (36, 96, 200), (250, 190, 20)
+# Pixels of a picture along a cell.
+PIXELS = 16
+WALL = (120, 126, 136)
+FLOOR = (238, 238, 232)
+AGENT = (36, 96, 200)
+TREASURE = (250, 190, 20)
 
 
 class CellWorld(gym.Env):
     """What environments made of cells share: flat observations, pictures drawn with NumPy."""
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
-    STATE: tuple[str, ...]  # names of the variables that make up the state; see `envs.snapshots.snapshots`
-    cell: Any = None  # the number of the agent's cell, where cells are counted
+    # The names of the variables that make up the state; see `envs.snapshots.snapshots`.
+    STATE: tuple[str, ...]
+    # The number of the agent's cell, where cells are counted.
+    cell: Any = None
 
     def _setup(self, render_mode: str | None, width: int, actions: int, low: float = 0.0) -> None:
         if render_mode not in (None, "rgb_array"):
@@ -101,18 +112,26 @@ class NoisyRooms(CellWorld):
         render_mode: str | None = None,
     ) -> None:
         at_least(rooms=(rooms, 1), bits=(bits, 0), dense_size=(dense_size, 1))
-        for name, value, known in (("noise", noise, NOISES), ("code", code, CODES)):
-            if value not in known:
-                raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(known)}")
-        self.rooms, self.kind, self.bits = rooms, noise, bits
+        for name, value, choices in (("noise", noise, NOISES), ("code", code, CODES)):
+            if value not in choices:
+                raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(choices)}")
+        self.rooms = rooms
+        self.kind = noise
+        self.bits = bits
         self.leads = corridor(rooms)
         self.n_cells = len(self.leads)
-        # Uniform in [-1, 1] and part of the environment, so the same in every run.
-        codes = np.random.default_rng(0).uniform(-1.0, 1.0, (self.n_cells, dense_size)).astype(np.float32)
-        self.codes = codes if code == "dense" else None
-        width = (self.n_cells if self.codes is None else dense_size) + bits
-        self._setup(render_mode, width, len(MOVES), low=0.0 if self.codes is None else -1.0)
-        self.cell, self.arrived = START, False
+        # None where cells are coded one-hot.
+        self.codes: np.ndarray | None = None
+        if code == "dense":
+            # Uniform in [-1, 1] and part of the environment, so the same in every run.
+            rng = np.random.default_rng(0)
+            codes = rng.uniform(-1.0, 1.0, (self.n_cells, dense_size))
+            self.codes = codes.astype(np.float32)
+            self._setup(render_mode, dense_size + bits, len(MOVES), low=-1.0)
+        else:
+            self._setup(render_mode, self.n_cells + bits, len(MOVES))
+        self.cell = START
+        self.arrived = False
         self.noise = np.zeros(bits, np.float32)
 
     def room_of(self, cell: Any) -> Any:
@@ -120,7 +139,8 @@ class NoisyRooms(CellWorld):
         return cell // PERIOD
 
     def _begin(self) -> None:
-        self.cell, self.arrived = START, self.rooms == 1
+        self.cell = START
+        self.arrived = self.rooms == 1
         self.noise = first_noise(self.kind, self.np_random, (self.bits,))
 
     def step(self, action: Any) -> EnvStep:
@@ -133,21 +153,29 @@ class NoisyRooms(CellWorld):
 
     def _picture(self) -> np.ndarray:
         """The noise fills the last lines."""
-        wide, columns = SIDE + 1, math.isqrt(self.rooms - 1) + 1  # as near to a square as rooms allow
+        # As near to a square as rooms allow.
+        columns = math.isqrt(self.rooms - 1) + 1
+        room_width = SIDE + 1
         room, place = np.divmod(np.arange(self.n_cells), PERIOD)
         y, x = np.divmod(place, SIDE)
-        door = place == PERIOD - 1
-        y[door], x[door] = SIDE // 2, SIDE
-        y, x = y + room // columns * wide + 1, x + room % columns * wide + 1
-        plan = np.full((y.max() + 2, columns * wide + 1, 3), WALL, np.uint8)
+        is_door = place == PERIOD - 1
+        y[is_door] = SIDE // 2
+        x[is_door] = SIDE
+        y = y + room // columns * room_width + 1
+        x = x + room % columns * room_width + 1
+        plan = np.full((y.max() + 2, columns * room_width + 1, 3), WALL, np.uint8)
         plan[y, x] = FLOOR
         plan[y[self.cell], x[self.cell]] = AGENT
-        lines = np.full((-(-self.bits // plan.shape[1]), plan.shape[1], 3), WALL, np.uint8)
-        lines.reshape(-1, 3)[: self.bits] = 255 * self.noise[:, None]
-        return enlarged(np.concatenate([plan, lines]))
+        width = plan.shape[1]
+        noise_lines = np.full((math.ceil(self.bits / width), width, 3), WALL, np.uint8)
+        noise_lines.reshape(-1, 3)[: self.bits] = 255 * self.noise[:, None]
+        return enlarged(np.concatenate([plan, noise_lines]))
 
     def _obs(self) -> np.ndarray:
-        code = one_hot(self.cell, self.n_cells) if self.codes is None else self.codes[self.cell]
+        if self.codes is None:
+            code = one_hot(self.cell, self.n_cells)
+        else:
+            code = self.codes[self.cell]
         return np.concatenate([code, self.noise])
 
 
@@ -163,25 +191,38 @@ class DeepSea(CellWorld):
     STATE = ("cell", "treasure")
 
     def __init__(
-        self, size: int = 10, stochastic: bool = False, mapping_seed: int = 0, render_mode: str | None = None
+        self,
+        size: int = 10,
+        stochastic: bool = False,
+        mapping_seed: int = 0,
+        render_mode: str | None = None,
     ) -> None:
         at_least(size=(size, 2), mapping_seed=(mapping_seed, 0))
-        self.size, self.stochastic, self.n_cells = size, stochastic, size * size
-        self.bottom = self.n_cells - size  # the first cell of the bottom row
-        self.rewards = np.tile([0.0, -0.01 / size], (self.n_cells, 1))  # (cell, moves right)
+        self.size = size
+        self.stochastic = stochastic
+        self.n_cells = size * size
+        # The first cell of the bottom row.
+        self.bottom = self.n_cells - size
+        # Axes: cell; whether the move goes right.
+        self.rewards = np.tile([0.0, -0.01 / size], (self.n_cells, 1))
         self.rewards[-1, 1] += 1.0
-        self.right = np.random.default_rng(mapping_seed).integers(2, size=self.n_cells)  # the action that means it
+        # By cell, the action that means right.
+        self.right = np.random.default_rng(mapping_seed).integers(2, size=self.n_cells)
         self.leads = descent(size)
         self._setup(render_mode, self.n_cells, 2)
-        self.cell, self.treasure = 0, False
+        self._begin()
 
     def _begin(self) -> None:
-        self.cell, self.treasure = 0, False
+        self.cell = 0
+        self.treasure = False
 
     def step(self, action: Any) -> EnvStep:
-        cell, right = self.cell, bool(action == self.right[self.cell])
+        cell = self.cell
+        right = bool(action == self.right[cell])
         self.treasure = right and cell == self.n_cells - 1
-        reward, drift = float(self.rewards[cell, int(right)]), 2 * right
+        reward = float(self.rewards[cell, int(right)])
+        # A column of `leads`: 0 left, 1 straight down, 2 right.
+        drift = 2 * right
         if self.stochastic:
             if cell in (self.bottom, self.n_cells - 1):
                 reward += self.np_random.normal()
@@ -221,9 +262,11 @@ class PointMaze(CellWorld):
 
     def step(self, action: Any) -> EnvStep:
         for axis in (0, 1):
-            moved = self.place.copy()
-            moved[axis] = np.clip(moved[axis] + 0.1 * np.clip(action[axis], -1, 1), -1, 1)
-            self.place = moved if in_the_t(moved) else self.place
+            target = self.place.copy()
+            step = 0.1 * np.clip(action[axis], -1, 1)
+            target[axis] = np.clip(target[axis] + step, -1, 1)
+            if in_the_t(target):
+                self.place = target
         return self._obs(), float(self.place[0]), False, False, self._info()
 
     def _obs(self) -> np.ndarray:
@@ -245,11 +288,13 @@ def in_the_t(place: np.ndarray) -> np.ndarray:
 
 def corridor(rooms: int) -> np.ndarray:
     """NoisyRooms: (cell, action) -> cell, int64 (n_cells, 5)."""
-    wide = SIDE + 1
-    plan = np.full((SIDE + 2, rooms * wide + 1), -1)  # walls, also all around
+    room_width = SIDE + 1
+    # The number of each cell on a map; -1 is a wall, also all around.
+    plan = np.full((SIDE + 2, rooms * room_width + 1), -1)
+    room_cells = np.arange(SIDE * SIDE).reshape(SIDE, SIDE)
     for room in range(rooms):
-        left = room * wide + 1
-        plan[1:-1, left : left + SIDE] = room * PERIOD + np.arange(SIDE * SIDE).reshape(SIDE, SIDE)
+        left = room * room_width + 1
+        plan[1:-1, left : left + SIDE] = room * PERIOD + room_cells
         if room < rooms - 1:
             plan[1 + SIDE // 2, left + SIDE] = room * PERIOD + SIDE * SIDE
     y, x = np.nonzero(plan >= 0)
@@ -264,16 +309,19 @@ def corridor(rooms: int) -> np.ndarray:
 def descent(size: int) -> np.ndarray:
     """DeepSea: (cell, drift 0 left, 1 straight down, 2 right) -> cell, int64 (size * size, 3)."""
     row, column = np.divmod(np.arange(size * size), size)
-    below = np.minimum(row + 1, size - 1)
-    return np.stack([below * size + np.clip(column + drift, 0, size - 1) for drift in (-1, 0, 1)], axis=1)
+    row_below = np.minimum(row + 1, size - 1)
+    columns = np.clip(column[:, None] + [-1, 0, 1], 0, size - 1)
+    return row_below[:, None] * size + columns
 
 
 def first_noise(kind: str, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """The noise at the start of an episode, float32: as it is in the long run; zeros where it comes on demand."""
     if kind == "brownian":
         # A reflected walk is at an end half as often as at each level between.
-        return (rng.integers(1, 2 * LEVELS + 1, shape) // 2 / np.float32(LEVELS)).astype(np.float32)
-    return rng.integers(0, 2 if kind == "pixels" else 1, shape).astype(np.float32)
+        level = rng.integers(1, 2 * LEVELS + 1, shape) // 2
+        return (level / np.float32(LEVELS)).astype(np.float32)
+    high = 2 if kind == "pixels" else 1
+    return rng.integers(0, high, shape).astype(np.float32)
 
 
 def next_noise(kind: str, noise: Array, chance: Array, stayed: Any) -> Array:
@@ -282,7 +330,8 @@ def next_noise(kind: str, noise: Array, chance: Array, stayed: Any) -> Array:
         # Whole levels, so that a number comes back to exactly where it was.
         level = abs((noise * LEVELS).round() + 1.0 - 2.0 * (chance < 0.5))
         return (LEVELS - abs(LEVELS - level)) / LEVELS
-    if kind == "pixels":  # the lower half of the quarter draws a one, its upper half a zero
+    if kind == "pixels":
+        # A quarter of the numbers is drawn anew: a one below an eighth, a zero above.
         return noise * (chance >= 0.25) + (chance < 0.125)
     return (chance < 0.5) & stayed
 
@@ -309,7 +358,10 @@ def enlarged(plan: np.ndarray) -> np.ndarray:
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     inner = simulator(env)
     if isinstance(inner, PointMaze):
-        return f"the point is {'in the stem' if inner.place[1] < 0.6 else 'left' if inner.place[0] < 0 else 'right'}"
+        x, y = inner.place
+        if y < 0.6:
+            return "the point is in the stem"
+        return f"the point is {'left' if x < 0 else 'right'}"
     if isinstance(inner, DeepSea):
         row, column = divmod(inner.cell, inner.size)
         return f"the diver is in row {row + 1} and column {column + 1} of {inner.size}"
@@ -319,7 +371,8 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     return f"the agent is in room {room} of {inner.rooms}"
 
 
-_AIMS = {  # class in the entry point -> what counts as progress
+# By the class in the entry point: what counts as progress.
+_AIMS = {
     "NoisyRooms": "go through the doors from room to room and reach the last room",
     "DeepSea": "dive to the treasure, which lies in the last row and the last column",
     "PointMaze": "go to the right end of the corridor",
@@ -330,7 +383,9 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[s
     inner = simulator(env)
     if isinstance(inner, PointMaze):
         return bool(inner.place[0] > 0.8)
-    return bool(inner.treasure if isinstance(inner, DeepSea) else inner.arrived)
+    if isinstance(inner, DeepSea):
+        return bool(inner.treasure)
+    return bool(inner.arrived)
 
 
 FAMILY = Family(

@@ -13,9 +13,12 @@ from envs.exploration.family import AGENT, FLOOR, WALL, CellWorld, enlarged
 from envs.family import Family, entry, simulator
 from envs.types import Array, EnvStep
 
-SPEED = 0.05  # of the peg, at an action of 1
-DEPTH = 0.1  # at which it is in
-FREE = 0.1  # height above the surface that the demonstrator aligns at
+# A step's distance and angle at an action of 1.
+SPEED = 0.05
+# The depth at which the peg is in.
+DEPTH = 0.1
+# The height above the surface at which the demonstrator aligns.
+FREE_HEIGHT = 0.1
 
 
 class Peg(CellWorld):
@@ -32,13 +35,16 @@ class Peg(CellWorld):
         if not 0 < eps <= 1:
             raise ValueError(f"eps={eps} is out of range; give half the play of the hole, such as 0.02")
         self._setup(render_mode, 6, 1)
-        self.eps, self.cell = eps, None
+        self.eps = eps
         self.observation_space = spaces.Box(-2.0, 2.0, (6,), np.float32)
         self.action_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
-        self.pose, self.hole = np.zeros(3, np.float32), np.zeros(3, np.float32)
+        self.pose = np.zeros(3, np.float32)
+        self.hole = np.zeros(3, np.float32)
 
     def _begin(self) -> None:
-        self.pose, self.hole = (part[0] for part in begin(self.np_random, 1))
+        poses, holes = begin(self.np_random, 1)
+        self.pose = poses[0]
+        self.hole = holes[0]
 
     def step(self, action: Any) -> EnvStep:
         self.pose = moved(np, self.pose, self.hole, np.asarray(action, np.float32), self.eps)
@@ -52,50 +58,66 @@ class Peg(CellWorld):
         """The surface, the hole, and the last third of the peg."""
         across = np.linspace(-1.2, 1.2, 25, dtype=np.float32)
         x, y = np.meshgrid(across, -across)
-        (u, v), (tip_x, tip_y, angle) = turned(np, x - self.hole[0], y - self.hole[1], -self.hole[2]), self._obs()[:3]
+        # Each point as the hole sees it, then as the peg does.
+        hole_x, hole_y, hole_angle = self.hole
+        beside, above = turned(np, x - hole_x, y - hole_y, -hole_angle)
+        tip_x, tip_y, angle = self._obs()[:3]
         side, up = turned(np, x - tip_x, y - tip_y, -angle)
-        plan = np.where(((v > 0) | (np.abs(u) < 0.08))[..., None], FLOOR, WALL).astype(np.uint8)
+        is_open = (above > 0) | (np.abs(beside) < 0.08)
+        plan = np.where(is_open[..., None], FLOOR, WALL).astype(np.uint8)
         plan[(np.abs(side) < 0.08) & (up > -0.05) & (up < 0.4)] = AGENT
         return enlarged(plan)
 
 
 def begin(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Poses of pegs as the holes see them (beside, above, turned) and of holes (x, y, angle); float32 (count, 3)."""
-    low, high = np.array([[-0.5, 0.3, -0.5], [-0.5, -0.5, -0.5]]), np.array([[0.5, 0.8, 0.5], [0.5, 0.5, 0.5]])
-    both = rng.uniform(low, high, (count, 2, 3)).astype(np.float32)
-    return both[:, 0], both[:, 1]
+    low = np.array([[-0.5, 0.3, -0.5], [-0.5, -0.5, -0.5]])
+    high = np.array([[0.5, 0.8, 0.5], [0.5, 0.5, 0.5]])
+    samples = rng.uniform(low, high, (count, 2, 3)).astype(np.float32)
+    return samples[:, 0], samples[:, 1]
 
 
 def turned(xp: Any, x: Array, y: Array, angle: Array) -> tuple[Array, Array]:
     """The vector (x, y), turned by an angle."""
-    return xp.cos(angle) * x - xp.sin(angle) * y, xp.sin(angle) * x + xp.cos(angle) * y
+    cos = xp.cos(angle)
+    sin = xp.sin(angle)
+    return cos * x - sin * y, sin * x + cos * y
 
 
 def moved(xp: Any, pose: Array, hole: Array, action: Array, eps: float) -> Array:
     """The pose (..., 3) after a step, as the hole sees it; all are arrays of `xp`, NumPy or torch."""
     velocity = SPEED * xp.clip(action, -1, 1)
     right, up = turned(xp, velocity[..., 0], velocity[..., 1], -hole[..., 2])
-    beside, above = xp.clip(pose[..., 0] + right, -1, 1), xp.clip(pose[..., 1] + up, -1, 1)
-    angle, inside = xp.clip(pose[..., 2] + velocity[..., 2], -1, 1), pose[..., 1] < 0
-    beside, angle = (xp.where(inside, xp.clip(x, -eps, eps), x) for x in (beside, angle))
+    beside = xp.clip(pose[..., 0] + right, -1, 1)
+    above = xp.clip(pose[..., 1] + up, -1, 1)
+    angle = xp.clip(pose[..., 2] + velocity[..., 2], -1, 1)
+    # The walls of the hole hold a peg that is in it.
+    inside = pose[..., 1] < 0
+    beside = xp.where(inside, xp.clip(beside, -eps, eps), beside)
+    angle = xp.where(inside, xp.clip(angle, -eps, eps), angle)
+    # The surface stops a peg that does not fit.
     fits = (abs(beside) <= eps) & (abs(angle) <= eps)
-    return xp.stack([beside, xp.where(fits, above, xp.clip(above, 0, 1)), angle], -1)
+    above = xp.where(fits, above, xp.clip(above, 0, 1))
+    return xp.stack([beside, above, angle], -1)
 
 
 def observed(xp: Any, pose: Array, hole: Array) -> Array:
     """What is seen of a pose (..., 3) and a hole (..., 3): (..., 6), in the plane."""
     x, y = turned(xp, pose[..., 0], pose[..., 1], hole[..., 2])
-    tip = xp.stack([hole[..., 0] + x, hole[..., 1] + y, hole[..., 2] + pose[..., 2]], -1)
-    return xp.concatenate([tip, hole], -1)
+    tip = [hole[..., 0] + x, hole[..., 1] + y, hole[..., 2] + pose[..., 2]]
+    return xp.concatenate([xp.stack(tip, -1), hole], -1)
 
 
 def demonstrator(obs: np.ndarray) -> np.ndarray:
     """A script that knows the way: align above the hole, then go down; float32 (N, 6) -> (N, 3)."""
+    tip = obs[..., :3]
     hole = obs[..., 3:]
-    beside, above = turned(np, obs[..., 0] - hole[..., 0], obs[..., 1] - hole[..., 1], -hole[..., 2])
-    angle = obs[..., 2] - hole[..., 2]
+    offset = tip - hole
+    beside, above = turned(np, offset[..., 0], offset[..., 1], -hole[..., 2])
+    angle = offset[..., 2]
     aligned = (np.abs(beside) < 0.005) & (np.abs(angle) < 0.005)
-    right, up = (np.clip(x / SPEED, -1, 1) for x in (-beside, np.where(aligned, -1, FREE - above)))
+    right = np.clip(-beside / SPEED, -1, 1)
+    up = np.clip(np.where(aligned, -1, FREE_HEIGHT - above) / SPEED, -1, 1)
     x, y = turned(np, right, up, hole[..., 2])
     return np.clip(np.stack([x, y, -angle / SPEED], -1), -1, 1).astype(np.float32)
 

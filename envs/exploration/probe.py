@@ -34,14 +34,18 @@ class Probe(gym.Env):
             raise ValueError(f"kind={kind!r} is no probe; give one of {', '.join(self.KINDS)}")
         if render_mode is not None:
             raise ValueError(f"probes have nothing to render; leave render_mode={render_mode!r} and frames out")
-        self.kind, self.render_mode = kind, render_mode
+        self.kind = kind
+        self.render_mode = render_mode
         self.observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
-        self.action_space = spaces.Discrete({"policy": 2, "joint": 2, "arms": 3}.get(kind, 1))
+        n_actions = {"policy": 2, "joint": 2, "arms": 3}.get(kind, 1)
+        self.action_space = spaces.Discrete(n_actions)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         super().reset(seed=seed)
         self._step = 0
-        self._value = float(self.np_random.choice([-1.0, 1.0])) if self.kind in ("observation", "joint") else 0.0
+        self._value = 0.0
+        if self.kind in ("observation", "joint"):
+            self._value = float(self.np_random.choice([-1.0, 1.0]))
         return self._obs(), {}
 
     def step(self, action: Any) -> EnvStep:
@@ -49,9 +53,16 @@ class Probe(gym.Env):
         if self.kind == "discount" and self._step == 1:
             self._value = 1.0
             return self._obs(), 0.0, False, False, {}
-        wrong = {"policy": action != 1, "joint": (action == 1) != (self._value > 0)}.get(self.kind, False)
-        reward = self._value if self.kind == "observation" else -1.0 if wrong else float(self.kind != "arms")
-        return self._obs(), reward, True, False, {}
+        return self._obs(), self._reward(action), True, False, {}
+
+    def _reward(self, action: Any) -> float:
+        if self.kind == "observation":
+            return self._value
+        if self.kind == "policy":
+            return 1.0 if action == 1 else -1.0
+        if self.kind == "joint":
+            return 1.0 if (action == 1) == (self._value > 0) else -1.0
+        return 0.0 if self.kind == "arms" else 1.0
 
     def _obs(self) -> np.ndarray:
         return np.array([self._value], dtype=np.float32)
@@ -59,7 +70,16 @@ class Probe(gym.Env):
 
 def _terminates(spec: EnvSpec) -> Ends:
     """One step, except for the probe of discounts, which ends where the observation before the step is 1."""
-    return (lambda obs, action, next_obs: obs[..., 0] > 0.5) if spec.kwargs.get("kind") == "discount" else always
+    if spec.kwargs.get("kind") == "discount":
+        return lambda obs, action, next_obs: obs[..., 0] > 0.5
+    return always
+
+
+def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
+    # The probes with a single action cannot fail, and no arm is a success.
+    if simulator(env).action_space.n != 2:
+        return None
+    return episode_return > 0
 
 
 FAMILY = Family(
@@ -69,6 +89,5 @@ FAMILY = Family(
     knows=lambda spec: entry(spec).startswith("envs.exploration.probe:"),
     aim=lambda spec: "take the action that is rewarded",
     terminates=_terminates,
-    # The probes with a single action cannot fail, and no arm is a success.
-    success=lambda env, total, terminated, info: total > 0 if simulator(env).action_space.n == 2 else None,
+    success=_success,
 )
