@@ -32,14 +32,19 @@ from envs.family import Axis, Family, Goal, entry, simulator
 from envs.transitions import Ends, never
 from envs.types import Array
 
-Captions = Callable[[np.ndarray], np.ndarray]  # states (N, D) -> object (N,) of str
+# States (N, D) -> object (N,) of str.
+Captions = Callable[[np.ndarray], np.ndarray]
 TURN = (-math.pi, math.pi)
 
-_LEAN = np.array([UPRIGHT / 2, UPRIGHT, math.pi / 3, 2 * math.pi / 3, math.pi - UPRIGHT])  # rad from upright
-_CART = np.array([-2.1, -0.8, 0.8, 2.1])  # m; the track ends at 2.4, CartPoleUpright's at 2.2
-_HIGH = math.asin(0.3)  # MountainCar's height is sin(3 x)
-_CAR = np.array([-(math.pi + _HIGH) / 3, -math.pi / 6 - 0.3, -math.pi / 6 + 0.3, _HIGH / 3, FLAG])
-_TIP = np.array([-1.0, 0.0, 1.0])  # lengths of a link, from the joint that hangs on the wall; the line is at 1
+# Where one caption gives way to the next: angles in rad from upright,
+_LEAN_ENDS = np.array([UPRIGHT / 2, UPRIGHT, math.pi / 3, 2 * math.pi / 3, math.pi - UPRIGHT])
+# places of the cart in m, whose track ends at 2.4, CartPoleUpright's at 2.2,
+_CART_ENDS = np.array([-2.1, -0.8, 0.8, 2.1])
+# places of the car, whose height is sin(3 x), with slopes called high from a height of 0.3 on,
+_HIGH = math.asin(0.3)
+_CAR_ENDS = np.array([-(math.pi + _HIGH) / 3, -math.pi / 6 - 0.3, -math.pi / 6 + 0.3, _HIGH / 3, FLAG])
+# and heights of Acrobot's tip above the fixed joint in lengths of a link, with the line at 1.
+_TIP_ENDS = np.array([-1.0, 0.0, 1.0])
 _POSES = (
     "is upright",
     *(f"{pose} to the {{}}" for pose in ("is upright but tilts", "leans", "lies", "hangs down")),
@@ -50,27 +55,35 @@ _HILLS = (
     *("high on the left slope", "on the left slope", "in the valley", "on the right slope", "high on the right slope"),
     "at the peak of the mountain, next to the flag",
 )
-_TIPS = (*(f"below the line, {place}" for place in ("hanging low", "half way up", "nearly up to it")), "above the line")
+_TIPS = (
+    *("below the line, hanging low", "below the line, half way up"),
+    *("below the line, nearly up to it", "above the line"),
+)
 
 
-def _leaning(*sides: str) -> list[str]:
+def _poses_to(*sides: str) -> list[str]:
     return [pose.format(side) for side in sides for pose in _POSES]
 
 
-def _table(subject: str, places: Iterable[str]) -> np.ndarray:
-    return np.array([f"{subject} {place}" for place in places], object)
+def _sentences(subject: str, predicates: Iterable[str]) -> np.ndarray:
+    return np.array([f"{subject} {predicate}" for predicate in predicates], object)
 
 
 # In the picture a positive angle leans right in CartPole, and left in Pendulum.
-_POLES = _table("the pole", (f"{pose}, the cart is {place}" for pose in _leaning("left", "right") for place in _PLACES))
-_PENDULUMS = _table("the pendulum", _leaning("right", "left"))
-_CARS, _ARMS = _table("the car is", _HILLS), _table("the tip is", _TIPS)
+_POLES = _sentences(
+    "the pole",
+    (f"{pose}, the cart is {place}" for pose in _poses_to("left", "right") for place in _PLACES),
+)
+_PENDULUMS = _sentences("the pendulum", _poses_to("right", "left"))
+_CARS = _sentences("the car is", _HILLS)
+_ARMS = _sentences("the tip is", _TIPS)
 
 
-def _lean(angle: np.ndarray) -> np.ndarray:
+def _pose_number(angle: np.ndarray) -> np.ndarray:
     """Numbers of `_POSES`, and len(_POSES) more to the side of positive angles."""
     angle = np.remainder(angle + math.pi, 2 * math.pi) - math.pi
-    return np.searchsorted(_LEAN, abs(angle), side="right") + len(_POSES) * (angle >= 0)
+    number = np.searchsorted(_LEAN_ENDS, abs(angle), side="right")
+    return number + len(_POSES) * (angle >= 0)
 
 
 def _tip_height(state: Any) -> Any:
@@ -82,26 +95,37 @@ def _state(env: gym.Env) -> np.ndarray:
     return np.asarray(simulator(env).state)
 
 
-def _has_arrived(options: dict[str, Any], x: Array, flag: float) -> Array:
-    return (x[..., 0] >= flag) & (x[..., 1] >= options.get("goal_velocity", 0))
+def _cartpole_captions(state: np.ndarray) -> np.ndarray:
+    place = np.searchsorted(_CART_ENDS, state[:, 0], side="right")
+    return _POLES[_pose_number(state[:, 2]) * len(_PLACES) + place]
 
 
-def _upright(prompt: str, baseline: str, negative: str, index: int) -> Goal:
+def _has_arrived(options: dict[str, Any], obs: Array, flag: float) -> Array:
+    return (obs[..., 0] >= flag) & (obs[..., 1] >= options.get("goal_velocity", 0))
+
+
+def _upright_goal(prompt: str, baseline: str, negative: str, index: int) -> Goal:
     """The angle with this index in the state is within 12 degrees of the vertical."""
+
+    def truth(env: gym.Env) -> bool:
+        return is_upright(_state(env)[index])
 
     def degree(env: gym.Env) -> float:
         return math.cos(_state(env)[index])
 
-    return Goal("upright", prompt, baseline, lambda env: is_upright(_state(env)[index]), negative, degree)
+    return Goal("upright", prompt, baseline, truth, negative, degree)
 
 
 @dataclass(frozen=True)
 class Kind:
     """What CartPole, MountainCar, Pendulum and Acrobot each share with the tasks made of them."""
 
-    variables: tuple[str, ...]  # those of the state vector, in order, by the names that `pose` takes
-    ranges: tuple[tuple[float, float], ...]  # the ends of each, for scattered states
-    axis: tuple[int, str]  # the variable to draw a reward over, and its name; the others are 0
+    # The state vector's variables, in order, by the names that `pose` takes.
+    variables: tuple[str, ...]
+    # The lowest and the highest value of each, for scattered states.
+    ranges: tuple[tuple[float, float], ...]
+    # The variable to draw a reward over, and its name; the others are 0.
+    axis: tuple[int, str]
     goal: Goal
     caption: Captions
 
@@ -113,17 +137,22 @@ class Kind:
 
 KINDS = {
     "CartPole": Kind(
-        ("position", "velocity", "angle", "angular_velocity"),
-        ((-2.2, 2.2), (-1.0, 1.0), TURN, (-2.0, 2.0)),
-        (2, "angle of the pole, rad"),
-        _upright("pole vertically upright on top of the cart", "pole and cart", "pole hanging down below the cart", 2),
-        lambda x: _POLES[_lean(x[:, 2]) * len(_PLACES) + np.searchsorted(_CART, x[:, 0], side="right")],
+        variables=("position", "velocity", "angle", "angular_velocity"),
+        ranges=((-2.2, 2.2), (-1.0, 1.0), TURN, (-2.0, 2.0)),
+        axis=(2, "angle of the pole, rad"),
+        goal=_upright_goal(
+            "pole vertically upright on top of the cart",
+            "pole and cart",
+            "pole hanging down below the cart",
+            2,
+        ),
+        caption=_cartpole_captions,
     ),
     "MountainCar": Kind(
-        ("position", "velocity"),
-        ((-1.2, 0.6), (-0.07, 0.07)),
-        (0, "position of the car, m"),
-        Goal(
+        variables=("position", "velocity"),
+        ranges=((-1.2, 0.6), (-0.07, 0.07)),
+        axis=(0, "position of the car, m"),
+        goal=Goal(
             "flag",
             "a car at the peak of the mountain, next to the yellow flag",
             "a car in the mountain",
@@ -131,20 +160,20 @@ KINDS = {
             "a car at the bottom of the valley",
             lambda env: float(_state(env)[0]),
         ),
-        lambda x: _CARS[np.searchsorted(_CAR, x[:, 0], side="right")],
+        caption=lambda state: _CARS[np.searchsorted(_CAR_ENDS, state[:, 0], side="right")],
     ),
     "Pendulum": Kind(
-        ("angle", "angular_velocity"),
-        (TURN, (-4.0, 4.0)),
-        (0, "angle of the pendulum, rad"),
-        _upright("pendulum in the upright position", "pendulum", "pendulum hanging down", 0),
-        lambda x: _PENDULUMS[_lean(x[:, 0])],
+        variables=("angle", "angular_velocity"),
+        ranges=(TURN, (-4.0, 4.0)),
+        axis=(0, "angle of the pendulum, rad"),
+        goal=_upright_goal("pendulum in the upright position", "pendulum", "pendulum hanging down", 0),
+        caption=lambda state: _PENDULUMS[_pose_number(state[:, 0])],
     ),
     "Acrobot": Kind(
-        (),
-        (TURN, TURN, (-2.0, 2.0), (-2.0, 2.0)),
-        (0, "angle of the stretched arm, rad"),
-        Goal(
+        variables=(),
+        ranges=(TURN, TURN, (-2.0, 2.0), (-2.0, 2.0)),
+        axis=(0, "angle of the stretched arm, rad"),
+        goal=Goal(
             "up",
             "an acrobot stretched out above the line",
             "an acrobot",
@@ -152,14 +181,15 @@ KINDS = {
             "an acrobot hanging down below the line",
             lambda env: float(_tip_height(_state(env))),
         ),
-        lambda x: _ARMS[np.searchsorted(_TIP, _tip_height(x))],
+        caption=lambda state: _ARMS[np.searchsorted(_TIP_ENDS, _tip_height(state))],
     ),
 }
 
 _CLIMB = "drive the car up to the flag at the peak of the mountain, swinging from slope to slope to gain speed"
 _SWING = "swing the pendulum up and keep it upright"
 _SWING_POLE = "swing the pole up and keep it upright, with the cart near the middle of its track"
-_AIMS = {  # class in the entry point -> what counts as progress
+# By the class in the entry point: what counts as progress.
+_AIMS = {
     "CartPoleEnv": "keep the pole upright on the cart, and the cart away from the edges of its track",
     "CartPoleUpright": "keep the pole upright on the cart, and swing it up again where it fell",
     **dict.fromkeys(("CartPoleSwingUp", "CartPoleSwingUpSparse"), _SWING_POLE),
@@ -168,32 +198,58 @@ _AIMS = {  # class in the entry point -> what counts as progress
     **dict.fromkeys(("PendulumEnv", "PendulumUpright", "PendulumSparse", "PixelPendulum"), _SWING),
     "AcrobotEnv": "swing the arm up until its tip is above the line",
 }
-# class -> (constructor's arguments, next_obs) -> the episode terminates; the others never do
+
+
+def _cartpole_ends(options: dict[str, Any], obs: Array) -> Array:
+    limit_rad = 12 * 2 * math.pi / 360
+    return (abs(obs[..., 0]) > 2.4) | (abs(obs[..., 2]) > limit_rad)
+
+
+def _discrete_car_ends(options: dict[str, Any], obs: Array) -> Array:
+    return _has_arrived(options, obs, 0.5)
+
+
+def _acrobot_ends(options: dict[str, Any], obs: Array) -> Array:
+    cos_1, sin_1, cos_2, sin_2 = (obs[..., i] for i in range(4))
+    # The tip's height, -cos(angle 1) - cos(angle 1 + angle 2).
+    return -cos_1 - (cos_1 * cos_2 - sin_1 * sin_2) > 1.0
+
+
+# Class -> (constructor's arguments, next_obs) -> the episode terminates; the others never do.
 _ENDS: dict[str, Callable[[dict[str, Any], Array], Array]] = {
-    "CartPoleEnv": lambda options, x: (abs(x[..., 0]) > 2.4) | (abs(x[..., 2]) > 12 * 2 * math.pi / 360),
-    **dict.fromkeys(("MountainCarEnv", "MountainCarSparse"), lambda options, x: _has_arrived(options, x, 0.5)),
-    "Continuous_MountainCarEnv": lambda options, x: _has_arrived(options, x, 0.45),
-    # -cos1 - cos(angle1 + angle2)
-    "AcrobotEnv": lambda options, x: -x[..., 0] - (x[..., 0] * x[..., 2] - x[..., 1] * x[..., 3]) > 1.0,
+    "CartPoleEnv": _cartpole_ends,
+    **dict.fromkeys(("MountainCarEnv", "MountainCarSparse"), _discrete_car_ends),
+    "Continuous_MountainCarEnv": lambda options, obs: _has_arrived(options, obs, 0.45),
+    "AcrobotEnv": _acrobot_ends,
 }
 
 
-def _class(spec: EnvSpec) -> str:
+def _class_name(spec: EnvSpec) -> str:
     return entry(spec).split(":")[-1]
 
 
 def kind_of(cls: type) -> Kind | None:
     """The kind that a class of environments derives from."""
-    return next((kind for base in cls.__mro__ for name, kind in KINDS.items() if name in base.__name__), None)
+    for base in cls.__mro__:
+        for name, kind in KINDS.items():
+            if name in base.__name__:
+                return kind
+    return None
 
 
 def _kind(spec: EnvSpec) -> Kind | None:
-    return next((kind for name, kind in KINDS.items() if name in _class(spec)), None)
+    for name, kind in KINDS.items():
+        if name in _class_name(spec):
+            return kind
+    return None
 
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     kind = kind_of(type(env.unwrapped))
-    return "" if kind is None else kind.caption(_state(env)[None])[0]
+    if kind is None:
+        return ""
+    states = _state(env)[None]
+    return kind.caption(states)[0]
 
 
 def pose(env: gym.Env, **state: float) -> None:
@@ -206,40 +262,60 @@ def pose(env: gym.Env, **state: float) -> None:
     names = () if kind is None else kind.variables
     if not names:
         raise TypeError(f"pose() knows CartPole, MountainCar and Pendulum, not {type(inner).__name__}")
-    if unknown := sorted(set(state) - set(names)):
+    unknown = sorted(set(state) - set(names))
+    if unknown:
         raise ValueError(f"{type(inner).__name__} has no state variable {unknown[0]!r}; it has {', '.join(names)}")
-    _set(inner, np.array([float(state.get(name, 0.0)) for name in names]))
+    values = [float(state.get(name, 0.0)) for name in names]
+    _set_state(inner, np.array(values))
 
 
-def _set(inner: Any, state: np.ndarray) -> None:
+def _set_state(inner: Any, state: np.ndarray) -> None:
     inner.state = state
     if isinstance(inner, PendulumEnv):
-        inner.last_u = None  # the arrow belongs to a torque that was not applied here
+        # The arrow would show a torque that was not applied here.
+        inner.last_u = None
 
 
 def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
     kind = kind_of(type(env.unwrapped))
     assert kind is not None
-    _set(env.unwrapped, rng.uniform(*np.array(kind.ranges).T))
+    low, high = np.array(kind.ranges).T
+    _set_state(env.unwrapped, rng.uniform(low, high))
     return True
 
 
 def _axis(spec: EnvSpec) -> Axis | None:
     kind = _kind(spec)
-    return None if kind is None else Axis(kind.axis[1], *kind.ranges[kind.axis[0]], kind.place)
+    if kind is None:
+        return None
+    index, name = kind.axis
+    low, high = kind.ranges[index]
+    return Axis(name, low, high, kind.place)
 
 
-_OBSERVED: dict[str, tuple[str, ...]] = {  # by a part of the class's name; the first that fits
+# By a part of the class's name; the first that fits counts.
+_OBSERVED: dict[str, tuple[str, ...]] = {
     "Pixel": (),
     "CartPoleEnv": ("cart position", "cart velocity", "pole angle", "angular velocity"),
-    "CartPole": ("cart position", "cart velocity", "cos of the angle", "sin of the angle", "angular velocity"),
+    "CartPole": (
+        *("cart position", "cart velocity", "cos of the angle", "sin of the angle"),
+        "angular velocity",
+    ),
     "Pendulum": ("cos of the angle", "sin of the angle", "angular velocity"),
     "MountainCar": ("position", "velocity"),
     "Acrobot": ("cos 1", "sin 1", "cos 2", "sin 2", "angular velocity 1", "angular velocity 2"),
 }
 
 
-_STEP_REWARDS = {  # the lowest and the highest, by the class's name
+def _observed(spec: EnvSpec) -> tuple[str, ...]:
+    for part, names in _OBSERVED.items():
+        if part in _class_name(spec):
+            return names
+    return ()
+
+
+# By the class's name, the lowest and the highest reward of a step.
+_STEP_REWARDS = {
     "CartPoleEnv": (0.0, 1.0),
     "MountainCarEnv": (-1.0, 0.0),
     "AcrobotEnv": (-1.0, 0.0),
@@ -248,25 +324,35 @@ _STEP_REWARDS = {  # the lowest and the highest, by the class's name
 
 
 def _returns(spec: EnvSpec) -> tuple[float, float] | None:
-    ends = _STEP_REWARDS.get(entry(spec).rpartition(":")[2])
+    step_rewards = _STEP_REWARDS.get(_class_name(spec))
     steps = spec.max_episode_steps
-    if ends is None or steps is None or spec.kwargs.get("sutton_barto_reward"):
+    if step_rewards is None or steps is None or spec.kwargs.get("sutton_barto_reward"):
         return None
-    return steps * ends[0], steps * ends[1]
+    low, high = step_rewards
+    return steps * low, steps * high
 
 
 def _sense(env: gym.Env) -> np.ndarray:
     inner = simulator(env)
     angle, velocity = inner.state
-    return np.array([math.cos(angle), abs(velocity), abs(inner.last_u or 0.0)], np.float32)
+    # There is no torque before the first step.
+    torque = inner.last_u or 0.0
+    return np.array([math.cos(angle), abs(velocity), abs(torque)], np.float32)
 
 
 def _terminates(spec: EnvSpec) -> Ends | None:
-    name = _class(spec)
+    name = _class_name(spec)
     if name not in _AIMS or name == "PixelPendulum":
         return None
-    rule = _ENDS.get(name)
-    return never if rule is None else lambda obs, action, next_obs: rule(spec.kwargs, next_obs)
+    if name not in _ENDS:
+        return never
+    rule = _ENDS[name]
+    return lambda obs, action, next_obs: rule(spec.kwargs, next_obs)
+
+
+def _goals(spec: EnvSpec) -> list[Goal]:
+    kind = _kind(spec)
+    return [] if kind is None else [kind.goal]
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
@@ -276,11 +362,13 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[s
     if isinstance(inner, PendulumSparse):
         return episode_return >= HELD
     kind = kind_of(type(inner))
+    if kind is None:
+        return None
     if kind is KINDS["CartPole"]:
         return not terminated
     if isinstance(inner, MountainCarSparse) or kind is KINDS["Acrobot"]:
         return terminated
-    return None if kind is None else kind.goal.truth(env)
+    return kind.goal.truth(env)
 
 
 FAMILY = Family(
@@ -295,12 +383,12 @@ FAMILY = Family(
     knows=lambda spec: entry(spec).startswith(("gymnasium.envs.classic_control", "envs.classic.")),
     repair=Canvas,
     caption=_caption,
-    aim=lambda spec: _AIMS.get(_class(spec), ""),
-    goals=lambda spec: [kind.goal] if (kind := _kind(spec)) is not None else [],
+    aim=lambda spec: _AIMS.get(_class_name(spec), ""),
+    goals=_goals,
     scatter=_scatter,
     axis=_axis,
     terminates=_terminates,
-    observed=lambda spec: next((names for kind, names in _OBSERVED.items() if kind in _class(spec)), ()),
+    observed=_observed,
     signals=lambda spec: ("height", "spin", "torque") if entry(spec).endswith(":PendulumEnv") else (),
     sense=_sense,
     returns=_returns,

@@ -25,13 +25,22 @@ from gymnasium.envs.classic_control.pendulum import PendulumEnv
 from envs.classic.view import ClassicPainter
 from envs.types import Array, EnvReset, EnvStep
 
-UPRIGHT = math.radians(12)  # CartPole-v1's own limit
-FLAG = 0.45  # position on MountainCar's track from which the drawn car overlaps the flag, which stands at 0.5
-# PendulumSparse: how far from hanging still it starts, rad and rad/s; what is rewarded, cosine and rad/s; how often.
-NEARLY_DOWN, NEARLY_UP, SLOW, HELD = 0.1, 0.95, 1.0, 50
-STEEP, NEAR = 0.95, 0.5  # CartPoleSwingUpSparse: cosine of the angle, metres from the middle
+# CartPole-v1's own limit.
+UPRIGHT = math.radians(12)
+# The place on MountainCar's track from which the drawn car overlaps the flag, which stands at 0.5.
+FLAG = 0.45
+# PendulumSparse: how far from hanging still it starts, rad and rad/s; the cosine and the speed in
+# rad/s of what is rewarded; how many rewarded steps succeed.
+NEARLY_DOWN = 0.1
+NEARLY_UP = 0.95
+SLOW = 1.0
+HELD = 50
+# CartPoleSwingUpSparse: the cosine of the angle, metres from the middle.
+SWUNG_UP_COSINE = 0.95
+SWUNG_UP_DISTANCE_M = 0.5
 BACKGROUNDS = ("none", "video")
-WAVES = 6  # plane waves that make a cloud
+# How many plane waves make a cloud.
+N_WAVES = 6
 
 
 class CartPoleUpright(CartPoleEnv):
@@ -43,12 +52,15 @@ class CartPoleUpright(CartPoleEnv):
     Actions: 0 pushes left, 1 pushes right, 10 N. Reward: 1.0 iff |angle| < 12 degrees after the step.
     """
 
-    SOLVED = 180.0  # return of an episode that succeeds
-    START = 0.0  # rad, the angle about which episodes start
+    # The return of an episode that succeeds.
+    SOLVED = 180.0
+    # The angle about which episodes start, rad.
+    START = 0.0
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)
-        self.wall = self.x_threshold - 0.2  # half a drawn cart inside the edge of the picture
+        # Half a drawn cart inside the edge of the picture.
+        self.wall = self.x_threshold - 0.2
         high = np.array([self.wall, np.inf, 1.0, 1.0, np.inf], dtype=np.float32)
         self.observation_space = gym.spaces.Box(-high, high, dtype=np.float32)
 
@@ -58,8 +70,10 @@ class CartPoleUpright(CartPoleEnv):
         return self._obs(), {}
 
     def step(self, action: Any) -> EnvStep:
-        self.steps_beyond_terminated = None  # else the parent warns about steps after its own limits
-        super().step(action)  # one Euler step of CartPole's dynamics, which hold at any angle
+        # Otherwise the parent warns about steps after its own limits.
+        self.steps_beyond_terminated = None
+        # One Euler step of CartPole's dynamics, which hold at any angle.
+        super().step(action)
         self._stop_at_walls()
         return self._obs(), float(is_upright(self.state[2])), False, False, {}
 
@@ -68,7 +82,8 @@ class CartPoleUpright(CartPoleEnv):
         if abs(x) > self.wall:
             # The pivot's velocity drops by x_dot; a rod of half length l on it then gains 3/(4 l) cos(theta) x_dot.
             theta_dot += 3.0 / (4.0 * self.length) * math.cos(theta) * x_dot
-            x, x_dot = math.copysign(self.wall, x), 0.0
+            x = math.copysign(self.wall, x)
+            x_dot = 0.0
         self.state: Any = np.array([x, x_dot, wrap(theta), theta_dot])
 
     def _obs(self) -> np.ndarray:
@@ -83,7 +98,8 @@ class CartPoleSwingUp(CartPoleUpright):
     Reward: (1 + cos) / 2 * (1 + 0.1^((x / 2)^2)) / 2 * (1 + 0.1^((theta' / 5)^2)) / 2 * (5 - action^2) / 5.
     """
 
-    SOLVED, START = 300.0, math.pi
+    SOLVED = 300.0
+    START = math.pi
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)
@@ -92,14 +108,17 @@ class CartPoleSwingUp(CartPoleUpright):
     def step(self, action: Any) -> EnvStep:
         """One Euler step of CartPole's equations."""
         push = float(np.clip(action, -1.0, 1.0)[0])
-        force, (x, x_dot, theta, theta_dot) = push * self.force_mag, self.state
-        cos, sin = math.cos(theta), math.sin(theta)
+        force = push * self.force_mag
+        x, x_dot, theta, theta_dot = self.state
+        cos = math.cos(theta)
+        sin = math.sin(theta)
         temp = (force + self.polemass_length * theta_dot**2 * sin) / self.total_mass
         inertia = self.length * (4.0 / 3.0 - self.masspole * cos**2 / self.total_mass)
         angular = (self.gravity * sin - cos * temp) / inertia
         linear = temp - self.polemass_length * angular * cos / self.total_mass
+        state = np.array([x, x_dot, theta, theta_dot])
         change = np.array([x_dot, linear, theta_dot, angular])
-        self.state = np.array([x, x_dot, theta, theta_dot]) + self.tau * change
+        self.state = state + self.tau * change
         self._stop_at_walls()
         if self.render_mode == "human":
             self.render()
@@ -135,12 +154,14 @@ class MountainCarGoal(MountainCarEnv):
     def step(self, action: Any) -> EnvStep:
         if self.state[0] < FLAG:
             super().step(action)
-        if self.state[0] >= FLAG:
+        arrived = self.state[0] >= FLAG
+        if arrived:
             self.state = (self.state[0], 0.0)
-        return self._obs(), float(self.state[0] >= FLAG), False, False, {}
+        return self._obs(), float(arrived), False, False, {}
 
     def _obs(self) -> np.ndarray:
-        return np.array([self.state[0], self.state[1] / self.max_speed], dtype=np.float32)
+        position, velocity = self.state
+        return np.array([position, velocity / self.max_speed], dtype=np.float32)
 
 
 class MountainCarSparse(MountainCarEnv):
@@ -162,15 +183,19 @@ class PendulumUpright(PendulumEnv):
         if torques < 0 or torques == 1:
             raise ValueError(f"torques={torques} leaves no choice; give 0 (continuous) or at least 2 discrete torques")
         super().__init__(render_mode=render_mode)
-        self.torques = np.linspace(-self.max_torque, self.max_torque, torques) if torques else None
+        self.torques = None
         if torques:
+            self.torques = np.linspace(-self.max_torque, self.max_torque, torques)
             self.action_space = gym.spaces.Discrete(torques)
 
     def step(self, u: Any) -> EnvStep:
         torque = np.atleast_1d(u) if self.torques is None else self.torques[[int(u)]]
-        mode, self.render_mode = self.render_mode, None  # the parent would draw the arrow
+        # Rendering waits until the torque is forgotten: the parent would draw its arrow.
+        mode = self.render_mode
+        self.render_mode = None
         obs, *_ = super().step(torque)
-        self.render_mode, self.last_u = mode, None
+        self.render_mode = mode
+        self.last_u = None
         if mode == "human":
             self.render()
         return obs, float(is_upright(self.state[0])), False, False, {}
@@ -183,14 +208,17 @@ class PendulumSparse(PendulumUpright):
         super().__init__(render_mode=render_mode)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
-        super().reset(seed=seed, options={"x_init": NEARLY_DOWN, "y_init": NEARLY_DOWN})  # half-widths about upright
+        # Gymnasium draws within these half-widths about upright; half a turn makes it hang.
+        half_widths = {"x_init": NEARLY_DOWN, "y_init": NEARLY_DOWN}
+        super().reset(seed=seed, options=half_widths)
         self.state[0] += math.pi
         return self._get_obs(), {}
 
     def step(self, u: Any) -> EnvStep:
         obs, *_ = super().step(u)
         angle, velocity = self.state
-        return obs, float(math.cos(angle) > NEARLY_UP and abs(velocity) < SLOW), False, False, {}
+        is_held = math.cos(angle) > NEARLY_UP and abs(velocity) < SLOW
+        return obs, float(is_held), False, False, {}
 
 
 class PixelPendulum(PendulumEnv):
@@ -202,7 +230,8 @@ class PixelPendulum(PendulumEnv):
     Observations uint8 (3, size, size): one picture, which does not show the velocity. Actions float32 (1,) in [-2, 2].
     """
 
-    STATE = ("state", "last_u", "time", "waves")  # see `envs.snapshots.snapshots`
+    # See `envs.snapshots.snapshots`.
+    STATE = ("state", "last_u", "time", "waves")
 
     def __init__(self, render_mode: str | None = None, size: int = 32, background: str = "none") -> None:
         if background not in BACKGROUNDS:
@@ -210,10 +239,12 @@ class PixelPendulum(PendulumEnv):
         if size < 16:
             raise ValueError(f"size={size} is too small to see a pendulum; give 16 pixels or more")
         super().__init__(render_mode=render_mode)
-        self.size, self.background = size, background
+        self.size = size
+        self.background = background
         self.observation_space: Any = gym.spaces.Box(0, 255, (3, size, size), np.uint8)
         self.time = 0
-        self.waves = np.zeros((3, WAVES, 4))  # of each colour: two wave numbers, speed, phase
+        # Axes: colour; wave; two wave numbers, speed, phase.
+        self.waves = np.zeros((3, N_WAVES, 4))
         self._view = ClassicPainter(self, size)
         self._grid = np.linspace(0, 1, size, endpoint=False)
 
@@ -221,8 +252,9 @@ class PixelPendulum(PendulumEnv):
         super().reset(seed=seed, options=options)
         self.time = 0
         if self.background == "video":
-            low, high = np.array([-2.5, -2.5, -0.1, 0.0]), np.array([2.5, 2.5, 0.1, 1.0])
-            self.waves = self.np_random.uniform(low, high, (3, WAVES, 4))
+            low = np.array([-2.5, -2.5, -0.1, 0.0])
+            high = np.array([2.5, 2.5, 0.1, 1.0])
+            self.waves = self.np_random.uniform(low, high, (3, N_WAVES, 4))
         return self._get_obs(), {}
 
     def step(self, u: Any) -> EnvStep:
@@ -231,28 +263,34 @@ class PixelPendulum(PendulumEnv):
         return obs, float(reward), terminated, truncated, info
 
     def _get_obs(self) -> np.ndarray:
-        picture = self._view.draw(np.asarray(self.state, np.float32)[None])[0].transpose(2, 0, 1)
+        states = np.asarray(self.state, np.float32)[None]
+        picture = self._view.draw(states)[0].transpose(2, 0, 1)
         if self.background == "none":
             return np.ascontiguousarray(picture)
         return (picture / 255.0 * self.clouds()).astype(np.uint8)
 
     def clouds(self) -> np.ndarray:
         """The background as it is now, float64 (3, size, size) in [60, 255]: plane waves that drift."""
+        # Each (3, N_WAVES, 1, 1), against a grid of pixels.
         across, up, speed, phase = np.moveaxis(self.waves, -1, 0)[..., None, None]
         turns = across * self._grid + up * self._grid[:, None] + speed * self.time + phase
-        cloud = np.sin(2 * math.pi * turns).sum(1) / math.sqrt(WAVES / 2)  # deviation 1
+        waves = np.sin(2 * math.pi * turns)
+        # Divided so that the sum has a standard deviation of 1.
+        cloud = waves.sum(1) / math.sqrt(N_WAVES / 2)
         return 255 - 195 / (1 + np.exp(-2 * cloud))
 
 
 def swing_up_reward(x: Array, cos: Array, theta_dot: Array, push: Array) -> Array:
     """CartPoleSwingUp's, in [0, 1]: position m, cosine, angular velocity rad/s, push in [-1, 1]; all of one shape."""
-    centred, calm = (1 + 0.1 ** (x / 2) ** 2) / 2, (1 + 0.1 ** (theta_dot / 5) ** 2) / 2
-    return (1 + cos) / 2 * centred * calm * ((5 - push**2) / 5)
+    upright = (1 + cos) / 2
+    centred = (1 + 0.1 ** (x / 2) ** 2) / 2
+    calm = (1 + 0.1 ** (theta_dot / 5) ** 2) / 2
+    return upright * centred * calm * ((5 - push**2) / 5)
 
 
 def is_swung_up(x: Array, cos: Array) -> Array:
     """Whether CartPoleSwingUpSparse rewards a state: the pole is upright, and the cart near the middle."""
-    return (cos > STEEP) & (abs(x) < NEAR)
+    return (cos > SWUNG_UP_COSINE) & (abs(x) < SWUNG_UP_DISTANCE_M)
 
 
 def wrap(angle: float) -> float:

@@ -19,10 +19,15 @@ from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
 from envs import render
 from envs.observations import Recorded
 
-BLACK, GREY = (0, 0, 0), (128, 128, 128)
-POLE, AXLE, ROD = (202, 152, 101), (129, 132, 203), (204, 77, 77)
-LINK, JOINT = (0, 204, 204), (204, 204, 0)
-NEXT = [1, 2, 3, 0]  # corner of a rectangle
+BLACK = (0, 0, 0)
+GREY = (128, 128, 128)
+POLE = (202, 152, 101)
+AXLE = (129, 132, 203)
+ROD = (204, 77, 77)
+LINK = (0, 204, 204)
+JOINT = (204, 204, 0)
+# By the corner of a rectangle, the corner that follows it.
+NEXT_CORNER = [1, 2, 3, 0]
 
 Array = np.ndarray
 Corners = list[tuple[float, float]]
@@ -36,7 +41,8 @@ class Canvas(Recorded):
         inner: Any = self.unwrapped
         if self.render_mode != "rgb_array" or not isinstance(inner, _DRAW_THEN_COPY):
             return None
-        inner.render_mode = "surface"  # a mode that Gymnasium does not know: it draws, without the costly copy
+        # A mode that Gymnasium does not know: it draws, without the costly copy.
+        inner.render_mode = "surface"
         try:
             inner.render()
         finally:
@@ -46,9 +52,11 @@ class Canvas(Recorded):
             return None
         from PIL import Image
 
-        picture = Image.frombuffer("RGBX", screen.get_size(), screen.get_buffer().raw, "raw", "RGBX", 0, 1)
+        pixels = screen.get_buffer().raw
+        picture = Image.frombuffer("RGBX", screen.get_size(), pixels, "raw", "RGBX", 0, 1)
         # In memory it is blue, green, red; turning the small picture round costs less than turning the large one.
-        return np.ascontiguousarray(np.asarray(render.shrink(picture, size))[..., 2::-1])
+        small = np.asarray(render.shrink(picture, size))
+        return np.ascontiguousarray(small[..., 2::-1])
 
 
 _DRAW_THEN_COPY = (CartPoleEnv, MountainCarEnv, Continuous_MountainCarEnv, AcrobotEnv)
@@ -58,15 +66,21 @@ class ClassicPainter:
     """Draws states of `world`, an original environment, unwrapped, whose sizes and scales are read."""
 
     def __init__(self, world: Any, size: int) -> None:
-        self.world, self.size = world, size
-        name = next(kind for kind in _DRAW if kind in {base.__name__ for base in type(world).__mro__})
+        self.world = world
+        self.size = size
+        base_names = {base.__name__ for base in type(world).__mro__}
+        name = next(name for name in _DRAW if name in base_names)
         self._draw = _DRAW[name]
-        square = getattr(world, "screen_dim", None) or getattr(world, "SCREEN_DIM", None)
-        self.width, self.height = (square, square) if square else (world.screen_width, world.screen_height)
+        # Gymnasium's square pictures have a `screen_dim`, in Acrobot a constant of the class.
+        side = getattr(world, "screen_dim", None) or getattr(world, "SCREEN_DIM", None)
+        self.width = side or world.screen_width
+        self.height = side or world.screen_height
+        # The centres of small pixels in large ones, y upwards; axes (picture, row, column).
         centre = (np.arange(size, dtype=np.float32) + 0.5) / size
-        self._x = centre[None, None, :] * self.width  # of the large picture's pixels, y upwards
+        self._x = centre[None, None, :] * self.width
         self._y = (1 - centre)[None, :, None] * self.height
-        self._pixel = (self.width / size, self.height / size)  # a small pixel in large ones
+        # The width and height of a small pixel in large ones.
+        self._pixel = (self.width / size, self.height / size)
         self._empty = _background(world, name, size)
 
     def draw(self, state: Array) -> Array:
@@ -81,43 +95,70 @@ class ClassicPainter:
 
         Returns their first rows and columns (N,), and where their pixels are: y (N, rows, 1), x (N, 1, columns).
         """
-        sides = []
-        for (low, high), pixel, centres in ((y[::-1], -self._pixel[1], self._y), (x, self._pixel[0], self._x)):
-            first, room = (0.0 if pixel > 0 else self.height), margin / abs(pixel)
-            begin = np.floor((low - first) / pixel - room)
-            count = int(min((np.ceil((high - first) / pixel + room) - begin).max(initial=1), self.size))
-            start = np.minimum(np.maximum(begin, 0), self.size - count).astype(np.int64)
-            sides.append((start, centres.ravel()[start[:, None] + np.arange(count)]))
-        (top, ys), (left, xs) = sides
+        width, height = self._pixel
+        # Rows go downwards while y grows upwards, so they begin at the highest y.
+        lowest, highest = y
+        top, ys = self._axis_window(highest, lowest, self.height, -height, self._y, margin)
+        left, xs = self._axis_window(*x, 0.0, width, self._x, margin)
         return top, left, ys[:, :, None], xs[:, None, :]
+
+    def _axis_window(
+        self,
+        first: Array,
+        last: Array,
+        origin: float,
+        pixel: float,
+        centres: Array,
+        margin: float,
+    ) -> tuple[Array, Array]:
+        """First pixels (N,) along one axis, and the centres (N, count) of all, in large pixels."""
+        room = margin / abs(pixel)
+        begin = np.floor((first - origin) / pixel - room)
+        lengths = np.ceil((last - origin) / pixel + room) - begin
+        # All windows are as long as the longest, so that they make one array.
+        count = int(min(lengths.max(initial=1), self.size))
+        start = np.minimum(np.maximum(begin, 0), self.size - count).astype(np.int64)
+        return start, centres.ravel()[start[:, None] + np.arange(count)]
 
     def _paint(self, image: Array, cover: Array, colour: tuple[int, int, int], top: Array, left: Array) -> None:
         """Mix a colour into windows of pictures (N, size, size, 3), of which a shape covers some."""
-        (n, rows, columns), step = cover.shape, image.strides
-        shape = n, self.size - rows + 1, self.size - columns + 1, rows, columns, 3
-        windows = np.ndarray(shape, image.dtype, image, 0, (*step[:3], *step[1:]))  # all that there are, overlapping
-        where = np.arange(n), top, left
-        part = windows[where]
+        n, rows, columns = cover.shape
+        # A view of all windows that there are, overlapping: (picture, top, left, row, column, colour).
+        shape = (n, self.size - rows + 1, self.size - columns + 1, rows, columns, 3)
+        strides = (*image.strides[:3], *image.strides[1:])
+        windows = np.ndarray(shape, image.dtype, image, 0, strides)
+        index = (np.arange(n), top, left)
+        part = windows[index]
+        # Changed in place, as new arrays of pixels cost more than the arithmetic.
         change = np.array(colour, np.float32) - part
         change *= cover[..., None]
         part += change
-        windows[where] = part
+        windows[index] = part
 
     def _line(self, image: Array, y: int) -> None:
         """A black horizontal line, one large pixel wide, across the whole picture."""
-        half = self._pixel[1] / 2
+        height = self._pixel[1]
+        half = height / 2
         overlap = np.minimum(y + 1, self._y + half) - np.maximum(y, self._y - half)
         rows = np.flatnonzero(overlap > 0)
-        image[:, rows] += (overlap[:, rows] / self._pixel[1])[..., None] * (0 - image[:, rows])
+        cover = overlap[:, rows] / height
+        image[:, rows] += cover[..., None] * (0 - image[:, rows])
 
     def _box(self, image: Array, corners: Corners, turn: Array, x: Array, y: Array, colour: Any) -> None:
         """A rectangle given by two opposite corners, turned by `turn` (N,) about 0 and moved to (x, y), each (N,)."""
         (left, bottom), (right, top) = corners
-        across, up = np.array([(left, right, right, left), (bottom, bottom, top, top)], np.float32)[:, :, None]
-        cos, sin = np.cos(turn), np.sin(turn)
-        xs, ys = np.trunc(across * cos - up * sin + x) + 0.5, np.trunc(across * sin + up * cos + y) + 0.5
-        x_ends, y_ends = ((values.min(axis=0), values.max(axis=0)) for values in (xs, ys))
+        # Axes: corner; environment.
+        across = np.array([left, right, right, left], np.float32)[:, None]
+        up = np.array([bottom, bottom, top, top], np.float32)[:, None]
+        cos = np.cos(turn)
+        sin = np.sin(turn)
+        # Gymnasium draws corners at whole pixels.
+        xs = np.trunc(across * cos - up * sin + x) + 0.5
+        ys = np.trunc(across * sin + up * cos + y) + 0.5
+        x_ends = (xs.min(axis=0), xs.max(axis=0))
+        y_ends = (ys.min(axis=0), ys.max(axis=0))
         first, column, *pixels = self._window(x_ends, y_ends, 2 + 2 * math.hypot(*self._pixel))
+        # Opposite sides together cover what lies between them: their sum is 1 outside, 2 inside.
         sides = self._sides(xs, ys, *pixels)
         inside = sides[:2]
         inside += sides[2:]
@@ -130,22 +171,31 @@ class ClassicPainter:
 
         Half a large pixel is added.
         """
-        dx, dy = xs[NEXT] - xs, ys[NEXT] - ys
+        width, height = self._pixel
+        dx = xs[NEXT_CORNER] - xs
+        dy = ys[NEXT_CORNER] - ys
         length = np.hypot(dx, dy) + 1e-6
-        nx, ny = -dy / length, dx / length
-        reach = np.abs(nx) * self._pixel[0] + np.abs(ny) * self._pixel[1]  # across a small pixel, along the normal
+        # The normal of each side, and how far a small pixel reaches along it.
+        nx = -dy / length
+        ny = dx / length
+        reach = np.abs(nx) * width + np.abs(ny) * height
         along = (nx / reach)[..., None, None] * (x - xs[..., None, None])
         up = (ny / reach)[..., None, None] * (y - ys[..., None, None])
+        # This order of sums needs one array of all pixels less.
         cover = along + (up + (0.5 + 0.5 / reach)[..., None, None])
         return np.clip(cover, 0, 1, out=cover)
 
     def _disc(self, image: Array, x: Array, y: Array, radius: int, colour: Any) -> None:
-        x, y = np.trunc(x) + 0.5, np.trunc(y) + 0.5
-        top, left, ys, xs = self._window((x, x), (y, y), radius + 1 + math.hypot(*self._pixel))
-        dx, dy = xs - x[:, None, None], ys - y[:, None, None]
-        far = np.sqrt(dx * dx + dy * dy) + 1e-6
-        reach = (np.abs(dx) * self._pixel[0] + np.abs(dy) * self._pixel[1]) / far
-        cover = np.clip(0.5 + (radius + 0.5 - far) / np.maximum(reach, 1e-6), 0, 1)
+        width, height = self._pixel
+        x = np.trunc(x) + 0.5
+        y = np.trunc(y) + 0.5
+        top, left, ys, xs = self._window((x, x), (y, y), radius + 1 + math.hypot(width, height))
+        dx = xs - x[:, None, None]
+        dy = ys - y[:, None, None]
+        distance = np.sqrt(dx * dx + dy * dy) + 1e-6
+        reach = (np.abs(dx) * width + np.abs(dy) * height) / distance
+        inside = radius + 0.5 - distance
+        cover = np.clip(0.5 + inside / np.maximum(reach, 1e-6), 0, 1)
         self._paint(image, cover, colour, top, left)
 
 
@@ -153,8 +203,12 @@ def _background(world: Any, name: str, size: int) -> Array:
     """What stands still, float32 (size, size, 3): the original's own picture with everything else out of sight."""
     if "MountainCar" not in name:
         return np.full((size, size, 3), 255, np.float32)
-    made: Any = gym.make(world.spec.id, render_mode="rgb_array") if world.spec else type(world)("rgb_array")
-    inner = made.unwrapped
+    env: Any
+    if world.spec:
+        env = gym.make(world.spec.id, render_mode="rgb_array")
+    else:
+        env = type(world)("rgb_array")
+    inner = env.unwrapped
     inner.reset(seed=0)
     inner.state = np.array([-3.0, 0.0])
     image = render.resize(inner.render(), size).astype(np.float32)
@@ -165,43 +219,60 @@ def _background(world: Any, name: str, size: int) -> Array:
 def _cartpole(view: ClassicPainter, image: Array, state: Array) -> None:
     world = view.world
     scale = view.width / (2 * world.x_threshold)
-    x, y = state[:, 0] * scale + view.width / 2, np.full(len(state), 100.0, np.float32)
-    still, axle = np.zeros(len(state), np.float32), y + 7.5
+    x = state[:, 0] * scale + view.width / 2
+    y = np.full(len(state), 100.0, np.float32)
+    still = np.zeros(len(state), np.float32)
+    axle = y + 7.5
+    pole_top = scale * 2 * world.length - 5
     view._box(image, [(-25, -15), (25, 15)], still, x, y, BLACK)
-    view._box(image, [(-5, -5), (5, scale * 2 * world.length - 5)], -state[:, 2], x, axle, POLE)
+    view._box(image, [(-5, -5), (5, pole_top)], -state[:, 2], x, axle, POLE)
     view._disc(image, x, axle, 5, AXLE)
-    view._line(image, 100)  # the track, in front of the cart
+    # The track lies in front of the cart.
+    view._line(image, 100)
 
 
 def _mountaincar(view: ClassicPainter, image: Array, state: Array) -> None:
-    world, position = view.world, state[:, 0]
+    world = view.world
+    position = state[:, 0]
     scale = view.width / (world.max_position - world.min_position)
     height = np.sin(3 * position) * 0.45 + 0.55
-    x, y, slope = (position - world.min_position) * scale, 10 + height * scale, np.cos(3 * position)
+    x = (position - world.min_position) * scale
+    y = 10 + height * scale
+    slope = np.cos(3 * position)
     view._box(image, [(-20, 0), (20, 20)], slope, x, y, BLACK)
     for side in (10, -10):
-        view._disc(image, x + side * np.cos(slope), y + side * np.sin(slope), 8, GREY)
+        wheel_x = x + side * np.cos(slope)
+        wheel_y = y + side * np.sin(slope)
+        view._disc(image, wheel_x, wheel_y, 8, GREY)
 
 
 def _pendulum(view: ClassicPainter, image: Array, state: Array) -> None:
-    scale, centre = view.width / 4.4, np.full(len(state), float(view.width // 2), np.float32)
+    scale = view.width / 4.4
+    radius = 0.1 * scale
+    centre = np.full(len(state), float(view.width // 2), np.float32)
     turn = state[:, 0] + math.pi / 2
-    view._box(image, [(0, -0.1 * scale), (scale, 0.1 * scale)], turn, centre, centre, ROD)
-    view._disc(image, centre, centre, int(0.1 * scale), ROD)
-    view._disc(image, centre + scale * np.cos(turn), centre + scale * np.sin(turn), int(0.1 * scale), ROD)
+    tip_x = centre + scale * np.cos(turn)
+    tip_y = centre + scale * np.sin(turn)
+    view._box(image, [(0, -radius), (scale, radius)], turn, centre, centre, ROD)
+    view._disc(image, centre, centre, int(radius), ROD)
+    view._disc(image, tip_x, tip_y, int(radius), ROD)
     view._disc(image, centre, centre, int(0.05 * scale), BLACK)
 
 
 def _acrobot(view: ClassicPainter, image: Array, state: Array) -> None:
-    first, second = view.world.LINK_LENGTH_1, view.world.LINK_LENGTH_2
+    first = view.world.LINK_LENGTH_1
+    second = view.world.LINK_LENGTH_2
     scale = view.width / (2 * (first + second + 0.2))
+    radius = 0.1 * scale
     centre = np.full(len(state), view.width / 2, np.float32)
     view._line(image, int(scale + view.height / 2))
-    elbow_x, elbow_y = centre + first * np.sin(state[:, 0]) * scale, centre - first * np.cos(state[:, 0]) * scale
-    upper, lower = state[:, 0] - math.pi / 2, state[:, 0] + state[:, 1] - math.pi / 2
+    elbow_x = centre + first * np.sin(state[:, 0]) * scale
+    elbow_y = centre - first * np.cos(state[:, 0]) * scale
+    upper = state[:, 0] - math.pi / 2
+    lower = state[:, 0] + state[:, 1] - math.pi / 2
     for length, x, y, turn in ((first, centre, centre, upper), (second, elbow_x, elbow_y, lower)):
-        view._box(image, [(0, -0.1 * scale), (length * scale, 0.1 * scale)], turn, x, y, LINK)
-        view._disc(image, x, y, int(0.1 * scale), JOINT)
+        view._box(image, [(0, -radius), (length * scale, radius)], turn, x, y, LINK)
+        view._disc(image, x, y, int(radius), JOINT)
 
 
 _DRAW: dict[str, Callable[[ClassicPainter, Array, Array], None]] = {
