@@ -40,14 +40,23 @@ from envs.family import Axis, Family, Goal, entry, simulator
 from envs.observations import Recorded, plain_observation
 from envs.types import EnvReset
 
-CLOSE = 20.0  # metres to the vehicle ahead; at 25 m/s less than a second
-SLOW, FAST = 0.73, 0.9  # of the speed limit
-BENT = 0.25  # rad
-OPTIONS = {"vehicles_count": 0, "lanes_count": 1, "duration": 0.01}  # of `adapt`, and the least value of each
-COUNTS = ("vehicles_count", "initial_vehicle_count", "other_vehicles")  # what highway-env calls the other vehicles
-APART = 12.0  # m around a scattered car without another one
-LENGTH = 5.0  # m, of highway-env's vehicles
-TRACK = 40 / 6  # m, of half the width of CarRacing's track
+# Metres to the vehicle ahead below which it is close; at 25 m/s less than a second.
+CLOSE_GAP_M = 20.0
+# Shares of the speed limit below and above which a car drives slowly and fast.
+SLOW_SHARE = 0.73
+FAST_SHARE = 0.9
+# How far the road ahead turns where a caption says so.
+MIN_TURN_RAD = 0.25
+# The options of `adapt`, and the least value of each.
+OPTIONS = {"vehicles_count": 0, "lanes_count": 1, "duration": 0.01}
+# What highway-env calls the other vehicles.
+VEHICLE_COUNT_KEYS = ("vehicles_count", "initial_vehicle_count", "other_vehicles")
+# Around a scattered car there is no other one so near.
+FREE_RADIUS_M = 12.0
+# The length of highway-env's vehicles.
+CAR_LENGTH_M = 5.0
+# Half the width of CarRacing's track.
+HALF_TRACK_M = 40 / 6
 # highway-env's IDMVehicle as it comes: m, m/s^2, m/s^2.
 DRIVER = {"DISTANCE_WANTED": 10.0, "COMFORT_ACC_MAX": 3.0, "COMFORT_ACC_MIN": -5.0}
 
@@ -62,34 +71,39 @@ class OneFrame(Recorded):
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         self.action_space = env.action_space
-        self._driver: dict[str, float] = {}  # what the environment made of DRIVER
+        # What the environment made of DRIVER in its last reset.
+        self._driver: dict[str, float] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
-        drivers = self._drive(DRIVER)
+        driver_class = self._set_driver(DRIVER)
         result = self.env.reset(seed=seed, options=options)
-        self._driver = {name: getattr(drivers, name) for name in DRIVER}
+        self._driver = {name: getattr(driver_class, name) for name in DRIVER}
         return result
 
     def step(self, action: Any) -> Any:
-        self._drive(self._driver)
+        # The model belongs to the class, so another environment of the process may have changed it.
+        self._set_driver(self._driver)
         return self.env.step(action)
 
-    def _drive(self, values: dict[str, float]) -> Any:
-        drivers: Any = SimpleNamespace()
+    def _set_driver(self, values: dict[str, float]) -> Any:
+        """Write the driver model into highway-env's class; into nothing where there is no road."""
+        driver_class: Any = SimpleNamespace()
         if hasattr(self.unwrapped, "road"):
-            drivers = importlib.import_module("highway_env.vehicle.behavior").IDMVehicle
+            driver_class = importlib.import_module("highway_env.vehicle.behavior").IDMVehicle
         for name, value in values.items():
-            setattr(drivers, name, value)
-        return drivers
+            setattr(driver_class, name, value)
+        return driver_class
 
     def render(self) -> Any:
         inner: Any = self.unwrapped
         image: Any = self.env.render()
         if self.render_mode != "rgb_array" or not hasattr(inner, "viewer"):
             return image
+        # A viewer that was made without a screen is off, so that its first frame is black.
         if inner.viewer is not None and not getattr(inner.viewer, "enabled", True):
             inner.viewer.enabled = True
             image = self.env.render()
+        # The first `render` makes highway-env draw every simulation step from then on.
         if getattr(inner, "_record_video_wrapper", None) is None:
             inner.enable_auto_render = False
         return image
@@ -98,27 +112,37 @@ class OneFrame(Recorded):
 class Configured(Recorded):
     """highway-env's `config` by the names that its environments share; the module lists them and their ranges."""
 
-    def __init__(self, env: gym.Env, **given: float) -> None:
-        super().__init__(env, **given)
+    def __init__(self, env: gym.Env, **values: float) -> None:
+        super().__init__(env, **values)
         inner = simulator(env)
         config = getattr(inner, "config", {})
-        for name, value in given.items():
+        for name, value in values.items():
             if value < OPTIONS[name]:
                 raise ValueError(f"{name}={value} is out of range; give {OPTIONS[name]} or more, or leave it out")
-            key = next((key for key in (COUNTS if name == "vehicles_count" else (name,)) if key in config), None)
-            if key is None:
-                made = env.spec.id if env.spec is not None else type(inner).__name__
-                raise ValueError(f"{name}={value} cannot be set: {made} has no such option; leave it out")
-            config[key] = value
+            candidates = VEHICLE_COUNT_KEYS if name == "vehicles_count" else (name,)
+            keys = [key for key in candidates if key in config]
+            if not keys:
+                env_name = env.spec.id if env.spec is not None else type(inner).__name__
+                raise ValueError(f"{name}={value} cannot be set: {env_name} has no such option; leave it out")
+            config[keys[0]] = value
 
 
 def adapt(
-    env: gym.Env, vehicles_count: int | None = None, lanes_count: int | None = None, duration: float | None = None
+    env: gym.Env,
+    vehicles_count: int | None = None,
+    lanes_count: int | None = None,
+    duration: float | None = None,
 ) -> gym.Env:
     """Plain observations, of a road with the given traffic."""
-    options = zip(OPTIONS, (vehicles_count, lanes_count, duration))
-    given = {name: value for name, value in options if value is not None}
-    return plain_observation(Configured(env, **given) if given else env)
+    options = {
+        "vehicles_count": vehicles_count,
+        "lanes_count": lanes_count,
+        "duration": duration,
+    }
+    values = {name: value for name, value in options.items() if value is not None}
+    if values:
+        env = Configured(env, **values)
+    return plain_observation(env)
 
 
 def words(signals: np.ndarray, lanes: int, bent: float = 0.0) -> str:
@@ -128,21 +152,38 @@ def words(signals: np.ndarray, lanes: int, bent: float = 0.0) -> str:
         return "the car has crashed"
     if not car.on_road:
         return "the car is off the road"
-    slow, fast = SLOW * car.speed_limit, FAST * car.speed_limit
-    drives = "drives fast" if car.speed > fast else "drives slowly" if car.speed < slow else "drives steadily"
-    drives = "stands" if abs(car.speed) < 0.5 else drives
-    side = "right" if car.lane == 1 else "left" if car.lane == 0 else "middle"
-    where = f"in the {side} lane" if lanes > 1 else "on the road"
-    turning = f", turning {'right' if bent > 0 else 'left'}" if abs(bent) > BENT else ""
-    ahead = "the road ahead is clear" if car.gap > CLOSE else "another car is close ahead"
-    return f"the car {drives} {where}{turning}, {ahead}"
+    turning = ""
+    if abs(bent) > MIN_TURN_RAD:
+        turning = f", turning {'right' if bent > 0 else 'left'}"
+    ahead = "the road ahead is clear" if car.gap > CLOSE_GAP_M else "another car is close ahead"
+    return f"the car {_pace_words(car)} {_lane_words(car, lanes)}{turning}, {ahead}"
+
+
+def _pace_words(car: Vehicle) -> str:
+    if abs(car.speed) < 0.5:
+        return "stands"
+    if car.speed > FAST_SHARE * car.speed_limit:
+        return "drives fast"
+    if car.speed < SLOW_SHARE * car.speed_limit:
+        return "drives slowly"
+    return "drives steadily"
+
+
+def _lane_words(car: Vehicle, lanes: int) -> str:
+    if lanes <= 1:
+        return "on the road"
+    if car.lane == 1:
+        return "in the right lane"
+    if car.lane == 0:
+        return "in the left lane"
+    return "in the middle lane"
 
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     signals = sense(env)
-    if not _is_road(env.spec):
-        return "the car has crashed" if read(signals).crashed else ""
-    return words(signals, lanes(env), bend(env))
+    if _is_road(env.spec):
+        return words(signals, lanes(env), bend(env))
+    return "the car has crashed" if read(signals).crashed else ""
 
 
 def _is_road(spec: EnvSpec | None) -> bool:
@@ -153,24 +194,49 @@ def _goal(name: str, baseline: str, prompt: str, negative: str, truth: Callable[
     return Goal(name, prompt, baseline, lambda env: bool(truth(read(sense(env)))), negative)
 
 
-_ROAD = "a green car on a road"
 # The two sentences of VLM-RL (Huang et al., 2024, arXiv 2412.15544); the baseline is VLM-RM's in its comparison.
-_SAFE, _CRASH = "The road is clear with no car accidents", "Two cars have collided with each other on the road"
-SAFE = _goal("safe", "A car", _SAFE, _CRASH, lambda car: not car.crashed)
-_FREE, _BLOCKED = "a green car with no car close ahead of it", "a green car with another car close ahead of it"
-_CLEAR = _goal("clear", _ROAD, _FREE, _BLOCKED, lambda car: not car.crashed and car.gap > CLOSE)
-_LOWEST, _HIGHEST = "a green car in the lowest lane of the road", "a green car in the highest lane of the road"
-_RIGHTMOST = _goal("rightmost", _ROAD, _LOWEST, _HIGHEST, lambda car: car.lane == 1)
-_GREY, _GRASS = "a red car on the grey track", "a red car on the green grass"
-_TRACK = _goal("on_track", "a red car", _GREY, _GRASS, lambda car: car.on_road)
-_ON, _OFF = "a green car on the road", "a green car off the road"
-_ON_ROAD = _goal("on_road", "a green car", _ON, _OFF, lambda car: car.on_road)
+SAFE = _goal(
+    "safe",
+    "A car",
+    "The road is clear with no car accidents",
+    "Two cars have collided with each other on the road",
+    lambda car: not car.crashed,
+)
+_CLEAR = _goal(
+    "clear",
+    "a green car on a road",
+    "a green car with no car close ahead of it",
+    "a green car with another car close ahead of it",
+    lambda car: not car.crashed and car.gap > CLOSE_GAP_M,
+)
+_RIGHTMOST = _goal(
+    "rightmost",
+    "a green car on a road",
+    "a green car in the lowest lane of the road",
+    "a green car in the highest lane of the road",
+    lambda car: car.lane == 1,
+)
+_ON_TRACK = _goal(
+    "on_track",
+    "a red car",
+    "a red car on the grey track",
+    "a red car on the green grass",
+    lambda car: car.on_road,
+)
+_ON_ROAD = _goal(
+    "on_road",
+    "a green car",
+    "a green car on the road",
+    "a green car off the road",
+    lambda car: car.on_road,
+)
 
 
 def _goals(spec: EnvSpec) -> list[Goal]:
     if is_racing(spec):
-        return [_TRACK]
-    if spec.name.startswith(("highway", "merge")):  # straight roads, where lanes have a plain meaning
+        return [_ON_TRACK]
+    # On straight roads lanes have a plain meaning.
+    if spec.name.startswith(("highway", "merge")):
         return [_CLEAR, _RIGHTMOST, SAFE]
     if spec.name.startswith("racetrack"):
         return [_ON_ROAD, _CLEAR, SAFE]
@@ -189,7 +255,10 @@ _AIMS = {
 
 
 def _aim(spec: EnvSpec) -> str:
-    return next((aim for name, aim in _AIMS.items() if spec.name.startswith(name)), "drive on and crash into nobody")
+    for name, aim in _AIMS.items():
+        if spec.name.startswith(name):
+            return aim
+    return "drive on and crash into nobody"
 
 
 def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
@@ -197,39 +266,61 @@ def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
     if env.spec is None or not names(env.spec):
         return False
     if is_racing(env.spec):
-        _put_on_track(env, int(rng.integers(1 << 30)), TRACK * rng.uniform(-2, 2), 0.5 * rng.normal())
-        return True
-    inner = simulator(env)
-    car, graph = inner.vehicle, inner.road.network.graph
+        tile = int(rng.integers(1 << 30))
+        aside = HALF_TRACK_M * rng.uniform(-2, 2)
+        _put_on_track(env, tile, aside, 0.5 * rng.normal())
+    else:
+        _scatter_on_road(simulator(env), rng)
+    return True
+
+
+def _scatter_on_road(inner: Any, rng: np.random.Generator) -> None:
+    car = inner.vehicle
+    graph = inner.road.network.graph
     route = list(getattr(car, "route", None) or ())
-    roads = [step[:2] for step in route] or [(origin, end) for origin in graph for end in graph[origin]]
-    chosen = int(rng.integers(len(roads)))
-    origin, end = roads[chosen]
-    number = int(rng.integers(len(graph[origin][end])))
-    lane = graph[origin][end][number]
+    if route:
+        roads = [step[:2] for step in route]
+    else:
+        roads = [(origin, end) for origin in graph for end in graph[origin]]
+    number = int(rng.integers(len(roads)))
+    origin, end = roads[number]
+    lane_number = int(rng.integers(len(graph[origin][end])))
+    index = (origin, end, lane_number)
+    lane = graph[origin][end][lane_number]
     along = float(rng.uniform(0, lane.length))
-    if lane.length > 1000:  # the highway: stay where the traffic is
+    if lane.length > 1000:
+        # The highway: stay where the traffic is.
         along = lane.local_coordinates(car.position)[0]
     if route:
-        car.route = route[chosen:]
-    # A car with continuous actions may leave the road.
-    aside = 0.3 * rng.normal() if hasattr(car, "target_lane_index") else lane.width_at(along) * rng.uniform(-0.8, 0.8)
+        car.route = route[number:]
+    if hasattr(car, "target_lane_index"):
+        aside = 0.3 * rng.normal()
+    else:
+        # A car with continuous actions may leave the road.
+        aside = lane.width_at(along) * rng.uniform(-0.8, 0.8)
     speed = (lane.speed_limit or car.MAX_SPEED) * rng.uniform(0.3, 1.1)
-    _put_on_road(inner, (origin, end, number), along, aside, 0.05 * rng.normal(), speed)
-    inner.road.vehicles = [v for v in inner.road.vehicles if v is car or math.dist(v.position, car.position) > APART]
+    _put_on_road(inner, index, along, aside, 0.05 * rng.normal(), speed)
+    inner.road.vehicles = [
+        other
+        for other in inner.road.vehicles
+        if other is car or math.dist(other.position, car.position) > FREE_RADIUS_M
+    ]
     if rng.random() < 0.5:
-        ahead = along + LENGTH + rng.uniform(-4, 20)
-        _put_ahead(inner, (origin, end, number), ahead, aside, speed * rng.uniform(0.2, 1.0))
-    return True
+        ahead = along + CAR_LENGTH_M + rng.uniform(-4, 20)
+        _put_ahead(inner, index, ahead, aside, speed * rng.uniform(0.2, 1.0))
 
 
 def _axis(spec: EnvSpec) -> Axis | None:
     if not names(spec):
         return None
-    if is_racing(spec):
-        offset = "offset from the track's centre, m"
-        return Axis(offset, -3 * TRACK, 3 * TRACK, lambda env, x: _put_on_track(env, 20, x))
-    return Axis("gap to the vehicle ahead, m", 0.5, 60.0, _pose_gap)
+    if not is_racing(spec):
+        return Axis("gap to the vehicle ahead, m", 0.5, 60.0, _pose_gap)
+
+    def place(env: gym.Env, offset: float) -> None:
+        # A tile some way behind the start; the others look much the same.
+        _put_on_track(env, 20, offset)
+
+    return Axis("offset from the track's centre, m", -3 * HALF_TRACK_M, 3 * HALF_TRACK_M, place)
 
 
 def _pose_gap(env: gym.Env, gap: float) -> None:
@@ -238,13 +329,17 @@ def _pose_gap(env: gym.Env, gap: float) -> None:
     along = car.lane.local_coordinates(car.position)[0]
     inner.road.vehicles = [car]
     _put_on_road(inner, car.lane_index, along, 0.0, 0.0, car.speed)
-    _put_ahead(inner, car.lane_index, along + LENGTH + gap, 0.0, car.speed)
+    _put_ahead(inner, car.lane_index, along + CAR_LENGTH_M + gap, 0.0, car.speed)
 
 
 def _put_on_road(inner: Any, index: Any, along: float, aside: float, turned: float, speed: float) -> None:
-    car, lane = inner.vehicle, inner.road.network.get_lane(index)
-    car.position, car.heading = lane.position(along, aside), lane.heading_at(along) + turned
-    car.speed, car.crashed = speed, False
+    """Put the car into a lane: metres along and beside it, rad from its direction, m/s."""
+    car = inner.vehicle
+    lane = inner.road.network.get_lane(index)
+    car.position = lane.position(along, aside)
+    car.heading = lane.heading_at(along) + turned
+    car.speed = speed
+    car.crashed = False
     if hasattr(car, "target_lane_index"):
         car.target_lane_index = index
     car.on_state_update()
@@ -254,7 +349,9 @@ def _put_ahead(inner: Any, index: Any, along: float, aside: float, speed: float)
     from highway_env.vehicle.behavior import IDMVehicle
 
     lane = inner.road.network.get_lane(index)
-    inner.road.vehicles.append(IDMVehicle(inner.road, lane.position(along, aside), lane.heading_at(along), speed))
+    position = lane.position(along, aside)
+    other = IDMVehicle(inner.road, position, lane.heading_at(along), speed)
+    inner.road.vehicles.append(other)
 
 
 def _put_on_track(env: gym.Env, tile: int, aside: float, turned: float = 0.0) -> None:
@@ -263,9 +360,11 @@ def _put_on_track(env: gym.Env, tile: int, aside: float, turned: float = 0.0) ->
     inner = simulator(env)
     _, direction, x, y = inner.track[tile % len(inner.track)]
     inner.car.destroy()
-    place = x + aside * math.cos(direction), y + aside * math.sin(direction)
-    inner.car = Car(inner.world, direction - turned, *place)
-    inner.t = max(inner.t, 1.0)  # until then the camera is still coming down
+    car_x = x + aside * math.cos(direction)
+    car_y = y + aside * math.sin(direction)
+    inner.car = Car(inner.world, direction - turned, car_x, car_y)
+    # In the first second the camera is still coming down.
+    inner.t = max(inner.t, 1.0)
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
@@ -273,7 +372,8 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[s
         return episode_return >= 900
     car = read(sense(env))
     arrived = not has_route(env.spec) or car.completion == 1
-    return bool(info.get("is_success", arrived and car.on_road and not car.crashed))
+    is_safe = car.on_road and not car.crashed
+    return bool(info.get("is_success", arrived and is_safe))
 
 
 FAMILY = Family(

@@ -28,28 +28,47 @@ from gymnasium.envs.registration import EnvSpec
 from envs.family import Metrics, entry, simulator
 from envs.types import Array
 
-FAR = 100.0  # metres: the gap where no vehicle is ahead
-KMH = 3.6  # km/h in a m/s
-PACE = 55.0  # m/s: what it takes to finish a lap of CarRacing, 1100 m or so, within its 1000 steps of 1/50 s
-STEP = 3.5  # m from one tile of CarRacing's track to the next
-START, ARRIVAL = 60.0, 25.0  # m into its first lane where intersection's cars begin; into its last, the end
-ENTRY = 2.5  # m before the end of its first lane where roundabout's car begins
-EXIT = 370.0  # m where merge's road ends
-BEND = 10.0  # m ahead that a road is watched for bends
+# The gap in metres where no vehicle is ahead.
+FAR = 100.0
+# km/h in a m/s.
+KMH = 3.6
+# What it takes to finish a lap of CarRacing, 1100 m or so, within its 1000 steps of 1/50 s, in m/s.
+PACE = 55.0
+# From one tile of CarRacing's track to the next.
+TILE_DISTANCE_M = 3.5
+# Where intersection's cars begin in their first lane, and where their last one ends for the task.
+INTERSECTION_START_M = 60.0
+INTERSECTION_END_M = 25.0
+# How far before the end of its first lane roundabout's car begins.
+ROUNDABOUT_ENTRY_M = 2.5
+# Where merge's car begins, and where its road ends.
+MERGE_START_M = 30
+MERGE_END_M = 370.0
+# How far ahead a road is watched for bends.
+BEND_DISTANCE_M = 10.0
 
 
 class Vehicle(NamedTuple):
     """One array (...,) for each column of `signals`."""
 
-    speed: Array  # m/s, along the car's own heading; below 0 where it reverses
-    lane_offset: Array  # m from the centre of the lane it is in now, also while it changes lanes; right positive
-    heading: Array  # rad relative to the lane's direction, in [-pi, pi)
-    on_road: Array  # 1 on the road, 0 off it: within its lane; in CarRacing, a wheel on the track
-    crashed: Array  # 1 after a collision
-    completion: Array  # share of the route, in [0, 1]
-    gap: Array  # m, bumper to bumper, to what is ahead in its lane and those that follow; FAR where nothing is
-    lane: Array  # 0 leftmost to 1 rightmost; 0.5 on a road of one lane
-    speed_limit: Array  # m/s
+    # m/s along the car's own heading; below 0 where it reverses.
+    speed: Array
+    # m from the centre of the lane it is in now, also while it changes lanes; right positive.
+    lane_offset: Array
+    # rad relative to the lane's direction, in [-pi, pi).
+    heading: Array
+    # 1 on the road, 0 off it: within its lane; in CarRacing, a wheel on the track.
+    on_road: Array
+    # 1 after a collision.
+    crashed: Array
+    # The share of the route, in [0, 1].
+    completion: Array
+    # m, bumper to bumper, to what is ahead in its lane and those that follow; FAR where nothing is.
+    gap: Array
+    # 0 leftmost to 1 rightmost; 0.5 on a road of one lane.
+    lane: Array
+    # m/s.
+    speed_limit: Array
 
 
 VEHICLE = Vehicle._fields
@@ -81,23 +100,30 @@ class Driving(Metrics):
         self.episodes[-1].append(signals)
 
     def summary(self) -> dict[str, float]:
-        rows = [self._episode(np.stack(episode)) for episode in self.episodes]
-        return {name: float(np.mean([row[name] for row in rows])) for name in (rows[0] if rows else ())}
+        rows = [self._measure_episode(np.stack(episode)) for episode in self.episodes]
+        names = rows[0] if rows else ()
+        return {name: float(np.mean([row[name] for row in rows])) for name in names}
 
-    def _episode(self, signals: np.ndarray) -> dict[str, float]:
+    def _measure_episode(self, signals: np.ndarray) -> dict[str, float]:
         """One episode of T steps, from signals (T + 1, 9)."""
-        car, dt = read(signals), self.seconds
+        car = read(signals)
         speed = np.abs(car.speed)
-        acceleration = np.diff(car.speed) / dt
-        hit = np.flatnonzero(car.crashed > 0)
+        acceleration = np.diff(car.speed) / self.seconds
+        change = np.abs(np.diff(acceleration))
+        crash_steps = np.flatnonzero(car.crashed > 0)
+        collision_speed = 0.0
+        if len(crash_steps):
+            first = crash_steps[0]
+            collision_speed = KMH * float(speed[max(first - 1, 0) : first + 1].max())
+        # The distance is the trapezoidal rule over the speeds.
         return {
             "speed, km/h": KMH * float(speed[1:].mean()) if len(speed) > 1 else 0.0,
             "route completion": float(car.completion[-1]),
-            "distance, m": float((speed[1:] + speed[:-1]).sum()) * dt / 2,
-            "collision rate": float(len(hit) > 0),
-            "collision speed, km/h": KMH * float(speed[max(hit[0] - 1, 0) : hit[0] + 1].max()) if len(hit) else 0.0,
+            "distance, m": float((speed[1:] + speed[:-1]).sum()) * self.seconds / 2,
+            "collision rate": float(len(crash_steps) > 0),
+            "collision speed, km/h": collision_speed,
             "acceleration, m/s2": float(np.abs(acceleration).mean()) if len(acceleration) else 0.0,
-            "jerk, m/s3": float(np.abs(np.diff(acceleration)).mean()) / dt if len(acceleration) > 1 else 0.0,
+            "jerk, m/s3": float(change.mean()) / self.seconds if len(change) else 0.0,
         }
 
 
@@ -109,39 +135,50 @@ def names(spec: EnvSpec) -> tuple[str, ...]:
 def sense(env: gym.Env) -> np.ndarray:
     """The state in numbers, float32 (9,), as `envs.driving.vehicle.VEHICLE` names them."""
     inner = simulator(env)
-    return np.array(_on_track(inner) if is_racing(env.spec) else _on_road(inner, env.spec), np.float32)
+    if is_racing(env.spec):
+        return np.array(_racing_vehicle(inner), np.float32)
+    return np.array(_road_vehicle(inner, env.spec), np.float32)
 
 
 def seconds(env: gym.Env) -> float:
     """How much time one step of the policy takes."""
-    return 1 / 50 if is_racing(env.spec) else 1 / simulator(env).config["policy_frequency"]
+    if is_racing(env.spec):
+        return 1 / 50
+    return 1 / simulator(env).config["policy_frequency"]
 
 
 def bend(env: gym.Env) -> float:
-    """How far the road turns within the next `BEND` metres, rad, to the right positive."""
+    """How far the road turns within the next `BEND_DISTANCE_M`, rad, to the right positive."""
     inner = simulator(env)
     if is_racing(env.spec):
         track, nearest = _track(inner)
-        ahead = (nearest + round(BEND / STEP)) % len(track)
+        ahead = (nearest + round(BEND_DISTANCE_M / TILE_DISTANCE_M)) % len(track)
         return wrap(track[nearest, 1] - track[ahead, 1])
     car = inner.vehicle
     along = car.lane.local_coordinates(car.position)[0]
-    turn, heading = 0.0, float(car.lane.heading_at(along))
-    for lane, offset in _ahead(inner.road.network, car, BEND + along):
-        there = float(lane.heading_at(min(BEND + along - offset, lane.length)))
-        turn, heading = turn + wrap(there - heading), there
+    reach = BEND_DISTANCE_M + along
+    turn = 0.0
+    heading = float(car.lane.heading_at(along))
+    for lane, offset in _ahead(inner.road.network, car, reach):
+        lane_heading = float(lane.heading_at(min(reach - offset, lane.length)))
+        turn += wrap(lane_heading - heading)
+        heading = lane_heading
     return turn
 
 
 def lanes(env: gym.Env) -> int:
     """How many lanes the road has here."""
+    if is_racing(env.spec):
+        return 1
     inner = simulator(env)
-    return 1 if is_racing(env.spec) else len(inner.road.network.all_side_lanes(inner.vehicle.lane_index))
+    return len(inner.road.network.all_side_lanes(inner.vehicle.lane_index))
 
 
 def has_route(spec: EnvSpec | None) -> bool:
     """Whether `completion` measures a way rather than time."""
-    return is_racing(spec) or (spec is not None and spec.name.startswith(("merge", "roundabout", "intersection")))
+    if spec is None:
+        return False
+    return is_racing(spec) or spec.name.startswith(("merge", "roundabout", "intersection"))
 
 
 def is_racing(spec: EnvSpec | None) -> bool:
@@ -149,11 +186,12 @@ def is_racing(spec: EnvSpec | None) -> bool:
     return spec is not None and "car_racing" in entry(spec)
 
 
-def _on_road(inner: Any, spec: EnvSpec | None) -> Vehicle:
-    car, lane = inner.vehicle, inner.vehicle.lane
+def _road_vehicle(inner: Any, spec: EnvSpec | None) -> Vehicle:
+    car = inner.vehicle
+    lane = car.lane
     along, offset = lane.local_coordinates(car.position)
     origin, end, number = car.lane_index
-    others = len(inner.road.network.graph[origin][end]) - 1
+    last_number = len(inner.road.network.graph[origin][end]) - 1
     return Vehicle(
         speed=car.speed,
         lane_offset=offset,
@@ -162,7 +200,7 @@ def _on_road(inner: Any, spec: EnvSpec | None) -> Vehicle:
         crashed=car.crashed,
         completion=_completion(inner, spec.name if spec is not None else ""),
         gap=_gap(inner.road, car, along),
-        lane=number / others if others else 0.5,
+        lane=number / last_number if last_number else 0.5,
         speed_limit=car.MAX_SPEED if lane.speed_limit is None else lane.speed_limit,
     )
 
@@ -173,38 +211,53 @@ def _gap(road: Any, car: Any, along: float) -> float:
         for other in [*road.vehicles, *road.objects]:
             if other is car or not other.solid:
                 continue
-            there, aside = lane.local_coordinates(other.position)
-            far = there + offset - along
-            if far >= 0 and lane.on_lane(other.position, there, aside, margin=1):
-                nearest = min(nearest, far - (car.LENGTH + other.LENGTH) / 2)
+            other_along, aside = lane.local_coordinates(other.position)
+            distance = other_along + offset - along
+            if distance >= 0 and lane.on_lane(other.position, other_along, aside, margin=1):
+                # From the cars' centres to their bumpers.
+                nearest = min(nearest, distance - (car.LENGTH + other.LENGTH) / 2)
     return max(nearest, 0.0)
 
 
 def _ahead(network: Any, car: Any, reach: float) -> Iterator[tuple[Any, float]]:
     """The car's lane, and those of its route, or straightest on, each with its distance from the start of the first."""
-    index, offset = car.lane_index, 0.0
-    plan = {origin: end for origin, end, _ in getattr(car, "route", None) or ()}
-    lane = network.get_lane(index)
+    route = getattr(car, "route", None) or ()
+    planned_end = {origin: end for origin, end, _ in route}
+    offset = 0.0
+    node = car.lane_index[1]
+    lane = network.get_lane(car.lane_index)
     yield lane, offset
-    while offset + lane.length < reach and index[1] in network.graph:
+    while offset + lane.length < reach and node in network.graph:
         offset += lane.length
-        place, heading, start = lane.position(lane.length, 0), lane.heading_at(lane.length), index[1]
-        ends = [plan[start]] if start in plan else network.graph[start]
-        lanes = {(start, end, i): lane for end in ends for i, lane in enumerate(network.graph[start][end])}
-        index, lane = min(lanes.items(), key=lambda item: item[1].distance_with_heading(place, heading))
+        place = lane.position(lane.length, 0)
+        heading = lane.heading_at(lane.length)
+        ends = network.graph[node]
+        if node in planned_end:
+            ends = [planned_end[node]]
+        candidates = [(lane, end) for end in ends for lane in network.graph[node][end]]
+        distances = [lane.distance_with_heading(place, heading) for lane, _ in candidates]
+        lane, node = candidates[distances.index(min(distances))]
         yield lane, offset
 
 
 def _completion(inner: Any, name: str) -> float:
-    car, config = inner.vehicle, inner.config
+    car = inner.vehicle
+    config = inner.config
+    network = inner.road.network
     if name.startswith("merge"):
-        share = (car.position[0] - 30) / ((getattr(inner, "end_position", 0) or EXIT) - 30)
+        end = getattr(inner, "end_position", 0) or MERGE_END_M
+        share = (car.position[0] - MERGE_START_M) / (end - MERGE_START_M)
     elif name.startswith("roundabout"):
-        access = inner.road.network.graph["ser"]["ses"][0].length
-        share = _share(inner.road.network, ("ser", "ses", "se", "ex", "ee", "nx", "nxs"), car, access - ENTRY)
+        start = network.graph["ser"]["ses"][0].length - ROUNDABOUT_ENTRY_M
+        nodes: tuple[str, ...] = ("ser", "ses", "se", "ex", "ee", "nx", "nxs")
+        share = _share(network, nodes, car, start)
     elif name.startswith("intersection"):
-        goal = config["destination"] or (car.route[-1][1] if getattr(car, "route", None) else car.lane_index[1])
-        share = _share(inner.road.network, ("o0", "ir0", goal.replace("o", "il"), goal), car, START, ARRIVAL)
+        goal = config["destination"]
+        if not goal:
+            route = getattr(car, "route", None)
+            goal = route[-1][1] if route else car.lane_index[1]
+        nodes = ("o0", "ir0", goal.replace("o", "il"), goal)
+        share = _share(network, nodes, car, INTERSECTION_START_M, INTERSECTION_END_M)
     else:
         share = inner.time / config["duration"] if "duration" in config else 0.0
     return min(max(float(share), 0.0), 1.0)
@@ -212,31 +265,35 @@ def _completion(inner: Any, name: str) -> float:
 
 def _share(network: Any, nodes: tuple[str, ...], car: Any, start: float, stop: float | None = None) -> float:
     """Share of the way along `nodes`, from `start` metres into its first lane to `stop` metres into its last."""
-    lanes = [network.graph[a][b][0] for a, b in itertools.pairwise(nodes)]
+    lanes = [network.graph[origin][end][0] for origin, end in itertools.pairwise(nodes)]
     nearest = min(lanes, key=lambda lane: lane.distance_with_heading(car.position, car.heading))
     before = sum(lane.length for lane in lanes[: lanes.index(nearest)])
     along = min(max(nearest.local_coordinates(car.position)[0], 0.0), nearest.length)
-    way = sum(lane.length for lane in lanes[:-1]) + (lanes[-1].length if stop is None else stop)
-    return (before + along - start) / (way - start)
+    last_part = lanes[-1].length if stop is None else stop
+    route_length = sum(lane.length for lane in lanes[:-1]) + last_part
+    return (before + along - start) / (route_length - start)
 
 
 def _track(inner: Any) -> tuple[np.ndarray, int]:
     """CarRacing's track (tiles, 4): alpha, direction, x, y; and the number of the nearest tile."""
     track = np.asarray(inner.track)
     x, y = inner.car.hull.position
-    return track, int(np.argmin((track[:, 2] - x) ** 2 + (track[:, 3] - y) ** 2))
+    squared_distance = (track[:, 2] - x) ** 2 + (track[:, 3] - y) ** 2
+    return track, int(np.argmin(squared_distance))
 
 
-def _on_track(inner: Any) -> Vehicle:
+def _racing_vehicle(inner: Any) -> Vehicle:
     track, nearest = _track(inner)
     _, direction, x, y = track[nearest]
     hull = inner.car.hull
     # Both the car and the track point along (-sin, cos) of their angles, so right of the track is (cos, sin).
-    speed = math.cos(hull.angle) * hull.linearVelocity[1] - math.sin(hull.angle) * hull.linearVelocity[0]
-    right = (hull.position[0] - x) * math.cos(direction) + (hull.position[1] - y) * math.sin(direction)
+    velocity_x, velocity_y = hull.linearVelocity
+    speed = math.cos(hull.angle) * velocity_y - math.sin(hull.angle) * velocity_x
+    dx = hull.position[0] - x
+    dy = hull.position[1] - y
     return Vehicle(
         speed=speed,
-        lane_offset=right,
+        lane_offset=dx * math.cos(direction) + dy * math.sin(direction),
         heading=wrap(direction - hull.angle),
         on_road=any(wheel.tiles for wheel in inner.car.wheels),
         crashed=0.0,
