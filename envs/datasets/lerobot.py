@@ -21,87 +21,149 @@ from envs.render import resize
 from lodestar.files import read_text, regular
 from lodestar.memory import refuse_beyond
 
-ENDS = ("next.terminated", "next.success", "next.done")  # what says that an episode ended for good; the first counts
-IMAGES = ("image", "video")
+# The features that say that an episode ended for good; the first that a data set has counts.
+END_FEATURES = ("next.terminated", "next.success", "next.done")
+IMAGE_TYPES = ("image", "video")
+OBSERVATION = "observation."
+# Name -> (type, shape).
+Features = dict[str, tuple[str, tuple[int, ...]]]
 
 
 def from_lerobot(folder: Path, frame_size: int = 0, camera: str = "") -> Dataset:
     """The data set in a folder; raises as `envs.datasets.read`."""
+    info, features = _read_info(folder)
+    observations = []
+    for name, (dtype, _) in features.items():
+        if name.startswith(OBSERVATION) and dtype not in (*IMAGE_TYPES, "string"):
+            observations.append(name)
+    if not observations or "action" not in features:
+        raise ValueError(f"{folder} has the features {', '.join(features)}; it needs an observation.* and an action")
+    end = next((name for name in END_FEATURES if name in features), "")
+    columns = ["episode_index", "frame_index", "action", *observations]
+    columns += [name for name in ("next.reward", end) if name in features]
+
+    images_in_rows = False
+    if frame_size:
+        camera = _choose_camera(folder, features, camera)
+        refuse_beyond(2 * int(info["total_frames"]) * frame_size**2 * 3, "the frames of this data set")
+        images_in_rows = features[camera][0] == "image"
+    # Images are read only where they are wanted: they are much larger than all else.
+    table_columns = [*columns, camera] if images_in_rows else columns
+    tables = [_table(path, table_columns) for path in _parquet_files(folder / "data")]
+    rows = {}
+    for name in columns:
+        shape = features[name][1] if name in ("action", *observations) else ()
+        rows[name] = _column(folder, tables, name, shape)
+    if features["action"][1] == (1,) and rows["action"].dtype.kind in "iu":
+        # A choice is stored as a vector of one.
+        rows["action"] = rows["action"][:, 0]
+
+    cells = None
+    videos: dict[int, tuple[Path, int]] = {}
+    if images_in_rows:
+        cells = [cell for table in tables for cell in table[camera].to_pylist()]
+    elif frame_size:
+        videos = _video_places(folder, camera, info["fps"])
+    add_frames = functools.partial(_with_frames, frame_size, cells, videos)
+    boxes = {name.removeprefix(OBSERVATION): _box(rows[name]) for name in observations}
+    return Dataset(
+        functools.partial(_episodes, rows, observations, end, add_frames),
+        spaces.Dict(boxes) if len(boxes) > 1 else next(iter(boxes.values())),
+        _box(rows["action"]),
+        about={"dataset": folder.name, "tasks": _tasks(folder)},
+        notes=_notes(features, end),
+    )
+
+
+def _read_info(folder: Path) -> tuple[dict[str, Any], Features]:
+    """What `meta/info.json` says, and its features."""
     try:
         info = json.loads(read_text(folder / "meta" / "info.json"))
-        features = {name: (str(one["dtype"]), tuple(one["shape"])) for name, one in info["features"].items()}
-        version, fps = str(info["codebase_version"]), float(info["fps"])
+        features = {}
+        for name, feature in info["features"].items():
+            features[name] = (str(feature["dtype"]), tuple(feature["shape"]))
+        version = str(info["codebase_version"])
+        info["fps"] = float(info["fps"])
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder}/meta/info.json is not LeRobot's ({type(error).__name__}: {error})") from None
     if version[:2] not in ("v2", "v3"):
         raise ValueError(f"{folder} is of LeRobot's version {version}; versions 2 and 3 are read")
-    cameras = [name for name, (dtype, _) in features.items() if dtype in IMAGES]
-    unseen = (*IMAGES, "string")
-    seen = [name for name, (dtype, _) in features.items() if name.startswith("observation.") and dtype not in unseen]
-    if not seen or "action" not in features:
-        raise ValueError(f"{folder} has the features {', '.join(features)}; it needs an observation.* and an action")
-    end = next((name for name in ENDS if name in features), "")
-    names = ["episode_index", "frame_index", "action", *seen, *(n for n in ("next.reward", end) if n in features)]
-    if frame_size:
-        if (camera := camera or next(iter(cameras), "")) not in cameras:
-            raise ValueError(f"camera={camera} is none of {folder}, which has {', '.join(cameras) or 'no camera'}")
-        refuse_beyond(2 * int(info["total_frames"]) * frame_size**2 * 3, "the frames of this data set")
-    stored = frame_size and features[camera][0] == "image"
-    tables = [_table(path, [*names, *([camera] if stored else [])]) for path in _files(folder / "data")]
-    shapes = {name: features[name][1] for name in ("action", *seen)}
-    rows = {name: _column(folder, tables, name, shapes.get(name, ())) for name in names}
-    if shapes["action"] == (1,) and rows["action"].dtype.kind in "iu":  # a choice is stored as a vector of one
-        rows["action"] = rows["action"][:, 0]
-    cells = [cell for table in tables for cell in table[camera].to_pylist()] if stored else None
-    videos = _places(folder, camera, fps) if frame_size and not stored else {}
-    boxes = {name.removeprefix("observation."): _box(rows[name]) for name in seen}
-    notes = [f"an episode ended for good where {end} says so" if end else "nothing says that an episode ended for good"]
-    notes[0] += "; of others the last action is left out, as its outcome is not stored"
+    return info, features
+
+
+def _choose_camera(folder: Path, features: Features, camera: str) -> str:
+    cameras = [name for name, (dtype, _) in features.items() if dtype in IMAGE_TYPES]
+    if not camera and cameras:
+        camera = cameras[0]
+    if camera not in cameras:
+        raise ValueError(f"camera={camera} is none of {folder}, which has {', '.join(cameras) or 'no camera'}")
+    return camera
+
+
+def _notes(features: Features, end: str) -> list[str]:
+    ends = "nothing says that an episode ended for good"
+    if end:
+        ends = f"an episode ended for good where {end} says so"
+    notes = [f"{ends}; of others the last action is left out, as its outcome is not stored"]
     if "next.reward" not in features:
         notes.append("there is no next.reward, so all rewards are 0")
-    return Dataset(
-        functools.partial(_episodes, rows, seen, end, functools.partial(_with_frames, frame_size, cells, videos)),
-        spaces.Dict(boxes) if len(boxes) > 1 else boxes[seen[0].removeprefix("observation.")],
-        _box(rows["action"]),
-        about={"dataset": folder.name, "tasks": _tasks(folder)},
-        notes=notes,
-    )
+    return notes
 
 
 def _episodes(
-    rows: dict[str, np.ndarray], seen: list[str], end: str, framed: Callable[[StoredEpisode, int, np.ndarray], Any]
+    rows: dict[str, np.ndarray],
+    observations: list[str],
+    end: str,
+    add_frames: Callable[[StoredEpisode, int, np.ndarray], StoredEpisode],
 ) -> Iterator[StoredEpisode]:
     order = np.lexsort((rows["frame_index"], rows["episode_index"]))
     numbers, starts = np.unique(rows["episode_index"][order], return_index=True)
-    for number, at in zip(numbers, np.split(order, starts[1:])):
-        terminated = rows[end][at].astype(bool) if end else np.zeros(len(at), bool)
-        steps = len(at) if terminated[-1] else len(at) - 1
+    for number, episode_rows in zip(numbers, np.split(order, starts[1:])):
+        length = len(episode_rows)
+        terminated = np.zeros(length, bool)
+        if end:
+            terminated = rows[end][episode_rows].astype(bool)
+        # The outcome of an action that did not end the episode for good stands in the next row.
+        steps = length if terminated[-1] else length - 1
         if not steps:
             continue
         truncated = np.zeros(steps, bool)
         truncated[-1] = not terminated[-1]
-        shown, acted = at[np.minimum(np.arange(steps + 1), len(at) - 1)], at[:steps]
-        obs: Any = {name.removeprefix("observation."): rows[name][shown] for name in seen}
-        obs = obs if len(obs) > 1 else next(iter(obs.values()))
-        reward = rows["next.reward"][acted] if "next.reward" in rows else np.zeros(steps)
-        stored = StoredEpisode(obs, rows["action"][acted], reward, terminated[:steps], truncated)
-        yield framed(stored, int(number), shown)
+        obs_rows = episode_rows[np.minimum(np.arange(steps + 1), length - 1)]
+        action_rows = episode_rows[:steps]
+        obs: Any = {name.removeprefix(OBSERVATION): rows[name][obs_rows] for name in observations}
+        if len(obs) == 1:
+            obs = next(iter(obs.values()))
+        reward = np.zeros(steps)
+        if "next.reward" in rows:
+            reward = rows["next.reward"][action_rows]
+        action = rows["action"][action_rows]
+        episode = StoredEpisode(obs, action, reward, terminated[:steps], truncated)
+        yield add_frames(episode, int(number), obs_rows)
 
 
 def _with_frames(
-    size: int, cells: list[Any] | None, videos: dict[int, Any], stored: StoredEpisode, number: int, shown: np.ndarray
+    size: int,
+    cells: list[Any] | None,
+    videos: dict[int, tuple[Path, int]],
+    episode: StoredEpisode,
+    number: int,
+    obs_rows: np.ndarray,
 ) -> StoredEpisode:
     """An episode with the images that its observations have in rows, or in its video; without for size 0."""
     if not size:
-        return stored
+        return episode
     if cells is not None:
-        return stored._replace(frame=np.stack([_decoded(cells[row], size) for row in shown]))
+        return episode._replace(frame=np.stack([_decode_image(cells[row], size) for row in obs_rows]))
     path, first = videos.get(number, (Path(f"of episode {number}"), 0))
-    last = len(np.unique(shown))
-    images = _video(path, size)[first : first + last] if path.is_file() else np.empty(0)
-    if len(images) < last:
-        raise ValueError(f"the video {path} has {len(images)} of the {last} images of episode {number}")
-    return stored._replace(frame=images[np.minimum(np.arange(len(shown)), last - 1)])
+    # An episode that ended for good shows its last row twice, but its video has it once.
+    count = len(np.unique(obs_rows))
+    images = np.empty(0)
+    if path.is_file():
+        images = _read_video(path, size)[first : first + count]
+    if len(images) < count:
+        raise ValueError(f"the video {path} has {len(images)} of the {count} images of episode {number}")
+    return episode._replace(frame=images[np.minimum(np.arange(len(obs_rows)), count - 1)])
 
 
 def _column(folder: Path, tables: list[Any], name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -112,10 +174,11 @@ def _column(folder: Path, tables: list[Any], name: str, shape: tuple[int, ...]) 
         raise ValueError(f"the column {name} of {folder} is not what meta/info.json says ({error})") from None
 
 
-def _files(folder: Path) -> list[Path]:
-    if not (found := sorted(folder.glob("**/*.parquet"))):
+def _parquet_files(folder: Path) -> list[Path]:
+    paths = sorted(folder.glob("**/*.parquet"))
+    if not paths:
         raise ValueError(f"{folder} has no Parquet file; is the data set whole?")
-    return found
+    return paths
 
 
 def _table(path: Path, columns: list[str] | None = None) -> Any:
@@ -133,7 +196,8 @@ def _array(column: Any, shape: tuple[int, ...]) -> np.ndarray:
     import pyarrow as arrow
 
     values = column.combine_chunks()
-    values = arrow.concat_arrays(values.chunks) if isinstance(values, arrow.ChunkedArray) else values
+    if isinstance(values, arrow.ChunkedArray):
+        values = arrow.concat_arrays(values.chunks)
     while isinstance(values, arrow.ListArray | arrow.LargeListArray | arrow.FixedSizeListArray):
         values = values.flatten()
     return values.to_numpy(zero_copy_only=False).reshape(len(column), *shape)
@@ -145,49 +209,66 @@ def _box(values: np.ndarray) -> spaces.Space:
         return spaces.Box(-np.inf, np.inf, values.shape[1:], values.dtype.type)
     if values.ndim == 1:
         return spaces.Discrete(int(values.max()) + 1)
-    low, high = (0, 1) if values.dtype.kind == "b" else (int(values.min()), int(values.max()))
-    return spaces.Box(low, high, values.shape[1:], np.int64)
+    if values.dtype.kind == "b":
+        return spaces.Box(0, 1, values.shape[1:], np.int64)
+    return spaces.Box(int(values.min()), int(values.max()), values.shape[1:], np.int64)
 
 
 def _tasks(folder: Path) -> list[str]:
-    lines, tables = folder / "meta" / "tasks.jsonl", folder / "meta" / "tasks.parquet"
+    lines = folder / "meta" / "tasks.jsonl"
     if lines.is_file():
         return [str(json.loads(line)["task"]) for line in read_text(lines).splitlines() if line]
-    if tables.is_file():
-        found = _table(tables).to_pydict()
-        return [str(task) for task in found.get("task", found.get("__index_level_0__", []))]
+    table = folder / "meta" / "tasks.parquet"
+    if table.is_file():
+        columns = _table(table).to_pydict()
+        # pandas stores the index, which the tasks may be, in a column of this name.
+        return list(map(str, columns.get("task", columns.get("__index_level_0__", []))))
     return []
 
 
-def _places(folder: Path, camera: str, fps: float) -> dict[int, tuple[Path, int]]:
+def _video_places(folder: Path, camera: str, fps: float) -> dict[int, tuple[Path, int]]:
     """Episode -> the video it is in, and the image there that it begins with."""
-    found = {}
-    for path in (folder / "videos").glob("*/*/episode_*.mp4"):  # version 2: one each
+    places = {}
+    # Version 2 has a video for each episode.
+    for path in (folder / "videos").glob("*/*/episode_*.mp4"):
         if path.parent.name == camera:
-            found[int(path.stem.rpartition("_")[2])] = path, 0
-    if (folder / "meta" / "episodes").is_dir():
-        keys = [f"videos/{camera}/{key}" for key in ("chunk_index", "file_index", "from_timestamp")]
-        for path in _files(folder / "meta" / "episodes"):
-            table = _table(path, ["episode_index", *keys]).to_pydict()
-            for number, chunk, file, begin in zip(*(table[key] for key in ("episode_index", *keys))):
-                video = folder / "videos" / Path(camera).name / f"chunk-{chunk:03d}" / f"file-{file:03d}.mp4"
-                found[number] = video, round(begin * fps)
-    return found
+            number = int(path.stem.rpartition("_")[2])
+            places[number] = (path, 0)
+    # Version 3 joins episodes to larger videos, and says where each begins.
+    episodes = folder / "meta" / "episodes"
+    if episodes.is_dir():
+        prefix = f"videos/{camera}/"
+        keys = [prefix + key for key in ("chunk_index", "file_index", "from_timestamp")]
+        keys.insert(0, "episode_index")
+        camera_folder = folder / "videos" / Path(camera).name
+        for path in _parquet_files(episodes):
+            columns = _table(path, keys).to_pydict()
+            for number, chunk, file, begin in zip(*(columns[key] for key in keys)):
+                video = camera_folder / f"chunk-{chunk:03d}" / f"file-{file:03d}.mp4"
+                places[number] = (video, round(begin * fps))
+    return places
 
 
-def _decoded(cell: Any, size: int) -> np.ndarray:
+def _decode_image(cell: Any, size: int) -> np.ndarray:
     from PIL import Image
 
     if not (cell or {}).get("bytes"):
         raise ValueError("an image is not in the Parquet file but apart; leave frames= out")
-    return resize(np.asarray(Image.open(io.BytesIO(cell["bytes"]), formats=("PNG", "JPEG")).convert("RGB")), size)
+    image = Image.open(io.BytesIO(cell["bytes"]), formats=("PNG", "JPEG"))
+    return resize(np.asarray(image.convert("RGB")), size)
 
 
-@functools.lru_cache(maxsize=1)  # version 3 has many episodes in one file
-def _video(path: Path, size: int) -> np.ndarray:
+# Version 3 has many episodes in one file, so the last one is kept.
+@functools.lru_cache(maxsize=1)
+def _read_video(path: Path, size: int) -> np.ndarray:
     """All images of a video, uint8 (T, size, size, 3)."""
     import imageio_ffmpeg
 
-    reader = imageio_ffmpeg.read_frames(str(regular(path.resolve())), input_params=["-f", "mov"])
+    source = str(regular(path.resolve()))
+    reader = imageio_ffmpeg.read_frames(source, input_params=["-f", "mov"])
     width, height = next(reader)["size"]
-    return np.stack([resize(np.frombuffer(raw, np.uint8).reshape(height, width, 3), size) for raw in reader])
+    images = []
+    for raw in reader:
+        image = np.frombuffer(raw, np.uint8).reshape(height, width, 3)
+        images.append(resize(image, size))
+    return np.stack(images)

@@ -19,13 +19,9 @@ NAME = re.compile(r"[\w-]+(/[\w-]+)*-v\d+")
 def find(source: str | Path) -> Any:
     """The `minari.MinariDataset` in a folder, or of a name on this machine; raises as `envs.datasets.read`."""
     folder = Path(source)
-    data = next((at for at in (folder, folder / "data") if (at / METADATA).is_file()), None)
+    data = next((path for path in (folder, folder / "data") if (path / METADATA).is_file()), None)
     if data is None and (folder.exists() or not NAME.fullmatch(str(source))):
-        what = "holds no data set" if folder.is_dir() else "is no data set" if folder.exists() else "does not exist"
-        raise (ValueError if folder.exists() else FileNotFoundError)(
-            f"{source} {what}; give a folder of Minari (data/metadata.json) or LeRobot (meta/info.json), a name of "
-            "Minari's such as D4RL/door/human-v2, a replay buffer's *.pkl, or a run's folder"
-        )
+        _refuse_source(folder, source)
     try:
         import minari
         from minari.storage.datasets_root_dir import get_dataset_path
@@ -36,28 +32,52 @@ def find(source: str | Path) -> Any:
         raise FileNotFoundError(f"Minari has no {source} on this machine; fetch it with minari download {source}")
     if not {"observation_space", "action_space"} <= set(read_json(data / METADATA)):
         raise ValueError(f"{source} does not say its spaces, for which Minari would run its environment's code")
-    with _sentence(source):
+    with _one_sentence(source):
         return minari.MinariDataset(data)
+
+
+def _refuse_source(folder: Path, source: str | Path) -> None:
+    error: type[Exception] = ValueError
+    if folder.is_dir():
+        problem = "holds no data set"
+    elif folder.exists():
+        problem = "is no data set"
+    else:
+        problem = "does not exist"
+        error = FileNotFoundError
+    raise error(
+        f"{source} {problem}; give a folder of Minari (data/metadata.json) or LeRobot (meta/info.json), a name of "
+        "Minari's such as D4RL/door/human-v2, a replay buffer's *.pkl, or a run's folder"
+    )
 
 
 def from_minari(dataset: Any) -> Dataset:
     """A `minari.MinariDataset`, with the environment that it names."""
-    spec, env, options = dataset.env_spec, "", {}
-    if spec is not None:
-        env, options = spec.id, _options(spec)
-    about = {"dataset": dataset.spec.dataset_id}
-    episodes = functools.partial(_episodes, dataset)
-    return Dataset(episodes, dataset.observation_space, dataset.action_space, env, options, about)
+    spec = dataset.env_spec
+    return Dataset(
+        functools.partial(_episodes, dataset),
+        dataset.observation_space,
+        dataset.action_space,
+        env="" if spec is None else spec.id,
+        env_options={} if spec is None else _options(spec),
+        about={"dataset": dataset.spec.dataset_id},
+    )
 
 
 def _episodes(dataset: Any) -> Iterator[StoredEpisode]:
-    with _sentence(dataset.spec.dataset_id):
-        for one in dataset.iterate_episodes():
-            yield StoredEpisode(one.observations, one.actions, one.rewards, one.terminations, one.truncations)
+    with _one_sentence(dataset.spec.dataset_id):
+        for episode in dataset.iterate_episodes():
+            yield StoredEpisode(
+                episode.observations,
+                episode.actions,
+                episode.rewards,
+                episode.terminations,
+                episode.truncations,
+            )
 
 
 @contextmanager
-def _sentence(source: Any) -> Iterator[None]:
+def _one_sentence(source: Any) -> Iterator[None]:
     """What Minari raises for files that are torn, or of another version, as a ValueError."""
     try:
         yield
@@ -68,9 +88,11 @@ def _sentence(source: Any) -> Iterator[None]:
 
 def _options(spec: EnvSpec) -> dict[str, Any]:
     """What it is made with otherwise than it is registered, as far as that is plain data."""
-    known = registry.get(spec.id)
-    usual = dict(known.kwargs) if known is not None else {}
-    given = {key: value for key, value in spec.kwargs.items() if usual.get(key) != value and key != "render_mode"}
-    if spec.max_episode_steps is not None and (known is None or spec.max_episode_steps != known.max_episode_steps):
-        given["max_episode_steps"] = spec.max_episode_steps
-    return given
+    registered = registry.get(spec.id)
+    defaults = {} if registered is None else registered.kwargs
+    given = {key: value for key, value in spec.kwargs.items() if key != "render_mode"}
+    options = {key: value for key, value in given.items() if defaults.get(key) != value}
+    limit = spec.max_episode_steps
+    if limit is not None and (registered is None or limit != registered.max_episode_steps):
+        options["max_episode_steps"] = limit
+    return options

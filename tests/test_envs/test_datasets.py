@@ -331,10 +331,10 @@ def test_frames_of_lerobot_are_those_of_the_rows_or_of_a_part_of_a_video(tmp_pat
     (video := tmp_path / "videos" / "chunk-000" / "eye" / "episode_000007.mp4").parent.mkdir(parents=True)
     video.touch()
     (tmp_path / "videos" / "chunk-000" / "eye" / "episode_000008.mp4").touch()
-    assert lerobot._places(tmp_path, "ear", 10) == {}
-    places = lerobot._places(tmp_path, "eye", 10)
+    assert lerobot._video_places(tmp_path, "ear", 10) == {}
+    places = lerobot._video_places(tmp_path, "eye", 10)
     assert places[7] == (video, 0) and len(places) == 2
-    monkeypatch.setattr(lerobot, "_video", lambda path, size: np.arange(8) + size)
+    monkeypatch.setattr(lerobot, "_read_video", lambda path, size: np.arange(8) + size)
     for first, rows, images in ((0, [5, 6, 7], [4, 5, 6]), (4, [5, 6, 6], [8, 9, 9])):
         frame = lerobot._with_frames(4, None, {7: (video, first)}, stored, 7, np.array(rows)).frame
         assert frame.tolist() == images
