@@ -18,27 +18,35 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+# `PIL.Image.Resampling.BOX`, which averages areas; Pillow is imported only where a picture is made.
+PILLOW_BOX = 4
+
 
 def prepare() -> str:
     """Choose renderers that work without a screen, unless the user's own variables are set or there is a screen.
 
     Call it before `mujoco` or `pygame` is imported. Returns the choice, such as "MUJOCO_GL=egl, SDL_VIDEODRIVER=dummy".
     """
-    screen = sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    if not screen:
+    has_screen = sys.platform in ("win32", "darwin")
+    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        has_screen = True
+    if not has_screen:
         if "MUJOCO_GL" not in os.environ:
-            os.environ["MUJOCO_GL"] = _renderer()
+            os.environ["MUJOCO_GL"] = _screenless_renderer()
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         # SDL and Mesa complain on every start when it is missing.
         os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     # No environment of ours makes a sound; without this ALSA prints a page of errors.
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    names = ("MUJOCO_GL", "SDL_VIDEODRIVER")
-    return ", ".join(f"{name}={os.environ.get(name) or 'the default'}" for name in names)
+    choices = []
+    for name in ("MUJOCO_GL", "SDL_VIDEODRIVER"):
+        value = os.environ.get(name) or "the default"
+        choices.append(f"{name}={value}")
+    return ", ".join(choices)
 
 
-def _renderer() -> str:
+def _screenless_renderer() -> str:
     """The first way to draw without a screen whose library is here; "disable" leaves MuJoCo its physics."""
     if not sys.platform.startswith("linux"):
         return "egl"
@@ -52,20 +60,23 @@ def _renderer() -> str:
 def opengl(draws: bool) -> Any:
     """MuJoCo with the renderer that `MUJOCO_GL` names; an ImportError if it does not work, or is off but `draws`."""
     choice = os.environ.get("MUJOCO_GL", "")
-    why = "it is switched off" if draws and choice.lower() in ("disable", "disabled", "off", "false", "0") else ""
+    problem = ""
+    if draws and choice.lower() in ("disable", "disabled", "off", "false", "0"):
+        problem = "it is switched off"
     try:
         import mujoco
 
         if draws and choice == "osmesa":
-            importlib.import_module("mujoco.osmesa")  # which MuJoCo itself loads with the first picture
+            # MuJoCo itself would load it with the first picture only.
+            importlib.import_module("mujoco.osmesa")
     except Exception as error:
         if isinstance(error, ImportError) and error.name == "mujoco":
             raise
-        why = f"{type(error).__name__}: {error}"
-    if why:
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
         raise ImportError(
-            f"MuJoCo cannot draw with MUJOCO_GL={choice} ({why}); set MUJOCO_GL=egl, osmesa or glfw, whichever this "
-            "machine has the library of, or MUJOCO_GL=disable for a run without pictures (video=false)"
+            f"MuJoCo cannot draw with MUJOCO_GL={choice} ({problem}); set MUJOCO_GL=egl, osmesa or glfw, whichever "
+            "this machine has the library of, or MUJOCO_GL=disable for a run without pictures (video=false)"
         )
     return mujoco
 
@@ -74,20 +85,23 @@ def opengl(draws: bool) -> Any:
 def before_opengl() -> None:
     """Load triton's compiler ahead of Mesa's: both bring an LLVM, and importing it after an OpenGL context crashes."""
     spec = importlib.util.find_spec("triton")
-    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+    if spec is None:
+        return
+    for folder in spec.submodule_search_locations or []:
         with suppress(OSError):
             ctypes.CDLL(str(Path(folder) / "_C" / "libtriton.so"))
 
 
 def frame(env: gym.Env, size: int) -> np.ndarray:
     """The current state as rewards read it, uint8 (size, size, 3); a RuntimeError for none, or a single colour."""
-    small: np.ndarray | None = None
+    image: np.ndarray | None = None
     if isinstance(env, gym.Wrapper) and env.has_wrapper_attr("small_frame"):
-        small = env.get_wrapper_attr("small_frame")(size)  # the family's shorter way to the same pixels
-    if small is None:
-        small = resize(drawn(env), size)
-    refuse_single_colour(env, small)
-    return small
+        # The family's shorter way to the same pixels.
+        image = env.get_wrapper_attr("small_frame")(size)
+    if image is None:
+        image = resize(drawn(env), size)
+    refuse_single_colour(env, image)
+    return image
 
 
 def picture(env: gym.Env, side: int) -> np.ndarray:
@@ -99,10 +113,11 @@ def picture(env: gym.Env, side: int) -> np.ndarray:
 
     image = drawn(env)
     refuse_single_colour(env, image)
-    scale = side / max(image.shape[:2])
-    height, width = (max(round(scale * pixels), 1) for pixels in image.shape[:2])
-    whole = Image.fromarray(np.ascontiguousarray(image, dtype=np.uint8))
-    return np.array(whole.resize((width, height), resample=4))  # 4 is Pillow's BOX
+    height, width = image.shape[:2]
+    scale = side / max(height, width)
+    new_size = (max(round(scale * width), 1), max(round(scale * height), 1))
+    original = Image.fromarray(np.ascontiguousarray(image, dtype=np.uint8))
+    return np.array(original.resize(new_size, resample=PILLOW_BOX))
 
 
 def drawn(env: gym.Env) -> np.ndarray:
@@ -137,8 +152,9 @@ def resize(image: np.ndarray, size: int) -> np.ndarray:
 def shrink(picture: Any, size: int) -> Any:
     """A Pillow image averaged to (size, size)."""
     # Far shrinking averages whole blocks first: twice as fast, and the rest is off by less than half a block.
-    far = min(picture.size) >= 4 * size
-    return picture.resize((size, size), resample=4, reducing_gap=1.0 if far else None)  # 4 is Pillow's BOX
+    is_far = min(picture.size) >= 4 * size
+    reducing_gap = 1.0 if is_far else None
+    return picture.resize((size, size), resample=PILLOW_BOX, reducing_gap=reducing_gap)
 
 
 def name_of(env: gym.Env) -> str:

@@ -35,10 +35,16 @@ KINDS = (
     *("furnace", "player", "cow", "zombie", "skeleton", "arrow", "plant"),
 )
 FACINGS = ((-1, 0), (1, 0), (0, -1), (0, 1))
-ITEMS, MOST = 16, 9  # kinds of things in the inventory, and the largest number of each
-VIEW, HALF = 9, 4  # cells along the view, and to each side of the player
-FRAME = 288  # pixels along the picture that `render` gives
-EVENTS = {  # achievement -> its words, in an order in which they can be reached
+# Kinds of things in the inventory, and the largest number of each.
+N_ITEMS = 16
+MAX_ITEM_COUNT = 9
+# Cells along the view, and to each side of the player.
+VIEW_CELLS = 9
+HALF_VIEW_CELLS = 4
+# Pixels along the picture that `render` gives.
+RENDER_PIXELS = 288
+# Achievement -> its words, in an order in which they can be reached.
+EVENTS = {
     "collect_wood": "collected wood",
     "collect_sapling": "collected a sapling",
     "collect_drink": "drank water",
@@ -75,14 +81,23 @@ class Crafter(gym.Env):
             raise ValueError(f"area={area} is out of range; give 16 to 256 cells")
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f'render_mode={render_mode!r} is unknown to Crafter; give "rgb_array" or None')
-        self.render_mode, self.pixels = render_mode, pixels
+        self.render_mode = render_mode
+        self.pixels = pixels
         self.game = _game()(area=(area, area), length=None, seed=0)
         self.action_space = spaces.Discrete(len(self.game.action_names))
-        self._map = np.zeros((area + 2 * HALF, area + 2 * HALF), np.uint8)  # beyond the world: outside
-        self._begin = np.arange(VIEW * VIEW) * len(KINDS)
-        self._cells = VIEW * VIEW * len(KINDS)
-        flat = spaces.Box(0.0, 1.0, (self._cells + ITEMS + len(FACINGS) + 2,), np.float32)
-        self.observation_space: spaces.Box = spaces.Box(0, 255, (64, 64, 3), np.uint8) if pixels else flat
+        # The border, beyond the world, stays 0: outside.
+        side = area + 2 * HALF_VIEW_CELLS
+        self._map = np.zeros((side, side), np.uint8)
+        n_cells = VIEW_CELLS * VIEW_CELLS
+        # Where the first kind of each cell stands in an observation.
+        self._first_kind = np.arange(n_cells) * len(KINDS)
+        self._cells_end = n_cells * len(KINDS)
+        self.observation_space: spaces.Box
+        if pixels:
+            self.observation_space = spaces.Box(0, 255, (64, 64, 3), np.uint8)
+        else:
+            length = self._cells_end + N_ITEMS + len(FACINGS) + 2
+            self.observation_space = spaces.Box(0.0, 1.0, (length,), np.float32)
 
     @property
     def player(self) -> Any:
@@ -91,39 +106,48 @@ class Crafter(gym.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
         super().reset(seed=seed)
-        self.game._seed, self.game._episode = int(self.np_random.integers(2**31 - 1)), 0
+        # The game mixes its seed with the number of the episode, which is always the first here.
+        self.game._seed = int(self.np_random.integers(2**31 - 1))
+        self.game._episode = 0
         self.game.reset()
         return self._obs(), {"achievements": self.player.achievements.copy()}
 
     def step(self, action: Any) -> EnvStep:
-        _, reward, _, info = self.game.step(int(action))
-        terminated = self.player.health <= 0
-        return self._obs(), float(reward), bool(terminated), False, {"achievements": info["achievements"]}
+        _, reward, _, game_info = self.game.step(int(action))
+        terminated = bool(self.player.health <= 0)
+        info = {"achievements": game_info["achievements"]}
+        return self._obs(), float(reward), terminated, False, info
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        return None if self.render_mode is None else self._picture(FRAME)
+        return None if self.render_mode is None else self._picture(RENDER_PIXELS)
 
     def _obs(self) -> np.ndarray:
         if self.pixels:
             return self._picture(64)
-        player, flat = self.player, np.zeros(self.observation_space.shape, np.float32)
-        self._map[HALF:-HALF, HALF:-HALF] = self.game._sem_view()
+        player = self.player
+        flat = np.zeros(self.observation_space.shape, np.float32)
+        half = HALF_VIEW_CELLS
+        self._map[half:-half, half:-half] = self.game._sem_view()
         x, y = player.pos
-        flat[self._begin + self._map[x : x + VIEW, y : y + VIEW].ravel()] = 1.0
-        rest = flat[self._cells :]
-        rest[:ITEMS] = [number / MOST for number in player.inventory.values()]
-        rest[ITEMS + FACINGS.index(tuple(player.facing))] = 1.0
-        rest[-2:] = self.game._world.daylight, player.sleeping
+        kinds = self._map[x : x + VIEW_CELLS, y : y + VIEW_CELLS].ravel()
+        flat[self._first_kind + kinds] = 1.0
+        # After the cells: inventory, facing, daylight, sleep.
+        status = flat[self._cells_end :]
+        status[:N_ITEMS] = [count / MAX_ITEM_COUNT for count in player.inventory.values()]
+        status[N_ITEMS + FACINGS.index(tuple(player.facing))] = 1.0
+        status[-2] = self.game._world.daylight
+        status[-1] = player.sleeping
         return flat
 
     def _picture(self, size: int) -> np.ndarray:
         """uint8 (size, size, 3); the noise of the night comes from a generator of its own."""
         world = self.game._world
-        random, world.random = world.random, np.random.RandomState(self.game._step)
+        game_random = world.random
+        world.random = np.random.RandomState(self.game._step)
         try:
             return self.game.render((size, size))
         finally:
-            world.random = random
+            world.random = game_random
 
 
 @functools.cache
@@ -136,8 +160,10 @@ def _game() -> Any:
 
     class Game(Env):
         def _balance_chunk(self, chunk: Any, objs: Any) -> None:
+            # `objs` is a set, in the order of memory addresses; the map numbers objects as they were added.
             numbers = self._world._obj_map
-            super()._balance_chunk(chunk, sorted(objs, key=lambda one: numbers[tuple(one.pos)]))
+            objs = sorted(objs, key=lambda creature: numbers[tuple(creature.pos)])
+            super()._balance_chunk(chunk, objs)
 
         def _obs(self) -> None:
             return None
@@ -148,10 +174,15 @@ def _game() -> Any:
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     player = simulator(env).player
     before = dict(memory)
-    memory.update(achievements=player.achievements.copy(), health=player.health, sleeping=player.sleeping)
+    memory["achievements"] = player.achievements.copy()
+    memory["health"] = player.health
+    memory["sleeping"] = player.sleeping
     if not before:
         return ""
-    events = [words for name, words in EVENTS.items() if player.achievements[name] > before["achievements"][name]]
+    events = []
+    for name, words in EVENTS.items():
+        if player.achievements[name] > before["achievements"][name]:
+            events.append(words)
     if player.health < before["health"]:
         events.append("was hurt" if player.health > 0 else "died")
     if player.sleeping and not before["sleeping"]:
@@ -177,8 +208,12 @@ class Achievements(Metrics):
 
     def summary(self) -> dict[str, float]:
         """Mean achievements of an episode, and the paper's score: its equation 1, a geometric mean of shares in %."""
-        share = 100 * np.mean(np.array(self.episodes)[:, : len(EVENTS)] > 0, axis=0)
-        return {"achievements": float(share.sum() / 100), "Crafter score, %": float(np.expm1(np.log1p(share).mean()))}
+        counts = np.array(self.episodes)[:, : len(EVENTS)]
+        percent = 100 * np.mean(counts > 0, axis=0)
+        return {
+            "achievements": float(percent.sum() / 100),
+            "Crafter score, %": float(np.expm1(np.log1p(percent).mean())),
+        }
 
 
 FAMILY = Family(
