@@ -27,7 +27,9 @@ def sizes(space: spaces.Space) -> list[int]:
         return [int(space.n)]
     if isinstance(space, spaces.MultiDiscrete):
         return [int(n) for n in space.nvec.ravel()]
-    return [2] * int(np.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else []
+    if isinstance(space, spaces.MultiBinary):
+        return [2] * int(np.prod(space.shape))
+    return []
 
 
 def offered(env: gym.Env, info: dict[str, Any]) -> bool:
@@ -39,13 +41,15 @@ def with_method(env: gym.Env, info: dict[str, Any]) -> tuple[gym.Env, dict[str, 
     """An environment that has just been reset, in an `ActionMask` if it masks actions but has no method to ask."""
     if not offered(env, info) or env.has_wrapper_attr(METHOD):
         return env, info
-    within = ActionMask(env)
-    return within, within.begin(info)
+    masked = ActionMask(env)
+    return masked, masked.begin(info)
 
 
 def allows(mask: np.ndarray, groups: Sequence[int]) -> Any:
     """Whether masks (..., n), n the sum of `groups`, allow an action, bool (...)."""
-    return np.logical_or.reduceat(mask, np.cumsum([0, *groups[:-1]]), axis=-1).all(-1)
+    # Each number of an action needs one allowed value among its own entries.
+    starts = np.cumsum([0, *groups[:-1]])
+    return np.logical_or.reduceat(mask, starts, axis=-1).all(-1)
 
 
 def checked(mask: Any, groups: Sequence[int], place: str) -> np.ndarray:
@@ -68,7 +72,8 @@ def needed(mask: Any, space: spaces.Space, rows: int) -> np.ndarray:
     if mask is None:
         raise ValueError(f'this policy was trained with action masks; give one: predict(obs, mask=info["{MASK}"])')
     mask = np.asarray(mask)
-    mask = mask[None] if mask.ndim == 1 else mask
+    if mask.ndim == 1:
+        mask = mask[None]
     if len(mask) != rows:
         raise ValueError(f"a mask of {len(mask)} rows does not fit {rows} observations; give one row for each")
     groups = sizes(space)
@@ -76,6 +81,7 @@ def needed(mask: Any, space: spaces.Space, rows: int) -> np.ndarray:
         allowed = mask != 0
         if allows(allowed, groups).all():
             return allowed
+    # One row at a time, slower, for a sentence that names the row that is wrong.
     return np.stack([checked(row, groups, f"given to predict (row {i})") for i, row in enumerate(mask)])
 
 
@@ -84,9 +90,12 @@ def sample(space: spaces.Space, mask: np.ndarray | None = None) -> Any:
     if mask is None or not sizes(space):
         return space.sample()
     parts = np.split(mask, np.cumsum(sizes(space))[:-1])
-    chosen = np.array([space.np_random.choice(np.flatnonzero(part)) for part in parts])
+    choices = np.array([space.np_random.choice(np.flatnonzero(part)) for part in parts])
+    # Discrete and MultiDiscrete may start elsewhere than at 0; MultiBinary has no `start`.
     start = np.ravel(getattr(space, "start", 0))
-    return (chosen + start).reshape(space.shape or ()).astype(space.dtype)[()]
+    action = (choices + start).reshape(space.shape or ()).astype(space.dtype)
+    # The empty index makes a scalar of an array without axes.
+    return action[()]
 
 
 class ActionMask(Recorded):
@@ -95,7 +104,7 @@ class ActionMask(Recorded):
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         self._groups = sizes(env.action_space)
-        self._asks = env.has_wrapper_attr(METHOD)
+        self._has_method = env.has_wrapper_attr(METHOD)
         self._mask: Any = None
         self._step = 0
 
@@ -114,14 +123,17 @@ class ActionMask(Recorded):
     def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._step += 1
-        return obs, reward, terminated, truncated, self._write(info, bool(terminated))
+        info = self._write(info, bool(terminated))
+        return obs, reward, terminated, truncated, info
 
-    def _write(self, info: dict[str, Any], over: bool) -> dict[str, Any]:
-        given = info.get(MASK)
-        if given is None and self._asks:
-            given = self.env.get_wrapper_attr(METHOD)()
-        if over and (given is None or not np.any(given)):
+    def _write(self, info: dict[str, Any], terminated: bool) -> dict[str, Any]:
+        mask = info.get(MASK)
+        if mask is None and self._has_method:
+            mask = self.env.get_wrapper_attr(METHOD)()
+        if terminated and (mask is None or not np.any(mask)):
+            # No action follows, so a terminal mask may be absent or empty.
             self._mask = np.ones(sum(self._groups), bool)
         else:
-            self._mask = checked(given, self._groups, f"at step {self._step} of the episode")
-        return {**info, MASK: self._mask}  # a new dict: the environment may return its own again and again
+            self._mask = checked(mask, self._groups, f"at step {self._step} of the episode")
+        # A new dict: the environment may return its own again and again.
+        return {**info, MASK: self._mask}

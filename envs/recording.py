@@ -9,9 +9,9 @@ into a JSON list of the different ones. Nothing in it is ever executed. Fields o
 before, so they are stored for the first step of an episode only.
 """
 
-import functools
 import itertools
 import json
+import math
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -26,7 +26,8 @@ from envs.transitions import Rollout, Transitions, map_obs
 from envs.types import MASK, MODALITIES, Array
 from lodestar.files import regular, replacing, save_arrays
 
-Act = Callable[..., Array]  # (observations (N, ...), bool (N,): an episode begins) -> actions (N, ...)
+# (observations (N, ...), bool (N,): an episode begins) -> actions (N, ...).
+Act = Callable[..., Array]
 FORMAT = "lodestar recording 1"
 TEXTS = ("text", "obs_text")
 SHIPPED = Path(str(files(__package__) / "recordings"))
@@ -46,41 +47,47 @@ def record(env: gym.Env | VectorEnv, act: Act | None, steps: int, seed: int = 0)
     """
     if steps < 1:
         raise ValueError(f"steps={steps} record nothing; give at least 1")
-    same = AutoresetMode.SAME_STEP
-    envs: Any = env if isinstance(env, VectorEnv) else SyncVectorEnv([lambda: env], autoreset_mode=same)
+    envs: Any = env
+    if not isinstance(env, VectorEnv):
+        envs = SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.SAME_STEP)
     envs.action_space.seed(seed)
     obs, infos = envs.reset(seed=seed)
     modality_names = frozenset(MODALITIES) & set(infos)
-    if MASK in modality_names:
+    has_masks = MASK in modality_names
+    if has_masks:
+        # Masked actions are drawn for one environment at a time, by the generator of that space.
         envs.single_action_space.seed(seed)
-    rollout = Rollout(-(-steps // envs.num_envs), envs, modality_names)
+    rollout = Rollout(math.ceil(steps / envs.num_envs), envs, modality_names)
     rollout.begin(obs, infos)
     begins = np.ones(envs.num_envs, bool)
     for t in range(rollout.length):
-        masks = rollout.modalities[MASK][t] if MASK in modality_names else None
+        masks = [rollout.modalities[MASK][t]] if has_masks else []
         if act is not None:
-            rollout.action[t] = act(map_obs(np.array, obs), begins, *([] if masks is None else [masks]))
-        elif masks is None:
-            rollout.action[t] = envs.action_space.sample()
+            rollout.action[t] = act(map_obs(np.array, obs), begins, *masks)
+        elif has_masks:
+            rollout.action[t] = [sample(envs.single_action_space, mask) for mask in masks[0]]
         else:
-            rollout.action[t] = [sample(envs.single_action_space, mask) for mask in masks]
+            rollout.action[t] = envs.action_space.sample()
+        # obs, rewards, terminations, truncations, infos.
         step = envs.step(rollout.action[t])
         rollout.write(t, slice(0, envs.num_envs), *step)
         obs = step[0]
         begins = rollout.restarted[t]
-    return by_environment(rollout.transitions(frozenset({"next_obs", *(f"obs_{name}" for name in modality_names)})))
+    fields = frozenset({"next_obs", *(f"obs_{name}" for name in modality_names)})
+    return by_environment(rollout.transitions(fields))
 
 
 def by_environment(batch: Transitions) -> Transitions:
     """A rollout (T, N) -> its valid transitions, flat, one environment after the other, so that episodes stay whole."""
     count = batch.shape[0] * batch.shape[1]
-    return batch.map(lambda x: x.swapaxes(0, 1).reshape(count, *x.shape[2:]))[batch.valid.T.ravel()]
+    flat = batch.map(lambda x: x.swapaxes(0, 1).reshape(count, *x.shape[2:]))
+    return flat[batch.valid.T.ravel()]
 
 
 def episodes(batch: Transitions) -> list[slice]:
     """The rows of each episode of a flat batch in time order; the last may be cut short, the first begun earlier."""
-    starts = [*map(int, _starts(batch.step, batch.ended)), batch.shape[0]]
-    return [slice(first, last) for first, last in itertools.pairwise(starts)]
+    starts = _episode_starts(batch.step, batch.ended).tolist()
+    return [slice(*ends) for ends in itertools.pairwise([*starts, batch.shape[0]])]
 
 
 def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
@@ -89,36 +96,89 @@ def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
         raise ValueError(f"a batch of shape {batch.shape} is no recording; give a flat one (by_environment makes it)")
     arrays: dict[str, np.ndarray] = {}
     for name, value in vars(batch).items():
-        _spread(name, value, arrays)
-    kinds = list(dict.fromkeys(str(text) for name in TEXTS for text in arrays.get(name, ())))
-    codes = {text: code for code, text in enumerate(kinds)}
+        _flatten_field(name, value, arrays)
+
+    texts = _encode_texts(arrays)
+    starts = _episode_starts(arrays["step"], arrays["terminated"] | arrays["truncated"])
+    _drop_repeated_obs(arrays, starts)
+
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    about = {"format": FORMAT, "meta": json.dumps(meta), "texts": json.dumps(texts)}
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    # A crash leaves no half of a recording.
+    with replacing(path) as temporary:
+        save_arrays(temporary, contiguous, about)
+
+
+def _encode_texts(arrays: dict[str, np.ndarray]) -> list[str]:
+    """Replace texts by codes, int32; returns the different texts, in the order of their codes."""
+    codes: dict[str, int] = {}
     for name in TEXTS:
         if name in arrays:
-            arrays[name] = np.array([codes[str(text)] for text in arrays[name]], np.int32)
-    starts = _starts(arrays["step"], arrays["terminated"] | arrays["truncated"])
-    continues = np.setdiff1d(np.arange(batch.shape[0]), starts)
+            texts = map(str, arrays[name])
+            arrays[name] = np.array([codes.setdefault(text, len(codes)) for text in texts], np.int32)
+    return list(codes)
+
+
+def _drop_repeated_obs(arrays: dict[str, np.ndarray], starts: np.ndarray) -> None:
+    """Keep only an episode's first row of fields of `obs` that otherwise repeat those of the `next_obs` before."""
+    rows = np.arange(len(arrays["step"]))
+    continues = np.setdiff1d(rows, starts)
     for name in list(arrays):
-        before = arrays.get(_before(name))
+        before = arrays.get(_obs_name(name))
         if before is not None and np.array_equal(before[continues], arrays[name][continues - 1]):
-            arrays[_before(name)] = before[starts]
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    about = {"format": FORMAT, "meta": json.dumps(meta), "texts": json.dumps(kinds)}
-    ordered = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
-    with replacing(path) as temporary:
-        save_arrays(temporary, ordered, about)
+            arrays[_obs_name(name)] = before[starts]
+
+
+def _restore_repeated_obs(arrays: dict[str, np.ndarray], starts: np.ndarray) -> None:
+    """The reverse of `_drop_repeated_obs`."""
+    for name in list(arrays):
+        first_rows = arrays.get(_obs_name(name))
+        if first_rows is not None and len(first_rows) < len(arrays[name]):
+            before = np.empty_like(arrays[name])
+            before[1:] = arrays[name][:-1]
+            before[starts] = first_rows
+            arrays[_obs_name(name)] = before
 
 
 def load(path: str | Path) -> tuple[Transitions, dict[str, Any]]:
     """Read a recording, a file or the name of one that ships: a flat batch (N,), and its `meta`."""
-    from safetensors import SafetensorError, safe_open
+    path = _find_recording(path)
+    about, arrays = _read_arrays(path)
+    starts = _episode_starts(arrays["step"], arrays["terminated"] | arrays["truncated"])
+    _restore_repeated_obs(arrays, starts)
+    # The different texts, in the order of their codes.
+    texts = np.array(json.loads(about["texts"]), object)
+    for name in TEXTS:
+        if name in arrays:
+            arrays[name] = texts[arrays[name]]
+    # "obs/KEY" and "extras/NAME" become entries of nested dicts.
+    fields: dict[str, Any] = {"extras": {}}
+    for name, array in arrays.items():
+        *parents, key = name.split("/")
+        branch = fields
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[key] = array
+    return Transitions(**fields), json.loads(about["meta"])
 
+
+def _find_recording(path: str | Path) -> str | Path:
+    """The path itself where it is a file, else the recording of that name that ships."""
     if not Path(path).exists():
-        ours = {file.stem: file for file in sorted(SHIPPED.glob("*.safetensors"))}
-        if str(path) not in ours:
-            raise FileNotFoundError(f"{str(path)!r} is no file, nor a recording that ships ({', '.join(ours)})")
-        path = ours[str(path)]
+        shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.safetensors"))}
+        if str(path) not in shipped:
+            raise FileNotFoundError(f"{str(path)!r} is no file, nor a recording that ships ({', '.join(shipped)})")
+        path = shipped[str(path)]
     if Path(path).is_dir():
         raise ValueError(f"{path} is a folder; give the recordings in it, as in {path}/random.safetensors")
+    return path
+
+
+def _read_arrays(path: str | Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """What a file says about itself, and its arrays by name."""
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(regular(Path(path).resolve()), "np") as file:
             about = file.metadata() or {}
@@ -127,42 +187,29 @@ def load(path: str | Path) -> tuple[Transitions, dict[str, Any]]:
         raise ValueError(f"{path} is no recording ({error}); give a file written by envs.recording.save") from None
     if about.get("format") != FORMAT:
         raise ValueError(f"{path} is no recording of this format ({about.get('format')!r}); {FORMAT!r} is read")
-    starts = _starts(arrays["step"], arrays["terminated"] | arrays["truncated"])
-    for name in list(arrays):
-        before = arrays.get(_before(name))
-        if before is not None and len(before) < len(arrays[name]):
-            whole = np.empty_like(arrays[name])
-            whole[1:] = arrays[name][:-1]
-            whole[starts] = before
-            arrays[_before(name)] = whole
-    kinds = np.array(json.loads(about["texts"]), object)
-    arrays.update({name: kinds[arrays[name]] for name in TEXTS if name in arrays})
-    tree: dict[str, Any] = {"extras": {}}
-    for name, value in arrays.items():
-        *above, last = name.split("/")
-        functools.reduce(lambda place, key: place.setdefault(key, {}), above, tree)[last] = value
-    return Transitions(**tree), json.loads(about["meta"])
+    return about, arrays
 
 
-def _starts(step: np.ndarray, ended: np.ndarray) -> np.ndarray:
+def _episode_starts(step: np.ndarray, ended: np.ndarray) -> np.ndarray:
     """The rows at which an episode begins, or the rest of one that was cut."""
     begins = np.ones(len(step), bool)
     begins[1:] = (step[1:] != step[:-1] + 1) | ended[:-1]
     return np.flatnonzero(begins)
 
 
-def _before(name: str) -> str:
+def _obs_name(name: str) -> str:
     """The field about `obs` that corresponds to a field about `next_obs`."""
-    field, slash, rest = name.partition("/")
-    return ("obs" if field == "next_obs" else f"obs_{field}") + slash + rest
+    field, slash, key = name.partition("/")
+    obs_field = "obs" if field == "next_obs" else f"obs_{field}"
+    return obs_field + slash + key
 
 
-def _spread(name: str, value: Any, arrays: dict[str, np.ndarray]) -> None:
+def _flatten_field(name: str, value: Any, arrays: dict[str, np.ndarray]) -> None:
     """Write a field's arrays into a flat dict, keys of nested ones joined by slashes."""
     if isinstance(value, dict):
         for key, part in value.items():
             if "/" in str(key):
                 raise ValueError(f"the key {key!r} of {name} has a slash, which separates keys here; rename it")
-            _spread(f"{name}/{key}", part, arrays)
+            _flatten_field(f"{name}/{key}", part, arrays)
     elif value is not None:
         arrays[name] = np.asarray(value)

@@ -5,7 +5,6 @@ Frames, texts and signals travel in `info["frame"]`, `info["text"]` and `info["s
 returned with them; a `Cursor` remembers those of the current observation.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,12 +20,15 @@ class Cursor:
 
     def __init__(self, n: int) -> None:
         self.step = np.zeros(n, np.int64)
-        self.modalities: dict[str, np.ndarray] = {}  # frame, text, signals: (N, ...)
-        self.resetting = np.zeros(n, bool)  # NEXT_STEP: the coming step only resets
+        # frame, text, signals: (N, ...)
+        self.modalities: dict[str, np.ndarray] = {}
+        # In NEXT_STEP mode: whether the coming step only resets.
+        self.resetting = np.zeros(n, bool)
 
     def begin(self, modalities: Mapping[str, Array], mask: np.ndarray | None = None) -> None:
         """Episodes begin, in all environments or those of `mask`; `modalities` is what `modalities_of` returned."""
-        mask = np.ones(len(self.step), bool) if mask is None else mask
+        if mask is None:
+            mask = np.ones(len(self.step), bool)
         self.step[mask] = 0
         self.resetting[mask] = False
         self.show(modalities, mask)
@@ -71,17 +73,40 @@ class Cursor:
         return {"step": self.step, "shown": saved(self.modalities), "resetting": self.resetting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step, self.resetting = np.array(state["step"]), np.array(state["resetting"])
-        self.modalities = {name: modality(name, value).copy() for name, value in state["shown"].items()}
+        self.step = np.array(state["step"])
+        self.resetting = np.array(state["resetting"])
+        shown = state["shown"].items()
+        self.modalities = {name: modality(name, value).copy() for name, value in shown}
 
 
 def from_gym_step(
-    cursor: Cursor, obs: Obs, action: Any, reward: float, next_obs: Obs, terminated: bool, truncated: bool, info: Infos
+    cursor: Cursor,
+    obs: Obs,
+    action: Any,
+    reward: float,
+    next_obs: Obs,
+    terminated: bool,
+    truncated: bool,
+    info: Infos,
 ) -> Transitions:
     """One step of one `gymnasium.Env` -> a batch of shape (1,); the cursor (of 1) moves on."""
-    obs, next_obs = (map_obs(lambda x: np.asarray(x)[None], part) for part in (obs, next_obs))
-    action, one = None if action is None else np.asarray(action)[None], np.ones(1, bool)
-    return cursor.move(obs, action, [reward], next_obs, one & terminated, one & truncated, one, modalities_of_one(info))
+    if action is not None:
+        action = _one_row(action)
+    valid = np.ones(1, bool)
+    return cursor.move(
+        map_obs(_one_row, obs),
+        action,
+        [reward],
+        map_obs(_one_row, next_obs),
+        valid & terminated,
+        valid & truncated,
+        valid,
+        modalities_of_one(info),
+    )
+
+
+def _one_row(x: Any) -> np.ndarray:
+    return np.asarray(x)[None]
 
 
 def from_vector_step(
@@ -100,11 +125,16 @@ def from_vector_step(
     A row that only resets (NEXT_STEP), or whose episode was lost (`infos["lost"]`), has `valid == False`. In DISABLED
     mode the caller resets ended environments and calls the cursor's `begin`.
     """
-    terminated, truncated = np.asarray(terminations, bool), np.asarray(truncations, bool)
-    ended, valid = terminated | truncated, ~cursor.resetting
+    terminated = np.asarray(terminations, bool)
+    truncated = np.asarray(truncations, bool)
+    ended = terminated | truncated
+    valid = ~cursor.resetting
     if "lost" in infos:
         valid &= ~infos["lost"]
-    modalities = after = modalities_of(infos)  # `after` belongs to the observation to act on next
+    # `current` belongs to the observation to act on next, `modalities` to the step's successor;
+    # they differ where an episode ended and the environment was reset in the same step.
+    current = modalities_of(infos)
+    modalities = current
     successor = next_obs
     if mode == AutoresetMode.SAME_STEP and ended.any():
         rows = np.flatnonzero(ended)
@@ -112,15 +142,15 @@ def from_vector_step(
         if successor is not None:
             put(successor, rows, final_rows(infos["final_obs"], rows))
         final = infos.get("final_info", {})
-        modalities = {name: _merge(value, final.get(name), ended) for name, value in after.items()}
+        modalities = {name: _merge(value, final.get(name), ended) for name, value in current.items()}
     truncated = truncated & ~cursor.resetting
     batch = cursor.move(obs, actions, rewards, successor, terminated, truncated, valid, modalities)
     if mode == AutoresetMode.NEXT_STEP:
         if not valid.all():
-            cursor.begin(after, ~valid)
+            cursor.begin(current, ~valid)
         cursor.resetting = ended & valid
     elif mode == AutoresetMode.SAME_STEP and ended.any():
-        cursor.begin(after, ended)
+        cursor.begin(current, ended)
     return batch
 
 
@@ -139,13 +169,23 @@ def from_sb3_step(
     truncated = np.zeros_like(dones)
     successor = new_obs
     if dones.any():
+        # SB3 returns the first observation of the next episode; the last one is in the info.
         successor = map_obs(np.copy, new_obs)
-        for row in map(int, np.flatnonzero(dones)):
+        for row in np.flatnonzero(dones).tolist():
             truncated[row] = infos[row].get("TimeLimit.truncated", False)
-            if infos[row].get("terminal_observation") is not None:
-                put(successor, row, infos[row]["terminal_observation"])
-    rewards, terminated, valid = np.array(rewards, np.float32), dones & ~truncated, ~lost_in(infos)
-    batch = cursor.move(obs, actions, rewards, successor, terminated, truncated, valid, modalities_in(infos))
+            final_obs = infos[row].get("terminal_observation")
+            if final_obs is not None:
+                put(successor, row, final_obs)
+    batch = cursor.move(
+        obs,
+        actions,
+        np.array(rewards, np.float32),
+        successor,
+        dones & ~truncated,
+        truncated,
+        ~lost_in(infos),
+        modalities_in(infos),
+    )
     if dones.any():
         cursor.begin(modalities_in(reset_infos, dones), dones)
     return batch
@@ -157,8 +197,16 @@ def from_replay(buffer: Any, rows: np.ndarray, columns: np.ndarray) -> Transitio
     def pick(x: np.ndarray) -> np.ndarray:
         return x[rows, columns]
 
-    truncated = pick(buffer.timeouts) > 0
     done = pick(buffer.dones) > 0
+    truncated = pick(buffer.timeouts) > 0
+    # The buffer's own columns are fields of `Transitions` where they have a field's name.
+    fields = {}
+    extras = {}
+    for name, column in buffer.columns.items():
+        if name in Transitions.__annotations__:
+            fields[name] = pick(column)
+        else:
+            extras[name] = pick(column)
     return Transitions(
         obs=map_obs(pick, buffer.observations),
         action=buffer.environment_action(pick(buffer.actions)),
@@ -168,8 +216,8 @@ def from_replay(buffer: Any, rows: np.ndarray, columns: np.ndarray) -> Transitio
         truncated=truncated,
         valid=np.ones(done.shape, bool),
         step=pick(buffer.steps),
-        extras={key: pick(value) for key, value in buffer.columns.items() if key not in Transitions.__annotations__},
-        **{key: pick(value) for key, value in buffer.columns.items() if key in Transitions.__annotations__},
+        extras=extras,
+        **fields,
     )
 
 
@@ -179,8 +227,10 @@ class Chunk:
     def __init__(self, length: int) -> None:
         self.length = length
         self.count = 0
+        # The number of an argument of `add` -> its arrays.
         self._store: dict[int, Any] | None = None
-        self._capacity = 0  # rows allocated so far; doubles up to `length`, so a chunk that never fills stays small
+        # Rows allocated so far; doubles up to `length`, so a chunk that never fills stays small.
+        self._capacity = 0
 
     @property
     def full(self) -> bool:
@@ -188,33 +238,45 @@ class Chunk:
 
     def add(self, *row: Any) -> None:
         """Write one row: Transitions, arrays (N, ...) or dicts of them; the same kinds every time."""
-        tree = {number: vars(x) if isinstance(x, Transitions) else x for number, x in enumerate(row)}
+        trees = {}
+        for number, part in enumerate(row):
+            trees[number] = vars(part) if isinstance(part, Transitions) else part
         if self._store is None:
-            self._store, self._capacity = map_obs(lambda x: x[None][:0], tree), 0
+            self._store = map_obs(lambda x: x[None][:0], trees)
+            self._capacity = 0
         if self.count == self._capacity:
             self._capacity = min(max(2 * self._capacity, 64), self.length)
-            self._store = map_obs(self._larger, self._store)
-        put(self._store, self.count, tree)
+            self._store = map_obs(self._enlarge, self._store)
+        put(self._store, self.count, trees)
         self.count += 1
 
-    def _larger(self, x: np.ndarray) -> np.ndarray:
+    def _enlarge(self, x: np.ndarray) -> np.ndarray:
         larger = np.empty((self._capacity, *x.shape[1:]), x.dtype)
         larger[: self.count] = x[: self.count]
         return larger
 
     def take(self) -> list[Any]:
-        count, self.count = self.count, 0
-        trees = map_obs(lambda x: x[:count], self._store).values()
-        return [Transitions(**tree) if isinstance(tree, dict) and "next_obs" in tree else tree for tree in trees]
+        trees = self._rows()
+        self.count = 0
+        parts = []
+        for tree in trees:
+            is_batch = isinstance(tree, dict) and "next_obs" in tree
+            parts.append(Transitions(**tree) if is_batch else tree)
+        return parts
+
+    def _rows(self) -> list[Any]:
+        """Views of the rows written so far, an entry for each argument of `add`."""
+        return list(map_obs(lambda x: x[: self.count], self._store).values())
 
     def state_dict(self) -> dict[str, Any]:
-        rows = list(map_obs(lambda x: x[: self.count], self._store).values()) if self.count and self._store else None
-        return {"count": self.count, "store": rows}
+        return {"count": self.count, "store": self._rows() if self.count else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = int(state["count"])
-        self._store = map_obs(np.array, dict(enumerate(state["store"]))) if self.count else None
         self._capacity = self.count
+        self._store = None
+        if self.count:
+            self._store = map_obs(np.array, dict(enumerate(state["store"])))
 
 
 def modalities_of(infos: Infos) -> dict[str, Any]:
@@ -231,11 +293,15 @@ def modalities_in(infos: Sequence[Infos], mask: np.ndarray | None = None) -> dic
     """The modalities in a list of infos, each (N, ...); rows outside `mask` are zero or empty."""
     modalities = {}
     for name in MODALITIES:
-        some = next((info[name] for info in infos if name in info), None)
-        if some is not None:
-            blank = None if mask is None else "" if name == "text" else np.zeros_like(some)
-            rows = zip(infos, itertools.repeat(True) if mask is None else mask)
-            modalities[name] = modality(name, [info[name] if there else blank for info, there in rows])
+        example = next((info[name] for info in infos if name in info), None)
+        if example is None:
+            continue
+        if mask is None:
+            values = [info[name] for info in infos]
+        else:
+            blank = "" if name == "text" else np.zeros_like(example)
+            values = [info[name] if inside else blank for info, inside in zip(infos, mask)]
+        modalities[name] = modality(name, values)
     return modalities
 
 

@@ -60,7 +60,8 @@ class GridObservation(Recorded, gym.ObservationWrapper):
                 "make it with adapt=False"
             )
         # MiniGrid's image has the axes x, y, part.
-        width, height, n_parts = space["image"].shape
+        image_shape: Any = space["image"].shape
+        width, height, n_parts = image_shape
         entries = sum(PARTS)
         self._words = mission == "words" or (mission == "auto" and varies(space["mission"]))
         self._view = width * height * entries
@@ -158,10 +159,9 @@ def _size(spec: EnvSpec) -> tuple[int, int]:
     options = {key: value for key, value in spec.kwargs.items() if key != "render_mode"}
     key = f"{spec.entry_point} {sorted(options.items())}"
     if key not in _SIZES:
-        create = spec.entry_point
+        create: Any = spec.entry_point
         if isinstance(create, str):
             create = load_env_creator(create)
-        assert create is not None
         world: Any = create(**options)
         _SIZES[key] = (int(world.width), int(world.height))
         world.close()
