@@ -36,6 +36,7 @@ class OwnContext(Recorded):
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
+        # Robots of other packages may keep their model elsewhere.
         model: Any = getattr(env.unwrapped, "model", None)
         if model is not None and env.render_mode != "human":
             model.vis.quality.shadowsize = 0
@@ -67,30 +68,32 @@ def _arguments(spec: EnvSpec, arguments: dict[str, Any], frame_size: int | None)
     return {"width": side, "height": side, **arguments}
 
 
-WRONG = "4.0.0"  # computes a wrong Hessian where Jacobians are sparse, repaired in 4.0.1; built-in robots are dense
+# Computes a wrong Hessian where Jacobians are sparse, repaired in 4.0.1; built-in robots are dense.
+WRONG_SPARSE_VERSION = "4.0.0"
 
 
 def warn_if_sparse(env: Any) -> None:
     """Warn, once for an id, of an environment whose model that version solves wrongly."""
     mujoco: Any = sys.modules.get("mujoco")
+    if mujoco is None or mujoco.__version__ != WRONG_SPARSE_VERSION:
+        return
     model = getattr(env.unwrapped, "model", None)
-    wrong = mujoco is not None and mujoco.__version__ == WRONG
-    if wrong and isinstance(model, mujoco.MjModel) and mujoco.mj_isSparse(model):
+    if isinstance(model, mujoco.MjModel) and mujoco.mj_isSparse(model):
         _warn_of_sparse(name_of(env))
 
 
 @functools.cache
 def _warn_of_sparse(name: str) -> None:
     warnings.warn(
-        f"MuJoCo {WRONG} computes a wrong Hessian for {name}, whose Jacobians are sparse; pip install 'mujoco>=4.0.1', "
-        'or set <option jacobian="dense"/> in its model',
+        f"MuJoCo {WRONG_SPARSE_VERSION} computes a wrong Hessian for {name}, whose Jacobians are sparse; "
+        "pip install 'mujoco>=4.0.1', or set <option jacobian=\"dense\"/> in its model",
         RuntimeWarning,
         stacklevel=3,
     )
 
 
-_UPRIGHT = math.radians(12)
-_STANDING_HEIGHT = {"Hopper": 1.25, "Walker2d": 1.25, "Humanoid": 1.4}  # m
+_UPRIGHT_RAD = math.radians(12)
+_STANDING_HEIGHT_M = {"Hopper": 1.25, "Walker2d": 1.25, "Humanoid": 1.4}
 
 
 def _data(env: gym.Env) -> Any:
@@ -106,9 +109,10 @@ def _height(env: gym.Env) -> float:
     return float(_data(env).body("torso").xpos[2])
 
 
-def _standing(env: gym.Env) -> bool:
+def _is_standing(env: gym.Env) -> bool:
     """Torso upright within 12 degrees and at 0.8 of the height it has when the robot stands."""
-    return _axis_up(env, 2) > math.cos(_UPRIGHT) and _height(env) > 0.8 * _STANDING_HEIGHT[_robot(env.spec)]
+    is_upright = _axis_up(env, 2) > math.cos(_UPRIGHT_RAD)
+    return is_upright and _height(env) > 0.8 * _STANDING_HEIGHT_M[_robot(env.spec)]
 
 
 def _pole_angle(env: gym.Env) -> float:
@@ -117,17 +121,25 @@ def _pole_angle(env: gym.Env) -> float:
 
 def _gap(env: gym.Env) -> float:
     """Metres from the tip of Reacher's arm to the target."""
-    data = _data(env)
-    return float(np.linalg.norm(data.body("fingertip").xpos[:2] - data.body("target").xpos[:2]))
+    tip = _data(env).body("fingertip").xpos[:2]
+    target = _data(env).body("target").xpos[:2]
+    return float(np.linalg.norm(tip - target))
 
 
-def _stands(env: gym.Env) -> float:
+def _standing_degree(env: gym.Env) -> float:
     """1 upright at full height, less where it leans or is low."""
-    return min(_axis_up(env, 2), _height(env) / _STANDING_HEIGHT[_robot(env.spec)])
+    return min(_axis_up(env, 2), _height(env) / _STANDING_HEIGHT_M[_robot(env.spec)])
 
 
 def _standing_goal(robot: str) -> Goal:
-    return Goal("standing", f"{robot} standing upright", robot, _standing, f"{robot} lying on the ground", _stands)
+    return Goal(
+        "standing",
+        f"{robot} standing upright",
+        robot,
+        _is_standing,
+        f"{robot} lying on the ground",
+        _standing_degree,
+    )
 
 
 def _turned_goal(name: str, robot: str, pose: str, axis: int, sign: int = 1, negative: str = "") -> Goal:
@@ -139,26 +151,39 @@ def _turned_goal(name: str, robot: str, pose: str, axis: int, sign: int = 1, neg
     return Goal(name, f"{robot} {pose}", robot, lambda env: degree(env) > 0.8, negative, degree)
 
 
-_CHEETAH, _ANT = "a cheetah robot", "a four-legged robot"
-_FEET, _FRONT = f"{_CHEETAH} standing on its feet", f"{_CHEETAH} standing on its front leg"
+_CHEETAH = "a cheetah robot"
+_ANT = "a four-legged robot"
 _GOALS: dict[str, list[Goal]] = {
     "HalfCheetah": [
-        _turned_goal("on_its_back", _CHEETAH, "lying upside down on its back", 2, -1, _FEET),
-        _turned_goal("rearing", _CHEETAH, "standing upright on its hind leg", 0, 1, _FRONT),
+        _turned_goal(
+            "on_its_back",
+            _CHEETAH,
+            "lying upside down on its back",
+            axis=2,
+            sign=-1,
+            negative=f"{_CHEETAH} standing on its feet",
+        ),
+        _turned_goal(
+            "rearing",
+            _CHEETAH,
+            "standing upright on its hind leg",
+            axis=0,
+            negative=f"{_CHEETAH} standing on its front leg",
+        ),
     ],
     "Hopper": [_standing_goal("a one-legged robot")],
     "Walker2d": [_standing_goal("a two-legged robot")],
     "Humanoid": [_standing_goal("a humanoid robot")],
     "Ant": [
-        _turned_goal("on_its_feet", _ANT, "standing on its feet", 2),
-        _turned_goal("on_its_back", _ANT, "lying upside down", 2, -1),
+        _turned_goal("on_its_feet", _ANT, "standing on its feet", axis=2),
+        _turned_goal("on_its_back", _ANT, "lying upside down", axis=2, sign=-1),
     ],
     "InvertedPendulum": [
         Goal(
             "upright",
             "pole vertically upright on top of the cart",
             "pole and cart",
-            lambda env: _pole_angle(env) < _UPRIGHT,
+            lambda env: _pole_angle(env) < _UPRIGHT_RAD,
             degree=lambda env: math.cos(_pole_angle(env)),
         )
     ],
@@ -178,8 +203,13 @@ def _robot(spec: EnvSpec | None) -> str:
     return spec.name if spec is not None else ""
 
 
-_FAST = {"HalfCheetah": 3.0, "Hopper": 1.5, "Walker2d": 1.5, "Humanoid": 1.5, "Ant": 1.5, "Swimmer": 0.15}  # m/s
-_RUN, _WALK = "run forward as fast as possible", "move forward as fast as possible without falling"
+# The speeds, in m/s, from which on captions say "fast".
+_FAST_SPEED = {
+    **{"HalfCheetah": 3.0, "Hopper": 1.5, "Walker2d": 1.5},
+    **{"Humanoid": 1.5, "Ant": 1.5, "Swimmer": 0.15},
+}
+_RUN = "run forward as fast as possible"
+_WALK = "move forward as fast as possible without falling"
 _AIMS = {
     **{"HalfCheetah": _RUN, "Hopper": _WALK, "Walker2d": _WALK, "Ant": _RUN, "Humanoid": _WALK},
     "HumanoidStandup": "stand up from the ground and stay standing",
@@ -198,80 +228,110 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     if robot in _BANDS:
         measure, ends, captions = _BANDS[robot]
         return captions[bisect.bisect(ends, measure(env))]
-    if robot not in _FAST:
+    if robot in _FAST_SPEED:
+        return _posture(env, robot) + _motion(env, robot)
+    return ""
+
+
+def _motion(env: gym.Env, robot: str) -> str:
+    # Of the torso along the x axis, as a share of what counts as fast.
+    speed = float(_data(env).qvel[0]) / _FAST_SPEED[robot]
+    if speed < -0.1:
+        return ", moving backward"
+    if speed < 0.1:
         return ""
-    speed = float(_data(env).qvel[0]) / _FAST[robot]  # of the torso along the x axis
-    moving = bisect.bisect((-0.1, 0.1, 1.0), speed)
-    return _posture(env, robot) + (", moving backward", "", ", moving forward", ", moving forward fast")[moving]
+    return ", moving forward" if speed < 1.0 else ", moving forward fast"
 
 
 def _posture(env: gym.Env, robot: str) -> str:
     if robot == "Swimmer":
         return "the robot is swimming"
-    if robot in _STANDING_HEIGHT and _standing(env):
+    can_stand = robot in _STANDING_HEIGHT_M
+    if can_stand and _is_standing(env):
         return "the robot is standing"
-    forward, up = _axis_up(env, 0), _axis_up(env, 2)
+    forward = _axis_up(env, 0)
+    up = _axis_up(env, 2)
     if up < -0.8:
         return "the robot is upside down"
-    if robot in _STANDING_HEIGHT:
+    if can_stand:
         return "the robot is upright but low" if up > 0.8 else "the robot has fallen over"
-    if abs(forward) > 0.8:
-        return f"the robot stands {'with its front up' if forward > 0 else 'on its front'}"
+    if forward > 0.8:
+        return "the robot stands with its front up"
+    if forward < -0.8:
+        return "the robot stands on its front"
     return "the robot is on its feet" if up > 0.8 else "the robot is tilted"
 
 
 def _pusher_caption(env: gym.Env) -> str:
     data = _data(env)
-    tip, thing, goal = (data.body(name).xpos for name in ("tips_arm", "object", "goal"))
-    if np.linalg.norm(thing - goal) < 0.08:
+    tip = data.body("tips_arm").xpos
+    thing = data.body("object").xpos
+    if np.linalg.norm(thing - data.body("goal").xpos) < 0.08:
         return "the object is on the target"
-    where = "away from the target, the tip is"
-    return f"the object is {where} {'at' if np.linalg.norm(tip - thing) < 0.15 else 'away from'} the object"
+    place = "at" if np.linalg.norm(tip - thing) < 0.15 else "away from"
+    return f"the object is away from the target, the tip is {place} the object"
 
 
+# Robot -> what is measured, the ends between its bands, and the caption of each band, from the lowest.
 _BANDS: dict[str, tuple[Callable[[gym.Env], float], tuple[float, ...], tuple[str, ...]]] = {
-    # robot -> what is measured, the ends between its bands, and the caption of each band, from the lowest
-    "InvertedPendulum": (_pole_angle, (_UPRIGHT,), ("the pole is upright", "the pole leans")),
-    "InvertedDoublePendulum": (  # height of the tip, 1.2 m at most; the episode ends at 1
+    "InvertedPendulum": (_pole_angle, (_UPRIGHT_RAD,), ("the pole is upright", "the pole leans")),
+    # The height of the tip, 1.2 m at most; the episode ends at 1.
+    "InvertedDoublePendulum": (
         lambda env: float(_data(env).site("tip").xpos[2]),
         (1.0, 1.17),
         ("the poles have fallen over", "the poles lean", "the poles are upright"),
     ),
-    "Reacher": (_gap, (0.02, 0.08), tuple(f"the tip is {near} the target" for near in ("on", "near", "away from"))),
-    "HumanoidStandup": (  # 0.1 m when it lies, 1.4 when it stands
+    "Reacher": (
+        _gap,
+        (0.02, 0.08),
+        ("the tip is on the target", "the tip is near the target", "the tip is away from the target"),
+    ),
+    # 0.1 m when it lies, 1.4 when it stands.
+    "HumanoidStandup": (
         _height,
         (0.4, 1.1),
         ("the robot lies on the ground", "the robot sits up", "the robot is standing"),
     ),
 }
 
-_FREE, _HINGE, _CAPSULE = 0, 3, 3  # MuJoCo's mjtJoint and mjtGeom
+# MuJoCo's numbers in mjtJoint and mjtGeom.
+_FREE_JOINT = 0
+_HINGE_JOINT = 3
+_CAPSULE_GEOM = 3
 _TURN = (-math.pi, math.pi)
+# The joint by which a robot is posed.
 _PITCH = {"HalfCheetah": "rooty", "Hopper": "rooty", "Walker2d": "rooty", "InvertedPendulum": "hinge"}
 
 
 def _scatter(env: gym.Env, rng: np.random.Generator) -> bool:
     """Joints anywhere or near their start, the body upright or turned anyhow, on the floor, at rest."""
     inner = simulator(env)
-    model, pose = inner.model, inner.init_qpos.copy()
+    model = inner.model
+    pose = inner.init_qpos.copy()
     limp, turned = rng.random(2) < 0.5
     for joint in range(model.njnt):
-        kind, at = model.jnt_type[joint], model.jnt_qposadr[joint]
-        if kind == _FREE:
+        kind = model.jnt_type[joint]
+        start = model.jnt_qposadr[joint]
+        if kind == _FREE_JOINT:
+            # Three numbers of place, then a quaternion: cos and sin of half the angle about an axis.
             axis = rng.normal(size=3) if turned else np.array([0.0, 0.0, 1.0])
             half = rng.uniform(*_TURN) / 2
-            pose[at + 3 : at + 7] = [math.cos(half), *(math.sin(half) * axis / np.linalg.norm(axis))]
-        elif kind == _HINGE and not model.jnt_limited[joint]:
-            pose[at] += rng.uniform(*_TURN) if turned else rng.uniform(-0.2, 0.2)
-        elif kind == _HINGE:
+            vector = math.sin(half) * axis / np.linalg.norm(axis)
+            pose[start + 3 : start + 7] = [math.cos(half), *vector]
+        elif kind == _HINGE_JOINT and not model.jnt_limited[joint]:
+            pose[start] += rng.uniform(*_TURN) if turned else rng.uniform(-0.2, 0.2)
+        elif kind == _HINGE_JOINT:
             low, high = model.jnt_range[joint]
-            near = pose[at] + 0.05 * (high - low) * rng.uniform(-1, 1)
-            pose[at] = rng.uniform(low, high) if limp else np.clip(near, low, high)
+            near = pose[start] + 0.05 * (high - low) * rng.uniform(-1, 1)
+            pose[start] = rng.uniform(low, high) if limp else np.clip(near, low, high)
     _set_down(inner, pose)
     return True
 
 
-def _axis(spec: EnvSpec) -> Axis | None:
+def _start_axis(spec: EnvSpec) -> Axis | None:
+    joint = _PITCH.get(spec.name)
+    if joint is None:
+        return None
 
     def place(env: gym.Env, value: float) -> None:
         inner = simulator(env)
@@ -279,38 +339,53 @@ def _axis(spec: EnvSpec) -> Axis | None:
         pose[inner.model.joint(joint).qposadr[0]] = value
         _set_down(inner, pose)
 
-    match joint := _PITCH.get(spec.name, ""):
-        case "rooty":
-            return Axis("pitch of the body, rad", *_TURN, place)
-        case "hinge":
-            return Axis("angle of the pole, rad", -1.5, 1.5, place)
-    return None
+    if joint == "rooty":
+        return Axis("pitch of the body, rad", *_TURN, place)
+    return Axis("angle of the pole, rad", -1.5, 1.5, place)
 
 
 def _set_down(inner: Any, pose: np.ndarray) -> None:
-    still = np.zeros(inner.model.nv)
-    inner.set_state(pose, still)
-    model, data = inner.model, inner.data
-    names = [model.joint(j).name for j in range(model.njnt)]
-    root = 2 if model.jnt_type[0] == _FREE else model.joint("rootz").qposadr[0] if "rootz" in names else None
-    if root is None:
+    """Set a pose at rest, moved up or down until the lowest part of the body touches the floor."""
+    model = inner.model
+    data = inner.data
+    at_rest = np.zeros(model.nv)
+    inner.set_state(pose, at_rest)
+    height_index = _height_index(model)
+    if height_index is None:
         return
-    body = model.geom_bodyid != 0
-    upright = np.abs(data.geom_xmat[body, 8]) * model.geom_size[body, 1]  # of a capsule's half length
-    reach = np.where(model.geom_type[body] == _CAPSULE, upright + model.geom_size[body, 0], model.geom_rbound[body])
-    pose[root] -= (data.geom_xpos[body, 2] - reach).min()
-    inner.set_state(pose, still)
+    # Geoms of body 0 are the world's.
+    is_body = model.geom_bodyid != 0
+    radius = model.geom_size[is_body, 0]
+    half_length = model.geom_size[is_body, 1]
+    # How far each geom reaches down: a capsule by its upright share, others by a sphere around them.
+    capsule_reach = np.abs(data.geom_xmat[is_body, 8]) * half_length + radius
+    is_capsule = model.geom_type[is_body] == _CAPSULE_GEOM
+    reach = np.where(is_capsule, capsule_reach, model.geom_rbound[is_body])
+    pose[height_index] -= (data.geom_xpos[is_body, 2] - reach).min()
+    inner.set_state(pose, at_rest)
 
 
-Options = dict[str, Any]  # the constructor's keyword arguments
+def _height_index(model: Any) -> int | None:
+    """Where a pose has the height of the body; None for robots on a rail or a table."""
+    if model.jnt_type[0] == _FREE_JOINT:
+        return 2
+    for joint in range(model.njnt):
+        if model.joint(joint).name == "rootz":
+            return model.joint(joint).qposadr[0]
+    return None
+
+
+# The constructor's keyword arguments.
+Options = dict[str, Any]
 Limits = tuple[float, float]
 
 
 def _within(x: Array, limits: Limits) -> Array:
-    return (limits[0] < x) & (x < limits[1])
+    low, high = limits
+    return (low < x) & (x < high)
 
 
-def _hidden(options: Options, positions: int) -> int:
+def _height_column(options: Options, positions: int) -> int:
     """Where the torso's height is in an observation, which may begin with its `positions` in the plane."""
     return 0 if options.get("exclude_current_positions_from_observation", True) else positions
 
@@ -319,31 +394,52 @@ def _unhealthy(height: Limits, angle: Limits, state: Limits | None) -> Callable[
     """Hopper and Walker2d: the torso's height, its pitch, and of Hopper every number that follows."""
 
     def rule(options: Options, next_obs: Array) -> Array:
-        first = _hidden(options, 1)
-        healthy = _within(next_obs[..., first], options.get("healthy_z_range", height))
-        healthy = healthy & _within(next_obs[..., first + 1], options.get("healthy_angle_range", angle))
+        first = _height_column(options, 1)
+        heights = options.get("healthy_z_range", height)
+        angles = options.get("healthy_angle_range", angle)
         states = options.get("healthy_state_range", state)
-        return ~healthy if states is None else ~(healthy & _within(next_obs[..., first + 1 :], states).all(-1))
+        healthy = _within(next_obs[..., first], heights)
+        healthy = healthy & _within(next_obs[..., first + 1], angles)
+        if states is not None:
+            healthy = healthy & _within(next_obs[..., first + 1 :], states).all(-1)
+        return ~healthy
 
     return rule
 
 
+def _is_finite(obs: Array) -> Array:
+    return (abs(obs) < math.inf).all(-1)
+
+
 def _ant_ends(options: Options, next_obs: Array) -> Array:
-    z, (low, high) = next_obs[..., _hidden(options, 2)], options.get("healthy_z_range", (0.2, 1.0))
-    return ~((low <= z) & (z <= high) & (abs(next_obs) < math.inf).all(-1))  # unlike Humanoid, the limits are healthy
+    height = next_obs[..., _height_column(options, 2)]
+    low, high = options.get("healthy_z_range", (0.2, 1.0))
+    # Unlike Humanoid's, the limits themselves are healthy.
+    return ~((low <= height) & (height <= high) & _is_finite(next_obs))
+
+
+def _humanoid_ends(options: Options, next_obs: Array) -> Array:
+    height = next_obs[..., _height_column(options, 2)]
+    return ~_within(height, options.get("healthy_z_range", (1.0, 2.0)))
+
+
+def _pendulum_ends(options: Options, next_obs: Array) -> Array:
+    return ~(_is_finite(next_obs) & (abs(next_obs[..., 1]) <= 0.2))
 
 
 def _double_pendulum_ends(options: Options, next_obs: Array) -> Array:
-    _, sin1, sin2, cos1, cos2 = (next_obs[..., i] for i in range(5))
-    return 0.6 * cos1 + 0.6 * (cos1 * cos2 - sin1 * sin2) <= 1.0  # the tip's height; poles of 0.6 m
+    sin_1, sin_2, cos_1, cos_2 = (next_obs[..., i] for i in range(1, 5))
+    # The height of the tip of two poles of 0.6 m.
+    return 0.6 * cos_1 + 0.6 * (cos_1 * cos_2 - sin_1 * sin_2) <= 1.0
 
 
-_ENDS: dict[str, Callable[[Options, Array], Array] | None] = {  # None: never
+# None: never.
+_ENDS: dict[str, Callable[[Options, Array], Array] | None] = {
     "Hopper": _unhealthy((0.7, math.inf), (-0.2, 0.2), (-100.0, 100.0)),
     "Walker2d": _unhealthy((0.8, 2.0), (-1.0, 1.0), None),
     "Ant": _ant_ends,
-    "Humanoid": lambda given, x: ~_within(x[..., _hidden(given, 2)], given.get("healthy_z_range", (1.0, 2.0))),
-    "InvertedPendulum": lambda options, x: ~((abs(x) < math.inf).all(-1) & (abs(x[..., 1]) <= 0.2)),
+    "Humanoid": _humanoid_ends,
+    "InvertedPendulum": _pendulum_ends,
     "InvertedDoublePendulum": _double_pendulum_ends,
     **dict.fromkeys(("HalfCheetah", "HumanoidStandup", "Swimmer", "Reacher", "Pusher")),
 }
@@ -360,7 +456,9 @@ def _terminates(spec: EnvSpec) -> Ends | None:
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
-    return not terminated if _robot(env.spec) in ("InvertedPendulum", "InvertedDoublePendulum") else None
+    if _robot(env.spec) in ("InvertedPendulum", "InvertedDoublePendulum"):
+        return not terminated
+    return None
 
 
 FAMILY = Family(
@@ -372,7 +470,7 @@ FAMILY = Family(
     repair=OwnContext,
     caption=_caption,
     scatter=_scatter,
-    axis=_axis,
+    axis=_start_axis,
     terminates=_terminates,
     goals=lambda spec: _GOALS.get(_robot(spec), []),
     aim=lambda spec: _AIMS.get(_robot(spec), ""),
