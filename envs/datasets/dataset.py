@@ -39,7 +39,7 @@ class StoredEpisode(NamedTuple):
 
 @dataclass
 class Dataset:
-    """Episodes, and what is said of them."""
+    """Episodes, and what is known about them."""
 
     # Reads the episodes, each time that it is called.
     episodes: Callable[[], Iterable[StoredEpisode]]

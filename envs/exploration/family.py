@@ -331,7 +331,7 @@ def next_noise(kind: str, noise: Array, chance: Array, stayed: Any) -> Array:
         level = abs((noise * LEVELS).round() + 1.0 - 2.0 * (chance < 0.5))
         return (LEVELS - abs(LEVELS - level)) / LEVELS
     if kind == "pixels":
-        # A quarter of the numbers is drawn anew: a one below an eighth, a zero above.
+        # A quarter of the numbers is drawn again: a one below an eighth, a zero above.
         return noise * (chance >= 0.25) + (chance < 0.125)
     return (chance < 0.5) & stayed
 

@@ -77,6 +77,11 @@ def begin(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]
     return samples[:, 0], samples[:, 1]
 
 
+def components(x: Array) -> tuple[Array, Array, Array]:
+    """The last axis of an array (..., 3): two coordinates and an angle, or their velocities."""
+    return x[..., 0], x[..., 1], x[..., 2]
+
+
 def turned(xp: Any, x: Array, y: Array, angle: Array) -> tuple[Array, Array]:
     """The vector (x, y), turned by an angle."""
     cos = xp.cos(angle)
@@ -86,13 +91,14 @@ def turned(xp: Any, x: Array, y: Array, angle: Array) -> tuple[Array, Array]:
 
 def moved(xp: Any, pose: Array, hole: Array, action: Array, eps: float) -> Array:
     """The pose (..., 3) after a step, as the hole sees it; all are arrays of `xp`, NumPy or torch."""
-    velocity = SPEED * xp.clip(action, -1, 1)
-    right, up = turned(xp, velocity[..., 0], velocity[..., 1], -hole[..., 2])
-    beside = xp.clip(pose[..., 0] + right, -1, 1)
-    above = xp.clip(pose[..., 1] + up, -1, 1)
-    angle = xp.clip(pose[..., 2] + velocity[..., 2], -1, 1)
+    velocity_x, velocity_y, turn = components(SPEED * xp.clip(action, -1, 1))
+    right, up = turned(xp, velocity_x, velocity_y, -hole[..., 2])
+    beside, above, angle = components(pose)
+    inside = above < 0
+    beside = xp.clip(beside + right, -1, 1)
+    above = xp.clip(above + up, -1, 1)
+    angle = xp.clip(angle + turn, -1, 1)
     # The walls of the hole hold a peg that is in it.
-    inside = pose[..., 1] < 0
     beside = xp.where(inside, xp.clip(beside, -eps, eps), beside)
     angle = xp.where(inside, xp.clip(angle, -eps, eps), angle)
     # The surface stops a peg that does not fit.
@@ -103,23 +109,26 @@ def moved(xp: Any, pose: Array, hole: Array, action: Array, eps: float) -> Array
 
 def observed(xp: Any, pose: Array, hole: Array) -> Array:
     """What is seen of a pose (..., 3) and a hole (..., 3): (..., 6), in the plane."""
-    x, y = turned(xp, pose[..., 0], pose[..., 1], hole[..., 2])
-    tip = [hole[..., 0] + x, hole[..., 1] + y, hole[..., 2] + pose[..., 2]]
-    return xp.concatenate([xp.stack(tip, -1), hole], -1)
+    beside, above, angle = components(pose)
+    hole_x, hole_y, hole_angle = components(hole)
+    x, y = turned(xp, beside, above, hole_angle)
+    tip = xp.stack([hole_x + x, hole_y + y, hole_angle + angle], -1)
+    return xp.concatenate([tip, hole], -1)
 
 
 def demonstrator(obs: np.ndarray) -> np.ndarray:
     """A script that knows the way: align above the hole, then go down; float32 (N, 6) -> (N, 3)."""
     tip = obs[..., :3]
     hole = obs[..., 3:]
-    offset = tip - hole
-    beside, above = turned(np, offset[..., 0], offset[..., 1], -hole[..., 2])
-    angle = offset[..., 2]
+    hole_angle = hole[..., 2]
+    dx, dy, angle = components(tip - hole)
+    beside, above = turned(np, dx, dy, -hole_angle)
     aligned = (np.abs(beside) < 0.005) & (np.abs(angle) < 0.005)
     right = np.clip(-beside / SPEED, -1, 1)
     up = np.clip(np.where(aligned, -1, FREE_HEIGHT - above) / SPEED, -1, 1)
-    x, y = turned(np, right, up, hole[..., 2])
-    return np.clip(np.stack([x, y, -angle / SPEED], -1), -1, 1).astype(np.float32)
+    x, y = turned(np, right, up, hole_angle)
+    action = np.stack([x, y, -angle / SPEED], -1)
+    return np.clip(action, -1, 1).astype(np.float32)
 
 
 FAMILY = Family(

@@ -36,7 +36,6 @@ class OwnContext(Recorded):
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        # Robots of other packages may keep their model elsewhere.
         model: Any = getattr(env.unwrapped, "model", None)
         if model is not None and env.render_mode != "human":
             model.vis.quality.shadowsize = 0
