@@ -109,22 +109,27 @@ class Driving(Metrics):
         car = read(signals)
         speed = np.abs(car.speed)
         acceleration = np.diff(car.speed) / self.seconds
-        change = np.abs(np.diff(acceleration))
+        acceleration_change = np.diff(acceleration)
         crash_steps = np.flatnonzero(car.crashed > 0)
         collision_speed = 0.0
         if len(crash_steps):
             first = crash_steps[0]
-            collision_speed = KMH * float(speed[max(first - 1, 0) : first + 1].max())
+            collision_speed = float(speed[max(first - 1, 0) : first + 1].max())
         # The distance is the trapezoidal rule over the speeds.
         return {
-            "speed, km/h": KMH * float(speed[1:].mean()) if len(speed) > 1 else 0.0,
+            "speed, km/h": KMH * _mean_size(speed[1:]),
             "route completion": float(car.completion[-1]),
             "distance, m": float((speed[1:] + speed[:-1]).sum()) * self.seconds / 2,
             "collision rate": float(len(crash_steps) > 0),
-            "collision speed, km/h": collision_speed,
-            "acceleration, m/s2": float(np.abs(acceleration).mean()) if len(acceleration) else 0.0,
-            "jerk, m/s3": float(change.mean()) / self.seconds if len(change) else 0.0,
+            "collision speed, km/h": KMH * collision_speed,
+            "acceleration, m/s2": _mean_size(acceleration),
+            "jerk, m/s3": _mean_size(acceleration_change) / self.seconds,
         }
+
+
+def _mean_size(values: np.ndarray) -> float:
+    """The mean of absolute values, 0 for none."""
+    return float(np.abs(values).mean()) if len(values) else 0.0
 
 
 def names(spec: EnvSpec) -> tuple[str, ...]:
