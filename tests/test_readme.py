@@ -124,9 +124,9 @@ def test_commands_are_cut_short_and_otherwise_as_written(tmp_path):
     (tmp_path / "runs" / "a" / "status.json").touch()
     text = "lodestar train env=A-v1 total_timesteps=1e5 \\\n  reward=rnd   # a bonus\n"
     assert doc_blocks.commands(text) == ["lodestar train env=A-v1 total_timesteps=1e5 reward=rnd"]
-    words = doc_blocks.shortened(doc_blocks.commands(text)[0], tmp_path, "")[2:]
+    words = doc_blocks.shortened(doc_blocks.commands(text)[0], tmp_path, "")[3:]
     assert words == ["train", "env=A-v1", "reward=rnd", *doc_blocks.SHORT["train"]]
-    assert doc_blocks.shortened("python -m runners.watch run=runs/...", tmp_path, "")[2:4] == ["watch", "run=runs/a"]
+    assert doc_blocks.shortened("python -m runners.watch run=runs/...", tmp_path, "")[3:5] == ["watch", "run=runs/a"]
 
 
 @pytest.mark.nightly

@@ -414,7 +414,7 @@ def test_a_reward_that_looks_at_frames_says_so_at_the_first_reset():
     made = cartpole()
     prompts = rewards.get("clip").Config(goal="pole upright", baseline="a pole", weights="untrained")
     mix = rewards.make({"clip": prompts}, made.single_observation_space, made.single_action_space, seed=0)
-    with pytest.raises(ValueError, match="the reward reads frame"):
+    with pytest.raises(ValueError, match="the reward 'clip' reads frame"):
         PPO(made, PPOConfig(**SMALL), scorer=mix).learn(64)
 
 

@@ -83,7 +83,7 @@ def test_what_is_no_reward_function_is_refused_before_it_is_run(source):
 
 
 def test_a_file_that_is_missing_or_refused_and_images_are_one_sentence(code, tmp_path):
-    with pytest.raises(ValueError, match=r"reward.code.file='' cannot be read .*; give a file with reward\("):
+    with pytest.raises(ValueError, match=r"reward.code.file='' names no file; give a file with reward\("):
         Code(CodeConfig(), BOX, PUSH)
     with pytest.raises(ValueError, match=r"mine.py' was refused: .*Lambda is not allowed"):
         code('def reward(obs, action, next_obs):\n    f = lambda x: x\n    return {"a": f(obs[:, 0])}')
@@ -136,7 +136,7 @@ def test_answers_of_a_search_can_be_repeated_and_what_ships_has_three_rounds(tmp
     with pytest.raises(ValueError, match="has no answers; each begins with a line as === 1"):
         RecordedAuthor(str(tmp_path / "kept.txt"))
     with pytest.raises(
-        ValueError, match=r"'nowhere' cannot be read .*; give a file of answers, or mountaincar, pendulum"
+        ValueError, match=r"'nowhere' does not exist; give a file of answers, or mountaincar, pendulum"
     ):
         RecordedAuthor("nowhere")
 

@@ -33,7 +33,7 @@ def test_it_keeps_the_contract(made):
 
 
 def test_files_that_do_not_fit_and_continuous_actions_are_one_sentence(made):
-    with pytest.raises(ValueError, match=r"reward.table.file='' cannot be read"):
+    with pytest.raises(ValueError, match=r"reward.table.file='' names no file"):
         StateTable(TableConfig(), BOX, ACTIONS)
     with pytest.raises(
         ValueError, match=r"has states \(1, 2\) and rewards \(1, 2\), this environment observations of 1"

@@ -146,7 +146,7 @@ def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         ("only=dsik", "error: only=dsik is unknown; did you mean disk?"),
         ("timeout=0", "error: timeout=0.0 is out of range; give a number above 0"),
         ("timeout=soon", "error: timeout=soon is not a number"),
-        ("json=1", "error: json=1 is not true or false"),
+        ("json=1", "error: json=1 is not true or false; did you mean json=true?"),
     ):
         assert main([argument]) == 2
         assert capsys.readouterr().err.strip() == sentence

@@ -173,7 +173,7 @@ def test_a_family_is_a_grid_of_options(tmp_path):
         (["over=env.g=[2,15,3]", "budget=4"], r"budget=4 is out of range; there are 3 tasks"),
         (
             ["over=env.g=[2,15,3]", "controls=oracle"],
-            r"controls=\['oracle'\] is unknown; give one of equidistant, random",
+            r"controls='oracle' is unknown; give one of equidistant, random",
         ),
     ],
 )

@@ -29,12 +29,14 @@ def test_a_film_holds_every_step_with_a_lane_for_each_stream(run, tmp_path, caps
     assert main([f"run={run}", f"out={tmp_path / name}", "episodes=2", "steps=9"]) == 0
     assert capsys.readouterr().out.strip() == f"{tmp_path / name}: 18 frames of CartPole-v1, step 256"
     frames = [np.asarray(frame)[..., :3] for frame in imageio.mimread(tmp_path / name, memtest=False)]
-    assert len(frames) == 18 and frames[0].shape == (-(-(SIDE + 2 * LANE + 8) // 16) * 16, SIDE, 3)
+    # CartPole's picture is 600 x 400; a film's height is a multiple of 16.
+    height = round(SIDE * 400 / 600)
+    assert len(frames) == 18 and frames[0].shape == (-(-(height + 2 * LANE + 8) // 16) * 16, SIDE, 3)
     for number, colour in enumerate(colours(["task", "rnd"]).values()):
-        top = SIDE + 6 + LANE * number
+        top = height + 6 + LANE * number
         first, last = (coloured(frames[t][top + 18 : top + LANE - 2], colour) for t in (0, 8))
         assert first.max() < 30 and last.max() > SIDE - 30  # the line has grown from the left to the right
-    assert frames[0][:SIDE].std() > 5
+    assert frames[0][:height].std() > 5
 
 
 def test_a_window_shows_each_step_once_and_heeds_its_keys(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.checks import wheel as checked
 
-OURS = {"agents", "envs", "rewards", "runners"}
+OURS = {"agents", "envs", "lodestar", "rewards", "runners"}
 DATA = {
     "envs/recordings/pendulum.safetensors",
     "rewards/llm/judges/rulebooks/nethack.txt",
@@ -44,7 +44,7 @@ def test_an_sdist_unpacks_where_python_knows_no_filters(built, tmp_path, monkeyp
     plain = tarfile.TarFile.extractall
     monkeypatch.delattr(tarfile, "data_filter")
     monkeypatch.setattr(tarfile.TarFile, "extractall", lambda self, path: plain(self, path))  # as before 3.11.4
-    assert (checked.unpack(built[0], tmp_path / "sdist") / "lodestar.py").is_file()
+    assert (checked.unpack(built[0], tmp_path / "sdist") / "lodestar" / "__init__.py").is_file()
 
 
 def test_newcomers_start_with_the_oldest_python_that_is_admitted(tmp_path):
