@@ -28,13 +28,15 @@ from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 WEIGHTS = "open_clip_model.safetensors"
-KEYS = {  # what the description of a small model may say
+# A config with any other key describes a model that needs open_clip.
+CONFIG_KEYS = {
     "": {"embed_dim", "custom_text", "vision_cfg", "text_cfg"},
     "vision_cfg": {"layers", "width", "image_size"},
     "text_cfg": {"context_length", "vocab_size", "width", "heads", "layers", "tokenizer_kwargs"},
     "tokenizer_kwargs": {"bpe_path", "clean"},
 }
-STAGES, HEAD = 4, 64  # of the image tower; numbers a head attends with
+IMAGE_STAGES = 4
+HEAD_WIDTH = 64
 
 
 def is_small(folder: Path) -> bool:
@@ -42,19 +44,23 @@ def is_small(folder: Path) -> bool:
     if not (folder / WEIGHTS).is_file():
         return False
     try:
-        config = described(folder)["model_cfg"]
-        image, text = config["vision_cfg"], config["text_cfg"]
-        parts = {"": config, "vision_cfg": image, "text_cfg": text, "tokenizer_kwargs": text["tokenizer_kwargs"]}
-        known = all(set(part) == KEYS[name] for name, part in parts.items())
-        return known and image["layers"] == [1] * STAGES and text["tokenizer_kwargs"]["clean"] == "canonicalize"
+        config = read_config(folder)["model_cfg"]
+        image = config["vision_cfg"]
+        text = config["text_cfg"]
+        tokenizer = text["tokenizer_kwargs"]
+        parts = {"": config, "vision_cfg": image, "text_cfg": text, "tokenizer_kwargs": tokenizer}
+        if any(set(part) != CONFIG_KEYS[name] for name, part in parts.items()):
+            return False
+        return image["layers"] == [1] * IMAGE_STAGES and tokenizer["clean"] == "canonicalize"
     except (LookupError, TypeError, ValueError):
         return False
 
 
-def described(folder: Path) -> dict[str, Any]:
-    """What open_clip_config.json says."""
-    found: dict[str, Any] = json.loads((folder / "open_clip_config.json").read_text(encoding="utf-8"))
-    return found
+def read_config(folder: Path) -> dict[str, Any]:
+    """The contents of open_clip_config.json."""
+    text = (folder / "open_clip_config.json").read_text(encoding="utf-8")
+    config: dict[str, Any] = json.loads(text)
+    return config
 
 
 class SmallClip(nn.Module):
@@ -62,47 +68,60 @@ class SmallClip(nn.Module):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        config, seen = described(folder)["model_cfg"], described(folder)["preprocess_cfg"]
-        self.visual = _Image(config["vision_cfg"], config["embed_dim"], seen)
-        self.text = _Text(config["text_cfg"], config["embed_dim"])
+        config = read_config(folder)
+        model = config["model_cfg"]
+        self.visual = _ImageTower(model["vision_cfg"], model["embed_dim"], config["preprocess_cfg"])
+        self.text = _TextTower(model["text_cfg"], model["embed_dim"])
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
 
     def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
         """Images (N, 3, H, W), whitened -> embeddings (N, D)."""
-        found: Tensor = self.visual(image)
-        return functional.normalize(found, dim=-1) if normalize else found
+        embedding: Tensor = self.visual(image)
+        return functional.normalize(embedding, dim=-1) if normalize else embedding
 
     def encode_text(self, tokens: Tensor, normalize: bool = False) -> Tensor:
         """Tokens, int64 (N, context) -> embeddings (N, D)."""
-        found: Tensor = self.text(tokens)
-        return functional.normalize(found, dim=-1) if normalize else found
+        embedding: Tensor = self.text(tokens)
+        return functional.normalize(embedding, dim=-1) if normalize else embedding
 
     def fold(self) -> None:
-        """Let the convolutions of the image tower do what the batch normalisation behind each does."""
-        pairs = [*((f"conv{number}", f"bn{number}") for number in (1, 2, 3)), ("0", "1")]
-        for part in self.visual.modules():
-            for convolution, normal in pairs:
-                if isinstance(getattr(part, normal, None), nn.BatchNorm2d):
-                    both = getattr(part, convolution), getattr(part, normal)
-                    setattr(part, convolution, fuse_conv_bn_eval(*both))
-                    setattr(part, normal, nn.Identity())
+        """Fold each batch normalisation of the image tower into the convolution before it."""
+        # The last pair are the names of both inside the `downsample` of a block.
+        pairs = [("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), ("0", "1")]
+        for module in self.visual.modules():
+            for convolution_name, norm_name in pairs:
+                norm = getattr(module, norm_name, None)
+                if isinstance(norm, nn.BatchNorm2d):
+                    convolution = getattr(module, convolution_name)
+                    setattr(module, convolution_name, fuse_conv_bn_eval(convolution, norm))
+                    setattr(module, norm_name, nn.Identity())
 
 
 class _Block(nn.Module):
+    """A bottleneck of a ResNet, (N, inputs, H, W) -> (N, 4 width, H / stride, W / stride)."""
+
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        outputs = 4 * width
+        # The order in which layers are made is the order in which their weights are drawn.
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
         self.pool = nn.AvgPool2d(stride) if stride > 1 else nn.Identity()
-        self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
         nn.init.zeros_(self.bn3.weight)
-        convolution = nn.Conv2d(inputs, 4 * width, 1, bias=False)
-        parts = {
-            "-1": nn.AvgPool2d(stride) if stride > 1 else nn.Identity(),
-            "0": convolution,
-            "1": nn.BatchNorm2d(4 * width),
-        }
-        self.downsample = nn.Sequential(OrderedDict(parts))
+        # The names "-1", "0" and "1" are those of the weights in open_clip's files.
+        self.downsample = nn.Sequential(
+            OrderedDict(
+                {
+                    "-1": nn.AvgPool2d(stride) if stride > 1 else nn.Identity(),
+                    "0": nn.Conv2d(inputs, outputs, 1, bias=False),
+                    "1": nn.BatchNorm2d(outputs),
+                }
+            )
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out = functional.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -112,103 +131,140 @@ class _Block(nn.Module):
         return functional.relu(out, inplace=True)
 
 
-class _Pool(nn.Module):
+class _AttentionPool(nn.Module):
     """Attention of the mean over all places of a map."""
 
     def __init__(self, places: int, width: int, heads: int, output: int) -> None:
         super().__init__()
         self.positional_embedding = nn.Parameter(torch.randn(places + 1, width) / width**0.5)
-        self.k_proj, self.q_proj, self.v_proj = (nn.Linear(width, width) for _ in range(3))
-        self.c_proj, self.heads = nn.Linear(width, output), heads
+        self.k_proj = nn.Linear(width, width)
+        self.q_proj = nn.Linear(width, width)
+        self.v_proj = nn.Linear(width, width)
+        self.c_proj = nn.Linear(width, output)
+        self.heads = heads
         for layer in (self.q_proj, self.k_proj, self.v_proj, self.c_proj):
             nn.init.normal_(layer.weight, std=width**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (N, width, H, W) -> (N, output); (q W_k) x in place of q (W_k x), as there is one query a map."""
         x = x.flatten(2).transpose(1, 2)
-        x = torch.cat([x.mean(1, keepdim=True), x], 1) + self.positional_embedding  # (N, places, width)
-        parts = len(x), self.heads, HEAD
-        keys, values = (layer.weight.view(*parts[1:], -1) for layer in (self.k_proj, self.v_proj))
-        query = self.q_proj(x[:, 0]).view(parts).transpose(0, 1) / HEAD**0.5
-        weights = torch.softmax(x @ (query @ keys).permute(1, 2, 0), 1)  # (N, places, heads); a bias adds to all alike
-        seen = (weights.transpose(1, 2) @ x).transpose(0, 1) @ values.transpose(1, 2)  # (heads, N, HEAD)
-        found: Tensor = self.c_proj(seen.transpose(0, 1).flatten(1) + self.v_proj.bias)
-        return found
+        # The mean comes first: (N, places, width).
+        x = torch.cat([x.mean(1, keepdim=True), x], 1)
+        x = x + self.positional_embedding
+        keys = self.k_proj.weight.view(self.heads, HEAD_WIDTH, -1)
+        values = self.v_proj.weight.view(self.heads, HEAD_WIDTH, -1)
+        query = self.q_proj(x[:, 0]).view(len(x), self.heads, HEAD_WIDTH)
+        query = query.transpose(0, 1) / HEAD_WIDTH**0.5
+        # The bias of the keys is left out: it adds the same to every place, which the softmax cancels.
+        logits = x @ (query @ keys).permute(1, 2, 0)
+        weights = torch.softmax(logits, 1)
+        # (heads, N, HEAD_WIDTH).
+        attended = (weights.transpose(1, 2) @ x).transpose(0, 1) @ values.transpose(1, 2)
+        attended = attended.transpose(0, 1).flatten(1) + self.v_proj.bias
+        pooled: Tensor = self.c_proj(attended)
+        return pooled
 
 
-class _Image(nn.Module):
-    def __init__(self, config: dict[str, Any], output: int, seen: dict[str, Any]) -> None:
+class _ImageTower(nn.Module):
+    def __init__(self, config: dict[str, Any], output: int, preprocessing: dict[str, Any]) -> None:
         super().__init__()
-        width, self.image_size, self.preprocess_cfg = config["width"], config["image_size"], seen
-        self.image_mean, self.image_std = seen["mean"], seen["std"]
+        self.image_size = config["image_size"]
+        self.preprocess_cfg = preprocessing
+        self.image_mean = preprocessing["mean"]
+        self.image_std = preprocessing["std"]
+        width = config["width"]
         half = width // 2
-        self.conv1, self.bn1 = nn.Conv2d(3, half, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(half)
-        self.conv2, self.bn2 = nn.Conv2d(half, half, 3, padding=1, bias=False), nn.BatchNorm2d(half)
-        self.conv3, self.bn3 = nn.Conv2d(half, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.conv1 = nn.Conv2d(3, half, 3, stride=2, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(half)
+        self.conv2 = nn.Conv2d(half, half, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(half)
+        self.conv3 = nn.Conv2d(half, width, 3, padding=1, bias=False)
+        self.bn3 = nn.BatchNorm2d(width)
         inputs = width
-        for number in range(STAGES):
+        for number in range(IMAGE_STAGES):
             planes = width * 2**number
-            self.add_module(f"layer{number + 1}", nn.Sequential(_Block(inputs, planes, min(number + 1, 2))))
+            stride = min(number + 1, 2)
+            self.add_module(f"layer{number + 1}", nn.Sequential(_Block(inputs, planes, stride)))
             inputs = 4 * planes
-        self.attnpool = _Pool((self.image_size // 32) ** 2, inputs, inputs // HEAD, output)
+        places = (self.image_size // 32) ** 2
+        self.attnpool = _AttentionPool(places, inputs, inputs // HEAD_WIDTH, output)
 
     def forward(self, x: Tensor) -> Tensor:
         for number in (1, 2, 3):
-            normal, convolution = getattr(self, f"bn{number}"), getattr(self, f"conv{number}")
-            x = functional.relu(normal(convolution(x)), inplace=True)
+            convolution = getattr(self, f"conv{number}")
+            norm = getattr(self, f"bn{number}")
+            x = functional.relu(norm(convolution(x)), inplace=True)
+        # An average pool over 2 x 2, as a convolution: in a fifth of the time.
         quarters = x.new_full((x.shape[1], 1, 2, 2), 1 / 4)
-        x = functional.conv2d(x, quarters, stride=2, groups=len(quarters))  # an average pool in a fifth of the time
-        for number in range(STAGES):
-            x = getattr(self, f"layer{number + 1}")(x)
-        found: Tensor = self.attnpool(x)
-        return found
+        x = functional.conv2d(x, quarters, stride=2, groups=len(quarters))
+        for number in range(IMAGE_STAGES):
+            stage = getattr(self, f"layer{number + 1}")
+            x = stage(x)
+        embedding: Tensor = self.attnpool(x)
+        return embedding
 
 
-class _Layer(nn.Module):
+class _TextLayer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.ln_1, self.attn = nn.LayerNorm(width), nn.MultiheadAttention(width, heads, batch_first=True)
+        self.ln_1 = nn.LayerNorm(width)
+        self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
         self.ln_2 = nn.LayerNorm(width)
-        parts = {"c_fc": nn.Linear(width, 4 * width), "gelu": nn.GELU(), "c_proj": nn.Linear(4 * width, width)}
-        self.mlp = nn.Sequential(OrderedDict(parts))
+        parts = OrderedDict[str, nn.Module]()
+        parts["c_fc"] = nn.Linear(width, 4 * width)
+        parts["gelu"] = nn.GELU()
+        parts["c_proj"] = nn.Linear(4 * width, width)
+        self.mlp = nn.Sequential(parts)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         y = self.ln_1(x)
         x = x + self.attn(y, y, y, need_weights=False, attn_mask=mask)[0]
-        found: Tensor = x + self.mlp(self.ln_2(x))
-        return found
+        output: Tensor = x + self.mlp(self.ln_2(x))
+        return output
 
 
-class _Text(nn.Module):
+class _TextTower(nn.Module):
     def __init__(self, config: dict[str, Any], output: int) -> None:
         super().__init__()
-        width, layers = config["width"], config["layers"]
+        width = config["width"]
+        layers = config["layers"]
         self.token_embedding = nn.Embedding(config["vocab_size"], width)
         self.positional_embedding = nn.Parameter(torch.empty(config["context_length"], width))
-        blocks = [_Layer(width, config["heads"]) for _ in range(layers)]
+        blocks = [_TextLayer(width, config["heads"]) for _ in range(layers)]
         self.transformer = nn.ModuleDict({"resblocks": nn.ModuleList(blocks)})
-        self._blocks = (*blocks,)  # with their type
+        # As a tuple the blocks keep their type, which a ModuleDict hides from mypy.
+        self._blocks = (*blocks,)
         self.ln_final = nn.LayerNorm(width)
         self.text_projection = nn.Parameter(torch.empty(width, output))
         nn.init.normal_(self.token_embedding.weight, std=0.02)
         nn.init.normal_(self.positional_embedding, std=0.01)
-        wide, deep = width**-0.5, (2 * layers) ** -0.5
-        spread = {"attn.in_proj_weight": wide, "attn.out_proj.weight": wide * deep}
-        spread |= {"mlp.c_fc.weight": (2 * width) ** -0.5, "mlp.c_proj.weight": wide * deep}
+        # CLIP's initialisation: layers that write to the residual stream start smaller by its depth.
+        input_std = width**-0.5
+        output_std = input_std * (2 * layers) ** -0.5
+        std_of = {
+            "attn.in_proj_weight": input_std,
+            "attn.out_proj.weight": output_std,
+            "mlp.c_fc.weight": (2 * width) ** -0.5,
+            "mlp.c_proj.weight": output_std,
+        }
         for layer in blocks:
-            for name, std in spread.items():
+            for name, std in std_of.items():
                 nn.init.normal_(layer.get_parameter(name), std=std)
         nn.init.normal_(self.text_projection, std=width**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
         x = self.token_embedding(tokens) + self.positional_embedding[:length]
-        mask = torch.full((length, length), -math.inf, device=x.device, dtype=x.dtype).triu_(1)
+        # Causal: a token attends to itself and to what came before.
+        mask = torch.full((length, length), -math.inf, device=x.device, dtype=x.dtype)
+        mask = mask.triu_(1)
         for layer in self._blocks:
             x = layer(x, mask)
         x = self.ln_final(x)
-        found: Tensor = x[torch.arange(len(x)), tokens.argmax(-1)] @ self.text_projection
-        return found
+        # The end of the sentence has the largest code of all tokens.
+        sentence_end = tokens.argmax(-1)
+        embedding: Tensor = x[torch.arange(len(x)), sentence_end] @ self.text_projection
+        return embedding
 
 
 class Tokenizer:
@@ -218,48 +274,78 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        config = described(folder)["model_cfg"]["text_cfg"]
+        config = read_config(folder)["model_cfg"]["text_cfg"]
         self.context_length = config["context_length"]
-        plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-        others = [byte for byte in range(256) if byte not in plain]
-        self._letters = {byte: chr(byte) for byte in plain} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-        lines = gzip.decompress((folder / config["tokenizer_kwargs"]["bpe_path"]).read_bytes()).decode().split("\n")
-        merges = [tuple(line.split()) for line in lines[1:]]
+        self._letters = byte_letters()
+        merges = read_merges(folder / config["tokenizer_kwargs"]["bpe_path"])
         self._ranks = {pair: rank for rank, pair in enumerate(merges)}
-        letters = [*self._letters.values()]
-        names = [*letters, *(letter + "</w>" for letter in letters), *("".join(pair) for pair in merges)]
+        # The vocabulary: letters, letters that end a word, then the merges; start and end come last.
+        letters = list(self._letters.values())
+        names = letters + [letter + "</w>" for letter in letters]
+        names += ["".join(pair) for pair in merges]
         self._codes = {name: code for code, name in enumerate(names)}
-        self._ends = len(names), len(names) + 1
+        self._start_code = len(names)
+        self._end_code = len(names) + 1
         self._words = regex.compile(r"[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+")
-        self._pieces = lru_cache(maxsize=None)(self._split)
+        self._word_codes = lru_cache(maxsize=None)(self._split_word)
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text, without its start and its end."""
         text = html.unescape(html.unescape(ftfy.fix_text(text))).replace("_", " ")
         text = text.translate(str.maketrans("", "", string.punctuation)).lower()
-        return [code for word in self._words.findall(text) for code in self._pieces(word)]
+        codes: list[int] = []
+        for word in self._words.findall(text):
+            codes += self._word_codes(word)
+        return codes
 
-    def _split(self, word: str) -> list[int]:
+    def _split_word(self, word: str) -> list[int]:
         parts = [self._letters[byte] for byte in word.encode()]
         parts[-1] += "</w>"
         while len(parts) > 1:
-            rank, pair = min((self._ranks.get(pair, math.inf), pair) for pair in itertools.pairwise(parts))
+            pairs = itertools.pairwise(parts)
+            rank, best = min((self._ranks.get(pair, math.inf), pair) for pair in pairs)
             if rank == math.inf:
                 break
-            joined, i = [], 0
-            while i < len(parts):
-                both = (*parts[i : i + 2],) == pair
-                joined.append("".join(pair) if both else parts[i])
-                i += 1 + both
-            parts = joined
+            parts = merge_pair(parts, best)
         return [self._codes[part] for part in parts]
 
     def __call__(self, texts: list[str]) -> Tensor:
-        found = torch.zeros(len(texts), self.context_length, dtype=torch.int64)
-        for row, text in zip(found, texts):
-            tokens = [self._ends[0], *self.encode(text)[: self.context_length - 2], self._ends[1]]
+        rows = torch.zeros(len(texts), self.context_length, dtype=torch.int64)
+        for row, text in zip(rows, texts):
+            codes = self.encode(text)[: self.context_length - 2]
+            tokens = [self._start_code, *codes, self._end_code]
             row[: len(tokens)] = torch.tensor(tokens)
-        return found
+        return rows
+
+
+def byte_letters() -> dict[int, str]:
+    """A printable letter for each byte, as in GPT-2: its own where it has one, else one from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {byte: chr(byte) for byte in printable}
+    others = [byte for byte in range(256) if byte not in letters]
+    for i, byte in enumerate(others):
+        letters[byte] = chr(256 + i)
+    return letters
+
+
+def read_merges(path: Path) -> list[tuple[str, ...]]:
+    """The byte pairs of a vocabulary, the most frequent first; the file's first line is its version."""
+    lines = gzip.decompress(path.read_bytes()).decode().split("\n")
+    return [tuple(line.split()) for line in lines[1:]]
+
+
+def merge_pair(parts: list[str], pair: tuple[str, ...]) -> list[str]:
+    """The parts of a word with every occurrence of a pair joined, from left to right."""
+    merged = []
+    i = 0
+    while i < len(parts):
+        if tuple(parts[i : i + 2]) == pair:
+            merged.append("".join(pair))
+            i += 2
+        else:
+            merged.append(parts[i])
+            i += 1
+    return merged
 
 
 def load(folder: Path, untrained: bool = False) -> SmallClip:

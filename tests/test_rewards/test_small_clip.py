@@ -57,7 +57,7 @@ def test_a_folder_of_another_form_is_left_to_open_clip(tmp_path, change):
     assert small_clip.is_small(folder)
     if not change:
         (folder / small_clip.WEIGHTS).unlink()
-    config = small_clip.described(folder)
+    config = small_clip.read_config(folder)
     config["model_cfg"] |= change
     (folder / "open_clip_config.json").write_text(json.dumps(config))
     assert not small_clip.is_small(folder)
