@@ -18,14 +18,18 @@ from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.vision.encoder import LODESTAR, UNTRAINED, shared
 
-LONGEST = 500  # characters; the towers read 77 tokens at most
+# The towers read 77 tokens at most.
+MAX_TEXT_CHARACTERS = 500
+# Unicode categories: control, format, surrogate, unassigned, private use.
+UNREADABLE_CATEGORIES = ("Cc", "Cf", "Cs", "Cn", "Co")
 
 
 @dataclass
 class VisionConfig(RewardConfig):
     """Settings of every reward that compares frames with sentences."""
 
-    SENTENCES: ClassVar[tuple[str, ...]] = ("goal",)  # the fields that hold some
+    # The fields that hold sentences.
+    SENTENCES: ClassVar[tuple[str, ...]] = ("goal",)
     goal: str = setting("", "what a frame should show, at most 500 characters; several sentences are separated by `|`")
     model: str = setting(
         LODESTAR,
@@ -40,11 +44,14 @@ class VisionConfig(RewardConfig):
         super().__post_init__()
         for name in self.SENTENCES:
             text = getattr(self, name)
-            if len(text) > LONGEST:
-                raise ValueError(f"{self.prefix}{name} has {len(text)} characters, the limit is {LONGEST}; cut it")
-            if strange := next((c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Cn", "Co")), None):
-                what = f"the control character {strange!a} at place {text.index(strange)}"
-                raise ValueError(f"{self.prefix}{name} has {what}; write one line of plain text")
+            label = f"{self.prefix}{name}"
+            if len(text) > MAX_TEXT_CHARACTERS:
+                problem = f"has {len(text)} characters, the limit is {MAX_TEXT_CHARACTERS}"
+                raise ValueError(f"{label} {problem}; cut it")
+            for place, character in enumerate(text):
+                if unicodedata.category(character) in UNREADABLE_CATEGORIES:
+                    problem = f"has the control character {character!a} at place {place}"
+                    raise ValueError(f"{label} {problem}; write one line of plain text")
 
 
 class Vision(Reward):
@@ -58,10 +65,17 @@ class Vision(Reward):
 
     def build(self) -> None:
         config = self.config
-        about: dict[str, Any] = {"device": self.device, "precision": config.precision, "reward": config.name}
-        self.encoder = shared(config.model, config.weights, seed=self.seed, **about)
+        self.encoder = shared(
+            config.model,
+            config.weights,
+            seed=self.seed,
+            device=self.device,
+            precision=config.precision,
+            reward=config.name,
+        )
         self.frame_size = self.encoder.size
-        self.sentences: list[str] = []  # those that the reward reads
+        # Those that the reward reads, for `notes`.
+        self.sentences: list[str] = []
         self.embedding = self.encoder.name
 
     @abstractmethod
@@ -74,8 +88,10 @@ class Vision(Reward):
 
     def seen(self, batch: Transitions) -> np.ndarray:
         """Unit embeddings, float32 (N, D), or zeros."""
-        kept = batch.extras.get(str(self.embedding))
-        return np.asarray(self.embed(batch) if kept is None else kept, np.float32)
+        embeddings = batch.extras.get(str(self.embedding))
+        if embeddings is None:
+            embeddings = self.embed(batch)
+        return np.asarray(embeddings, np.float32)
 
     def embed(self, batch: Transitions) -> np.ndarray:
         """Unit embeddings of frames, float16 (N, D), zeros for one colour; ValueError if not uint8 (N, H, W, 3)."""
@@ -85,7 +101,9 @@ class Vision(Reward):
         """Count frames that show nothing (`blank`, their share since the last update); ValueError if all do."""
         flat = batch.flatten()
         rows = self.seen(flat)[flat.valid]
-        return self.learn(rows[shows(rows)], len(rows)) if len(rows) else {}
+        if not len(rows):
+            return {}
+        return self.learn(rows[shows(rows)], len(rows))
 
     def learn(self, seen: np.ndarray, count: int) -> dict[str, float]:
         """Take in the n of `count` embeddings (n, D) that show something; returns metrics, ValueError if n is 0."""
@@ -99,40 +117,47 @@ class Vision(Reward):
     def notes(self) -> list[str]:
         if self.config.weights == UNTRAINED:
             return ["untrained weights, a control whose reward means nothing"]
-        known = self.encoder.trained_on
-        if known is None:
+        training = self.encoder.trained_on
+        if training is None:
             return []
-        lines = [known["supervision"]]
+        lines = [training["supervision"]]
         for sentence in self.sentences:
-            lines += self._unfamiliar(sentence, known)
+            lines += self._warn_if_unfamiliar(sentence, training)
         return lines
 
-    def _unfamiliar(self, sentence: str, known: dict[str, Any]) -> list[str]:
+    def _warn_if_unfamiliar(self, sentence: str, training: dict[str, Any]) -> list[str]:
         """A warning if a sentence is far from what was taught; it names the nearest phrase and the new words."""
-        closeness = self.encoder.text(known["phrases"]) @ self.encoder.text([sentence])[0]
-        best = int(closeness.argmax())
-        new = sorted(set(re.findall("[a-z]+", sentence.lower().replace("'", ""))) - set(known["words"]))
-        if closeness[best] >= known["near"] and not new:
+        similarity = self.encoder.text(training["phrases"]) @ self.encoder.text([sentence])[0]
+        nearest = int(similarity.argmax())
+        words = re.findall("[a-z]+", sentence.lower().replace("'", ""))
+        new_words = sorted(set(words) - set(training["words"]))
+        if similarity[nearest] >= training["near"] and not new_words:
             return []
-        unknown = f", which lacks the word{'s' * (len(new) > 1)} {', '.join(new)}" if new else ""
+        lacks = ""
+        if new_words:
+            plural = "s" if len(new_words) > 1 else ""
+            lacks = f", which lacks the word{plural} {', '.join(new_words)}"
         return [
-            f"{sentence!r} is not like what this model was taught{unknown}; the nearest phrase it knows is "
-            f"{known['phrases'][best]!r} (similarity {closeness[best]:.2f}); look at the reward before trusting it"
+            f"{sentence!r} is not like what this model was taught{lacks}; the nearest phrase it knows is "
+            f"{training['phrases'][nearest]!r} (similarity {similarity[nearest]:.2f}); "
+            "look at the reward before trusting it"
         ]
 
     def meanings(self, field: str) -> np.ndarray:
         """Unit embeddings (K, D) of a field's sentences; ValueError if there is none, or one too long for the model."""
-        name, texts = f"{self.config.prefix}{field}", sentences(getattr(self.config, field))
+        name = f"{self.config.prefix}{field}"
+        texts = sentences(getattr(self.config, field))
         if not texts:
             raise ValueError(f"{name} is empty; {EXAMPLES.get(field, 'write a sentence')}")
         for text in texts:
             if self.encoder.trained_on is not None and not text.isascii():
-                strange = next(letter for letter in text if not letter.isascii())
+                letter = next(letter for letter in text if not letter.isascii())
                 raise ValueError(
-                    f"{name} has {strange!r} in {text!r}, and {self.config.model} was taught English in plain letters; "
+                    f"{name} has {letter!r} in {text!r}, and {self.config.model} was taught English in plain letters; "
                     "translate it, or take a public model"
                 )
-            if excess := self.encoder.excess(text):
+            excess = self.encoder.excess(text)
+            if excess:
                 raise ValueError(f"{name} is {excess} tokens longer than {self.config.model} reads: {text!r}; cut it")
         self.sentences += texts
         return self.encoder.text(texts)

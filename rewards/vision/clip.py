@@ -55,14 +55,17 @@ class Clip(Vision):
         if config.alpha > 0 and not sentences(config.baseline):
             raise ValueError(f"{config.prefix}alpha={config.alpha} needs baseline, such as 'pole and cart'; or alpha=0")
         self.goal = unit_mean(self.meanings("goal"))
-        self.baseline = unit_mean(self.meanings("baseline")) if config.alpha > 0 else None
+        self.baseline: np.ndarray | None = None
+        if config.alpha > 0:
+            self.baseline = unit_mean(self.meanings("baseline"))
         if self.baseline is not None and np.allclose(self.goal, self.baseline, atol=1e-4):
             raise ValueError(f"goal and baseline mean the same ({config.goal!r}, {config.baseline!r}); change one")
 
     def rate(self, seen: np.ndarray) -> np.ndarray:
         reward = goal_reward(seen, self.goal, self.baseline, self.config.alpha)
-        if self.config.threshold is not None:
-            reward = np.where(reward > self.config.threshold, np.float32(1), np.float32(-1))
+        threshold = self.config.threshold
+        if threshold is not None:
+            reward = np.where(reward > threshold, np.float32(1), np.float32(-1))
         reward[~shows(seen)] = 0
         return reward
 
@@ -73,9 +76,15 @@ def goal_reward(s: np.ndarray, g: np.ndarray, b: np.ndarray | None, alpha: float
     With frames s (N, D), goal g (D,), baseline b (D,; unused where alpha is 0), d the direction from b to g, u = (s -
     g).d and q = |s - g|^2: R = 1 - (u^2 + (1 - alpha)^2 (q - u^2)) / 2, which shrinks only what lies off the line.
     """
-    square = np.einsum("nd,nd->n", s, s) + g @ g - 2 * (s @ g)  # |s - g|^2, without another array of s's size
+    # q, expanded so that no other array of s's size is made.
+    q = np.einsum("nd,nd->n", s, s) + g @ g - 2 * (s @ g)
     if alpha == 0 or b is None:
-        return (1 - square / 2).astype(np.float32)
-    d = (g - b) / np.linalg.norm(g - b)
-    along = s @ d - g @ d
-    return (1 - (along**2 + (1 - alpha) ** 2 * (square - along**2)) / 2).astype(np.float32)
+        distance = q
+    else:
+        d = (g - b) / np.linalg.norm(g - b)
+        u = s @ d - g @ d
+        # What lies along the line counts in full, what lies off it by (1 - alpha)^2.
+        off_line = q - u**2
+        distance = u**2 + (1 - alpha) ** 2 * off_line
+    reward = 1 - distance / 2
+    return reward.astype(np.float32)

@@ -29,7 +29,10 @@ from lodestar.state import Stateful
 from rewards.base import Scored
 from rewards.vision.base import Vision, VisionConfig, shows
 
-NARROWEST = 1e-3  # of a cosine; embeddings are kept to half that, and less apart is noise
+# Embeddings are float16, which keeps a cosine to half of this: percentiles that are closer are noise.
+MIN_SCALE_WIDTH = 1e-3
+# A direction shorter than this is that of two sides which mean the same.
+MIN_DIRECTION_LENGTH = 1e-3
 
 
 @dataclass
@@ -50,8 +53,10 @@ class ContrastConfig(VisionConfig):
 
     def __post_init__(self) -> None:
         for side in ("positive_weight", "negative_weight"):
-            value: Any = getattr(self, side)
-            setattr(self, side, [float(w) for w in (value if isinstance(value, (list, tuple)) else [value])])
+            weights: Any = getattr(self, side)
+            if not isinstance(weights, (list, tuple)):
+                weights = [weights]
+            setattr(self, side, [float(weight) for weight in weights])
         super().__post_init__()
         if not sum(self.negative_weight) > 0:
             raise ValueError(
@@ -79,24 +84,27 @@ class Contrast(Vision):
     def build(self) -> None:
         super().build()
         config = self.config
-        self.direction = -self._side("negative", "negative_weight")  # z = s . direction
+        # Both sums are linear in s, so that z = s . direction.
+        self.direction = -self._weigh_side("negative", "negative_weight")
         if any(config.positive_weight):
-            self.direction = self.direction + self._side("goal", "positive_weight")
-        if np.linalg.norm(self.direction) < 1e-3:
+            self.direction = self.direction + self._weigh_side("goal", "positive_weight")
+        if np.linalg.norm(self.direction) < MIN_DIRECTION_LENGTH:
             raise ValueError(f"goal and negative mean the same ({config.goal!r}, {config.negative!r}); write opposites")
         percentiles = (config.low_percentile, config.high_percentile)
         self.calibration = Calibration(percentiles, config.reference, config.low, config.high)
         if config.reference_file and not self.calibration.ready:
-            self.calibrate(self._recorded(config.reference_file))
+            self.calibrate(self._embed_recording(config.reference_file))
 
     def rate(self, seen: np.ndarray) -> np.ndarray | Scored:
         """Float32 (N,); contrasts that are not ready until there is a scale."""
         z = seen @ self.direction
         if self.calibration.ready:
-            z = self.calibration(z, self.config.bounded)
-            z[~shows(seen)] = 0
-            return z
-        return Scored(z, np.zeros(len(z), bool)) if self.config.reference else z
+            reward = self.calibration(z, self.config.bounded)
+            reward[~shows(seen)] = 0
+            return reward
+        if self.config.reference:
+            return Scored(z, ready=np.zeros(len(z), bool))
+        return z
 
     def calibrate(self, seen: np.ndarray) -> None:
         """Take these embeddings (N, D), at least one, as the whole reference."""
@@ -108,30 +116,37 @@ class Contrast(Vision):
         if self.config.reference:
             self.calibration.update(seen @ self.direction)
         if self.calibration.low is not None and self.calibration.high is not None:
-            metrics |= {"low": self.calibration.low, "high": self.calibration.high}
+            metrics["low"] = self.calibration.low
+            metrics["high"] = self.calibration.high
         return metrics
 
-    def _side(self, sentences: str, weights: str) -> np.ndarray:
+    def _weigh_side(self, sentences: str, weights: str) -> np.ndarray:
         """The weighted sum (D,) of one side's sentences."""
-        meanings, given = self.meanings(sentences), getattr(self.config, weights)
-        if len(given) not in (1, len(meanings)):
-            given, many = f"{len(given)} numbers", f"{len(meanings)} sentences in {sentences}"
-            raise ValueError(f"{self.config.prefix}{weights} has {given} for {many}; give one number, or one for each")
-        shares = np.asarray(given, np.float32) / (1 if len(given) == len(meanings) else len(meanings))
-        return np.broadcast_to(shares, len(meanings)) @ meanings
+        meanings = self.meanings(sentences)
+        count = len(meanings)
+        numbers = getattr(self.config, weights)
+        if len(numbers) not in (1, count):
+            problem = f"has {len(numbers)} numbers for {count} sentences in {sentences}"
+            raise ValueError(f"{self.config.prefix}{weights} {problem}; give one number, or one for each")
+        shares = np.asarray(numbers, np.float32)
+        if len(numbers) != count:
+            # One number is shared out among the sentences.
+            shares = np.broadcast_to(shares / count, count)
+        return shares @ meanings
 
-    def _recorded(self, path: str) -> np.ndarray:
+    def _embed_recording(self, path: str) -> np.ndarray:
         """Embeddings (N, D) of the frames in a recording that show something."""
         from envs.recording import load
 
-        frames = load(path)[0].frame
-        seen = self.encoder.embed(frames, self.config.batch_size) if frames is not None else np.zeros((0, 1))
-        seen = seen.astype(np.float32)
-        seen = seen[shows(seen)]
-        if not len(seen):
+        batch, _ = load(path)
+        embeddings = np.zeros((0, 1), np.float32)
+        if batch.frame is not None:
+            embeddings = self.encoder.embed(batch.frame, self.config.batch_size).astype(np.float32)
+        embeddings = embeddings[shows(embeddings)]
+        if not len(embeddings):
             name = f"{self.config.prefix}reference_file={path!r}"
             raise ValueError(f"{name} has no frame that shows anything; record with frames={self.frame_size}")
-        return seen
+        return embeddings
 
 
 class Calibration(Stateful):
@@ -146,8 +161,10 @@ class Calibration(Stateful):
     def __init__(
         self, percentiles: tuple[float, float], reference: int, low: float | None = None, high: float | None = None
     ) -> None:
-        self.percentiles, self.reference = percentiles, reference
-        self.low, self.high = low, high
+        self.percentiles = percentiles
+        self.reference = reference
+        self.low = low
+        self.high = high
         self.values = np.zeros(0, np.float32)
 
     @property
@@ -158,14 +175,16 @@ class Calibration(Stateful):
         """Take in values (N,); once the scale is fixed nothing moves any more."""
         if self.ready:
             return
-        self.values = np.concatenate([self.values, raw[: self.reference - len(self.values)]])
+        missing = self.reference - len(self.values)
+        self.values = np.concatenate([self.values, raw[:missing]])
         if len(self.values) >= self.reference:
             self.freeze()
 
     def freeze(self) -> None:
         """Fix the scale on what has been seen; at least one value."""
         low, high = np.percentile(self.values, self.percentiles)
-        self.low, self.high = float(low), float(max(high, low + NARROWEST))
+        self.low = float(low)
+        self.high = float(max(high, low + MIN_SCALE_WIDTH))
         self.values = self.values[:0]
 
     def __call__(self, raw: np.ndarray, bounded: bool) -> np.ndarray:

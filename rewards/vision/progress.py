@@ -61,6 +61,7 @@ class Progress(Episodic, Latent):
     def build(self) -> None:
         super().build()
         config = self.config
+        # The first state of an episode is that before its first step.
         self.requires |= {"obs" if config.of == "obs" else "obs_frame"}
         states, progress = self._demonstrations(config.demos)
         self.hops = Hops(self.size, config.hidden, torch.Generator().manual_seed(self.seed)).to(self.device)
@@ -70,34 +71,51 @@ class Progress(Episodic, Latent):
         return [f"hops of the demonstrations are predicted to within {self.error:.3f} (mean error, of [-1, 1])"]
 
     def initial_memory(self, n: int) -> Memory:
-        empty = {"first": np.zeros((n, self.size), np.float32), "begun": np.zeros(n, bool)}
-        return {**empty, "phi": np.zeros(n, np.float32)}
+        return {
+            "first": np.zeros((n, self.size), np.float32),
+            "begun": np.zeros(n, bool),
+            "phi": np.zeros(n, np.float32),
+        }
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        after, before = self.states(batch), self.states(batch.at_obs())
-        first, begun, phi = memory["first"], memory["begun"], memory["phi"]
+        after = self.states(batch)
+        before = self.states(batch.at_obs())
+        # The first state of each row's episode, (T, N, D); the memory holds it (N, D) across rollouts.
+        first = memory["first"]
+        begun = memory["begun"]
         firsts = np.empty_like(after)
         for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
-            firsts[t] = first = np.where((begun | ~valid)[:, None], first, before[t])
+            first = np.where((begun | ~valid)[:, None], first, before[t])
+            firsts[t] = first
             first = np.where(ended[:, None], np.float32(0), first)
             begun = (begun | valid) & ~ended
-        forward, back, step = self.hops.between(firsts, before, after)
-        forward, backward = np.maximum(forward, 0), 1 + np.minimum(back, 0)  # nothing lies before 0 or beyond 1
-        raw = np.empty(batch.shape, np.float32)
+        # Nothing lies before 0 or beyond 1, so hops from the first state and from the goal have one sign.
+        from_first, from_goal, from_before = self.hops.between(firsts, before, after)
+        forward = np.maximum(from_first, 0)
+        backward = 1 + np.minimum(from_goal, 0)
+        progress = np.empty(batch.shape, np.float32)
+        phi = memory["phi"]
         for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
-            raw[t] = moved = self.fuse(phi, forward[t], backward[t], hop(phi, step[t]))
-            phi = np.where(ended, np.float32(0), np.where(valid, moved, phi))
-        return raw, {"first": first, "begun": begun, "phi": phi}
+            onward = hop(phi, from_before[t])
+            fused = self.fuse(phi, forward[t], backward[t], onward)
+            progress[t] = fused
+            phi = np.where(valid, fused, phi)
+            phi = np.where(ended, np.float32(0), phi)
+        return progress, {"first": first, "begun": begun, "phi": phi}
 
     def fuse(self, last: np.ndarray, forward: np.ndarray, backward: np.ndarray, onward: np.ndarray) -> np.ndarray:
         """Progress (N,) from the last one and that of three views, all in [0, 1]."""
         view = self.config.view
+        if view == "mean":
+            return (forward + backward + onward) / 3
         if view != "gated":
             views = {"forward": forward, "backward": backward, "incremental": onward}
-            return views[view] if view in views else (forward + backward + onward) / 3
+            return views[view]
+        # The gate w of the class's docstring closes as the forward and the backward view disagree.
         mean = (forward + backward) / 2
-        apart = np.abs(backward - forward) / (mean + TINY)
-        return last + np.exp(-self.config.gate * apart**2) / 2 * (mean - last + (onward - last))
+        disagreement = np.abs(backward - forward) / (mean + TINY)
+        gate = np.exp(-self.config.gate * disagreement**2)
+        return last + gate / 2 * (mean - last + (onward - last))
 
     def _demonstrations(self, path: str) -> tuple[np.ndarray, np.ndarray]:
         """States (M, D) of all demonstrations, and the share of its episode that lies behind each (M,)."""
@@ -105,7 +123,8 @@ class Progress(Episodic, Latent):
             raise ValueError("reward.progress.demos is empty; name a recording of episodes that reach the goal")
         try:
             batch, _ = load(path)
-            after, before = self.states(batch), self.states(batch.at_obs())
+            after = self.states(batch)
+            before = self.states(batch.at_obs())
         except FileNotFoundError as error:
             raise ValueError(f"reward.progress.demos={error}; envs.recording.save writes one") from None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -113,14 +132,20 @@ class Progress(Episodic, Latent):
                 f"reward.progress.demos={path!r} does not show what of={self.config.of} reads ({error}); record "
                 "demonstrations in the same environment"
             ) from None
-        states, progress, least = [], [], self.config.threshold
+        threshold = self.config.threshold
+        states = []
+        progress = []
         for rows in episodes(batch):
-            whole = batch.step[rows.start] == 0 and batch.ended[rows.stop - 1]
-            if whole and (least is None or batch.reward[rows].sum() > least):
-                states.append(np.concatenate([before[rows][:1], after[rows]]))
-                progress.append(np.linspace(0, 1, len(states[-1]), dtype=np.float32))
+            complete = batch.step[rows.start] == 0 and batch.ended[rows.stop - 1]
+            succeeded = threshold is None or batch.reward[rows].sum() > threshold
+            if complete and succeeded:
+                trajectory = np.concatenate([before[rows][:1], after[rows]])
+                states.append(trajectory)
+                progress.append(np.linspace(0, 1, len(trajectory), dtype=np.float32))
         if not states:
-            above = "" if least is None else f" with a return above {least}, as reward.progress.threshold asks"
+            above = ""
+            if threshold is not None:
+                above = f" with a return above {threshold}, as reward.progress.threshold asks"
             raise ValueError(f"reward.progress.demos={path!r} holds no whole episode{above}; record more")
         return np.concatenate(states), np.concatenate(progress)
 
@@ -155,22 +180,32 @@ class Hops(Whitened):
         with torch.no_grad():
             now = self.whiten(after)
             starts = (self.whiten(firsts), self.goal.expand_as(now), self.whiten(before))
-            return tuple(self(p, now).cpu().numpy().reshape(after.shape[:-1]) for p in starts)
+            shape = after.shape[:-1]
+            return tuple(self(p, now).cpu().numpy().reshape(shape) for p in starts)
 
     def fit(self, states: np.ndarray, progress: np.ndarray, config: ProgressConfig, rng: np.random.Generator) -> float:
         """Learn from pairs of states (M, D) with progress (M,); returns the mean error on the last tenth of them."""
         self.measure(states)
         x = self.whiten(states)
-        last = x[torch.from_numpy(np.flatnonzero(progress == 1)).to(x.device)]
-        self.goal.copy_(last[(last - last.mean(0)).square().sum(1).argmin()])
+        # The goal is the last state nearest to the mean of all last states.
+        last_rows = torch.from_numpy(np.flatnonzero(progress == 1)).to(x.device)
+        last = x[last_rows]
+        distance = (last - last.mean(0)).square().sum(1)
+        self.goal.copy_(last[distance.argmin()])
         flat = Flat.over(list(self.parameters()), epsilon=1e-8)
+        # All pairs are drawn at once: (steps, 2, batch_size), the second axis being p and q.
         pairs = rng.integers(0, len(states), (config.steps, 2, config.batch_size))
-        target = torch.from_numpy(hop_between(progress[pairs[:, 0]], progress[pairs[:, 1]])).to(x.device)
-        rows, errors = torch.from_numpy(pairs).to(x.device), []
+        hops = hop_between(progress[pairs[:, 0]], progress[pairs[:, 1]])
+        target = torch.from_numpy(hops).to(x.device)
+        rows = torch.from_numpy(pairs).to(x.device)
+        errors = []
         for t in range(config.steps):
-            gap = self(x[rows[t, 0]], x[rows[t, 1]]) - target[t]
+            p = x[rows[t, 0]]
+            q = x[rows[t, 1]]
+            error = self(p, q) - target[t]
             flat.grad.zero_()
-            gap.square().mean().backward()
+            error.square().mean().backward()
             flat.step(config.learning_rate * (1 - t / config.steps))
-            errors.append(gap.detach().abs().mean())
-        return float(torch.stack(errors[-max(config.steps // 10, 1) :]).mean())
+            errors.append(error.detach().abs().mean())
+        last_tenth = errors[-max(config.steps // 10, 1) :]
+        return float(torch.stack(last_tenth).mean())

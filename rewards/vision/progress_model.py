@@ -46,10 +46,12 @@ from rewards.llm.store import AnswerStore, Label
 from rewards.vision.base import Vision, VisionConfig, shows, unit_mean
 from rewards.vision.encoder import UNTRAINED, ClipEncoder, blanks
 
-ASKED = ("beside", "at_once")
-FRAMES = 4096  # newest scored frames that are kept for the judge
-WAITING = 512  # windows that may wait for it
-START = 0  # the name of no window: an episode has begun
+ASK_MODES = ("beside", "at_once")
+# The newest frames of windows are kept on the disk for the judge.
+MAX_FRAMES_ON_DISK = 4096
+MAX_WAITING_WINDOWS = 512
+# The name of no window: an episode has begun.
+START = 0
 
 
 @dataclass
@@ -68,7 +70,7 @@ class ProgressModelConfig(VisionConfig):
     every: int = setting(8, "steps of an episode between two windows", low=1)
     window: int = setting(8, "frames of one", low=1, high=64)
     size: int = setting(96, "height and width of the frames that a server sees, pixels", low=8, high=1024)
-    ask: str = setting("beside", "beside training, or at_once, before the reward is given", choices=ASKED)
+    ask: str = setting("beside", "beside training, or at_once, before the reward is given", choices=ASK_MODES)
     rate: float = setting(0.0, "windows asked about per 1,000 environment steps; 0 for no limit", low=0)
     budget: int = setting(0, "answers in total, 0 for no limit", low=0)
     cache: str = setting("", "*.sqlite of answers, shared by any number of runs")
@@ -89,31 +91,53 @@ class ProgressModel(Vision):
             self.goal = unit_mean(self.meanings("goal"))
             return
         self.encoder: ClipEncoder | None = None  # type: ignore[assignment]
-        self.frame_size, self.embedding = config.size, f"frame of {config.name}"  # a name
-        frames, self.scores = Frames(), ScoredWindows()
-        self.windows: dict[int, str] = {}  # name -> the names of its frames: met since the last question
-        self.fresh: dict[int, float] = {}  # answers that came with `at_once` since the last update
+        self.frame_size = config.size
+        # What stands for a frame is its name.
+        self.embedding = f"frame of {config.name}"
+        frames = Frames()
+        self.scores = ScoredWindows()
+        # Windows met since the last question: name -> the names of their frames.
+        self.windows: dict[int, str] = {}
+        # Answers that came with `at_once` since the last update.
+        self.fresh: dict[int, float] = {}
         remote = config.judge != "recorded"
-        options = {**config.judge_options, "goal": config.goal} | ({"folder": frames.path} if remote else {})
+        options = {**config.judge_options, "goal": config.goal}
+        if remote:
+            options["folder"] = frames.path
         self.annotator: Annotator | None = None
         if config.ask == "beside":
-            limits: dict[str, Any] = {"rate": config.rate, "budget": config.budget, "queue": WAITING}
-            limits |= {"cache": config.cache, "clock": "wall" if remote or config.cache else "steps"}
-            self.annotator = Annotator(config.judge, options, "windows", **limits, seed=self.seed)
+            self.annotator = Annotator(
+                config.judge,
+                options,
+                "windows",
+                rate=config.rate,
+                budget=config.budget,
+                queue=MAX_WAITING_WINDOWS,
+                cache=config.cache,
+                clock="wall" if remote or config.cache else "steps",
+                seed=self.seed,
+            )
         else:
             self.judge = make_judge(config.judge, "windows", **options)
-            self.breaker, self.store = Breaker(), AnswerStore(config.cache)
-        self.frames = frames  # closed last
+            self.breaker = Breaker()
+            self.store = AnswerStore(config.cache)
+        # Attributes are closed in order, and the judge reads these files until it is closed.
+        self.frames = frames
 
     def rate(self, seen: np.ndarray) -> np.ndarray:
         """(1 + cosine) / 2 of CLIP's embeddings, float32 (N,); 0 where a frame shows nothing."""
-        return np.where(shows(seen), (1 + seen @ self.goal) / 2, 0).astype(np.float32)
+        score = (1 + seen @ self.goal) / 2
+        return np.where(shows(seen), score, 0).astype(np.float32)
 
     def initial_memory(self, n: int) -> Memory:
         if self.encoder is not None:
             return None
-        empty = {"seen": np.zeros((n, self.config.window), np.int64), "count": np.zeros(n, np.int64)}
-        return {**empty, "latest": np.full(n, START, np.int64)}
+        # The names of a window's frames, oldest first, how many there are, and the name of the newest window.
+        return {
+            "seen": np.zeros((n, self.config.window), np.int64),
+            "count": np.zeros(n, np.int64),
+            "latest": np.full(n, START, np.int64),
+        }
 
     def embed(self, batch: Transitions) -> np.ndarray:
         """CLIP's embeddings; for a server names, int64 (N, 1), 0 where a frame is in no window."""
@@ -126,41 +150,55 @@ class ProgressModel(Vision):
             raise ValueError(f"progress_model reads frames, uint8 (N, H, W, 3), not {given}; use frame_size={size}")
         every = self.config.every
         names = np.zeros((len(frames), 1), np.int64)
-        wanted = np.flatnonzero((batch.step % every == every - 1) | batch.ended)
-        for row in wanted[~blanks(frames[wanted])].tolist() if len(wanted) else ():
+        rows = np.flatnonzero((batch.step % every == every - 1) | batch.ended)
+        if len(rows):
+            rows = rows[~blanks(frames[rows])]
+        for row in rows.tolist():
             names[row] = self.frames.keep(frames[row])
         return names
 
     def recall(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         """The newest window before each row and after it, int64 (T, N, 2)."""
         names = batch.extras.get(str(self.embedding))
-        names = self.embed(batch.flatten()).reshape(*batch.shape, 1) if names is None else names
-        named, ended = (names[..., 0] != 0) & batch.valid, batch.ended
-        seen, count, latest = (memory[key].copy() for key in ("seen", "count", "latest"))
-        kept = np.empty((*batch.shape, 2), np.int64)
-        for t, (some, ends) in enumerate(zip(named.any(axis=1).tolist(), ended.any(axis=1).tolist())):
-            kept[t, :, 0] = latest
-            for i in np.flatnonzero(named[t]).tolist() if some else ():
-                if count[i] == self.config.window:
-                    seen[i, 1:-1] = seen[i, 2:].copy()
-                    count[i] -= 1
-                seen[i, count[i]] = names[t, i, 0]
-                count[i] += 1
-                latest[i] = self._meet(seen[i, : count[i]].tolist())
-            kept[t, :, 1] = latest
-            if ends:
-                seen[ended[t]], count[ended[t]], latest[ended[t]] = 0, 0, START
+        if names is None:
+            names = self.embed(batch.flatten()).reshape(*batch.shape, 1)
+        named = (names[..., 0] != 0) & batch.valid
+        ended = batch.ended
+        seen = memory["seen"].copy()
+        count = memory["count"].copy()
+        latest = memory["latest"].copy()
+        windows = np.empty((*batch.shape, 2), np.int64)
+        # Most steps have no named frame and no end: two flags a step spare them the work.
+        any_named = named.any(axis=1).tolist()
+        any_ended = ended.any(axis=1).tolist()
+        for t in range(len(windows)):
+            windows[t, :, 0] = latest
+            if any_named[t]:
+                for i in np.flatnonzero(named[t]).tolist():
+                    # A full window keeps its first frame and drops the second.
+                    if count[i] == self.config.window:
+                        seen[i, 1:-1] = seen[i, 2:].copy()
+                        count[i] -= 1
+                    seen[i, count[i]] = names[t, i, 0]
+                    count[i] += 1
+                    latest[i] = self._register_window(seen[i, : count[i]].tolist())
+            windows[t, :, 1] = latest
+            if any_ended[t]:
+                seen[ended[t]] = 0
+                count[ended[t]] = 0
+                latest[ended[t]] = START
         if self.annotator is None:
             self._ask_at_once()
-        return kept, {"seen": seen, "count": count, "latest": latest}
+        return windows, {"seen": seen, "count": count, "latest": latest}
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         if self.encoder is not None:
             return super().scan(batch, memory)
-        kept = batch.extras.get(self.recalls)
-        if kept is None:
-            kept, memory = self.recall(batch, memory)
-        return self.known(kept[..., 1])[0], memory
+        windows = batch.extras.get(self.recalls)
+        if windows is None:
+            windows, memory = self.recall(batch, memory)
+        values, _ = self.known(windows[..., 1])
+        return values, memory
 
     def score(self, batch: Transitions, memory: Memory = None) -> Any:
         if self.encoder is not None:
@@ -169,22 +207,26 @@ class ProgressModel(Vision):
         if str(self.embedding) not in extras and self.recalls not in extras:
             extras[str(self.embedding)] = self.embed(batch)
         row = one_row(batch.replace(extras=extras))
-        kept = row.extras.get(self.recalls)
-        if kept is None:
-            kept, memory = self.recall(row, memory)
-        return Scored(*self.known(kept[0, :, 1])), memory
+        windows = row.extras.get(self.recalls)
+        if windows is None:
+            windows, memory = self.recall(row, memory)
+        values, ready = self.known(windows[0, :, 1])
+        return Scored(values, ready), memory
 
     def around(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        before, there = self.known(kept[..., 0])
-        after, too = self.known(kept[..., 1])
-        return np.where(there & too, before, np.float32(0)), np.where(there & too, after, np.float32(0))
+        before, before_ready = self.known(kept[..., 0])
+        after, after_ready = self.known(kept[..., 1])
+        ready = before_ready & after_ready
+        zero = np.float32(0)
+        return np.where(ready, before, zero), np.where(ready, after, zero)
 
     def known(self, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Scores of windows, float32, 0 where there is none yet; and whether there is, bool."""
         distinct, place = np.unique(names, return_inverse=True)
-        table, fresh = self.scores.table, self.fresh
-        values = np.array([table.get(name, fresh.get(name, math.nan)) for name in distinct.tolist()], np.float32)
-        values = values[place].reshape(names.shape)
+        table = self.scores.table
+        fresh = self.fresh
+        scores = [table.get(name, fresh.get(name, math.nan)) for name in distinct.tolist()]
+        values = np.array(scores, np.float32)[place].reshape(names.shape)
         ready = ~np.isnan(values)
         values[~ready] = 0
         return values, ready
@@ -200,18 +242,26 @@ class ProgressModel(Vision):
         self.fresh.clear()
         metrics: dict[str, float] = {}
         if self.annotator is not None:
-            asked, now = list(self.windows.values()), self.scores.now
+            self.annotator.offer(list(self.windows.values()), self.scores.now)
             self.windows.clear()
-            self.annotator.offer(asked, now)
-            taken = {name_of(str(item)): value for item, value in self.annotator.take(now) if not math.isnan(value)}
-            self.scores.table.update(taken)
-            metrics = self.annotator.metrics() | ({"score": float(np.mean([*taken.values()]))} if taken else {})
-        return {**metrics, "scored": len(self.scores.table) - 1.0}
+            answers = {}
+            for item, value in self.annotator.take(self.scores.now):
+                if not math.isnan(value):
+                    answers[name_of(str(item))] = value
+            self.scores.table.update(answers)
+            metrics = self.annotator.metrics()
+            if answers:
+                metrics["score"] = float(np.mean(list(answers.values())))
+        # Less the start of an episode, whose score is known to be 0.
+        metrics["scored"] = len(self.scores.table) - 1.0
+        return metrics
 
     def notes(self) -> list[str]:
         if self.encoder is not None:
             return super().notes()
-        return self.judge.notes() if self.annotator is None else self.annotator.notes()
+        if self.annotator is None:
+            return self.judge.notes()
+        return self.annotator.notes()
 
     def judge_use(self) -> JudgeUse | None:
         if self.encoder is not None or self.annotator is None:
@@ -221,7 +271,9 @@ class ProgressModel(Vision):
     def preflight(self) -> str:
         if self.encoder is not None:
             return ""
-        return str(self.judge.reach()) if self.annotator is None else self.annotator.preflight()
+        if self.annotator is None:
+            return str(self.judge.reach())
+        return self.annotator.preflight()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, but for the windows that wait: their frames end with this process."""
@@ -230,40 +282,48 @@ class ProgressModel(Vision):
             state["annotator"]["queue"]["waiting"] = []
         return state
 
-    def _meet(self, frames: Sequence[int]) -> int:
+    def _register_window(self, frames: Sequence[int]) -> int:
         """The name of a window of frames, which is to be scored if it is not yet."""
         item = " ".join(map(file_name, frames))
         name = name_of(item)
         if name not in self.scores.table and name not in self.fresh:
             self.windows[name] = item
-            if len(self.windows) > WAITING:
-                del self.windows[next(iter(self.windows))]
+            if len(self.windows) > MAX_WAITING_WINDOWS:
+                oldest = next(iter(self.windows))
+                del self.windows[oldest]
         return name
 
     def _ask_at_once(self) -> None:
         """Score the windows that were met; what fails now is asked about when it is met again."""
-        items, identity, was_open = list(self.windows.values()), self.judge.identity, self.breaker.open
+        items = list(self.windows.values())
         self.windows.clear()
-        found = self.store.get(identity, items) if items else {}
-        new = [item for item in items if item not in found]
+        stored = self.store.get(self.judge.identity, items) if items else {}
+        new = [item for item in items if item not in stored]
         if self.config.budget:
-            new = new[: max(self.config.budget - len(self.fresh) - len(self.scores.table) + 1, 0)]
-
-        def ask(item: str) -> float:
-            begin, answers = time.monotonic(), self.judge.label([item])
-            if answers.failed[0]:
-                raise JudgeError(answers.failure)
-            value, raw = float(answers.value[0]), answers.raw[0] if answers.raw else ""
-            self.store.put(identity, [Label(item, value, raw, time.monotonic() - begin, answers.tokens)])
-            return value
-
-        given = in_parallel(ask, new, getattr(self.judge, "concurrency", 1), self.breaker) if new else []
-        for item, value in [*found.items(), *zip(new, given)]:
+            answered = len(self.fresh) + len(self.scores.table) - 1
+            new = new[: max(self.config.budget - answered, 0)]
+        was_open = self.breaker.open
+        answers: list[float | JudgeError] = []
+        if new:
+            answers = in_parallel(self._ask_judge, new, getattr(self.judge, "concurrency", 1), self.breaker)
+        for item, value in [*stored.items(), *zip(new, answers)]:
             if not isinstance(value, JudgeError) and not math.isnan(value):
                 self.fresh[name_of(str(item))] = value
         if self.breaker.open and not was_open:
-            why = next(value for value in given if isinstance(value, JudgeError))
+            why = next(value for value in answers if isinstance(value, JudgeError))
             print(f"progress_model: {why}; trying again in {self.breaker.pause:g} s", file=sys.stderr, flush=True)
+
+    def _ask_judge(self, item: str) -> float:
+        """The judge's score of a window, which the store keeps; JudgeError where there is none."""
+        start = time.monotonic()
+        answers = self.judge.label([item])
+        if answers.failed[0]:
+            raise JudgeError(answers.failure)
+        value = float(answers.value[0])
+        raw = answers.raw[0] if answers.raw else ""
+        seconds = time.monotonic() - start
+        self.store.put(self.judge.identity, [Label(item, value, raw, seconds, answers.tokens)])
+        return value
 
 
 class ScoredWindows:
@@ -274,35 +334,42 @@ class ScoredWindows:
         self.table: dict[int, float] = {START: 0.0}
 
     def state_dict(self) -> dict[str, Any]:
-        names, values = np.array([*self.table], np.int64), np.array([*self.table.values()], np.float32)
+        names = np.array(list(self.table), np.int64)
+        values = np.array(list(self.table.values()), np.float32)
         return {"now": self.now, "names": names, "values": values}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.now = int(state["now"])
-        self.table = dict(zip(np.asarray(state["names"]).tolist(), np.asarray(state["values"]).tolist()))
+        names = np.asarray(state["names"]).tolist()
+        values = np.asarray(state["values"]).tolist()
+        self.table = dict(zip(names, values))
 
 
 class Frames:
     """The newest frames, by a name made of their bytes, in files that a judge in another process reads."""
 
-    def __init__(self, capacity: int = FRAMES) -> None:
+    def __init__(self, capacity: int = MAX_FRAMES_ON_DISK) -> None:
         self.capacity = capacity
         self._folder = TemporaryDirectory(prefix="lodestar-frames-", ignore_cleanup_errors=True)
         self.path = self._folder.name
-        self._kept: dict[int, None] = {}
+        # As an ordered set: the oldest name first.
+        self._names: dict[int, None] = {}
 
     def keep(self, frame: np.ndarray) -> int:
         """The name of a frame, uint8 (H, W, 3), not 0; it is on the disk unless that is full."""
         name = _digest(str(frame.shape).encode() + frame.tobytes())
-        if name not in self._kept:
-            self._kept[name] = None
+        if name not in self._names:
+            self._names[name] = None
             with suppress(OSError):
-                np.save(Path(self.path) / f"{file_name(name)}.npy", frame)
-            if len(self._kept) > self.capacity:
-                oldest = next(iter(self._kept))
-                del self._kept[oldest]
-                (Path(self.path) / f"{file_name(oldest)}.npy").unlink(missing_ok=True)
+                np.save(self._file(name), frame)
+            if len(self._names) > self.capacity:
+                oldest = next(iter(self._names))
+                del self._names[oldest]
+                self._file(oldest).unlink(missing_ok=True)
         return name
+
+    def _file(self, name: int) -> Path:
+        return Path(self.path) / f"{file_name(name)}.npy"
 
     def close(self) -> None:
         self._folder.cleanup()
@@ -320,4 +387,5 @@ def name_of(item: str) -> int:
 
 def _digest(data: bytes) -> int:
     """64 bits that name some bytes, equal in every process, never 0."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True) or 1
+    digest = hashlib.blake2b(data, digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True) or 1

@@ -26,8 +26,11 @@ from lodestar.settings import setting
 from lodestar.state import Stateful
 from rewards.vision.latent import Latent, LatentConfig
 
-ROUNDS = 10  # of k-means
-PLACES = 64  # states kept of a success
+KMEANS_ROUNDS = 10
+# How many states are kept of a success, at even places of its way.
+STATES_PER_SUCCESS = 64
+# A number of the state whose standard deviation is not above this counts as constant.
+MIN_SPREAD = 1e-6
 
 
 @dataclass
@@ -54,18 +57,24 @@ class SelfReference(Stateful, Latent):
     def build(self) -> None:
         super().build()
         self.running = RunningEpisodes(self.config.longest, self.size)
-        self.found = 0  # successes so far
-        self.ways = np.zeros((self.config.successes, PLACES, self.size), np.float32)
-        self._gather()
+        # Successes so far, and the states (successes, STATES_PER_SUCCESS, D) of the latest ones in a ring.
+        self.found = 0
+        self.ways = np.zeros((self.config.successes, STATES_PER_SUCCESS, self.size), np.float32)
+        self._fit_centres()
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         if not self.found:
             return np.zeros(batch.shape, np.float32)
         z = self.states(batch) / self.spread
-        square = np.square(z).sum(1, keepdims=True) - 2 * z @ self.centres.T + np.square(self.centres).sum(1)
-        nearest = square.argmin(axis=1)
-        far = np.square(z - self.centres[nearest]).sum(1) / self.vary  # without what the expansion rounds away
-        return (self.progress[nearest] * np.exp(-far / (2 * self.config.width**2))).astype(np.float32)
+        # |z - c|^2 expanded, (N, K), finds the nearest centre without an (N, K, D) array.
+        z_squared = np.square(z).sum(1, keepdims=True)
+        centres_squared = np.square(self.centres).sum(1)
+        square_distances = z_squared - 2 * z @ self.centres.T + centres_squared
+        nearest = square_distances.argmin(axis=1)
+        # The distance itself is taken again from the difference: the expansion rounds small ones away.
+        distance = np.square(z - self.centres[nearest]).sum(1) / self.vary
+        closeness = np.exp(-distance / (2 * self.config.width**2))
+        return (self.progress[nearest] * closeness).astype(np.float32)
 
     def update(self, batch: Transitions) -> dict[str, float]:
         """Keep the episodes that ended well; a flat batch (N,) is one step of N environments."""
@@ -73,29 +82,42 @@ class SelfReference(Stateful, Latent):
             batch = batch.map(lambda x: x[None])
         if not batch.valid.any():
             return {}
-        ended, threshold = self.running.ended(batch, self.states(batch)), self.config.threshold
-        goal = [terminated and last > 0 for _, _, last, terminated in ended]
-        good = goal if threshold is None else [total > threshold for _, total, _, _ in ended]
-        successes = [way for (way, *_), succeeded in zip(ended, good) if succeeded]
-        for way in successes:
-            self.ways[self.found % len(self.ways)] = along(way)
-            self.found += 1
+        threshold = self.config.threshold
+        ended = self.running.ended(batch, self.states(batch))
+        successes = 0
+        for way, total, last_reward, terminated in ended:
+            if threshold is None:
+                succeeded = terminated and last_reward > 0
+            else:
+                succeeded = total > threshold
+            if succeeded:
+                self.ways[self.found % len(self.ways)] = along(way)
+                self.found += 1
+                successes += 1
         if successes:
-            self._gather()
-        return {"successes": float(self.found), **({"success": len(successes) / len(ended)} if ended else {})}
+            self._fit_centres()
+        metrics = {"successes": float(self.found)}
+        if ended:
+            metrics["success"] = successes / len(ended)
+        return metrics
 
-    def _gather(self) -> None:
-        ways = self.ways[: min(self.found, len(self.ways))]
-        states = ways.reshape(-1, self.size) if self.found else np.zeros((1, self.size), np.float32)
+    def _fit_centres(self) -> None:
+        """The centres, their progress and the scale of the states, from the successes that are kept."""
+        states = np.zeros((1, self.size), np.float32)
+        if self.found:
+            states = self.ways[: self.found].reshape(-1, self.size)
         spread = states.std(0, dtype=np.float64)
-        self.spread = np.where(spread > 1e-6, spread, 1).astype(np.float32)
-        self.vary = max(int((spread > 1e-6).sum()), 1)  # numbers; two of these states are about 2 * vary apart, squared
-        progress = np.resize(np.linspace(0, 1, PLACES, dtype=np.float32), len(states))
+        varies = spread > MIN_SPREAD
+        self.spread = np.where(varies, spread, 1).astype(np.float32)
+        # D of the class's docstring: two of these states are about 2 D apart, squared.
+        self.vary = max(int(varies.sum()), 1)
+        shares = np.linspace(0, 1, STATES_PER_SUCCESS, dtype=np.float32)
+        progress = np.resize(shares, len(states))
         self.centres, self.progress = gather(states / self.spread, progress, self.config.centres)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._gather()
+        self._fit_centres()
 
 
 class RunningEpisodes(Stateful):
@@ -105,8 +127,9 @@ class RunningEpisodes(Stateful):
 
     def __init__(self, longest: int, size: int) -> None:
         self.longest = longest
-        self.states = np.zeros((0, 0, size), np.float32)  # (L, N, D), the newest last
-        self.returns = np.zeros(0)  # (N,)
+        # (L, N, D), the newest last, and (N,).
+        self.states = np.zeros((0, 0, size), np.float32)
+        self.returns = np.zeros(0)
 
     def ended(self, batch: Transitions, states: np.ndarray) -> list[tuple[np.ndarray, float, float, bool]]:
         """Take in a rollout (T, N), whose rows follow the last call's, and the states (T, N, D) that it led to.
@@ -115,28 +138,37 @@ class RunningEpisodes(Stateful):
         """
         envs = batch.shape[1]
         if len(self.returns) != envs:
-            self.states, self.returns = np.zeros((0, *states.shape[1:]), np.float32), np.zeros(envs)
-        kept = len(self.states)
-        states = np.concatenate([self.states, np.where(batch.valid[..., None], states, np.float32(0))])
-        total = np.zeros((len(batch.reward) + 1, envs))  # of each column up to a row
+            self.states = np.zeros((0, *states.shape[1:]), np.float32)
+            self.returns = np.zeros(envs)
+        # Row t of the rollout is row offset + t of the states.
+        offset = len(self.states)
+        states = np.where(batch.valid[..., None], states, np.float32(0))
+        states = np.concatenate([self.states, states])
+        # The sum of each column's rewards before each row, (T + 1, N), across the ends of episodes.
+        total = np.zeros((len(batch.reward) + 1, envs))
         np.cumsum(np.where(batch.valid, batch.reward, 0), axis=0, out=total[1:])
         total += self.returns
-        before = np.zeros(envs)  # what earlier episodes of a column add to it
-        found = []
+        # The part of that sum which earlier episodes of a column earned.
+        earlier = np.zeros(envs)
+        episodes = []
         for t, n in np.argwhere(batch.ended):
-            first = max(kept + t - int(batch.step[t, n]), 0)
-            last = float(batch.reward[t, n]), bool(batch.terminated[t, n])
-            if batch.valid[t, n]:  # no row in which it was lost
-                found.append((states[first : kept + t + 1, n], float(total[t + 1, n] - before[n]), *last))
-            before[n] = total[t + 1, n]
-        self.returns = total[-1] - before
+            # A row that is not valid is one in which the environment was lost: its episode has no end.
+            if batch.valid[t, n]:
+                first = max(offset + t - int(batch.step[t, n]), 0)
+                way = states[first : offset + t + 1, n]
+                episode_return = float(total[t + 1, n] - earlier[n])
+                last_reward = float(batch.reward[t, n])
+                episodes.append((way, episode_return, last_reward, bool(batch.terminated[t, n])))
+            earlier[n] = total[t + 1, n]
+        self.returns = total[-1] - earlier
         self.states = states[-self.longest :].copy()
-        return found
+        return episodes
 
 
 def along(way: np.ndarray) -> np.ndarray:
-    """The states (PLACES, D) at even places of a way (M, D), its first and last among them."""
-    return way[np.linspace(0, len(way) - 1, PLACES).round().astype(np.int64)]
+    """States at even places of a way (M, D), its first and last among them, (STATES_PER_SUCCESS, D)."""
+    places = np.linspace(0, len(way) - 1, STATES_PER_SUCCESS).round()
+    return way[places.astype(np.int64)]
 
 
 def gather(states: np.ndarray, progress: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -144,13 +176,18 @@ def gather(states: np.ndarray, progress: np.ndarray, count: int) -> tuple[np.nda
     progress of the states that each gathers (K,), K at most `count` and M.
     """
     order = np.argsort(progress, kind="stable")
-    places = np.linspace(0, len(states) - 1, min(count, len(states))).round().astype(np.int64)
-    centres = states[order[places]].astype(np.float64)
-    for _ in range(ROUNDS):
-        square = np.square(centres).sum(1) - 2 * states @ centres.T
+    places = np.linspace(0, len(states) - 1, min(count, len(states))).round()
+    centres = states[order[places.astype(np.int64)]].astype(np.float64)
+    for _ in range(KMEANS_ROUNDS):
+        # |s - c|^2 (M, K) less |s|^2, which does not change the nearest centre.
+        distance = np.square(centres).sum(1) - 2 * states @ centres.T
+        nearest = distance.argmin(axis=1)
         member = np.zeros((len(centres), len(states)))
-        member[square.argmin(axis=1), np.arange(len(states))] = 1
+        member[nearest, np.arange(len(states))] = 1
+        # Centres that no state is nearest to are dropped.
         size = member.sum(1)
-        centres, size, member = centres[size > 0], size[size > 0], member[size > 0]
+        member = member[size > 0]
+        size = size[size > 0]
         centres = member @ states / size[:, None]
-    return centres.astype(np.float32), (member @ progress / size).astype(np.float32)
+    mean_progress = member @ progress / size
+    return centres.astype(np.float32), mean_progress.astype(np.float32)

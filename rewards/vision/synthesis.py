@@ -30,7 +30,8 @@ from rewards.vision.base import Vision
 from rewards.vision.clip import Clip, ClipConfig
 from rewards.vision.contrast import Contrast, ContrastConfig
 
-SLOWEST = 0.1  # m/s, below which a limit is none
+# A speed limit below this, in m/s, is no limit, and would be divided by.
+MIN_TARGET_SPEED = 0.1
 
 
 @dataclass
@@ -79,9 +80,10 @@ class Synthesis(Reward):
         if config.semantics == "constant":
             self.requires = frozenset({"signals"})
             return
-        kind, settings = _part(config)
+        kind, settings = _semantic_part(config)
         self.semantic = kind(settings, self.observation_space, self.action_space, seed=self.seed, device=self.device)
-        self.frame_size, self.embedding = self.semantic.frame_size, self.semantic.embedding
+        self.frame_size = self.semantic.frame_size
+        self.embedding = self.semantic.embedding
 
     def initial_memory(self, n: int) -> Memory:
         """The latest lane offsets, m, in a ring, and how many there have been."""
@@ -97,31 +99,39 @@ class Synthesis(Reward):
         car = read(batch.signals)
         advised = self._advised(batch)
         share = advised.value if isinstance(advised, Scored) else advised
-        target = np.maximum(car.speed_limit if config.target_speed is None else config.target_speed, SLOWEST)
-        reward = _falling(np.abs(car.speed - share * target), target)
-        reward = reward * _falling(np.abs(car.lane_offset), config.max_offset)
-        reward = reward * _falling(np.abs(car.heading), config.max_angle)
+        target_speed = car.speed_limit if config.target_speed is None else config.target_speed
+        target_speed = np.maximum(target_speed, MIN_TARGET_SPEED)
+        reward = _fall_linearly(np.abs(car.speed - share * target_speed), target_speed)
+        reward = reward * _fall_linearly(np.abs(car.lane_offset), config.max_offset)
+        reward = reward * _fall_linearly(np.abs(car.heading), config.max_angle)
         if memory is not None:
-            deviation, memory = _remember(memory, car.lane_offset)
-            reward = reward * _falling(deviation, config.max_deviation)
-        reward = np.where(_failed(car), config.penalty, reward).astype(np.float32)
-        scored = Scored(reward, advised.ready) if isinstance(advised, Scored) else reward
+            deviation, memory = _offset_deviation(memory, car.lane_offset)
+            reward = reward * _fall_linearly(deviation, config.max_deviation)
+        reward = np.where(_has_failed(car), config.penalty, reward).astype(np.float32)
+        scored: np.ndarray | Scored = reward
+        if isinstance(advised, Scored):
+            scored = Scored(reward, advised.ready)
         return scored if memory is None else (scored, memory)
 
     def embed(self, batch: Transitions) -> np.ndarray:
-        return super().embed(batch) if self.semantic is None else self.semantic.embed(batch)
+        if self.semantic is None:
+            return super().embed(batch)
+        return self.semantic.embed(batch)
 
     def update(self, batch: Transitions) -> dict[str, float]:
         """The semantic part learns; `advised`, the mean share of the target speed; `failed`, of penalties."""
         flat = valid_rows(batch)
         if not flat.shape[0]:
             return {}
-        metrics = self.semantic.update(flat) if self.semantic is not None else {}
+        metrics: dict[str, float] = {}
+        if self.semantic is not None:
+            metrics = self.semantic.update(flat)
         advised = self._advised(flat)
         if not isinstance(advised, Scored):
             metrics["advised"] = float(advised.mean())
         if flat.signals is not None:
-            metrics["failed"] = float(_failed(read(flat.signals)).mean())
+            failed = _has_failed(read(flat.signals))
+            metrics["failed"] = float(failed.mean())
         return metrics
 
     def notes(self) -> list[str]:
@@ -137,33 +147,41 @@ class Synthesis(Reward):
         if isinstance(rated, Scored):
             return rated
         if self.config.semantics == "binary":
+            # From -1 and +1 to 0 and 1.
             rated = (rated + 1) / 2
         return np.clip(rated, 0, 1)
 
 
-def _part(config: SynthesisConfig) -> tuple[type[Vision], Any]:
+def _semantic_part(config: SynthesisConfig) -> tuple[type[Vision], Any]:
+    """The class of the reward that reads the frame, and its settings."""
     if config.semantics == "lord":
         return Contrast, replace(config, positive_weight=[0.0], negative_weight=[1.0])
     if config.semantics == "contrast":
         return Contrast, config
-    return Clip, config if config.semantics == "binary" else replace(config, threshold=None)
+    if config.semantics == "binary":
+        return Clip, config
+    return Clip, replace(config, threshold=None)
 
 
-def _falling(distance: np.ndarray, end: np.ndarray | float) -> np.ndarray:
+def _fall_linearly(distance: np.ndarray, end: np.ndarray | float) -> np.ndarray:
     """1 at 0, falling in a straight line to 0 at `end`, and 0 beyond."""
     return np.maximum(1 - distance / end, 0)
 
 
-def _failed(car: Vehicle) -> np.ndarray:
+def _has_failed(car: Vehicle) -> np.ndarray:
     return (car.crashed > 0.5) | (car.on_road < 0.5)
 
 
-def _remember(memory: Memory, offset: np.ndarray) -> tuple[np.ndarray, Memory]:
+def _offset_deviation(memory: Memory, offset: np.ndarray) -> tuple[np.ndarray, Memory]:
     """Standard deviation (N,) of the latest offsets, this one (N,) included, and the memory that holds it."""
-    latest, count = memory["offset"].copy(), memory["count"] + 1
-    latest[np.arange(len(offset)), memory["count"] % latest.shape[1]] = offset
-    held = np.minimum(count, latest.shape[1])[:, None]
-    filled = np.arange(latest.shape[1]) < held
+    # A ring (N, history) of which the first `held` places are filled.
+    latest = memory["offset"].copy()
+    history = latest.shape[1]
+    latest[np.arange(len(offset)), memory["count"] % history] = offset
+    count = memory["count"] + 1
+    held = np.minimum(count, history)[:, None]
+    filled = np.arange(history) < held
     mean = (latest * filled).sum(1, keepdims=True) / held
-    variance = (np.square(latest - mean) * filled).sum(1) / held[:, 0]
+    squares = np.square(latest - mean) * filled
+    variance = squares.sum(1) / held[:, 0]
     return np.sqrt(variance), {"offset": latest, "count": count}

@@ -9,7 +9,7 @@ import rewards
 from rewards.base import Scored
 from rewards.check import check_reward
 from rewards.vision.clip import ClipConfig, goal_reward
-from rewards.vision.contrast import NARROWEST, Calibration, Contrast, ContrastConfig
+from rewards.vision.contrast import MIN_SCALE_WIDTH, Calibration, Contrast, ContrastConfig
 from rewards.vision.encoder import ClipEncoder, shared
 
 UP, DOWN = "pole vertically upright on top of the cart", "the pole is hanging down"
@@ -124,7 +124,7 @@ def test_rows_that_are_no_transitions_or_show_nothing_are_not_in_the_reference()
 def test_a_reference_without_spread_does_not_blow_noise_up():
     calibration = Calibration((5, 95), 4)
     calibration.update(np.full(4, 0.25, np.float32))
-    assert calibration(np.array([0.25, 0.25 + NARROWEST], np.float32), False) == pytest.approx([0, 1], abs=1e-3)
+    assert calibration(np.array([0.25, 0.25 + MIN_SCALE_WIDTH], np.float32), False) == pytest.approx([0, 1], abs=1e-3)
 
 
 def test_half_a_reference_survives_a_checkpoint():

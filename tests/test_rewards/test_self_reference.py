@@ -8,7 +8,14 @@ from paths import LINE, PLANE, TWO, path
 import rewards
 from envs.transitions import concatenate, stack
 from rewards.check import check_reward
-from rewards.vision.self_reference import PLACES, RunningEpisodes, SelfReference, SelfReferenceConfig, along, gather
+from rewards.vision.self_reference import (
+    STATES_PER_SUCCESS,
+    RunningEpisodes,
+    SelfReference,
+    SelfReferenceConfig,
+    along,
+    gather,
+)
 
 
 def made(space=LINE, **config):
@@ -40,7 +47,8 @@ def test_a_state_of_a_success_scores_its_place_on_the_way():
     reward = made(centres=1000)
     assert reward.update(won(path(*EPISODES))) == {"successes": 1, "success": 1}
     places = (WAY[1:] - 1) / 8  # states 1 to 9, the first at 0 and the last at 1
-    np.testing.assert_allclose(reward.score(at(*WAY[1:])), places, atol=0.04)  # PLACES repeats a state about 7 times
+    # a state is repeated about 7 times
+    np.testing.assert_allclose(reward.score(at(*WAY[1:])), places, atol=0.04)
     assert reward.score(at(9))[0] > 0.95
 
 
@@ -126,8 +134,8 @@ def test_only_the_latest_successes_are_kept():
 
 def test_a_way_is_resampled_from_its_first_state_to_its_last():
     way = along(np.arange(1000, dtype=np.float32)[:, None])
-    assert way.shape == (PLACES, 1) and way[0] == 0 and way[-1] == 999
-    assert along(np.ones((1, 3), np.float32)).shape == (PLACES, 3)
+    assert way.shape == (STATES_PER_SUCCESS, 1) and way[0] == 0 and way[-1] == 999
+    assert along(np.ones((1, 3), np.float32)).shape == (STATES_PER_SUCCESS, 3)
 
 
 def test_k_means_finds_groups_and_their_mean_progress():

@@ -62,7 +62,7 @@ def test_the_oldest_make_room():
 
 
 def test_it_switches_itself_off_where_next_to_nothing_comes_back(monkeypatch):
-    monkeypatch.setattr(cache_module, "PATIENCE", 20)
+    monkeypatch.setattr(cache_module, "CACHE_MIN_MISSES", 20)
     off, on = EmbeddingCache(Encoder()), EmbeddingCache(Encoder())
     for i in range(25):
         off(frames_of(i), 64)
