@@ -39,14 +39,29 @@ from rewards.llm.annotation.annotator import Annotator
 from rewards.llm.judges.base import make_judge
 from rewards.llm.store import read_rows
 
-RECENT = 32  # distinct captions of an episode that make its situation
-WIDTH = 384  # numbers of a sentence's embedding
-CACHE = 1 << 14  # captions that are cached
-_ODD = np.random.default_rng(0x5EED).integers(0, 2**64, RECENT, dtype=np.uint64) | np.uint64(1)
-WAITING, THREADS, PAUSE = 64, 4, 30.0  # situations in the queue; questions at the same time; s after an outage
-_LINES = Path(__file__).with_name("crafter_goals.txt").read_text(encoding="utf-8").splitlines()
-# an event in a caption -> the goal that leads there, in an order in which they can be reached
-CRAFTER = {event: goal for event, goal in (line.split(": ") for line in _LINES)}
+# How many distinct captions of an episode make its situation.
+RECENT = 32
+EMBEDDING_SIZE = 384
+CAPTION_CACHE_SIZE = 1 << 14
+MAX_WAITING_SITUATIONS = 64
+QUESTION_THREADS = 4
+# Seconds without a question after an outage of the server.
+OUTAGE_PAUSE_S = 30.0
+# Odd numbers, one a place: the hash of a situation is their sum with the keys.
+HASH_FACTORS = np.random.default_rng(0x5EED).integers(0, 2**64, RECENT, dtype=np.uint64) | np.uint64(1)
+
+
+def _read_crafter_goals() -> dict[str, str]:
+    """An event in a caption -> the goal that leads there, in an order in which they can be reached."""
+    text = Path(__file__).with_name("crafter_goals.txt").read_text(encoding="utf-8")
+    goals = {}
+    for line in text.splitlines():
+        event, goal = line.split(": ")
+        goals[event] = goal
+    return goals
+
+
+CRAFTER = _read_crafter_goals()
 
 
 @dataclass
@@ -63,7 +78,9 @@ class GuidanceConfig(RewardConfig):
     goal: str = setting("", "what counts in the whole task, for the model; by default the environment's own sentence")
     family: str = setting("", "the family of environments, such as `crafter`")
     every: int = setting(100, "steps of an episode between two goals", low=1)
-    features: int = setting(32, "numbers that the policy gets of a goal; 384 is its whole embedding", low=1, high=WIDTH)
+    features: int = setting(
+        32, "numbers that the policy gets of a goal; 384 is its whole embedding", low=1, high=EMBEDDING_SIZE
+    )
     model: str = setting("", "`openai`: its name on the server")
     url: str = setting("http://localhost:8000/v1", "`openai`: the API's root")
     key: str = setting("OPENAI_API_KEY", "`openai`: the environment variable with the API key")
@@ -83,40 +100,61 @@ class Guidance(Reward):
     Config = GuidanceConfig
     config: GuidanceConfig
     requires = frozenset({"text"})
-    relabelable = False  # the goal depends on the episode
+    # The goal depends on the episode, which a transition alone does not show.
+    relabelable = False
     control: ClassVar[dict[str, Any] | None] = {"goals": "none"}
 
     def build(self) -> None:
         config = self.config
         if config.goals == "rules" and config.family not in ("", "crafter"):
             raise ValueError(f"reward.guidance.goals=rules are for Crafter, not for {config.family}; give goals=openai")
-        self.guides, self.every = config.features, config.every
-        # the projection is part of the method, so the same in every run
-        drawn = np.random.default_rng(0).normal(0, config.features**-0.5, (WIDTH, config.features))
-        self._projection = (np.eye(WIDTH) if config.features == WIDTH else drawn).astype(np.float32)
-        self._plan = np.array([key(event) for event in CRAFTER] if config.goals == "rules" else [], np.uint64)
-        self._captions: dict[int, str] = {}  # key -> caption
-        self._memory: Memory = None  # of the environments that are learnt from
-        self._set_goals(["", *(CRAFTER.values() if len(self._plan) else ())], {})
+        self.guides = config.features
+        self.every = config.every
+        self._projection = _make_projection(config.features)
+        # The keys of the events that end each goal of `rules`, in order.
+        events = list(CRAFTER) if config.goals == "rules" else []
+        self._plan = np.array([key(event) for event in events], np.uint64)
+        # Captions by their keys, and the memory of the environments that are learnt from.
+        self._captions: dict[int, str] = {}
+        self._memory: Memory = None
+        # Goal 0 is none.
+        goals = [""]
+        if config.goals == "rules":
+            goals += CRAFTER.values()
+        self._set_goals(goals, {})
         if Path(config.answers).is_file():
-            wrong = "no answer; give `told`, a list, and `goal`, a text"
-            self._learn(dict(read_rows(config.answers, _answer, wrong)))
+            problem = "no answer; give `told`, a list, and `goal`, a text"
+            self._learn(dict(read_rows(config.answers, _parse_answer, problem)))
         if config.goals == "recorded" and not len(self._keys):
             raise ValueError(f"reward.guidance.answers={config.answers!r} names no goal; give `told` and `goal` a line")
-        self._annotator: Annotator | None = None
-        if config.goals == "openai":
-            options = {"model": config.model, "url": config.url, "key": config.key, "goal": config.goal}
-            make_judge("openai", "goals", **options).close()  # refuses options here, not in its process later
-            limits: dict[str, Any] = {"queue": WAITING, "concurrency": THREADS, "probe": PAUSE}
-            self._annotator = Annotator("openai", options, "goals", cache=config.answers, **limits)
+        self._annotator = self._make_annotator() if config.goals == "openai" else None
+
+    def _make_annotator(self) -> Annotator:
+        config = self.config
+        options = {"model": config.model, "url": config.url, "key": config.key, "goal": config.goal}
+        # Bad options are refused here, not in the annotator's process later.
+        make_judge("openai", "goals", **options).close()
+        return Annotator(
+            "openai",
+            options,
+            "goals",
+            cache=config.answers,
+            queue=MAX_WAITING_SITUATIONS,
+            concurrency=QUESTION_THREADS,
+            probe=OUTAGE_PAUSE_S,
+        )
 
     def initial_memory(self, n: int) -> Memory:
-        recent, asked = np.zeros((n, RECENT), np.uint64), np.zeros(n, np.uint64)
+        recent = np.zeros((n, RECENT), np.uint64)
+        asked = np.zeros(n, np.uint64)
+        goal = self._choose_goals(recent, asked, np.zeros(n, np.int64))
+        # goal: its number, 0 for none; recent: keys of the latest distinct captions, newest last; asked: the situation
+        # that the goal was asked for; since: the sum of the captions' embeddings since the goal was given.
         return {
-            "goal": self._named(recent, asked, np.zeros(n, np.int64)),  # number of the goal, 0 for none
-            "recent": recent,  # keys of the latest distinct captions, newest last
-            "asked": asked,  # the situation that the goal was asked for
-            "since": np.zeros((n, WIDTH), np.float32),  # sum of the captions since the goal was given
+            "goal": goal,
+            "recent": recent,
+            "asked": asked,
+            "since": np.zeros((n, EMBEDDING_SIZE), np.float32),
             "comprehension": np.zeros(n, np.float32),
         }
 
@@ -126,68 +164,96 @@ class Guidance(Reward):
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
         assert batch.text is not None
-        recent, since, goal = memory["recent"], memory["since"], memory["goal"]
-        asked, comprehension = memory["asked"], memory["comprehension"]
+        recent = memory["recent"]
+        since = memory["since"]
+        goal = memory["goal"]
+        asked = memory["asked"]
+        comprehension = memory["comprehension"]
         rows = np.flatnonzero(batch.text != "")
         if len(rows):
-            recent, since = recent.copy(), since.copy()
-            parts = [_read(text) for text in batch.text[rows]]
-            since[rows] += np.stack([meaning for _, meaning in parts])
-            for codes in itertools.zip_longest(*(codes for codes, _ in parts), fillvalue=0):
-                recent[rows] = _newest(recent[rows], np.array(codes, np.uint64))
-            length = np.sqrt(np.square(since).sum(axis=1))  # the goal's is 1, or 0
-            comprehension = (self._meanings[goal] * since).sum(axis=1) / np.maximum(length, np.float32(1e-6))
+            recent = recent.copy()
+            since = since.copy()
+            captions = [_read_caption(text) for text in batch.text[rows]]
+            since[rows] += np.stack([embedding for _, embedding in captions])
+            # The first event of every row, then the second ones; rows with fewer events are filled up with 0.
+            events = [keys for keys, _ in captions]
+            for keys in itertools.zip_longest(*events, fillvalue=0):
+                recent[rows] = _newest(recent[rows], np.array(keys, np.uint64))
+            # The cosine c of the file's head: a goal's embedding has length 1, or 0 for no goal.
+            length = np.sqrt(np.square(since).sum(axis=1))
+            product = (self._meanings[goal] * since).sum(axis=1)
+            comprehension = product / np.maximum(length, np.float32(1e-6))
         rise = comprehension - memory["comprehension"]
-        renewed = (batch.step + 1) % self.every == 0
-        if renewed.any():
-            asked = np.where(renewed, _situation(recent), asked)
-        named = self._named(recent, asked, goal, renewed)
-        fresh = named != goal
-        if fresh.any():
-            since = np.where(fresh[:, None], np.float32(0), since)
-            comprehension = np.where(fresh, np.float32(0), comprehension)
-        return rise, {"goal": named, "recent": recent, "asked": asked, "since": since, "comprehension": comprehension}
+        is_due = (batch.step + 1) % self.every == 0
+        if is_due.any():
+            asked = np.where(is_due, _situation(recent), asked)
+        next_goal = self._choose_goals(recent, asked, goal, is_due)
+        changed = next_goal != goal
+        if changed.any():
+            since = np.where(changed[:, None], np.float32(0), since)
+            comprehension = np.where(changed, np.float32(0), comprehension)
+        after = {
+            "goal": next_goal,
+            "recent": recent,
+            "asked": asked,
+            "since": since,
+            "comprehension": comprehension,
+        }
+        return rise, after
 
-    def _named(
-        self, recent: np.ndarray, asked: np.ndarray, goal: np.ndarray, renewed: np.ndarray | bool = True
+    def _choose_goals(
+        self, recent: np.ndarray, asked: np.ndarray, goal: np.ndarray, is_due: np.ndarray | bool = True
     ) -> np.ndarray:
         """The goal of each environment from now on, int64 (N,): the answer for its situation, else the last one."""
         if len(self._plan):
-            seen = (recent[:, :, None] == self._plan).any(axis=1)
-            first = np.where(seen.all(axis=1), 0, seen.argmin(axis=1) + 1)
-            reached = (goal > 0) & seen[np.arange(len(goal)), goal - 1]
-            return np.where(renewed | reached, first, goal)
+            # Whether each event of the plan is among the recent captions, bool (N, goals).
+            met = (recent[:, :, None] == self._plan).any(axis=1)
+            first_open = np.where(met.all(axis=1), 0, met.argmin(axis=1) + 1)
+            reached = (goal > 0) & met[np.arange(len(goal)), goal - 1]
+            return np.where(is_due | reached, first_open, goal)
         if not len(self._keys):
             return goal
         place = np.minimum(np.searchsorted(self._keys, asked), len(self._keys) - 1)
-        return np.where(self._keys[place] == asked, self._numbers[place], goal)
+        has_answer = self._keys[place] == asked
+        return np.where(has_answer, self._numbers[place], goal)
 
     def update(self, batch: Transitions) -> dict[str, float]:
         if self._annotator is not None:
-            self._learn({_situation_of(json.loads(str(events))): goal for events, goal in self._annotator.take(0)})
+            answers = self._annotator.take(0)
+            self._learn({_situation_of(json.loads(str(events))): goal for events, goal in answers})
+            # The situation without a caption is that of every beginning.
             if 0 not in self._keys:
-                self._annotator.offer(["[]"], 0)  # what to begin with
-        batch = batch if len(batch.shape) == 2 else batch.map(lambda x: x[None])
+                self._annotator.offer(["[]"], 0)
+        if len(batch.shape) == 1:
+            batch = batch.map(lambda x: x[None])
         assert batch.text is not None
         n = batch.shape[1]
-        fresh, reached, guided, rows = self.initial_memory(n), 0.0, 0.0, 0
-        memory = fresh if self._memory is None or len(self._memory["goal"]) != n else self._memory
+        initial = self.initial_memory(n)
+        memory = self._memory
+        if memory is None or len(memory["goal"]) != n:
+            memory = initial
+        comprehension = 0.0
+        guided = 0.0
         for t in range(batch.shape[0]):
-            valid, ended = batch.valid[t], batch.ended[t]
+            valid = batch.valid[t]
+            ended = batch.ended[t]
             rise, after = self.score(batch[t], memory)
             if self._annotator is not None:
-                self._ask(self._annotator, batch.text[t], memory, after, valid)
-            reached += float((memory["comprehension"] + rise)[valid].sum())
+                self._ask_about_new(self._annotator, batch.text[t], memory, after, valid)
+            comprehension += float((memory["comprehension"] + rise)[valid].sum())
             guided += float((after["goal"] > 0)[valid].sum())
-            rows += int(valid.sum())
             memory = after if valid.all() else merge_memory(after, memory, ~valid)
-            memory = merge_memory(memory, fresh, ended) if ended.any() else memory
+            if ended.any():
+                memory = merge_memory(memory, initial, ended)
         self._memory = memory
-        metrics = {"comprehension": reached / max(rows, 1), "guided": guided / max(rows, 1)}
+        rows = max(int(batch.valid.sum()), 1)
+        metrics = {"comprehension": comprehension / rows, "guided": guided / rows}
         if self._annotator is not None:
             counts = self._annotator.metrics()
-            metrics |= {"goals": float(len(self._goals) - 1), "waiting": counts["queued"]}
-            metrics |= {"answered": counts["answered"] + counts["cached"], "failed": counts["failed"]}
+            metrics["goals"] = float(len(self._goals) - 1)
+            metrics["waiting"] = counts["queued"]
+            metrics["answered"] = counts["answered"] + counts["cached"]
+            metrics["failed"] = counts["failed"]
         return metrics
 
     def notes(self) -> list[str]:
@@ -200,7 +266,8 @@ class Guidance(Reward):
         notes = [source[self.config.goals]]
         if self._annotator is None:
             return notes
-        if failed := self._annotator.metrics()["failed"]:
+        failed = self._annotator.metrics()["failed"]
+        if failed:
             notes.append(f"{failed:,.0f} questions got no goal; the last error: {self._annotator.failure}")
         return notes + self._annotator.notes()
 
@@ -208,7 +275,9 @@ class Guidance(Reward):
         return None if self._annotator is None else self._annotator.judge_use()
 
     def preflight(self) -> str:
-        return "" if self._annotator is None or len(self._keys) else self._annotator.preflight()
+        if self._annotator is None or len(self._keys):
+            return ""
+        return self._annotator.preflight()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -221,73 +290,104 @@ class Guidance(Reward):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         numbers = np.array(state["answers"]["numbers"], np.int64).tolist()
-        self._set_goals(list(state["goals"]), dict(zip(np.array(state["answers"]["keys"]).tolist(), numbers)))
+        situations = np.array(state["answers"]["keys"]).tolist()
+        self._set_goals(list(state["goals"]), dict(zip(situations, numbers)))
         self._captions = {key(text): text for text in state["captions"]}
-        memory = state["memory"]
-        self._memory = None if memory is None else {name: np.array(value) for name, value in memory.items()}
+        self._memory = state["memory"]
+        if self._memory is not None:
+            self._memory = {name: np.array(value) for name, value in self._memory.items()}
         if self._annotator is not None and state.get("annotator"):
             self._annotator.load_state_dict(state["annotator"])
 
     def _learn(self, answers: dict[int, str]) -> None:
+        """Add answers, situation -> goal; a goal that is new gets the next number."""
         numbers = {goal: number for number, goal in enumerate(self._goals)}
-        for goal in answers.values():
-            numbers.setdefault(goal, len(numbers))
-        known = dict(zip(self._keys.tolist(), self._numbers.tolist()))
-        self._set_goals(list(numbers), known | {asked: numbers[goal] for asked, goal in answers.items()})
+        number_of = dict(zip(self._keys.tolist(), self._numbers.tolist()))
+        for situation, goal in answers.items():
+            number_of[situation] = numbers.setdefault(goal, len(numbers))
+        self._set_goals(list(numbers), number_of)
 
     def _set_goals(self, goals: list[str], answers: dict[int, int]) -> None:
-        self._goals = goals  # number -> sentence; 0 is none
+        """Goals by their numbers, and answers, situation -> number of a goal."""
+        self._goals = goals
         self._meanings = np.stack([meaning(goal) for goal in goals])
         self._guides = self._meanings @ self._projection
-        self._keys = np.array(sorted(answers), np.uint64)  # situations
-        self._numbers = np.array([answers[asked] for asked in sorted(answers)], np.int64)
+        # Sorted, so that situations are found by bisection.
+        situations = sorted(answers)
+        self._keys = np.array(situations, np.uint64)
+        self._numbers = np.array([answers[situation] for situation in situations], np.int64)
 
-    def _ask(self, annotator: Annotator, texts: np.ndarray, before: Memory, after: Memory, valid: np.ndarray) -> None:
-        if len(self._captions) > CACHE:
+    def _ask_about_new(
+        self, annotator: Annotator, texts: np.ndarray, before: Memory, after: Memory, valid: np.ndarray
+    ) -> None:
+        """Offer the situations of this step for which there is no answer yet."""
+        if len(self._captions) > CAPTION_CACHE_SIZE:
             self._captions.clear()
-        self._captions.update((key(part), part) for text in set(texts[valid]) for part in text.split("; "))
-        new = valid & (after["asked"] != before["asked"]) & ~np.isin(after["asked"], self._keys)
-        for row in np.flatnonzero(new):
-            codes = [code for code in after["recent"][row].tolist() if code]
-            if all(code in self._captions for code in codes):
-                annotator.offer([json.dumps([self._captions[code] for code in codes])], 0)
+        for text in set(texts[valid]):
+            for event in text.split("; "):
+                self._captions[key(event)] = event
+        changed = after["asked"] != before["asked"]
+        is_new = valid & changed & ~np.isin(after["asked"], self._keys)
+        for row in np.flatnonzero(is_new):
+            events = [self._captions.get(code) for code in after["recent"][row].tolist() if code]
+            # A cache that was cleared may lack one: such a situation cannot be put in words.
+            if None not in events:
+                annotator.offer([json.dumps(events)], 0)
 
 
-@functools.lru_cache(CACHE)
-def _read(text: str) -> tuple[tuple[int, ...], np.ndarray]:
-    """Keys of a caption's events, and the sum of their embeddings, float32 (WIDTH,)."""
-    parts = text.split("; ")
-    return tuple(map(key, parts)), np.stack([meaning(part) for part in parts]).sum(axis=0)
+def _make_projection(features: int) -> np.ndarray:
+    """W of the file's head, float32 (EMBEDDING_SIZE, features): the same in every run, as it is part of the method."""
+    if features == EMBEDDING_SIZE:
+        return np.eye(EMBEDDING_SIZE, dtype=np.float32)
+    rng = np.random.default_rng(0)
+    return rng.normal(0, features**-0.5, (EMBEDDING_SIZE, features)).astype(np.float32)
 
 
-@functools.lru_cache(CACHE)
+@functools.lru_cache(CAPTION_CACHE_SIZE)
+def _read_caption(text: str) -> tuple[tuple[int, ...], np.ndarray]:
+    """Keys of a caption's events, and the sum of their embeddings, float32 (EMBEDDING_SIZE,)."""
+    events = text.split("; ")
+    embeddings = np.stack([meaning(event) for event in events])
+    return tuple(map(key, events)), embeddings.sum(axis=0)
+
+
+@functools.lru_cache(CAPTION_CACHE_SIZE)
 def meaning(text: str) -> np.ndarray:
-    """A sentence as a float32 vector (WIDTH,) of length 1; zeros for ""."""
+    """A sentence as a float32 vector (EMBEDDING_SIZE,) of length 1; zeros for ""."""
     from rewards.llm.judges.embedding import encode
 
-    return encode([text])[0] if text else np.zeros(WIDTH, np.float32)
+    if not text:
+        return np.zeros(EMBEDDING_SIZE, np.float32)
+    return encode([text])[0]
 
 
 def _newest(recent: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Recent keys (N, RECENT), with `codes` (N,) moved or put to the end, the oldest dropped; 0 changes nothing."""
     same = recent == codes[:, None]
-    gone = np.where(same.any(axis=1), same.argmax(axis=1), 0)  # without a match the oldest
+    # The place that is dropped: that of the same key, or without one that of the oldest.
+    dropped = np.where(same.any(axis=1), same.argmax(axis=1), 0)
     place = np.arange(RECENT - 1)
-    kept = np.take_along_axis(recent, place + (place >= gone[:, None]), axis=1)
-    return np.where(codes[:, None] == 0, recent, np.concatenate([kept, codes[:, None]], axis=1))
+    others = np.take_along_axis(recent, place + (place >= dropped[:, None]), axis=1)
+    moved = np.concatenate([others, codes[:, None]], axis=1)
+    return np.where(codes[:, None] == 0, recent, moved)
 
 
 def _situation(recent: np.ndarray) -> np.ndarray:
     """A number for each row of keys (N, RECENT), uint64 (N,); 0 without any."""
-    return (recent * _ODD).sum(axis=1, dtype=np.uint64)
+    return (recent * HASH_FACTORS).sum(axis=1, dtype=np.uint64)
 
 
-def _answer(row: Mapping[str, Any]) -> tuple[int, str]:
-    """Situation and goal of a line {"told": [...], "goal": "..."}, or of a row that was kept."""
-    told, goal = (row["told"], row["goal"]) if "told" in row else (json.loads(row["text"]), row["raw"])
+def _parse_answer(row: Mapping[str, Any]) -> tuple[int, str]:
+    """Situation and goal of a line {"told": [...], "goal": "..."}, or of a row that the annotator cached."""
+    if "told" in row:
+        events = row["told"]
+        goal = row["goal"]
+    else:
+        events = json.loads(row["text"])
+        goal = row["raw"]
     if not isinstance(goal, str) or not goal:
         raise ValueError("no goal")
-    return _situation_of(told), goal
+    return _situation_of(events), goal
 
 
 def _situation_of(events: Iterable[str]) -> int:

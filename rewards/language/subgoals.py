@@ -26,7 +26,7 @@ from envs.transitions import Transitions
 from envs.types import Array, Memory
 from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig
-from rewards.language.teacher import COLOURS, KINDS, OBJECTS, STATES, WIDTH, sentence
+from rewards.language.teacher import COLOURS, KINDS, OBJECTS, STATES, SUBGOAL_NUMBERS, sentence
 from rewards.llm.judges.base import JUDGES, make_judge
 
 TEACHERS = tuple(JUDGES["subgoals"])
@@ -66,7 +66,7 @@ class Subgoals(Reward):
 
     def initial_memory(self, n: int) -> Memory:
         return {
-            "plan": np.zeros((n, self.most, WIDTH), np.int16),
+            "plan": np.zeros((n, self.most, SUBGOAL_NUMBERS), np.int16),
             "index": np.zeros(n, np.int64),  # of the current subgoal
             "steps": np.zeros(n, np.int64),  # spent on it so far
             "agent": np.ones((n, 3), np.float32),  # x, y and the longer side of the grid

@@ -40,19 +40,27 @@ from rewards.llm.judges.base import Judge
 from rewards.llm.judges.prompts import sections
 from rewards.llm.store import read_rows
 
-KINDS = ("", "go to", "pick up", "open")  # "" is no subgoal
+# Kind 0 is no subgoal.
+KINDS = ("", "go to", "pick up", "open")
 OBJECTS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
 COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
 STATES = ("open", "closed", "locked")
-EMPTY, WALL, DOOR, KEY, BALL, BOX, GOAL, LAVA = 1, 2, 4, 5, 6, 7, 8, 9
-WIDTH = 6  # numbers of a subgoal
-CACHE = 4096  # levels whose plan is kept at hand
-GO, TAKE, OPEN = 1, 2, 3  # kinds of subgoals
-BLUE, LOCKED = 2, 2
-COST = {KEY: 50, BALL: 50, BOX: 50}  # steps of a detour that are preferred to moving a thing
-DOOR_COST = (0, 20, 1000)  # open, closed, locked
+# Places in `OBJECTS`.
+EMPTY, WALL, FLOOR, DOOR, KEY, BALL, BOX, GOAL, LAVA = range(1, 10)
+# Places in `KINDS`.
+GO, TAKE, OPEN = 1, 2, 3
+# A place in `COLOURS` and one in `STATES`.
+BLUE = 2
+LOCKED = 2
+# Numbers of a subgoal: kind, x, y, object, colour, state.
+SUBGOAL_NUMBERS = 6
+# How many levels keep their plan.
+MAX_CACHED_PLANS = 4096
+# Steps of a detour that the planner prefers to moving a thing, and to a door that is open, closed, locked.
+THING_DETOUR = {KEY: 50, BALL: 50, BOX: 50}
+DOOR_DETOUR = (0, 20, 1000)
 MODELS = ("llama", "deepseek", "qwen")
-# as measured, of each model: accuracy of objects and sentences; accuracy, mean and deviation of the error of positions
+# As measured, of each model: accuracy of objects and sentences; accuracy, mean and deviation of the error of positions.
 PUBLISHED: dict[str, tuple[tuple[float, float, float, float], ...]] = {
     "KeyCorridorS3R3": ((0.9847, 0.9743, 0.18, 1.20), (0.9063, 0.3337, 2.57, 2.54), (0.9957, 0.9810, 0.07, 0.63)),
     "KeyCorridorS6R3": ((0.9323, 0.9137, 1.47, 5.02), (0.7617, 0.3650, 7.24, 7.47), (0.9587, 0.8810, 1.34, 4.25)),
@@ -62,16 +70,21 @@ PUBLISHED: dict[str, tuple[tuple[float, float, float, float], ...]] = {
     "MultiRoom-N4-S5": ((0.5480, 0.5397, 3.69, 4.65), (0.1753, 0.1294, 7.92, 4.64), (0.3521, 0.3604, 5.23, 4.94)),
 }
 
-Row = tuple[int, int, int, int, int, int]  # kind, x, y, object, colour, state
+# Kind, x, y, object, colour, state.
+Row = tuple[int, int, int, int, int, int]
+Cell = tuple[int, int]
 
 
 class Level(NamedTuple):
-    """How an episode begins."""
+    """How an episode begins: the grid, int (H, W, 3), the agent's cell, and a key of 16 hexadecimal digits.
 
-    grid: np.ndarray  # int (H, W, 3): object, colour, state of each cell, as MiniGrid encodes them
-    x: int  # the agent's cell
+    A cell of the grid is object, colour and state, as MiniGrid encodes them. Equal levels have equal keys.
+    """
+
+    grid: np.ndarray
+    x: int
     y: int
-    key: str  # 16 hexadecimal digits; equal levels, equal keys
+    key: str
 
 
 def level_of(signals: np.ndarray) -> Level | None:
@@ -80,18 +93,20 @@ def level_of(signals: np.ndarray) -> Level | None:
     if len(signals) <= head or not np.isfinite(signals).all():
         return None
     numbers = np.rint(signals).astype(np.int64)
-    width, cells = int(numbers[5]), len(numbers) - head
-    if width < 1 or cells % (3 * width):
+    width = int(numbers[5])
+    cells = numbers[head:]
+    if width < 1 or len(cells) % (3 * width):
         return None
-    digest = hashlib.sha256(numbers.astype("<i2").tobytes()).hexdigest()[:16]
-    return Level(numbers[head:].reshape(-1, width, 3), int(numbers[0]), int(numbers[1]), digest)
+    digest = hashlib.sha256(numbers.astype("<i2").tobytes()).hexdigest()
+    return Level(cells.reshape(-1, width, 3), int(numbers[0]), int(numbers[1]), digest[:16])
 
 
 class Teacher(Judge):
     """Plans for levels; the latest are cached."""
 
     @cached_property
-    def _known(self) -> dict[str, np.ndarray]:
+    def _plans(self) -> dict[str, np.ndarray]:
+        """Key of a level -> its plan; the oldest first."""
         return {}
 
     @abstractmethod
@@ -101,18 +116,22 @@ class Teacher(Judge):
     def plans(self, signals: np.ndarray, most: int) -> np.ndarray:
         """Plans for episodes that begin with signals (N, K): int16 (N, most, 6). What makes no sense is left out."""
         levels = [level_of(row) for row in signals]
-        new = {level.key: level for level in levels if level is not None and level.key not in self._known}
-        answers = np.zeros((len(levels), most, WIDTH), np.int16)
-        for level, rows in zip(new.values(), self.ask(list(new.values())) if new else []):
-            if rows is not None:
-                self._known[level.key] = np.array(sensible(level, rows)[:most], np.int16).reshape(-1, WIDTH)
-        for answer, known in zip(answers, levels):
-            if known is not None and known.key in self._known:
-                plan = self._known[known.key]
-                answer[: len(plan)] = plan
-        for key in list(self._known)[: max(len(self._known) - CACHE, 0)]:
-            del self._known[key]
-        return answers
+        new = {level.key: level for level in levels if level is not None and level.key not in self._plans}
+        if new:
+            new_levels = list(new.values())
+            for new_level, rows in zip(new_levels, self.ask(new_levels)):
+                if rows is not None:
+                    plan = np.array(sensible(new_level, rows)[:most], np.int16)
+                    self._plans[new_level.key] = plan.reshape(-1, SUBGOAL_NUMBERS)
+        plans = np.zeros((len(levels), most, SUBGOAL_NUMBERS), np.int16)
+        for row, level in zip(plans, levels):
+            if level is not None and level.key in self._plans:
+                plan = self._plans[level.key]
+                row[: len(plan)] = plan
+        surplus = max(len(self._plans) - MAX_CACHED_PLANS, 0)
+        for key in list(self._plans)[:surplus]:
+            del self._plans[key]
+        return plans
 
 
 def sensible(level: Level, rows: Sequence[Row]) -> list[Row]:
@@ -120,18 +139,24 @@ def sensible(level: Level, rows: Sequence[Row]) -> list[Row]:
     from scipy.ndimage import label
 
     height, width = level.grid.shape[:2]
-    rooms = label(~np.isin(level.grid[..., 0], (WALL, LAVA)))[0]  # the number of what is connected, 0 for what is shut
-    own = rooms[level.y, level.x] if 0 <= level.x < width and 0 <= level.y < height else 0
+    if not (0 <= level.x < width and 0 <= level.y < height):
+        return []
+    # The number of the connected region that each cell belongs to; 0 for walls and lava.
+    regions, _ = label(~np.isin(level.grid[..., 0], (WALL, LAVA)))
+    agent_region = regions[level.y, level.x]
+    if agent_region == 0:
+        return []
     inside = [row for row in rows if 0 <= row[1] < width and 0 <= row[2] < height]
-    return [row for row in inside if rooms[row[2], row[1]] == own > 0]
+    return [row for row in inside if regions[row[2], row[1]] == agent_region]
 
 
 def sentence(kind: int, thing: int, colour: int) -> str:
     """A subgoal in words: `pick up the yellow key`; "" for none."""
     if not kind:
         return ""
-    name = OBJECTS[thing] if thing not in (EMPTY, 3) else "floor"
-    return f"{KINDS[kind]} the {COLOURS[colour]} {name}" if name != "floor" else f"{KINDS[kind]} the place"
+    if thing in (EMPTY, FLOOR):
+        return f"{KINDS[kind]} the place"
+    return f"{KINDS[kind]} the {COLOURS[colour]} {OBJECTS[thing]}"
 
 
 @dataclass(eq=False)
@@ -149,10 +174,10 @@ class RecordedPlans(Teacher):
         if not Path(self.file).is_file():
             raise ValueError(f"file={self.file!r} does not exist; give the file with the plans")
         example = '{"level": "0123456789abcdef", "plan": [{"do": "pick up", "x": 3, "y": 1}]}'
-        self.table = dict(read_rows(self.file, _plan, f"no plan; write one as {example}", torn=False))
+        self.table = dict(read_rows(self.file, _parse_plan, f"no plan; write one as {example}", torn=False))
 
     def ask(self, levels: list[Level]) -> list[list[Row] | None]:
-        return [_rows(level, self.table.get(level.key, [])) for level in levels]
+        return [_plan_rows(level, self.table.get(level.key, [])) for level in levels]
 
     def notes(self) -> list[str]:
         return [f"subgoals are those recorded for {len(self.table):,} levels in {self.file}; others have none"]
@@ -170,23 +195,30 @@ class ModelTeacher(ModelJudge, Teacher):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.table: dict[str, list[dict[str, Any]]] = {}
-        self.asked = self.failed = 0
+        self.asked = 0
+        self.failed = 0
         self._identity = f"teacher {self.model}"
 
     def ask(self, levels: list[Level]) -> list[list[Row] | None]:
         new = {level.key: level for level in levels if level.key not in self.table}
-        kept, asked = self.ask_kept(new, self._one, lambda words: _plan({"text": "", "raw": words})[1])
-        for key, answer in (kept | asked).items():
+        stored, answered = self.ask_kept(new, self._ask_model, _parse_raw_plan)
+        for key, answer in (stored | answered).items():
             if not isinstance(answer, JudgeError):
                 self.table[key] = answer
             elif not isinstance(answer, PausedError):
                 self.failed += 1
-        return [_rows(level, self.table[level.key]) if level.key in self.table else None for level in levels]
+        plans: list[list[Row] | None] = []
+        for level in levels:
+            plan = self.table.get(level.key)
+            plans.append(None if plan is None else _plan_rows(level, plan))
+        return plans
 
-    def _one(self, level: Level) -> str:
+    def _ask_model(self, level: Level) -> str:
         self.asked += 1
-        steps = self.chat.ask([question(level)], schema=_SCHEMA)["subgoals"]
-        return json.dumps([{name: step[name] for name in ("do", "x", "y", "thing")} for step in steps])
+        answer = self.chat.ask([question(level)], schema=_PLAN_SCHEMA)
+        # A server without schemas may add other fields, which are not kept.
+        steps = [(step["do"], step["x"], step["y"], step["thing"]) for step in answer["subgoals"]]
+        return json.dumps([{"do": do, "x": x, "y": y, "thing": thing} for do, x, y, thing in steps])
 
     def metrics(self) -> dict[str, float]:
         return {"teacher_asked": float(self.asked), "teacher_failed": float(self.failed)}
@@ -195,10 +227,13 @@ class ModelTeacher(ModelJudge, Teacher):
         return [f"subgoals come from {self.model} at {self.url}, asked once a level while training waits"]
 
 
-_PLACE: dict[str, Any] = {"type": "integer"}
-_DO = {"type": "string", "enum": list(KINDS[1:])}
-_STEP = answer_form(do=_DO, thing={"type": "string"}, x=_PLACE, y=_PLACE)
-_SCHEMA = answer_form(subgoals={"type": "array", "items": _STEP})
+_STEP_SCHEMA = answer_form(
+    do={"type": "string", "enum": list(KINDS[1:])},
+    thing={"type": "string"},
+    x={"type": "integer"},
+    y={"type": "integer"},
+)
+_PLAN_SCHEMA = answer_form(subgoals={"type": "array", "items": _STEP_SCHEMA})
 
 
 def question(level: Level) -> str:
@@ -210,37 +245,58 @@ def question(level: Level) -> str:
         if thing not in (EMPTY, WALL):
             door = f"{STATES[state]} " if thing == DOOR else ""
             things.append(f"({x}, {y}): {door}{COLOURS[colour]} {OBJECTS[thing]}")
-    rows = ["".join("#" if thing == WALL else "." for thing in row) for row in level.grid[..., 0]]
+    # A picture of the grid, a line a row.
+    walls = np.where(level.grid[..., 0] == WALL, "#", ".")
+    lines = ["".join(row) for row in walls]
     return sections("levels")["plan"].format(
-        width=width, height=height, rows="\n".join(rows), x=level.x, y=level.y, things="; ".join(things) or "none"
+        width=width,
+        height=height,
+        rows="\n".join(lines),
+        x=level.x,
+        y=level.y,
+        things="; ".join(things) or "none",
     )
 
 
-def _rows(level: Level, plan: list[dict[str, Any]]) -> list[Row]:
+def _plan_rows(level: Level, plan: list[dict[str, Any]]) -> list[Row]:
     """A plan as rows; steps outside the grid, or that name a thing which is not there, are left out."""
     height, width = level.grid.shape[:2]
     rows: list[Row] = []
     for step in plan:
-        x, y = step["x"], step["y"]
+        x = step["x"]
+        y = step["y"]
         if not (0 <= x < width and 0 <= y < height):
             continue
         thing, colour, state = map(int, level.grid[y, x])
         words = str(step.get("thing") or "").lower().split()
-        named = next((OBJECTS.index(word) for word in words if word in OBJECTS), thing)
-        if named == KEY and thing == BOX:  # the key that the box hides
-            thing, state = KEY, 0
+        named_thing = next((OBJECTS.index(word) for word in words if word in OBJECTS), thing)
+        # A key where a box is means the key that the box hides.
+        if named_thing == KEY and thing == BOX:
+            thing = KEY
+            state = 0
             colour = next((COLOURS.index(word) for word in words if word in COLOURS), colour)
-        if named == thing:
+        if named_thing == thing:
             rows.append((KINDS.index(step["do"]), x, y, thing, colour, state))
     return rows
 
 
-def _plan(row: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    level, plan = (row["level"], row["plan"]) if "level" in row else (row["text"], json.loads(row["raw"]))
+def _parse_plan(row: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """A level's key and its plan, from a line of a file or from a row that a model's teacher kept."""
+    if "level" in row:
+        level = row["level"]
+        plan = row["plan"]
+    else:
+        level = row["text"]
+        plan = json.loads(row["raw"])
     for step in plan:
-        if step["do"] not in KINDS[1:] or not all(type(step[name]) is int for name in ("x", "y")):
+        if step["do"] not in KINDS[1:] or type(step["x"]) is not int or type(step["y"]) is not int:
             raise ValueError(f"the subgoal {step}")
     return str(level), plan
+
+
+def _parse_raw_plan(words: str) -> list[dict[str, Any]]:
+    _, plan = _parse_plan({"text": "", "raw": words})
+    return plan
 
 
 @dataclass(eq=False)
@@ -259,10 +315,11 @@ class NoisyPlanner(Teacher):
         if self.published:
             environment, _, model = self.published.partition(" ")
             if environment not in PUBLISHED or model.lower() not in MODELS:
-                known = ", ".join(map(" ".join, itertools.product(PUBLISHED, MODELS)))
-                raise ValueError(f"published={self.published!r} was never measured; give one of {known}")
+                measured = ", ".join(map(" ".join, itertools.product(PUBLISHED, MODELS)))
+                raise ValueError(f"published={self.published!r} was never measured; give one of {measured}")
             objects, positions, mean, deviation = PUBLISHED[environment][MODELS.index(model.lower())]
-            self.accuracy, self.error = (positions if self.form == "position" else objects), (mean, deviation)
+            self.accuracy = positions if self.form == "position" else objects
+            self.error = (mean, deviation)
         super().__post_init__()
         if len(self.error) != 2:
             raise ValueError(f"error={self.error} is no mean and standard deviation; give two numbers of cells")
@@ -271,25 +328,40 @@ class NoisyPlanner(Teacher):
         plans: list[list[Row] | None] = []
         for level in levels:
             rng = np.random.default_rng([self.seed, int(level.key, 16)])
-            rows = (row if rng.random() < self.accuracy else self._wrong(level, row, rng) for row in solve(level))
-            plans.append([row for row in rows if row is not None])
+            plan: list[Row] = []
+            for row in solve(level):
+                if rng.random() < self.accuracy:
+                    plan.append(row)
+                    continue
+                wrong = self._draw_wrong(level, row, rng)
+                if wrong is not None:
+                    plan.append(wrong)
+            plans.append(plan)
         return plans
 
-    def _wrong(self, level: Level, row: Row, rng: np.random.Generator) -> Row | None:
+    def _draw_wrong(self, level: Level, row: Row, rng: np.random.Generator) -> Row | None:
         """Another subgoal than this one; None where the level has no other."""
         things = level.grid[..., 0]
         ys, xs = np.indices(things.shape)
         if self.form == "position":
+            # A cell at a drawn distance, counted in steps.
             distance = max(int(rng.normal(*self.error)), 1)
-            able = (np.abs(xs - row[1]) + np.abs(ys - row[2]) == distance) & ~np.isin(things, (WALL, LAVA))
+            is_that_far = np.abs(xs - row[1]) + np.abs(ys - row[2]) == distance
+            candidates = is_that_far & ~np.isin(things, (WALL, LAVA))
         else:
-            able = np.isin(things, (DOOR, KEY, BALL, BOX, GOAL)) & ((xs != row[1]) | (ys != row[2]))
-        places = np.argwhere(able)
-        if len(places) == 0:
+            is_elsewhere = (xs != row[1]) | (ys != row[2])
+            candidates = is_elsewhere & np.isin(things, (DOOR, KEY, BALL, BOX, GOAL))
+        cells = np.argwhere(candidates)
+        if len(cells) == 0:
             return None
-        y, x = map(int, places[rng.integers(len(places))])
+        y, x = map(int, cells[rng.integers(len(cells))])
         thing, colour, state = map(int, level.grid[y, x])
-        kind = OPEN if thing == DOOR else TAKE if thing in COST else GO
+        if thing == DOOR:
+            kind = OPEN
+        elif thing in THING_DETOUR:
+            kind = TAKE
+        else:
+            kind = GO
         return kind, x, y, thing, colour, state
 
     def notes(self) -> list[str]:
@@ -301,7 +373,8 @@ def solve(level: Level) -> list[Row]:
     """The subgoals that lead to what is wanted; empty where that is unknown or out of reach."""
     planner = _Planner(level)
     try:
-        if target := planner.prize():
+        target = planner.prize()
+        if target is not None:
             planner.reach(*target)
     except _NoWayError:
         return []
@@ -313,97 +386,126 @@ class _NoWayError(Exception):
 
 
 class _Planner:
+    """Plans backwards from what is wanted, on a copy of the grid in which each subgoal so far is met."""
+
     def __init__(self, level: Level) -> None:
         self.grid = level.grid.copy()
-        self.at = (level.x, level.y)
-        self.held: set[int] = set()  # colours of the keys picked up so far
-        self.sought: set[int] = set()  # colours of the keys looked for so far
+        self.agent: Cell = (level.x, level.y)
+        # Colours of the keys picked up so far, and of those looked for.
+        self.held: set[int] = set()
+        self.sought: set[int] = set()
         self.rows: list[Row] = []
 
     def prize(self) -> tuple[int, int, int] | None:
-        goals, balls, boxes, keys = (self._all(thing) for thing in (GOAL, BALL, BOX, KEY))
-        locked = [cell for cell in self._all(DOOR) if self._is_locked(*cell)]
+        """What the level is about, read off its grid: cell and kind of the last subgoal; None where that is unknown."""
+        goals = self._cells_of(GOAL)
         if goals:
             return *goals[0], GO
-        if locked and boxes and keys:
+        locked = [cell for cell in self._cells_of(DOOR) if self._is_locked(*cell)]
+        if not locked:
+            return None
+        boxes = self._cells_of(BOX)
+        balls = self._cells_of(BALL)
+        if boxes and self._cells_of(KEY):
             return *boxes[0], TAKE
-        if locked and balls:
-            blue = [(x, y) for x, y in balls if self.grid[y, x, 1] == BLUE]
-            return (*blue[0], TAKE) if blue else (*balls[0], TAKE) if len(balls) == 1 else None
-        return (*locked[0], OPEN) if locked else None
+        if not balls:
+            return *locked[0], OPEN
+        blue = [(x, y) for x, y in balls if self.grid[y, x, 1] == BLUE]
+        if blue:
+            return *blue[0], TAKE
+        if len(balls) == 1:
+            return *balls[0], TAKE
+        return None
 
     def reach(self, x: int, y: int, kind: int) -> None:
         """Append the subgoals up to this one, and change the grid as if they were met."""
         if self._is_locked(x, y):
-            self._fetch(int(self.grid[y, x, 1]))
-        while (bar := next((cell for cell in self._path((x, y))[:-1] if self._bars(*cell)), None)) is not None:
-            thing = self.grid[bar[1], bar[0], 0]
-            if thing != DOOR:
+            self._fetch_key(int(self.grid[y, x, 1]))
+        bar = self._first_bar((x, y))
+        while bar is not None:
+            if self.grid[bar[1], bar[0], 0] != DOOR:
                 self.reach(*bar, TAKE)
-            elif self._is_locked(*bar) or not self._has_way((x, y), without=bar):
+            elif self._is_locked(*bar) or not self._has_path((x, y), without=bar):
                 self.reach(*bar, OPEN)
             else:
-                self.grid[bar[1], bar[0], 2] = 0  # one way of several: no subgoal
+                # A door on one way of several is no subgoal.
+                self.grid[bar[1], bar[0], 2] = 0
+            bar = self._first_bar((x, y))
         thing, colour, state = map(int, self.grid[y, x])
         self.rows.append((kind, x, y, thing, colour, state))
         if thing == DOOR:
             self.grid[y, x, 2] = 0
-        elif thing in COST:
+        elif thing in THING_DETOUR:
             self.grid[y, x] = (EMPTY, 0, 0)
         if thing == KEY:
             self.held.add(colour)
-        self.at = (x, y)
+        self.agent = (x, y)
 
-    def _fetch(self, colour: int) -> None:
+    def _fetch_key(self, colour: int) -> None:
         if colour in self.held:
             return
+        # A key behind the door that it opens.
         if colour in self.sought:
             raise _NoWayError
         self.sought.add(colour)
-        keys = [(x, y) for x, y in self._all(KEY) if self.grid[y, x, 1] == colour]
+        keys = [(x, y) for x, y in self._cells_of(KEY) if self.grid[y, x, 1] == colour]
         if not keys:
-            if not (boxes := [cell for cell in self._all(BOX) if self._has_way(cell)]):
-                raise _NoWayError
-            box = min(boxes, key=lambda cell: len(self._path(cell)))
-            self.reach(*box, OPEN)
-            self.grid[box[1], box[0]] = (KEY, colour, 0)
-            keys = [box]
+            keys = [self._open_box(colour)]
         self.reach(*keys[0], TAKE)
 
-    def _all(self, thing: int) -> list[tuple[int, int]]:
+    def _open_box(self, colour: int) -> Cell:
+        """Open the nearest box, as if it hid the key of this colour; returns its cell."""
+        boxes = [cell for cell in self._cells_of(BOX) if self._has_path(cell)]
+        if not boxes:
+            raise _NoWayError
+        box = min(boxes, key=lambda cell: len(self._path(cell)))
+        self.reach(*box, OPEN)
+        self.grid[box[1], box[0]] = (KEY, colour, 0)
+        return box
+
+    def _cells_of(self, thing: int) -> list[Cell]:
         return [(int(x), int(y)) for y, x in np.argwhere(self.grid[..., 0] == thing)]
 
     def _is_locked(self, x: int, y: int) -> bool:
         return bool(self.grid[y, x, 0] == DOOR and self.grid[y, x, 2] == LOCKED)
 
-    def _bars(self, x: int, y: int) -> bool:
-        thing, _, state = self.grid[y, x]
-        return bool(thing in COST or (thing == DOOR and state > 0))
+    def _first_bar(self, target: Cell) -> Cell | None:
+        """The first cell on the way to the target that cannot be walked through as it is."""
+        for x, y in self._path(target)[:-1]:
+            thing, _, state = self.grid[y, x]
+            if thing in THING_DETOUR or (thing == DOOR and state > 0):
+                return x, y
+        return None
 
-    def _has_way(self, target: tuple[int, int], without: tuple[int, int] | None = None) -> bool:
+    def _has_path(self, target: Cell, without: Cell | None = None) -> bool:
         with suppress(_NoWayError):
             return bool(self._path(target, without))
         return False
 
-    def _path(self, target: tuple[int, int], without: tuple[int, int] | None = None) -> list[tuple[int, int]]:
+    def _path(self, target: Cell, without: Cell | None = None) -> list[Cell]:
         """The cells of the cheapest way from where the agent is to `target`, both included; Dijkstra's."""
         height, width = self.grid.shape[:2]
-        came: dict[tuple[int, int], tuple[int, int]] = {}
-        queue = [(0, self.at, self.at)]
+        # Each cell that is settled, with the one before it on the cheapest way.
+        previous: dict[Cell, Cell] = {}
+        queue = [(0, self.agent, self.agent)]
         while queue:
-            spent, cell, before = heapq.heappop(queue)
-            if cell in came:
+            cost, cell, before = heapq.heappop(queue)
+            if cell in previous:
                 continue
-            came[cell] = before
+            previous[cell] = before
             if cell == target:
                 path = [cell]
-                while path[-1] != self.at:
-                    path.append(came[path[-1]])
+                while path[-1] != self.agent:
+                    path.append(previous[path[-1]])
                 return path[::-1]
-            for x, y in ((cell[0] + dx, cell[1] + dy) for dx, dy in ((1, 0), (0, 1), (-1, 0), (0, -1))):
-                if 0 <= x < width and 0 <= y < height and (x, y) not in came and (x, y) != without:
-                    thing, _, state = map(int, self.grid[y, x])
-                    if thing not in (WALL, LAVA):
-                        detour = DOOR_COST[state] if thing == DOOR else COST.get(thing, 0)
-                        heapq.heappush(queue, (spent + 1 + detour, (x, y), cell))
+            for dx, dy in ((1, 0), (0, 1), (-1, 0), (0, -1)):
+                x = cell[0] + dx
+                y = cell[1] + dy
+                if not (0 <= x < width and 0 <= y < height) or (x, y) in previous or (x, y) == without:
+                    continue
+                thing, _, state = map(int, self.grid[y, x])
+                if thing in (WALL, LAVA):
+                    continue
+                detour = DOOR_DETOUR[state] if thing == DOOR else THING_DETOUR.get(thing, 0)
+                heapq.heappush(queue, (cost + 1 + detour, (x, y), cell))
         raise _NoWayError

@@ -273,7 +273,7 @@ def test_a_checkpoint_keeps_goals_and_answers(tmp_path):
 
 @pytest.mark.parametrize("plan", [status(500), says("no idea"), says('{"goal": "  "}'), hangs(0.2)])
 def test_a_failure_names_no_goal_and_the_situation_may_be_asked_again(plan, monkeypatch):
-    monkeypatch.setattr(guidance, "PAUSE", 0.01)
+    monkeypatch.setattr(guidance, "OUTAGE_PAUSE_S", 0.01)
     with ModelServer(think) as server:
         server.plan = [plan]
         reward = built(**WHAT, url=server.url)
@@ -291,8 +291,8 @@ def test_training_continues_without_a_server_which_is_then_not_asked():
         reward.update(rollout("; ".join(captions)))
     metrics = reward.update(rollout("b"))
     assert (
-        metrics["waiting"] == guidance.WAITING
-        and metrics["failed"] < IN_A_ROW + guidance.THREADS
+        metrics["waiting"] == guidance.MAX_WAITING_SITUATIONS
+        and metrics["failed"] < IN_A_ROW + guidance.QUESTION_THREADS
         and metrics["goals"] == 0
     )
     reward.close()

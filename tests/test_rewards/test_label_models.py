@@ -11,9 +11,9 @@ import torch
 from lodestar.state import pack, unpack
 from rewards.check import generator_states
 from rewards.language.label_models import (
-    BUCKETS,
     ENCODERS,
-    HELD_FROM,
+    LABELS_BEFORE_HOLDOUT,
+    NGRAM_BUCKETS,
     CaptionTable,
     LabelModel,
     LabelTable,
@@ -38,7 +38,7 @@ def test_texts_that_differ_by_a_number_differ_by_a_word():
 
 def test_buckets_are_distinct_numbers_in_range_and_case_means_nothing():
     found = buckets("You kill the newt! The newt is dead.")
-    assert found[0] == 0 and (np.diff(found.astype(int)) > 0).all() and found[-1] < BUCKETS
+    assert found[0] == 0 and (np.diff(found.astype(int)) > 0).all() and found[-1] < NGRAM_BUCKETS
     assert len(buckets("")) >= 1
     np.testing.assert_array_equal(buckets("DOOR"), buckets("door"))
     assert buckets("A 7").tolist() == [
@@ -134,12 +134,12 @@ def test_predicting_nothing_is_fine_and_pieces_do_not_matter(monkeypatch):
     assert model.predict([]).shape == (0,)
     alone = np.concatenate([model.predict([text]) for text in TEXTS])
     np.testing.assert_allclose(model.predict(TEXTS), alone, rtol=1e-5)
-    monkeypatch.setattr("rewards.language.label_models.PIECE", 3)
+    monkeypatch.setattr("rewards.language.label_models.PREDICTION_BATCH", 3)
     np.testing.assert_allclose(model.predict(TEXTS), alone, rtol=1e-5)
     labels = np.where(np.arange(7) < 3, alone < 0, alone > 0).astype(float)  # the first three wrong
     labels[3] = 0.5
     assert model.accuracy(TEXTS, labels) == 0.5
-    monkeypatch.setattr("rewards.language.label_models.HELD_OUT", 4)
+    monkeypatch.setattr("rewards.language.label_models.MAX_HOLDOUT_LABELS", 4)
     assert model.accuracy(TEXTS, labels) == 0.75
 
 
@@ -194,7 +194,7 @@ def test_one_in_ten_is_held_out_but_none_of_the_first_hundred():
         labels.add(f"text {i}", float(i % 2))
     learnt, held = labels.sure()[0], labels.sure(held=True)[0]
     assert set(learnt).isdisjoint(held) and len(learnt) + len(held) == 3000
-    assert learnt[:HELD_FROM] == [f"text {i}" for i in range(HELD_FROM)]
+    assert learnt[:LABELS_BEFORE_HOLDOUT] == [f"text {i}" for i in range(LABELS_BEFORE_HOLDOUT)]
     assert 0.08 < len(held) / 2900 < 0.12
     copy = LabelTable()
     copy.load_state_dict(labels.state_dict())
@@ -202,7 +202,7 @@ def test_one_in_ten_is_held_out_but_none_of_the_first_hundred():
 
 
 def test_the_oldest_labels_go_first_when_there_are_too_many(monkeypatch):
-    monkeypatch.setattr("rewards.language.label_models.MOST", 2)
+    monkeypatch.setattr("rewards.language.label_models.MAX_LABELS", 2)
     labels = LabelTable()
     for text in "abc":
         labels.add(text, 1.0)

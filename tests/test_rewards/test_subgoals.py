@@ -407,11 +407,11 @@ def test_a_server_that_fails_leaves_no_subgoal_and_is_asked_again_later_but_not_
 
 
 def test_only_the_newest_plans_are_kept_at_hand(monkeypatch):
-    monkeypatch.setattr("rewards.language.teacher.CACHE", 2)
+    monkeypatch.setattr("rewards.language.teacher.MAX_CACHED_PLANS", 2)
     teacher, levels = NoisyPlanner(), np.stack([drawn(max_steps=steps) for steps in (1, 2, 3)])
     plans = teacher.plans(levels, 4)
     assert (plans == plans[0]).all() and plans[0, :, 0].tolist() == [2, 3, 1, 0]
-    assert list(teacher._known) == [level_of(one).key for one in levels[1:]]
+    assert list(teacher._plans) == [level_of(one).key for one in levels[1:]]
 
 
 def test_signals_tell_the_level_and_equal_levels_have_equal_keys():
