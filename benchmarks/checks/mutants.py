@@ -124,8 +124,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a li
     ): "another seed of the first episode after a loss",
     (
         "rewards/language/subgoals.py",
-        '"index": np.zeros(n, np.int64),  # of the current subgoal',
-        '"index": np.ones(n, np.int64),  # of the current subgoal',
+        '"index": np.zeros(n, np.int64),',
+        '"index": np.ones(n, np.int64),',
     ): "the plan is zeros until `begin` writes it and the index together, so every row of it is no subgoal",
     (
         "agents/dynamics/rollout.py",

@@ -9,7 +9,7 @@ Source: Zheng et al. 2024, "Online Intrinsic Rewards for Decision Making Agents 
 arXiv 2410.23022, section 2; the decay stems from Klissarov et al. 2023, "Motif", arXiv 2310.00166, section 3.
 Differences: the caption of the state an action led to, where both sources reward a step too late; a replay keeps N_ep
 beside a transition (`recalls`), so old transitions are relabelled with the newest value; an episode remembers its
-newest `EPISODE` captions; `alike=numbers` counts captions that differ in their numbers alone as one.
+newest `EPISODE_CAPTIONS`; `alike=numbers` counts captions that differ in their numbers alone as one.
 When it fails: captions that never repeat (clocks, counters) are never decayed, unless `alike` takes them for one.
 """
 
@@ -31,11 +31,13 @@ from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, Scored, one_row
 from rewards.exploration.memories import CountMemory
 
-EPISODE = 512  # distinct captions that an episode remembers; the oldest are forgotten first
-CACHE = 1 << 16  # texts whose key or value is cached
+# Distinct captions that an episode remembers; the oldest are forgotten first.
+EPISODE_CAPTIONS = 512
+# Texts whose key or value is cached.
+TEXT_CACHE_SIZE = 1 << 16
 
 
-@functools.lru_cache(CACHE)
+@functools.lru_cache(TEXT_CACHE_SIZE)
 def key(text: str) -> int:
     """64 bits that name a text, equal in every process; 0 for "" alone."""
     if not text:
@@ -44,7 +46,7 @@ def key(text: str) -> int:
     return int.from_bytes(digest, "little") or 1
 
 
-@functools.lru_cache(CACHE)
+@functools.lru_cache(TEXT_CACHE_SIZE)
 def key_without_numbers(text: str) -> int:
     """The key of a text with each of its numbers taken for the same."""
     return key(re.sub(r"[0-9]+", "0", text))
@@ -72,7 +74,7 @@ class Captioned(Reward):
         config = self.config
         self.beta = float(config.beta)
         self.key = KEYS[config.alike]
-        self.visits = CountMemory(EPISODE)
+        self.visits = CountMemory(EPISODE_CAPTIONS)
         self.forget()
 
     @abstractmethod
@@ -89,16 +91,20 @@ class Captioned(Reward):
 
     def look_up(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Values of B texts, float32 (B,), 0 where unknown; and bool (B,), whether known."""
-        values = np.fromiter(map(self._values.get, texts, itertools.repeat(math.nan)), np.float32, len(texts))
+        # Once a step for every environment: `map` looks up without a Python frame a text.
+        cached = map(self._values.get, texts, itertools.repeat(math.nan))
+        values = np.fromiter(cached, np.float32, len(texts))
         unknown = np.isnan(values)
         if unknown.any():
-            missing = list(dict.fromkeys(itertools.compress(texts, unknown)))
-            asked = dict(zip(missing, self.value(missing).tolist()))
-            if len(self._values) > CACHE:
+            new_texts = list(dict.fromkeys(itertools.compress(texts, unknown)))
+            new_values = dict(zip(new_texts, self.value(new_texts).tolist()))
+            if len(self._values) > TEXT_CACHE_SIZE:
                 self.forget()
-            self._values.update((text, value) for text, value in asked.items() if not math.isnan(value))
+            for text, value in new_values.items():
+                if not math.isnan(value):
+                    self._values[text] = value
             rows = np.flatnonzero(unknown)
-            values[rows] = [asked[texts[row]] for row in rows]
+            values[rows] = [new_values[texts[row]] for row in rows]
             unknown = np.isnan(values)
             values[unknown] = 0
         return values, ~unknown
@@ -109,7 +115,8 @@ class Captioned(Reward):
     def recall(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         """N_ep of each row, float32 (T, N); 0 for a row without a caption."""
         assert batch.text is not None
-        keys = np.fromiter(map(self.key, batch.text.ravel().tolist()), np.uint64, batch.text.size).reshape(batch.shape)
+        texts = batch.text.ravel().tolist()
+        keys = np.fromiter(map(self.key, texts), np.uint64, len(texts)).reshape(batch.shape)
         captioned = keys > 0
         visits, memory = self.visits.walk(memory, keys, batch.valid & captioned, batch.ended)
         return np.where(captioned, visits, 0).astype(np.float32), memory
@@ -129,5 +136,6 @@ class Captioned(Reward):
             visits, memory = self.recall(batch, memory)
         assert batch.text is not None
         values, known = self.look_up(batch.text.ravel().tolist())
-        reward = values.reshape(batch.shape) * np.maximum(visits, 1) ** np.float32(-self.beta)
+        decay = np.maximum(visits, 1) ** np.float32(-self.beta)
+        reward = values.reshape(batch.shape) * decay
         return reward.astype(np.float32, copy=False), known.reshape(batch.shape), memory

@@ -57,12 +57,15 @@ from rewards.llm.judges.base import make_judge
 from rewards.llm.judges.prompts import sections
 from rewards.llm.sandbox.process import BUILTINS, LOOP, METHODS, NUMPY, Sandbox, SandboxError
 
-LONGEST = 20_000  # steps of an episode
-STILL = 1e-6  # a standard deviation of a factor below which it is constant
-EXTREME = 1e3  # what made-up observations are clipped to
+MAX_EPISODE_STEPS = 20_000
+# A factor whose standard deviation is below this is constant.
+MIN_FACTOR_STD = 1e-6
+# Observations made up from an unbounded space are clipped to this.
+MAX_TRIAL_OBS = 1e3
 SHIPPED = Path(__file__).with_name("factors")
-Episode = dict[str, Any]  # rows (T, D), actions (T, A), total: its return
-_FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+# Rows (T, D), actions (T, A) and total, its return.
+Episode = dict[str, Any]
+_CODE_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 @dataclass
@@ -110,27 +113,36 @@ class LaRe(Learned):
 
     def build(self) -> None:
         super().build()
-        config, space = self.config, self.observation_space
+        config = self.config
         if self.layout.images:
+            space = self.observation_space
             raise ValueError(f"reward lare reads numbers, not the images of {space}; choose keys without")
         self.author: Author | None = None
-        self.phi = self._factors() if config.code or config.judge else None
-        inputs = self.layout.size + self.actions.size
+        self.phi = self._make_factors() if config.code or config.judge else None
         if self.phi is not None:
             inputs = self.phi.width
+            outputs = 1
             self.statistics = RunningMeanStd((inputs,))
-        outputs = 1
-        if config.form == "implicit":
-            inputs, outputs = self.layout.size, self.actions.size
-        self.psi = self.head(inputs, *[config.hidden] * config.layers, outputs, gain=0.01)
+        elif config.form == "implicit":
+            # A policy: from an observation to the parameters of its distribution.
+            inputs = self.layout.size
+            outputs = self.actions.size
+        else:
+            inputs = self.layout.size + self.actions.size
+            outputs = 1
+        hidden = [config.hidden] * config.layers
+        self.psi = self.head(inputs, *hidden, outputs, gain=0.01)
         self.train_on(self.psi)
         self.episodes = WholeEpisodes(config.episodes)
 
-    def _factors(self) -> Sandbox:
+    def _make_factors(self) -> Sandbox:
+        """Phi in a sandbox, from the given code or written by the judge; verified on made-up transitions."""
         config = self.config
         rollout = random_rollout(self.observation_space, self.action_space, steps=16, seed=self.seed).flatten()
-        rows = np.clip(self.rows(rollout.obs), -EXTREME, EXTREME), self.numbers(rollout.action)
-        batches = [(rows[0][:count], rows[1][:count]) for count in (2, len(rollout.step))]
+        obs = np.clip(self.rows(rollout.obs), -MAX_TRIAL_OBS, MAX_TRIAL_OBS)
+        action = self.numbers(rollout.action)
+        # Two sizes, because code may mix up the axes of one.
+        batches = [(obs[:2], action[:2]), (obs, action)]
 
         def verify(source: str) -> Sandbox:
             return verified(source, batches, timeout=config.timeout)
@@ -140,34 +152,54 @@ class LaRe(Learned):
                 return verify(read(config.code))
             except SandboxError as error:
                 raise ValueError(f"reward lare: the code in {config.code!r} was refused: {error}") from None
-        self.author = author = make_judge(config.judge, "code", **{"answers": config.answers, **config.judge_options})
-        asked = question(config.goal, describe(config.describe), *(part.shape[1] for part in rows))
-        return author.write(asked, verify)
+        options = {"answers": config.answers, **config.judge_options}
+        author: Author = make_judge(config.judge, "code", **options)
+        self.author = author
+        text = question(config.goal, describe(config.describe), obs.shape[1], action.shape[1])
+        sandbox: Sandbox = author.write(text, verify)
+        return sandbox
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         if not self.episodes.learnt:
             return np.zeros(batch.shape, np.float32)
-        return self.in_pieces(self.decode, *self.prepared(*self.seen(batch))).cpu().numpy()
+        rows, actions = self.seen(batch)
+        reward = self.in_pieces(self.decode, *self.prepared(rows, actions))
+        return reward.cpu().numpy()
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        if len(batch.shape) == 1:  # of one environment, in time order
+        # A flat batch is that of one environment, in time order.
+        if len(batch.shape) == 1:
             batch = batch.map(lambda x: x[:, None])
         envs = batch.shape[1]
         valid = np.asarray(batch.valid, bool).ravel()
         if not valid.any():
             return {}
         column = np.broadcast_to(np.arange(envs), batch.shape).ravel()[valid]
-        flat = batch.flatten() if valid.all() else batch.flatten()[valid]
+        flat = batch.flatten()
+        if not valid.all():
+            flat = flat[valid]
         rows, actions = self.seen(flat)
         if self.phi is not None or self.config.normalize_obs == "running":
             self.statistics.update(rows)
-        steps = {"reward": np.asarray(flat.reward, np.float64), "step": flat.step, "ended": flat.ended}
-        fresh = self.episodes.add(envs, column=column, rows=rows, actions=actions, **steps)
-        return {**self._surprise(fresh), **self._fit(), "episodes": float(len(self.episodes))}
+        ended = self.episodes.add(
+            envs,
+            column=column,
+            rows=rows,
+            actions=actions,
+            reward=np.asarray(flat.reward, np.float64),
+            step=flat.step,
+            ended=flat.ended,
+        )
+        # The error is that on episodes which psi has not been fitted to yet.
+        metrics = self._test_error(ended)
+        metrics |= self._fit()
+        metrics["episodes"] = float(len(self.episodes))
+        return metrics
 
     def seen(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
         """Inputs of psi for flat transitions: rows (N, size) to be whitened, and actions (N, A), A = 0 with phi."""
-        rows, actions = self.rows(batch.obs), self.actions(batch.action).cpu().numpy()
+        rows = self.rows(batch.obs)
+        actions = self.actions(batch.action).cpu().numpy()
         if self.phi is None:
             return rows, actions
         return self.phi(rows, self.numbers(batch.action)), actions[:, :0]
@@ -175,7 +207,8 @@ class LaRe(Learned):
     def numbers(self, action: np.ndarray) -> np.ndarray:
         """Actions as code reads them: float32 (N, A), in the environment's own numbers."""
         action = np.asarray(action)
-        return action.reshape(len(action), int(np.prod(action.shape[1:]))).astype(np.float32)
+        size = int(np.prod(action.shape[1:]))
+        return action.reshape(len(action), size).astype(np.float32)
 
     def prepared(self, rows: np.ndarray, actions: np.ndarray) -> tuple[Tensor, Tensor]:
         return self.whiten(rows), torch.from_numpy(actions).to(self.device)
@@ -186,77 +219,96 @@ class LaRe(Learned):
             return self.config.beta * log_ratio(self.psi(x), action, self.actions.blocks)
         return self.psi(torch.cat([x, action], dim=1)).squeeze(-1)
 
-    def _surprise(self, fresh: list[Episode]) -> dict[str, float]:
+    def _test_error(self, episodes: list[Episode]) -> dict[str, float]:
         """Mean distance between sums and returns of episodes that have not been learnt from yet."""
-        if not (fresh and self.episodes.learnt):
+        if not (episodes and self.episodes.learnt):
             return {}
+        sums = []
         with torch.no_grad():
-            each = (self.decode(*self.prepared(one["rows"], one["actions"])) for one in fresh)
-            sums = [float(reward.double().sum()) for reward in each]
-        targets = self._targets([one["total"] for one in fresh])
+            for episode in episodes:
+                reward = self.decode(*self.prepared(episode["rows"], episode["actions"]))
+                sums.append(float(reward.double().sum()))
+        targets = self._targets([episode["total"] for episode in episodes])
         if self.config.success is not None:
-            return {"accuracy": float(np.mean((np.array(sums) > 0) == (targets > 0)))}
+            is_right = (np.array(sums) > 0) == (targets > 0)
+            return {"accuracy": float(np.mean(is_right))}
         return {"error": float(np.mean(np.abs(sums - targets)))}
 
-    def _targets(self, totals: list[float]) -> np.ndarray:
+    def _targets(self, returns: list[float]) -> np.ndarray:
         """What the sums of episodes are fitted to, float32 (B,), given their returns."""
         if self.config.success is not None:
-            return (np.array(totals) > self.config.success).astype(np.float32)
-        shared = np.mean([one["total"] for one in self.episodes.kept]) if self.config.form == "implicit" else 0.0
-        return (np.array(totals) - shared).astype(np.float32)
+            return (np.array(returns) > self.config.success).astype(np.float32)
+        mean_return = 0.0
+        if self.config.form == "implicit":
+            mean_return = float(np.mean([episode["total"] for episode in self.episodes.kept]))
+        return (np.array(returns) - mean_return).astype(np.float32)
 
     def _fit(self) -> dict[str, float]:
-        config, kept = self.config, self.episodes.kept
-        if not kept:
+        config = self.config
+        episodes = self.episodes.kept
+        if not episodes:
             return {}
-        x, actions = self.prepared(*(np.concatenate([one[name] for one in kept]) for name in ("rows", "actions")))
-        lengths = np.array([len(one["rows"]) for one in kept])
-        starts, totals = np.cumsum(lengths) - lengths, self._targets([one["total"] for one in kept])
-        if config.success is not None and np.ptp(totals) == 0:  # failures alone would blame every step
+        lengths = np.array([len(episode["rows"]) for episode in episodes])
+        targets = self._targets([episode["total"] for episode in episodes])
+        # Failures alone would blame every step.
+        if config.success is not None and np.ptp(targets) == 0:
             return {}
+        # All episodes end to end; each begins at its start.
+        rows = np.concatenate([episode["rows"] for episode in episodes])
+        actions = np.concatenate([episode["actions"] for episode in episodes])
+        x, actions = self.prepared(rows, actions)
+        starts = np.cumsum(lengths) - lengths
         typical = float(lengths.mean()) if config.per == "episode" else None
+        batch_size = max(1, config.batch_size // config.subset)
         losses = []
         for _ in range(config.steps):
-            picked = self.rng.integers(len(kept), size=max(1, config.batch_size // config.subset))
+            picked = self.rng.integers(len(episodes), size=batch_size)
             length = lengths[picked]
             place = draw(self.rng, length, config.subset)
+            # Places beyond an episode's end read row 0, and count nothing.
             inside = place < length[:, None]
-            rows = torch.from_numpy(np.where(inside, place + starts[picked][:, None], 0).ravel()).to(self.device)
-            guess = self.decode(x.index_select(0, rows), actions.index_select(0, rows)).view(place.shape)
-            facts = (torch.from_numpy(x).to(self.device, torch.float32) for x in (inside, length, totals[picked]))
-            loss = (
-                decomposition_loss(guess, *facts, typical=typical)
-                if config.success is None
-                else success_loss(guess, *facts)
-            )
+            index = np.where(inside, place + starts[picked][:, None], 0)
+            index = torch.from_numpy(index.ravel()).to(self.device)
+            guess = self.decode(x.index_select(0, index), actions.index_select(0, index)).view(place.shape)
+            facts = (self._to_float(inside), self._to_float(length), self._to_float(targets[picked]))
+            if config.success is None:
+                loss = decomposition_loss(guess, *facts, typical=typical)
+            else:
+                loss = success_loss(guess, *facts)
             self.descend(loss.mean())
             losses.append(loss.detach().mean())
         self.episodes.learnt += 1
         return {"loss": float(torch.stack(losses).mean())}
 
+    def _to_float(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self.device, torch.float32)
+
     def notes(self) -> list[str]:
         lines = self.author.notes() if self.author else []
         if self.episodes.dropped:
-            lines.append(f"{self.episodes.dropped} episodes were longer than {LONGEST:,} steps and were left out")
+            dropped = self.episodes.dropped
+            lines.append(f"{dropped} episodes were longer than {MAX_EPISODE_STEPS:,} steps and were left out")
         if self.phi is None:
             return ["no code for factors: plain return decomposition of obs and action", *lines]
         if self.config.code:
             by_hand = " (written by hand)" if self.config.code in shipped() else ""
             lines.append(f"factors are those of {self.config.code}{by_hand}")
         lines += self.phi.notes()
-        still = np.flatnonzero(self.statistics.std < STILL).tolist()
-        if self.statistics.count > 1 and still:
-            lines.append(f"factors {still} were the same in all {self.statistics.count:,} steps so far")
+        constant = np.flatnonzero(self.statistics.std < MIN_FACTOR_STD).tolist()
+        if self.statistics.count > 1 and constant:
+            lines.append(f"factors {constant} were the same in all {self.statistics.count:,} steps so far")
         return lines
 
 
 def draw(rng: np.random.Generator, length: np.ndarray, subset: int) -> np.ndarray:
     """K places in each of B episodes: int (B, min(K, longest)); those at or beyond an episode's length are none."""
     longest = int(length.max())
-    ticket = rng.random((len(length), longest))
-    ticket[np.arange(longest) >= length[:, None]] = 2.0
+    # The K smallest of uniform numbers are a draw without replacement; 2 is behind all of them.
+    numbers = rng.random((len(length), longest))
+    numbers[np.arange(longest) >= length[:, None]] = 2.0
     count = min(subset, longest)
-    return np.argpartition(ticket, count - 1, axis=1)[:, :count]
+    places = np.argpartition(numbers, count - 1, axis=1)
+    return places[:, :count]
 
 
 def decomposition_loss(
@@ -274,14 +326,18 @@ def decomposition_loss(
     """
     count = inside.sum(dim=1)
     mean = (guess * inside).sum(dim=1) / count
-    var = ((guess - mean[:, None]).square() * inside).sum(dim=1) / (count - 1).clamp(min=1)
+    squares = (guess - mean[:, None]).square() * inside
+    var = squares.sum(dim=1) / (count - 1).clamp(min=1)
     loss = (mean - total / length).square() - var * (1 - count / length) / count
-    return loss if typical is None else loss * (length / typical).square()
+    if typical is None:
+        return loss
+    return loss * (length / typical).square()
 
 
 def success_loss(guess: Tensor, inside: Tensor, length: Tensor, success: Tensor) -> Tensor:
     """Cross-entropy of sigmoid(T times the mean over K of r) and success, (B,); arguments as `decomposition_loss`."""
-    total = (guess * inside).sum(dim=1) / inside.sum(dim=1) * length
+    mean = (guess * inside).sum(dim=1) / inside.sum(dim=1)
+    total = mean * length
     return binary_cross_entropy_with_logits(total, success, reduction="none")
 
 
@@ -291,8 +347,10 @@ def log_ratio(out: Tensor, action: Tensor, blocks: Sequence[int]) -> Tensor:
     """
     if not blocks:
         return (out * action - out.square() / 2).sum(dim=1)
+    # pi_0 is even: log pi_0 is minus the logarithm of the number of actions in a block.
     parts = [part.log_softmax(dim=1) + math.log(part.shape[1]) for part in out.split(list(blocks), dim=1)]
-    return (torch.cat(parts, dim=1) * action).sum(dim=1)
+    ratios = torch.cat(parts, dim=1)
+    return (ratios * action).sum(dim=1)
 
 
 class WholeEpisodes(Stateful):
@@ -302,8 +360,12 @@ class WholeEpisodes(Stateful):
 
     def __init__(self, capacity: int) -> None:
         self.kept: deque[Episode] = deque(maxlen=capacity)
-        self.learnt = self.dropped = self.envs = 0  # times learnt from; episodes that were too long
-        self.begun: dict[str, np.ndarray] = {}  # as the columns of `add`, environment by environment
+        # How often they were learnt from, how many were too long, and the environments of the last call.
+        self.learnt = 0
+        self.dropped = 0
+        self.envs = 0
+        # As the columns of `add`, environment by environment.
+        self.begun: dict[str, np.ndarray] = {}
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -319,23 +381,30 @@ class WholeEpisodes(Stateful):
         self.envs = envs
         order = np.argsort(columns["column"], kind="stable")
         columns = {name: value[order] for name, value in columns.items()}
-        env, step, ended = columns["column"], columns["step"], columns["ended"]
+        env = columns["column"]
+        step = columns["step"]
+        ended = columns["ended"]
+        # A piece is a run of steps that follow each other in one episode of one environment.
         begins = np.ones(len(env), bool)
         begins[1:] = (env[1:] != env[:-1]) | ended[:-1] | (step[1:] != step[:-1] + 1)
         first = np.flatnonzero(begins)
         last = np.append(first[1:], len(env)) - 1
-        fits = last - first < LONGEST
-        whole = (step[first] == 0) & ended[last]
-        self.dropped += int((whole & ~fits).sum())
-        found: list[Episode] = []
-        for a, b in zip(first[whole & fits], last[whole & fits] + 1):
-            parts = {name: columns[name][a:b].copy() for name in ("rows", "actions")}
-            found.append({**parts, "total": float(columns["reward"][a:b].sum())})
-        self.kept.extend(found)
-        latest = np.append(env[first[1:]] != env[first[:-1]], True)  # the last piece of its environment
-        open_ = np.repeat((step[first] == 0) & ~ended[last] & latest & fits, last - first + 1)
-        self.begun = {name: value[open_] for name, value in columns.items()}
-        return found
+        from_start = step[first] == 0
+        fits = last - first < MAX_EPISODE_STEPS
+        complete = from_start & ended[last]
+        self.dropped += int((complete & ~fits).sum())
+        episodes: list[Episode] = []
+        for a, b in zip(first[complete & fits], last[complete & fits] + 1):
+            episode: Episode = {name: columns[name][a:b].copy() for name in ("rows", "actions")}
+            episode["total"] = float(columns["reward"][a:b].sum())
+            episodes.append(episode)
+        self.kept.extend(episodes)
+        # The last piece of an environment goes on with the next call, if it has not ended.
+        is_latest = np.append(env[first[1:]] != env[first[:-1]], True)
+        is_running = from_start & ~ended[last] & is_latest & fits
+        running_steps = np.repeat(is_running, last - first + 1)
+        self.begun = {name: value[running_steps] for name, value in columns.items()}
+        return episodes
 
 
 def shipped() -> list[str]:
@@ -355,26 +424,38 @@ def read(code: str) -> str:
 
 def describe(text: str) -> str:
     """A description as it stands, or that of a shipped task which is called by its name."""
-    return ast.get_docstring(ast.parse(read(text))) or "" if text in shipped() else text
+    if text not in shipped():
+        return text
+    return ast.get_docstring(ast.parse(read(text))) or ""
 
 
-def question(goal: str, described: str, obs_size: int, action_size: int) -> str:
+def question(goal: str, description: str, obs_size: int, action_size: int) -> str:
     """What a model is asked for one task."""
-    sizes = {"obs_size": obs_size, "action_size": action_size}
-    return sections("factors")["candidate"].format(goal=goal, describe=described, **sizes, rules=rules())
+    return sections("factors")["candidate"].format(
+        goal=goal,
+        describe=description,
+        obs_size=obs_size,
+        action_size=action_size,
+        rules=rules(),
+    )
 
 
 def rules() -> str:
     """What code may use, for its author."""
-    names = {"numpy": sorted(NUMPY), "methods": sorted(METHODS), "builtins": BUILTINS}
-    return sections("factors")["rules"].format(**{kind: ", ".join(each) for kind, each in names.items()}, loop=LOOP)
+    return sections("factors")["rules"].format(
+        numpy=", ".join(sorted(NUMPY)),
+        methods=", ".join(sorted(METHODS)),
+        builtins=", ".join(BUILTINS),
+        loop=LOOP,
+    )
 
 
 def code_in(answer: str, function: str = "factors(obs, action)") -> str:
     """The last block of an answer that defines a function, or all of it; raises SandboxError if nothing does."""
-    begins = re.compile(rf"^def {function.partition('(')[0]}\(", re.MULTILINE)
-    for block in [answer, *_FENCE.findall(answer)][::-1]:
-        if begins.search(block):
+    name, _, _ = function.partition("(")
+    definition = re.compile(rf"^def {name}\(", re.MULTILINE)
+    for block in reversed([answer, *_CODE_BLOCK.findall(answer)]):
+        if definition.search(block):
             return block.strip() + "\n"
     raise SandboxError(f"the answer has no block of code that defines {function}")
 
@@ -384,17 +465,22 @@ def verified(source: str, batches: Sequence[tuple[np.ndarray, np.ndarray]], **li
 
     SandboxError if it is refused, fails, gives what is not finite, mixes rows, or never moves.
     """
-    sandbox, moves = Sandbox(source, batches[0][0].shape[1], batches[0][1].shape[1], **limits), False
+    first_obs, first_action = batches[0]
+    sandbox = Sandbox(source, first_obs.shape[1], first_action.shape[1], **limits)
+    varies = False
     try:
         for obs, action in batches:
-            found = sandbox.run(obs, action)
+            values = sandbox.run(obs, action)
             if sandbox.counts["not finite"]:
                 raise SandboxError("factors gave values that are not finite; guard divisions, roots and logarithms")
-            alone = np.concatenate([sandbox.run(obs[:1], action[:1]), sandbox.run(obs[1:], action[1:])])
-            if not np.allclose(alone, found, 1e-3, 1e-4):
+            # The same rows in two batches have to give the same.
+            first_row = sandbox.run(obs[:1], action[:1])
+            other_rows = sandbox.run(obs[1:], action[1:])
+            if not np.allclose(np.concatenate([first_row, other_rows]), values, 1e-3, 1e-4):
                 raise SandboxError("a row of factors depends on other rows; compute each from its own row alone")
-            moves = moves or bool((np.ptp(found, axis=0) > 0).any())
-        if not moves:
+            if (np.ptp(values, axis=0) > 0).any():
+                varies = True
+        if not varies:
             raise SandboxError("factors gave the same for all rows; compute them from obs and action")
     except SandboxError:
         sandbox.close()
@@ -419,13 +505,18 @@ class CodeModel(ModelJudge):
     def ask(self, text: str, temperature: float, numbers: Iterable[int]) -> list[str | JudgeError]:
         """Answers to a text, one a number, at the same time; or why there is none."""
 
-        def ask(seed: int) -> str:
+        def ask_model(seed: int) -> str:
             self.asked += 1
             return str(self.chat.ask([text], temperature=temperature, seed=seed))
 
-        seeds = {json.dumps([temperature, self.seed + i, text]): self.seed + i for i in numbers}
-        kept, asked = self.ask_kept(seeds, ask, str)
-        return [kept[key] if key in kept else asked[key] for key in seeds]
+        # What an answer depends on is the key that it is kept by.
+        seeds = {}
+        for number in numbers:
+            seed = self.seed + number
+            seeds[json.dumps([temperature, seed, text])] = seed
+        stored, answered = self.ask_kept(seeds, ask_model, str)
+        answers: dict[str, str | JudgeError] = {**stored, **answered}
+        return [answers[key] for key in seeds]
 
 
 @dataclass(eq=False)
@@ -441,13 +532,10 @@ class Author(CodeModel):
 
     def write(self, asked: str, verify: Callable[[str], Any]) -> Any:
         """What `verify` returns for the first code that it accepts; ValueError without a model, or one."""
-        text, errors = sections("factors"), []
+        prompts = sections("factors")
+        errors: list[str] = []
         try:
-            drafts = self._usable(asked, 1.0, range(self.candidates))
-            answer = drafts[0]
-            if len(drafts) > 1:
-                listed = "\n\n".join(f"Answer {i + 1}:\n{draft}" for i, draft in enumerate(drafts))
-                answer = self._usable(text["summary"].format(question=asked, answers=listed), 0.3, [0])[0]
+            answer = self._summarise_drafts(asked)
             for _ in range(self.repairs):
                 code = ""
                 try:
@@ -456,19 +544,29 @@ class Author(CodeModel):
                 except SandboxError as error:
                     errors.append(str(error))
                 if len(errors) < self.repairs:
-                    again = text["repair"].format(error=errors[-1], code=code or answer, question=asked)
-                    answer = self._usable(again, 0.3, [len(errors)])[0]
+                    repair = prompts["repair"].format(error=errors[-1], code=code or answer, question=asked)
+                    answer = self._ask_for_answers(repair, 0.3, [len(errors)])[0]
         except JudgeError as error:
             raise ValueError(f"no factors without the model {self.model}: {error}; start it, or give code=") from None
         raise ValueError(f"{self.model} wrote no factors that run in {self.repairs} attempts, the last: {errors[-1]}")
 
-    def notes(self) -> list[str]:
-        kept = f", answers in {self.answers}" if self.answers else ""
-        return [f"the factors' code was written by {self.model}, asked {self.asked} times in this run{kept}"]
+    def _summarise_drafts(self, asked: str) -> str:
+        """Several candidates at temperature 1, made into one answer by the model itself."""
+        drafts = self._ask_for_answers(asked, 1.0, range(self.candidates))
+        if len(drafts) == 1:
+            return drafts[0]
+        answers = "\n\n".join(f"Answer {i}:\n{draft}" for i, draft in enumerate(drafts, 1))
+        summary = sections("factors")["summary"].format(question=asked, answers=answers)
+        return self._ask_for_answers(summary, 0.3, [0])[0]
 
-    def _usable(self, text: str, temperature: float, numbers: Iterable[int]) -> list[str]:
+    def notes(self) -> list[str]:
+        where = f", answers in {self.answers}" if self.answers else ""
+        return [f"the factors' code was written by {self.model}, asked {self.asked} times in this run{where}"]
+
+    def _ask_for_answers(self, text: str, temperature: float, numbers: Iterable[int]) -> list[str]:
         answers = self.ask(text, temperature, numbers)
         usable = [answer for answer in answers if isinstance(answer, str)]
         if not usable:
+            # No answer is usable, so that each is the reason why there is none.
             raise next(answer for answer in answers if isinstance(answer, JudgeError))
         return usable

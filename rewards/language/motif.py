@@ -33,14 +33,16 @@ from rewards.language.label_models import ENCODERS, LabelModel, Normaliser
 from rewards.llm.judges.local import RecordedLabels
 from rewards.llm.store import Item, texts_in
 
-LEAST_STEPS = 100  # gradient steps on however few labels
+# Gradient steps on however few labels.
+MIN_GRADIENT_STEPS = 100
 
 
 @dataclass
 class MotifConfig(CaptionedConfig):
     """Settings of motif; the source's value in brackets where it differs."""
 
-    weight: Any = 0.1  # as in the source, beside a task reward of weight 0.1 or 10
+    # As in the source, beside a task reward of weight 0.1 or 10.
+    weight: Any = 0.1
     data: str = setting(
         "",
         'labels: JSONL, {"text", "value"} or {"text", "other", "value"} a line, a value in [0, 1] (1: it helps; of '
@@ -67,9 +69,9 @@ class Motif(Captioned):
         if not config.data or not path.is_file():
             raise ValueError(f"reward motif: data={config.data!r} is no file; give one that `runners.annotate` wrote")
         settings = (config.encoder, config.epochs, config.held_out, config.learning_rate, config.batch_size)
-        fitted = _fitted(
-            str(path), hashlib.sha256(read_bytes(path.resolve(), LARGE)).hexdigest(), settings, self.seed, self.device
-        )
+        # The digest makes a file that has changed another key of the cache of fits.
+        digest = hashlib.sha256(read_bytes(path.resolve(), LARGE)).hexdigest()
+        fitted = _fit_labels(str(path), digest, settings, self.seed, self.device)
         self.model = LabelModel(config.encoder, learning_rate=config.learning_rate, seed=self.seed, device=self.device)
         self.model.load_state_dict(copy.deepcopy(fitted["model"]))
         self.normaliser = Normaliser()
@@ -84,32 +86,39 @@ class Motif(Captioned):
 
 
 @functools.lru_cache(8)
-def _fitted(
+def _fit_labels(
     path: str, digest: str, settings: tuple[str, int, float, float, int], seed: int, device: str
 ) -> dict[str, Any]:
+    """A model fitted to the labels of a file: its state, its scores of all captions, and notes on both."""
     encoder, epochs, held_out, learning_rate, batch_size = settings
-    known = {item: value for item, value in RecordedLabels(path).labels.items() if not math.isnan(value)}
-    pairs = not all(isinstance(item, str) for item in known)
-    items: list[Item] = [item for item in known if isinstance(item, str) != pairs]
-    labels = np.array([known[item] for item in items])
+    values = {item: value for item, value in RecordedLabels(path).labels.items() if not math.isnan(value)}
+    pairs: list[Item] = [item for item in values if not isinstance(item, str)]
+    items: list[Item] = pairs or list(values)
     if len(items) < 2:
         raise ValueError(f"reward motif: data={path!r} holds {len(items)} sure labels; give at least 2")
+    labels = np.array([values[item] for item in items])
     order = np.random.default_rng(seed).permutation(len(items))
-    held = max(round(held_out * len(items)), 1)
-    test, train = order[:held], order[held:]
-    learnt = labels[train]
-    if (pairs and not (learnt != 0.5).any()) or (not pairs and len(set(learnt > 0.5)) < 2):
+    test_count = max(round(held_out * len(items)), 1)
+    test = order[:test_count]
+    train = order[test_count:]
+    if pairs:
+        distinguishes = (labels[train] != 0.5).any()
+    else:
+        distinguishes = len(set(labels[train] > 0.5)) == 2
+    if not distinguishes:
         raise ValueError(
             f"reward motif: data={path!r} holds {len(items)} labels that distinguish no caption; add others"
         )
     model = LabelModel(encoder, learning_rate=learning_rate, batch_size=batch_size, seed=seed, device=device)
-    steps = max(epochs * math.ceil(len(train) / batch_size), LEAST_STEPS)
-    model.fit([items[row] for row in train], learnt, steps)
-    texts = sorted({text for item in items for text in texts_in(item)})
-    right = model.accuracy([items[row] for row in test], labels[test])
-    about = (
-        f"learnt from {len(items):,} {'pairs' if pairs else 'labels'} of {len(texts):,} captions in {path}; the "
-        "judgement is that of their author"
-        + ("" if right is None else f"; {right:.0%} of the {held:,} held out are predicted")
-    )
-    return {"about": [about], "model": model.state_dict(), "scores": model.predict(texts)}
+    steps = max(epochs * math.ceil(len(train) / batch_size), MIN_GRADIENT_STEPS)
+    model.fit([items[row] for row in train], labels[train], steps)
+    accuracy = model.accuracy([items[row] for row in test], labels[test])
+    texts: set[str] = set()
+    for item in items:
+        texts.update(texts_in(item))
+    kind = "pairs" if pairs else "labels"
+    note = f"learnt from {len(items):,} {kind} of {len(texts):,} captions in {path}"
+    note += "; the judgement is that of their author"
+    if accuracy is not None:
+        note += f"; {accuracy:.0%} of the {test_count:,} held out are predicted"
+    return {"about": [note], "model": model.state_dict(), "scores": model.predict(sorted(texts))}

@@ -43,15 +43,18 @@ from rewards.llm.store import Item, texts_in
 ABSENT = ("stop", "wait", "rules")
 SELECT = ("frequency", "novelty", "uncertainty")
 MODELS = ("retrieval", "classification", "ranking", "count")
-MANY = 25_000  # labels from which one gradient step is taken at a time
-CAPTIONS = 2048  # captions met last, by which a ranking is normalised
+# From so many labels on, one gradient step is taken at a time.
+LABELS_FOR_SINGLE_STEPS = 25_000
+# How many of the captions met last normalise a ranking.
+NORMALISER_CAPTIONS = 2048
 
 
 @dataclass
 class ONIConfig(CaptionedConfig):
     """Settings of oni; the source's value in brackets where it differs."""
 
-    weight: Any = 0.1  # the source: 0.4 or 0.1, beside a task reward of weight 0.1 or 10
+    # The source has 0.4 or 0.1, beside a task reward of weight 0.1 or 10.
+    weight: Any = 0.1
     model: str = setting("retrieval", "what makes rewards of labels", choices=MODELS)
     judge: str = setting(
         "auto",
@@ -102,30 +105,39 @@ class ONI(Captioned):
     def build(self) -> None:
         super().build()
         config = self.config
-        self.met, self.labels = CaptionTable(config.capacity), LabelTable()
-        self.annotator = None if config.model == "count" else _annotator(config, self.seed)
+        self.met = CaptionTable(config.capacity)
+        self.labels = LabelTable()
+        self.annotator = None if config.model == "count" else _make_annotator(config, self.seed)
         if config.model in ("classification", "ranking"):
-            learning: dict[str, Any] = {"learning_rate": config.learning_rate, "batch_size": config.batch_size}
-            self.model = LabelModel(config.encoder, **learning, seed=self.seed, device=self.device)
+            self.model = LabelModel(
+                config.encoder,
+                learning_rate=config.learning_rate,
+                batch_size=config.batch_size,
+                seed=self.seed,
+                device=self.device,
+            )
         if config.model == "ranking":
             self.normaliser = Normaliser()
-            self.rng = np.random.default_rng(self.seed)  # of the pairs
+            # It draws the pairs.
+            self.rng = np.random.default_rng(self.seed)
 
     def value(self, texts: Sequence[str]) -> np.ndarray:
         match self.config.model:
             case "count":
                 return np.ones(len(texts), np.float32)
             case "retrieval":
-                values = self.labels.values
-                label = np.array([values.get(text, -1.0) for text in texts], np.float32)
-                label[np.isnan(label)] = 0  # the judge was unsure
-                label[label < 0] = np.nan
-                return label
+                labels = self.labels.values
+                values = np.array([labels.get(text, -1.0) for text in texts], np.float32)
+                # NaN is a label of a judge that was unsure; without a label the value is unknown.
+                values[np.isnan(values)] = 0
+                values[values < 0] = np.nan
+                return values
         if self.model.steps == 0:
             return np.full(len(texts), np.nan, np.float32)
+        f = self.model.predict(texts)
         if self.config.model == "ranking":
-            return self.normaliser(self.model.predict(texts))
-        return (chance(self.model.predict(texts)) > self.config.eta).astype(np.float32)
+            return self.normaliser(f)
+        return (chance(f) > self.config.eta).astype(np.float32)
 
     def update(self, batch: Transitions) -> dict[str, float]:
         assert batch.text is not None
@@ -139,7 +151,7 @@ class ONI(Captioned):
         self.met.rewarded += self._count_rewarded(counts)
         metrics: dict[str, float] = {}
         if self.annotator is not None:
-            items, priority = self._questions(counts)
+            items, priority = self._choose_questions(counts)
             self.annotator.offer(items, self.met.now, priority)
             answers = self.annotator.take(self.met.now)
             for item, value in answers:
@@ -151,13 +163,16 @@ class ONI(Captioned):
             labelled = sum(count for text, count in counts.items() if text in self.labels.texts)
             metrics["coverage"] = labelled / max(counts.total(), 1)
             metrics.update(self.labels.metrics())
-        rewarded = self._count_rewarded(counts) / len(texts)
-        return {**metrics, "met": float(len(self.met.counts)), "rewarded": rewarded}
+        metrics["met"] = float(len(self.met.counts))
+        metrics["rewarded"] = self._count_rewarded(counts) / len(texts)
+        return metrics
 
     def judge_use(self) -> JudgeUse | None:
         if self.config.model == "count":
             return None
-        use = JudgeUse(0, 0) if self.annotator is None else self.annotator.judge_use()
+        use = JudgeUse(0, 0)
+        if self.annotator is not None:
+            use = self.annotator.judge_use()
         return replace(
             use,
             labels=int(self.labels.metrics()["labels"]),
@@ -174,7 +189,10 @@ class ONI(Captioned):
         return self.annotator.notes()
 
     def preflight(self) -> str:
-        if self.annotator is None or not (missing := self.annotator.preflight()):
+        if self.annotator is None:
+            return ""
+        missing = self.annotator.preflight()
+        if not missing:
             return ""
         if self.config.absent == "stop":
             return f"{missing}; or give reward.oni.absent=wait, or absent=rules"
@@ -182,7 +200,7 @@ class ONI(Captioned):
             self.annotator.events.append(f"{missing}; the run waits for it")
             return ""
         self.annotator.close()
-        self.annotator = _annotator(replace(self.config, judge="rules", judge_options={}), self.seed)
+        self.annotator = _make_annotator(replace(self.config, judge="rules", judge_options={}), self.seed)
         assert self.annotator is not None
         self.annotator.events.append(f"{missing}; the labels of this run are those of rules")
         return ""
@@ -193,50 +211,74 @@ class ONI(Captioned):
         values, _ = self.look_up(captions)
         return sum(counts[captions[row]] for row in np.flatnonzero(values))
 
-    def _questions(self, counts: Mapping[str, int]) -> tuple[list[Item], list[float] | None]:
+    def _choose_questions(self, counts: Mapping[str, int]) -> tuple[list[Item], list[float] | None]:
         """What to ask after an update that met these captions: texts or pairs without a label, and their priorities."""
         if self.config.model != "ranking":
             texts: list[Item] = [text for text in counts if text not in self.labels.values]
             return texts, self._priority(texts)
-        wanted = self.config.pairs
-        pairs = self._draw_pairs(list(counts), wanted if self.config.select == "novelty" else 10 * wanted)
+        # Priorities choose the best of ten times as many.
+        count = self.config.pairs
+        pairs = self._draw_pairs(list(counts), count if self.config.select == "novelty" else 10 * count)
         priority = self._priority(pairs)
         if priority is None:
-            return pairs[:wanted], None
-        best = np.argsort([-value for value in priority], kind="stable")[:wanted].tolist()
-        return [pairs[row] for row in best], [priority[row] for row in best]
+            return pairs[:count], None
+        best = np.argsort(-np.array(priority), kind="stable")[:count].tolist()
+        best_pairs = [pairs[row] for row in best]
+        return best_pairs, [priority[row] for row in best]
 
-    def _draw_pairs(self, fresh: list[str], wanted: int) -> list[Item]:
+    def _draw_pairs(self, captions: list[str], count: int) -> list[Item]:
         """Pairs without a label of a caption of this update and one ever met, each in the order that its hash says."""
-        known = list(self.met.counts)
-        if not fresh or len(known) < 2:
+        all_captions = list(self.met.counts)
+        if not captions or len(all_captions) < 2:
             return []
-        drawn = zip(self.rng.integers(len(fresh), size=wanted), self.rng.integers(len(known), size=wanted))
-        pairs = dict.fromkeys(tuple(sorted((fresh[one], known[two]))) for one, two in drawn if fresh[one] != known[two])
-        # turned by their hash, so that a judge's preference for a position cannot add up
-        turned = [pair[::-1] if crc(pair) & 1 else pair for pair in pairs]
-        return [pair for pair in turned if pair not in self.labels.values]
+        ones = self.rng.integers(len(captions), size=count)
+        others = self.rng.integers(len(all_captions), size=count)
+        # As an ordered set: each pair once, where it was drawn first.
+        pairs: dict[Item, None] = {}
+        for one, other in zip(ones, others):
+            first, second = sorted((captions[one], all_captions[other]))
+            if first == second:
+                continue
+            # Turned by their hash, so that a judge's preference for a position cannot add up.
+            pair = (first, second)
+            if crc(pair) & 1:
+                pair = (second, first)
+            if pair not in self.labels.values:
+                pairs[pair] = None
+        return list(pairs)
 
     def _priority(self, items: list[Item]) -> list[float] | None:
+        """What is asked first, the higher the sooner; None for the order of the items."""
         if self.config.select == "frequency":
-            return [float(sum(self.met.counts.get(text, 0) for text in texts_in(item))) for item in items]
+            counts = self.met.counts
+            return [float(sum(counts.get(text, 0) for text in texts_in(item))) for item in items]
         if self.config.select == "novelty" or self.model.steps == 0 or not items:
             return None
-        return (0.5 - np.abs(chance(self.model.predict(items)) - 0.5)).tolist()
+        # The model is least sure where the chance is a half.
+        doubt = 0.5 - np.abs(chance(self.model.predict(items)) - 0.5)
+        return doubt.tolist()
 
     def _learn(self) -> dict[str, float]:
+        """Fit the model to the labels so far; without enough of each kind nothing happens."""
         kind = self.config.model
         items, labels = self.labels.sure()
-        if kind == "retrieval" or not items or (kind == "ranking" and not self.met.counts):
+        if kind == "retrieval" or not items:
             return {}
-        decided = [(labels != 0.5).sum()] if kind == "ranking" else [(labels > 0.5).sum(), (labels <= 0.5).sum()]
-        if min(decided) < self.config.min_labels:
-            return {}
-        loss = self.model.fit(items, labels, self.config.steps if len(items) < MANY else 1)
         if kind == "ranking":
-            self.normaliser.set(self.model.predict(self.met.newest(CAPTIONS)), self.config.quantile)
-        right = self.model.accuracy(*self.labels.sure(held=True))
-        return {"loss": loss} | ({} if right is None else {"accuracy": right})
+            fewest = (labels != 0.5).sum() if self.met.counts else 0
+        else:
+            fewest = min((labels > 0.5).sum(), (labels <= 0.5).sum())
+        if fewest < self.config.min_labels:
+            return {}
+        steps = self.config.steps if len(items) < LABELS_FOR_SINGLE_STEPS else 1
+        metrics = {"loss": self.model.fit(items, labels, steps)}
+        if kind == "ranking":
+            scores = self.model.predict(self.met.newest(NORMALISER_CAPTIONS))
+            self.normaliser.set(scores, self.config.quantile)
+        accuracy = self.model.accuracy(*self.labels.sure(held=True))
+        if accuracy is not None:
+            metrics["accuracy"] = accuracy
+        return metrics
 
 
 def chance(f: np.ndarray) -> np.ndarray:
@@ -244,16 +286,32 @@ def chance(f: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-np.clip(f, -50, 50)))
 
 
-def _annotator(config: ONIConfig, seed: int) -> Annotator | None:
-    judge, clock = config.judge, config.clock
+def _make_annotator(config: ONIConfig, seed: int) -> Annotator | None:
+    """The annotator with its judge; None where nothing says what is good."""
+    judge = config.judge
+    clock = config.clock
     if judge == "auto":
         if not (config.goal or config.family or config.judge_options) and clock != "transcript":
             return None
-        judge = "rules" if has_book(config.family) and not (config.goal or config.judge_options) else "embedding"
+        # The rules of a family know nothing of a goal.
+        if has_book(config.family) and not (config.goal or config.judge_options):
+            judge = "rules"
+        else:
+            judge = "embedding"
     options = {"goal": config.goal, "family": config.family, **config.judge_options}
     if clock == "auto":
-        local = check_judge(judge, **options).local
-        clock = "steps" if local and not config.cache else "wall"
-    passed = ("delay", "rate", "budget", "token_budget", "cache", "transcript")
-    limits: dict[str, Any] = {name: getattr(config, name) for name in passed}
-    return Annotator(judge, options, pairs=config.model == "ranking", clock=clock, **limits, seed=seed)
+        is_local = check_judge(judge, **options).local
+        clock = "steps" if is_local and not config.cache else "wall"
+    return Annotator(
+        judge,
+        options,
+        pairs=config.model == "ranking",
+        clock=clock,
+        delay=config.delay,
+        rate=config.rate,
+        budget=config.budget,
+        token_budget=config.token_budget,
+        cache=config.cache,
+        transcript=config.transcript,
+        seed=seed,
+    )

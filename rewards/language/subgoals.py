@@ -30,7 +30,8 @@ from rewards.language.teacher import COLOURS, KINDS, OBJECTS, STATES, SUBGOAL_NU
 from rewards.llm.judges.base import JUDGES, make_judge
 
 TEACHERS = tuple(JUDGES["subgoals"])
-FORMS = {"position": 2, "object": 3, "sentence": 384}  # what the policy observes, and its size
+# What the policy observes, and how many numbers that is.
+FORMS = {"position": 2, "object": 3, "sentence": 384}
 
 
 @dataclass
@@ -55,21 +56,26 @@ class Subgoals(Reward):
     Config = SubgoalsConfig
     config: SubgoalsConfig
     requires = frozenset({"signals", "obs_signals"})
-    relabelable = False  # a transition does not show which subgoal was current
+    # A transition does not show which subgoal was current.
+    relabelable = False
 
     def build(self) -> None:
         config = self.config
-        self.form, self.most, self.guides = config.form, config.most, FORMS[config.form]
+        self.form = config.form
+        self.most = config.most
+        self.guides = FORMS[config.form]
+        # The mistakes of the simulated teacher depend on the form.
         form = {"form": config.form} if config.teacher == "simulated" else {}
         self.teacher = make_judge(config.teacher, "subgoals", seed=self.seed, **form, **config.teacher_options)
-        self._sentences = _sentences() if config.form == "sentence" else None
+        self._sentences = _embed_sentences() if config.form == "sentence" else None
 
     def initial_memory(self, n: int) -> Memory:
+        # index: of the current subgoal; steps: spent on it so far; agent: x, y and the longer side of the grid.
         return {
             "plan": np.zeros((n, self.most, SUBGOAL_NUMBERS), np.int16),
-            "index": np.zeros(n, np.int64),  # of the current subgoal
-            "steps": np.zeros(n, np.int64),  # spent on it so far
-            "agent": np.ones((n, 3), np.float32),  # x, y and the longer side of the grid
+            "index": np.zeros(n, np.int64),
+            "steps": np.zeros(n, np.int64),
+            "agent": np.ones((n, 3), np.float32),
         }
 
     def begin(self, memory: Memory, modalities: Mapping[str, Array], mask: np.ndarray) -> Memory:
@@ -77,58 +83,72 @@ class Subgoals(Reward):
         after = {name: value.copy() for name, value in memory.items()}
         signals = np.asarray(modalities["signals"])[mask]
         after["plan"][mask] = self.teacher.plans(signals, self.most)
-        after["index"][mask] = after["steps"][mask] = 0
-        after["agent"][mask] = _agent(signals)
+        after["index"][mask] = 0
+        after["steps"][mask] = 0
+        after["agent"][mask] = _agent_and_side(signals)
         return after
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
-        if batch.signals is None or batch.obs_signals is None:  # an environment without them, in a report card
+        # A report card may show an environment without signals.
+        if batch.signals is None or batch.obs_signals is None:
             return np.zeros(batch.shape, np.float32), memory
         starts = (batch.step == 0) & batch.valid
         if starts.any():
             memory = self.begin(memory, {"signals": batch.obs_signals}, starts)
-        subgoal = _current(memory)
+        subgoal = _current_subgoals(memory)
         active = subgoal[:, 0] > 0
-        reached, limit = self._reached(batch.obs_signals, batch.signals, subgoal, active)
+        reached, limit = self._find_reached(batch.obs_signals, batch.signals, subgoal, active)
         steps = memory["steps"] + active
-        value = np.where(reached, np.maximum(1 - steps / limit, 0), 0).astype(np.float32)
+        share_left = np.maximum(1 - steps / limit, 0)
+        value = np.where(reached, share_left, 0).astype(np.float32)
         after = {
             "plan": memory["plan"],
             "index": memory["index"] + reached,
             "steps": np.where(reached, 0, steps),
-            "agent": _agent(batch.signals),
+            "agent": _agent_and_side(batch.signals),
         }
         return value, after
 
-    def _reached(
+    def _find_reached(
         self, before: Array, now: Array, subgoal: np.ndarray, active: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Whether the current subgoals (N, 6) are reached, bool (N,), and the steps an episode may last, (N,)."""
-        reached, limit = np.zeros(len(active), bool), np.ones(len(active))
+        reached = np.zeros(len(active), bool)
+        limit = np.ones(len(active))
+        # Signals that are no grid have no plan, and are not looked at.
         rows = np.flatnonzero(active)
-        if len(rows) == 0:  # signals that are no grid have no plan, and are not looked at
+        if len(rows) == 0:
             return reached, limit
-        before, now = before[rows], now[rows]
-        x, y = subgoal[rows, 1], subgoal[rows, 2]
-        cell = len(HEAD) + 3 * (y.astype(np.int64) * now[:, 5].astype(np.int64) + x)
-        parts = cell[:, None] + np.arange(3)
-        changed = (np.take_along_axis(before, parts, 1) != np.take_along_axis(now, parts, 1)).any(axis=1)
-        reached[rows] = changed | ((now[:, 0] == x) & (now[:, 1] == y))
+        before = before[rows]
+        now = now[rows]
+        x = subgoal[rows, 1]
+        y = subgoal[rows, 2]
+        # The signals: agent's x and y first, the width as number 5, the limit as number 6; three a cell behind `HEAD`.
+        width = now[:, 5].astype(np.int64)
+        cell = len(HEAD) + 3 * (y.astype(np.int64) * width + x)
+        columns = cell[:, None] + np.arange(3)
+        cell_before = np.take_along_axis(before, columns, 1)
+        cell_now = np.take_along_axis(now, columns, 1)
+        changed = (cell_before != cell_now).any(axis=1)
+        is_there = (now[:, 0] == x) & (now[:, 1] == y)
+        reached[rows] = changed | is_there
         limit[rows] = np.maximum(now[:, 6], 1)
         return reached, limit
 
     def guide(self, memory: Memory) -> np.ndarray:
         """The current subgoal as the policy reads it, float32 (N, guides); none is 0, and -1 as an object."""
-        subgoal = _current(memory)
+        subgoal = _current_subgoals(memory)
         active = subgoal[:, :1] > 0
         if self.form == "position":
             agent = memory["agent"]
-            return np.where(active, (subgoal[:, 1:3] - agent[:, :2]) / agent[:, 2:], 0).astype(np.float32)
+            offset = (subgoal[:, 1:3] - agent[:, :2]) / agent[:, 2:]
+            return np.where(active, offset, 0).astype(np.float32)
         if self.form == "object":
-            most = (len(OBJECTS) - 1, len(COLOURS) - 1, len(STATES) - 1)
-            return np.where(active, subgoal[:, 3:] / np.array(most, np.float32), -1).astype(np.float32)
+            largest = np.array((len(OBJECTS) - 1, len(COLOURS) - 1, len(STATES) - 1), np.float32)
+            return np.where(active, subgoal[:, 3:] / largest, -1).astype(np.float32)
         assert self._sentences is not None
-        return self._sentences[tuple(subgoal[:, column].astype(np.int64) for column in (0, 3, 4))]
+        kind, thing, colour = subgoal[:, [0, 3, 4]].T.astype(np.int64)
+        return self._sentences[kind, thing, colour]
 
     def update(self, batch: Transitions) -> dict[str, float]:
         return self.teacher.metrics()
@@ -141,27 +161,31 @@ class Subgoals(Reward):
 
 
 @functools.cache
-def _sentences() -> np.ndarray:
+def _embed_sentences() -> np.ndarray:
     """(kind, object, colour) -> the embedding of the sentence, float32 (4, 11, 6, 384), without one 0."""
     from rewards.llm.judges.embedding import encode
 
-    shape = len(KINDS), len(OBJECTS), len(COLOURS)
-    words, place = np.unique([sentence(*place) for place in np.ndindex(shape)], return_inverse=True)
-    vectors = np.concatenate([np.zeros((1, FORMS["sentence"]), np.float32), encode(words[1:].tolist())])  # "" is first
+    shape = (len(KINDS), len(OBJECTS), len(COLOURS))
+    # Many places have the same words, and those of no subgoal, "", come first.
+    words, place = np.unique([sentence(*indices) for indices in np.ndindex(shape)], return_inverse=True)
+    none = np.zeros((1, FORMS["sentence"]), np.float32)
+    vectors = np.concatenate([none, encode(words[1:].tolist())])
     return vectors[place].reshape(*shape, -1)
 
 
-def _current(memory: Memory) -> np.ndarray:
+def _current_subgoals(memory: Memory) -> np.ndarray:
     """The current subgoals, int16 (N, 6); zeros behind the last."""
-    plan, index = memory["plan"], memory["index"]
+    plan = memory["plan"]
+    index = memory["index"]
     last = plan.shape[1] - 1
     row = plan[np.arange(len(plan)), np.minimum(index, last)]
     return np.where((index <= last)[:, None], row, np.int16(0))
 
 
-def _agent(signals: Array) -> np.ndarray:
+def _agent_and_side(signals: Array) -> np.ndarray:
     """The agent's cell and the longer side of its grid, float32 (N, 3)."""
     signals = np.asarray(signals, np.float32)
     width = np.maximum(signals[:, 5], 1)
     height = (signals.shape[1] - len(HEAD)) / 3 / width
-    return np.stack([signals[:, 0], signals[:, 1], np.maximum(np.maximum(width, height), 1)], axis=1)
+    side = np.maximum(np.maximum(width, height), 1)
+    return np.stack([signals[:, 0], signals[:, 1], side], axis=1)

@@ -7,7 +7,7 @@ from rollouts import rollout
 
 from rewards.base import Reward
 from rewards.check import SENTENCES, check_reward
-from rewards.language.captioned import EPISODE, Captioned, CaptionedConfig, key
+from rewards.language.captioned import EPISODE_CAPTIONS, Captioned, CaptionedConfig, key
 
 SPACES = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(3)
 WORTH = {"door": 1.0, "key": 0.5, "wall": 0.0, **dict.fromkeys(SENTENCES, 1.0)}
@@ -101,7 +101,7 @@ def test_a_text_is_asked_about_once_until_its_value_changes():
 
 
 def test_texts_kept_at_hand_are_bounded(monkeypatch):
-    monkeypatch.setattr("rewards.language.captioned.CACHE", 10)
+    monkeypatch.setattr("rewards.language.captioned.TEXT_CACHE_SIZE", 10)
     reward = make()
     monkeypatch.setattr(reward, "value", lambda texts: np.ones(len(texts), np.float32))
     for n in range(30):
@@ -118,7 +118,7 @@ def test_what_was_unknown_is_asked_about_again():
 
 def test_an_episode_forgets_the_oldest_of_too_many_captions():
     reward = make()
-    many = [[f"picture {i}"] for i in range(EPISODE)]
+    many = [[f"picture {i}"] for i in range(EPISODE_CAPTIONS)]
     visits, _ = reward.recall(rollout([["door"], *many, ["door"]]), reward.initial_memory(1))
     assert visits[-1, 0] == 1
 

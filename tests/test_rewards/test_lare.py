@@ -154,7 +154,7 @@ def test_an_episode_with_a_gap_and_one_of_other_environments_are_dropped():
 
 
 def test_an_episode_that_is_too_long_is_left_out_and_counted(monkeypatch):
-    monkeypatch.setattr("rewards.language.lare.LONGEST", 4)
+    monkeypatch.setattr("rewards.language.lare.MAX_EPISODE_STEPS", 4)
     reward = made()
     assert reward.update(walk((4, 5), envs=2))["episodes"] == 2
     assert {len(one["rows"]) for one in reward.episodes.kept} == {4} and reward.episodes.dropped == 2

@@ -11,7 +11,7 @@ from rollouts import BAD, GOOD, rewards_of, rollout
 
 from lodestar.state import pack
 from rewards.check import check_reward
-from rewards.language.motif import Motif, MotifConfig, _fitted
+from rewards.language.motif import Motif, MotifConfig, _fit_labels
 
 SPACES = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(3)
 NUMBERS = range(10)
@@ -71,11 +71,11 @@ def test_captions_that_are_not_in_the_file_are_rated_all_the_same(pairs):
 
 
 def test_a_higher_quantile_gives_fewer_captions_without_another_fit(pairs):
-    misses = _fitted.cache_info().misses
+    misses = _fit_labels.cache_info().misses
     texts = [numbered(text, n) for n in NUMBERS for text in GOOD + BAD]
     counts = [np.count_nonzero(rewards_of(make(pairs, quantile=q), texts)) for q in (0.1, 0.7, 0.95)]
     assert counts[0] > counts[1] > counts[2] == 4  # 5 % of 70, rounded up
-    assert _fitted.cache_info().misses <= misses + 1
+    assert _fit_labels.cache_info().misses <= misses + 1
 
 
 def test_single_labels_will_do(labels):
@@ -108,16 +108,16 @@ def test_it_is_frozen(pairs):
         np.testing.assert_array_equal(one, two)
 
 
-def test_it_is_fitted_once_in_a_process_and_anew_when_the_file_changes(tmp_path):
+def test_it_is_fit_labels_once_in_a_process_and_anew_when_the_file_changes(tmp_path):
     path = tmp_path / "labels.jsonl"
     path.write_text("".join(line(text, float(text in GOOD)) + "\n" for text in GOOD + BAD))
-    _fitted.cache_clear()
+    _fit_labels.cache_clear()
     one, two = make(str(path)), make(str(path))
-    assert _fitted.cache_info().misses == 1 and rewards_of(one, GOOD + BAD) == rewards_of(two, GOOD + BAD)
-    assert make(str(path), seed=1) and _fitted.cache_info().misses == 2
+    assert _fit_labels.cache_info().misses == 1 and rewards_of(one, GOOD + BAD) == rewards_of(two, GOOD + BAD)
+    assert make(str(path), seed=1) and _fit_labels.cache_info().misses == 2
     path.write_text("".join(line(text, float(text in BAD)) + "\n" for text in GOOD + BAD))
     turned = make(str(path))
-    assert _fitted.cache_info().misses == 3
+    assert _fit_labels.cache_info().misses == 3
     assert np.dot(rewards_of(turned, GOOD + BAD), rewards_of(one, GOOD + BAD)) == 0
 
 

@@ -171,7 +171,7 @@ def test_pairs_are_chosen_by_frequency_and_by_uncertainty(make):
     counts = Counter({GOOD[0]: 9, BAD[0]: 5, GOOD[1]: 2, BAD[1]: 1})
     reward = make("ranking", select="frequency", pairs=3)
     reward.met.see(counts, 17)
-    pairs, priority = reward._questions(counts)
+    pairs, priority = reward._choose_questions(counts)
     assert len(pairs) == 3 and set(pairs[0]) == {GOOD[0], BAD[0]} and priority == sorted(priority, reverse=True)
     reward = make("ranking", select="uncertainty", pairs=2, min_labels=1)
     for _ in range(6):

@@ -13,7 +13,11 @@ import numpy as np
 
 def factors(obs, action):  # type: ignore[no-untyped-def]
     """How near the edges cart and pole are, how fast, and whether the push counters the fall."""
-    drift, tilt = np.abs(obs[:, 0]) / 2.4, np.abs(obs[:, 2]) / 0.209
+    drift = np.abs(obs[:, 0]) / 2.4
+    tilt = np.abs(obs[:, 2]) / 0.209
+    speed = obs[:, 1] ** 2
+    spin = obs[:, 3] ** 2
     push = 2.0 * action[:, 0] - 1.0
     falling = obs[:, 2] + 0.5 * obs[:, 3]
-    return np.stack([drift, tilt, obs[:, 1] ** 2, obs[:, 3] ** 2, push * np.sign(falling)], axis=1)
+    counters = push * np.sign(falling)
+    return np.stack([drift, tilt, speed, spin, counters], axis=1)

@@ -15,4 +15,6 @@ def factors(obs, action):  # type: ignore[no-untyped-def]
     speed = obs[:, 1] / 0.07
     force = action[:, 0]
     reached = np.where(obs[:, 0] > 0.44, 1.0, 0.0)
-    return np.stack([height + speed**2, height, speed**2, force**2, force * np.sign(speed), reached], axis=1)
+    energy = height + speed**2
+    along = force * np.sign(speed)
+    return np.stack([energy, height, speed**2, force**2, along, reached], axis=1)

@@ -13,4 +13,6 @@ import numpy as np
 def factors(obs, action):  # type: ignore[no-untyped-def]
     """How far from upright, how fast, how much torque."""
     angle = np.arctan2(obs[:, 1], obs[:, 0])
-    return np.stack([angle**2, obs[:, 2] ** 2, action[:, 0] ** 2], axis=1)
+    speed = obs[:, 2]
+    torque = action[:, 0]
+    return np.stack([angle**2, speed**2, torque**2], axis=1)
