@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from rewards.llm.sandbox.process import LONGEST, SandboxError, check
+from rewards.llm.sandbox.process import MAX_SOURCE_BYTES, SandboxError, check
 
 BODY = "def factors(obs, action):\n    {}\n    return obs"
 
@@ -78,7 +78,7 @@ HOSTILE = {
     "a null byte": (BODY.format("pass\0"), r"the code is no Python"),
     "deep parentheses": (BODY.format("x = " + "(" * 4000 + ")" * 4000), r"the code is no Python"),
     "many signs": (BODY.format("x = " + "-" * 9000 + "1"), r"the code is no Python"),
-    "too long": (BODY.format("pass #" + "x" * LONGEST), r"more than 10,000 bytes"),
+    "too long": (BODY.format("pass #" + "x" * MAX_SOURCE_BYTES), r"more than 10,000 bytes"),
 }
 
 

@@ -38,10 +38,16 @@ import numpy as np
 
 from lodestar.settings import Settings, setting
 
-ROWS = 16_384  # a request at a time, to bound memory
-START = 30.0  # seconds in which the process must be up
-LONGEST = 10_000  # bytes of source
-LOOP = 64  # values of a range
+# Larger batches are sent in pieces, to bound memory.
+ROWS_PER_REQUEST = 16_384
+START_TIMEOUT_S = 30.0
+MAX_SOURCE_BYTES = 10_000
+MAX_ERROR_BYTES = 2000
+# The largest integer and the largest exponent that may be written out.
+MAX_INTEGER = 1e9
+MAX_EXPONENT = 16
+# How many values a range may have, and how many factors a row.
+LOOP = 64
 _NUMPY = """
 abs absolute add all any arange arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax argmin around
 atleast_1d atleast_2d array asarray broadcast_to cbrt ceil clip column_stack concatenate copy copysign cos cosh
@@ -57,7 +63,8 @@ _METHODS = """
 T all any append argmax argmin astype clip copy cumprod cumsum dot eps flatten max mean min ndim prod ravel
 reshape round shape size squeeze std sum swapaxes transpose var
 """
-NUMPY, METHODS = frozenset(_NUMPY.split()), frozenset(_METHODS.split())
+NUMPY = frozenset(_NUMPY.split())
+METHODS = frozenset(_METHODS.split())
 BUILTINS = ("abs", "float", "int", "len", "max", "min", "range", "round", "sum")
 NODES = (
     *(ast.Module, ast.FunctionDef, ast.arguments, ast.arg, ast.Return, ast.Pass, ast.Break, ast.Continue, ast.Expr),
@@ -92,51 +99,68 @@ class Sandbox(Settings):
         super().__post_init__()
         if os.name != "posix":
             raise ValueError(f"code is run on Linux and macOS only, not on {os.name!r}; use raw factors")
-        self.counts = {"calls": 0, "failures": 0, "not finite": 0}  # failures of tries; rows
-        self.width, self.failure = 0, ""  # factors, k; the sentence of the newest failure
-        self.contained = False  # whether the kernel filters system calls
-        self.broken = False  # whether it failed for good
+        # Calls, tries that failed, and rows whose factors were not finite.
+        self.counts = {"calls": 0, "failures": 0, "not finite": 0}
+        # How many factors a row has, k.
+        self.width = 0
+        # The sentence of the newest failure, and whether the code failed for good.
+        self.failure = ""
+        self.broken = False
+        # Whether the kernel filters system calls.
+        self.contained = False
         self._stop: weakref.finalize | None = None
         self._load(self.source)
 
     def __call__(self, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
         """Factors of B rows, whatever happens: float32 (B, k), finite; zeros once the code failed too often."""
-        found = np.zeros((len(obs), self.width), np.float32)
-        for i in range(0, len(obs), ROWS):
-            for left in reversed(range(0 if self.broken else self.tries)):
-                try:
-                    found[i : i + ROWS] = self.run(obs[i : i + ROWS], action[i : i + ROWS])
-                    break
-                except SandboxError:
-                    self.broken = left == 0
-        return found
+        factors = np.zeros((len(obs), self.width), np.float32)
+        for start in range(0, len(obs), ROWS_PER_REQUEST):
+            rows = slice(start, start + ROWS_PER_REQUEST)
+            self._run_with_retries(obs[rows], action[rows], factors[rows])
+        return factors
+
+    def _run_with_retries(self, obs: np.ndarray, action: np.ndarray, factors: np.ndarray) -> None:
+        """Write the factors of these rows, which stay 0 where the code is broken or breaks now."""
+        if self.broken:
+            return
+        for _ in range(self.tries):
+            try:
+                factors[:] = self.run(obs, action)
+                return
+            except SandboxError:
+                continue
+        self.broken = True
 
     def run(self, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
         """One try of a call; SandboxError if the code raised, took too long or too much, or gave another form."""
         self.counts["calls"] += 1
+        obs = np.ascontiguousarray(obs, np.float32)
+        action = np.ascontiguousarray(action, np.float32)
         try:
-            found = self._exchange(np.ascontiguousarray(obs, np.float32), np.ascontiguousarray(action, np.float32))
+            factors = self._exchange(obs, action)
         except SandboxError as error:
             self.counts["failures"] += 1
             self.failure = str(error)
             self.close()
             raise
-        strange = ~np.isfinite(found)
-        if strange.any():
-            self.counts["not finite"] += int(strange.any(axis=1).sum())
-            found[strange] = 0
-        return found
+        not_finite = ~np.isfinite(factors)
+        if not_finite.any():
+            self.counts["not finite"] += int(not_finite.any(axis=1).sum())
+            factors[not_finite] = 0
+        return factors
 
     def notes(self) -> list[str]:
-        lines, failures, strange = [], self.counts["failures"], self.counts["not finite"]
+        lines = []
+        failures = self.counts["failures"]
+        not_finite = self.counts["not finite"]
         if not self.contained:
             lines.append("this kernel does not filter what the factors' code asks of it; only limits hold it")
         if self.broken:
             lines.append(f"the factors' code failed {self.tries} times in a row and is 0 from then on: {self.failure}")
         elif failures:
             lines.append(f"the factors' code failed {failures} times, last: {self.failure}")
-        if strange:
-            lines.append(f"{strange} rows had factors that were not finite, 0 was taken instead")
+        if not_finite:
+            lines.append(f"{not_finite} rows had factors that were not finite, 0 was taken instead")
         return lines
 
     def close(self) -> None:
@@ -149,73 +173,94 @@ class Sandbox(Settings):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the saved code; ValueError if it is refused, or gives another number of factors."""
-        if str(state["source"]) != self.source:
-            self._load(str(state["source"]))
+        source = str(state["source"])
+        if source != self.source:
+            self._load(source)
         self.broken = bool(state["broken"])
 
     def _load(self, source: str) -> None:
-        before, self._runs = self.width, check(source)
+        """Check this code, try it on two rows of zeros, and run it from now on."""
+        width_before = self.width
+        self._checked_source = check(source)
         self.close()
+        # While it is 0 any number of factors is taken.
         self.width = 0
-        found = self.run(*(np.zeros((2, size), np.float32) for size in (self.obs_size, self.action_size)))
-        if before not in (0, found.shape[1]):
-            raise ValueError(f"the saved code gives {found.shape[1]} factors, this reward reads {before}; use its own")
-        self.width, self.source = found.shape[1], source
+        obs = np.zeros((2, self.obs_size), np.float32)
+        action = np.zeros((2, self.action_size), np.float32)
+        width = self.run(obs, action).shape[1]
+        if width_before not in (0, width):
+            raise ValueError(f"the saved code gives {width} factors, this reward reads {width_before}; use its own")
+        self.width = width
+        self.source = source
 
     def _start(self) -> None:
+        """Start the process, and tell it what to run."""
         ours, theirs = socket.socketpair()
-        folder = tempfile.mkdtemp(prefix="factors-")  # the process deletes it as soon as it stands in it
-        worker, packages = Path(__file__).with_name("worker.py"), Path(np.__file__).parent.parent
-        with theirs, open(os.devnull, "r+b") as nowhere:
+        # The process deletes this folder as soon as it stands in it.
+        folder = tempfile.mkdtemp(prefix="factors-")
+        worker = Path(__file__).with_name("worker.py")
+        packages = Path(np.__file__).parent.parent
+        with theirs, open(os.devnull, "r+b") as null:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(worker), str(packages)],
                 stdin=theirs.fileno(),
-                stdout=nowhere,
-                stderr=nowhere,
+                stdout=null,
+                stderr=null,
                 env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"},
                 cwd=folder,
                 start_new_session=True,
             )
-        self._socket, self._stop = ours, weakref.finalize(self, _end, process, ours, folder)
-        limits = {"memory": self.memory * 2**20, "timeout": self.timeout + 1}  # it ends itself if its parent cannot
-        setup = {"source": self._runs, "numpy": sorted(NUMPY), "builtins": BUILTINS, **limits}
+        self._socket = ours
+        self._stop = weakref.finalize(self, _end_process, process, ours, folder)
+        setup = {
+            "source": self._checked_source,
+            "numpy": sorted(NUMPY),
+            "builtins": BUILTINS,
+            "memory": self.memory * 2**20,
+            # A process whose parent cannot end it ends itself a second later.
+            "timeout": self.timeout + 1,
+        }
         data = json.dumps(setup).encode()
-        deadline = time.monotonic() + START
+        deadline = time.monotonic() + START_TIMEOUT_S
         self._send(struct.pack("<I", len(data)) + data, deadline)
-        self.contained = self._take(1, deadline) == b"1"
+        self.contained = self._receive(1, deadline) == b"1"
 
     def _exchange(self, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
+        """One request and its answer; the protocol is that of `worker`."""
         if self._stop is None:
             self._start()
         deadline = time.monotonic() + self.timeout
         self._send(struct.pack("<III", len(obs), self.obs_size, self.action_size), deadline)
-        for part in (obs, action):
-            self._send(part.reshape(-1).view(np.uint8).data, deadline)
-        k, length = struct.unpack("<II", self._take(8, deadline))
-        if k == 0 and length <= 2000:
-            raise SandboxError(self._take(length, deadline).decode("utf-8", "replace"))
-        if k > LOOP or length != 4 * len(obs) * k or (self.width and k != self.width):
+        for numbers in (obs, action):
+            self._send(numbers.reshape(-1).view(np.uint8).data, deadline)
+        # What comes back is not trusted: its size is checked before anything is read.
+        k, length = struct.unpack("<II", self._receive(8, deadline))
+        if k == 0 and length <= MAX_ERROR_BYTES:
+            raise SandboxError(self._receive(length, deadline).decode("utf-8", "replace"))
+        fits = k <= LOOP and length == 4 * len(obs) * k
+        if not fits or (self.width and k != self.width):
             raise SandboxError(f"factors returned {k} numbers a row, where it returned {self.width} before")
-        return np.frombuffer(self._take(length, deadline), np.float32).reshape(len(obs), k)
+        data = self._receive(length, deadline)
+        return np.frombuffer(data, np.float32).reshape(len(obs), k)
 
     def _send(self, data: bytes | memoryview, deadline: float) -> None:
-        with _in_time(self._socket, deadline):
+        with _explain_failure(self._socket, deadline):
             self._socket.sendall(data)
 
-    def _take(self, count: int, deadline: float) -> bytearray:
+    def _receive(self, count: int, deadline: float) -> bytearray:
         data = bytearray(count)
         view = memoryview(data)
         while view:
-            with _in_time(self._socket, deadline):
-                got = self._socket.recv_into(view)
-                if not got:
+            with _explain_failure(self._socket, deadline):
+                received = self._socket.recv_into(view)
+                if not received:
                     raise EOFError
-                view = view[got:]
+                view = view[received:]
         return data
 
 
 @contextlib.contextmanager
-def _in_time(channel: socket.socket, deadline: float) -> Iterator[None]:
+def _explain_failure(channel: socket.socket, deadline: float) -> Iterator[None]:
     """Turns what fails on a socket before a deadline into a sentence."""
     channel.settimeout(max(deadline - time.monotonic(), 1e-3))
     try:
@@ -226,12 +271,13 @@ def _in_time(channel: socket.socket, deadline: float) -> Iterator[None]:
         raise SandboxError("factors ended its process: too much memory, or something that is not allowed") from None
 
 
-def _end(process: subprocess.Popen, channel: socket.socket, folder: str) -> None:
+def _end_process(process: subprocess.Popen, channel: socket.socket, folder: str) -> None:
     channel.close()
     process.kill()
     process.wait()
+    # The folder is left only if the process never began.
     with contextlib.suppress(OSError):
-        os.rmdir(folder)  # left only if the process never began
+        os.rmdir(folder)
 
 
 @contextlib.contextmanager
@@ -251,48 +297,62 @@ def check(source: str) -> str:
 
     SandboxError for the first thing that is not allowed, with its line.
     """
-    return _cleaned(parsed(source))
+    tree = parsed(source)
+    _remove_import_and_annotations(tree)
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef | ast.Assign) and not _is_text(node):
+            _refuse(node, "only functions and constants may stand outside of a function")
+    _check_nodes(list(ast.walk(tree)))
+    definitions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "factors"]
+    if len(definitions) != 1 or len(definitions[0].args.args) != 2:
+        raise SandboxError("the code must define one function factors(obs, action)")
+    return ast.unparse(tree)
 
 
 def parsed(source: str) -> ast.Module:
     """The tree of some code; SandboxError for what is too long."""
-    if len(source.encode("utf-8", "replace")) > LONGEST:
-        raise SandboxError(f"the code has more than {LONGEST:,} bytes; write less")
+    if len(source.encode("utf-8", "replace")) > MAX_SOURCE_BYTES:
+        raise SandboxError(f"the code has more than {MAX_SOURCE_BYTES:,} bytes; write less")
     return ast.parse(source)
 
 
-def _cleaned(tree: ast.Module) -> str:
+def _remove_import_and_annotations(tree: ast.Module) -> None:
     tree.body = [node for node in tree.body if ast.dump(node) != _IMPORT]
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             node.returns = None
         elif isinstance(node, ast.arg):
             node.annotation = None
-    for node in tree.body:
-        if not isinstance(node, ast.FunctionDef | ast.Assign) and not _is_text(node):
-            _refuse(node, "only functions and constants may stand outside of a function")
-    nodes = list(ast.walk(tree))
-    made = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    made |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-    used = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    of_numpy = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    texts = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+
+
+def _check_nodes(nodes: list[ast.AST]) -> None:
+    """Refuse the first node that is not allowed, also for the place where it stands."""
+    defined_names: set[str] = set()
+    # Nodes in a place where more is allowed, by their ids.
+    called = set()
+    before_attribute = set()
+    lines_of_text = set()
     for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) in texts:
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.FunctionDef(name=name):
+                defined_names.add(name)
+            case ast.Call(func=function):
+                called.add(id(function))
+            case ast.Attribute(value=value):
+                before_attribute.add(id(value))
+            case ast.Expr(value=value):
+                lines_of_text.add(id(value))
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) in lines_of_text:
             continue
-        if isinstance(node, ast.Name) and node.id == "np" and id(node) not in of_numpy:
+        if isinstance(node, ast.Name) and node.id == "np" and id(node) not in before_attribute:
             _refuse(node, "np must be followed by the name of a function")
-        if isinstance(node, ast.Name) and node.id == "range" and id(node) not in used:
+        if isinstance(node, ast.Name) and node.id == "range" and id(node) not in called:
             _refuse(node, "range must be called, where it stands")
-        _inspect(node, made)
-    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "factors"]
-    if len(found) != 1 or len(found[0].args.args) != 2:
-        raise SandboxError("the code must define one function factors(obs, action)")
-    return ast.unparse(tree)
+        _check_node(node, defined_names)
 
 
-def _inspect(node: ast.AST, made: set[str]) -> None:
+def _check_node(node: ast.AST, defined_names: set[str]) -> None:
     """Refuse a node that is not on the list, or says what it may not."""
     if not isinstance(node, NODES):
         _refuse(node, f"{type(node).__name__} is not allowed")
@@ -301,11 +361,11 @@ def _inspect(node: ast.AST, made: set[str]) -> None:
             _refuse(node, "decorators are not allowed")
         case ast.keyword(arg=name) if name is None or name.startswith("_"):
             _refuse(node, "keywords are written out and begin with a letter")
-        case ast.FunctionDef(name=name) | ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) if _taken(name):
+        case ast.FunctionDef(name=name) | ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) if _is_reserved(name):
             _refuse(node, f"{name[:40]!r} cannot be used as a name")
         case ast.arguments(vararg=a, kwarg=b, kwonlyargs=c, posonlyargs=d, defaults=e) if a or b or c or d or e:
             _refuse(node, "functions take plain arguments without defaults")
-        case ast.Name(id=name) if name not in made and name not in (*BUILTINS, "np"):
+        case ast.Name(id=name) if name not in defined_names and name not in (*BUILTINS, "np"):
             _refuse(node, f"the name {name[:40]!r} is not known; there are np, {', '.join(BUILTINS)}")
         case ast.Attribute(value=ast.Name(id="np"), attr=name, ctx=ast.Load()):
             if name not in NUMPY and name != "linalg":
@@ -321,41 +381,48 @@ def _inspect(node: ast.AST, made: set[str]) -> None:
         case ast.Constant(value=value) if not (value is None or value is Ellipsis or isinstance(value, bool)):
             if not isinstance(value, int | float):
                 _refuse(node, f"a {type(value).__name__} has no place here; write numbers")
-            if not abs(value) <= (1e9 if isinstance(value, int) else sys.float_info.max):
+            # The comparison is false for NaN, too.
+            largest = MAX_INTEGER if isinstance(value, int) else sys.float_info.max
+            if not abs(value) <= largest:
                 _refuse(node, "this number is too large")
         case ast.For(iter=values, orelse=[]) | ast.comprehension(iter=values, is_async=0):
-            if not (isinstance(values, ast.Tuple | ast.List) or _called(values) == "range"):
+            if not (isinstance(values, ast.Tuple | ast.List) or _called_name(values) == "range"):
                 _refuse(node, f"loops go over range(...) of at most {LOOP} or over a list that is written out")
         case ast.For():
             _refuse(node, "for has no else here")
         case ast.Call(func=ast.Name(id="range"), args=args):
-            if not all(_size(one) <= LOOP for one in args):
+            if any(_written_size(argument) > LOOP for argument in args):
                 _refuse(node, f"range takes numbers of at most {LOOP}, written out")
         case ast.Call(func=func) if not isinstance(func, ast.Name | ast.Attribute):
             _refuse(node, "only functions with a name can be called")
         case ast.BinOp(op=ast.Pow(), right=right) | ast.AugAssign(op=ast.Pow(), value=right):
-            if _size(right) > 16:
-                _refuse(node, "an exponent is a number of at most 16, written out; use np.power otherwise")
+            if _written_size(right) > MAX_EXPONENT:
+                _refuse(node, f"an exponent is a number of at most {MAX_EXPONENT}, written out; use np.power otherwise")
         case ast.Expr(value=value) if not (_is_text(node) or isinstance(value, ast.Call)):
             _refuse(node, "this line does nothing")
 
 
-def _taken(name: str) -> bool:
-    return (name.startswith("_") and name != "_") or name in ("np", *BUILTINS)
+def _is_reserved(name: str) -> bool:
+    if name in ("np", *BUILTINS):
+        return True
+    return name.startswith("_") and name != "_"
 
 
-def _size(node: ast.AST) -> float:
+def _written_size(node: ast.AST) -> float:
     """The size of a number that is written out, with or without a minus; infinite for anything else."""
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return abs(value)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return _size(operand)
+            return _written_size(operand)
     return math.inf
 
 
-def _called(node: ast.AST) -> str:
-    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+def _called_name(node: ast.AST) -> str:
+    match node:
+        case ast.Call(func=ast.Name(id=name)):
+            return name
+    return ""
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -363,5 +430,8 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _refuse(node: ast.AST, why: str) -> NoReturn:
+    # Not every node has a place: the list of a function's arguments has none.
     line = getattr(node, "lineno", 0)
-    raise SandboxError((f"line {line}: " if line else "") + why)
+    if line:
+        why = f"line {line}: {why}"
+    raise SandboxError(why)

@@ -14,6 +14,7 @@ Source: the filter is seccomp's mode 2 (linux/seccomp.h, linux/filter.h, linux/a
 the memory is not bounded everywhere, and there is no filter.
 """
 
+import builtins
 import ctypes
 import json
 import os
@@ -27,8 +28,10 @@ import types
 import warnings
 from typing import Any
 
-MOST = 64  # factors
-SYSCALLS = {  # AUDIT_ARCH, and the numbers of what may be asked of the kernel
+MAX_FACTORS = 64
+MAX_ERROR_BYTES = 2000
+# AUDIT_ARCH, and the numbers of what may be asked of the kernel.
+SYSCALLS = {
     # read write poll mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn select mremap madvise setitimer
     # getpid exit getppid gettid futex clock_gettime exit_group pselect6 ppoll getrandom
     "x86_64": (
@@ -40,7 +43,16 @@ SYSCALLS = {  # AUDIT_ARCH, and the numbers of what may be asked of the kernel
         (63, 64, 73, 222, 226, 215, 214, 134, 135, 139, 72, 216, 233, 103, 172, 93, 173, 178, 98, 113, 94, 278),
     ),
 }
-ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ALLOW; SECCOMP_RET_ERRNO with EPERM
+# SECCOMP_RET_ALLOW, and SECCOMP_RET_ERRNO with EPERM.
+ALLOW = 0x7FFF0000
+REFUSE = 0x00050001
+# BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K.
+LOAD = 0x20
+JUMP_IF_EQUAL = 0x15
+RETURN = 0x06
+PR_SET_NO_NEW_PRIVS = 38
+PR_SET_SECCOMP = 22
+SECCOMP_MODE_FILTER = 2
 
 
 class FilterProgram(ctypes.Structure):
@@ -54,15 +66,26 @@ def filter_kernel() -> bool:
     if not sys.platform.startswith("linux") or platform.machine() not in SYSCALLS:
         return False
     machine, numbers = SYSCALLS[platform.machine()]
-    load, equal, answer = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
-    steps = [(load, 0, 0, 4), (equal, 1, 0, machine), (answer, 0, 0, REFUSE), (load, 0, 0, 0)]
+    # An instruction is code, steps to jump if it holds, steps if not, and a value. The word at 4 of what is looked at
+    # (struct seccomp_data) is the architecture, the word at 0 the number of the call.
+    steps = [
+        (LOAD, 0, 0, 4),
+        (JUMP_IF_EQUAL, 1, 0, machine),
+        (RETURN, 0, 0, REFUSE),
+        (LOAD, 0, 0, 0),
+    ]
     for number in numbers:
-        steps += [(equal, 0, 1, number), (answer, 0, 0, ALLOW)]
-    steps.append((answer, 0, 0, REFUSE))
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+        steps.append((JUMP_IF_EQUAL, 0, 1, number))
+        steps.append((RETURN, 0, 0, ALLOW))
+    steps.append((RETURN, 0, 0, REFUSE))
+    instructions = b"".join(struct.pack("HBBI", *step) for step in steps)
+    code = ctypes.create_string_buffer(instructions)
     program = FilterProgram(len(steps), ctypes.addressof(code))
     prctl = ctypes.CDLL(None).prctl
-    return prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, ctypes.byref(program), 0, 0) == 0
+    if prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        return False
+    status = prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)
+    return bool(status == 0)
 
 
 def drop_privileges(memory: int) -> bool:
@@ -71,8 +94,8 @@ def drop_privileges(memory: int) -> bool:
     limits = [("RLIMIT_NOFILE", 3), ("RLIMIT_NPROC", 0), ("RLIMIT_FSIZE", 0), ("RLIMIT_CORE", 0)]
     if sys.platform.startswith("linux"):
         with open("/proc/self/statm") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
-        limits.append(("RLIMIT_AS", used + memory))
+            pages = int(file.read().split()[0])
+        limits.append(("RLIMIT_AS", pages * resource.getpagesize() + memory))
     for name, value in limits:
         resource.setrlimit(getattr(resource, name), (value, value))
     return filter_kernel()
@@ -90,24 +113,34 @@ def give(data: Any) -> None:
     """Write all of it."""
     view = memoryview(data).cast("B")
     while view:
-        view = view[os.write(0, view) :]
+        written = os.write(0, view)
+        view = view[written:]
 
 
 def wait_for_request(parent: int) -> None:
     """Return when there is something to read; end with the parent, even if others hold the other end open."""
-    while not select.select([0], [], [], 1.0)[0]:
+    while True:
+        readable, _, _ = select.select([0], [], [], 1.0)
+        if readable:
+            return
         if os.getppid() != parent:
             os._exit(0)
 
 
 def explain(error: Exception, source: str) -> str:
     """An error with the line of the source that raised it."""
-    place, number = error.__traceback__, 0
+    # The innermost line that is the code's own, and not NumPy's.
+    line_number = 0
+    place = error.__traceback__
     while place is not None:
-        number = place.tb_lineno if place.tb_frame.f_code.co_filename == "factors" else number
+        if place.tb_frame.f_code.co_filename == "factors":
+            line_number = place.tb_lineno
         place = place.tb_next
-    line = source.splitlines()[number - 1].strip() if number else ""
-    return f"{type(error).__name__}: {error}" + (f", in the line: {line}" if line else "")
+    message = f"{type(error).__name__}: {error}"
+    line = source.splitlines()[line_number - 1].strip() if line_number else ""
+    if line:
+        message += f", in the line: {line}"
+    return message
 
 
 def within_numpy(name: str, *rest: Any) -> Any:
@@ -124,37 +157,44 @@ def main() -> None:
     import numpy as np
 
     sys.path.clear()
-    warnings.simplefilter("ignore")  # showing one would open files
+    # Showing a warning would open files.
+    warnings.simplefilter("ignore")
     np.seterr(all="ignore")
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    setup = json.loads(bytes(take(struct.unpack("<I", take(4))[0])))
+    (length,) = struct.unpack("<I", take(4))
+    setup = json.loads(bytes(take(length)))
     allowed = types.SimpleNamespace(**{name: getattr(np, name) for name in setup["numpy"]})
     allowed.linalg = types.SimpleNamespace(norm=np.linalg.norm)
-    builtins = vars(__builtins__) if isinstance(__builtins__, types.ModuleType) else __builtins__
-    offered = {"__import__": within_numpy, **{name: builtins[name] for name in setup["builtins"]}}
+    offered: dict[str, Any] = {name: getattr(builtins, name) for name in setup["builtins"]}
+    offered["__import__"] = within_numpy
     code = compile(setup["source"], "factors", "exec", dont_inherit=True)
-    give(b"1" if drop_privileges(setup["memory"]) else b"0")
+    filtered = drop_privileges(setup["memory"])
+    give(b"1" if filtered else b"0")
 
     def call(rows: int, obs: Any, action: Any) -> Any:
+        # The code is run anew for each request, so that no state is kept from one to the next.
         space: dict[str, Any] = {"__builtins__": dict(offered), "np": allowed}
-        exec(code, space)  # for each request, so that no state is kept from one to the next
-        found = space["factors"](obs, action)
-        if not isinstance(found, np.ndarray) or found.ndim != 2 or len(found) != rows or not 0 < found.shape[1] <= MOST:
-            form = f"an array {found.shape}" if isinstance(found, np.ndarray) else f"a {type(found).__name__}"
-            raise ValueError(f"factors returned {form} for {rows} rows; return an array ({rows}, k), k up to {MOST}")
-        return np.ascontiguousarray(found, np.float32)
+        exec(code, space)
+        factors = space["factors"](obs, action)
+        wanted = f"for {rows} rows; return an array ({rows}, k), k up to {MAX_FACTORS}"
+        if not isinstance(factors, np.ndarray):
+            raise ValueError(f"factors returned a {type(factors).__name__} {wanted}")
+        if factors.ndim != 2 or len(factors) != rows or not 0 < factors.shape[1] <= MAX_FACTORS:
+            raise ValueError(f"factors returned an array {factors.shape} {wanted}")
+        return np.ascontiguousarray(factors, np.float32)
 
     while True:
         wait_for_request(parent)
-        rows, width, height = struct.unpack("<III", take(12))
-        obs = np.frombuffer(take(4 * rows * width), np.float32).reshape(rows, width)
-        action = np.frombuffer(take(4 * rows * height), np.float32).reshape(rows, height)
+        rows, obs_size, action_size = struct.unpack("<III", take(12))
+        obs = np.frombuffer(take(4 * rows * obs_size), np.float32).reshape(rows, obs_size)
+        action = np.frombuffer(take(4 * rows * action_size), np.float32).reshape(rows, action_size)
         signal.setitimer(signal.ITIMER_REAL, setup["timeout"])
         try:
-            found = call(rows, obs, action)
-            head, body = struct.pack("<II", found.shape[1], found.nbytes), found
+            body = call(rows, obs, action)
+            head = struct.pack("<II", body.shape[1], body.nbytes)
         except Exception as error:
-            body = explain(error, setup["source"]).encode("utf-8", "replace")[:2000]
+            message = explain(error, setup["source"])
+            body = message.encode("utf-8", "replace")[:MAX_ERROR_BYTES]
             head = struct.pack("<II", 0, len(body))
         signal.setitimer(signal.ITIMER_REAL, 0)
         give(head)
