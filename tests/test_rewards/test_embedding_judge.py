@@ -7,7 +7,7 @@ import torch
 from rewards.llm.judges.base import make_judge
 
 embedding = pytest.importorskip("rewards.llm.judges.embedding", exc_type=ImportError)
-SIZE, encode = embedding.SIZE, embedding.encode
+SIZE, encode = embedding.VECTOR_SIZE, embedding.encode
 
 HELPS = {
     "nethack": [
@@ -108,7 +108,7 @@ def test_a_text_is_read_up_to_256_tokens():
 
 def test_loading_the_model_draws_no_random_numbers():
     state = torch.random.get_rng_state()
-    embedding._model.__wrapped__()
+    embedding._load_model.__wrapped__()
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -116,4 +116,4 @@ def test_weights_that_are_not_the_published_ones_are_refused(monkeypatch, tmp_pa
     (tmp_path / "model.safetensors").write_bytes(b"another model")
     monkeypatch.setattr(embedding, "get_model_path", lambda: tmp_path)
     with pytest.raises(ValueError, match=r"model\.safetensors is not the published one of all-MiniLM-L6-v2 \(sha256"):
-        embedding._model.__wrapped__()
+        embedding._load_model.__wrapped__()

