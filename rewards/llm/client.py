@@ -43,20 +43,31 @@ from lodestar.settings import Settings, setting
 from rewards.llm.judges.base import Judge
 from rewards.llm.store import AnswerStore, Label
 
-CANDIDATES = 64  # places in an answer at which JSON is looked for
-QUOTE = 200  # characters of a server's answer in an error
-FRAGMENT = 4  # characters of the key in a row that no error repeats; servers like to name its last four
-SPOKEN = 8  # the same of what a model says, where a short word of the key may be a word of the answer
-LOOK = 2.0  # seconds in which a server is looked for before a run
-MOST_TOKENS = 10**9  # of one answer; a server that counts more does not count
-KEPT = 1_000_000  # characters of an answer
-IN_A_ROW = 5  # failures that open a breaker
-WINDOW, SHARE, LEAST = 30.0, 0.5, 10  # seconds, share of failures, answers below which a share means nothing
+# How many places in an answer are tried as the beginning of its JSON.
+MAX_JSON_PLACES = 64
+# Characters of a server's answer that an error quotes.
+MAX_QUOTE_CHARACTERS = 200
+# Characters of the key in a row that no error repeats: servers like to name its last four. In what a model says a short
+# word of the key may be a word of the answer.
+KEY_RUN_IN_ERROR = 4
+KEY_RUN_IN_ANSWER = 8
+# Seconds in which a server is looked for before a run.
+LOOK = 2.0
+# A server that counts more tokens for one answer does not count.
+MAX_TOKENS_COUNTED = 10**9
+MAX_STORED_CHARACTERS = 1_000_000
+# A breaker opens after so many failures in a row, or above this share of failures within so many seconds, if there were
+# enough answers for a share to mean anything.
+IN_A_ROW = 5
+FAILURE_WINDOW_S = 30.0
+MAX_FAILURE_SHARE = 0.5
+MIN_ANSWERS_FOR_SHARE = 10
 
 # What asks a model not to think first: the name that OpenAI and Ollama know, and the one of vLLM and llama.cpp.
 SCHEMA = "response_format"
 NO_THINKING: dict[str, Any] = {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": False}}
-THOUGHTS = ("reasoning", "reasoning_content")  # fields of a message in which servers put what a model thought
+# Fields of a message in which servers put what a model thought.
+THOUGHT_FIELDS = ("reasoning", "reasoning_content")
 NO_IMAGES = re.compile(r"mmproj|multi-?modal|images?\b.*\bnot support|not support.*\bimages?\b", re.IGNORECASE)
 
 T = TypeVar("T")
@@ -74,7 +85,8 @@ class PausedError(JudgeError):
 class _RetryError(JudgeError):
     def __init__(self, sentence: str, after: float = 0.0) -> None:
         super().__init__(sentence)
-        self.after = after  # seconds the server asked us to wait
+        # How many seconds the server asked us to wait.
+        self.after = after
 
 
 class _AbsentError(_RetryError):
@@ -110,11 +122,12 @@ class Endpoint(Settings):
         super().__post_init__()
         self.refuse_if(not self.model, f"{self.prefix}model is empty; give the name that the server knows it by")
         url = None
-        with suppress(httpx2.InvalidURL):
-            url = httpx2.URL(self.url) if self.url.startswith(("http://", "https://")) else None
+        if self.url.startswith(("http://", "https://")):
+            with suppress(httpx2.InvalidURL):
+                url = httpx2.URL(self.url)
         if url is None or not url.host:
-            known = "http://localhost:8000/v1"
-            raise ValueError(f"{self.prefix}url={self.url!r} is no web address; give the API's root, such as {known}")
+            example = "http://localhost:8000/v1"
+            raise ValueError(f"{self.prefix}url={self.url!r} is no web address; give the API's root, such as {example}")
         if url.userinfo:
             raise ValueError(f"{self.prefix}url holds a login, which would be written down; give key=VARIABLE instead")
         self.url = self.url.rstrip("/")
@@ -122,17 +135,21 @@ class Endpoint(Settings):
     @property
     def options(self) -> dict[str, Any]:
         """What the request's body holds beside model and messages."""
-        whole = {"temperature": 0, "max_tokens": self.max_tokens, **(self.body or {})}
-        return {name: value for name, value in whole.items() if value is not None}
+        options = {"temperature": 0, "max_tokens": self.max_tokens, **(self.body or {})}
+        return {name: value for name, value in options.items() if value is not None}
 
 
 @dataclass
 class Reply:
-    """What came back for one question."""
+    """What came back for one question.
 
-    text: str = ""  # the model's last answer, "" if there was none
-    tokens: int = 0  # of question and answer, all attempts, as the server counts them; 0 if it does not, or absurdly
-    candidates: list[tuple[str, float]] = field(default_factory=list)  # first tokens and their log-probabilities
+    `text` is the model's last answer, "" if there was none. `tokens` are those of question and answer, of all attempts,
+    as the server counts them; 0 if it does not, or absurdly. `candidates` are first tokens and their log-probabilities.
+    """
+
+    text: str = ""
+    tokens: int = 0
+    candidates: list[tuple[str, float]] = field(default_factory=list)
 
 
 class Chat:
@@ -140,7 +157,8 @@ class Chat:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.takes: dict[str, bool] = {}  # optional entry of a request's body -> whether the server takes it
+        # Optional entry of a request's body -> whether the server takes it.
+        self.takes: dict[str, bool] = {}
         self._random = random.Random(endpoint.seed)
         self._loop = _loop(os.getpid())
         self._client = httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=endpoint.connect))
@@ -161,12 +179,18 @@ class Chat:
         parts = list(parts)
         if schema is not None:
             parts.append(f"Answer with JSON only, in the form of this JSON schema: {json.dumps(schema)}")
-        texts = [part for part in parts if isinstance(part, str)]  # without an image some servers take no list
-        content = "\n".join(texts) if len(texts) == len(parts) else [_part(part) for part in parts]
+        texts = [part for part in parts if isinstance(part, str)]
+        # Some servers take a list of parts only where there is an image.
+        content: Any = "\n".join(texts)
+        if len(texts) < len(parts):
+            content = [_message_part(part) for part in parts]
         messages = [{"role": "user", "content": content}]
         body = {**self.endpoint.options, **options, "model": self.endpoint.model, "messages": messages}
-        reply = Reply() if reply is None else reply
-        optional = {name: value for name, value in NO_THINKING.items() if name not in (self.endpoint.body or {})}
+        if reply is None:
+            reply = Reply()
+        # What the user set in the body is not asked for in another way.
+        user_body = self.endpoint.body or {}
+        optional = {name: value for name, value in NO_THINKING.items() if name not in user_body}
         if schema is not None:
             form = {"name": "answer", "strict": True, "schema": schema}
             optional[SCHEMA] = {"type": "json_schema", "json_schema": form}
@@ -178,15 +202,15 @@ class Chat:
         forms = self._forms(optional)
         while True:
             form = forms.pop(0)
+            entries = {name: optional[name] for name in form}
             try:
-                text = self._retried({**body, **{name: optional[name] for name in form}}, reply)
+                text = self._ask_with_retries({**body, **entries}, reply)
             except _RefusedError as error:
                 # Most servers name what they do not know: everything else can stay.
-                named = [name for name in form if name in str(error)]
-                if named:
+                refused = [name for name in form if name in str(error)]
+                if refused:
                     forms.insert(0, form)
-                reduced = [[name for name in other if name not in named] for other in forms]
-                forms = [other for at, other in enumerate(reduced) if other not in reduced[:at]]
+                forms = _without_entries(forms, refused)
                 if not forms:
                     raise
                 continue
@@ -197,17 +221,18 @@ class Chat:
     def _forms(self, optional: Iterable[str]) -> list[list[str]]:
         """Choices among the optional entries, the fullest first; a single one once the server has answered."""
         forms = [[name for name in optional if self.takes.get(name, True)]]
-        for unknown in (set(NO_THINKING), {SCHEMA}, {SCHEMA, *NO_THINKING}):
-            form = [name for name in forms[0] if name in self.takes or name not in unknown]
+        for left_out in (set(NO_THINKING), {SCHEMA}, {SCHEMA, *NO_THINKING}):
+            form = [name for name in forms[0] if name in self.takes or name not in left_out]
             if form not in forms:
                 forms.append(form)
         return forms
 
     def reach(self) -> str:
         """A sentence if there is no server at the address, within LOOK seconds; a slow or a busy one is there."""
-        look = self._send("GET", f"{self.endpoint.url}/models", LOOK, timeout=httpx2.Timeout(None, connect=LOOK / 2))
+        timeout = httpx2.Timeout(None, connect=LOOK / 2)
+        exchange = self._send("GET", f"{self.endpoint.url}/models", LOOK, timeout=timeout)
         try:
-            asyncio.run_coroutine_threadsafe(look, self._loop).result()
+            asyncio.run_coroutine_threadsafe(exchange, self._loop).result()
         except _AbsentError as error:
             return f"{error}; start the server, or correct url"
         except JudgeError:
@@ -217,19 +242,22 @@ class Chat:
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop)
 
-    def _retried(self, body: dict[str, Any], reply: Reply) -> str:
+    def _ask_with_retries(self, body: dict[str, Any], reply: Reply) -> str:
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(self.endpoint.attempts),
             wait=self._wait,
             retry=tenacity.retry_if_exception_type(_RetryError),
             reraise=True,
         )
-        return retrying(self._once, body, reply)
+        return retrying(self._ask_once, body, reply)
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
+        backoff = self.endpoint.backoff * 2.0 ** (state.attempt_number - 1)
+        seconds = self._random.uniform(0, backoff)
         error = state.outcome.exception() if state.outcome else None
-        drawn = self._random.uniform(0, self.endpoint.backoff * 2.0 ** (state.attempt_number - 1))
-        return min(max(drawn, getattr(error, "after", 0.0)), self.endpoint.longest)
+        if isinstance(error, _RetryError):
+            seconds = max(seconds, error.after)
+        return min(seconds, self.endpoint.longest)
 
     @property
     def _key(self) -> str:
@@ -237,18 +265,22 @@ class Chat:
 
     def _quote(self, text: str) -> str:
         """The beginning of a server's words, fit for an error."""
-        return " ".join(_masked(text[:QUOTE], self._key, FRAGMENT).split())
+        quote = _mask_key(text[:MAX_QUOTE_CHARACTERS], self._key, KEY_RUN_IN_ERROR)
+        return " ".join(quote.split())
 
-    def _once(self, body: dict[str, Any], reply: Reply) -> str:
-        url, variable, key = self.endpoint.url, self.endpoint.key, self._key
-        headers = {"Accept-Encoding": "identity"}  # what is counted is what arrives
+    def _ask_once(self, body: dict[str, Any], reply: Reply) -> str:
+        url = self.endpoint.url
+        key = self._key
+        # Without compression the bytes that are counted are those that arrive.
+        headers = {"Accept-Encoding": "identity"}
         if not (key.isascii() and key.isprintable()):
+            variable = self.endpoint.key
             raise JudgeError(f"the environment variable {variable} holds characters that no API key has; set it again")
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        sent = self._send("POST", f"{url}/chat/completions", self.endpoint.timeout, json=body, headers=headers)
-        status, after, data = asyncio.run_coroutine_threadsafe(sent, self._loop).result()
-        quote = self._quote(data[: 4 * QUOTE].decode("utf-8", "replace"))
+        exchange = self._send("POST", f"{url}/chat/completions", self.endpoint.timeout, json=body, headers=headers)
+        status, retry_after, data = asyncio.run_coroutine_threadsafe(exchange, self._loop).result()
+        quote = self._quote(data[: 4 * MAX_QUOTE_CHARACTERS].decode("utf-8", "replace"))
         has_images = isinstance(body["messages"][0]["content"], list)
         if status >= 400 and has_images and NO_IMAGES.search(quote):
             refusal = f"{self.endpoint.model} at {url} takes no images ({status}: {quote!r})"
@@ -256,33 +288,37 @@ class Chat:
         if status == 503 and "loading" in quote.lower():
             raise _RetryError(f"{url} is still loading its model ({status}: {quote!r}); wait until it answers")
         if status == 429 or status == 408 or status >= 500:
-            raise _RetryError(f"{url} answered {status}: {quote!r}", _seconds(after))
+            raise _RetryError(f"{url} answered {status}: {quote!r}", _seconds(retry_after))
         if status != 200:
             kind = _RefusedError if status in (400, 422) else JudgeError
             raise kind(f"{url} answered {status}: {quote!r}")
-        content, tokens, reply.candidates = self._content(data, quote)
-        reply.text, reply.tokens = _masked(content, key, SPOKEN), reply.tokens + tokens
+        content, tokens, reply.candidates = self._read_completion(data, quote)
+        reply.text = _mask_key(content, key, KEY_RUN_IN_ANSWER)
+        reply.tokens += tokens
         return reply.text
 
     async def _send(self, method: str, address: str, seconds: float, **request: Any) -> tuple[int, str, bytes]:
         """Status, Retry-After and body of one exchange that takes no longer than so many seconds in all."""
-        url, most = self.endpoint.url, self.endpoint.max_bytes
+        url = self.endpoint.url
+        max_bytes = self.endpoint.max_bytes
         try:
             async with asyncio.timeout(seconds), self._client.stream(method, address, **request) as response:
                 data = bytearray()
                 async for chunk in response.aiter_raw():
                     data += chunk
-                    if len(data) > most:
-                        raise JudgeError(f"{url} answered with more than {most:,} bytes, which no answer needs")
-                return response.status_code, response.headers.get("retry-after", ""), bytes(data)
+                    if len(data) > max_bytes:
+                        raise JudgeError(f"{url} answered with more than {max_bytes:,} bytes, which no answer needs")
+                retry_after = response.headers.get("retry-after", "")
+                return response.status_code, retry_after, bytes(data)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise _AbsentError(f"{url} cannot be reached: {type(error).__name__}: {self._quote(str(error))}") from None
         except (TimeoutError, httpx2.TimeoutException):
             raise _RetryError(f"{url} did not answer in time ({seconds:g} s)") from None
-        except httpx2.TransportError as error:  # its words may be the server's
+        except httpx2.TransportError as error:
+            # Its words may be the server's, so they are quoted with the key masked.
             raise _RetryError(f"{url} broke off: {type(error).__name__}: {self._quote(str(error))}") from None
 
-    def _content(self, data: bytes, quote: str) -> tuple[str, int, list[tuple[str, float]]]:
+    def _read_completion(self, data: bytes, quote: str) -> tuple[str, int, list[tuple[str, float]]]:
         """The model's text, the cost of question and answer in tokens by the server's count, and `Reply.candidates`."""
         url = self.endpoint.url
         if data.lstrip()[:1] == b"<":
@@ -290,34 +326,46 @@ class Chat:
         try:
             completion = json.loads(data)
             failure = completion.get("error")
-            [choice] = [{}] if failure else completion["choices"]  # of several no one is the answer
-            failure = failure or choice.get("error") or choice.get("finish_reason") == "error"
-            message = {} if failure else choice["message"]
-            content = message.get("content")
+            content = None
+            if not failure:
+                # Of several choices no one is the answer: ValueError.
+                [choice] = completion["choices"]
+                failure = choice.get("error") or choice.get("finish_reason") == "error"
+            if not failure:
+                content = choice["message"].get("content")
             tokens = (completion.get("usage") or {}).get("total_tokens", 0)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             raise JudgeError(f"{url} answered with something that is no chat completion: {quote!r}") from None
-        if failure:  # words beside an error are what there was of an answer when it broke off
+        # Words beside an error are what there was of an answer when it broke off.
+        if failure:
             raise JudgeError(f"{url} answered with an error in place of a completion: {quote!r}")
-        first: list[tuple[str, float]] = []
+        candidates: list[tuple[str, float]] = []
         with suppress(KeyError, IndexError, TypeError, ValueError):
             listed = choice["logprobs"]["content"][0]["top_logprobs"]
-            first = [(str(one["token"]), min(float(one["logprob"]), 0.0)) for one in listed]
-        answer = self._answer_in(choice, content, bool(first))
-        whole = answer.encode("utf-8", "replace").decode()  # half characters, which JSON can hold and no file
-        return whole, tokens if isinstance(tokens, int) and 0 <= tokens <= MOST_TOKENS else 0, first
+            candidates = [(str(one["token"]), min(float(one["logprob"]), 0.0)) for one in listed]
+        answer = self._read_answer(choice, content, bool(candidates))
+        # Half characters, which JSON can hold and no file can, are replaced.
+        answer = answer.encode("utf-8", "replace").decode()
+        if not isinstance(tokens, int) or not 0 <= tokens <= MAX_TOKENS_COUNTED:
+            tokens = 0
+        return answer, tokens, candidates
 
-    def _answer_in(self, choice: dict[str, Any], content: Any, has_candidates: bool) -> str:
+    def _read_answer(self, choice: dict[str, Any], content: Any, has_candidates: bool) -> str:
         """The text of an answer without what the model thought first; JudgeError for none."""
         model = self.endpoint.model
-        answer, thought = _without_thoughts(content) if isinstance(content, str) else ("", "")
-        field = next((name for name in THOUGHTS if choice["message"].get(name)), "content" if thought else "")
+        answer = ""
+        thought = ""
+        if isinstance(content, str):
+            answer, thought = _split_thought(content)
+        # The field in which the model's thoughts stand, if it has any.
+        thought_field = "content" if thought else ""
+        thought_field = next((name for name in THOUGHT_FIELDS if choice["message"].get(name)), thought_field)
         cut = choice.get("finish_reason") == "length"
-        if field and not answer.strip():
+        if thought_field and not answer.strip():
             why = ", where max_tokens ended" if cut else ""
             raise JudgeError(
-                f"{model} thought and did not answer: what it wrote stands in {field!r}{why}, and there is nothing "
-                "after it; switch thinking off at the server, or take an Instruct model"
+                f"{model} thought and did not answer: what it wrote stands in {thought_field!r}{why}, and there is "
+                "nothing after it; switch thinking off at the server, or take an Instruct model"
             )
         if cut and not answer.strip() and not has_candidates:
             raise JudgeError(
@@ -325,11 +373,22 @@ class Chat:
                 "is a model that thinks first, switch that off at the server or take an Instruct model"
             )
         if not isinstance(content, str):
-            raise JudgeError(f"{model} answered nothing ({None if content is None else type(content).__name__})")
+            kind = None if content is None else type(content).__name__
+            raise JudgeError(f"{model} answered nothing ({kind})")
         return answer
 
 
-def _without_thoughts(text: str) -> tuple[str, str]:
+def _without_entries(forms: Iterable[list[str]], refused: Sequence[str]) -> list[list[str]]:
+    """The forms without what was refused, each once."""
+    reduced: list[list[str]] = []
+    for form in forms:
+        remaining = [name for name in form if name not in refused]
+        if remaining not in reduced:
+            reduced.append(remaining)
+    return reduced
+
+
+def _split_thought(text: str) -> tuple[str, str]:
     """An answer, and what the model thought before it, where a server leaves both in one text."""
     head = text.lstrip()
     if not head.startswith("<think>"):
@@ -349,44 +408,59 @@ class Breaker:
     """
 
     def __init__(self, pause: float = 30.0, failures: int = IN_A_ROW) -> None:
-        self.pause, self.failures = pause, failures
-        self.open = False  # whether questions are held back
-        self.streak = 0  # failures since the last success
-        self.until = 0.0  # when the next probe may be sent, while open
-        self.probing = False  # a probe is in flight
+        self.pause = pause
+        self.failures = failures
+        # Whether questions are held back; then when the next probe may be sent, and whether one is in flight.
+        self.open = False
+        self.until = 0.0
+        self.probing = False
+        # Failures since the last success.
+        self.streak = 0
+        # Times of the latest answers, and whether they were failures.
         self._recent: deque[tuple[float, bool]] = deque()
 
     def room(self, now: float) -> int | None:
         """How many questions may be sent: None for any number."""
-        return int(not self.probing and now >= self.until) if self.open else None
+        if not self.open:
+            return None
+        return int(not self.probing and now >= self.until)
 
     def asked(self) -> None:
         self.probing = self.open
 
     def succeeded(self, now: float) -> bool:
-        if ended := self.open:
+        """Take note of an answer; returns whether it ends an outage."""
+        was_open = self.open
+        if was_open:
             self._recent.clear()
-        self.open = self.probing = False
+        self.open = False
+        self.probing = False
         self.streak = 0
         self._note(now, False)
-        return ended
+        return was_open
 
     def failed(self, now: float) -> bool:
+        """Take note of a failure; returns whether it begins an outage."""
         self.streak += 1
         if self.open:
-            if self.probing:  # and not one that was in flight when the outage began
-                self.probing, self.until = False, now + self.pause
+            # A question that was in flight when the outage began says nothing new.
+            if self.probing:
+                self.probing = False
+                self.until = now + self.pause
             return False
         self._note(now, True)
+        answers = len(self._recent)
         failures = sum(failed for _, failed in self._recent)
-        often = len(self._recent) >= LEAST and failures > SHARE * len(self._recent)
-        if begins := self.streak >= self.failures or often:
-            self.open, self.until = True, now + self.pause
-        return begins
+        is_frequent = answers >= MIN_ANSWERS_FOR_SHARE and failures > MAX_FAILURE_SHARE * answers
+        if self.streak < self.failures and not is_frequent:
+            return False
+        self.open = True
+        self.until = now + self.pause
+        return True
 
     def _note(self, now: float, failed: bool) -> None:
         self._recent.append((now, failed))
-        while self._recent[0][0] < now - WINDOW:
+        while self._recent[0][0] < now - FAILURE_WINDOW_S:
             self._recent.popleft()
 
 
@@ -396,7 +470,7 @@ def in_parallel(
     """`ask` of each item, `concurrency` at a time; an error where one failed, `PausedError` while `breaker` is open."""
     lock = threading.Lock()
 
-    def one(item: T) -> R | JudgeError:
+    def ask_one(item: T) -> R | JudgeError:
         if breaker is not None:
             with lock:
                 if breaker.room(time.monotonic()) == 0:
@@ -408,23 +482,30 @@ def in_parallel(
             answer = error
         if breaker is not None:
             with lock:
-                (breaker.failed if isinstance(answer, JudgeError) else breaker.succeeded)(time.monotonic())
+                now = time.monotonic()
+                if isinstance(answer, JudgeError):
+                    breaker.failed(now)
+                else:
+                    breaker.succeeded(now)
         return answer
 
     if len(items) == 1:
-        return [one(items[0])]
+        return [ask_one(items[0])]
     executor = ThreadPoolExecutor(concurrency)
     try:
-        return list(executor.map(one, items))
-    finally:  # an interruption does not wait for a slow server
+        return list(executor.map(ask_one, items))
+    finally:
+        # An interruption does not wait for a slow server.
         executor.shutdown(wait=False, cancel_futures=True)
 
 
 def decode(text: str, schema: dict[str, Any]) -> Any:
     """The one JSON object in a text that fits a schema, as models talk around it; JudgeError for none, or several."""
-    decoder = json.JSONDecoder(object_pairs_hook=_once_each)
-    place, found = len(text), []
-    for _ in range(CANDIDATES):
+    decoder = json.JSONDecoder(object_pairs_hook=_object_of)
+    # From the end, where models put their answer.
+    place = len(text)
+    answers = []
+    for _ in range(MAX_JSON_PLACES):
         place = text.rfind("{", 0, place)
         if place < 0:
             break
@@ -433,16 +514,17 @@ def decode(text: str, schema: dict[str, Any]) -> Any:
         except (ValueError, RecursionError):
             continue
         if fits(value, schema):
-            found.append(value)
-    if len(found) == 1:
-        return found[0]
-    what = f"{len(found)} answers at once fit" if found else "no JSON in the answer fits"
-    raise JudgeError(f"{what} {json.dumps(schema)}: {text[-QUOTE:]!r}")
+            answers.append(value)
+    if len(answers) == 1:
+        return answers[0]
+    problem = f"{len(answers)} answers at once fit" if answers else "no JSON in the answer fits"
+    raise JudgeError(f"{problem} {json.dumps(schema)}: {text[-MAX_QUOTE_CHARACTERS:]!r}")
 
 
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object; ValueError if a name stands in it twice."""
-    if len(value := dict(pairs)) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         raise ValueError("a name stands twice")
     return value
 
@@ -464,9 +546,10 @@ def fits(value: object, schema: dict[str, Any]) -> bool:
     if "enum" in schema and not any(value == one and type(value) is type(one) for one in schema["enum"]):
         return False
     if isinstance(value, dict):
-        parts = schema.get("properties", {})
-        named = set(schema.get("required", ())) <= set(value)
-        return named and all(fits(value[key], part) for key, part in parts.items() if key in value)
+        if not set(schema.get("required", ())) <= set(value):
+            return False
+        properties = schema.get("properties", {})
+        return all(fits(value[key], part) for key, part in properties.items() if key in value)
     if isinstance(value, list):
         return all(fits(one, schema.get("items", {})) for one in value)
     if isinstance(value, int | float):
@@ -474,7 +557,7 @@ def fits(value: object, schema: dict[str, Any]) -> bool:
     return True
 
 
-def _part(part: str | np.ndarray) -> dict[str, Any]:
+def _message_part(part: str | np.ndarray) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     from PIL import Image
@@ -485,10 +568,14 @@ def _part(part: str | np.ndarray) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
-def _masked(text: str, key: str, run: int) -> str:
+def _mask_key(text: str, key: str, run: int) -> str:
     """A server's words without what stands in the key, `run` characters in a row or more."""
-    parts = {re.escape(key[i : i + run]) for i in range(len(key) - run + 1)}
-    return re.sub(rf"(?:(?={'|'.join(parts)}).)+.{{{run - 1}}}", "***", text, flags=re.DOTALL) if parts else text
+    runs = {re.escape(key[i : i + run]) for i in range(len(key) - run + 1)}
+    if not runs:
+        return text
+    # Every place at which a run begins, and the rest of the last run.
+    begins = "|".join(runs)
+    return re.sub(rf"(?:(?={begins}).)+.{{{run - 1}}}", "***", text, flags=re.DOTALL)
 
 
 @functools.cache
@@ -535,7 +622,8 @@ class ModelJudge(ServedJudge):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.breaker, self.store = Breaker(self.pause, self.failures), AnswerStore(self.answers, words=KEPT)
+        self.breaker = Breaker(self.pause, self.failures)
+        self.store = AnswerStore(self.answers, words=MAX_STORED_CHARACTERS)
 
     def ask_kept(
         self, questions: Mapping[str, T], ask: Callable[[T], str], read: Callable[[str], R]
@@ -546,19 +634,25 @@ class ModelJudge(ServedJudge):
 
         def answer(key: str) -> R:
             words = ask(questions[key])
-            self.store.put(self.identity, [Label(key, raw=words)], instead=key in found)
+            self.store.put(self.identity, [Label(key, raw=words)], instead=key in stored)
             return read(words)
 
-        found = {str(key): words for key, words in self.store.words_of(self.identity, list(questions)).items()}
-        kept: dict[str, R] = {}
-        for key, words in found.items():
+        stored = self.store.words_of(self.identity, list(questions))
+        readable: dict[str, R] = {}
+        for key, words in stored.items():
             with suppress(KeyError, ValueError, TypeError, AttributeError, RecursionError):
-                kept[key] = read(words)
-        new = [key for key in questions if key not in kept]
-        return kept, dict(zip(new, in_parallel(answer, new, self.concurrency, self.breaker) if new else []))
+                readable[str(key)] = read(words)
+        new = [key for key in questions if key not in readable]
+        answers: list[R | JudgeError] = []
+        if new:
+            answers = in_parallel(answer, new, self.concurrency, self.breaker)
+        return readable, dict(zip(new, answers))
 
     def reach(self) -> str:
-        return "" if len(self.store) else super().reach()  # what is kept may be all that is needed
+        # The answers in the file may be all that is needed.
+        if len(self.store):
+            return ""
+        return super().reach()
 
     def close(self) -> None:
         super().close()
