@@ -12,6 +12,7 @@ It imports from the same folders, inherits the environment with an API key, and 
 """
 
 import json
+import math
 import os
 import queue
 import signal
@@ -33,10 +34,15 @@ from rewards.llm.store import MOST, Item
 def put(judge: TextJudge, items: Sequence[Item]) -> Answers:
     """A judge's answers about texts, or about pairs of them; a value outside [0, 1] is no answer."""
     texts: Any = items
-    answers = judge.label(texts) if isinstance(items[0], str) else judge.compare(*zip(*texts))
-    wrong = (answers.value < 0) | (answers.value > 1)
-    if wrong.any():
-        answers.value, answers.failed = np.where(wrong, np.float32(np.nan), answers.value), answers.failed | wrong
+    if isinstance(items[0], str):
+        answers = judge.label(texts)
+    else:
+        first, second = zip(*texts)
+        answers = judge.compare(first, second)
+    is_outside = (answers.value < 0) | (answers.value > 1)
+    if is_outside.any():
+        answers.value = np.where(is_outside, np.float32(np.nan), answers.value)
+        answers.failed = answers.failed | is_outside
         answers.failure = answers.failure or "the judge gave a value outside [0, 1]"
     answers.tokens = int(min(max(answers.tokens, 0), MOST))
     return answers
@@ -53,7 +59,8 @@ class JudgeProcess:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         self.pid = self._process.pid
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._in, self._out = self._process.stdin, self._process.stdout
+        self._in = self._process.stdin
+        self._out = self._process.stdout
         self._inbox = inbox
         self._listener = threading.Thread(target=self._listen, name="annotator-listener", daemon=True)
         self._listener.start()
@@ -74,22 +81,27 @@ class JudgeProcess:
         code = self._process.wait()
         self._listener.join()
         for pipe in (self._in, self._out):
-            with suppress(OSError):  # there may be something that could not be written any more
+            # There may be something that could not be written any more.
+            with suppress(OSError):
                 pipe.close()
-        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        if code < 0:
+            return f"was killed by signal {-code}"
+        return f"ended with exit code {code}"
 
     def _listen(self) -> None:
         try:
             for line in self._out:
                 self._inbox.put((self, json.loads(line)))
-        except ValueError:  # the last line was torn
+        except ValueError:
+            # The last line was torn.
             self.kill()
         self._inbox.put((self, None))
 
 
 def _writer() -> Callable[[dict[str, Any]], None]:
     """What writes messages to standard output; what libraries print there goes to standard error from now on."""
-    file, lock = os.fdopen(os.dup(1), "w", encoding="ascii"), threading.Lock()
+    file = os.fdopen(os.dup(1), "w", encoding="ascii")
+    lock = threading.Lock()
     os.dup2(2, 1)
 
     def write(message: dict[str, Any]) -> None:
@@ -108,12 +120,14 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     write = _writer()
-    if not (first := sys.stdin.buffer.readline()):
+    first_line = sys.stdin.buffer.readline()
+    if not first_line:
         return
-    job = json.loads(first)
+    job = json.loads(first_line)
     threading.Thread(target=_watch, args=(job["parent"],), daemon=True).start()
     try:
-        JUDGES[job["kind"]][job["judge"]] = job["class"]  # it may have been added to the trainer's table
+        # The judge may have been added to the trainer's table.
+        JUDGES[job["kind"]][job["judge"]] = job["class"]
         judge = make_judge(job["judge"], job["kind"], **job["options"])
         write({"identity": judge.identity, "local": judge.local, "notes": judge.notes()})
     except Exception as error:
@@ -123,25 +137,37 @@ def main() -> None:
     pool = ThreadPoolExecutor(1 if judge.local else job["concurrency"])
     for line in sys.stdin.buffer:
         pool.submit(_reply, judge, json.loads(line), write)
-    os._exit(0)  # at once, though threads may still wait for a server
+    # At once, though threads may still wait for a server.
+    os._exit(0)
 
 
 def _reply(judge: TextJudge, question: dict[str, Any], write: Callable[[dict[str, Any]], None]) -> None:
     items: list[Item] = [item if isinstance(item, str) else tuple(item) for item in question["items"]]
-    began = time.monotonic()
-    reply: dict[str, Any] = {"id": question["id"], "tokens": 0, "raw": []}
+    count = len(items)
+    start = time.monotonic()
+    # No judge should raise, but third parties write some.
     try:
         answers = put(judge, items)
-        if answers.value.shape != (len(items),) or answers.failed.shape != (len(items),):
-            raise ValueError(f"{answers.value.shape} answers to {len(items)} questions")
-        value = [None if one != one else one for one in answers.value.tolist()]
-        reply |= {"value": value, "failed": answers.failed.tolist(), "failure": answers.failure}
-        reply |= {"tokens": int(answers.tokens), "raw": list(map(str, answers.raw))}
-    except Exception as error:  # no judge should raise, but third parties write some
+        if answers.value.shape != (count,) or answers.failed.shape != (count,):
+            raise ValueError(f"{answers.value.shape} answers to {count} questions")
+        reply = {
+            # JSON has no NaN.
+            "value": [None if math.isnan(value) else value for value in answers.value.tolist()],
+            "failed": answers.failed.tolist(),
+            "failure": answers.failure,
+            "tokens": int(answers.tokens),
+            "raw": list(map(str, answers.raw)),
+        }
+    except Exception as error:
         failure = f"the judge raised {type(error).__name__}: {error}"
-        nothing = {"value": [None] * len(items), "failed": [True] * len(items), "raw": [failure] * len(items)}
-        reply |= {**nothing, "failure": failure}
-    write({**reply, "seconds": time.monotonic() - began})
+        reply = {
+            "value": [None] * count,
+            "failed": [True] * count,
+            "failure": failure,
+            "tokens": 0,
+            "raw": [failure] * count,
+        }
+    write({"id": question["id"], **reply, "seconds": time.monotonic() - start})
 
 
 def _watch(parent: int) -> None:

@@ -70,9 +70,11 @@ JUDGES: dict[str, dict[str, str]] = {
 class Judge(Settings, ABC):
     """Base class of every judge; a dataclass of its options, or a class with an `__init__` of its own."""
 
-    name: ClassVar[str] = ""  # in the table
+    # Its name in the table.
+    name: ClassVar[str] = ""
+    # Whether it answers within microseconds in this process, and always alike.
+    local: ClassVar[bool] = False
     _identity = ""
-    local: ClassVar[bool] = False  # does it answer within microseconds in this process, always alike?
 
     @property
     def prefix(self) -> str:
@@ -109,15 +111,17 @@ class Judge(Settings, ABC):
 class Answers:
     """What a judge answered to B questions about texts.
 
-    A value is in [0, 1]; of a text, how much what it describes helps (1) or does not (0); of a pair, 1 if the second is
-    better, 0 if the first, 0.5 if equal. NaN where the judge was unsure or failed.
+    `value`, float32 (B,), is in [0, 1]: of a text, how much what it describes helps (1) or not (0); of a pair, 1 if
+    the second is better, 0 if the first, 0.5 if equal; NaN where the judge was unsure or failed. `failed`, bool (B,),
+    says where no usable answer came, and `failure` is the sentence of the first. `tokens` are those of the language
+    model, question and answer together. `raw` are the judge's words, at most 2,000 characters each, if there are any.
     """
 
-    value: np.ndarray  # float32 (B,)
-    failed: np.ndarray  # bool (B,), no usable answer came
-    failure: str = ""  # the sentence of the first
-    tokens: int = 0  # of the language model, question and answer together
-    raw: list[str] = field(default_factory=list)  # the judge's words, at most 2,000 characters each, if there are any
+    value: np.ndarray
+    failed: np.ndarray
+    failure: str = ""
+    tokens: int = 0
+    raw: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, value: ArrayLike) -> Self:
@@ -138,17 +142,21 @@ class TextJudge(Judge):
         both = self.label([*first, *second])
         one, two = np.split(both.value, 2)
         value = np.where(np.isnan(one) | np.isnan(two), np.nan, (1 + np.sign(two - one)) / 2)
-        failed = np.logical_or(*np.split(both.failed, 2))
-        return Answers(value.astype(np.float32), failed, both.failure, both.tokens)
+        one_failed, two_failed = np.split(both.failed, 2)
+        return Answers(value.astype(np.float32), one_failed | two_failed, both.failure, both.tokens)
 
 
 class SegmentJudge(Judge):
     """Compares segments of behaviour."""
 
-    requires: frozenset[str] = frozenset()  # fields of Transitions that it reads
-    frame_size: int | None = None  # height and width, pixels; None where any will do, or none are read
-    embedding: str | None = None  # the extra that stands for a frame, if it reads that instead (`embed` computes it)
-    synthetic: bool = False  # whether a rule of ours answers, at once and for nothing
+    # Fields of Transitions that it reads.
+    requires: frozenset[str] = frozenset()
+    # Height and width in pixels; None where any will do, or no frames are read.
+    frame_size: int | None = None
+    # The extra that stands for a frame, if it reads that instead; `embed` computes it.
+    embedding: str | None = None
+    # Whether a rule of ours answers, at once and without a model.
+    synthetic: bool = False
 
     @abstractmethod
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
@@ -172,29 +180,33 @@ def make_judge(name: str, kind: str = "texts", /, **options: Any) -> Any:
     """The judge called `name` in `JUDGES[kind]`; the options `seed` and `device` are dropped where it has none.
     ValueError for an unknown name or option, with the nearest, for a missing one, or from the judge, for a value.
     """
-    made = check_judge(name, kind, **options)
-    accepted = inspect.signature(made).parameters
-    return made(**{key: value for key, value in options.items() if key in accepted})
+    judge = check_judge(name, kind, **options)
+    accepted = inspect.signature(judge).parameters
+    return judge(**{key: value for key, value in options.items() if key in accepted})
 
 
 def check_judge(name: str, kind: str = "texts", /, **options: Any) -> type[Judge]:
     """The class that `make_judge` would build; raises as it does, but for values."""
-    table, what = JUDGES[kind], WHAT.get(kind, "judge")
+    table = JUDGES[kind]
+    noun = NOUNS.get(kind, "judge")
     if name not in table:
-        raise ValueError(f"there is no {what} {name!r}; {nearest(name, list(table))}")
-    found: type[Judge] = resolve_name(table[name])
-    accepted = inspect.signature(found).parameters
-    known = [key for key in accepted if key not in SILENT]
+        raise ValueError(f"there is no {noun} {name!r}; {nearest(name, list(table))}")
+    judge: type[Judge] = resolve_name(table[name])
+    parameters = inspect.signature(judge).parameters
+    own_options = [key for key in parameters if key not in OPTIONS_OF_ALL]
     for key in options:
-        if key not in (*known, *SILENT):
-            raise ValueError(f"the {what} {name} has no option {key!r}; {nearest(key, known)}")
-    for key in known:
-        if key not in options and accepted[key].default is inspect.Parameter.empty:
-            syntax = OPTIONS_OF.get(kind, "judge_options={{{}: ...}}, or judge.{}=... of a command").format(key, key)
-            raise ValueError(f"the {what} {name} needs {key}; give it among the {what}'s options, as in {syntax}")
-    return found
+        if key not in own_options and key not in OPTIONS_OF_ALL:
+            raise ValueError(f"the {noun} {name} has no option {key!r}; {nearest(key, own_options)}")
+    for key in own_options:
+        if key not in options and parameters[key].default is inspect.Parameter.empty:
+            syntax = OPTION_SYNTAX.get(kind, "judge_options={{{}: ...}}, or judge.{}=... of a command")
+            example = syntax.format(key, key)
+            raise ValueError(f"the {noun} {name} needs {key}; give it among the {noun}'s options, as in {example}")
+    return judge
 
 
-WHAT = {"subgoals": "teacher", "code": "judge of factors", "rewards": "author"}  # in errors
-OPTIONS_OF = {"subgoals": "teacher_options={{{}: ...}}", "rewards": "judge.{}=..."}  # how they are written
-SILENT = ("seed", "device")  # options that runners give to every judge
+# What a judge of a kind is called in errors, and how its options are written.
+NOUNS = {"subgoals": "teacher", "code": "judge of factors", "rewards": "author"}
+OPTION_SYNTAX = {"subgoals": "teacher_options={{{}: ...}}", "rewards": "judge.{}=..."}
+# Options that runners give to every judge.
+OPTIONS_OF_ALL = ("seed", "device")

@@ -63,20 +63,28 @@ class Rules(TextJudge):
     def __post_init__(self) -> None:
         self.path = Path(self.rulebook) if self.rulebook else FOLDER / f"{self.family}.txt"
         if not (self.rulebook or has_book(self.family)):
-            known = ", ".join(sorted(path.stem for path in FOLDER.glob("*.txt")))
-            raise ValueError(f"judge rules: family={self.family!r} has no rulebook, {known} have; give rulebook=PATH")
+            families = ", ".join(sorted(path.stem for path in FOLDER.glob("*.txt")))
+            raise ValueError(
+                f"judge rules: family={self.family!r} has no rulebook, {families} have; give rulebook=PATH"
+            )
         if not self.path.is_file():
             raise ValueError(f"judge rules: rulebook={self.rulebook!r} is no file; give the path of one, as text")
         text = self.path.read_text(encoding="utf-8")
-        self.default, self.until, self.rules = _read(self.path, text)
-        self._identity = f"rules {self.path.stem} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        self.default, self.until, self.rules = _read_rulebook(self.path, text)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        self._identity = f"rules {self.path.stem} {digest[:12]}"
 
     def label(self, texts: Sequence[str]) -> Answers:
         if self.until is not None:
             texts = [self.until.split(text, 1)[0] for text in texts]
-        return Answers.of(
-            [next((value for pattern, value in self.rules if pattern.search(text)), self.default) for text in texts]
-        )
+        return Answers.of([self._value_of(text) for text in texts])
+
+    def _value_of(self, text: str) -> float:
+        """That of the first rule that is found in the text."""
+        for pattern, value in self.rules:
+            if pattern.search(text):
+                return value
+        return self.default
 
     def notes(self) -> list[str]:
         return [f"labels are those of {len(self.rules)} rules written by hand ({self.path.name}), no model gives them"]
@@ -87,12 +95,14 @@ def has_book(family: str) -> bool:
     return bool(family) and (FOLDER / f"{family}.txt").is_file()
 
 
-def _read(path: Path, text: str) -> tuple[float, re.Pattern[str] | None, list[tuple[re.Pattern[str], float]]]:
+def _read_rulebook(path: Path, text: str) -> tuple[float, re.Pattern[str] | None, list[tuple[re.Pattern[str], float]]]:
     """The default, where texts end, and the rules, the first one first."""
     version, *lines = text.splitlines() or [""]
     if version.strip() != "version 1":
         raise ValueError(f"{path}, line 1 is {version!r}; a rulebook begins with: version 1")
-    default, until, rules = None, None, []
+    default = None
+    until = None
+    rules = []
     for number, line in enumerate(map(str.strip, lines), start=2):
         kind, _, rest = map(str.strip, line.partition(" "))
         if not line or line.startswith("#"):
@@ -101,8 +111,8 @@ def _read(path: Path, text: str) -> tuple[float, re.Pattern[str] | None, list[tu
             default = VALUES[rest]
             continue
         if kind not in (*VALUES, "until") or not rest:
-            known = "'+ ', '- ', '? ', 'until ', 'default ' or '#'"
-            raise ValueError(f"{path}, line {number} is {line!r}; begin it with {known}")
+            beginnings = "'+ ', '- ', '? ', 'until ', 'default ' or '#'"
+            raise ValueError(f"{path}, line {number} is {line!r}; begin it with {beginnings}")
         try:
             pattern = re.compile(rest, re.IGNORECASE)
         except re.error as error:
@@ -133,8 +143,13 @@ class RecordedLabels(TextJudge):
         self.labels = dict(read_rows(self.path, label_in, "no label; give text and a value in [0, 1] or null"))
         if not self.labels:
             raise ValueError(f"judge recorded: {self.path} holds no labels; give a file that a judge's run wrote")
-        keys = ((item, "", value) if isinstance(item, str) else (*item, value) for item, value in self.labels.items())
-        self._identity = f"recorded {hashlib.sha256(json.dumps(sorted(keys)).encode()).hexdigest()[:12]}"
+        # Sorted, as the order of the lines does not change an answer.
+        rows: list[tuple[str, str, float]] = []
+        for item, value in self.labels.items():
+            first, second = (item, "") if isinstance(item, str) else item
+            rows.append((first, second, value))
+        digest = hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()
+        self._identity = f"recorded {digest[:12]}"
 
     def label(self, texts: Sequence[str]) -> Answers:
         values = [self.labels.get(text) for text in texts]
@@ -145,10 +160,13 @@ class RecordedLabels(TextJudge):
         """What was recorded of the pair in either order, or what the labels of its two texts say."""
         answers = super().compare(first, second)
         for row, (one, two) in enumerate(zip(first, second, strict=True)):
-            for pair, turned in (((two, one), True), ((one, two), False)):  # its own order last, which counts
-                if pair in self.labels:
-                    answers.value[row] = 1 - self.labels[pair] if turned else self.labels[pair]
-                    answers.failed[row] = False
+            # What was recorded in the pair's own order counts first.
+            if (one, two) in self.labels:
+                answers.value[row] = self.labels[one, two]
+                answers.failed[row] = False
+            elif (two, one) in self.labels:
+                answers.value[row] = 1 - self.labels[two, one]
+                answers.failed[row] = False
         answers.failure = MISSING if answers.failed.any() else ""
         return answers
 
@@ -177,30 +195,31 @@ class NoisyJudge(TextJudge):
         super().__post_init__()
         self.other: TextJudge | None = None
         if not self.shuffle:
-            self.other = make_judge(self.of, **{"goal": self.goal, "family": self.family, **(self.of_options or {})})
+            options = {"goal": self.goal, "family": self.family, **(self.of_options or {})}
+            self.other = make_judge(self.of, **options)
             if not self.other.local:
                 raise ValueError(f"judge simulated: of={self.of!r} is asked outside this process; give rules")
 
     @property
     def identity(self) -> str:
-        rest = f"unsure={self.unsure:g} seed={self.seed}"
+        mistakes = f"accuracy={self.accuracy:g} unsure={self.unsure:g} seed={self.seed}"
         if self.other is None:
-            return f"simulated shuffle positive={self.positive:g} accuracy={self.accuracy:g} {rest}"
-        return f"simulated accuracy={self.accuracy:g} {rest} of {self.other.identity}"
+            return f"simulated shuffle positive={self.positive:g} {mistakes}"
+        return f"simulated {mistakes} of {self.other.identity}"
 
     def label(self, texts: Sequence[str]) -> Answers:
         if self.other is None:
             answers = Answers.of(self._draws("shuffle", texts) < self.positive)
         else:
             answers = self.other.label(texts)
-        return self._blurred(answers, texts)
+        return self._add_mistakes(answers, texts)
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
         """A pair errs alike in both orders."""
         if self.other is None:
             return super().compare(first, second)
         pairs = ["\0".join(sorted(pair)) for pair in zip(first, second, strict=True)]
-        return self._blurred(self.other.compare(first, second), pairs)
+        return self._add_mistakes(self.other.compare(first, second), pairs)
 
     def notes(self) -> list[str]:
         if self.other is None:
@@ -212,10 +231,11 @@ class NoisyJudge(TextJudge):
         if self.other is not None:
             self.other.close()
 
-    def _blurred(self, answers: Answers, keys: Sequence[str]) -> Answers:
+    def _add_mistakes(self, answers: Answers, keys: Sequence[str]) -> Answers:
         value = answers.value.copy()
         if self.accuracy < 1:
-            value = np.where(self._draws("error", keys) < 1 - self.accuracy, 1 - value, value)
+            is_wrong = self._draws("error", keys) < 1 - self.accuracy
+            value = np.where(is_wrong, 1 - value, value)
         if self.unsure > 0:
             value[self._draws("unsure", keys) < self.unsure] = math.nan
         return Answers(value.astype(np.float32), answers.failed, answers.failure, answers.tokens, answers.raw)
@@ -223,7 +243,8 @@ class NoisyJudge(TextJudge):
     def _draws(self, kind: str, keys: Sequence[str]) -> np.ndarray:
         """A number in [0, 1) for each key, which depends on the seed, the kind and the key alone."""
         salt = hashlib.blake2b(f"{self.seed} {kind}".encode()).digest()[:32]
-        digests = b"".join(
-            hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=8, key=salt).digest() for key in keys
-        )
+        digests = bytearray()
+        for key in keys:
+            data = key.encode("utf-8", "replace")
+            digests += hashlib.blake2b(data, digest_size=8, key=salt).digest()
         return np.frombuffer(digests, "<u8") / 2.0**64
