@@ -32,11 +32,14 @@ from filelock import FileLock
 
 from lodestar.files import LARGE, opened, opened_text
 
-Item: TypeAlias = str | tuple[str, str]  # a text, or a pair of which the better is asked for
+# A text, or a pair of which the better is asked for.
+Item: TypeAlias = str | tuple[str, str]
 T = TypeVar("T")
 
-MOST = 2.0**53  # tokens or seconds; what is more is none
-WORDS = 2000  # characters of a judge's reasons that are kept
+# What is more than so many tokens or seconds is none.
+MOST = 2.0**53
+# How many characters of a judge's reasons are kept.
+WORDS = 2000
 TABLE = """CREATE TABLE IF NOT EXISTS labels (key TEXT PRIMARY KEY, text TEXT NOT NULL, other TEXT, value REAL,
 judge TEXT NOT NULL, raw TEXT NOT NULL, created REAL NOT NULL, latency REAL NOT NULL, tokens INTEGER NOT NULL)"""
 SOUND = "(labels.value IS NULL OR labels.value BETWEEN 0 AND 1) AND typeof(labels.raw) = 'text'"
@@ -63,12 +66,15 @@ class AnswerStore:
     def __init__(
         self, path: str | Path, wait: float = 10.0, say: Callable[[str], None] | None = None, words: int = WORDS
     ) -> None:
-        self.path, self.wait, self.words = str(path), wait, words
+        self.path = str(path)
+        self.wait = wait
+        self.words = words
         self._say = say or (lambda sentence: print(sentence, file=sys.stderr, flush=True))
         self._warned = False
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None  # which one is open
+        # Which file is open.
+        self._file: tuple[int, int] | None = None
         try:
             self._open()
         except (sqlite3.Error, OSError) as error:
@@ -76,8 +82,8 @@ class AnswerStore:
 
     def get(self, judge: str, items: Sequence[Item]) -> dict[Item, float]:
         """The values that this judge gave to these items, as far as they are known; NaN for unsure."""
-        found = self._safely(self._get, judge, items, "value") or {}
-        return {item: math.nan if value is None else float(value) for item, value in found.items()}
+        values = self._safely(self._get, judge, items, "value") or {}
+        return {item: math.nan if value is None else float(value) for item, value in values.items()}
 
     def words_of(self, judge: str, items: Sequence[Item]) -> dict[Item, str]:
         return self._safely(self._get, judge, items, "raw") or {}
@@ -85,7 +91,8 @@ class AnswerStore:
     def put(self, judge: str, labels: Sequence[Label], instead: bool = False) -> None:
         """Keep what a judge answered, `instead` of an answer that is there but makes no sense to the judge."""
         now = time.time()
-        self._safely(self._put, [self._row(judge, label, now) for label in labels], instead)
+        rows = [self._row(judge, label, now) for label in labels]
+        self._safely(self._put, rows, instead)
 
     def __len__(self) -> int:
         count = self._safely(lambda connection: connection.execute("SELECT count(*) FROM labels").fetchone()[0])
@@ -93,7 +100,8 @@ class AnswerStore:
 
     def close(self) -> None:
         """Leave one file behind; without this there may be a write-ahead log beside it, which is as safe."""
-        self._safely(lambda connection: None)  # the file may have been removed since the last answer
+        # The file may have been removed since the last answer: this writes it again.
+        self._safely(lambda connection: None)
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -103,16 +111,18 @@ class AnswerStore:
             self._connection = None
 
     def _row(self, judge: str, label: Label, created: float) -> tuple[Any, ...]:
-        first, other = (label.item, None) if isinstance(label.item, str) else map(_valid, label.item)
+        text, *others = map(_encodable, texts_in(label.item))
+        other = others[0] if others else None
         value = None if math.isnan(label.value) else label.value
-        raw = _valid(label.raw)[: self.words]
-        return key_of(judge, label.item), _valid(first), other, value, judge, raw, created, label.latency, label.tokens
+        raw = _encodable(label.raw)[: self.words]
+        return key_of(judge, label.item), text, other, value, judge, raw, created, label.latency, label.tokens
 
     @staticmethod
     def _get(connection: sqlite3.Connection, judge: str, items: Sequence[Item], column: str) -> dict[Item, Any]:
         keys = {key_of(judge, item): item for item in items}
         query = f"SELECT key, {column} FROM labels WHERE key IN (SELECT value FROM json_each(?)) AND {SOUND}"
-        return {keys[key]: value for key, value in connection.execute(query, [json.dumps([*keys])])}
+        rows = connection.execute(query, [json.dumps(list(keys))])
+        return {keys[key]: value for key, value in rows}
 
     @staticmethod
     def _put(connection: sqlite3.Connection, rows: Iterable[tuple[Any, ...]], instead: bool = False) -> None:
@@ -132,10 +142,12 @@ class AnswerStore:
                 with self._lock:
                     self._stay()
                     return work(self._connection, *arguments)
-            except (sqlite3.OperationalError, OSError) as error:  # busy, full, read-only: the file itself is intact
+            except (sqlite3.OperationalError, OSError) as error:
+                # Busy, full or read-only: the file itself is intact.
                 self._warn(error)
                 return None
-            except (sqlite3.DatabaseError, ValueError, TypeError):  # a torn file can also hold rows that make no sense
+            except (sqlite3.DatabaseError, ValueError, TypeError):
+                # A torn file can also hold rows that make no sense.
                 self._disconnect()
                 try:
                     self._open(suspect=True)
@@ -147,14 +159,15 @@ class AnswerStore:
         """See that the file at the path is the one that is open: SQLite writes to a removed one without a word."""
         if self._connection is None or self._file == _identity(self.path):
             return
-        held: list[Any] = []
-        with suppress(sqlite3.Error):  # it may be the one that another process moved because it was broken
-            held = self._connection.execute("SELECT * FROM labels").fetchall()
+        rows: list[Any] = []
+        # It may be the one that another process moved because it was broken.
+        with suppress(sqlite3.Error):
+            rows = self._connection.execute("SELECT * FROM labels").fetchall()
         self._disconnect()
         self._open()
-        self._put(self._connection, held)
+        self._put(self._connection, rows)
         self._say(
-            f"the file of answers {self.path} was removed or replaced while it was in use; the {len(held):,} answers "
+            f"the file of answers {self.path} was removed or replaced while it was in use; the {len(rows):,} answers "
             "that it held were written to the new one"
         )
 
@@ -163,8 +176,10 @@ class AnswerStore:
             self._connection = self._connect(False)
             return
         Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{self.path}.lock", timeout=60):  # so that one process alone moves a broken file
-            if not Path(self.path).exists():  # what a removed file left behind belongs to no other
+        # With the lock one process alone moves a broken file.
+        with FileLock(f"{self.path}.lock", timeout=60):
+            # The logs of a file that was removed belong to no other.
+            if not Path(self.path).exists():
                 self._remove_logs()
             try:
                 self._connection = self._connect(suspect)
@@ -179,19 +194,20 @@ class AnswerStore:
             self._file = _identity(self.path)
 
     def _remove_logs(self) -> None:
-        for rest in ("-wal", "-shm"):
-            Path(f"{self.path}{rest}").unlink(missing_ok=True)
+        for suffix in ("-wal", "-shm"):
+            Path(f"{self.path}{suffix}").unlink(missing_ok=True)
 
     def _connect(self, suspect: bool) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path or ":memory:", timeout=self.wait, check_same_thread=False)
         connection.text_factory = _readable
         try:
             if suspect:
-                found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-                if found != "ok":
-                    raise sqlite3.DatabaseError(found)
+                status = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+                if status != "ok":
+                    raise sqlite3.DatabaseError(status)
             connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last labels, never the file
+            # A power cut may cost the last labels, never the file.
+            connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(TABLE)
             connection.execute(f"SELECT key, {', '.join(COLUMNS)} FROM labels LIMIT 1").fetchall()
         except BaseException:
@@ -208,8 +224,8 @@ class AnswerStore:
 def _identity(path: str) -> tuple[int, int] | None:
     """Which file stands at a path; None for none."""
     with suppress(OSError):
-        found = os.stat(path)
-        return found.st_dev, found.st_ino
+        status = os.stat(path)
+        return status.st_dev, status.st_ino
     return None
 
 
@@ -226,7 +242,11 @@ def read_rows(path: str | Path, parse: Callable[[dict[str, Any]], T], wrong: str
     try:
         with opened(Path(path).resolve(), LARGE) as file:
             is_store = file.read(16) == b"SQLite format 3\0"
-        rows: list[Any] = _stored(Path(path)) if is_store else _lines(Path(path))
+        rows: list[Any]
+        if is_store:
+            rows = _stored_rows(Path(path))
+        else:
+            rows = _read_lines(Path(path))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}; give a file that a run wrote") from None
     except sqlite3.Error as error:
@@ -234,48 +254,58 @@ def read_rows(path: str | Path, parse: Callable[[dict[str, Any]], T], wrong: str
     if str(path).endswith(".csv"):
         rows = list(csv.DictReader(rows))
     for number, row in enumerate(rows, start=1):
-        if isinstance(row, str) and not row.strip():
+        is_line = isinstance(row, str)
+        if is_line and not row.strip():
             continue
         try:
-            found = parse(json.loads(row) if isinstance(row, str) else row)
+            answer = parse(json.loads(row) if is_line else row)
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
-            if torn and isinstance(row, str) and not row.endswith("\n"):  # its writer was stopped in the middle
+            # The writer of a line without an end was stopped in the middle.
+            if torn and is_line and not row.endswith("\n"):
                 return
             raise ValueError(f"{path}, line {number}: {str(row).strip()[:80]!r} is {wrong}") from None
-        yield found
+        yield answer
 
 
 def texts_in(item: Item) -> tuple[str, ...]:
     """The one text of an item, or the two of a pair."""
-    return (item,) if isinstance(item, str) else item
+    if isinstance(item, str):
+        return (item,)
+    return item
 
 
 def label_in(row: Mapping[str, Any]) -> tuple[Item, float]:
     """Item and value (NaN for unsure) of a row; KeyError, ValueError or TypeError for a row that is no label."""
-    text, other, value = row["text"], row.get("other") or None, row["value"]
+    text = row["text"]
+    other = row.get("other") or None
+    value = row["value"]
     if not isinstance(text, str) or not isinstance(other, str | None) or isinstance(value, bool | str):
         raise TypeError("not a text or not a number")
     if value is not None and not 0 <= value <= 1:
         raise ValueError("not in [0, 1]")
-    return text if other is None else (text, other), math.nan if value is None else float(value)
+    label = math.nan if value is None else float(value)
+    if other is None:
+        return text, label
+    return (text, other), label
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     with opened_text(path.resolve()) as file:
         return list(file)
 
 
-def _stored(path: Path) -> list[dict[str, Any]]:
+def _stored_rows(path: Path) -> list[dict[str, Any]]:
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         connection.text_factory = _readable
-        found = connection.execute(f"SELECT {', '.join(COLUMNS)} FROM labels ORDER BY created, rowid").fetchall()
-    return [dict(zip(COLUMNS, row)) for row in found]
+        query = f"SELECT {', '.join(COLUMNS)} FROM labels ORDER BY created, rowid"
+        rows = connection.execute(query).fetchall()
+    return [dict(zip(COLUMNS, row)) for row in rows]
 
 
 def _readable(text: bytes) -> str:
     return text.decode("utf-8", "replace")
 
 
-def _valid(text: str) -> str:
+def _encodable(text: str) -> str:
     """A text without half characters, which a file of UTF-8 cannot hold."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -63,7 +63,7 @@ def test_what_a_cache_has_not_been_asked_for_is_bounded_like_what_waits():
 
 
 def test_only_so_many_answered_texts_are_remembered(monkeypatch):
-    monkeypatch.setattr(asking, "KNOWN", 3)
+    monkeypatch.setattr(asking, "MAX_ANSWERED_ITEMS", 3)
     pending = AnnotationQueue()
     for item in "abcd":
         pending.offer([item])

@@ -20,6 +20,7 @@ When it fails: a judge slower than the texts labels only new ones; see `dropped`
 import functools
 import itertools
 import json
+import math
 import os
 import sys
 import weakref
@@ -75,16 +76,19 @@ class Annotator(Settings):
         self.events: deque[str] = deque(maxlen=100)
         self._queue = AnnotationQueue(self.queue, self.order == "newest", self.rate, self.budget, self.token_budget)
         options = {"seed": self.seed, **(self.judge_options or {})}
-        self._say = functools.partial(_say, self.events)  # no method: the thread must not keep this object alive
+        # Not a method, because the thread must not keep this object alive.
+        self._say = functools.partial(_say, self.events)
         self._judge: TextJudge | None = None
         self._asker: Asker | None = None
         self._job: dict[str, Any] = {"kind": self.kind, "judge": self.judge, "options": options}
         # The judge knows what its server can take: where its options say so, that counts.
         self._job["concurrency"] = options.get("concurrency", self.concurrency)
         self._identity = ""
-        self._judge_notes: list[str] = []  # until its process has sent them
+        # The judge's notes until its process has sent them.
+        self._judge_notes: list[str] = []
+        # A transcript that is replayed, and how many of its lines were delivered so far.
         self._replay: list[tuple[int, Item, float]] = []
-        self._position = 0  # lines of the transcript delivered so far
+        self._position = 0
         self._transcript: Transcript | None = None
         if self.clock == "transcript":
             self._replay = read_transcript(self.transcript, self.pairs)
@@ -93,13 +97,15 @@ class Annotator(Settings):
         if self.transcript:
             self._transcript = Transcript(self.transcript, self._say)
         if self.clock == "steps":
-            self._judge = made = make_judge(self.judge, **options)
-            if not made.local:
+            judge: TextJudge = make_judge(self.judge, **options)
+            self._judge = judge
+            if not judge.local:
                 raise ValueError(f"judge={self.judge} answers when it likes; use clock=wall, or clock=transcript")
-            self._identity = made.identity
+            self._identity = judge.identity
         else:
+            # As JSON they reach the judge's process.
             try:
-                json.dumps(options)  # how they reach the judge's process
+                json.dumps(options)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"judge_options are no JSON ({error}); give numbers, text, lists") from None
 
@@ -113,9 +119,9 @@ class Annotator(Settings):
             raise ValueError(f"pairs={self.pairs} and the first item is {items[0]!r:.80}; offer what pairs= says")
         with self._queue.lock:
             self._queue.tick(now)
-            taken = self._queue.offer(items, priority)
+            new = self._queue.offer(items, priority)
         self._ask(now)
-        return taken
+        return new
 
     def take(self, now: int) -> list[tuple[Item, Any]]:
         """The answers that came since the last call, in [0, 1], NaN for unsure; or words. Never waits."""
@@ -123,36 +129,47 @@ class Annotator(Settings):
             begin = self._position
             while self._position < len(self._replay) and self._replay[self._position][0] <= now:
                 self._position += 1
-            taken = [(item, value) for _, item, value in self._replay[begin : self._position]]
-            self._queue.counts["answered"] += len(taken)
-            self._queue.counts["unsure"] += sum(value != value for _, value in taken)
-            return taken
+            replayed: list[tuple[Item, Any]] = []
+            for _, item, value in self._replay[begin : self._position]:
+                replayed.append((item, value))
+                self._queue.counts["answered"] += 1
+                self._queue.counts["unsure"] += math.isnan(value)
+            return replayed
         with self._queue.lock:
             self._queue.tick(now)
         self._ask(now)
         with self._queue.lock:
-            taken = self._queue.take(now)
+            answers = self._queue.take(now)
         if self._asker is not None:
             self._identity = self._asker.identity or self._identity
-        self._position += len(taken)
+        self._position += len(answers)
         if self._transcript is not None:
-            self._transcript.write(now, taken, self._identity)
-        return taken
+            self._transcript.write(now, answers, self._identity)
+        return answers
 
     def metrics(self) -> dict[str, float]:
         """Totals, what waits now (queued), whether the breaker is open, mean seconds of an answer (latency)."""
         with self._queue.lock:
             metrics = self._queue.metrics()
-        breaker, restarts = (False, 0) if self._asker is None else (self._asker.breaker.open, self._asker.restarts)
-        return {**metrics, "breaker": float(breaker), "restarts": float(restarts)}
+        metrics["breaker"] = 0.0
+        metrics["restarts"] = 0.0
+        if self._asker is not None:
+            metrics["breaker"] = float(self._asker.breaker.open)
+            metrics["restarts"] = float(self._asker.restarts)
+        return metrics
 
     def judge_use(self) -> JudgeUse:
         """Of the whole run, also where it was resumed."""
         with self._queue.lock:
             counts = dict(self._queue.counts)
         sure = counts["answered"] + counts["cached"] - counts["unsure"]
-        whole = {name: int(counts[name]) for name in ("asked", "answered", "cached")}
-        return JudgeUse(**whole, labels=int(sure), failure=self.failure)
+        return JudgeUse(
+            asked=int(counts["asked"]),
+            answered=int(counts["answered"]),
+            cached=int(counts["cached"]),
+            labels=int(sure),
+            failure=self.failure,
+        )
 
     def preflight(self) -> str:
         if self.clock != "wall":
@@ -169,12 +186,12 @@ class Annotator(Settings):
     def notes(self) -> list[str]:
         if self.clock == "transcript":
             return [f"labels are those of a recorded run, {len(self._replay):,} in all; no judge is asked"]
-        judge = self._judge_notes
+        notes = self._judge_notes
         if self._judge is not None:
-            judge = self._judge.notes()
+            notes = self._judge.notes()
         elif self._asker is not None:
-            judge = self._asker.notes or judge
-        return [*judge, *self.events]
+            notes = self._asker.notes or notes
+        return [*notes, *self.events]
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs: nothing is asked twice, nothing that waits or is in flight is lost."""
@@ -185,7 +202,8 @@ class Annotator(Settings):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._queue.lock:
             self._queue.load_state_dict(state["queue"])
-        self._position, self._identity = state["position"], self._identity or state["identity"]
+        self._position = state["position"]
+        self._identity = self._identity or state["identity"]
         if self._transcript is not None:
             self._transcript.close()
             self._transcript.lines = self._position
@@ -200,18 +218,22 @@ class Annotator(Settings):
             self._ask_here(now)
             return
         if self._asker is None:
+            # A process is started only when there is something to ask.
             if not self._queue.waiting:
-                return  # a process is started only when there is something to ask
+                return
             self._asker = Asker(self._queue, self._job, self.cache, self.probe, self._say)
-            weakref.finalize(self, self._asker.close)  # also at exit
+            # It ends with this object, and at exit.
+            weakref.finalize(self, self._asker.close)
         if self._asker.trouble is not None:
             raise self._asker.trouble
         self._asker.wake()
 
     def _ask_here(self, now: int) -> None:
-        judge, queue = self._judge, self._queue
+        judge = self._judge
+        queue = self._queue
         assert judge is not None
-        queue.fresh.clear()  # there is no cache
+        # There is no cache in which what is new could be looked up.
+        queue.fresh.clear()
         items = queue.draw(queue.capacity)
         if items:
             queue.sent(items)
@@ -219,10 +241,12 @@ class Annotator(Settings):
             queue.counts["tokens"] += answers.tokens
             for item, value, failed in zip(items, answers.value.tolist(), answers.failed.tolist()):
                 if failed:
-                    queue.fail(item, 1)  # it would answer the same again
+                    # It would answer the same again, so one try is enough.
+                    queue.fail(item, 1)
                 else:
                     queue.answer(item, value, now + self.delay)
-        if spent := queue.spent():
+        spent = queue.spent()
+        if spent:
             self._say(spent)
 
 
@@ -242,7 +266,8 @@ class Transcript:
     """
 
     def __init__(self, path: str | Path, say: Callable[[str], None]) -> None:
-        self.path, self.lines = Path(path), 0
+        self.path = Path(path)
+        self.lines = 0
         self._say = say
         self._file: IO[str] | None = None
         self._broken = False
@@ -256,12 +281,20 @@ class Transcript:
                 self._file = self._open()
             if not delivered:
                 return
-            if not (self.path.exists() and os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))):
+            if not self._is_at_path(self._file):
                 self._file = self._rescue(self._file)
             for item, value in delivered:
                 text, other = (item, None) if isinstance(item, str) else item
-                line = {"now": int(now), "text": text, "other": other, "value": None if value != value else value}
-                self._file.write(json.dumps({**line, "judge": judge}) + "\n")
+                # NaN, unsure, is null; a value may be a text.
+                is_nan = value != value
+                line = {
+                    "now": int(now),
+                    "text": text,
+                    "other": other,
+                    "value": None if is_nan else value,
+                    "judge": judge,
+                }
+                self._file.write(json.dumps(line) + "\n")
             self._file.flush()
             self.lines += len(delivered)
         except OSError as error:
@@ -278,10 +311,15 @@ class Transcript:
         if self.lines:
             self._cut()
         elif self.path.exists() and self.path.stat().st_size:
-            asides = (Path(f"{self.path}.{number}") for number in itertools.count(1))
-            os.rename(self.path, aside := next(path for path in asides if not path.exists()))
-            self._say(f"the transcript of an earlier run was moved to {aside}")
+            candidates = (Path(f"{self.path}.{number}") for number in itertools.count(1))
+            backup = next(path for path in candidates if not path.exists())
+            os.rename(self.path, backup)
+            self._say(f"the transcript of an earlier run was moved to {backup}")
         return open(self.path, "a+", encoding="ascii")
+
+    def _is_at_path(self, file: IO[str]) -> bool:
+        """Whether the file that is open is still the one at the path."""
+        return self.path.exists() and os.path.samestat(os.stat(self.path), os.fstat(file.fileno()))
 
     def _rescue(self, file: IO[str]) -> IO[str]:
         """A new file with the lines of the one that was removed, which lives until it is closed."""
@@ -295,15 +333,17 @@ class Transcript:
         return open(self.path, "a+", encoding="ascii")
 
     def _cut(self) -> None:
+        """Cut off what was written after the checkpoint that is resumed, and a last line without an end."""
         self.path.touch()
-        kept = [line for line in self.path.read_bytes().splitlines(True)[: self.lines] if line.endswith(b"\n")]
-        if len(kept) < self.lines:
+        lines = self.path.read_bytes().splitlines(True)[: self.lines]
+        lines = [line for line in lines if line.endswith(b"\n")]
+        if len(lines) < self.lines:
             self._say(
-                f"the transcript {self.path} holds {len(kept)} of the {self.lines} labels that the run has had; "
+                f"the transcript {self.path} holds {len(lines)} of the {self.lines} labels that the run has had; "
                 "a replay of it will differ from the run"
             )
-            self.lines = len(kept)
-        os.truncate(self.path, sum(map(len, kept)))
+            self.lines = len(lines)
+        os.truncate(self.path, sum(map(len, lines)))
 
 
 def read_transcript(path: str | Path, pairs: bool = False) -> list[tuple[int, Item, float]]:

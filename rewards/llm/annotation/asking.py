@@ -15,12 +15,13 @@ When it fails: a text that was dropped from a full queue is forgotten; it comes 
 """
 
 import itertools
+import math
 import os
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -28,13 +29,20 @@ from rewards.llm.annotation.worker import JudgeProcess
 from rewards.llm.client import Breaker
 from rewards.llm.store import AnswerStore, Item, Label, texts_in
 
-KNOWN = 100_000  # answered items that are remembered so as not to be asked again
+# Answered items that are remembered, so that they are not asked about again.
+MAX_ANSWERED_ITEMS = 100_000
 COUNTS = ("asked", "answered", "unsure", "failed", "dropped", "cached", "tokens", "seconds")
-TRIES = 3  # of a text that a judge in good health has no usable answer to
-BATCH = 64  # texts that a local judge gets together
-DEATHS, SPAN = 5, 600.0  # so many in so many seconds
-PATIENCE = 900.0  # seconds without an answer after which a process is taken for stuck
-TICK = 1.0  # seconds after which the thread checks its state though no message came
+# How often a text is asked about to which a judge in good health has no usable answer.
+MAX_TRIES = 3
+# How many texts a local judge gets together.
+LOCAL_BATCH_TEXTS = 64
+# A process that dies is started again so often within so many seconds.
+MAX_DEATHS = 5
+DEATH_WINDOW_S = 600.0
+# Without an answer for so many seconds a process is taken for stuck.
+ANSWER_TIMEOUT_S = 900.0
+# Seconds after which the thread checks its state though no message came.
+TICK = 1.0
 
 
 class AnnotationQueue:
@@ -43,31 +51,46 @@ class AnnotationQueue:
     def __init__(
         self, capacity: int = 1000, newest: bool = True, rate: float = 0.0, budget: int = 0, token_budget: int = 0
     ) -> None:
-        self.capacity, self.newest, self.rate = capacity, newest, rate
-        self.budget, self.token_budget = budget, token_budget
-        self.lock = threading.Lock()  # to be held around every call
-        self.waiting: dict[Item, tuple[float, int]] = {}  # priority and serial number; the highest is next
-        self.asking: dict[Item, tuple[float, int]] = {}  # the same of what is in flight
-        self.fresh: list[Item] = []  # not looked up in a cache yet
-        self.answers: deque[tuple[int, Item, Any]] = deque()  # step from which it may be taken, item, value
+        self.capacity = capacity
+        self.newest = newest
+        self.rate = rate
+        self.budget = budget
+        self.token_budget = token_budget
+        # To be held around every call.
+        self.lock = threading.Lock()
+        # Priority and serial number of what waits and of what is in flight; the highest is next.
+        self.waiting: dict[Item, tuple[float, int]] = {}
+        self.asking: dict[Item, tuple[float, int]] = {}
+        # What has not been looked up in a cache yet.
+        self.fresh: list[Item] = []
+        # Step from which an answer may be taken, item, value.
+        self.answers: deque[tuple[int, Item, Any]] = deque()
         self.counts = dict.fromkeys(COUNTS, 0.0)
-        self._known: dict[Item, None] = {}
+        # As an ordered set, the oldest first.
+        self._answered: dict[Item, None] = {}
         self._tries: dict[Item, int] = {}
-        self._order: list[Item] | None = None  # what waits, the next one last; None when it must be sorted again
+        # What waits, the next one last; None when it must be sorted again.
+        self._order: list[Item] | None = None
         self._serial = 0
-        self._announced = False  # that a budget is spent
-        self._now, self._credit = 0, 0.0
+        # Whether it was said that a budget is spent.
+        self._announced = False
+        # The step of the last tick, and how many questions were earned and not asked.
+        self._now = 0
+        self._credit = 0.0
 
     def offer(self, items: Sequence[Item], priority: Sequence[float] | None = None) -> int:
         """Take in what is new, the newest last; what waits already moves to its new place. How many are new."""
         new = []
-        for item, rank in zip(items, itertools.repeat(0.0) if priority is None else priority):
-            if item in self._known or item in self.asking or not (item if isinstance(item, str) else all(item)):
+        ranks = itertools.repeat(0.0) if priority is None else priority
+        for item, rank in zip(items, ranks):
+            has_text = all(texts_in(item))
+            if item in self._answered or item in self.asking or not has_text:
                 continue
             if item not in self.waiting:
                 new.append(item)
             self._serial += 1
-            self.waiting[item] = (float(rank), self._serial if self.newest else -self._serial)
+            serial = self._serial if self.newest else -self._serial
+            self.waiting[item] = (float(rank), serial)
             self._order = None
         surplus = len(self.waiting) - self.capacity
         if surplus > 0:
@@ -84,7 +107,9 @@ class AnnotationQueue:
         """Earn questions by the steps since the last tick."""
         if now > self._now:
             gain = (now - self._now) * self.rate / 1000
-            self._now, self._credit = now, min(self._credit + gain, gain + 1)  # + 1: fractions of a question add up
+            self._now = now
+            # No more than one question is saved up, so that fractions of one add up.
+            self._credit = min(self._credit + gain, gain + 1)
 
     def draw(self, most: int) -> list[Item]:
         """The next items to be asked, at most `most`, within budget and rate; they count as being asked from now on."""
@@ -98,7 +123,8 @@ class AnnotationQueue:
         drawn: list[Item] = []
         while order and len(drawn) < most:
             item = order.pop()
-            place = self.waiting.pop(item, None)  # None: a cache answered it meanwhile
+            # None if a cache has answered it meanwhile.
+            place = self.waiting.pop(item, None)
             if place is not None:
                 self.asking[item] = place
                 drawn.append(item)
@@ -133,18 +159,25 @@ class AnnotationQueue:
             self._order = None
 
     def take(self, now: int) -> list[tuple[Item, Any]]:
-        due = list(itertools.takewhile(lambda answer: answer[0] <= now, self.answers))
-        return [self.answers.popleft()[1:] for _ in due]
+        """Items and values of the answers that are due."""
+        answers: list[tuple[Item, Any]] = []
+        while self.answers and self.answers[0][0] <= now:
+            _, item, value = self.answers.popleft()
+            answers.append((item, value))
+        return answers
 
     def spent(self) -> str:
         """Which budget is spent, as a sentence, the first time; "" while there is some left, and afterwards."""
         if self._announced:
             return ""
-        for what, budget, so_far in (("labels", self.budget, "answered"), ("tokens", self.token_budget, "tokens")):
-            if budget and self.counts[so_far] >= budget:
-                self._announced = True
-                return f"the budget of {budget:,} {what} is spent, nothing is asked any more"
-        return ""
+        if self.budget and self.counts["answered"] >= self.budget:
+            spent = f"{self.budget:,} labels"
+        elif self.token_budget and self.counts["tokens"] >= self.token_budget:
+            spent = f"{self.token_budget:,} tokens"
+        else:
+            return ""
+        self._announced = True
+        return f"the budget of {spent} is spent, nothing is asked any more"
 
     def metrics(self) -> dict[str, float]:
         counts = dict(self.counts)
@@ -153,11 +186,17 @@ class AnnotationQueue:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as lists and numbers; what is being asked waits again."""
-        open_ = {**self.waiting, **self.asking}
+        places = {**self.waiting, **self.asking}
+        waiting = [[*texts_in(item), *places[item]] for item in sorted(places, key=places.__getitem__)]
+        answers = []
+        for due, item, value in self.answers:
+            # NaN, unsure, is None; a value may be a text.
+            is_nan = value != value
+            answers.append([due, *texts_in(item), None if is_nan else value])
         return {
-            "waiting": [[*texts_in(item), *open_[item]] for item in sorted(open_, key=open_.__getitem__)],
-            "answers": [[due, *texts_in(item), None if value != value else value] for due, item, value in self.answers],
-            "known": [list(texts_in(item)) for item in self._known],
+            "waiting": waiting,
+            "answers": answers,
+            "known": [list(texts_in(item)) for item in self._answered],
             "counts": dict(self.counts),
             "serial": self._serial,
             "now": self._now,
@@ -166,13 +205,17 @@ class AnnotationQueue:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.waiting = {_item(texts): (rank, serial) for *texts, rank, serial in state["waiting"]}
-        self.answers = deque(
-            (due, _item(texts), float("nan") if value is None else value) for due, *texts, value in state["answers"]
-        )
-        self._known = dict.fromkeys(map(_item, state["known"]))
+        self.answers = deque()
+        for due, *texts, value in state["answers"]:
+            self.answers.append((due, _item(texts), math.nan if value is None else value))
+        self._answered = dict.fromkeys(map(_item, state["known"]))
         self.counts = dict(state["counts"])
-        self._serial, self._now, self._credit = state["serial"], state["now"], state["credit"]
-        self.asking, self.fresh, self._order = {}, list(self.waiting), None
+        self._serial = state["serial"]
+        self._now = state["now"]
+        self._credit = state["credit"]
+        self.asking = {}
+        self.fresh = list(self.waiting)
+        self._order = None
         self._tries = {}
 
     def _sorted(self) -> list[Item]:
@@ -182,42 +225,56 @@ class AnnotationQueue:
 
     def _remember(self, item: Item) -> None:
         self._tries.pop(item, None)
-        self._known[item] = None
-        if len(self._known) > KNOWN:
-            del self._known[next(iter(self._known))]
+        self._answered[item] = None
+        if len(self._answered) > MAX_ANSWERED_ITEMS:
+            oldest = next(iter(self._answered))
+            del self._answered[oldest]
 
 
 def _item(texts: Iterable[str]) -> Item:
-    first, *second = texts
-    return (first, second[0]) if second else first
+    first, *others = texts
+    if not others:
+        return first
+    return first, others[0]
 
 
 class Asker:
-    """The thread, its process, its cache."""
+    """The thread, its process, its cache. A job holds kind, judge, options and concurrency."""
 
     def __init__(
         self,
         pending: AnnotationQueue,
-        job: dict[str, Any],  # kind, judge, options, concurrency
+        job: dict[str, Any],
         cache: str,
         probe: float,
         say: Callable[[str], None],
     ) -> None:
-        self.pending, self.say = pending, say
-        self.identity = ""  # whose answers these are, once the judge has started
-        self.notes: list[str] = []  # those of the judge
-        self.trouble: Exception | None = None  # why there will never be an answer
-        self.restarts = 0  # of the process
+        self.pending = pending
+        self.say = say
+        # Whose answers these are, and its notes, once the judge has started.
+        self.identity = ""
+        self.notes: list[str] = []
+        # Why there will never be an answer.
+        self.trouble: Exception | None = None
+        # How often the process was started again.
+        self.restarts = 0
         self.breaker = Breaker(probe)
-        self.failure = ""  # the sentence of the latest question without a usable answer
-        self._job, self._cache_path = job, cache
-        self._words = job["kind"] == "goals"  # answers are words, not numbers
-        self._local = False  # a local judge gets many texts together, one batch at a time, and never changes its mind
+        # The sentence of the latest question without a usable answer.
+        self.failure = ""
+        self._job = job
+        self._cache_path = cache
+        # Whether answers are words and not numbers.
+        self._words = job["kind"] == "goals"
+        # A local judge gets many texts together, one batch at a time, and never changes its mind.
+        self._local = False
         self._cache: AnswerStore | None = None
         self._worker: JudgeProcess | None = None
-        self._ready = False  # the worker has sent its greeting
-        self._deaths: deque[float] = deque(maxlen=DEATHS)
-        self._restart = 0.0  # not before this time
+        # Whether the worker has sent its greeting.
+        self._ready = False
+        # Times of the latest deaths, and the time before which the process is not started again.
+        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+        self._restart = 0.0
+        # Questions that were sent: number -> items and time.
         self._flight: dict[int, tuple[list[Item], float]] = {}
         self._questions = 0
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -231,13 +288,15 @@ class Asker:
             self._inbox.put(None)
 
     def close(self) -> None:
-        if os.getpid() != self._owner:  # a fork has neither
+        # A fork has neither thread nor process.
+        if os.getpid() != self._owner:
             return
         self._stopping = True
         self._inbox.put(None)
         worker = self._worker
         if worker is not None:
-            worker.kill()  # the thread may be waiting for it
+            # The thread may be waiting for it.
+            worker.kill()
         self._thread.join()
 
     def _run(self) -> None:
@@ -246,7 +305,8 @@ class Asker:
                 self._cache = AnswerStore(self._cache_path, say=self.say)
             while not self._stopping and self.trouble is None:
                 self._turn()
-        except Exception as error:  # training must not continue for days without labels because of a mistake in here
+        except Exception as error:
+            # Training must not continue for days without labels because of a mistake in here.
             self.trouble = error
         finally:
             if self._worker is not None:
@@ -258,7 +318,8 @@ class Asker:
         now = time.monotonic()
         if self._worker is None and now >= self._restart:
             try:
-                self._worker, self._ready = JudgeProcess(self._job, self._inbox), False
+                self._worker = JudgeProcess(self._job, self._inbox)
+                self._ready = False
             except OSError as error:
                 self._died(f"could not be started ({error})", now)
         if self._worker is not None and self._ready:
@@ -267,33 +328,47 @@ class Asker:
                 self.pending.fresh.clear()
             self._look_up(fresh)
             self._put_questions(now)
-            if any(now - sent > PATIENCE for _, sent in self._flight.values()):
+            if any(now - sent > ANSWER_TIMEOUT_S for _, sent in self._flight.values()):
                 self._worker.kill()
-        wait = self.breaker.until - now if self.breaker.open else 0.0  # below 0 there was nothing to probe with
+        # Until the next probe, at most; where that time is over there was nothing to probe with.
+        timeout = TICK
+        if self.breaker.open and self.breaker.until > now:
+            timeout = min(self.breaker.until - now, TICK)
         with suppress(queue.Empty):
-            message = self._inbox.get(timeout=min(wait, TICK) if wait > 0 else TICK)
+            message = self._inbox.get(timeout=timeout)
             while message is not None:
                 self._hear(*message)
                 message = self._inbox.get_nowait()
 
     def _look_up(self, items: Sequence[Item]) -> list[Item]:
+        """Answer what the cache holds; returns the other items."""
         if self._cache is None or not items:
             return list(items)
-        found = (self._cache.words_of if self._words else self._cache.get)(self.identity, items)
+        answers: Mapping[Item, Any]
+        if self._words:
+            answers = self._cache.words_of(self.identity, items)
+        else:
+            answers = self._cache.get(self.identity, items)
         with self.pending.lock:
-            for item, value in found.items():
+            for item, value in answers.items():
                 self.pending.answer(item, value, cached=True)
-        return [item for item in items if item not in found]
+        return [item for item in items if item not in answers]
 
     def _put_questions(self, now: float) -> None:
-        slots, batch = (1, BATCH) if self._local else (self._job["concurrency"], 1)
+        # One batch of many texts at a time, or many questions of one text.
+        slots = self._job["concurrency"]
+        batch_size = 1
+        if self._local:
+            slots = 1
+            batch_size = LOCAL_BATCH_TEXTS
         while len(self._flight) < slots:
             room = self.breaker.room(now)
             with self.pending.lock:
-                drawn = self.pending.draw(batch if room is None else room)
+                drawn = self.pending.draw(batch_size if room is None else room)
             if not drawn:
                 return
-            items = self._look_up(drawn)  # another run may have asked since they came
+            # Another run may have asked since they came.
+            items = self._look_up(drawn)
             if not items:
                 continue
             with self.pending.lock:
@@ -311,41 +386,55 @@ class Asker:
             self._worker = None
             self._died(worker.end(), time.monotonic())
         elif "refused" in message:
-            if self.identity:  # it was well before: report it and start it again
+            # A judge that has run before is reported and started again.
+            if self.identity:
                 self.say(message["refused"])
             else:
                 self.trouble = ValueError(message["refused"])
         elif "identity" in message:
-            self.identity, self.notes, self._ready = message["identity"], message["notes"], True
+            self.identity = message["identity"]
+            self.notes = message["notes"]
             self._local = message["local"]
+            self._ready = True
         elif message["id"] in self._flight:
-            self._answered(self._flight.pop(message["id"])[0], message, time.monotonic())
+            items, _ = self._flight.pop(message["id"])
+            self._take_reply(items, message, time.monotonic())
 
-    def _answered(self, items: list[Item], reply: dict[str, Any], now: float) -> None:
-        labels, share = [], 1 / len(items)
-        raw = reply["raw"] if len(reply["raw"]) == len(items) else [""] * len(items)
-        ended = begun = False
+    def _take_reply(self, items: list[Item], reply: dict[str, Any], now: float) -> None:
+        # What a reply cost is shared out evenly among its items.
+        share = 1 / len(items)
+        seconds = reply["seconds"] * share
+        tokens = round(reply["tokens"] * share)
+        raw = reply["raw"]
+        if len(raw) != len(items):
+            raw = [""] * len(items)
+        labels = []
+        outage_ended = False
+        outage_began = False
         self.failure = reply["failure"] or self.failure
         if not all(reply["failed"]):
-            ended = self.breaker.succeeded(now)
+            outage_ended = self.breaker.succeeded(now)
         elif not self._local:
-            begun = self.breaker.failed(now)
+            outage_began = self.breaker.failed(now)
+        max_tries = 1 if self._local else MAX_TRIES
         with self.pending.lock:
             self.pending.counts["tokens"] += reply["tokens"]
-            for i, (item, value, failed) in enumerate(zip(items, reply["value"], reply["failed"])):
+            for item, value, failed, words in zip(items, reply["value"], reply["failed"], raw):
                 if failed:
                     # A failure is the text's own only if the judge is well: it replied, or just answered others.
-                    blame = bool(raw[i]) or self.breaker.streak <= 1
-                    self.pending.fail(item, 1 if self._local else TRIES, blame)
-                else:
-                    value = float("nan") if value is None else value
-                    labels.append(Label(item, value, raw[i], reply["seconds"] * share, round(reply["tokens"] * share)))
-                    self.pending.counts["seconds"] += reply["seconds"] * share
-                    self.pending.answer(item, raw[i] if self._words else value)
-            spent, waiting = self.pending.spent(), len(self.pending.waiting)
-        if begun:
+                    blame = bool(words) or self.breaker.streak <= 1
+                    self.pending.fail(item, max_tries, blame)
+                    continue
+                if value is None:
+                    value = math.nan
+                labels.append(Label(item, value, words, seconds, tokens))
+                self.pending.counts["seconds"] += seconds
+                self.pending.answer(item, words if self._words else value)
+            spent = self.pending.spent()
+            waiting = len(self.pending.waiting)
+        if outage_began:
             self.say(f"{reply['failure']}; trying again in {self.breaker.pause:g} s")
-        if ended:
+        if outage_ended:
             self.say(f"the judge answers again, {waiting:,} texts wait")
         if spent:
             self.say(spent)
@@ -356,13 +445,17 @@ class Asker:
         with self.pending.lock:
             for items, _ in self._flight.values():
                 for item in items:
-                    self.pending.fail(item, TRIES)
+                    self.pending.fail(item, MAX_TRIES)
         self._flight.clear()
         if self.breaker.probing:
             self.breaker.failed(now)
-        self._restart = max(now, self._deaths[0] + SPAN) if len(self._deaths) == DEATHS else now
+        self._restart = now
+        if len(self._deaths) == MAX_DEATHS:
+            self._restart = max(now, self._deaths[0] + DEATH_WINDOW_S)
         self._deaths.append(now)
         self.restarts += 1
-        when = f"in {self._restart - now:.0f} s" if self._restart > now else "now"
+        when = "now"
+        if self._restart > now:
+            when = f"in {self._restart - now:.0f} s"
         if not self._stopping:
             self.say(f"the process of the judge {how}; it is started again {when}")

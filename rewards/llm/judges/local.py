@@ -75,6 +75,7 @@ class Rules(TextJudge):
         self._identity = f"rules {self.path.stem} {digest[:12]}"
 
     def label(self, texts: Sequence[str]) -> Answers:
+        # What follows are words that the agent chose.
         if self.until is not None:
             texts = [self.until.split(text, 1)[0] for text in texts]
         return Answers.of([self._value_of(text) for text in texts])
@@ -216,6 +217,7 @@ class NoisyJudge(TextJudge):
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
         """A pair errs alike in both orders."""
+        # Labels drawn at random need no other judge to be compared.
         if self.other is None:
             return super().compare(first, second)
         pairs = ["\0".join(sorted(pair)) for pair in zip(first, second, strict=True)]
@@ -236,6 +238,7 @@ class NoisyJudge(TextJudge):
         if self.accuracy < 1:
             is_wrong = self._draws("error", keys) < 1 - self.accuracy
             value = np.where(is_wrong, 1 - value, value)
+        # Mistakes are drawn first: a wrong answer may become unsure as any other.
         if self.unsure > 0:
             value[self._draws("unsure", keys) < self.unsure] = math.nan
         return Answers(value.astype(np.float32), answers.failed, answers.failure, answers.tokens, answers.raw)
