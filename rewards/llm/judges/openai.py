@@ -105,7 +105,7 @@ class TextModel(ServerJudge):
 
     def label(self, texts: Sequence[str]) -> Answers:
         """A text of which nothing can be seen is not asked about: unsure."""
-        questions = []
+        questions: list[list[str]] = []
         for caption in map(prompts.quote, texts):
             if caption == NOTHING:
                 questions.append([])
@@ -115,7 +115,7 @@ class TextModel(ServerJudge):
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
         """Texts that look alike are not asked about: equal."""
-        questions = []
+        questions: list[list[str]] = []
         for pair in zip(first, second, strict=True):
             one, two = map(prompts.quote, pair)
             orders: list[str] = []
