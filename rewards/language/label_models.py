@@ -224,7 +224,7 @@ class LabelModel(Stateful):
                 rows = self.rng.integers(count, size=self.batch_size)
             y = torch.as_tensor(labels[rows], dtype=torch.float32, device=self.device)
             w = torch.as_tensor(weight[rows], dtype=torch.float32, device=self.device)
-            f = self._f([items[row] for row in rows])
+            f = self._f([items[row] for row in rows.tolist()])
             loss = binary_cross_entropy_with_logits(f, y, w)
             self.optimizer.grad.zero_()
             loss.backward()
