@@ -256,7 +256,7 @@ class LaRe(Learned):
         # All episodes end to end; each begins at its start.
         rows = np.concatenate([episode["rows"] for episode in episodes])
         actions = np.concatenate([episode["actions"] for episode in episodes])
-        x, actions = self.prepared(rows, actions)
+        x, action = self.prepared(rows, actions)
         starts = np.cumsum(lengths) - lengths
         typical = float(lengths.mean()) if config.per == "episode" else None
         batch_size = max(1, config.batch_size // config.subset)
@@ -267,9 +267,9 @@ class LaRe(Learned):
             place = draw(self.rng, length, config.subset)
             # Places beyond an episode's end read row 0, and count nothing.
             inside = place < length[:, None]
-            index = np.where(inside, place + starts[picked][:, None], 0)
-            index = torch.from_numpy(index.ravel()).to(self.device)
-            guess = self.decode(x.index_select(0, index), actions.index_select(0, index)).view(place.shape)
+            row = np.where(inside, place + starts[picked][:, None], 0)
+            index = torch.from_numpy(row.ravel()).to(self.device)
+            guess = self.decode(x.index_select(0, index), action.index_select(0, index)).view(place.shape)
             facts = (self._to_float(inside), self._to_float(length), self._to_float(targets[picked]))
             if config.success is None:
                 loss = decomposition_loss(guess, *facts, typical=typical)
