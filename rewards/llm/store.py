@@ -242,11 +242,7 @@ def read_rows(path: str | Path, parse: Callable[[dict[str, Any]], T], wrong: str
     try:
         with opened(Path(path).resolve(), LARGE) as file:
             is_store = file.read(16) == b"SQLite format 3\0"
-        rows: list[Any]
-        if is_store:
-            rows = _stored_rows(Path(path))
-        else:
-            rows = _read_lines(Path(path))
+        rows: list[Any] = _stored_rows(Path(path)) if is_store else _read_lines(Path(path))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}; give a file that a run wrote") from None
     except sqlite3.Error as error:
