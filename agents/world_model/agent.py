@@ -12,7 +12,6 @@ When it fails: few steps on a small state vector, which `agents.dyna.agent` mode
 (the head predicts its mean).
 """
 
-import functools
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -25,7 +24,7 @@ from agents.dynamics.cells import State
 from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import FrozenReward, Replay, Sequences
 from agents.world_model.config import WorldModelConfig
-from agents.world_model.imag_ac import ImagActorCritic, descend
+from agents.world_model.imag_ac import Behaviour, ImagActorCritic, descend
 from agents.world_model.model import LatentModel, Replayed
 from agents.world_model.mpc import LatentMPC
 from agents.world_model.td3 import LatentTD3
@@ -33,9 +32,15 @@ from envs.transitions import Transitions
 from envs.types import Obs, ReplayScorer
 from lodestar.numerics.flat import Flat
 
-JUMP, LARGE = 2.0, 0.5  # a head's error this many times the usual, and this large, means that the reward has changed
-FOLLOW = 0.2  # how fast the usual error follows
-SPREAD = 256  # rows to estimate the rewards' deviation from
+# The reward counts as changed where the head's error is this many times the usual one, and at least this large.
+HEAD_GAP_JUMP = 2.0
+MIN_HEAD_GAP = 0.5
+# Share of a new error in the running mean of the head's errors.
+HEAD_GAP_RATE = 0.2
+# Replayed rewards that the rewards' deviation is estimated from, beside those of the rollout.
+N_DEVIATION_ROWS = 256
+
+BEHAVIOURS: dict[str, type[Behaviour]] = {"imag_ac": ImagActorCritic, "mppi": LatentMPC, "td3": LatentTD3}
 
 
 class WorldModel(BaseAgent):
@@ -48,32 +53,57 @@ class WorldModel(BaseAgent):
     scorer: ReplayScorer
     config: WorldModelConfig
     saved: ClassVar[dict[str, str]] = {
-        **{"modules.policy": "policy", "optimizer": "learner.flats", "counters.timesteps": "num_timesteps"},
-        **{"counters.updates": "_n_updates", "counters.refits": "refits", "counters.restored": "_restored"},
-        **{"counters.restored_in_row": "_restored_in_row", "counters.behaviour": "learner.behaviour.updates"},
-        **{"numbers.pending": "_pending", "numbers.usual": "_usual", "log": "learner.means"},
-        **{"generator": "learner.generator", "state": "state", "steps": "steps", "replay": "replay"},
+        "modules.policy": "policy",
+        "optimizer": "learner.flats",
+        "counters.timesteps": "num_timesteps",
+        "counters.updates": "_n_updates",
+        "counters.refits": "refits",
+        "counters.restored": "_restored",
+        "counters.restored_in_row": "_restored_in_row",
+        "counters.behaviour": "learner.behaviour.updates",
+        "numbers.pending": "_pending",
+        "numbers.usual": "_usual",
+        "log": "learner.means",
+        "generator": "learner.generator",
+        "state": "state",
+        "steps": "steps",
+        "replay": "replay",
     }
-    lasting: ClassVar[dict[str, str]] = {  # the running episodes do not
+    # The running episodes end where the reward is exchanged, so their latent states are not taken over.
+    lasting: ClassVar[dict[str, str]] = {
         **{key: name for key, name in saved.items() if key not in ("modules.policy", "state", "steps", "replay")},
         "episodes": "episodes",
     }
     recoverable: ClassVar[dict[str, str]] = {"weights": "learner", "optimizer": "learner.flats"}
 
     def _set_up(self) -> None:
-        config, envs, seed = self.config, self.envs, self.seed
-        self.encoding = encoding = SpaceEncoding(self.observation_space, self.action_space)
-        self.notes = _notes(self.scorer)
+        config = self.config
+        envs = self.envs
+        self.encoding = SpaceEncoding(self.observation_space, self.action_space)
+        self.notes = reward_notes(self.scorer)
         self._frozen = None if config.relabel else FrozenReward(self.scorer)
-        self.policy = self.learner = WorldLearner(config, encoding, seed=seed, device=self.device)
-        self.steps = Steps(envs, seed, self.scorer)
+        self.policy = self.learner = WorldLearner(config, self.encoding, seed=self.seed, device=self.device)
+        self.steps = Steps(envs, self.seed, self.scorer)
         self.episodes = self.steps.episodes
-        options: Any = {"gamma": config.gamma, "sampling": config.sampling, "device": self.device, "seed": seed}
-        self.replay = Replay(config.buffer_size, envs.num_envs, encoding, self._frozen or self.scorer, **options)
+        self.replay = Replay(
+            config.buffer_size,
+            envs.num_envs,
+            self.encoding,
+            self._frozen or self.scorer,
+            gamma=config.gamma,
+            sampling=config.sampling,
+            device=self.device,
+            seed=self.seed,
+        )
         self.state = self.learner.initial(envs.num_envs)
-        self._pending, self._usual, self.refits = 0.0, 0.0, 0  # _usual: 0 before it is known
+        # Updates that are due, a fraction of one included.
+        self._pending = 0.0
+        # The running mean of the reward head's error; 0 before its first measurement.
+        self._usual = 0.0
+        self.refits = 0
         self._learned_from = self.replay.metrics
-        self._recent: list[tuple[Transitions, Tensor]] = []  # this rollout, with encoded actions
+        # The steps of this rollout, with their encoded actions.
+        self._recent: list[tuple[Transitions, Tensor]] = []
         self.keep_finite()
 
     @classmethod
@@ -81,28 +111,35 @@ class WorldModel(BaseAgent):
         SpaceEncoding(observation_space, action_space)
 
     def collect(self, on_step: OnStep) -> bool:
-        config, n = self.config, self.steps.n
-        for _ in range(config.rollout):
+        for _ in range(self.config.rollout):
             action = self._act()
             batch = self.steps.step(action, self.encoding)
             self._recent.append((batch, action))
             if self._frozen is not None:
                 self._frozen.timesteps = self.num_timesteps
             self.replay.add(batch)
-            self.num_timesteps += n
+            self.num_timesteps += self.steps.n
             if not on_step(batch.reward, batch.ended, self.steps.obs):
                 return False
-            changed, self._learned_from = self.replay.metrics is not self._learned_from, self.replay.metrics
-            if len(self.replay) < config.learning_starts or not self._filled:
+            reward_learned = self.replay.metrics is not self._learned_from
+            self._learned_from = self.replay.metrics
+            if len(self.replay) < self.config.learning_starts or not self._filled:
                 continue
-            if changed:  # the reward has learned: earlier steps may have other rewards now
+            # The reward has learned, so earlier steps may have other rewards now.
+            if reward_learned:
                 self._watch_head()
-            self._pending += n * config.train_ratio / (config.batch_size * config.batch_length)
-            while self._pending >= 1:
-                self._pending -= 1
-                self.learner.update(self.replay)
-                self._n_updates += 1
+            self._run_due_updates()
         return True
+
+    def _run_due_updates(self) -> None:
+        """Replay `train_ratio` steps for each environment step, in updates of batch_size * batch_length."""
+        config = self.config
+        replayed_steps = self.steps.n * config.train_ratio
+        self._pending += replayed_steps / (config.batch_size * config.batch_length)
+        while self._pending >= 1:
+            self._pending -= 1
+            self.learner.update(self.replay)
+            self._n_updates += 1
 
     @property
     def _filled(self) -> bool:
@@ -120,47 +157,56 @@ class WorldModel(BaseAgent):
         action, self.state = self._think(self.steps.obs, self.steps.began, self.state)
         if self._n_updates or len(self.replay) >= self.config.learning_starts:
             return action
+        # Before the first update actions are uniform: in [-1, 1], or one-hot at the largest of A random numbers.
         uniform = torch.rand(action.shape, generator=self.learner.generator, device=self.device)
         if not self.encoding.discrete:
             return 2 * uniform - 1
         return torch.zeros_like(uniform).scatter_(-1, uniform.argmax(-1, keepdim=True), 1.0)
 
     def _think(self, obs: Obs, began: np.ndarray, state: State, deterministic: bool = False) -> Any:
-        to = functools.partial(torch.as_tensor, device=self.device)
-        pixels = {key: to(image) for key, image in self.encoding.pixels(obs).items()}
-        return self.learner.think(to(self.encoding.vector(obs)), pixels, to(began), state, deterministic)
+        images = self.encoding.pixels(obs)
+        pixels = {key: self._tensor(image) for key, image in images.items()}
+        vector = self._tensor(self.encoding.vector(obs))
+        return self.learner.think(vector, pixels, self._tensor(began), state, deterministic)
+
+    def _tensor(self, array: Any) -> Tensor:
+        return torch.as_tensor(array, device=self.device)
 
     def head_gap(self) -> float:
         """Error of the reward head on this rollout, in the replay's deviations; 0 if all rewards are equal."""
-        if not self._recent:
-            return 0.0
-        to, batches = functools.partial(torch.as_tensor, device=self.device), [batch for batch, _ in self._recent]
-        images = [self.encoding.pixels(batch.obs) for batch in batches]
-        valid = np.stack([batch.valid for batch in batches])
-        count = min(int(valid.sum()), len(self.replay))
+        count = min(sum(int(batch.valid.sum()) for batch, _ in self._recent), len(self.replay))
         if not count:
             return 0.0
         reward = self.replay.newest(count).reward
-        spread = float(torch.cat([reward, self.replay.sample(SPREAD).reward]).std(correction=0))
-        if not spread > 0:
+        rewards = torch.cat([reward, self.replay.sample(N_DEVIATION_ROWS).reward])
+        deviation = float(rewards.std(correction=0))
+        if not deviation > 0:
             return 0.0
-        vector = to(np.stack([self.encoding.vector(batch.obs) for batch in batches]))
-        pixels = {key: to(np.stack([image[key] for image in images])) for key in images[0]}
+        predicted = self._predicted_rewards()[-count:]
+        return float((predicted - reward).square().mean().sqrt()) / deviation
+
+    @torch.no_grad()
+    def _predicted_rewards(self) -> Tensor:
+        """The reward head's predictions for the valid steps of this rollout, in time order."""
+        batches = [batch for batch, _ in self._recent]
+        images = [self.encoding.pixels(batch.obs) for batch in batches]
+        pixels = {key: self._tensor(np.stack([image[key] for image in images])) for key in images[0]}
+        vector = self._tensor(np.stack([self.encoding.vector(batch.obs) for batch in batches]))
         action = torch.stack([action for _, action in self._recent])
-        first = to(np.stack([(batch.step == 0) & batch.valid for batch in batches]))
+        first = self._tensor(np.stack([(batch.step == 0) & batch.valid for batch in batches]))
+        valid = self._tensor(np.stack([batch.valid for batch in batches]))
         world = self.learner.world
-        with torch.no_grad():
-            states, _ = world.cell.observe(world.encoder(vector, pixels), action, first)
-            predicted = world.reward(world.cell.features(states), action)[to(valid)][-count:]
-        return float((predicted - reward).square().mean().sqrt()) / spread
+        states, _ = world.cell.observe(world.encoder(vector, pixels), action, first)
+        return world.reward(world.cell.features(states), action)[valid]
 
     def _watch_head(self) -> float:
         """Measure the gap; a jump means that the reward has changed, and the head is refitted first."""
         gap = self.head_gap()
-        if self._usual and gap > max(LARGE, JUMP * self._usual):
+        if self._usual and gap > max(MIN_HEAD_GAP, HEAD_GAP_JUMP * self._usual):
             self.learner.refit(self.replay)
             self.refits += 1
-        self._usual += (FOLLOW if self._usual else 1.0) * (gap - self._usual)
+        rate = HEAD_GAP_RATE if self._usual else 1.0
+        self._usual += rate * (gap - self._usual)
         return gap
 
     def update(self) -> dict[str, Any]:
@@ -171,13 +217,15 @@ class WorldModel(BaseAgent):
             self.logger.record("reward/nan", self.steps.on_nan.zeroed)
         self._recent.clear()
         if not self.keep_or_restore(self.learner.finite()):
-            self.learner.means.read()  # of the diverged weights
+            # Metrics and latent states are those of the diverged weights.
+            self.learner.means.read()
             self.state = self.learner.initial(self.steps.n)
             self.logger.record("train/restored", self._restored)
         return {}
 
     def dump_logs(self, iteration: int = 0) -> None:
-        self.record({f"train/{name}": value for name, value in self.learner.means.read().items()})
+        means = self.learner.means.read()
+        self.record({f"train/{name}": value for name, value in means.items()})
         self.record(self.replay.measure())
         self.logger.record("train/refits", self.refits)
         self.logger.record("train/updates_per_step", self._n_updates / max(self.num_timesteps, 1))
@@ -188,10 +236,13 @@ class WorldModel(BaseAgent):
         n = len(starts)
         parts = self.learner.initial(n)
         if state is not None:
-            pieces = torch.as_tensor(state, device=self.device).split([x[0].numel() for x in parts.values()], -1)
-            parts = {name: x.reshape(parts[name].shape) for name, x in zip(parts, pieces)}
-        action, after = self._think(obs, starts, parts, deterministic)
-        memory = torch.cat([after[name].reshape(n, -1) for name in parts], -1).cpu().numpy()
+            lengths = [part[0].numel() for part in parts.values()]
+            columns = torch.as_tensor(state, device=self.device).split(lengths, -1)
+            for name, column in zip(list(parts), columns):
+                parts[name] = column.reshape(parts[name].shape)
+        action, next_state = self._think(obs, starts, parts, deterministic)
+        flat_parts = [next_state[name].reshape(n, -1) for name in parts]
+        memory = torch.cat(flat_parts, -1).cpu().numpy()
         return self.encoding.decode(action.cpu().numpy()), memory
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -205,12 +256,16 @@ class WorldModel(BaseAgent):
         self.keep_finite()
 
 
-def _notes(scorer: ReplayScorer) -> list[str]:
+def reward_notes(scorer: ReplayScorer) -> list[str]:
+    """What the user has to know of a reward that reads more than observations and actions; empty for others."""
     modalities = sorted({"frame", "text", "signals"} & set(scorer.requires))
-    if not modalities and scorer.relabelable:
+    if modalities:
+        inputs = f"reads {', '.join(modalities)}"
+    elif not scorer.relabelable:
+        inputs = "depends on the episode before"
+    else:
         return []
-    reads = f"reads {', '.join(modalities)}" if modalities else "depends on the episode before"
-    return [f"the reward {reads}, which is not imagined: imagined rewards are its head's; see train/head_gap"]
+    return [f"the reward {inputs}, which is not imagined: imagined rewards are its head's; see train/head_gap"]
 
 
 class WorldLearner(nn.Module):
@@ -224,16 +279,20 @@ class WorldLearner(nn.Module):
                 "agent.preset=mrq or agent.preset=r2dreamer"
             )
         self.config = config
-        self.generator = torch.Generator(device).manual_seed(seed)  # draws latents and actions
+        # Draws latents and actions.
+        self.generator = torch.Generator(device).manual_seed(seed)
+        # Layers draw their first weights from torch's global generator, which is left as it was.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.world = LatentModel(encoding, config, self.generator)
-            behaviour = {"imag_ac": ImagActorCritic, "mppi": LatentMPC, "td3": LatentTD3}[config.behaviour]
-            self.behaviour: Any = behaviour(config, encoding, self.world.cell.size, self.generator, seed)
+            behaviour = BEHAVIOURS[config.behaviour]
+            size = self.world.cell.size
+            self.behaviour: Any = behaviour(config, encoding, size, self.generator, seed)
         self.to(device)
-        self.flats: dict[str, Flat] = {**self.world.flats(), **self.behaviour.flats()}  # parameters as vectors
-        self.length = config.batch_length + config.unroll  # steps of sampled sequences
-        self.longest = max(self.length, config.n_step + 1)  # steps that must be in the replay
+        self.flats: dict[str, Flat] = {**self.world.flats(), **self.behaviour.flats()}
+        # Steps of a sampled sequence, and steps that the replay must hold before the first update.
+        self.length = config.batch_length + config.unroll
+        self.longest = max(self.length, config.n_step + 1)
         self.means = Means()
 
     def initial(self, n: int) -> State:
@@ -252,51 +311,74 @@ class WorldLearner(nn.Module):
         """
         cell = self.world.cell
         embed = self.world.encoder(vector, pixels)[None]
-        unread = embed.new_zeros(1, len(first), self.world.encoding.action_size)
+        # A sequence of one step: the action taken in its last step is not read.
+        no_action = embed.new_zeros(1, len(first), self.world.encoding.action_size)
         expected = {name: state[name] for name in cell.sizes}
-        states, _ = cell.observe(embed, unread, first[None], expected, sample=not deterministic)
+        states, _ = cell.observe(embed, no_action, first[None], expected, sample=not deterministic)
         now = {name: part[0] for name, part in states.items()}
-        memory = {
-            name: torch.where(first.view(-1, *[1] * (empty.dim() - 1)), empty, state[name])
-            for name, empty in self.behaviour.initial(len(first)).items()
-        }
+        memory = self._reset_memory(state, first)
         action, memory = self.behaviour.act(self.world, now, memory, deterministic)
         action = action.clamp(-1, 1)
+        # Only a cell with a memory "h" reads what it expected of the next step.
         expected = cell.step(now, action, sample=False) if "h" in now else now
         return action, {**expected, **memory}
 
+    def _reset_memory(self, state: State, first: Tensor) -> State:
+        """The behaviour's parts of the state (N, ...), as before an episode where `first` (N,)."""
+        memory = {}
+        for name, initial in self.behaviour.initial(len(first)).items():
+            begins = first.view(-1, *[1] * (initial.dim() - 1))
+            memory[name] = torch.where(begins, initial, state[name])
+        return memory
+
     def update(self, replay: Replay) -> None:
-        config, behaviour, size = self.config, self.behaviour, self.config.batch_size
-        replayed = None
-        if config.behaviour == "td3":
-            if behaviour.updates % config.burst == 0:  # bursts, between which the values' inputs stay
-                behaviour.begin_burst(self.world, replay.sequences(size, self.length).reward)
-                for _ in range(config.burst):
-                    self._fit(replay.sequences(size, self.length))
-            sequences = replay.sequences(size, config.n_step + 1)
-        else:
-            sequences = replay.sequences(size, self.length)
-            replayed = self._fit(sequences)
-            if config.sampling == "dfs":
-                sequences = replay.sequences(size, self.length, imagine=True)
-                replayed = self.world.replayed(sequences)
-        self.means.add(behaviour.update(self.world, sequences, replayed))
+        """One update of the behaviour, and of the model unless that learns in bursts."""
+        if self.config.behaviour == "td3":
+            self._update_in_bursts(replay)
+            return
+        size = self.config.batch_size
+        sequences = replay.sequences(size, self.length)
+        replayed = self._fit(sequences)
+        if self.config.sampling == "dfs":
+            sequences = replay.sequences(size, self.length, imagine=True)
+            replayed = self.world.replayed(sequences)
+        self.means.add(self.behaviour.update(self.world, sequences, replayed))
+
+    def _update_in_bursts(self, replay: Replay) -> None:
+        """The model learns `burst` times in a row; between two bursts the inputs of the values stay."""
+        config = self.config
+        behaviour = self.behaviour
+        size = config.batch_size
+        if behaviour.updates % config.burst == 0:
+            behaviour.begin_burst(self.world, replay.sequences(size, self.length).reward)
+            for _ in range(config.burst):
+                self._fit(replay.sequences(size, self.length))
+        sequences = replay.sequences(size, config.n_step + 1)
+        self.means.add(behaviour.update(self.world, sequences))
         if config.sampling == "lap":
             replay.sampler.set_priority(*behaviour.errors)
 
     def _fit(self, sequences: Sequences) -> Replayed:
-        joint = self.behaviour.joint
-        loss, replayed = self.world.loss(sequences, self.behaviour.value_loss if joint else None)
-        descend(self.flats, self.config, loss, "model", "reward", *(["critic"] if joint else []))
+        value_loss = None
+        trained = ["model", "reward"]
+        # The value's loss shapes the latent too, so that the critic takes its step with the model.
+        if self.behaviour.joint:
+            value_loss = self.behaviour.value_loss
+            trained.append("critic")
+        loss, replayed = self.world.loss(sequences, value_loss)
+        descend(self.flats, self.config, loss, *trained)
         self.means.add({f"{name}_loss": value for name, value in self.world.metrics.items()})
         return replayed
 
     def refit(self, replay: Replay) -> None:
+        """Train the reward head alone, on the model's states as they are."""
         for _ in range(self.config.refit):
-            replayed = self.world.replayed(replay.sequences(self.config.batch_size, self.length))
-            loss = self.world.reward_loss(replayed.features, replayed.action, replayed.reward)[replayed.valid].mean()
-            descend(self.flats, self.config, loss, "reward")
+            sequences = replay.sequences(self.config.batch_size, self.length)
+            replayed = self.world.replayed(sequences)
+            loss = self.world.reward_loss(replayed.features, replayed.action, replayed.reward)
+            descend(self.flats, self.config, loss[replayed.valid].mean(), "reward")
 
     def finite(self) -> bool:
-        numbers = [*(flat.value.sum() for flat in self.flats.values()), *self.means.sums.values()]
+        numbers = [flat.value.sum() for flat in self.flats.values()]
+        numbers += self.means.sums.values()
         return bool(torch.isfinite(torch.stack(numbers)).all())

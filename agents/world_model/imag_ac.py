@@ -28,9 +28,12 @@ from agents.world_model.config import WorldModelConfig
 from agents.world_model.model import LatentModel, Replayed, value_net, weighted_mean
 from lodestar.numerics.flat import Flat
 
-UNIFORM = 0.01  # share of a discrete policy that is uniform, so that no action dies out
-STD = (0.1, 1.0)  # range of a continuous policy's deviations
-SMOOTH = 0.01  # how fast the return's percentiles follow
+# Share of a discrete policy that is uniform, so that no action dies out.
+UNIFORM_SHARE = 0.01
+# The smallest and the largest deviation of a continuous policy.
+STD = (0.1, 1.0)
+# Share of a minibatch's percentiles in the running ones of `ReturnRange`.
+PERCENTILE_RATE = 0.01
 
 
 def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, lambda_: float) -> Tensor:
@@ -39,6 +42,7 @@ def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, lambda_: flo
     base = reward + (1 - lambda_) * discount * value[1:]
     for t in reversed(range(len(reward))):
         returns.append(base[t] + lambda_ * discount[t] * returns[-1])
+    # From the first step to the last one that has a reward.
     return torch.stack(returns[:0:-1])
 
 
@@ -59,7 +63,7 @@ class ReturnRange(nn.Module):
 
     def update(self, returns: Tensor) -> None:
         quantiles = torch.quantile(returns.flatten(), returns.new_tensor([0.05, 0.95]))
-        speed = torch.where(self.known > 0, SMOOTH, 1.0)
+        speed = torch.where(self.known > 0, PERCENTILE_RATE, 1.0)
         self.low.lerp_(quantiles[0], speed)
         self.high.lerp_(quantiles[1], speed)
         self.known.fill_(1.0)
@@ -70,40 +74,48 @@ class LatentPolicy(nn.Module):
 
     def __init__(self, inputs: int, action_size: int, discrete: bool, hidden: int) -> None:
         super().__init__()
-        self.action_size, self.discrete = action_size, discrete
-        self.net = mlp(inputs, hidden, action_size if discrete else 2 * action_size, 0.01, layers=2)
+        self.action_size = action_size
+        self.discrete = discrete
+        # Logits of the actions, or their means and what deviations are a sigmoid of.
+        outputs = action_size if discrete else 2 * action_size
+        self.net = mlp(inputs, hidden, outputs, 0.01, layers=2)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
         """(..., F) -> log-probabilities (..., A) and None; or mean and standard deviation, (..., A) each."""
         out = self.net(features)
         if self.discrete:
-            chances = (1 - UNIFORM) * torch.softmax(out, -1) + UNIFORM / self.action_size
-            return chances.log(), None
+            learned = (1 - UNIFORM_SHARE) * torch.softmax(out, -1)
+            return (learned + UNIFORM_SHARE / self.action_size).log(), None
         mean, std = out.chunk(2, -1)
-        return torch.tanh(mean), STD[0] + (STD[1] - STD[0]) * torch.sigmoid(std)
+        smallest, largest = STD
+        return torch.tanh(mean), smallest + (largest - smallest) * torch.sigmoid(std)
 
     def sample(self, distribution: tuple[Tensor, Tensor | None], generator: torch.Generator) -> Tensor:
         """A random action (..., A): one-hot, or numbers that may leave [-1, 1], differentiable."""
         out, std = distribution
         if std is not None:
             return out + std * torch.empty_like(out).normal_(generator=generator)
+        # Gumbel noise, minus the logarithm of exponential numbers: its largest sum with the logits is a sample.
         noise = torch.empty_like(out).exponential_(generator=generator).clamp_(min=1e-20)
-        return self._hot(out - noise.log_())
+        return self._one_hot(out - noise.log_())
 
     def mode(self, distribution: tuple[Tensor, Tensor | None]) -> Tensor:
         out, std = distribution
-        return out if std is not None else self._hot(out)
+        return out if std is not None else self._one_hot(out)
 
     def log_prob(self, distribution: tuple[Tensor, Tensor | None], action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of an action and the entropy, both (...,)."""
         out, std = distribution
         if std is None:
-            return (out * action).sum(-1), -(out.exp() * out).sum(-1)
+            entropy = -(out.exp() * out).sum(-1)
+            return (out * action).sum(-1), entropy
         constant = 0.5 * math.log(2 * math.pi)
-        log_prob = (-0.5 * ((action - out) / std).square() - std.log() - constant).sum(-1)
-        return log_prob, (std.log() + 0.5 + constant).sum(-1)
+        log_std = std.log()
+        scaled = (action - out) / std
+        log_prob = (-0.5 * scaled.square() - log_std - constant).sum(-1)
+        return log_prob, (log_std + 0.5 + constant).sum(-1)
 
-    def _hot(self, scores: Tensor) -> Tensor:
+    def _one_hot(self, scores: Tensor) -> Tensor:
         return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
 
 
@@ -113,30 +125,39 @@ def descend(flats: dict[str, Flat], config: WorldModelConfig, loss: Tensor, *nam
         flats[name].grad.zero_()
     loss.backward()
     for name in names:
-        rate: float = getattr(config, f"{'model' if name == 'reward' else name}_learning_rate")
+        network = "model" if name == "reward" else name
+        rate: float = getattr(config, f"{network}_learning_rate")
         flats[name].step(rate, config.max_grad_norm)
 
 
 class Behaviour(nn.Module):
     """Base of what learns to act in a latent model with features (F)."""
 
-    joint: ClassVar[bool] = False  # whether its losses shape the latent
-    updates = 0  # how many it has taken, where that matters
-    networks: ClassVar[dict[str, str]]  # name -> the attribute with a network trained as a vector, or following one
+    # Whether the value's loss shapes the latent, so that it is part of the model's.
+    joint: ClassVar[bool] = False
+    # Updates so far, counted by a behaviour that learns in bursts.
+    updates = 0
+    # Name -> the attribute with a network that is trained as a vector, or follows one that is.
+    networks: ClassVar[dict[str, str]]
 
     def __init__(
         self, config: WorldModelConfig, encoding: SpaceEncoding, features: int, generator: torch.Generator, seed: int
     ) -> None:
         super().__init__()
-        self.config, self.generator = config, generator
-        self.action_size, self.discrete = encoding.action_size, encoding.discrete
+        self.config = config
+        self.generator = generator
+        self.action_size = encoding.action_size
+        self.discrete = encoding.discrete
         self._build(encoding, features, seed)
 
     def _build(self, encoding: SpaceEncoding, features: int, seed: int) -> None:
         raise NotImplementedError
 
     def flats(self) -> dict[str, Flat]:
-        self._flats = {name: Flat.over(list(getattr(self, net).parameters())) for name, net in self.networks.items()}
+        """Parameters of the networks as vectors by name, once on their device."""
+        self._flats: dict[str, Flat] = {}
+        for name, attribute in self.networks.items():
+            self._flats[name] = Flat.over(list(getattr(self, attribute).parameters()))
         return self._flats
 
     def descend(self, loss: Tensor, *names: str) -> None:
@@ -155,7 +176,8 @@ class ImagActorCritic(Behaviour):
     def _build(self, encoding: SpaceEncoding, features: int, seed: int) -> None:
         self.policy = LatentPolicy(features, self.action_size, self.discrete, self.config.hidden)
         self.head = TwoHot(low=-10.0, high=10.0)
-        self.critic, self.slow = (value_net(features, self.config.hidden, self.head.outputs) for _ in range(2))
+        self.critic = value_net(features, self.config.hidden, self.head.outputs)
+        self.slow = value_net(features, self.config.hidden, self.head.outputs)
         self.slow.load_state_dict(self.critic.state_dict())
         self.scale = ReturnRange()
 
@@ -171,51 +193,71 @@ class ImagActorCritic(Behaviour):
 
     def update(self, world: LatentModel, sequences: Sequences, replayed: Replayed) -> dict[str, Tensor]:
         """Imagine from some of the replayed states, and take a gradient step; metrics."""
-        config, starts = self.config, self._starts(replayed)
+        config = self.config
+        starts = self._starts(replayed)
         state = {name: part.flatten(0, 1)[starts] for name, part in replayed.states.items()}
         features, action, reward, discount = self.imagine(world, state)
         with torch.no_grad():
             value = self.value(features)
             returns = lambda_returns(reward, discount, value, config.lambda_)
             self.scale.update(returns)
+            # w_t, the probability that the episode lasts until step t, discounted.
             weight = torch.cat([torch.ones_like(discount[:1]), discount[:-1]]).cumprod(0)
             advantage = (returns - value[:-1]) / self.scale()
         log_prob, entropy = self.policy.log_prob(self.policy(features[:-1]), action)
-        actor = -(weight * (log_prob * advantage + config.entropy_weight * entropy)).mean()
+        gain = log_prob * advantage + config.entropy_weight * entropy
+        actor = -(weight * gain).mean()
         critic = (weight * self._value_loss(features[:-1], returns)).mean()
         loss = actor + critic
         if config.replay_value:
             loss = loss + config.replay_value * self._replay_loss(replayed)
         self.descend(loss, "actor", "critic")
         self._flats["slow"].value.lerp_(self._flats["critic"].value, config.tau)
-        metrics = {"actor_loss": actor, "critic_loss": critic, "entropy": entropy.mean(), "imagined": reward.mean()}
-        return {**metrics, "return": returns.mean(), "return_scale": self.scale(), "value": value.mean()}
+        return {
+            "actor_loss": actor,
+            "critic_loss": critic,
+            "entropy": entropy.mean(),
+            "imagined": reward.mean(),
+            "return": returns.mean(),
+            "return_scale": self.scale(),
+            "value": value.mean(),
+        }
 
     @torch.no_grad()
     def imagine(self, world: LatentModel, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`horizon` imagined steps: features (H + 1, B, F), actions (H, B, A), rewards and discounts (H, B)."""
-        features, actions = [world.cell.features(state)], []
+        cell = world.cell
+        features = [cell.features(state)]
+        actions = []
         for _ in range(self.config.horizon):
             action = self.policy.sample(self.policy(features[-1]), self.generator)
-            state = world.cell.step(state, action if self.policy.discrete else action.clamp(-1, 1))
-            features.append(world.cell.features(state))
+            state = cell.step(state, self._bounded(action))
+            features.append(cell.features(state))
             actions.append(action)
-        seen, taken = torch.stack(features), torch.stack(actions)
-        bounded = taken if self.policy.discrete else taken.clamp(-1, 1)
-        reward = world.reward(seen[:-1], bounded)
+        all_features = torch.stack(features)
+        now = all_features[:-1]
+        action = torch.stack(actions)
+        bounded = self._bounded(action)
+        reward = world.reward(now, bounded)
         if self.config.empowerment_reward and world.empowerment is not None:
-            log_prob, _ = self.policy.log_prob(self.policy(seen[:-1]), taken)
-            nats = world.empowerment.log_prob(seen[:-1], seen[1:], bounded)
+            # log q(a | s, s') - log pi(a | s), whose mean is a lower bound of the empowerment.
+            log_prob, _ = self.policy.log_prob(self.policy(now), action)
+            nats = world.empowerment.log_prob(now, all_features[1:], bounded)
             reward = reward + self.config.empowerment_reward * (nats - log_prob)
-        return seen, taken, reward, self.config.gamma * world.continues(seen[:-1], bounded)
+        discount = self.config.gamma * world.continues(now, bounded)
+        return all_features, action, reward, discount
+
+    def _bounded(self, action: Tensor) -> Tensor:
+        """The action (..., A) that the model is given: the Gaussian's numbers may leave [-1, 1]."""
+        return action if self.policy.discrete else action.clamp(-1, 1)
 
     def _starts(self, replayed: Replayed) -> Tensor:
         """Rows to begin from, drawn among those that are valid."""
         valid = replayed.valid.flatten().float()
-        most = self.config.imagine_starts or len(valid)
-        if most >= len(valid):
+        count = self.config.imagine_starts
+        if count == 0 or count >= len(valid):
             return torch.nonzero(valid).flatten()
-        return torch.multinomial(valid, most, replacement=True, generator=self.generator)
+        return torch.multinomial(valid, count, replacement=True, generator=self.generator)
 
     def _value_loss(self, features: Tensor, returns: Tensor) -> Tensor:
         out = self.critic(features)
@@ -226,12 +268,16 @@ class ImagActorCritic(Behaviour):
     def _replay_loss(self, replayed: Replayed) -> Tensor:
         """Loss of the value on real rewards, some of which the model has not learned to imagine."""
         features = replayed.features
+        terminated = replayed.terminated[:-1]
+        valid = replayed.valid[:-1]
         with torch.no_grad():
             value = self.head.value(self.slow(features))
-            discount = self.config.gamma * (1 - replayed.terminated[:-1])
-            cut = replayed.first[1:] | ~replayed.valid[:-1]  # the successor is not in the sequence
-            known = ~cut | ((replayed.terminated[:-1] > 0) & replayed.valid[:-1])
-            returns = _replay_returns(replayed.reward[:-1], discount, value, known, self.config.lambda_)
+            discount = self.config.gamma * (1 - terminated)
+            # A row's return is known where its successor is in the sequence, or its episode ended with it.
+            linked = valid & ~replayed.first[1:]
+            known = linked | ((terminated > 0) & valid)
+            reward = replayed.reward[:-1]
+            returns = _replay_returns(reward, discount, value, known, self.config.lambda_)
         return weighted_mean(self._value_loss(features[:-1], returns), known)
 
 
@@ -239,6 +285,8 @@ def _replay_returns(reward: Tensor, discount: Tensor, value: Tensor, known: Tens
     """As `lambda_returns`, but a row whose successor is unknown has the critic's value."""
     returns = [value[-1]]
     for t in reversed(range(len(reward))):
-        ahead = torch.lerp(value[t + 1], returns[-1], lambda_)
-        returns.append(torch.where(known[t], reward[t] + discount[t] * ahead, value[t]))
+        next_return = torch.lerp(value[t + 1], returns[-1], lambda_)
+        bootstrapped = reward[t] + discount[t] * next_return
+        returns.append(torch.where(known[t], bootstrapped, value[t]))
+    # From the first step to the last one that has a reward.
     return torch.stack(returns[:0:-1])

@@ -36,10 +36,16 @@ from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
 from lodestar.numerics.flat import Flat
 
-CHANNELS, MOST = 32, 64  # after the first convolution, and then
-LARGE, SMALL = 32, 8  # pixels from which the first stride is 4, and from which a side is halved
-NEAR = 256  # rows that InfoNCE compares
-DECAY = {"mppi": 0.5, "td3": 1.0, "imag_ac": 1.0}  # weight of each further unrolled step
+# Channels after the first convolution, and after the others.
+FIRST_CHANNELS = 32
+NEXT_CHANNELS = 64
+# The shorter side, in pixels, from which the first stride is 4, and from which another convolution halves it.
+MIN_SIDE_STRIDE_4 = 32
+MIN_SIDE_STRIDE_2 = 8
+# Rows that InfoNCE compares: its matrix of cosines is as large as their square.
+MAX_INFONCE_ROWS = 256
+# The loss of each further unrolled step weighs this many times that of the step before.
+DECAY = {"mppi": 0.5, "td3": 1.0, "imag_ac": 1.0}
 
 
 class Replayed(NamedTuple):
@@ -71,47 +77,63 @@ class LatentModel(nn.Module):
 
     def __init__(self, encoding: SpaceEncoding, config: WorldModelConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self.encoding, self.config = encoding, config
+        self.encoding = encoding
+        self.config = config
         self.encoder = ObservationEncoder(encoding, config.embed, config.hidden, config.net)
-        self.cell = _cell(encoding, config, generator)
-        both = self.cell.size + encoding.action_size
+        self.cell = make_cell(encoding, config, generator)
+        size = self.cell.size
+        action_size = encoding.action_size
         self.head = TwoHot(low=-10.0, high=10.0)
-        self.reward_net = value_net(both, config.hidden, self.head.outputs)
-        self.end_net = mlp(both, config.hidden, 1, 0.01)
-        # Drama's decoder reads the latent alone.
-        decoded = self.cell.sizes["z"] if config.cell == "ssm" else self.cell.size
-        self.decoder = ObservationDecoder(encoding, decoded, config.hidden) if config.recon else None
-        self.project = nn.Linear(self.cell.size, config.embed) if config.barlow or config.infonce else None
-        inverse = (self.cell.size, encoding.action_size, encoding.discrete, config.hidden)
-        self.empowerment = Empowerment(*inverse) if config.empowerment else None
-        self.budget = KLBudget(config.kl_budget, config.dual_lr, config.kl_balance) if config.kl == "repo" else None
-        self.slow = None  # target copies, set by `catch_up`
+        self.reward_net = value_net(size + action_size, config.hidden, self.head.outputs)
+        self.end_net = mlp(size + action_size, config.hidden, 1, 0.01)
+        self.decoder = None
+        if config.recon:
+            # Drama's decoder reads the latent alone.
+            inputs = self.cell.sizes["z"] if config.cell == "ssm" else size
+            self.decoder = ObservationDecoder(encoding, inputs, config.hidden)
+        self.project = None
+        if config.barlow or config.infonce:
+            self.project = nn.Linear(size, config.embed)
+        self.empowerment = None
+        if config.empowerment:
+            self.empowerment = Empowerment(size, action_size, encoding.discrete, config.hidden)
+        self.budget = None
+        if config.kl == "repo":
+            self.budget = KLBudget(config.kl_budget, config.dual_lr, config.kl_balance)
+        # Target copies, which `catch_up` sets.
+        self.slow = None
         if config.behaviour == "td3":
-            self.slow = nn.ModuleDict({"encoder": copy.deepcopy(self.encoder), "cell": copy.deepcopy(self.cell)})
-        self.metrics: dict[str, Tensor] = {}  # detached losses of the last `loss`
+            copies = {"encoder": copy.deepcopy(self.encoder), "cell": copy.deepcopy(self.cell)}
+            self.slow = nn.ModuleDict(copies)
+        # Detached losses of the last `loss`.
+        self.metrics: dict[str, Tensor] = {}
 
     def flats(self) -> dict[str, Flat]:
         """Parameters as vectors by name, once on their device; the reward head is separate, to be refitted alone."""
         reward = list(self.reward_net.parameters())
-        apart = {id(p) for p in [*reward, *(self.slow.parameters() if self.slow is not None else [])]}
-        rest = [p for p in self.parameters() if id(p) not in apart]
-        return {"model": Flat.over(rest), "reward": Flat.over(reward)}
+        excluded = {id(p) for p in reward}
+        if self.slow is not None:
+            excluded |= {id(p) for p in self.slow.parameters()}
+        model = [p for p in self.parameters() if id(p) not in excluded]
+        return {"model": Flat.over(model), "reward": Flat.over(reward)}
 
     @torch.no_grad()
     def catch_up(self) -> None:
+        """Copy the weights to the target copies."""
         assert self.slow is not None
-        for name, fast in (("encoder", self.encoder), ("cell", self.cell)):
-            for old, new in zip(self.slow[name].parameters(), fast.parameters()):
-                old.copy_(new)
+        for name, network in (("encoder", self.encoder), ("cell", self.cell)):
+            for target, parameter in zip(self.slow[name].parameters(), network.parameters()):
+                target.copy_(parameter)
 
     def encode(self, vector: Tensor, pixels: dict[str, Tensor], slow: bool = False) -> State:
         """States (B, ...) of observations (B, D), for a cell without memory."""
-        nets: Any = {"encoder": self.encoder, "cell": self.cell}
+        networks: Any = {"encoder": self.encoder, "cell": self.cell}
         if slow and self.slow is not None:
-            nets = self.slow
-        embed = nets["encoder"](vector, pixels)[None]
-        nothing = embed.new_zeros(1, embed.shape[1], self.encoding.action_size)
-        states, _ = nets["cell"].observe(embed, nothing, nothing[..., 0] > 0)
+            networks = self.slow
+        embed = networks["encoder"](vector, pixels)[None]
+        no_action = embed.new_zeros(1, embed.shape[1], self.encoding.action_size)
+        nowhere = no_action[..., 0] > 0
+        states, _ = networks["cell"].observe(embed, no_action, nowhere)
         return {name: part[0] for name, part in states.items()}
 
     def reward(self, features: Tensor, action: Tensor) -> Tensor:
@@ -129,7 +151,9 @@ class LatentModel(nn.Module):
 
     @torch.no_grad()
     def replayed(self, seq: Sequences) -> Replayed:
-        states, _ = self.cell.observe(self.encoder(seq.vector, seq.pixels), seq.action, seq.first)
+        """The sequences with their states, without gradients."""
+        embed = self.encoder(seq.vector, seq.pixels)
+        states, _ = self.cell.observe(embed, seq.action, seq.first)
         return self._replayed(seq, states)
 
     def reward_loss(self, features: Tensor, action: Tensor, reward: Tensor) -> Tensor:
@@ -139,7 +163,7 @@ class LatentModel(nn.Module):
     def loss(self, seq: Sequences, joint: Any = None) -> tuple[Tensor, Replayed]:
         """The loss of sequences (L, B), with that of a behaviour that shapes the latent (`joint`), and their states."""
         # Without a memory only the first step is encoded with gradients; the others are targets.
-        shaped = _cut(seq, 0, 1) if self.config.unroll else seq
+        shaped = slice_steps(seq, 0, 1) if self.config.unroll else seq
         embed = self.encoder(shaped.vector, shaped.pixels)
         states, stats = self.cell.observe(embed, shaped.action, shaped.first)
         losses = self._latent_losses(shaped, states, embed)
@@ -157,58 +181,79 @@ class LatentModel(nn.Module):
         return Replayed(states, features, seq.action, seq.reward, seq.terminated, seq.first, seq.valid)
 
     def _recurrent_losses(self, seq: Sequences, states: State, stats: dict[str, Any]) -> dict[str, Tensor]:
-        config, weight, both = self.config, seq.valid.to(seq.reward.dtype), self.cell.kl(stats)
-        losses = self._heads(self.cell.features(states), seq.action, seq.reward, seq.terminated, weight)
-        if self.budget is not None and both is not None:
-            losses["kl"] = self.budget(*(weighted_mean(side, weight) for side in both))
-        elif config.kl != "none" and both is not None:
-            nats = divergence(*both, config.kl_dyn, config.kl_rep, config.free_nats)
+        config = self.config
+        weight = seq.valid.to(seq.reward.dtype)
+        features = self.cell.features(states)
+        losses = self._heads(features, seq.action, seq.reward, seq.terminated, weight)
+        kl = self.cell.kl(stats)
+        if kl is None:
+            return losses
+        dyn, rep = kl
+        if self.budget is not None:
+            losses["kl"] = self.budget(weighted_mean(dyn, weight), weighted_mean(rep, weight))
+        elif config.kl != "none":
+            nats = divergence(dyn, rep, config.kl_dyn, config.kl_rep, config.free_nats)
             losses["kl"] = weighted_mean(nats, weight)
         return losses
 
     def _unrolled_losses(self, seq: Sequences, z: Tensor, joint: Any) -> tuple[dict[str, Tensor], State]:
         """Losses of the latents, rewards and ends that are predicted from each first step, z (1, B, Z)."""
-        steps, later = self.config.unroll, _cut(seq, 1, None)
-        with torch.no_grad():
-            flat = {key: image.flatten(0, 1) for key, image in later.pixels.items()}
-            ahead_seen = self.encode(later.vector.flatten(0, 1), flat, slow=True)["z"]
-            encoded = torch.cat([z, ahead_seen.view(-1, *z.shape[1:])])
-        ahead = torch.cat([z, self.cell.unroll({"z": z[0]}, seq.action[:steps])["z"]])
-        linked = seq.valid[:steps] & ~seq.first[1 : steps + 1]  # the next observation follows this one
+        config = self.config
+        steps = config.unroll
+        encoded = torch.cat([z, self._encode_later_steps(seq, z)])
+        action = seq.action[:steps]
+        ahead = torch.cat([z, self.cell.unroll({"z": z[0]}, action)["z"]])
+        # The next observation follows this step's action.
+        linked = seq.valid[:steps] & ~seq.first[1 : steps + 1]
+        # A prediction counts while all steps before it are linked.
         lives = torch.cat([seq.valid[:1], linked[:-1] & seq.valid[1:steps]]).cumprod(0)
-        decay = DECAY[self.config.behaviour] ** torch.arange(steps, device=z.device, dtype=z.dtype)
+        powers = torch.arange(steps, device=z.device, dtype=z.dtype)
+        decay = DECAY[config.behaviour] ** powers
         weight = lives * decay[:, None]
-        targets = (seq.action[:steps], seq.reward[:steps], seq.terminated[:steps])
-        losses = self._heads(ahead[:-1], *targets, weight)
-        gap = (ahead[1:] - encoded[1 : steps + 1]).square().mean(-1)
-        losses["consistency"] = self.config.consistency * weighted_mean(gap, weight * linked)
-        if joint is not None and self.config.value_weight:
-            losses["value"] = self.config.value_weight * joint(seq, ahead, encoded, weight, linked)
+        losses = self._heads(ahead[:-1], action, seq.reward[:steps], seq.terminated[:steps], weight)
+        error = (ahead[1:] - encoded[1 : steps + 1]).square().mean(-1)
+        losses["consistency"] = config.consistency * weighted_mean(error, weight * linked)
+        if joint is not None and config.value_weight:
+            losses["value"] = config.value_weight * joint(seq, ahead, encoded, weight, linked)
         return losses, {"z": encoded}
 
+    @torch.no_grad()
+    def _encode_later_steps(self, seq: Sequences, z: Tensor) -> Tensor:
+        """Latents (L - 1, B, Z) of all steps but the first, by the target copies where there are such."""
+        later = slice_steps(seq, 1, None)
+        pixels = {key: image.flatten(0, 1) for key, image in later.pixels.items()}
+        latents = self.encode(later.vector.flatten(0, 1), pixels, slow=True)["z"]
+        return latents.view(-1, *z.shape[1:])
+
     def _heads(self, features: Tensor, action: Tensor, reward: Tensor, terminated: Tensor, weight: Tensor) -> Any:
+        """Losses of the reward head and of the head that predicts the end."""
         both = torch.cat([features, action], -1)
         rewards = self.head.loss(self.reward_net(both), reward)
-        ends = F.binary_cross_entropy_with_logits(self.end_net(both).squeeze(-1), 1 - terminated, reduction="none")
+        continues = self.end_net(both).squeeze(-1)
+        ends = F.binary_cross_entropy_with_logits(continues, 1 - terminated, reduction="none")
         return {
             "reward": self.config.reward_weight * weighted_mean(rewards, weight),
             "continue": self.config.continue_weight * weighted_mean(ends, weight),
         }
 
     def _latent_losses(self, seq: Sequences, states: State, embed: Tensor) -> dict[str, Tensor]:
-        config, losses = self.config, {}
-        valid = torch.nonzero(seq.valid.flatten()).flatten()
+        """Losses that shape the latent by what the file's table names, each where its weight is not 0."""
+        config = self.config
+        losses: dict[str, Tensor] = {}
         features = self.cell.features(states)
         if self.decoder is not None:
-            read = states["z"] if config.cell == "ssm" else features
-            gap = self.decoder.loss(read, seq.vector, seq.pixels)
-            losses["recon"] = config.recon * weighted_mean(gap, seq.valid.to(gap.dtype))
+            inputs = states["z"] if config.cell == "ssm" else features
+            error = self.decoder.loss(inputs, seq.vector, seq.pixels)
+            losses["recon"] = config.recon * weighted_mean(error, seq.valid.to(error.dtype))
         if self.project is not None:
-            projected, target = self.project(features).flatten(0, 1)[valid], embed.flatten(0, 1)[valid]
+            valid = torch.nonzero(seq.valid.flatten()).flatten()
+            projected = self.project(features).flatten(0, 1)[valid]
+            target = embed.flatten(0, 1)[valid]
             if config.barlow:
                 losses["barlow"] = config.barlow * barlow(projected, target)
             if config.infonce:
-                losses["infonce"] = config.infonce * infonce(projected[:NEAR], target[:NEAR])
+                agreement = infonce(projected[:MAX_INFONCE_ROWS], target[:MAX_INFONCE_ROWS])
+                losses["infonce"] = config.infonce * agreement
         if self.empowerment is not None:
             linked = (seq.valid[:-1] & ~seq.first[1:]).to(features.dtype)
             log_prob = self.empowerment.log_prob(features[:-1], features[1:], seq.action[:-1])
@@ -216,17 +261,26 @@ class LatentModel(nn.Module):
         return losses
 
 
-def _cut(seq: Sequences, begin: int, end: int | None) -> Sequences:
-    pixels = {key: image[begin:end] for key, image in seq.pixels.items()}
-    return seq._replace(pixels=pixels, **{k: getattr(seq, k)[begin:end] for k in seq._fields if k != "pixels"})
+def slice_steps(seq: Sequences, begin: int, end: int | None) -> Sequences:
+    """Steps `begin` to `end` of all sequences."""
+    parts: dict[str, Any] = {}
+    for name, part in seq._asdict().items():
+        if name == "pixels":
+            parts[name] = {key: image[begin:end] for key, image in part.items()}
+        else:
+            parts[name] = part[begin:end]
+    return Sequences(**parts)
 
 
-def _cell(encoding: SpaceEncoding, config: WorldModelConfig, generator: torch.Generator) -> Cell:
+def make_cell(encoding: SpaceEncoding, config: WorldModelConfig, generator: torch.Generator) -> Cell:
+    """The cell that the settings name, with their sizes."""
+    action_size = encoding.action_size
     sizes: dict[str, Any] = {"hidden": config.hidden, "generator": generator}
     if config.cell == "simnorm":
-        return SimNorm(config.embed, encoding.action_size, latent=config.latent, **sizes)
+        return SimNorm(config.embed, action_size, latent=config.latent, **sizes)
     sizes |= {"memory": config.latent, "groups": config.groups, "classes": config.classes}
-    return (RSSM if config.cell == "rssm" else SSM)(config.embed, encoding.action_size, **sizes)
+    cell = RSSM if config.cell == "rssm" else SSM
+    return cell(config.embed, action_size, **sizes)
 
 
 class ObservationEncoder(nn.Module):
@@ -234,7 +288,9 @@ class ObservationEncoder(nn.Module):
 
     def __init__(self, encoding: SpaceEncoding, size: int, hidden: int = 128, net: str = "mlp") -> None:
         super().__init__()
-        self.size, self.numbers, self.trunk = size, encoding.obs_size, None
+        self.size = size
+        self.numbers = encoding.obs_size
+        self.trunk = None
         width = 0
         if net == "glyphs":
             self.trunk = Glyphs(encoding.observation_space)
@@ -242,20 +298,24 @@ class ObservationEncoder(nn.Module):
         elif encoding.obs_size:
             self.mlp = nn.Sequential(layer(encoding.obs_size, hidden))
             width = hidden
-        self.convolutions = nn.ModuleDict({f"image_{k}": _convolutions(shape) for k, shape in encoding.images.items()})
-        width += sum(math.prod(_sizes(shape)[-1]) for shape in encoding.images.values())
+        self.convolutions = nn.ModuleDict()
+        for key, shape in encoding.images.items():
+            self.convolutions[f"image_{key}"] = _convolutions(shape)
+            width += math.prod(_sizes(shape)[-1])
         self.join = layer(width, size)
 
     def forward(self, vector: Tensor, pixels: dict[str, Tensor]) -> Tensor:
         leading = vector.shape[:-1]
-        flat, parts = vector.reshape(math.prod(leading), self.numbers), []
+        flat = vector.reshape(math.prod(leading), self.numbers)
+        parts = []
         if self.trunk is not None:
             parts.append(self.trunk(flat))
         elif self.numbers:
             parts.append(self.mlp(symlog(flat)))
         for key, image in pixels.items():
-            image = image.flatten(0, -4) if image.dim() > 3 else image[None]
-            parts.append(self.convolutions[f"image_{key}"](image.to(flat.dtype) / 255 - 0.5))
+            images = image.flatten(0, -4) if image.dim() > 3 else image[None]
+            centred = images.to(flat.dtype) / 255 - 0.5
+            parts.append(self.convolutions[f"image_{key}"](centred))
         return self.join(torch.cat(parts, -1)).view(*leading, self.size)
 
 
@@ -267,33 +327,45 @@ class ObservationDecoder(nn.Module):
         self.numbers = encoding.obs_size
         if encoding.obs_size:
             self.mlp = mlp(features, hidden, encoding.obs_size)
-        self.images = nn.ModuleDict({f"image_{k}": _deconvolutions(features, s) for k, s in encoding.images.items()})
+        self.images = nn.ModuleDict()
+        for key, shape in encoding.images.items():
+            self.images[f"image_{key}"] = _deconvolutions(features, shape)
 
     def forward(self, features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        leading, flat = features.shape[:-1], features.reshape(-1, features.shape[-1])
-        vector = self.mlp(flat).view(*leading, -1) if self.numbers else features.new_zeros(*leading, 0)
-        pixels = {key.removeprefix("image_"): net(flat) for key, net in self.images.items()}
-        return vector, {key: image.view(*leading, *image.shape[1:]) for key, image in pixels.items()}
+        leading = features.shape[:-1]
+        flat = features.reshape(-1, features.shape[-1])
+        if self.numbers:
+            vector = self.mlp(flat).view(*leading, -1)
+        else:
+            vector = features.new_zeros(*leading, 0)
+        pixels = {}
+        for key, network in self.images.items():
+            image = network(flat)
+            pixels[key.removeprefix("image_")] = image.view(*leading, *image.shape[1:])
+        return vector, pixels
 
     def loss(self, features: Tensor, vector: Tensor, pixels: dict[str, Tensor]) -> Tensor:
         """Squared error of all numbers and pixels, summed: (..., F), the observation -> (...,)."""
         decoded, images = self(features)
-        gap = (decoded - symlog(vector)).square().sum(-1)
+        error = (decoded - symlog(vector)).square().sum(-1)
         for key, image in pixels.items():
-            gap = gap + (images[key] - image.to(decoded.dtype) / 255).square().sum((-3, -2, -1))
-        return gap
+            target = image.to(decoded.dtype) / 255
+            error = error + (images[key] - target).square().sum((-3, -2, -1))
+        return error
 
 
 def _sizes(shape: tuple[int, ...]) -> list[tuple[int, int, int]]:
     """(C, H, W) of an image and of what each convolution makes of it."""
     channels, height, width = shape
     sizes = [(channels, height, width)]
-    if min(height, width) < SMALL:
-        return [*sizes, (CHANNELS, height, width), (CHANNELS, height, width)]
-    while min(height, width) >= SMALL:
-        stride = 4 if len(sizes) == 1 and min(height, width) >= LARGE else 2
-        height, width = height // stride, width // stride
-        sizes.append((CHANNELS if len(sizes) == 1 else MOST, height, width))
+    if min(height, width) < MIN_SIDE_STRIDE_2:
+        return [*sizes, (FIRST_CHANNELS, height, width), (FIRST_CHANNELS, height, width)]
+    while min(height, width) >= MIN_SIDE_STRIDE_2:
+        is_first = len(sizes) == 1
+        stride = 4 if is_first and min(height, width) >= MIN_SIDE_STRIDE_4 else 2
+        height //= stride
+        width //= stride
+        sizes.append((FIRST_CHANNELS if is_first else NEXT_CHANNELS, height, width))
     return sizes
 
 
@@ -302,31 +374,39 @@ def _convolutions(shape: tuple[int, ...]) -> nn.Sequential:
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(_sizes(shape)):
         stride = before[1] // after[1]
-        kernel, padding = (3, 1) if stride == 1 else (2 * stride, stride // 2)
-        layers += [orthogonal(nn.Conv2d(before[0], after[0], kernel, stride, padding)), nn.SiLU()]
+        if stride == 1:
+            convolution = nn.Conv2d(before[0], after[0], 3, 1, 1)
+        else:
+            convolution = nn.Conv2d(before[0], after[0], 2 * stride, stride, stride // 2)
+        layers += [orthogonal(convolution), nn.SiLU()]
     return nn.Sequential(*layers, nn.Flatten())
 
 
 def _deconvolutions(features: int, shape: tuple[int, ...]) -> nn.Sequential:
+    """(B, F) -> (B, C, H, W) in [0, 1]: the convolutions of an image of that shape, reversed."""
     sizes = _sizes(shape)[::-1]
-    layers: list[nn.Module] = [layer(features, math.prod(sizes[0])), nn.Unflatten(1, sizes[0])]
+    smallest = sizes[0]
+    layers: list[nn.Module] = [layer(features, math.prod(smallest)), nn.Unflatten(1, smallest)]
     for (before, low, _), (after, height, width) in itertools.pairwise(sizes):
         stride = height // low
         if stride == 1:
-            net: Any = nn.Conv2d(before, after, 3, 1, 1)
+            convolution: Any = nn.Conv2d(before, after, 3, 1, 1)
         else:
-            left = (height % stride, width % stride)
-            net = nn.ConvTranspose2d(before, after, 2 * stride, stride, stride // 2, left)
-        layers += [orthogonal(net), nn.SiLU()]
+            # Pixels that the stride left over when the side was divided.
+            remainder = (height % stride, width % stride)
+            convolution = nn.ConvTranspose2d(before, after, 2 * stride, stride, stride // 2, remainder)
+        layers += [orthogonal(convolution), nn.SiLU()]
     return nn.Sequential(*layers[:-1], nn.Sigmoid())
 
 
 def barlow(projected: Tensor, target: Tensor, off_diagonal: float = 5e-4) -> Tensor:
     """sum_i (C_ii - 1)^2 + off_diagonal * sum_{i != j} C_ij^2, C the correlations of columns, `target` fixed."""
-    x, y = _standardized(projected), _standardized(target.detach())
-    square = (x.T @ y / len(x) - torch.eye(x.shape[-1], device=x.device)).square()
-    own = square.diagonal().sum()
-    return own + off_diagonal * (square.sum() - own)
+    x = _standardized(projected)
+    y = _standardized(target.detach())
+    correlations = x.T @ y / len(x)
+    square = (correlations - torch.eye(x.shape[-1], device=x.device)).square()
+    diagonal = square.diagonal().sum()
+    return diagonal + off_diagonal * (square.sum() - diagonal)
 
 
 def _standardized(x: Tensor) -> Tensor:
@@ -337,8 +417,10 @@ def _standardized(x: Tensor) -> Tensor:
 
 def infonce(projected: Tensor, target: Tensor, temperature: float = 0.1) -> Tensor:
     """Mean cross-entropy, 0 to log N, of finding each row's target among all by the cosines of (..., E) rows."""
-    x, y = (F.normalize(z.flatten(0, -2), dim=-1) for z in (projected, target))
-    return F.cross_entropy(x @ y.T / temperature, torch.arange(len(x), device=x.device))
+    x = F.normalize(projected.flatten(0, -2), dim=-1)
+    y = F.normalize(target.flatten(0, -2), dim=-1)
+    cosines = x @ y.T
+    return F.cross_entropy(cosines / temperature, torch.arange(len(x), device=x.device))
 
 
 def divergence(dyn: Tensor, rep: Tensor, dyn_weight: float = 1.0, rep_weight: float = 0.1, free: float = 1.0) -> Tensor:
@@ -355,7 +437,9 @@ class KLBudget(nn.Module):
         self, budget: float = 3.0, learning_rate: float = 1e-2, balance: float = 5 / 6, beta: float = 1e-3
     ) -> None:
         super().__init__()
-        self.budget, self.learning_rate, self.balance = budget, learning_rate, balance
+        self.budget = budget
+        self.learning_rate = learning_rate
+        self.balance = balance
         self.register_buffer("log_beta", torch.tensor(math.log(beta)))
 
     @property
@@ -364,10 +448,11 @@ class KLBudget(nn.Module):
 
     def forward(self, dyn: Tensor, rep: Tensor) -> Tensor:
         """The loss of mean divergences (0-d), and one step of the dual: call it once for each step of the model."""
-        over = self.balance * dyn + (1 - self.balance) * rep - self.budget
-        loss = self.beta * over
+        nats_over_budget = self.balance * dyn + (1 - self.balance) * rep - self.budget
+        loss = self.beta * nats_over_budget
         with torch.no_grad():
-            self.log_beta += self.learning_rate * torch.nan_to_num(over).clamp(-1, 1)
+            step = torch.nan_to_num(nats_over_budget).clamp(-1, 1)
+            self.log_beta += self.learning_rate * step
         return loss
 
 

@@ -28,7 +28,8 @@ from agents.replay.replay import Sequences
 from agents.world_model.imag_ac import Behaviour, LatentPolicy, ReturnRange
 from agents.world_model.model import DECAY, LatentModel, Replayed, weighted_mean
 
-SUBSET = 2  # of the critics, drawn each time
+# Critics that are drawn each time a value is read.
+N_CRITICS_READ = 2
 
 
 class LatentMPC(Behaviour):
@@ -40,8 +41,17 @@ class LatentMPC(Behaviour):
     def _build(self, encoding: SpaceEncoding, features: int, seed: int) -> None:
         config = self.config
         self.head = TwoHot(low=-10.0, high=10.0)
-        sizes = (config.critics, features + self.action_size, [config.hidden, config.hidden], self.head.outputs)
-        self.q = Stacked(*sizes, activation="mish", norm="layer", dropout=0.01, last=0.0, seed=seed)
+        self.q = Stacked(
+            config.critics,
+            features + self.action_size,
+            [config.hidden, config.hidden],
+            self.head.outputs,
+            activation="mish",
+            norm="layer",
+            dropout=0.01,
+            last=0.0,
+            seed=seed,
+        )
         self.slow_q = copy.deepcopy(self.q)
         self.policy = LatentPolicy(features, self.action_size, False, config.hidden)
         self.scale = ReturnRange()
@@ -63,7 +73,9 @@ class LatentMPC(Behaviour):
         return {"plan": like.new_zeros(n, self.config.horizon, self.action_size)}
 
     def act(self, world: LatentModel, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
+        # The reward function is given (obs, action, next_obs, reward, ...), whose reward is the model's own head's.
         rollout = functools.partial(imagine, world, reward_function=lambda *x: x[3], ends=None)
+        # Planning continues from the last plan of these episodes.
         self.planner.mean = memory["plan"]
         action = self.planner.plan(
             rollout,
@@ -79,32 +91,49 @@ class LatentMPC(Behaviour):
 
         `encoded` (L, B, Z) are detached, `weight` (K, B) of each step; `linked` bool (K, B): the next one follows.
         """
-        steps, terminated = len(weight), seq.terminated[: len(weight)]
+        steps = len(weight)
+        action = seq.action[:steps]
+        terminated = seq.terminated[:steps]
         with torch.no_grad():
-            value = self._values(self.slow_q, encoded[1 : steps + 1]).amin(0)
-            target = seq.reward[:steps] + self.config.gamma * (1 - terminated) * value
-        logits = self.q(torch.cat([ahead[:-1], seq.action[:steps]], -1).flatten(0, 1), generator=self.generator)
+            next_value = self._values(self.slow_q, encoded[1 : steps + 1]).amin(0)
+            discount = self.config.gamma * (1 - terminated)
+            target = seq.reward[:steps] + discount * next_value
+        latent_action = torch.cat([ahead[:-1], action], -1).flatten(0, 1)
+        logits = self.q(latent_action, generator=self.generator)
         loss = self.head.loss(logits, target.flatten()).mean(0).view_as(target)
+        # A step without its successor has no target, unless the episode ended there.
         return weighted_mean(loss, weight * (linked | (terminated > 0)))
 
     def update(self, world: LatentModel, sequences: Sequences, replayed: Replayed) -> dict[str, Tensor]:
-        z, config = replayed.features, self.config
-        decay = DECAY["mppi"] ** torch.arange(len(z), device=z.device, dtype=z.dtype)
+        """One step of the policy, which ascends the values; the critics learn with the model. Returns metrics."""
+        config = self.config
+        z = replayed.features
+        # Later steps of a sequence weigh less, as they do in the model's loss.
+        powers = torch.arange(len(z), device=z.device, dtype=z.dtype)
+        decay = DECAY["mppi"] ** powers
         weight = replayed.valid * decay[:, None]
         distribution = self.policy(z)
-        action = _cut(self.policy.sample(distribution, self.generator))
-        entropy = self.policy.log_prob(distribution, action.detach())[1]
-        value = self.head.value(self._subset(self.q, torch.cat([z, action], -1))).mean(0)
+        action = _clamp_forward(self.policy.sample(distribution, self.generator))
+        _, entropy = self.policy.log_prob(distribution, action.detach())
+        logits = self._subset(self.q, torch.cat([z, action], -1))
+        value = self.head.value(logits).mean(0)
         self.scale.update(value[0].detach())
-        loss = -weighted_mean(value / self.scale() + config.entropy_weight * entropy, weight)
+        gain = value / self.scale() + config.entropy_weight * entropy
+        loss = -weighted_mean(gain, weight)
         self.descend(loss, "actor")
         self._flats["slow"].value.lerp_(self._flats["critic"].value, config.tau)
-        return {"actor_loss": loss, "entropy": entropy.mean(), "value": value.mean(), "return_scale": self.scale()}
+        return {
+            "actor_loss": loss,
+            "entropy": entropy.mean(),
+            "value": value.mean(),
+            "return_scale": self.scale(),
+        }
 
     def _subset(self, q: Stacked, both: Tensor) -> Tensor:
         """Logits of two critics drawn at random, (2, ..., bins), without gradients to their weights."""
-        drawn = torch.randperm(self.config.critics, generator=self.generator, device=both.device)[:SUBSET]
-        weights = [p.detach()[drawn] for p in q.weights()]
+        order = torch.randperm(self.config.critics, generator=self.generator, device=both.device)
+        critics = order[:N_CRITICS_READ]
+        weights = [p.detach()[critics] for p in q.weights()]
         return q(both.flatten(0, -2), weights).unflatten(1, both.shape[:-1])
 
     def _sample(self, z: Tensor) -> Tensor:
@@ -112,8 +141,10 @@ class LatentMPC(Behaviour):
 
     def _values(self, q: Stacked, z: Tensor) -> Tensor:
         """Values of latents (..., Z) by two critics and the policy's actions, (2, ...)."""
-        return self.head.value(self._subset(q, torch.cat([z, self._sample(z)], -1)))
+        both = torch.cat([z, self._sample(z)], -1)
+        return self.head.value(self._subset(q, both))
 
 
-def _cut(action: Tensor) -> Tensor:
+def _clamp_forward(action: Tensor) -> Tensor:
+    # The gradient passes as if nothing were cut, else a policy outside [-1, 1] would never return.
     return action + (action.clamp(-1, 1) - action).detach()

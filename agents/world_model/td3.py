@@ -27,8 +27,11 @@ from agents.replay.replay import Sequences
 from agents.world_model.imag_ac import Behaviour
 from agents.world_model.model import LatentModel, Replayed, weighted_mean
 
-SMOOTHING = (0.2, 0.3)  # deviation of the noise on target actions, and where it is cut
-CALM = 1e-5  # weight of the policy's squared outputs before tanh, which keeps their gradient from vanishing
+# Deviation of the noise on target actions, and where it is cut.
+TARGET_NOISE_STD = 0.2
+MAX_TARGET_NOISE = 0.3
+# Weight of the policy's squared outputs before tanh: where tanh is flat their gradient would vanish.
+PRE_TANH_WEIGHT = 1e-5
 
 
 def n_step(
@@ -39,15 +42,19 @@ def n_step(
     Returns the sum (B,), the discount of the value after it (0 after an end), the row (B,) whose observation has that
     value, and bool (B,) whether the return is known: a row whose episode was cut after it has no successor.
     """
-    linked = valid[:n] & ~first[1 : n + 1]  # the next row's observation follows this one
+    # The next row's observation follows this row's action.
+    linked = valid[:n] & ~first[1 : n + 1]
     ended = valid[:n] & (terminated[:n] > 0)
-    continues = torch.cat([torch.ones_like(linked[:1]), linked[:-1] & ~ended[:-1]]).cumprod(0).bool()
-    taken = continues & (linked | ended)
+    # Row i counts while all rows before it are linked and not ended.
+    unbroken = torch.cat([torch.ones_like(linked[:1]), linked[:-1] & ~ended[:-1]])
+    reached = unbroken.cumprod(0).bool()
+    counted = reached & (linked | ended)
     powers = gamma ** torch.arange(n, device=reward.device, dtype=reward.dtype)
-    total = (taken * powers[:, None] * reward[:n]).sum(0)
-    count = taken.sum(0)
-    discount = gamma ** count.to(reward.dtype) * ~(taken & ended).any(0)
-    return total, discount, count, taken[0]
+    total = (counted * powers[:, None] * reward[:n]).sum(0)
+    count = counted.sum(0)
+    lives = ~(counted & ended).any(0)
+    discount = gamma ** count.to(reward.dtype) * lives
+    return total, discount, count, counted[0]
 
 
 class LatentTD3(Behaviour):
@@ -59,79 +66,113 @@ class LatentTD3(Behaviour):
 
     def _build(self, encoding: SpaceEncoding, features: int, seed: int) -> None:
         hidden = self.config.hidden
-        sizes = (self.config.critics, hidden, [hidden, hidden], 1)
-        self.q = Stacked(*sizes, activation="elu", norm="layer", last=0.1, seed=seed)  # near 0, and no ties
+        # The last layer begins small: values near 0, and no ties between actions.
+        self.q = Stacked(
+            self.config.critics,
+            hidden,
+            [hidden, hidden],
+            1,
+            activation="elu",
+            norm="layer",
+            last=0.1,
+            seed=seed,
+        )
         self.slow_q = copy.deepcopy(self.q)
-        # nothing to learn where actions are enumerated, but a module has parameters
+        # Where actions are enumerated the policy has nothing to learn, but a flat vector needs parameters.
         self.policy = mlp(features, hidden, self.action_size, 0.01, layers=2)
         self.slow_policy = copy.deepcopy(self.policy)
-        self.register_buffer("scale", torch.ones(()))  # what rewards are divided by
+        # What rewards are divided by.
+        self.register_buffer("scale", torch.ones(()))
         self.register_buffer("slow_scale", torch.ones(()))
-        self.errors: tuple[Tensor, Tensor] | None = None  # the last rows (B,), the largest error of any critic (B,)
+        # The last update's rows (B,) of the replay, and the largest error of any critic there (B,).
+        self.errors: tuple[Tensor, Tensor] | None = None
 
     def act(self, world: LatentModel, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
-        z, noise = state["z"], 0.0 if deterministic else self.config.exploration
+        z = state["z"]
+        noise = 0.0 if deterministic else self.config.exploration
         if not self.discrete:
             action = torch.tanh(self.policy(z))
             return (action + noise * self._normal(action)).clamp(-1, 1), memory
         action = self._greedy(self._values(world.cell, self.q, z).mean(0))
         if noise:
-            chance = torch.rand(len(z), 1, generator=self.generator, device=z.device)
-            random = torch.randint(self.action_size, (len(z),), generator=self.generator, device=z.device)
-            action = torch.where(chance < noise / 2, F.one_hot(random, self.action_size).to(z.dtype), action)
+            generator = self.generator
+            chance = torch.rand(len(z), 1, generator=generator, device=z.device)
+            index = torch.randint(self.action_size, (len(z),), generator=generator, device=z.device)
+            random_action = F.one_hot(index, self.action_size).to(z.dtype)
+            action = torch.where(chance < noise / 2, random_action, action)
         return action, memory
 
     def begin_burst(self, world: LatentModel, reward: Tensor) -> None:
         """Copy the weights to the slow networks, and set the scale of rewards (...,)."""
-        for slow, fast in (("slow", "critic"), ("slow_actor", "actor")):
-            self._flats[slow].value.copy_(self._flats[fast].value)
+        self._flats["slow"].value.copy_(self._flats["critic"].value)
+        self._flats["slow_actor"].value.copy_(self._flats["actor"].value)
         world.catch_up()
         self.slow_scale.copy_(self.scale)
         size = reward.square().mean().sqrt()
-        self.scale.copy_(torch.where(size > 0, size, self.scale))  # all are 0: keep the scale
+        # Where all rewards are 0 the scale stays.
+        self.scale.copy_(torch.where(size > 0, size, self.scale))
 
     def update(self, world: LatentModel, sequences: Sequences, replayed: Replayed | None = None) -> dict[str, Tensor]:
         """One step of critics and policy on sequences longer than `n_step`; returns metrics."""
-        config, seq, slow = self.config, sequences, world.slow
-        assert slow is not None, "behaviour=td3 has target copies"
-        given = (seq.reward, seq.terminated, seq.first, seq.valid)
-        total, discount, last, known = n_step(*given, config.n_step, config.gamma)
-        rows = torch.arange(len(total), device=total.device)
+        seq = sequences
         with torch.no_grad():
             z = world.encode(seq.vector[0], {key: image[0] for key, image in seq.pixels.items()})["z"]
-            ahead = {key: image[last, rows] for key, image in seq.pixels.items()}
-            next_z = world.encode(seq.vector[last, rows], ahead, slow=True)["z"]
-            target = (total + discount * self._next_value(slow["cell"], next_z) * self.slow_scale) / self.scale
+            target, known = self._value_targets(world, seq)
             zsa = joint(world.cell, z, seq.action[0])
         q = self.q(zsa).squeeze(-1)
-        gap = (q - target).abs()
-        loss = weighted_mean(F.smooth_l1_loss(q, target.expand_as(q), reduction="none"), known)  # summed over critics
+        error = (q - target).abs()
+        losses = F.smooth_l1_loss(q, target.expand_as(q), reduction="none")
+        # `known` has no axis of critics, so that the losses are summed over them.
+        loss = weighted_mean(losses, known)
         self.descend(loss, "critic")
-        self.errors = (seq.index[0], torch.where(known, gap.detach().amax(0), 0.0))
+        self.errors = (seq.index[0], torch.where(known, error.detach().amax(0), 0.0))
         metrics = {"critic_loss": loss, "value": q.mean() * self.scale, "reward_scale": self.scale}
-        if not self.discrete:  # the policy ascends the mean value
-            raw = self.policy(z)
-            zsa = joint(world.cell, z, torch.tanh(raw), frozen=True)
-            value = self.q(zsa, [p.detach() for p in self.q.weights()]).mean(0).squeeze(-1)
-            loss = weighted_mean(CALM * raw.square().mean(-1) - value, known)
-            self.descend(loss, "actor")
-            metrics["actor_loss"] = loss
+        if not self.discrete:
+            metrics["actor_loss"] = self._update_policy(world, z, known)
         self.updates += 1
         return metrics
+
+    def _value_targets(self, world: LatentModel, seq: Sequences) -> tuple[Tensor, Tensor]:
+        """Targets of the first rows' values in the scale of rewards, and bool whether they are known; both (B,)."""
+        slow = world.slow
+        assert slow is not None, "behaviour=td3 has target copies"
+        config = self.config
+        total, discount, last, known = n_step(
+            seq.reward, seq.terminated, seq.first, seq.valid, config.n_step, config.gamma
+        )
+        columns = torch.arange(len(total), device=total.device)
+        next_pixels = {key: image[last, columns] for key, image in seq.pixels.items()}
+        next_z = world.encode(seq.vector[last, columns], next_pixels, slow=True)["z"]
+        next_value = self._next_value(slow["cell"], next_z)
+        return (total + discount * next_value * self.slow_scale) / self.scale, known
+
+    def _update_policy(self, world: LatentModel, z: Tensor, known: Tensor) -> Tensor:
+        """One step of the policy, which ascends the critics' mean; its loss."""
+        pre_tanh = self.policy(z)
+        zsa = joint(world.cell, z, torch.tanh(pre_tanh), frozen=True)
+        critics = [p.detach() for p in self.q.weights()]
+        value = self.q(zsa, critics).mean(0).squeeze(-1)
+        penalty = PRE_TANH_WEIGHT * pre_tanh.square().mean(-1)
+        loss = weighted_mean(penalty - value, known)
+        self.descend(loss, "actor")
+        return loss
 
     def _next_value(self, cell: Any, z: Tensor) -> Tensor:
         """Values of latents (B, Z) by the slow networks: (B,)."""
         if self.discrete:
             values = self._values(cell, self.slow_q, z)
-            return (values.amin(0) * self._greedy(values.mean(0))).sum(-1)
+            best_action = self._greedy(values.mean(0))
+            return (values.amin(0) * best_action).sum(-1)
         action = torch.tanh(self.slow_policy(z))
-        noise = (SMOOTHING[0] * self._normal(action)).clamp(-SMOOTHING[1], SMOOTHING[1])
-        return self.slow_q(joint(cell, z, (action + noise).clamp(-1, 1))).amin(0).squeeze(-1)
+        noise = TARGET_NOISE_STD * self._normal(action)
+        action = (action + noise.clamp(-MAX_TARGET_NOISE, MAX_TARGET_NOISE)).clamp(-1, 1)
+        return self.slow_q(joint(cell, z, action)).amin(0).squeeze(-1)
 
     def _values(self, cell: Any, q: Stacked, z: Tensor) -> Tensor:
         """Values of all actions, (K, B, A)."""
-        every = torch.eye(self.action_size, device=z.device).repeat(len(z), 1)
-        return q(joint(cell, z.repeat_interleave(self.action_size, 0), every)).view(-1, len(z), self.action_size)
+        actions = torch.eye(self.action_size, device=z.device).repeat(len(z), 1)
+        latents = z.repeat_interleave(self.action_size, 0)
+        return q(joint(cell, latents, actions)).view(-1, len(z), self.action_size)
 
     def _greedy(self, values: Tensor) -> Tensor:
         return F.one_hot(values.argmax(-1), self.action_size).to(values.dtype)
@@ -142,7 +183,10 @@ class LatentTD3(Behaviour):
 
 def joint(cell: Any, z: Tensor, action: Tensor, frozen: bool = False) -> Tensor:
     """The last hidden layer on the way from (z, a) to the next latent: (B, hidden)."""
-    trunk, both = cell.next[:-1], torch.cat([z, action], -1)
+    trunk = cell.next[:-1]
+    both = torch.cat([z, action], -1)
     if not frozen:
         return trunk(both)
-    return functional_call(trunk, {name: p.detach() for name, p in trunk.named_parameters()}, (both,))
+    # Gradients reach the action, not the model's weights.
+    weights = {name: p.detach() for name, p in trunk.named_parameters()}
+    return functional_call(trunk, weights, (both,))

@@ -12,7 +12,7 @@ from agents.networks.heads import Mse
 from agents.world_model.config import WorldModelConfig
 from agents.world_model.imag_ac import (
     STD,
-    UNIFORM,
+    UNIFORM_SHARE,
     ImagActorCritic,
     LatentPolicy,
     Replayed,
@@ -92,7 +92,7 @@ def test_no_discrete_action_dies_out():
     log_probs, std = policy(torch.randn(5, 3, generator=random()))
     assert std is None
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(5))
-    torch.testing.assert_close(log_probs.exp()[:, 0], torch.full((5,), UNIFORM / 4))
+    torch.testing.assert_close(log_probs.exp()[:, 0], torch.full((5,), UNIFORM_SHARE / 4))
     assert policy.mode((log_probs, None)).argmax(-1).tolist() == [2] * 5
 
 
@@ -279,7 +279,7 @@ def test_empowerment_is_what_the_successor_says_of_the_action_beyond_what_the_po
     nn.init.zeros_(behaviour.policy.net[-1].weight)
     with torch.no_grad():
         behaviour.policy.net[-1].bias.copy_(torch.tensor([0.0, math.log(3.0)]))
-    chances = [(1 - UNIFORM) * p + UNIFORM / 2 for p in (0.25, 0.75)]
+    chances = [(1 - UNIFORM_SHARE) * p + UNIFORM_SHARE / 2 for p in (0.25, 0.75)]
     _, action, reward, _ = behaviour.imagine(world, {"z": torch.eye(5)[[2, 2, 2, 2]]})
     for a, got in zip(action[0].argmax(-1).tolist(), reward[0].tolist()):
         assert got == pytest.approx(0.5 * (-0.1 - math.log(chances[a])))
