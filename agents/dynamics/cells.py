@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from agents.networks.actor_critic import linear
 
 State = dict[str, Tensor]
-SHARPNESS = 8.0  # c of Griffin's equation 3
+# c of Griffin's equation 3.
+SHARPNESS = 8.0
 
 
 def layer(inputs: int, outputs: int) -> nn.Sequential:
@@ -37,7 +38,8 @@ def mlp(inputs: int, hidden: int, outputs: int, gain: float = 1.0, layers: int =
 class Cell(nn.Module):
     """Base class: a memory and a latent of categoricals, which `SimNorm` replaces; `generator` draws the samples."""
 
-    prior: nn.Module  # from the memory to the logits of the next latent
+    # From the memory to the logits of the next latent.
+    prior: nn.Module
 
     def __init__(
         self, memory: int = 128, groups: int = 16, classes: int = 8, generator: torch.Generator | None = None
@@ -45,8 +47,9 @@ class Cell(nn.Module):
         super().__init__()
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self.latent = Categoricals(groups, classes)
-        self.sizes = {"h": memory, "z": self.latent.size}  # length of each part of a state
-        self.size = memory + self.latent.size  # F, length of the features
+        # The length of each part of a state, and F, the length of the features.
+        self.sizes = {"h": memory, "z": self.latent.size}
+        self.size = memory + self.latent.size
 
     def initial(self, batch: int) -> State:
         """The state before an episode: zeros, each part (batch, length)."""
@@ -73,17 +76,20 @@ class Cell(nn.Module):
 
     def kl(self, stats: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
         """KL of posterior and prior in nats, (L, B), to train the prior (dyn) and the posterior (rep); or None."""
-        return self.latent.kl(stats["posterior"], stats["prior"]) if stats else None
+        if not stats:
+            return None
+        return self.latent.kl(stats["posterior"], stats["prior"])
 
     def unroll(self, state: State, action: Tensor, *, sample: bool = True) -> State:
         """The imagined states after each of a sequence of actions (H, B, A): (H, B, ...)."""
         states = []
-        for a in action:
-            state = self.step(state, a, sample=sample)
+        for step_action in action:
+            state = self.step(state, step_action, sample=sample)
             states.append(state)
         return {name: torch.stack([s[name] for s in states]) for name in state}
 
     def _expected(self, h: Tensor, sample: bool) -> Tensor:
+        """The latent that the memory (B, H) predicts: a sample of the prior, or its likeliest value."""
         uniforms = self.latent.uniforms(self.generator, len(h)) if sample else None
         return self.latent.sample(self.latent.probabilities(self.prior(h)), uniforms)
 
@@ -99,7 +105,10 @@ class Categoricals:
     """A latent of G categoricals over C classes, partly uniform (DreamerV3); gradients pass a sample through."""
 
     def __init__(self, groups: int, classes: int, uniform: float = 0.01) -> None:
-        self.groups, self.classes, self.uniform, self.size = groups, classes, uniform, groups * classes
+        self.groups = groups
+        self.classes = classes
+        self.uniform = uniform
+        self.size = groups * classes
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(..., G * C) -> (..., G, C)."""
@@ -113,18 +122,24 @@ class Categoricals:
     def sample(self, chances: Tensor, uniforms: Tensor | None) -> Tensor:
         """One-hot (..., G * C): the class into whose share of [0, 1) the number falls, the likeliest without one."""
         if uniforms is None:
-            chosen = chances.argmax(-1, keepdim=True)
-        else:  # one number a group: an eighth of the time that Gumbel noise takes
-            chosen = (chances.detach().cumsum(-1)[..., :-1] <= uniforms).sum(-1, keepdim=True)
-        hot = torch.zeros_like(chances).scatter_(-1, chosen, 1.0)
-        return (hot + (chances - chances.detach()) if chances.requires_grad else hot).flatten(-2)
+            index = chances.argmax(-1, keepdim=True)
+        else:
+            # One number a group finds its class: an eighth of the time that Gumbel noise takes.
+            thresholds = chances.detach().cumsum(-1)[..., :-1]
+            index = (thresholds <= uniforms).sum(-1, keepdim=True)
+        one_hot = torch.zeros_like(chances).scatter_(-1, index, 1.0)
+        if chances.requires_grad:
+            # The straight-through gradient: that of the probabilities, at the value of the sample.
+            one_hot = one_hot + (chances - chances.detach())
+        return one_hot.flatten(-2)
 
     def kl(self, posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
         """KL(posterior || prior) of (..., G, C) summed over groups, twice, by gradient; DreamerV3, equation 5."""
-        log_posterior, log_prior = posterior.log(), prior.log()
-        fixed = posterior.detach()
-        dyn = (fixed * (log_posterior.detach() - log_prior)).sum((-2, -1))
-        return dyn, (posterior * (log_posterior - log_prior.detach())).sum((-2, -1))
+        log_posterior = posterior.log()
+        log_prior = prior.log()
+        dyn = posterior.detach() * (log_posterior.detach() - log_prior)
+        rep = posterior * (log_posterior - log_prior.detach())
+        return dyn.sum((-2, -1)), rep.sum((-2, -1))
 
 
 class RSSM(Cell):
@@ -139,16 +154,19 @@ class RSSM(Cell):
 
     def __init__(self, embed_size: int, action_size: int, *, hidden: int = 128, **rest: Any) -> None:
         super().__init__(**rest)
-        self.hidden, memory = hidden, self.sizes["h"]
+        self.hidden = hidden
+        memory = self.sizes["h"]
         self.from_latent = linear(self.latent.size, hidden, 1.0)
         self.from_action = nn.Linear(action_size, hidden, bias=False)
         self.norm = nn.Sequential(nn.LayerNorm(hidden, eps=1e-3), nn.SiLU())
-        self.from_memory = linear(memory, hidden + 3 * memory, 1.0)  # for the posterior, for the gates
+        # One product gives the memory's part of the posterior's hidden layer, and of the gates.
+        self.from_memory = linear(memory, hidden + 3 * memory, 1.0)
         self.gates = nn.Linear(hidden, 3 * memory, bias=False)
         self.gates_norm = nn.LayerNorm(3 * memory, eps=1e-3)
         self.prior = mlp(memory, hidden, self.latent.size)
         self.from_embed = nn.Linear(embed_size, hidden, bias=False)
-        self.seen = nn.Sequential(nn.LayerNorm(hidden, eps=1e-3), nn.SiLU(), linear(hidden, self.latent.size, 1.0))
+        logits = linear(hidden, self.latent.size, 1.0)
+        self.seen = nn.Sequential(nn.LayerNorm(hidden, eps=1e-3), nn.SiLU(), logits)
 
     def observe(
         self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
@@ -156,32 +174,44 @@ class RSSM(Cell):
         length, batch = first.shape
         h = self._begin(first[0], state)["h"]
         continues = (~first)[..., None].to(embed.dtype)
-        uniforms = self.latent.uniforms(self.generator, length, batch) if sample else [None] * length
-        # What does not wait for the loop. `unbind`, since the gradient of an index is as long as the sequence.
-        seen, pushed = self.from_embed(embed).unbind(), self.from_action(action[:-1]).unbind()
-        memories, latents, posteriors = [], [], []
+        uniforms = [None] * length
+        if sample:
+            uniforms = self.latent.uniforms(self.generator, length, batch)
+        # These products do not wait for the loop. `unbind`, since the gradient of an index is as long as the sequence.
+        embed_parts = self.from_embed(embed).unbind()
+        action_parts = self.from_action(action[:-1]).unbind()
+        memories = []
+        latents = []
+        posteriors = []
         for t in range(length):
             memories.append(h)
-            known, gates = self.from_memory(h).split([self.hidden, 3 * h.shape[-1]], -1)
-            posteriors.append(self.latent.probabilities(self.seen(known + seen[t])))
+            memory_part, gates = self.from_memory(h).split([self.hidden, 3 * h.shape[-1]], -1)
+            logits = self.seen(memory_part + embed_parts[t])
+            posteriors.append(self.latent.probabilities(logits))
             latents.append(self.latent.sample(posteriors[t], uniforms[t]))
             if t + 1 < length:
-                h = self._remember(h, gates, latents[t], pushed[t]) * continues[t + 1]
+                h = self._remember(h, gates, latents[t], action_parts[t]) * continues[t + 1]
         states = {"h": torch.stack(memories), "z": torch.stack(latents)}
         prior = self.latent.probabilities(self.prior(states["h"]))
         return states, {"posterior": torch.stack(posteriors), "prior": prior}
 
     def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
-        weight, bias = self.from_memory.weight[self.hidden :], self.from_memory.bias[self.hidden :]
-        h = self._remember(state["h"], F.linear(state["h"], weight, bias), state["z"], self.from_action(action))
+        h = state["h"]
+        # Imagination has no posterior, and computes the rows of the gates alone.
+        weight = self.from_memory.weight[self.hidden :]
+        bias = self.from_memory.bias[self.hidden :]
+        gates = F.linear(h, weight, bias)
+        h = self._remember(h, gates, state["z"], self.from_action(action))
         return {"h": h, "z": self._expected(h, sample)}
 
-    def _remember(self, h: Tensor, gates: Tensor, z: Tensor, pushed: Tensor) -> Tensor:
-        """The GRU; `gates` is the memory's part of them, `pushed` the action's part of the input."""
-        gates = self.gates_norm(gates + self.gates(self.norm(self.from_latent(z) + pushed)))
+    def _remember(self, h: Tensor, gates: Tensor, z: Tensor, action_part: Tensor) -> Tensor:
+        """The GRU; `gates` is the memory's part of them, `action_part` the action's part of the input."""
+        inputs = self.norm(self.from_latent(z) + action_part)
+        gates = self.gates_norm(gates + self.gates(inputs))
         reset, candidate, update = gates.chunk(3, -1)
         candidate = torch.tanh(torch.sigmoid(reset) * candidate)
-        return torch.lerp(h, candidate, torch.sigmoid(update - 1))  # -1: it begins by keeping
+        # With -1 an untrained memory changes slowly.
+        return torch.lerp(h, candidate, torch.sigmoid(update - 1))
 
 
 class SSM(Cell):
@@ -209,23 +239,31 @@ class SSM(Cell):
     def observe(
         self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
     ) -> tuple[State, dict[str, Any]]:
-        begin = self._begin(first[0], state)
+        initial = self._begin(first[0], state)
         continues = (~first)[..., None].to(embed.dtype)
         posterior = self.latent.probabilities(self.seen(embed))
-        z = self.latent.sample(posterior, self.latent.uniforms(self.generator, *first.shape) if sample else None)
-        x, sums = self.enter(torch.cat([z[:-1], action[:-1]], -1)), []
-        for recurrence, s in zip(self.layers, begin["s"].chunk(len(self.layers), -1)):
-            x, after = recurrence(x, s, continues[:-1])
-            sums.append(torch.cat([s[None], after]))
-        states = {"h": torch.cat([begin["h"][None], x]) * continues, "z": z, "s": torch.cat(sums, -1) * continues}
-        return states, {"posterior": posterior, "prior": self.latent.probabilities(self.prior(states["h"]))}
+        uniforms = self.latent.uniforms(self.generator, *first.shape) if sample else None
+        z = self.latent.sample(posterior, uniforms)
+        x = self.enter(torch.cat([z[:-1], action[:-1]], -1))
+        sums = []
+        for recurrence, before in zip(self.layers, self._layer_sums(initial)):
+            x, after = recurrence(x, before, continues[:-1])
+            sums.append(torch.cat([before[None], after]))
+        h = torch.cat([initial["h"][None], x]) * continues
+        states = {"h": h, "z": z, "s": torch.cat(sums, -1) * continues}
+        return states, {"posterior": posterior, "prior": self.latent.probabilities(self.prior(h))}
 
     def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
-        x, sums = self.enter(torch.cat([state["z"], action], -1))[None], []
-        for recurrence, s in zip(self.layers, state["s"].chunk(len(self.layers), -1)):
-            x, after = recurrence(x, s)
+        x = self.enter(torch.cat([state["z"], action], -1))[None]
+        sums = []
+        for recurrence, before in zip(self.layers, self._layer_sums(state)):
+            x, after = recurrence(x, before)
             sums.append(after[0])
         return {"h": x[0], "z": self._expected(x[0], sample), "s": torch.cat(sums, -1)}
+
+    def _layer_sums(self, state: State) -> tuple[Tensor, ...]:
+        """The sums (B, memory) of each layer."""
+        return state["s"].chunk(len(self.layers), -1)
 
 
 class _Recurrence(nn.Module):
@@ -236,20 +274,26 @@ class _Recurrence(nn.Module):
         self.norm = nn.LayerNorm(width, eps=1e-3)
         self.enter = linear(width, 4 * width, 1.0)
         self.leave = linear(width, width, 1.0)
-        slowest = -torch.linspace(0.9, 0.999, width).log() / SHARPNESS  # with an open gate, as in Griffin
-        self.rate = nn.Parameter(torch.log(torch.expm1(slowest)))
+        # Decays from 0.9 to 0.999 where the gate is open, as in Griffin; `rate` is before softplus.
+        decay = torch.linspace(0.9, 0.999, width)
+        rate = -decay.log() / SHARPNESS
+        self.rate = nn.Parameter(torch.log(torch.expm1(rate)))
 
     def forward(self, x: Tensor, s: Tensor, continues: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
-        value, gate, decay, leaves = self.enter(self.norm(x)).chunk(4, -1)
+        value, gate, decay, output_gate = self.enter(self.norm(x)).chunk(4, -1)
         log_a = -SHARPNESS * F.softplus(self.rate) * torch.sigmoid(decay)
-        kept = (-torch.expm1(2 * log_a)).clamp(min=1e-6).sqrt()  # the sum keeps its variance; below, the root is steep
-        sums = scan(log_a.exp() * continues, kept * torch.sigmoid(gate) * value, s)
-        return x + self.leave(sums * F.silu(leaves)), sums
+        # sqrt(1 - a^2) keeps the variance of the sum; the root is steep near 0, where it is cut.
+        input_scale = (-torch.expm1(2 * log_a)).clamp(min=1e-6).sqrt()
+        inputs = input_scale * torch.sigmoid(gate) * value
+        sums = scan(log_a.exp() * continues, inputs, s)
+        return x + self.leave(sums * F.silu(output_gate)), sums
 
 
 def scan(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
     """s_t = a_t s_{t-1} + b_t for all t, from `s` (B, W): (L, B, W), in 2 sqrt(L) steps; differentiable once."""
-    return torch.addcmul(b, a, s[None]) if len(a) == 1 else _Scan.apply(a, b, s)
+    if len(a) == 1:
+        return torch.addcmul(b, a, s[None])
+    return _Scan.apply(a, b, s)
 
 
 class _Scan(torch.autograd.Function):
@@ -266,9 +310,10 @@ class _Scan(torch.autograd.Function):
         if not len(a):
             return a, a, torch.zeros_like(s)
         # What a sum does to the loss it does now, or through the next one: the same recurrence, backwards.
-        back = torch.cat([torch.zeros_like(a[:1]), a[1:].flip(0)])
-        grad = _in_chunks(back, grads[0].flip(0), torch.zeros_like(s)).flip(0)
-        return grad * torch.cat([s[None], sums[:-1]]), grad, grad[0] * a[0]
+        next_decay = torch.cat([torch.zeros_like(a[:1]), a[1:].flip(0)])
+        grad = _in_chunks(next_decay, grads[0].flip(0), torch.zeros_like(s)).flip(0)
+        previous = torch.cat([s[None], sums[:-1]])
+        return grad * previous, grad, grad[0] * a[0]
 
 
 def _in_chunks(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
@@ -277,8 +322,11 @@ def _in_chunks(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
     size = max(1, math.isqrt(length))
     missing = -length % size
     if missing:
-        a, b = (F.pad(x, (0, 0, 0, 0, 0, missing)) for x in (a, b))
-    sums, carried = (x.clone().unflatten(0, (-1, size)) for x in (b, a))  # (chunks, size, B, W)
+        a = F.pad(a, (0, 0, 0, 0, 0, missing))
+        b = F.pad(b, (0, 0, 0, 0, 0, missing))
+    # Both (chunks, size, B, W): sums within a chunk, and the share of the sum before it that is left.
+    sums = b.clone().unflatten(0, (-1, size))
+    carried = a.clone().unflatten(0, (-1, size))
     for t in range(1, size):
         sums[:, t].addcmul_(carried[:, t], sums[:, t - 1])
         carried[:, t].mul_(carried[:, t - 1])
@@ -306,10 +354,16 @@ class SimNorm(Cell):
         super().__init__(**rest)
         if simplex < 2 or latent < simplex or latent % simplex:
             raise ValueError(f"a latent of {latent} numbers is not made of groups of {simplex}, at least 2")
-        self.simplex, self.sizes, self.size = simplex, {"z": latent}, latent
+        self.simplex = simplex
+        self.sizes = {"z": latent}
+        self.size = latent
         # Without the norm the first softmaxes are nearly even, and the latent says little for hundreds of steps.
         self.seen = layer(embed_size, latent)[:2]
-        self.next = nn.Sequential(layer(latent + action_size, hidden), layer(hidden, hidden), layer(hidden, latent)[:2])
+        self.next = nn.Sequential(
+            layer(latent + action_size, hidden),
+            layer(hidden, hidden),
+            layer(hidden, latent)[:2],
+        )
 
     def observe(
         self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
@@ -317,7 +371,8 @@ class SimNorm(Cell):
         return {"z": self.normalized(self.seen(embed))}, {}
 
     def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
-        return {"z": self.normalized(self.next(torch.cat([state["z"], action], -1)))}
+        latent_action = torch.cat([state["z"], action], -1)
+        return {"z": self.normalized(self.next(latent_action))}
 
     def features(self, state: State) -> Tensor:
         return state["z"]

@@ -19,7 +19,8 @@ from agents.dynamics.rollout import Act, Imagined, disagreement
 from agents.networks.actor_critic import SpaceEncoding
 from lodestar.state import Stateful
 
-DECAY = 0.99  # of UPMPC's running scale of rewards
+# Share of the old mean square in UPMPC's running scale of rewards.
+REWARD_SCALE_DECAY = 0.99
 
 Rollout = Callable[..., Imagined]  # `imagine` with all arguments but act, obs and horizon
 Value = Callable[[Tensor], Tensor]  # observations (B, D) -> (B,)
@@ -30,15 +31,16 @@ def returns(imagined: Imagined, reward: Tensor, gamma: float, value: Value | Non
     total = torch.zeros_like(reward[0])
     if value is not None:
         total = torch.where(imagined.continues, value(imagined.next_obs[-1]), 0.0)
-    for now in reward.flip(0):
-        total = now + gamma * total
+    for step_reward in reward.flip(0):
+        total = step_reward + gamma * total
     return total
 
 
-def _judged(imagined: Imagined, score: Tensor) -> Tensor:
+def _complete_scores(imagined: Imagined, score: Tensor) -> Tensor:
     """Scores (B,), the lowest there is for rollouts that were cut: else ending early would beat negative rewards."""
-    whole = imagined.alive[-1] | imagined.terminated.any(0)
-    return torch.where(whole & score.isfinite(), score, torch.finfo(score.dtype).min)
+    complete = imagined.alive[-1] | imagined.terminated.any(0)
+    lowest = torch.finfo(score.dtype).min
+    return torch.where(complete & score.isfinite(), score, lowest)
 
 
 @dataclass
@@ -48,11 +50,14 @@ class _Sequences(Stateful):
     saved = ("mean", "generator")
 
     encoding: SpaceEncoding
-    horizon: int  # H, steps looked ahead
-    samples: int  # N, sequences for each state
-    iterations: int  # how often the Gaussian is refitted
-    elites: int  # how many of the best it is refitted to
-    widest: float  # standard deviation to begin with
+    # H, the steps looked ahead.
+    horizon: int
+    # N, the sequences tried for each state in each of the `iterations`, to whose best the Gaussian is refitted.
+    samples: int
+    iterations: int
+    elites: int
+    # Standard deviation to begin with.
+    widest: float
     gamma: float = 0.99
     seed: int = 0
     device: str | torch.device = "cpu"
@@ -83,46 +88,62 @@ class _Sequences(Stateful):
         mean = self._begin(obs, warm)
         std = torch.full_like(mean, self.widest)
         proposed = self._propose(rollout, obs, policy)
-        n = self.samples - (0 if proposed is None else proposed.shape[1])
+        n_drawn = self.samples
+        if proposed is not None:
+            n_drawn -= proposed.shape[1]
         best = weight = mean
         for _ in range(self.iterations):
-            noise = torch.randn(len(obs), n, *mean.shape[1:], generator=self.generator, device=obs.device)
-            sequences = (mean[:, None] + self._spread(mean, std)[:, None] * noise.to(obs.dtype)).clamp(-1, 1)
+            shape = (len(obs), n_drawn, *mean.shape[1:])
+            noise = torch.randn(shape, generator=self.generator, device=obs.device).to(obs.dtype)
+            # (B, N, H, A)
+            sequences = mean[:, None] + self._spread(mean, std)[:, None] * noise
+            sequences = sequences.clamp(-1, 1)
             if proposed is not None:
                 sequences = torch.cat([proposed, sequences], 1)
-            score = self._judge(rollout, obs, sequences, value)
-            top, index = score.topk(self.elites, 1)
-            best = sequences.gather(1, index[..., None, None].expand(-1, -1, *mean.shape[1:]))
-            mean, std, weight = self._refit(mean, std, best, top)
+            scores = self._judge(rollout, obs, sequences, value)
+            best_scores, index = scores.topk(self.elites, 1)
+            index = index[..., None, None].expand(-1, -1, *mean.shape[1:])
+            best = sequences.gather(1, index)
+            mean, std, weight = self._refit(mean, std, best, best_scores)
         self.mean = mean
-        return mean[:, 0].clone() if deterministic else self._draw(best, weight, std)
+        if deterministic:
+            return mean[:, 0].clone()
+        return self._draw(best, weight, std)
 
     def _begin(self, obs: Tensor, warm: bool) -> Tensor:
+        """The mean (B, H, A) to begin with: the last plans one step on, or zeros."""
         mean = obs.new_zeros(len(obs), self.horizon, self.action_size)
         if warm and self.mean is not None and self.mean.shape == mean.shape:
             mean[:, :-1] = self.mean[:, 1:]
         return mean
 
     def _propose(self, rollout: Rollout, obs: Tensor, policy: Act | None) -> Tensor | None:
+        """Sequences that the policy proposes, (B, P, H, A), or None."""
         return None
 
     def _spread(self, mean: Tensor, std: Tensor) -> Tensor:
+        """The deviation (B, H, A) that sequences are drawn with."""
         return std
 
     def _judge(self, rollout: Rollout, obs: Tensor, sequences: Tensor, value: Value | None) -> Tensor:
-        actions, rows = sequences.flatten(0, 1), obs.repeat_interleave(sequences.shape[1], 0)
+        """Scores (B, N) of sequences (B, N, H, A): their discounted imagined rewards."""
+        actions = sequences.flatten(0, 1)
+        rows = obs.repeat_interleave(sequences.shape[1], 0)
         imagined = rollout(act=lambda obs, t: (actions[:, t], None), obs=rows, horizon=self.horizon)
-        return _judged(imagined, returns(imagined, imagined.reward, self.gamma, value)).view(len(obs), -1)
+        scores = returns(imagined, imagined.reward, self.gamma, value)
+        return _complete_scores(imagined, scores).view(len(obs), -1)
 
     def _refit(self, mean: Tensor, std: Tensor, best: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """New mean and std (B, H, A) from the elites (B, E, H, A) and their scores (B, E), and the elites' weights."""
         raise NotImplementedError
 
     def _draw(self, best: Tensor, weight: Tensor, std: Tensor) -> Tensor:
-        chosen = torch.multinomial(weight, 1, generator=self.generator)
-        action = best[:, :, 0].gather(1, chosen[..., None].expand(-1, -1, self.action_size))[:, 0]
-        noise = torch.randn(action.shape, generator=self.generator, device=action.device).to(action.dtype)
-        return (action + std[:, 0] * noise).clamp(-1, 1)
+        """The first action (B, A) of a random elite, with the Gaussian's noise."""
+        elite = torch.multinomial(weight, 1, generator=self.generator)
+        index = elite[..., None].expand(-1, -1, self.action_size)
+        action = best[:, :, 0].gather(1, index)[:, 0]
+        noise = torch.randn(action.shape, generator=self.generator, device=action.device)
+        return (action + std[:, 0] * noise.to(action.dtype)).clamp(-1, 1)
 
     def reset(self, rows: Tensor) -> None:
         """Forget the plans of the rows, bool (B,), whose episodes ended."""
@@ -139,7 +160,8 @@ class CEM(_Sequences):
     iterations: int = 5
     elites: int = 20
     widest: float = 0.5
-    momentum: float = 0.1  # in [0, 1), share of the old mean and variance that stays
+    # Share of the old mean and variance that stays, in [0, 1).
+    momentum: float = 0.1
 
     def _spread(self, mean: Tensor, std: Tensor) -> Tensor:
         # Two standard deviations reach the nearer limit at most.
@@ -160,9 +182,12 @@ class MPPI(_Sequences):
     iterations: int = 6
     elites: int = 64
     widest: float = 2.0
-    lowest: float = 0.05  # standard deviation
-    temperature: float = 0.5  # above 0, per unit of return; a larger one lets fewer sequences count
-    policy_samples: int = 24  # how many of the `samples` the policy proposes, where there is one
+    # The smallest standard deviation.
+    lowest: float = 0.05
+    # Above 0, per unit of return; a larger one lets fewer sequences count.
+    temperature: float = 0.5
+    # How many of the `samples` the policy proposes, where there is one.
+    policy_samples: int = 24
 
     def _propose(self, rollout: Rollout, obs: Tensor, policy: Act | None) -> Tensor | None:
         if policy is None or not self.policy_samples:
@@ -175,8 +200,8 @@ class MPPI(_Sequences):
         weight = torch.softmax(self.temperature * score, 1)
         share = weight[..., None, None]
         mean = (share * best).sum(1)
-        std = (share * (best - mean[:, None]).square()).sum(1).sqrt().clamp(self.lowest, self.widest)
-        return mean, std, weight
+        variance = (share * (best - mean[:, None]).square()).sum(1)
+        return mean, variance.sqrt().clamp(self.lowest, self.widest), weight
 
 
 @dataclass
@@ -185,21 +210,30 @@ class UPMPC(Stateful):
 
     saved = ("square",)
 
-    candidates: int = 5  # K
-    horizon: int = 5  # H, steps looked ahead
-    alpha: float = 1.0  # weight of uncertainty; above 0 it is sought (acting), below 0 avoided (imagining)
+    # K first actions, and H steps looked ahead.
+    candidates: int = 5
+    horizon: int = 5
+    # The weight of uncertainty; above 0 it is sought (acting), below 0 avoided (imagining).
+    alpha: float = 1.0
     gamma: float = 0.99
-    square: Tensor | None = None  # running mean square of imagined rewards
+    # The running mean square of imagined rewards.
+    square: Tensor | None = None
 
     @torch.no_grad()
     def plan(self, rollout: Rollout, policy: Act, obs: Tensor) -> Tensor:
         """Actions (B, A), each one that the stochastic `policy` proposed for its row of `obs` (B, D)."""
-        imagined = rollout(act=policy, obs=obs.repeat(self.candidates, 1), horizon=self.horizon, penalty=disagreement)
-        reward = imagined.reward + imagined.penalty
+        rows = obs.repeat(self.candidates, 1)
+        imagined = rollout(act=policy, obs=rows, horizon=self.horizon, penalty=disagreement)
+        # The rollout subtracts its penalty, which here is no penalty but the uncertainty u_t.
+        uncertainty = imagined.penalty
+        reward = imagined.reward + uncertainty
         square = reward.square().sum() / imagined.alive.sum().clamp(min=1)
-        self.square = square if self.square is None else square.lerp(self.square.to(square), DECAY)
-        scale = self.square.sqrt().clamp(min=1e-6)
+        if self.square is not None:
+            square = square.lerp(self.square.to(square), REWARD_SCALE_DECAY)
+        self.square = square
+        scale = square.sqrt().clamp(min=1e-6)
         score = returns(imagined, reward, self.gamma) / scale
-        score = score + self.alpha * returns(imagined, imagined.penalty, self.gamma)
-        best = _judged(imagined, score).view(self.candidates, -1).argmax(0)
-        return imagined.action[0].view(self.candidates, len(obs), -1)[best, torch.arange(len(obs), device=obs.device)]
+        score = score + self.alpha * returns(imagined, uncertainty, self.gamma)
+        best = _complete_scores(imagined, score).view(self.candidates, -1).argmax(0)
+        first_actions = imagined.action[0].view(self.candidates, len(obs), -1)
+        return first_actions[best, torch.arange(len(obs), device=obs.device)]

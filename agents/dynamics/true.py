@@ -31,24 +31,31 @@ class TrueModel(Stateful):
     """`Dynamics` that steps the simulator of an id of classic control or MuJoCo, not Pusher; `options` are its own."""
 
     def __init__(self, env_id: str, encoding: SpaceEncoding, **options: Any) -> None:
-        self._encoding, self._outcome = encoding, _simulator(env_id, options)
+        self._encoding = encoding
+        self._outcome = _simulator(env_id, options)
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         state = obs.detach().cpu().numpy()
-        outcome = self._outcome(state, self._encoding.decode(action.detach().cpu().numpy()))
-        after, task, ends = (torch.as_tensor(np.asarray(x, state.dtype), device=obs.device) for x in outcome)
-        return Predicted(after, task, ends, after[None] if member_predictions else None)
+        env_action = self._encoding.decode(action.detach().cpu().numpy())
+        columns = []
+        for column in self._outcome(state, env_action):
+            columns.append(torch.as_tensor(np.asarray(column, state.dtype), device=obs.device))
+        next_obs, task, terminated = columns
+        means = next_obs[None] if member_predictions else None
+        return Predicted(next_obs, task, terminated, means)
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         return {}
 
 
 def _simulator(env_id: str, options: dict[str, Any]) -> Callable[[np.ndarray, np.ndarray], Outcome]:
+    """What takes states and actions of the environment to their outcomes."""
     spec = spec_of(env_id)
     family = family_of(spec).name
     if family == "classic" and env_id in PROGRAMS:
         return make_batched(env_id, 1, **options).outcome  # type: ignore[attr-defined]
-    if family == "mujoco" and spec.version in (4, 5) and spec.name in (*_HIDDEN, *_STATES):
+    readable = spec.name in _HIDDEN or spec.name in _STATES
+    if family == "mujoco" and spec.version in (4, 5) and readable:
         return _Robot(env_id, spec.name, options)
     raise ValueError(f"model=true supports classic control and MuJoCo's robots, not of {env_id}; use model=ensemble")
 
@@ -59,33 +66,57 @@ class _Robot:
     def __init__(self, env_id: str, name: str, options: dict[str, Any]) -> None:
         env: Any = make(env_id, **options)
         self._inner = env.unwrapped
+        # Robots without the setting show all their positions.
         excludes = getattr(self._inner, "_exclude_current_positions_from_observation", True)
-        self._hidden = _HIDDEN.get(name, 0) if excludes else 0
-        self._nq, self._nv = self._inner.model.nq, self._inner.model.nv
+        self._n_hidden = _HIDDEN.get(name, 0) if excludes else 0
+        self._n_positions = self._inner.model.nq
+        self._n_velocities = self._inner.model.nv
         self._state = _STATES.get(name, self._read)
 
     def __call__(self, obs: np.ndarray, actions: np.ndarray) -> Outcome:
         import mujoco
 
-        inner, rows = self._inner, []
+        inner = self._inner
+        outcomes = []
         for row, action in zip(obs, actions):
-            mujoco.mj_resetData(inner.model, inner.data)  # the solver's start does not depend on earlier calls
+            # The solver's start must not depend on earlier calls.
+            mujoco.mj_resetData(inner.model, inner.data)
             inner.set_state(*self._state(row.astype(np.float64)))
-            rows.append(inner.step(action)[:3])
-        next_obs, reward, terminated = (np.array(column) for column in zip(*rows))
+            outcomes.append(inner.step(action)[:3])
+        next_obs, reward, terminated = (np.array(column) for column in zip(*outcomes))
         return next_obs, reward, terminated
 
     def _read(self, row: np.ndarray) -> State:
-        shown = self._nq - self._hidden
-        return np.concatenate([np.zeros(self._hidden), row[:shown]]), row[shown : shown + self._nv]
+        """Positions and velocities of an observation that lists them; hidden positions are 0."""
+        n_shown = self._n_positions - self._n_hidden
+        positions = np.concatenate([np.zeros(self._n_hidden), row[:n_shown]])
+        return positions, row[n_shown : n_shown + self._n_velocities]
 
 
-_HIDDEN = {  # robots whose observations are all positions but the first ones, and then all velocities
+def _read_double_pendulum(row: np.ndarray) -> State:
+    """Angles are observed as sines, then cosines."""
+    angles = np.arctan2(row[1:3], row[3:5])
+    return np.array([row[0], *angles]), row[5:8]
+
+
+def _read_reacher(row: np.ndarray) -> State:
+    """Angles are observed as cosines, then sines; the target, the last two positions, does not move."""
+    angles = np.arctan2(row[2:4], row[:2])
+    return np.array([*angles, *row[4:6]]), np.array([*row[6:8], 0.0, 0.0])
+
+
+# Robots whose observations are all positions but the first ones, here their number, and then all velocities.
+_HIDDEN = {
     "InvertedPendulum": 0,
-    **dict.fromkeys(("HalfCheetah", "Hopper", "Walker2d"), 1),
-    **dict.fromkeys(("Swimmer", "Ant", "Humanoid", "HumanoidStandup"), 2),
+    "HalfCheetah": 1,
+    "Hopper": 1,
+    "Walker2d": 1,
+    "Swimmer": 2,
+    "Ant": 2,
+    "Humanoid": 2,
+    "HumanoidStandup": 2,
 }
 _STATES: dict[str, Callable[[np.ndarray], State]] = {
-    "InvertedDoublePendulum": lambda row: (np.array([row[0], *np.arctan2(row[1:3], row[3:5])]), row[5:8]),
-    "Reacher": lambda row: (np.array([*np.arctan2(row[2:4], row[:2]), *row[4:6]]), np.array([*row[6:8], 0.0, 0.0])),
+    "InvertedDoublePendulum": _read_double_pendulum,
+    "Reacher": _read_reacher,
 }
