@@ -16,9 +16,12 @@ from agents.replay.replay import Replay
 class Predicted:
     """Predictions for B transitions; the members' are None unless requested."""
 
-    next_obs: Tensor  # (B, D), in the environment's units
-    reward: Tensor  # (B,), the task's own
-    terminated: Tensor | None = None  # (B,), probability in [0, 1]; None for a model that does not learn it
+    # (B, D), in the environment's units.
+    next_obs: Tensor
+    # (B,), the task's own.
+    reward: Tensor
+    # (B,), a probability in [0, 1]; None for a model that does not learn it.
+    terminated: Tensor | None = None
     # (K, B, D), each member's next observation and its deviation (None without such), in standard deviations of the
     # changes it was fitted to, so that they are comparable between tasks
     means: Tensor | None = None

@@ -20,6 +20,7 @@ change rarely are rare in the loss, too.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +36,20 @@ from lodestar.numerics.flat import Flat
 from lodestar.settings import Settings, setting
 from lodestar.state import Stateful
 
-BLOCK, OF = 20, 10  # of every 10 blocks of 20 consecutive rows one is held out
-HELD = 1000  # held-out rows that are evaluated, at most
-EVERY = 50  # gradient steps between two evaluations
-LOG_VAR = (-10.0, 0.5)  # where the learned bounds of log-variances begin
-BOUND_WEIGHT = 0.01  # PETS: what pulls the bounds together
-GAIN = 0.01  # relative improvement below which there is none
+# Of every 10 blocks of 20 consecutive rows one is held out.
+BLOCK_ROWS = 20
+BLOCKS_PER_HELD_OUT = 10
+MAX_HELD_OUT_ROWS = 1000
+# Gradient steps between two evaluations on the held-out rows.
+EVALUATION_STEPS = 50
+# Where the learned bounds of log-variances begin.
+INITIAL_LOW_LOG_VAR = -10.0
+INITIAL_HIGH_LOG_VAR = 0.5
+# The weight of the distance between the bounds (PETS).
+BOUND_WEIGHT = 0.01
+# An evaluation that improves no member's loss by this share is idle, and two in a row end a fit.
+MIN_RELATIVE_GAIN = 0.01
+MAX_IDLE_EVALUATIONS = 2
 
 
 @dataclass
@@ -89,15 +98,22 @@ class Scaler(nn.Module):
 
 
 def split(rows: int, turn: int = 0, device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
-    """Indices of `rows` in time order to fit to, and of at most `HELD` held out: the `turn`-th of every `OF` blocks."""
+    """Indices of `rows` in time order to fit to, and of at most `MAX_HELD_OUT_ROWS` held out.
+
+    Held out is the `turn`-th of every `BLOCKS_PER_HELD_OUT` blocks.
+    """
     if rows < 2:
         raise ValueError(f"{rows} transitions are too few to fit and to validate; collect at least two before")
     index = torch.arange(rows, device=device)
-    held = index // BLOCK % OF == (OF // 2 + turn) % OF
-    if not held[: rows - BLOCK // 2].any():  # too few for a block: the last rows
-        held = index >= rows - max(1, rows // OF)
-    places = index[held]
-    return index[~held], places[:: -(-len(places) // HELD)]
+    block = index // BLOCK_ROWS
+    held_block = (BLOCKS_PER_HELD_OUT // 2 + turn) % BLOCKS_PER_HELD_OUT
+    held = block % BLOCKS_PER_HELD_OUT == held_block
+    # There may be too few rows for a block: then the last ones are held out.
+    if not held[: rows - BLOCK_ROWS // 2].any():
+        held = index >= rows - max(1, rows // BLOCKS_PER_HELD_OUT)
+    held_rows = index[held]
+    stride = math.ceil(len(held_rows) / MAX_HELD_OUT_ROWS)
+    return index[~held], held_rows[::stride]
 
 
 class DynamicsEnsemble(Stateful):
@@ -106,132 +122,198 @@ class DynamicsEnsemble(Stateful):
     saved = ("net", "_flat", "elites", "_scaled_at", "_scalings", "failures", "generator")
 
     def __init__(self, encoding: SpaceEncoding, config: EnsembleConfig, *, seed: int = 0, device: str = "cpu") -> None:
-        self.config, self.members, self.device = config, config.members, torch.device(device)
+        self.config = config
+        self.members = config.members
+        self.device = torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.net: Any = self._networks(encoding, seed).to(self.device)
         self._flat = Flat.over(list(self.net.parameters()))
-        self._weights = [p.detach() for p in self.net.parameters()]  # the same memory, for `step`
-        self._scaled_at = self._scalings = self.failures = 0  # scaled_at: rows there were when the scalers were set
-        self.elites = torch.arange(config.elites or self.members, device=self.device)  # who predict, best first
-        few = len(self.elites) < self.members
-        self._elite = [p[: len(self.elites)].clone() for p in self._weights] if few else self._weights
+        # Views of the flat vector for `step`, which need no gradient.
+        self._weights = [p.detach() for p in self.net.parameters()]
+        # Rows there were when the scalers were set, and how often they were.
+        self._scaled_at = 0
+        self._scalings = 0
+        self.failures = 0
+        # The members that predict, best first, and their weights.
+        self.elites = torch.arange(config.elites or self.members, device=self.device)
+        self._elite = self._weights
+        if len(self.elites) < self.members:
+            self._elite = [p[: len(self.elites)].clone() for p in self._weights]
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         net = self.net
         means = stds = std = None
         x = net.inputs(torch.cat([obs, action], -1))
         if sample and not member_predictions and len(self.elites) > 1:
-            mean, std, ends = net.read(self._shared(x))
+            # A row's outcome needs one elite alone.
+            mean, std, ends = net.read(self._by_one_elite_each(x))
         else:
             out = net(x, self._weights if member_predictions else self._elite)
             if member_predictions:
                 means, stds, _ = net.read(out)
-                means, stds = means[..., :-1], stds if stds is None else stds[..., :-1]
+                # The last column is the reward's.
+                means = means[..., :-1]
+                stds = None if stds is None else stds[..., :-1]
                 out = out.index_select(0, self.elites)
             if sample:
-                mean, std, ends = net.read(out[self._drawn(len(x))[0], torch.arange(len(x), device=self.device)])
+                member, _, _ = self._assign_elites(len(x))
+                mean, std, ends = net.read(out[member, torch.arange(len(x), device=self.device)])
             else:
                 mean, _, ends = net.read(out)
-                mean, ends = mean.mean(0), ends if ends is None else ends.mean(0)
-        change, unit = mean[:, :-1], net.outputs.scale * net.moves
+                mean = mean.mean(0)
+                ends = None if ends is None else ends.mean(0)
+        change = mean[:, :-1]
         if sample and std is not None:
-            change = change + std[:, :-1] * torch.empty_like(change).normal_(generator=self.generator)
+            noise = torch.empty_like(change).normal_(generator=self.generator)
+            change = change + std[:, :-1] * noise
+        # Back from deviations to the environment's units; an entry that never moved stays as it is.
+        unit = net.outputs.scale * net.moves
         next_obs = obs + (net.outputs.mean[:-1] + change * unit[:-1])
-        return Predicted(next_obs, net.outputs.mean[-1] + mean[:, -1] * unit[-1], ends, means, stds)
+        reward = net.outputs.mean[-1] + mean[:, -1] * unit[-1]
+        return Predicted(next_obs, reward, ends, means, stds)
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """See `Dynamics.fit`: model_error (held-out RMSE, in deviations), model_loss, model_steps, model_failures."""
-        table, fresh = self._table(replay)
+        table, rescaled = self._table(replay)
         if table is None:
             self.failures += 1
             return {"model_steps": 0.0, "model_failures": float(self.failures)}
-        rows, places = split(len(table), self._scalings, self.device)
-        held = table[places]
-        budget = self.config.first_steps if fresh else self.config.max_steps
-        taken, loss = self._train(table, rows, held, min(budget, budget if steps is None else steps), fresh)
-        metrics = {"model_error": self._error(held), "model_loss": loss, "model_steps": float(taken)}
-        return {**metrics, "model_failures": float(self.failures)}
+        rows, held_rows = split(len(table), self._scalings, self.device)
+        held = table[held_rows]
+        budget = self.config.first_steps if rescaled else self.config.max_steps
+        if steps is not None:
+            budget = min(budget, steps)
+        n_steps, loss = self._train(table, rows, held, budget, rescaled)
+        return {
+            "model_error": self._error(held),
+            "model_loss": loss,
+            "model_steps": float(n_steps),
+            "model_failures": float(self.failures),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._elect(self.elites)
 
     def _networks(self, encoding: SpaceEncoding, seed: int) -> nn.Module:
+        """The networks of all members."""
         return _Members(encoding.obs_size, encoding.action_size, self.config, seed)
 
     def _error(self, held: Tensor) -> float:
+        """Root mean square error of the elites on held-out rows, in deviations."""
         inputs, targets, _ = self.net.columns(held)
-        mean = self.net.read(self.net(inputs, self._elite))[0]
+        mean, _, _ = self.net.read(self.net(inputs, self._elite))
         return float((mean - targets).square().mean().sqrt())
 
     def _elect(self, elites: Tensor) -> None:
+        """Let these members (E,) predict, best first."""
         self.elites = elites
         if self._elite is not self._weights:
             self._elite = [weight[elites] for weight in self._weights]
 
-    def _drawn(self, rows: int) -> tuple[Tensor, Tensor, int]:
+    def _assign_elites(self, rows: int) -> tuple[Tensor, Tensor, int]:
         """Each row's elite and rank among its rows, which are dealt out in random turn; the largest number of rows."""
-        few = len(self.elites)
+        n_elites = len(self.elites)
         rank = torch.randperm(rows, generator=self.generator, device=self.device)
-        turn = torch.randperm(few, generator=self.generator, device=self.device)
-        return turn[rank % few], rank // few, -(-rows // few)
+        turn = torch.randperm(n_elites, generator=self.generator, device=self.device)
+        return turn[rank % n_elites], rank // n_elites, math.ceil(rows / n_elites)
 
-    def _shared(self, x: Tensor) -> Tensor:
+    def _by_one_elite_each(self, x: Tensor) -> Tensor:
         """TS1: outputs (B, O), each row's by one elite."""
-        rows, few = len(x), len(self.elites)
-        member, turn, size = self._drawn(rows)
-        place = member * size + turn
-        order = torch.zeros(few * size, dtype=torch.int64, device=self.device)
-        order[place] = torch.arange(rows, device=self.device)  # places left over hold row 0 again and are not read
-        out = self.net(x.index_select(0, order).view(few, size, -1), self._elite)
+        n_rows = len(x)
+        n_elites = len(self.elites)
+        member, rank, size = self._assign_elites(n_rows)
+        place = member * size + rank
+        # Places left over hold row 0 again and are not read.
+        order = torch.zeros(n_elites * size, dtype=torch.int64, device=self.device)
+        order[place] = torch.arange(n_rows, device=self.device)
+        inputs = x.index_select(0, order).view(n_elites, size, -1)
+        out = self.net(inputs, self._elite)
         return out.flatten(0, 1).index_select(0, place)
 
     def _table(self, replay: Replay) -> tuple[Tensor | None, bool]:
         """Whitened inputs, standardised targets, terminated: (M, W), None if not finite; whether scalers were set."""
         obs, action, next_obs, task, terminated, _ = replay.arrays()
         net = self.net
-        table = torch.cat([obs, action, next_obs - obs, task[:, None], terminated[:, None].float()], -1)
+        columns = [obs, action, next_obs - obs, task[:, None], terminated[:, None].float()]
+        table = torch.cat(columns, -1)
         if not torch.isfinite(table).all():
             return None, False
+        # Views of the table, which are standardised in place.
         inputs, targets, _ = net.columns(table)
-        fresh = replay.added >= 2 * self._scaled_at
-        if fresh:
-            self._scaled_at, self._scalings = replay.added, self._scalings + 1
+        rescale = self._must_rescale(replay)
+        if rescale:
             net.inputs.fit(inputs)
             net.outputs.fit(targets)
         net.moves.copy_((targets != net.outputs.mean).any(0))
         inputs.copy_(net.inputs(inputs))
         targets.copy_(net.outputs(targets))
-        return table, fresh
+        return table, rescale
 
-    def _train(self, table: Tensor, rows: Tensor, held: Tensor, budget: int, fresh: bool) -> tuple[int, float]:
-        members, size = self.members, self.config.batch_size
-        own = rows[self._random(len(rows), members, len(rows))] if members > 1 else rows[None]
-        best, lowest = self._flat.value.clone(), self._held_loss(held)
-        begin, idle, steps, loss, total = 0, 0, 1, lowest, torch.zeros((), device=self.device)
-        while begin < budget and (fresh or begin < self.config.min_steps or idle < 2):
-            steps = min(EVERY, budget - begin)
-            draws = own.gather(1, self._random(len(rows), members, steps * size)).view(members, steps, size)
-            draws = draws.transpose(0, 1).reshape(steps, -1)
+    def _must_rescale(self, replay: Replay) -> bool:
+        """Whether the data has doubled since the scalers were set; if so, this counts as setting them."""
+        if replay.added < 2 * self._scaled_at:
+            return False
+        self._scaled_at = replay.added
+        self._scalings += 1
+        return True
+
+    def _train(self, table: Tensor, rows: Tensor, held: Tensor, budget: int, rescaled: bool) -> tuple[int, float]:
+        """Gradient steps on `rows` of the table, as many as taken and the loss of the last ones.
+
+        Each member keeps the weights whose loss on the `held` rows was lowest. Without new scalers a fit ends early
+        when no member improves.
+        """
+        members = self.members
+        # Each member's bootstrap of the rows, (K, M); a single member sees all.
+        bootstraps = rows[None]
+        if members > 1:
+            bootstraps = rows[self._random(len(rows), members, len(rows))]
+        best = self._flat.value.clone()
+        lowest = loss = self._held_loss(held)
+        total = torch.zeros((), device=self.device)
+        n_steps = 0
+        n_idle = 0
+        chunk = 1
+        while n_steps < budget:
+            improving = n_idle < MAX_IDLE_EVALUATIONS
+            if not (rescaled or improving or n_steps < self.config.min_steps):
+                break
+            chunk = min(EVALUATION_STEPS, budget - n_steps)
             total.zero_()
-            for index in draws:
-                total += self._update(table.index_select(0, index).view(members, size, -1))
-            begin += steps
+            for batch in self._minibatches(table, bootstraps, chunk):
+                total += self._update(batch)
+            n_steps += chunk
             loss = self._held_loss(held)
-            better = loss < lowest  # never true of NaN
-            idle = 0 if bool((loss < lowest - GAIN * lowest.abs()).any()) else idle + 1
+            # Comparisons with NaN are False, so that a member that diverged does not count as better.
+            better = loss < lowest
+            improved = (loss < lowest - MIN_RELATIVE_GAIN * lowest.abs()).any()
+            n_idle = 0 if bool(improved) else n_idle + 1
             self._keep(best, better)
             lowest = torch.where(better, loss, lowest)
         if not bool(torch.isfinite(loss).all()):
+            # Adam's moments are those of the diverged weights.
             self.failures += 1
-            self._flat.mean.zero_(), self._flat.square.zero_(), self._flat.steps.zero_()
+            self._flat.mean.zero_()
+            self._flat.square.zero_()
+            self._flat.steps.zero_()
         self._flat.value.copy_(best)
         self._elect(lowest.argsort()[: len(self.elites)])
-        return begin, float(total) / steps
+        return n_steps, float(total) / chunk
+
+    def _minibatches(self, table: Tensor, bootstraps: Tensor, steps: int) -> Iterator[Tensor]:
+        """Rows (K, B, W) for each of the steps, drawn with replacement from each member's bootstrap."""
+        members, n_rows = bootstraps.shape
+        size = self.config.batch_size
+        places = self._random(n_rows, members, steps * size)
+        index = bootstraps.gather(1, places).view(members, steps, size)
+        for step_index in index.transpose(0, 1).reshape(steps, -1):
+            yield table.index_select(0, step_index).view(members, size, -1)
 
     def _update(self, batch: Tensor) -> Tensor:
         """One step of AdamW on (K, B, W); the mean loss of a member."""
-        config, flat = self.config, self._flat
+        config = self.config
+        flat = self._flat
         losses = self.net.losses(batch)
         flat.grad.zero_()
         (losses.sum() + self.net.bound_loss()).backward()
@@ -247,11 +329,13 @@ class DynamicsEnsemble(Stateful):
     @torch.no_grad()
     def _keep(self, best: Tensor, better: Tensor) -> None:
         """Write the members that got better, bool (K,), into the flat vector `best`."""
-        for weight, part in zip(self._weights, best.split([weight.numel() for weight in self._weights])):
-            part = part.view_as(weight)
-            part.copy_(torch.where(better[:, None, None], weight, part))
+        lengths = [weight.numel() for weight in self._weights]
+        for weight, piece in zip(self._weights, best.split(lengths)):
+            best_weight = piece.view_as(weight)
+            best_weight.copy_(torch.where(better[:, None, None], weight, best_weight))
 
     def _random(self, below: int, *shape: int) -> Tensor:
+        """Random int64 in [0, below)."""
         return torch.randint(below, shape, generator=self.generator, device=self.device)
 
 
@@ -262,37 +346,60 @@ class _Members(nn.Module):
 
     def __init__(self, obs_size: int, action_size: int, config: EnsembleConfig, seed: int) -> None:
         super().__init__()
-        self.gauss, self.terminations = config.kind == "gauss", config.terminations
-        width, self.targets = obs_size + action_size, obs_size + 1
-        if self.gauss:  # bounds of the log-variance, each member's own
-            self.low, self.high = (nn.Parameter(torch.full((config.members, 1, self.targets), b)) for b in LOG_VAR)
-        shape: dict[str, Any] = {"activation": "silu", "norm": config.norm}
-        self.stack = Stacked(config.members, width, config.hidden, self.targets * (1 + self.gauss), **shape, seed=seed)
-        if self.terminations:  # its own: the gradients of a sharp likelihood would drown those of an end
-            self.ends = Stacked(config.members, width, config.hidden[:2], 1, **shape, seed=seed + 1)
-        self.inputs, self.outputs = Scaler(width), Scaler(self.targets)
-        self.register_buffer("moves", torch.ones(self.targets))  # 0 for a target that never changed
+        self.gauss = config.kind == "gauss"
+        self.terminations = config.terminations
+        self.targets = obs_size + 1
+        width = obs_size + action_size
+        members = config.members
+        outputs = self.targets
+        if self.gauss:
+            # Each member has its own bounds of the log-variance.
+            outputs = 2 * self.targets
+            shape = (members, 1, self.targets)
+            self.low = nn.Parameter(torch.full(shape, INITIAL_LOW_LOG_VAR))
+            self.high = nn.Parameter(torch.full(shape, INITIAL_HIGH_LOG_VAR))
+        options: dict[str, Any] = {"activation": "silu", "norm": config.norm}
+        self.stack = Stacked(members, width, config.hidden, outputs, **options, seed=seed)
+        if self.terminations:
+            # A network of its own: the gradients of a sharp likelihood would drown those of an end.
+            self.ends = Stacked(members, width, config.hidden[:2], 1, **options, seed=seed + 1)
+        self.inputs = Scaler(width)
+        self.outputs = Scaler(self.targets)
+        # 0 for a target that never changed.
+        self.register_buffer("moves", torch.ones(self.targets))
 
     def columns(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return rows.split([len(self.inputs.mean), self.targets, 1], -1)  # type: ignore[return-value]
+        """Inputs, targets, terminated (..., 1)."""
+        widths = [len(self.inputs.mean), self.targets, 1]
+        return rows.split(widths, -1)  # type: ignore[return-value]
 
     def forward(self, x: Tensor, weights: list[Tensor]) -> Tensor:
         """(B, I) or (K, B, I) -> (K, B, O): means, log-variances within their bounds, a logit."""
-        bounds = 2 * self.gauss
-        outputs = [self.stack(x, weights[bounds:])]
+        # The order of the parameters: the bounds, the stack, the network of ends.
+        n_bounds = 2 if self.gauss else 0
+        out = self.stack(x, weights[n_bounds:])
+        parts = [out]
         if self.gauss:
             low, high = weights[:2]
-            mean, log_var = outputs[0].split(self.targets, -1)
+            mean, log_var = out.split(self.targets, -1)
             log_var = high - softplus(high - log_var)
-            outputs = [mean, low + softplus(log_var - low)]
+            parts = [mean, low + softplus(log_var - low)]
         if self.terminations:
-            outputs.append(self.ends(x, weights[bounds + len(self.stack.stack) :]))
-        return torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+            parts.append(self.ends(x, weights[n_bounds + len(self.stack.stack) :]))
+        if len(parts) == 1:
+            return out
+        return torch.cat(parts, -1)
 
     def read(self, out: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Means and deviations (..., D + 1), and the probability of an end (...,), of outputs (..., O)."""
-        std = torch.exp(0.5 * out[..., self.targets : 2 * self.targets]) if self.gauss else None
-        return out[..., : self.targets], std, torch.sigmoid(out[..., -1]) if self.terminations else None
+        mean = out[..., : self.targets]
+        std = ends = None
+        if self.gauss:
+            log_var = out[..., self.targets : 2 * self.targets]
+            std = torch.exp(0.5 * log_var)
+        if self.terminations:
+            ends = torch.sigmoid(out[..., -1])
+        return mean, std, ends
 
     def losses(self, rows: Tensor) -> Tensor:
         """Each member's (K,) mean negative log-likelihood (up to a constant) or squared error, and cross-entropy."""
@@ -304,10 +411,14 @@ class _Members(nn.Module):
             loss = loss * torch.exp(-log_var) + log_var
         loss = loss.mean((1, 2))
         if self.terminations:
-            ends = terminated[..., 0].expand(out.shape[:-1])
-            loss = loss + binary_cross_entropy_with_logits(out[..., -1], ends, reduction="none").mean(1)
+            logits = out[..., -1]
+            ends = terminated[..., 0].expand(logits.shape)
+            end_loss = binary_cross_entropy_with_logits(logits, ends, reduction="none")
+            loss = loss + end_loss.mean(1)
         return loss
 
     def bound_loss(self) -> Tensor | float:
         """PETS: keeps the bounds of the log-variance as narrow as the data allows."""
-        return BOUND_WEIGHT * (self.high - self.low).sum() if self.gauss else 0.0
+        if not self.gauss:
+            return 0.0
+        return BOUND_WEIGHT * (self.high - self.low).sum()

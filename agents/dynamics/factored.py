@@ -14,11 +14,10 @@ environments whose parts only show in images.
 
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax, one_hot
+from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax, one_hot, softplus
 
 from agents.dynamics import Predicted
 from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
@@ -26,7 +25,8 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
 
-STAYS = 6.0  # initial logit of an entry's present value: what never changes is not left to a network that overfits
+# The initial logit of an entry's present value: what never changes is not left to a network that overfits.
+INITIAL_STAY_LOGIT = 6.0
 
 
 class Factored(DynamicsEnsemble):
@@ -39,24 +39,28 @@ class Factored(DynamicsEnsemble):
     @torch.no_grad()
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         """See `Dynamics.step`. Without `sample` every entry takes its likeliest value."""
-        net, x = self.net, torch.cat([obs, action], -1)
+        net = self.net
+        x = torch.cat([obs, action], -1)
         means = stds = None
         if member_predictions:
             means = net.entries.probabilities(net(x, self._weights))
             stds = (means * (1 - means)).sqrt()
         if sample:
-            next_obs = net.entries.drawn(self._shared(x), self.generator)
+            next_obs = net.entries.sample(self._by_one_elite_each(x), self.generator)
         else:
-            next_obs = net.entries.likeliest(net.entries.probabilities(net(x, self._elite)).mean(0))
-        reward, ends = net.outcome(torch.cat([x, next_obs], -1), self._elite)
-        return Predicted(next_obs, reward.mean(0), None if ends is None else ends.sigmoid().mean(0), means, stds)
+            probabilities = net.entries.probabilities(net(x, self._elite)).mean(0)
+            next_obs = net.entries.mode(probabilities)
+        reward, end_logits = net.outcome(torch.cat([x, next_obs], -1), self._elite)
+        ends = None if end_logits is None else end_logits.sigmoid().mean(0)
+        return Predicted(next_obs, reward.mean(0), ends, means, stds)
 
     def _networks(self, encoding: SpaceEncoding, seed: int) -> nn.Module:
         return _Entries(encoding, self.config, seed)
 
     def _error(self, held: Tensor) -> float:
         obs, action, next_obs, _, _ = self.net.columns(held)
-        return float((self.step(obs, action, sample=False).next_obs != next_obs).float().mean())
+        predicted = self.step(obs, action, sample=False).next_obs
+        return float((predicted != next_obs).float().mean())
 
     def _table(self, replay: Replay) -> tuple[Tensor | None, bool]:
         """Rows of obs, action, next_obs, reward, terminated, None if not finite; whether the data has doubled."""
@@ -64,18 +68,16 @@ class Factored(DynamicsEnsemble):
         table = torch.cat([obs, action, next_obs, task[:, None], terminated[:, None].float()], -1)
         if not bool(torch.isfinite(table).all()):
             return None, False
-        odd = ((next_obs != 0) & (next_obs != 1)).nonzero()
-        if len(odd):
-            row, entry = odd[0].tolist()
+        not_binary = ((next_obs != 0) & (next_obs != 1)).nonzero()
+        if len(not_binary):
+            row, entry = not_binary[0].tolist()
             raise ValueError(
                 f"entry {entry} of an observation is {float(next_obs[row, entry]):g}, and model=factored predicts 0 "
                 "and 1; use model=ensemble"
             )
-        fresh = replay.added >= 2 * self._scaled_at
-        if fresh:
-            self._scaled_at, self._scalings = replay.added, self._scalings + 1
+        rescale = self._must_rescale(replay)
         self.net.unit.copy_(torch.maximum(self.net.unit, task.abs().amax()))
-        return table, fresh
+        return table, rescale
 
 
 class _Entries(nn.Module):
@@ -86,27 +88,38 @@ class _Entries(nn.Module):
     def __init__(self, encoding: SpaceEncoding, config: EnsembleConfig, seed: int) -> None:
         super().__init__()
         self.entries = Entries(encoding)
-        self.width, self.actions, self.terminations = encoding.obs_size, encoding.action_size, config.terminations
-        k, d, inputs = config.members, encoding.obs_size, encoding.obs_size + encoding.action_size
-        make: Any = {"activation": "elu", "norm": config.norm, "seed": seed}
-        self.stays = nn.Parameter(torch.full((k, 1, d), STAYS))
-        self.next = Stacked(k, inputs, config.hidden, d, last=0.1, **make)
-        self.reward = Stacked(k, inputs + d, config.hidden, 2, last=0.1, **make)
-        self.register_buffer("unit", torch.full((), 1e-6))  # the largest reward seen
+        self.width = encoding.obs_size
+        self.actions = encoding.action_size
+        self.terminations = config.terminations
+        k = config.members
+        d = encoding.obs_size
+        inputs = d + encoding.action_size
+        options: Any = {"activation": "elu", "norm": config.norm, "seed": seed}
+        self.stays = nn.Parameter(torch.full((k, 1, d), INITIAL_STAY_LOGIT))
+        self.next = Stacked(k, inputs, config.hidden, d, last=0.1, **options)
+        self.reward = Stacked(k, inputs + d, config.hidden, 2, last=0.1, **options)
+        # The largest reward seen, what the network's rewards are multiplied by.
+        self.register_buffer("unit", torch.full((), 1e-6))
 
     def columns(self, rows: Tensor) -> tuple[Tensor, ...]:
-        obs, action, next_obs, ends = rows.split([self.width, self.actions, self.width, 2], -1)
-        return obs, action, next_obs, ends[..., 0], ends[..., 1]
+        """obs, action and next_obs (..., n), reward and terminated (...,)."""
+        widths = [self.width, self.actions, self.width, 2]
+        obs, action, next_obs, numbers = rows.split(widths, -1)
+        return obs, action, next_obs, numbers[..., 0], numbers[..., 1]
 
     def forward(self, x: Tensor, weights: list[Tensor]) -> Tensor:
         """(B, D + A) or (K, B, D + A) -> logits (K, B, D) of the next observation."""
-        stays, *rest = weights
-        return self.next(x, rest[: len(self.next.stack)]) + stays * (2 * x[..., : self.width] - 1)
+        stays, *network_weights = weights
+        change = self.next(x, network_weights[: len(self.next.stack)])
+        # -1 or 1 for an entry that is 0 or 1.
+        sign = 2 * x[..., : self.width] - 1
+        return change + stays * sign
 
     def outcome(self, x: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor | None]:
         """(B, 2 D + A) or (K, B, 2 D + A) -> reward (K, B), logit (K, B) of an end."""
         out = self.reward(x, weights[1 + len(self.next.stack) :])
-        return out[..., 0] * self.unit, out[..., 1] if self.terminations else None
+        ends = out[..., 1] if self.terminations else None
+        return out[..., 0] * self.unit, ends
 
     def losses(self, rows: Tensor) -> Tensor:
         """Each member's (K,) negative log-likelihood of an outcome, with the reward's squared error."""
@@ -124,6 +137,13 @@ class _Entries(nn.Module):
         return 0.0
 
 
+def _is_binary(space: spaces.Space) -> bool:
+    if isinstance(space, spaces.MultiBinary):
+        return True
+    assert isinstance(space, spaces.Box)
+    return bool((space.low >= 0).all() and (space.high <= 1).all())
+
+
 class Entries(nn.Module):
     """The columns of an observation that are bits, and those that form a one-hot."""
 
@@ -134,14 +154,17 @@ class Entries(nn.Module):
         if encoding.images:
             raise ValueError(f"model=factored cannot predict images in {encoding.observation_space}; use world_model")
         bits: list[int] = []
-        hots: dict[int, list[list[int]]] = {}  # how many values -> the columns of every one-hot with so many
+        # Number of values -> the columns of every one-hot with so many.
+        hots: dict[int, list[list[int]]] = {}
         begin = 0
         for key, (kind, sizes, length) in encoding.flat.items():
             space = encoding.observation_space if encoding.bare else encoding.observation_space[key]
             if kind == "one-hot":
-                for size, end in zip(sizes.tolist(), (begin + np.cumsum(sizes)).tolist()):
-                    hots.setdefault(size, []).append(list(range(end - size, end)))
-            elif isinstance(space, spaces.MultiBinary) or bool((space.low >= 0).all() and (space.high <= 1).all()):
+                start = begin
+                for size in sizes.tolist():
+                    hots.setdefault(size, []).append(list(range(start, start + size)))
+                    start += size
+            elif _is_binary(space):
                 bits += range(begin, begin + length)
             else:
                 raise ValueError(f"model=factored predicts 0 and 1, and {space} holds others; use model=ensemble")
@@ -163,25 +186,35 @@ class Entries(nn.Module):
             out[..., columns] = logits[..., columns].softmax(-1)
         return out
 
-    def drawn(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+    def sample(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """A random observation (..., D)."""
         noise = torch.empty_like(logits).exponential_(generator=generator)
-        out = (noise > torch.nn.functional.softplus(-logits)).float()  # P(exponential > x) = exp(-x)
+        # P(exponential > x) = exp(-x), here the sigmoid of the logit.
+        out = (noise > softplus(-logits)).float()
         for columns in self.hots:
-            chosen = (logits[..., columns] - noise[..., columns].log()).argmax(-1)
-            out[..., columns] = one_hot(chosen, columns.shape[1]).float()
+            # Minus the logarithm of the same numbers is Gumbel noise.
+            index = (logits[..., columns] - noise[..., columns].log()).argmax(-1)
+            out[..., columns] = one_hot(index, columns.shape[1]).float()
         return out
 
-    def likeliest(self, probabilities: Tensor) -> Tensor:
+    def mode(self, probabilities: Tensor) -> Tensor:
+        """The likeliest value of every entry, (..., D)."""
         out = (probabilities > 0.5).float()
         for columns in self.hots:
-            out[..., columns] = one_hot(probabilities[..., columns].argmax(-1), columns.shape[1]).float()
+            index = probabilities[..., columns].argmax(-1)
+            out[..., columns] = one_hot(index, columns.shape[1]).float()
         return out
 
     def loss(self, logits: Tensor, obs: Tensor) -> Tensor:
         """Negative log-likelihood of an observation (..., D), summed over its entries: (...)."""
         obs = obs.expand_as(logits)
-        binary = (logits[..., self.bits], obs[..., self.bits]) if self._sizes else (logits, obs)
-        loss = binary_cross_entropy_with_logits(*binary, reduction="none").sum(-1)
+        bit_logits = logits
+        bits = obs
+        if self._sizes:
+            bit_logits = logits[..., self.bits]
+            bits = obs[..., self.bits]
+        loss = binary_cross_entropy_with_logits(bit_logits, bits, reduction="none").sum(-1)
         for columns in self.hots:
-            loss = loss - (log_softmax(logits[..., columns], -1) * obs[..., columns]).sum((-1, -2))
+            log_probs = log_softmax(logits[..., columns], -1)
+            loss = loss - (log_probs * obs[..., columns]).sum((-1, -2))
         return loss

@@ -37,10 +37,9 @@ class TrueModel(Stateful):
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         state = obs.detach().cpu().numpy()
         env_action = self._encoding.decode(action.detach().cpu().numpy())
-        columns = []
-        for column in self._outcome(state, env_action):
-            columns.append(torch.as_tensor(np.asarray(column, state.dtype), device=obs.device))
-        next_obs, task, terminated = columns
+        # The simulator computes in float64, the columns have the type of the observations.
+        columns = [np.asarray(column, state.dtype) for column in self._outcome(state, env_action)]
+        next_obs, task, terminated = (torch.as_tensor(column, device=obs.device) for column in columns)
         means = next_obs[None] if member_predictions else None
         return Predicted(next_obs, task, terminated, means)
 

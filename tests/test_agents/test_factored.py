@@ -139,7 +139,7 @@ def test_entries_are_found_by_the_space() -> None:
 def test_samples_are_observations_and_as_frequent_as_they_should() -> None:
     entries, generator = Entries(MIXED), torch.Generator().manual_seed(0)
     logits = torch.randn(12, generator=generator)
-    drawn = entries.drawn(logits.expand(20000, 12), generator)
+    drawn = entries.sample(logits.expand(20000, 12), generator)
     space: Any = MIXED.observation_space
     for row in MIXED.obs(drawn[:50].numpy())["dice"]:
         assert space["dice"].contains(row)
@@ -147,7 +147,7 @@ def test_samples_are_observations_and_as_frequent_as_they_should() -> None:
     expected = torch.cat([logits[:3].softmax(0), logits[3:6].softmax(0), logits[6:8].sigmoid(), logits[8:].softmax(0)])
     torch.testing.assert_close(entries.probabilities(logits), expected)
     torch.testing.assert_close(drawn.mean(0), expected, rtol=0, atol=0.015)
-    likeliest = entries.likeliest(expected)
+    likeliest = entries.mode(expected)
     assert [int(likeliest[a:b].argmax()) for a, b in ((0, 3), (3, 6), (8, 12))] == [
         int(expected[a:b].argmax()) for a, b in ((0, 3), (3, 6), (8, 12))
     ]
@@ -157,7 +157,7 @@ def test_samples_are_observations_and_as_frequent_as_they_should() -> None:
 def test_the_surprise_is_the_sum_over_entries() -> None:
     entries = Entries(MIXED)
     logits = torch.randn(2, 3, 12, generator=torch.Generator().manual_seed(0))
-    obs = entries.drawn(logits[0], torch.Generator().manual_seed(1))
+    obs = entries.sample(logits[0], torch.Generator().manual_seed(1))
     p = entries.probabilities(logits)
     by_hand = torch.zeros(2, 3)
     for row in range(3):
@@ -172,7 +172,7 @@ def test_the_surprise_is_the_sum_over_entries() -> None:
 
 def test_dice_that_are_thrown_stay_dice() -> None:
     generator = torch.Generator().manual_seed(0)
-    drawn = Entries(MIXED).drawn(torch.zeros(500, 12), generator)
+    drawn = Entries(MIXED).sample(torch.zeros(500, 12), generator)
     action = torch.eye(2)[torch.randint(2, (500,), generator=generator)]
     next_obs = drawn.clone()
     next_obs[:, :3] = drawn[:, 3:6]  # the first die shows what the second did
