@@ -32,20 +32,32 @@ from torch import Tensor, nn
 
 from agents.dynamics import OneStepModel, Predicted
 from agents.networks.actor_critic import CLIP, SpaceEncoding
-from agents.replay.replay import Replay
+from agents.replay.replay import Replay, Rows
 from envs.transitions import Transitions
 from envs.types import ReplayScorer
 from lodestar.numerics.flat import Flat
 from lodestar.state import Stateful
 
-MARGIN, FAR = 0.1, 10.0  # in widths of the data: how far beyond it states are held, and where rollouts are cut
+# In widths of the data: how far beyond it states are held, and where rollouts are cut.
+MARGIN_WIDTHS = 0.1
+FAR_WIDTHS = 10.0
+# What an imagined transition has of what a reward may read.
 IMAGINED = frozenset({"obs", "action", "next_obs", "reward", "terminated", "truncated", "step"})
-FRESH = 1024  # newest transitions that a gap is measured on, at most
-TABLE = 16384  # transitions that are relabelled for a fit, at most
-HEAD_BATCH, HEAD_RATE = 256, 1e-3  # of the reward head
-LEAST = 1e-6  # smallest deviation in a penalty, so that divisions stay finite
-REFIT = 200  # gradient steps that answer a jump of its gap
-JUMP, LARGE = 3.0, 0.5  # times its running value, and at least: a gap that is answered by more steps
+# The newest transitions that the reward head's gap is measured on.
+MIN_GAP_ROWS = 64
+MAX_GAP_ROWS = 1024
+# Transitions that are relabelled for a fit of the reward head.
+MAX_HEAD_ROWS = 16384
+HEAD_BATCH_SIZE = 256
+HEAD_LEARNING_RATE = 1e-3
+# Gradients of the reward head are clipped to this norm.
+HEAD_MAX_GRAD_NORM = 10.0
+# The smallest deviation in a penalty, so that divisions stay finite.
+MIN_PENALTY_STD = 1e-6
+# A gap that is this many times its running value, and at least this large, is answered by more gradient steps.
+GAP_JUMP = 3.0
+MIN_GAP = 0.5
+REFIT_STEPS = 200
 
 Act = Callable[[Tensor, int], tuple[Tensor, Tensor | None]]
 RewardFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -57,17 +69,24 @@ Choose = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 class Imagined:
     """H steps of B rollouts. Where `alive` is False values are finite and meaningless; rewards are 0 there."""
 
-    obs: Tensor  # (H, B, D)
-    action: Tensor  # (H, B, A)
-    next_obs: Tensor  # (H, B, D)
-    reward: Tensor  # (H, B), less the penalty
-    task: Tensor  # (H, B), the task's own reward, as the model predicts it
-    penalty: Tensor  # (H, B)
-    terminated: Tensor  # bool (H, B), this transition ended the episode
-    alive: Tensor  # bool (H, B), this transition was imagined: nothing before it ended the rollout, and it was not cut
-    log_prob: Tensor | None  # (H, B) of the actions, or None where `act` gives none
-    step: Tensor  # int64 (H, B), within the episode
-    diverged: Tensor  # 0-d, how many rollouts were cut for states that are NaN, infinite or far from the data
+    # (H, B, D), (H, B, A), (H, B, D).
+    obs: Tensor
+    action: Tensor
+    next_obs: Tensor
+    # All (H, B): the reward less the penalty, the task's own as the model predicts it, the penalty.
+    reward: Tensor
+    task: Tensor
+    penalty: Tensor
+    # Bool (H, B), whether this transition ended the episode.
+    terminated: Tensor
+    # Bool (H, B), whether this transition was imagined: nothing before it ended the rollout, and it was not cut.
+    alive: Tensor
+    # (H, B), of the actions, or None where `act` gives none.
+    log_prob: Tensor | None
+    # Int64 (H, B), within the episode.
+    step: Tensor
+    # 0-d, how many rollouts were cut for states that are NaN, infinite or far from the data.
+    diverged: Tensor
 
     @property
     def continues(self) -> Tensor:
@@ -77,43 +96,50 @@ class Imagined:
 
 def disagreement(predicted: Predicted) -> Tensor:
     """How far apart the members' means are: their standard deviation, mean over D; (B,), in the model's units."""
-    return _asked(predicted.means).std(0, correction=0).mean(-1)
+    return _members(predicted.means).std(0, correction=0).mean(-1)
 
 
 def aleatoric_max(predicted: Predicted) -> Tensor:
     """max_k |s_k|, the largest noise that any member expects, (B,)."""
-    return _asked(predicted.stds).norm(dim=-1).amax(0)
+    return _members(predicted.stds).norm(dim=-1).amax(0)
 
 
 def pairwise_max(predicted: Predicted) -> Tensor:
     """max_kl |m_k - m_l|, the widest disagreement between two means, (B,)."""
-    means = _asked(predicted.means).transpose(0, 1)  # (B, K, D)
+    # (B, K, D)
+    means = _members(predicted.means).transpose(0, 1)
     return torch.cdist(means, means).amax((1, 2))
 
 
 def ens_var(predicted: Predicted) -> Tensor:
     """sum_d var_k(m) + mean_k(s^2), the variance of the members' mixture, (B,); without stds that of the means."""
-    means = _asked(predicted.means)
-    second = (means - means.mean(0)).square()
-    return (second if predicted.stds is None else second + predicted.stds.square()).mean(0).sum(-1)
+    means = _members(predicted.means)
+    second_moment = (means - means.mean(0)).square()
+    if predicted.stds is not None:
+        second_moment = second_moment + predicted.stds.square()
+    return second_moment.mean(0).sum(-1)
 
 
 def ens_std(predicted: Predicted) -> Tensor:
     """sqrt(ens_var), (B,)."""
-    return ens_var(predicted).clamp(min=LEAST**2).sqrt()
+    return ens_var(predicted).clamp(min=MIN_PENALTY_STD**2).sqrt()
 
 
 def loo_kl(predicted: Predicted) -> Tensor:
     """Mean over members of KL(member || Gaussian with the moments of the others' mixture), (B,)."""
-    means, variances = _asked(predicted.means), _asked(predicted.stds).clamp(min=LEAST).square()
-    others = len(means) - 1
-    centre = means.mean(0)
-    off = means - centre  # moments about the mean of all: subtracting the squares of large means would lose digits
-    second = variances + off.square()
-    mean = -off / others  # of the others, from the centre: all of them sum to 0
-    variance = ((second.sum(0) - second) / others - mean.square()).clamp(min=LEAST**2)
-    gap = off - mean
-    return 0.5 * ((variances + gap.square()) / variance - 1 - torch.log(variances / variance)).sum(-1).mean(0)
+    means = _members(predicted.means)
+    variances = _members(predicted.stds).clamp(min=MIN_PENALTY_STD).square()
+    n_others = len(means) - 1
+    # Moments are taken about the mean of all: subtracting the squares of large means would lose digits.
+    offset = means - means.mean(0)
+    second_moment = variances + offset.square()
+    # The mean of the others, about the same centre: all offsets sum to 0.
+    mean = -offset / n_others
+    others_moment = (second_moment.sum(0) - second_moment) / n_others
+    variance = (others_moment - mean.square()).clamp(min=MIN_PENALTY_STD**2)
+    gap = offset - mean
+    kl = (variances + gap.square()) / variance - 1 - torch.log(variances / variance)
+    return 0.5 * kl.sum(-1).mean(0)
 
 
 PENALTIES: dict[str, Callable[[Predicted], Tensor]] = {
@@ -121,7 +147,7 @@ PENALTIES: dict[str, Callable[[Predicted], Tensor]] = {
 }
 
 
-def _asked(of_members: Tensor | None) -> Tensor:
+def _members(of_members: Tensor | None) -> Tensor:
     assert of_members is not None, "step(..., member_predictions=True) of a model whose members predict it"
     return of_members
 
@@ -131,8 +157,10 @@ class HorizonSchedule:
 
     def __init__(self, spec: Any) -> None:
         try:
-            linear = isinstance(spec, str) and spec.startswith("linear:")
-            numbers = [float(x) for x in spec.split(":")[1:]] if linear else [float(spec)] * 2 + [0.0, 1.0]
+            if isinstance(spec, str) and spec.startswith("linear:"):
+                numbers = [float(x) for x in spec.split(":")[1:]]
+            else:
+                numbers = [float(spec), float(spec), 0.0, 1.0]
             self.start, self.stop, self.begin, self.end = numbers
         except (TypeError, ValueError):
             raise ValueError(
@@ -143,8 +171,9 @@ class HorizonSchedule:
             raise ValueError(f"agent.horizon={spec!r} is out of range; give steps of 1 or more, and BEGIN before END")
 
     def __call__(self, timesteps: int) -> int:
-        share = min(max((timesteps - self.begin) / (self.end - self.begin), 0.0), 1.0)
-        return int(self.start + (self.stop - self.start) * share)
+        progress = (timesteps - self.begin) / (self.end - self.begin)
+        progress = min(max(progress, 0.0), 1.0)
+        return int(self.start + (self.stop - self.start) * progress)
 
     @property
     def longest(self) -> int:
@@ -167,8 +196,10 @@ class Adaptive(Stateful):
         """Bool (B,): which of the outcomes of step `t` of a rollout are not to be trusted."""
         uncertainty = disagreement(predicted)
         if t == 0:
-            usual = self.factor * uncertainty.quantile(self.quantile)
-            self.threshold = usual if self.threshold is None else usual.lerp(self.threshold.to(usual), self.decay)
+            threshold = self.factor * uncertainty.quantile(self.quantile)
+            if self.threshold is not None:
+                threshold = threshold.lerp(self.threshold.to(threshold), self.decay)
+            self.threshold = threshold
         assert self.threshold is not None, "a rollout begins with step 0"
         return uncertainty > self.threshold
 
@@ -201,45 +232,70 @@ def imagine(
             happens, and whether it is likely enough to continue.
         penalty, cut: subtracted from the reward of an outcome, (B,); (outcome, t) -> bool (B,), where to stop before
             it.
-        bounds: lowest and highest observation in the data, (D,) each. States are held within them and `MARGIN` widths
-            more; those more than `FAR` widths beyond are cut and counted.
+        bounds: lowest and highest observation in the data, (D,) each. States are held within them and `MARGIN_WIDTHS`
+            more; those more than `FAR_WIDTHS` beyond are cut and counted.
     """
-    members = penalty is not None or cut is not None
-    one_step = functools.partial(model.step, member_predictions=members)
-    rows: list[dict[str, Any]] = []
-    began = torch.zeros(len(obs), dtype=torch.int64, device=obs.device) if step is None else step
-    alive = torch.ones_like(began, dtype=torch.bool)
-    diverged = began.new_zeros(())
+    member_predictions = penalty is not None or cut is not None
+    one_step = functools.partial(model.step, member_predictions=member_predictions)
+    transitions: list[dict[str, Any]] = []
+    first_step = step
+    if first_step is None:
+        first_step = torch.zeros(len(obs), dtype=torch.int64, device=obs.device)
+    alive = torch.ones_like(first_step, dtype=torch.bool)
+    diverged = first_step.new_zeros(())
     box = None if bounds is None else _box(*bounds)
     for t in range(horizon):
         action, log_prob = act(obs, t)
-        finite = [alive]  # which rows turn out to be finite; gradients pass through no others
-        outcome, keep = _outcome(one_step, _guard(obs, finite), _guard(action, finite), choose, candidates)
-        taken = None if penalty is None else penalty(outcome)
+        # Which rows turn out to be finite, written below; gradients pass through no others.
+        finite = [alive]
+        guarded = (_guard(obs, finite), _guard(action, finite))
+        outcome, keep = _outcome(one_step, *guarded, choose, candidates)
+        row_penalty = None if penalty is None else penalty(outcome)
         inside, far = _contain(outcome.next_obs, box)
-        checked = outcome.next_obs.detach().sum(-1) + outcome.reward.detach()
-        wrong = ~(checked if taken is None else checked + taken.detach()).isfinite()
-        wrong = wrong if far is None else wrong | far
-        diverged = diverged + (alive & wrong).sum()
-        alive = alive & ~wrong if keep is None else alive & ~wrong & keep
+        invalid = ~_checksum(outcome, row_penalty).isfinite()
+        if far is not None:
+            invalid = invalid | far
+        diverged = diverged + (alive & invalid).sum()
+        alive = alive & ~invalid
+        if keep is not None:
+            alive = alive & keep
         if cut is not None:
             alive = alive & ~cut(outcome, t)
         finite[0] = alive
-        over = ~alive
+        # Rows that are not alive stand still, with a reward of 0.
+        stopped = ~alive
         next_obs = torch.where(alive[:, None], inside, obs)
-        task = outcome.reward.masked_fill(over, 0)
+        task = outcome.reward.masked_fill(stopped, 0)
         terminated = alive & _ended(ends, outcome, obs, action, next_obs)
-        reward = reward_function(obs, action, next_obs, task, terminated, began + t).masked_fill(over, 0)
-        taken = torch.zeros_like(reward) if taken is None else taken.masked_fill(over, 0)
-        reward = reward if penalty is None else reward - taken
-        log_prob = None if log_prob is None else log_prob.masked_fill(over, 0)
-        kept = {"obs": obs, "action": action, "next_obs": next_obs, "reward": reward, "task": task, "penalty": taken}
-        rows.append({**kept, "terminated": terminated, "alive": alive, "log_prob": log_prob})
+        reward = reward_function(obs, action, next_obs, task, terminated, first_step + t)
+        reward = reward.masked_fill(stopped, 0)
+        if row_penalty is None:
+            row_penalty = torch.zeros_like(reward)
+        else:
+            row_penalty = row_penalty.masked_fill(stopped, 0)
+            reward = reward - row_penalty
+        if log_prob is not None:
+            log_prob = log_prob.masked_fill(stopped, 0)
+        transitions.append(
+            {
+                "obs": obs,
+                "action": action,
+                "next_obs": next_obs,
+                "reward": reward,
+                "task": task,
+                "penalty": row_penalty,
+                "terminated": terminated,
+                "alive": alive,
+                "log_prob": log_prob,
+            }
+        )
         alive = alive & ~terminated
         obs = torch.where(alive[:, None], next_obs, obs)
-    steps = began + torch.arange(horizon, device=obs.device)[:, None]
-    whole: Any = {name: None if x is None else torch.stack([row[name] for row in rows]) for name, x in rows[0].items()}
-    return Imagined(**whole, step=steps, diverged=diverged)
+    columns: dict[str, Any] = {}
+    for name, value in transitions[0].items():
+        columns[name] = None if value is None else torch.stack([row[name] for row in transitions])
+    steps = first_step + torch.arange(horizon, device=obs.device)[:, None]
+    return Imagined(**columns, step=steps, diverged=diverged)
 
 
 def _guard(x: Tensor, finite: list[Tensor]) -> Tensor:
@@ -257,21 +313,37 @@ def _outcome(
     """What happens, and whether to keep it, bool (B,) or None for all."""
     if choose is None:
         return step(obs, action), None
-    many = step(obs.repeat(candidates, 1), action.repeat(candidates, 1))
-    index, keep = choose(obs, action, many.next_obs.unflatten(0, (candidates, -1)))
-    picked = index * len(obs) + torch.arange(len(obs), device=obs.device)
+    outcomes = step(obs.repeat(candidates, 1), action.repeat(candidates, 1))
+    index, keep = choose(obs, action, outcomes.next_obs.unflatten(0, (candidates, -1)))
+    rows = index * len(obs) + torch.arange(len(obs), device=obs.device)
 
     def pick(x: Tensor | None, axis: int) -> Any:
-        return None if x is None else x.index_select(axis, picked)
+        return None if x is None else x.index_select(axis, rows)
 
-    rows = (pick(many.next_obs, 0), pick(many.reward, 0), pick(many.terminated, 0))
-    return Predicted(*rows, pick(many.means, 1), pick(many.stds, 1)), keep
+    # Axis 0 of the members' predictions is that of the members.
+    outcome = Predicted(
+        next_obs=pick(outcomes.next_obs, 0),
+        reward=pick(outcomes.reward, 0),
+        terminated=pick(outcomes.terminated, 0),
+        means=pick(outcomes.means, 1),
+        stds=pick(outcomes.stds, 1),
+    )
+    return outcome, keep
+
+
+def _checksum(outcome: Predicted, penalty: Tensor | None) -> Tensor:
+    """A number (B,) that is finite where all numbers of an outcome are: one sum is cheaper than a test of each."""
+    checksum = outcome.next_obs.detach().sum(-1) + outcome.reward.detach()
+    if penalty is not None:
+        checksum = checksum + penalty.detach()
+    return checksum
 
 
 def _box(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Limits with their margin, the centre, and 1 / width; 0 where nothing moved: there is no width to measure in."""
     width = high - low
-    margin, rate = MARGIN * width, torch.where(width > 0, 1 / width, 0.0)
+    margin = MARGIN_WIDTHS * width
+    rate = torch.where(width > 0, 1 / width, 0.0)
     return low - margin, high + margin, (low + high) / 2, rate
 
 
@@ -280,11 +352,13 @@ def _contain(obs: Tensor, box: tuple[Tensor, Tensor, Tensor, Tensor] | None) -> 
     if box is None:
         return obs, None
     low, high, centre, rate = box
-    distance = ((obs.detach() - centre).abs_() * rate).amax(-1)  # from the centre, in widths
-    return obs.clamp(low, high), distance > 0.5 + FAR
+    # The distance from the centre, in widths; the data ends half a width from there.
+    distance = ((obs.detach() - centre).abs_() * rate).amax(-1)
+    return obs.clamp(low, high), distance > 0.5 + FAR_WIDTHS
 
 
 def _ended(ends: Ends | None, outcome: Predicted, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
+    """Bool (B,), by the environment's rule, else as the model has learned it, else never."""
     if ends is not None:
         return ends(obs, action, next_obs)
     if outcome.terminated is not None:
@@ -294,9 +368,12 @@ def _ended(ends: Ends | None, outcome: Predicted, obs: Tensor, action: Tensor, n
 
 def seeded_mlp(sizes: tuple[int, ...], seed: int) -> nn.Sequential:
     """Linear layers of these sizes with SiLU between them."""
-    with torch.random.fork_rng(devices=[]):  # torch draws initial weights from its global generator
+    layers: list[nn.Module] = []
+    # Torch draws initial weights from its global generator, which is left as it was.
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.SiLU())]
+        for inputs, outputs in itertools.pairwise(sizes):
+            layers += [nn.Linear(inputs, outputs), nn.SiLU()]
     return nn.Sequential(*layers[:-1])
 
 
@@ -309,8 +386,11 @@ class RewardHead(Stateful):
         self.device = torch.device(device)
         self.net = seeded_mlp((inputs, 128, 128, 1), seed).to(self.device)
         self._flat = Flat.over(list(self.net.parameters()))
-        self.mean, self.std = torch.zeros(inputs, device=self.device), torch.ones(inputs, device=self.device)
-        self.center, self.scale = torch.zeros((), device=self.device), torch.ones((), device=self.device)
+        # Of the features (I), and of the rewards.
+        self.mean = torch.zeros(inputs, device=self.device)
+        self.std = torch.ones(inputs, device=self.device)
+        self.center = torch.zeros((), device=self.device)
+        self.scale = torch.ones((), device=self.device)
         self._generator = torch.Generator(self.device).manual_seed(seed)
 
     def predict(self, x: Tensor) -> Tensor:
@@ -320,18 +400,21 @@ class RewardHead(Stateful):
 
     def fit(self, x: Tensor, y: Tensor, steps: int) -> Tensor:
         """Take `steps` minibatches of features (M, I) and rewards (M,); the last loss, in standard deviations (0-d)."""
-        x, y = x.detach(), y.detach()
+        x = x.detach()
+        y = y.detach()
         std, self.mean = torch.std_mean(x, 0, correction=0)
         self.std = torch.where(std > 1e-6, std, 1.0)
-        self.center, self.scale = y.mean(), spread(y)
-        x, y = ((x - self.mean) / self.std).clamp_(-CLIP, CLIP), (y - self.center) / self.scale
-        size = min(HEAD_BATCH, len(x))
+        self.center = y.mean()
+        self.scale = spread(y)
+        inputs = ((x - self.mean) / self.std).clamp_(-CLIP, CLIP)
+        targets = (y - self.center) / self.scale
+        size = min(HEAD_BATCH_SIZE, len(x))
         draws = torch.randint(len(x), (steps, size), generator=self._generator, device=self.device)
         loss = x.new_zeros(())
         with torch.enable_grad():
             for rows in draws:
-                gap = self.net(x[rows]).squeeze(-1) - y[rows]
-                loss = self._flat.descend(gap.square().mean(), HEAD_RATE, 10.0)
+                error = self.net(inputs[rows]).squeeze(-1) - targets[rows]
+                loss = self._flat.descend(error.square().mean(), HEAD_LEARNING_RATE, HEAD_MAX_GRAD_NORM)
         return loss
 
 
@@ -348,7 +431,7 @@ class RewardSource(Stateful):
         head    everything else: a network r(s, a, s') learns the rewards of real transitions
 
     The head's gap, on transitions it has not learned from, is the root mean square error over the rewards' deviation. A
-    reward that changes shows as a jump, which is answered by `REFIT` more steps at once.
+    reward that changes shows as a jump, which is answered by `REFIT_STEPS` more steps at once.
     """
 
     saved = ("head", "_seen", "_usual", "timesteps")
@@ -362,13 +445,20 @@ class RewardSource(Stateful):
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> None:
-        self.scorer, self.encoding, self.device = scorer, encoding, torch.device(device)
+        self.scorer = scorer
+        self.encoding = encoding
+        self.device = torch.device(device)
         self.how, self.reason = _how(scorer, encoding, differentiable)
-        self.timesteps = 0  # environment steps so far, for schedules of weights; set by the agent
-        inputs = 2 * encoding.obs_size + encoding.action_size + 1
-        self.head = RewardHead(inputs, seed=seed, device=device) if self.how == "head" else None
-        self._seen = 0  # rows the replay had when the head was fitted
-        self._usual: float | None = None  # running gap: falls at once, rises slowly
+        # Environment steps so far, for schedules of weights; the agent sets it.
+        self.timesteps = 0
+        self.head = None
+        if self.how == "head":
+            inputs = 2 * encoding.obs_size + encoding.action_size + 1
+            self.head = RewardHead(inputs, seed=seed, device=device)
+        # Rows the replay had when the head was fitted.
+        self._seen = 0
+        # The running gap, which falls at once and rises slowly; None before the first.
+        self._usual: float | None = None
 
     def __call__(
         self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor, terminated: Tensor, step: Tensor
@@ -378,16 +468,15 @@ class RewardSource(Stateful):
             return task
         if self.head is not None:
             return self.head.predict(_features(obs, action, next_obs, terminated))
-        arrays = [x.detach().cpu().numpy() for x in (obs, action, next_obs, task, terminated, step)]
         batch = Transitions(
-            obs=self.encoding.obs(arrays[0]),
-            action=self.encoding.decode(arrays[1]),
-            reward=arrays[3],
-            next_obs=self.encoding.obs(arrays[2]),
-            terminated=arrays[4],
+            obs=self.encoding.obs(_array(obs)),
+            action=self.encoding.decode(_array(action)),
+            reward=_array(task),
+            next_obs=self.encoding.obs(_array(next_obs)),
+            terminated=_array(terminated),
             truncated=np.zeros(len(obs), bool),
             valid=np.ones(len(obs), bool),
-            step=arrays[5],
+            step=_array(step),
         )
         reward = self.scorer.combine(self.scorer.relabel(batch), self.timesteps)
         return torch.from_numpy(reward).to(self.device)
@@ -396,29 +485,46 @@ class RewardSource(Stateful):
         """Fit the head to rewards in `steps` minibatches, more at a jump: `head_gap`, `head_loss`, `head_refits`."""
         if self.head is None:
             return {}
-        rows = replay.sample(min(max(len(replay), 1), TABLE))
-        x, y = _features(rows.obs, rows.action, rows.next_obs, rows.discount == 0), rows.reward
-        fresh = replay.newest(min(max(replay.added - self._seen, 64), FRESH))
+        rows = replay.sample(min(max(len(replay), 1), MAX_HEAD_ROWS))
+        n_unseen = max(replay.added - self._seen, MIN_GAP_ROWS)
+        newest = replay.newest(min(n_unseen, MAX_GAP_ROWS))
         self._seen = replay.added
-        guess = self.head.predict(_features(fresh.obs, fresh.action, fresh.next_obs, fresh.discount == 0)).detach()
-        gap = float((guess - fresh.reward).square().mean().sqrt() / spread(y))
-        jumped = self._usual is None or (gap > JUMP * self._usual and gap > LARGE)
-        self._usual = gap if self._usual is None else min(gap, 0.9 * self._usual + 0.1 * gap)
-        loss = self.head.fit(x, y, steps + REFIT * jumped)
+        predicted = self.head.predict(_row_features(newest)).detach()
+        error = (predicted - newest.reward).square().mean().sqrt()
+        gap = float(error / spread(rows.reward))
+        if self._usual is None:
+            jumped = True
+            self._usual = gap
+        else:
+            jumped = gap > GAP_JUMP * self._usual and gap > MIN_GAP
+            self._usual = min(gap, 0.9 * self._usual + 0.1 * gap)
+        if jumped:
+            steps += REFIT_STEPS
+        loss = self.head.fit(_row_features(rows), rows.reward, steps)
         return {"head_gap": gap, "head_loss": loss, "head_refits": float(jumped)}
 
 
 def _features(obs: Tensor, action: Tensor, next_obs: Tensor, terminated: Tensor) -> Tensor:
+    """What the reward head reads, (B, 2 D + A + 1)."""
     return torch.cat([obs, action, next_obs, terminated.to(obs.dtype).unsqueeze(-1)], -1)
+
+
+def _row_features(rows: Rows) -> Tensor:
+    # A replayed transition that ended its episode has no discount.
+    return _features(rows.obs, rows.action, rows.next_obs, rows.discount == 0)
+
+
+def _array(x: Tensor) -> np.ndarray:
+    return x.detach().cpu().numpy()
 
 
 def _how(scorer: ReplayScorer, encoding: SpaceEncoding, differentiable: bool) -> tuple[str, str]:
     """Where imagined rewards come from, and why."""
     if scorer.is_task:
         return "model", "the task's own reward is used: the model of the environment predicts it"
-    foreign = sorted(scorer.requires - IMAGINED)
-    if foreign:
-        why = f"the reward reads {', '.join(foreign)}, which no model imagines"
+    not_imagined = sorted(scorer.requires - IMAGINED)
+    if not_imagined:
+        why = f"the reward reads {', '.join(not_imagined)}, which no model imagines"
     elif encoding.images and {"obs", "next_obs"} & scorer.requires:
         why = "the reward reads images, which no model imagines"
     elif not scorer.relabelable or scorer.initial_memory(1):

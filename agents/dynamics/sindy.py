@@ -34,13 +34,27 @@ from lodestar.numerics.flat import Flat
 from lodestar.settings import Settings, setting
 from lodestar.state import Stateful
 
-BLOCKS = 64  # of rows, which bootstraps draw from
-REWARD_R2 = 0.99  # below it a network predicts the reward
-STARTS, STEPS, STRAYED = 32, 50, 0.1  # `validate`: rollouts, their length, share of them that may leave the data
-FEWEST, MOST_ROWS = 20, 20_000  # rows a fit begins with, and reads at most, drawn from all
-MARGIN = 0.1  # how far outside the data predictions are clipped, in ranges of the data
-HEAD_STEPS, HEAD_BATCH, HEAD_RATE = 1000, 256, 1e-3  # of the reward's network
-COLUMNS, AFFORDABLE = 500, 150  # of a library: at most, and at most where the degree is not set
+# Blocks of rows, which bootstraps draw from.
+N_BLOCKS = 64
+# R2 of the polynomial reward below which a network predicts it.
+MIN_REWARD_R2 = 0.99
+# Rollouts of `validate`, their length, and the share by which a member may leave the data more often than the best.
+VALIDATION_STARTS = 32
+VALIDATION_STEPS = 50
+MAX_EXCESS_SHARE = 0.1
+# Rows a fit begins with, and reads at most, drawn from all.
+MIN_FIT_ROWS = 20
+MAX_FIT_ROWS = 20_000
+MAX_HELD_OUT_ROWS = 1000
+# How far outside the data predictions are clipped, in ranges of the data.
+CLIP_MARGIN_RANGES = 0.1
+# Gradient steps, rows of a minibatch and learning rate of the reward's network.
+REWARD_NET_STEPS = 1000
+REWARD_NET_BATCH_SIZE = 256
+REWARD_NET_LEARNING_RATE = 1e-3
+# Terms of a library, at most; and at most where the degree is not set.
+MAX_TERMS = 500
+MAX_TERMS_BY_DEFAULT = 150
 
 
 @dataclass
@@ -69,199 +83,277 @@ class Sindy(Stateful):
     ) -> None:
         if encoding.images or not encoding.obs_size:
             raise ValueError(f"SINDy cannot predict images, and {encoding.observation_space} has some; use world_model")
-        self.config, self.device = config or SindyConfig(), torch.device(device)
-        self.members, self.size = self.config.members, encoding.obs_size
+        self.config = config or SindyConfig()
+        self.device = torch.device(device)
+        self.members = self.config.members
+        self.size = encoding.obs_size
+        d = self.size
         actions = encoding.action_size
-        self.library = Library(self.size + actions, actions, self.config.degree, encoding.discrete, self.device)
+        self.library = Library(d + actions, actions, self.config.degree, encoding.discrete, self.device)
         self._generator = torch.Generator(self.device).manual_seed(seed)
-        d, p = self.size, len(self.library.terms)
         self.head = seeded_mlp((2 * d + actions, 64, 64, 1), seed).to(self.device)
         self._flat = Flat.over(list(self.head.parameters()))
-        self._state = {  # what a fit finds; rows of coefficients: changes, then the reward
+        p = len(self.library.terms)
+        # What a fit finds. Rows of coefficients are the changes, then the reward; `middle` is the members' median.
+        # `shift` is the mean or 0, `change` the standard deviation of the changes.
+        state = {
             "coefficients": torch.zeros(self.members, d + 1, p),
             "middle": torch.zeros(d + 1, p),
             "mean": torch.zeros(d),
-            "shift": torch.zeros(d),  # the mean, or 0
+            "shift": torch.zeros(d),
             "scale": torch.ones(d),
-            "change": torch.ones(d),  # standard deviation of the changes
+            "change": torch.ones(d),
             "low": torch.full((d,), -torch.inf),
             "high": torch.full((d,), torch.inf),
             "reward_mean": torch.zeros(()),
             "reward_std": torch.ones(()),
         }
-        self._state = {name: value.to(self.device) for name, value in self._state.items()}
-        self.use_head, self.failures = False, 0
-        self.circles: list[tuple[int, int]] = []  # pairs of obs that were a sine and a cosine in all data
+        self._state = {name: value.to(self.device) for name, value in state.items()}
+        self.use_head = False
+        self.failures = 0
+        # Pairs of observed numbers that were a sine and a cosine in all data.
+        self.circles: list[tuple[int, int]] = []
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         """One transition for each row; see `Dynamics`. Without `sample`, by the members' median."""
-        known = self._state
+        state = self._state
         variables = self._variables(obs, action)
-        if sample and self.members > 1:
+        if self.members == 1:
+            out = state["coefficients"][0] @ self.library(variables)
+        elif sample:
             out = self._sampled(variables)
         else:
-            out = (known["coefficients"][0] if self.members == 1 else known["middle"]) @ self.library(variables)
-        next_obs = self._on_circles((obs + out[:-1].T).clamp(known["low"], known["high"]))
+            out = state["middle"] @ self.library(variables)
+        next_obs = (obs + out[:-1].T).clamp(state["low"], state["high"])
+        next_obs = self._on_circles(next_obs)
         reward = out[-1]
         if self.use_head:
-            guess = self.head(self._head_inputs(obs, action, next_obs))[:, 0]
-            reward = known["reward_mean"] + known["reward_std"] * guess
+            standardised = self.head(self._head_inputs(obs, action, next_obs))[:, 0]
+            reward = state["reward_mean"] + state["reward_std"] * standardised
         means = None
         if member_predictions:
-            changes = known["coefficients"][:, :-1] @ self.library(variables)  # (K, D, B)
-            means = changes.transpose(1, 2) / known["change"]
+            # (K, D, B)
+            changes = state["coefficients"][:, :-1] @ self.library(variables)
+            means = changes.transpose(1, 2) / state["change"]
         return Predicted(next_obs, reward, means=means)
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
+        """See `Dynamics.fit`: model_error, reward_r2, terms a member and number, members_dropped, model_failures."""
         rows = [x.to(self.device, torch.float64) for x in replay.arrays()[:4]]
-        order = torch.randperm(len(rows[0]), generator=self._generator, device=self.device)[:MOST_ROWS]
-        if len(order) < FEWEST:
+        order = torch.randperm(len(rows[0]), generator=self._generator, device=self.device)
+        order = order[:MAX_FIT_ROWS]
+        if len(order) < MIN_FIT_ROWS:
             return {}
         rows = [x[order] for x in rows]
-        held = min(1000, len(order) // 10)
-        fresh, known = [x[:held].float() for x in rows], [x[held:] for x in rows]
-        before = self._state
-        if all(bool(x.isfinite().all()) for x in rows):
-            self._state = self._scaled(*rows)
-            self.circles = _circles(rows[0])
-            coefficients = self._coefficients(*known)
-        else:
-            coefficients = torch.full((1,), torch.nan)
-        if not bool(coefficients.isfinite().all()):
-            self._state, self.failures = before, self.failures + 1
+        n_held_out = min(MAX_HELD_OUT_ROWS, len(order) // 10)
+        held_out = [x[:n_held_out].float() for x in rows]
+        training = [x[n_held_out:] for x in rows]
+        coefficients = self._fit_polynomials(rows, training)
+        if coefficients is None:
+            self.failures += 1
             return {"model_failures": float(self.failures)}
-        dropped = self._keep(coefficients, known[0].float(), known[1].float())
+        n_dropped = self._keep(coefficients, training[0].float(), training[1].float())
         self.use_head = False
-        metrics = self._judged(*fresh)
-        if metrics["reward_r2"] < REWARD_R2:
+        metrics = self._errors(*held_out)
+        if metrics["reward_r2"] < MIN_REWARD_R2:
             self.use_head = True
-            self._fit_head([x.float() for x in known], HEAD_STEPS if steps is None else min(steps, HEAD_STEPS))
-            metrics = self._judged(*fresh)
-        terms = float((coefficients[:, :-1] != 0).sum()) / (self.members * self.size)
-        return {**metrics, "terms": terms, "members_dropped": float(dropped), "model_failures": float(self.failures)}
+            head_steps = REWARD_NET_STEPS if steps is None else min(steps, REWARD_NET_STEPS)
+            self._fit_head([x.float() for x in training], head_steps)
+            metrics = self._errors(*held_out)
+        n_terms = float((coefficients[:, :-1] != 0).sum())
+        metrics["terms"] = n_terms / (self.members * self.size)
+        metrics["members_dropped"] = float(n_dropped)
+        metrics["model_failures"] = float(self.failures)
+        return metrics
+
+    def _fit_polynomials(self, rows: list[Tensor], training: list[Tensor]) -> Tensor | None:
+        """Coefficients of the training rows, with scales of all rows; None where anything is not finite."""
+        if not all(bool(x.isfinite().all()) for x in rows):
+            return None
+        before = self._state
+        self._state = self._scaled(*rows)
+        self.circles = _circles(rows[0])
+        coefficients = self._coefficients(*training)
+        if not bool(coefficients.isfinite().all()):
+            self._state = before
+            return None
+        return coefficients
 
     def validate(self, obs: Tensor, action: Tensor) -> Tensor:
         """Share (K,) of each member's rollouts, from (B, D) by actions (T, B, A), that leave the data, or are NaN."""
-        known, k = self._state, self.members
-        low, high = known["low"], known["high"]
-        around = (high - low).clamp(min=1e-6)
-        state = obs.repeat(k, 1)
-        strayed = torch.zeros(len(state), dtype=torch.bool, device=obs.device)
+        state = self._state
+        low = state["low"]
+        high = state["high"]
+        margin = (high - low).clamp(min=1e-6)
+        starts = obs.repeat(self.members, 1)
+        current = starts
+        strayed = torch.zeros(len(starts), dtype=torch.bool, device=obs.device)
         for actions in action:
-            variables = self._variables(state, actions.repeat(k, 1))
-            state = self._on_circles(state + self._by_members(known["coefficients"], variables)[:-1].T)
-            strayed |= ~((state >= low - around) & (state <= high + around)).all(-1)  # NaN compares as False
-            state = torch.where(strayed[:, None], obs.repeat(k, 1), state)  # those are not continued
-        return strayed.view(k, -1).float().mean(1)
+            variables = self._variables(current, actions.repeat(self.members, 1))
+            change = self._by_members(state["coefficients"], variables)[:-1].T
+            current = self._on_circles(current + change)
+            # NaN compares as False, so that it is not inside.
+            inside = (current >= low - margin) & (current <= high + margin)
+            strayed |= ~inside.all(-1)
+            # Rollouts that strayed stand at their start, where nothing overflows.
+            current = torch.where(strayed[:, None], starts, current)
+        return strayed.view(self.members, -1).float().mean(1)
 
     def equations(self, names: list[str] | None = None) -> list[str]:
         """Changes and reward as text, a line each: "x0 +0.05 x2"; `names` of the D observations, then A actions."""
-        known, width = self._state, 1 + max(term[-1] for term in self.library.terms[1:])
+        state = self._state
+        terms = self.library.terms
+        n_variables = 1 + max(term[-1] for term in terms[1:])
         names = names or [f"x{i}" for i in range(self.size)]
-        names = [*names, *(f"u{i}" for i in range(width - len(names)))]
-        read = [f"({n}{-m:+.3g})" if m else n for n, m in zip(names, known["shift"].tolist())] + names[self.size :]
-        scale = [*known["scale"].tolist(), *[1.0] * (width - self.size)]
-        units = [math.prod(scale[i] for i in term) for term in self.library.terms]
-        texts = ["".join(f" {read[i]}" for i in term) for term in self.library.terms]
+        names = [*names, *(f"u{i}" for i in range(n_variables - len(names)))]
+        # The text of each variable, and what its monomials are divided by.
+        variables = []
+        for name, shift in zip(names, state["shift"].tolist()):
+            variables.append(f"({name}{-shift:+.3g})" if shift else name)
+        variables += names[self.size :]
+        scale = [*state["scale"].tolist(), *[1.0] * (n_variables - self.size)]
+        units = [math.prod(scale[i] for i in term) for term in terms]
+        texts = ["".join(f" {variables[i]}" for i in term) for term in terms]
         lines = []
-        for row, coefficients in enumerate(known["middle"].tolist()):
-            of, own = (f"{names[row]}' = ", [names[row]]) if row < self.size else ("reward = ", [])
+        for row, coefficients in enumerate(state["middle"].tolist()):
             parts = [f"{c / unit:+.4g}{text}" for c, unit, text in zip(coefficients, units, texts) if c]
-            lines.append(of + (" ".join([*own, *parts]) or "0"))
+            if row < self.size:
+                lines.append(f"{names[row]}' = " + " ".join([names[row], *parts]))
+            else:
+                lines.append("reward = " + (" ".join(parts) or "0"))
         return lines
 
     def _on_circles(self, obs: Tensor) -> Tensor:
+        """Observations (B, D) whose sines and cosines are moved back onto the unit circle."""
         if not self.circles:
             return obs
-        parts = list(obs.unbind(-1))
+        columns = list(obs.unbind(-1))
         for i, j in self.circles:
-            radius = torch.hypot(parts[i], parts[j]).clamp(min=1e-3)
-            parts[i], parts[j] = parts[i] / radius, parts[j] / radius
-        return torch.stack(parts, -1)
+            radius = torch.hypot(columns[i], columns[j]).clamp(min=1e-3)
+            columns[i] = columns[i] / radius
+            columns[j] = columns[j] / radius
+        return torch.stack(columns, -1)
 
     def _variables(self, obs: Tensor, action: Tensor) -> Tensor:
         """(D + A, B), what the library reads."""
-        return torch.cat([(obs - self._state["shift"]) / self._state["scale"], action], -1).T
+        scaled = (obs - self._state["shift"]) / self._state["scale"]
+        return torch.cat([scaled, action], -1).T
 
     def _sampled(self, variables: Tensor) -> Tensor:
         """Changes and reward (D + 1, B), each row by a random member; every member has an equal share of the rows."""
-        count, k = variables.shape[1], self.members
+        count = variables.shape[1]
+        k = self.members
         order = torch.randperm(count, generator=self._generator, device=self.device)
-        padded = order[torch.arange(-(-count // k) * k, device=self.device) % count]  # the last members' may be spare
+        # Every member gets as many columns; those beyond the rows are repetitions and are not read.
+        n_columns = math.ceil(count / k) * k
+        padded_order = order[torch.arange(n_columns, device=self.device) % count]
         member = torch.randperm(k, generator=self._generator, device=self.device)
-        out = self._by_members(self._state["coefficients"][member], variables[:, padded])
+        out = self._by_members(self._state["coefficients"][member], variables[:, padded_order])
         return out[:, order.argsort()]
 
     def _by_members(self, coefficients: Tensor, variables: Tensor) -> Tensor:
         """(K, Q, P) and (I, K * S) -> (Q, K * S): the first member reads the first S columns, and so on."""
-        columns = self.library(variables).unflatten(1, (len(coefficients), -1)).transpose(0, 1)  # (K, P, S)
+        # (K, P, S)
+        columns = self.library(variables).unflatten(1, (len(coefficients), -1)).transpose(0, 1)
         return (coefficients @ columns).transpose(0, 1).flatten(1)
 
     def _head_inputs(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
-        here, there = ((x - self._state["mean"]) / self._state["scale"] for x in (obs, next_obs))
-        return torch.cat([here, action, there], -1)
+        """What the reward's network reads, (B, 2 D + A)."""
+        mean = self._state["mean"]
+        scale = self._state["scale"]
+        return torch.cat([(obs - mean) / scale, action, (next_obs - mean) / scale], -1)
 
     def _scaled(self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor) -> dict[str, Tensor]:
+        """The state with means, scales and bounds of these rows."""
         both = torch.cat([obs, next_obs])
-        low, high = both.amin(0), both.amax(0)
-        around = MARGIN * (high - low)
-        found = {"mean": both.mean(0), "scale": _spread(both), "change": _spread(next_obs - obs)}
-        found["shift"] = found["mean"] * self.config.whiten
-        found |= {"low": low - around, "high": high + around, "reward_mean": task.mean(), "reward_std": _spread(task)}
-        return self._state | {name: value.float() for name, value in found.items()}
+        low = both.amin(0)
+        high = both.amax(0)
+        margin = CLIP_MARGIN_RANGES * (high - low)
+        mean = both.mean(0)
+        statistics = {
+            "mean": mean,
+            "shift": mean * self.config.whiten,
+            "scale": _spread(both),
+            "change": _spread(next_obs - obs),
+            "low": low - margin,
+            "high": high + margin,
+            "reward_mean": task.mean(),
+            "reward_std": _spread(task),
+        }
+        return self._state | {name: value.float() for name, value in statistics.items()}
 
     def _coefficients(self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor) -> Tensor:
         """Every bootstrap's, float64 (K, D + 1, P): from the library to changes and reward."""
-        k, p, known = self.members, len(self.library.terms), self._state
-        unit = torch.cat([known["change"], known["reward_std"][None]]).double()
+        k = self.members
+        p = len(self.library.terms)
+        config = self.config
+        state = self._state
+        unit = torch.cat([state["change"], state["reward_std"][None]]).double()
         targets = torch.cat([next_obs - obs, task[:, None]], -1) / unit
         columns = self.library(self._variables(obs, action))
+        # Terms of root mean square 1, so that one threshold serves all.
         size = columns.square().mean(1).sqrt()
         size = torch.where(size > 0, size, 1.0)
         columns = columns / size[:, None]
-        blocks = torch.arange(len(obs), device=self.device).chunk(BLOCKS)
-        drawn = torch.randint(len(blocks), (k, len(blocks)), generator=self._generator, device=self.device)
-        times = torch.nn.functional.one_hot(drawn, len(blocks)).sum(1).to(columns)
-        if k == 1:
-            times.fill_(1.0)  # a single member: all rows once
-        gram, cross = columns.new_zeros(k, p, p), columns.new_zeros(k, p, len(unit))
-        for block, often in zip(blocks, times.T):
-            mine = columns[:, block]
-            gram += often[:, None, None] * (mine @ mine.T)
-            cross += often[:, None, None] * (mine @ targets[block])
-        rows = (times @ torch.tensor([float(len(b)) for b in blocks]).to(times))[:, None, None]
-        keep = torch.rand(k, p, generator=self._generator, device=self.device) >= self.config.drop_terms
-        found = stlsq(gram / rows, cross / rows, self.config.threshold, self.config.alpha, keep)
-        return (found * unit / size[:, None]).transpose(1, 2)
+        blocks = torch.arange(len(obs), device=self.device).chunk(N_BLOCKS)
+        times = self._bootstrap_counts(len(blocks)).to(columns)
+        # Theta^T Theta and Theta^T Y of each bootstrap, from those of each block.
+        gram = columns.new_zeros(k, p, p)
+        cross = columns.new_zeros(k, p, len(unit))
+        for block, block_times in zip(blocks, times.T):
+            theta = columns[:, block]
+            gram += block_times[:, None, None] * (theta @ theta.T)
+            cross += block_times[:, None, None] * (theta @ targets[block])
+        block_rows = torch.tensor([float(len(block)) for block in blocks]).to(times)
+        rows = (times @ block_rows)[:, None, None]
+        keep = torch.rand(k, p, generator=self._generator, device=self.device) >= config.drop_terms
+        solution = stlsq(gram / rows, cross / rows, config.threshold, config.alpha, keep)
+        return (solution * unit / size[:, None]).transpose(1, 2)
+
+    def _bootstrap_counts(self, n_blocks: int) -> Tensor:
+        """How often each member's bootstrap holds each block, (K, blocks); once where there is a single member."""
+        shape = (self.members, n_blocks)
+        drawn = torch.randint(n_blocks, shape, generator=self._generator, device=self.device)
+        if self.members == 1:
+            return torch.ones_like(drawn)
+        return torch.nn.functional.one_hot(drawn, n_blocks).sum(1)
 
     def _keep(self, coefficients: Tensor, obs: Tensor, action: Tensor) -> int:
         """Keep these, with stable members in place of those that diverge; returns how many were replaced."""
         self._state["coefficients"] = coefficients.float()
-        starts = torch.randint(len(obs), (STARTS,), generator=self._generator, device=self.device)
-        doing = torch.randint(len(obs), (STEPS, STARTS), generator=self._generator, device=self.device)
-        share = self.validate(obs[starts], action[doing])
-        stable = (share <= share.amin() + STRAYED).nonzero().flatten()
-        places = stable[torch.arange(self.members, device=self.device) % len(stable)]
-        kept = self._state["coefficients"][places]
-        self._state |= {"coefficients": kept, "middle": kept.median(0).values}
+        generator = self._generator
+        starts = torch.randint(len(obs), (VALIDATION_STARTS,), generator=generator, device=self.device)
+        shape = (VALIDATION_STEPS, VALIDATION_STARTS)
+        actions = torch.randint(len(obs), shape, generator=generator, device=self.device)
+        share = self.validate(obs[starts], action[actions])
+        stable = (share <= share.amin() + MAX_EXCESS_SHARE).nonzero().flatten()
+        members = stable[torch.arange(self.members, device=self.device) % len(stable)]
+        stable_coefficients = self._state["coefficients"][members]
+        self._state |= {"coefficients": stable_coefficients, "middle": stable_coefficients.median(0).values}
         return self.members - len(stable)
 
-    def _judged(self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor) -> dict[str, float]:
+    def _errors(self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor) -> dict[str, float]:
         """Error of the changes in their standard deviations (root mean square), and R2 of the reward, on these rows."""
-        known = self._state
+        state = self._state
         with torch.no_grad():
-            expected = self.step(obs, action, sample=False)
-            error = ((expected.next_obs - next_obs) / known["change"]).square().mean().sqrt()
-            missed = ((expected.reward - task) / known["reward_std"]).square().mean()
-        return {"model_error": float(error), "reward_r2": 1 - float(missed)}
+            predicted = self.step(obs, action, sample=False)
+            changes = (predicted.next_obs - next_obs) / state["change"]
+            reward = (predicted.reward - task) / state["reward_std"]
+        error = changes.square().mean().sqrt()
+        unexplained = reward.square().mean()
+        return {"model_error": float(error), "reward_r2": 1 - float(unexplained)}
 
     def _fit_head(self, rows: list[Tensor], steps: int) -> None:
-        known, inputs = self._state, self._head_inputs(*rows[:3])
-        target = (rows[3] - known["reward_mean"]) / known["reward_std"]
-        draws = torch.randint(len(target), (steps, HEAD_BATCH), generator=self._generator, device=self.device)
+        """Fit the reward's network to rows of obs, action, next_obs and task, at a rate that falls to 0."""
+        state = self._state
+        inputs = self._head_inputs(*rows[:3])
+        target = (rows[3] - state["reward_mean"]) / state["reward_std"]
+        shape = (steps, REWARD_NET_BATCH_SIZE)
+        draws = torch.randint(len(target), shape, generator=self._generator, device=self.device)
         for number, batch in enumerate(draws):
-            gap = self.head(inputs[batch])[:, 0] - target[batch]
-            self._flat.descend(gap.square().mean(), HEAD_RATE * (1 - number / steps), 10.0)
+            error = self.head(inputs[batch])[:, 0] - target[batch]
+            rate = REWARD_NET_LEARNING_RATE * (1 - number / steps)
+            self._flat.descend(error.square().mean(), rate, 10.0)
 
 
 def _spread(values: Tensor) -> Tensor:
@@ -274,13 +366,26 @@ def _circles(obs: Tensor) -> list[tuple[int, int]]:
     """Pairs of columns of (B, D) that move and whose squares add to 1 in every row; each column in one at most."""
     rows = obs[:1000]
     moving = rows.std(0) > 1e-3
+    # A column that does not move is in no pair: 2 and any square add to more than 1.
     squares = torch.where(moving, rows.square(), 2.0)
-    on = (squares[:, :, None] + squares[:, None] - 1).abs().amax(0) < 1e-4
-    found: list[tuple[int, int]] = []
-    for i, j in on.triu(1).nonzero().tolist():
-        if not {i, j} & set(itertools.chain(*found)):
-            found.append((i, j))
-    return found
+    deviation = (squares[:, :, None] + squares[:, None] - 1).abs().amax(0)
+    pairs: list[tuple[int, int]] = []
+    for i, j in (deviation < 1e-4).triu(1).nonzero().tolist():
+        paired = set(itertools.chain(*pairs))
+        if not {i, j} & paired:
+            pairs.append((i, j))
+    return pairs
+
+
+def _monomials(variables: int, first_control: int, degree: int) -> list[tuple[int, ...]]:
+    """The variables of each monomial up to the degree, with one of those from `first_control` on at most."""
+    terms = []
+    for size in range(degree + 1):
+        for term in itertools.combinations_with_replacement(range(variables), size):
+            n_controls = sum(i >= first_control for i in term)
+            if n_controls <= 1:
+                terms.append(term)
+    return terms
 
 
 class Library:
@@ -293,28 +398,32 @@ class Library:
     def __init__(
         self, variables: int, controls: int, degree: int, affine: bool, device: torch.device | str = "cpu"
     ) -> None:
-        first = variables - controls if affine else variables
-        for self.degree in [degree] if degree else [3, 2, 1]:  # a fit solves systems of the library's size
-            self.terms = [
-                term
-                for size in range(self.degree + 1)
-                for term in itertools.combinations_with_replacement(range(variables), size)
-                if sum(i >= first for i in term) <= 1
-            ]
-            if len(self.terms) <= (COLUMNS if degree else AFFORDABLE):
+        # The first variable of which a term may hold only one.
+        first_control = variables - controls if affine else variables
+        degrees = [degree] if degree else [3, 2, 1]
+        max_terms = MAX_TERMS if degree else MAX_TERMS_BY_DEFAULT
+        # A fit solves systems of the library's size, so that the largest degree whose terms are few enough is taken.
+        for self.degree in degrees:
+            self.terms = _monomials(variables, first_control, self.degree)
+            if len(self.terms) <= max_terms:
                 break
         else:
             raise ValueError(
                 f"polynomials of degree {self.degree} in {variables} numbers have {len(self.terms)} terms, and at most "
-                f"{COLUMNS} can be fitted; give a lower sindy.degree, or model=ensemble"
+                f"{MAX_TERMS} can be fitted; give a lower sindy.degree, or model=ensemble"
             )
-        self._last = []  # of every degree above 1: column of the degree below, and the variable it is multiplied by
+        # For every degree above 1: the column of the degree below, and the variable that it is multiplied by.
+        self._last = []
         for size in range(2, self.degree + 1):
-            below = {term: place for place, term in enumerate(t for t in self.terms if len(t) == size - 1)}
-            here = [term for term in self.terms if len(term) == size]
-            self._last.append(torch.tensor([[below[t[:-1]] for t in here], [t[-1] for t in here]], device=device))
+            lower_terms = [term for term in self.terms if len(term) == size - 1]
+            column = {term: place for place, term in enumerate(lower_terms)}
+            terms = [term for term in self.terms if len(term) == size]
+            left = [column[term[:-1]] for term in terms]
+            right = [term[-1] for term in terms]
+            self._last.append(torch.tensor([left, right], device=device))
 
     def __call__(self, variables: Tensor) -> Tensor:
+        """Monomials (P, B) of variables (I, B)."""
         columns = [torch.ones_like(variables[:1]), variables]
         for left, right in self._last:
             columns.append(columns[-1][left] * variables[right])
@@ -329,16 +438,19 @@ def stlsq(gram: Tensor, cross: Tensor, threshold: float, alpha: float, keep: Ten
         threshold, alpha: coefficients below it are removed, and the others fitted again; the ridge penalty.
         keep: bool (K, P), the columns each may use; None for all.
     """
-    allowed = torch.ones(gram.shape[:2], dtype=torch.bool, device=gram.device) if keep is None else keep
+    allowed = keep
+    if allowed is None:
+        allowed = torch.ones(gram.shape[:2], dtype=torch.bool, device=gram.device)
     solutions = []
     for target in cross.unbind(-1):
         mask = allowed
-        for _ in range(gram.shape[1] + 1):  # each round but the last removes a column of some member
+        # Each round but the last removes a column of some member.
+        for _ in range(gram.shape[1] + 1):
             solution = _ridge(gram, target, mask, alpha)
-            smaller = mask & (solution.abs() >= threshold)
-            if torch.equal(smaller, mask):
+            smaller_mask = mask & (solution.abs() >= threshold)
+            if torch.equal(smaller_mask, mask):
                 break
-            mask = smaller
+            mask = smaller_mask
         solutions.append(solution)
     return torch.stack(solutions, -1)
 
@@ -346,7 +458,8 @@ def stlsq(gram: Tensor, cross: Tensor, threshold: float, alpha: float, keep: Ten
 def _ridge(gram: Tensor, target: Tensor, mask: Tensor, alpha: float) -> Tensor:
     """(K, P): least squares over the columns in `mask`; the others become rows of the identity, so they solve to 0."""
     m = mask.to(gram)
-    system = gram * m[:, :, None] * m[:, None, :] + torch.diag_embed(1 - m + alpha * m)
+    diagonal = torch.diag_embed(1 - m + alpha * m)
+    system = gram * m[:, :, None] * m[:, None, :] + diagonal
     factor, failed = torch.linalg.cholesky_ex(system)
     solution = torch.cholesky_solve((target * m)[..., None], factor)[..., 0]
     return torch.where(failed[:, None] > 0, torch.nan, solution)
