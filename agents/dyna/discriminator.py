@@ -26,9 +26,12 @@ from lodestar.numerics.flat import Flat
 from lodestar.settings import Settings, setting
 from lodestar.state import Stateful
 
-MOST = 1 - 1e-4  # largest probability, so that the reward stays finite
-KEPT = 0.95  # share of held-out recorded transitions that the calibrated threshold keeps, at least
-THRESHOLD = 0.6  # the source's
+# The largest probability, so that the reward stays finite.
+MAX_PROBABILITY = 1 - 1e-4
+# The share of held-out recorded transitions that the calibrated threshold keeps, at least.
+MIN_KEPT_SHARE = 0.95
+# The source's threshold, which calibration only lowers.
+MAX_THRESHOLD = 0.6
 
 
 @dataclass
@@ -60,32 +63,39 @@ class Discriminator(Stateful):
     def __init__(
         self, encoding: SpaceEncoding, config: DiscriminatorConfig, *, seed: int = 0, device: str = "cpu"
     ) -> None:
-        self.config, self.device = config, torch.device(device)
+        self.config = config
+        self.device = torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         width = 2 * encoding.obs_size + encoding.action_size
         self.judge = Stacked(1, width, config.hidden, 1, activation="silu", seed=seed).to(self.device)
+        # The last snapshots of the judge, a ring.
         self.panel = Stacked(config.snapshots, width, config.hidden, 1, activation="silu").to(self.device)
         self.panel.requires_grad_(False)
         self.scaler = Scaler(width).to(self.device)
         self._flat = Flat.over(self.judge.weights())  # type: ignore[arg-type]
         # `choose` keeps no outcome with a reward below it.
         self.threshold = torch.tensor(config.threshold or 0.0, device=self.device)
-        self._scaled_at = self._taken = 0
+        # Rows there were when the scalers were set, and snapshots taken so far.
+        self._scaled_at = 0
+        self._taken = 0
 
     def reward(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
         """How much each transition (..., D), (..., A), (..., D) looks like a recorded one, (...,)."""
         x = self._inputs(obs, action, next_obs)
-        panel = self.panel.members(slice(0, max(1, min(self._taken, self.config.snapshots))))
-        real = torch.sigmoid(self.panel(x.flatten(0, -2), panel)).mean(0).clamp(max=MOST)
+        n_snapshots = max(1, min(self._taken, self.config.snapshots))
+        snapshots = self.panel.members(slice(0, n_snapshots))
+        logits = self.panel(x.flatten(0, -2), snapshots)
+        real = torch.sigmoid(logits).mean(0).clamp(max=MAX_PROBABILITY)
         return -torch.log1p(-real).view(x.shape[:-1])
 
     @torch.no_grad()
     def choose(self, obs: Tensor, action: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
         """One of N outcomes (N, B, D) for each row (B,), and whether it is good enough to continue from, bool (B,)."""
-        many = len(candidates)
-        reward = self.reward(obs.expand(many, -1, -1), action.expand(many, -1, -1), candidates)
+        n = len(candidates)
+        reward = self.reward(obs.expand(n, -1, -1), action.expand(n, -1, -1), candidates)
         index = reward.argmax(0)
-        return index, reward.gather(0, index[None])[0] >= self.threshold
+        best_reward = reward.gather(0, index[None])[0]
+        return index, best_reward >= self.threshold
 
     def fit(self, replay: Replay, model: Dynamics, steps: int | None = None) -> dict[str, float]:
         """Learn to tell a replay's transitions from the model's: judge_loss (log 2 if alike), _penalty, _threshold."""
@@ -95,28 +105,41 @@ class Discriminator(Stateful):
             self._scaled_at = replay.added
             self._rescale(torch.cat([obs, action, next_obs - obs], -1))
         loss = penalty = torch.zeros((), device=self.device)
-        steps, size = self.config.steps if steps is None else steps, self.config.batch_size
+        if steps is None:
+            steps = self.config.steps
+        size = self.config.batch_size
         for begin in range(0, steps, self.config.every):
             count = min(self.config.every, steps - begin)
-            drawn = rows[torch.randint(len(rows), (count * size,), generator=self.generator, device=self.device)]
-            s, a = obs.index_select(0, drawn), action.index_select(0, drawn)
+            places = torch.randint(len(rows), (count * size,), generator=self.generator, device=self.device)
+            index = rows[places]
+            s = obs.index_select(0, index)
+            a = action.index_select(0, index)
+            # The model predicts all outcomes up to the next snapshot at once.
             with torch.no_grad():
-                real = self._inputs(s, a, next_obs.index_select(0, drawn))
+                real = self._inputs(s, a, next_obs.index_select(0, index))
                 fake = self._inputs(s, a, model.step(s, a).next_obs)
-            for x, y in zip(real.split(size), fake.split(size)):
-                loss, penalty = self._update(x, y)
+            for real_batch, fake_batch in zip(real.split(size), fake.split(size)):
+                loss, penalty = self._update(real_batch, fake_batch)
             self._snapshot()
         if self.config.threshold is None:
-            judged = self.reward(obs[held], action[held], next_obs[held])
-            self.threshold = torch.quantile(judged, 1 - KEPT).clamp(max=THRESHOLD)
-        return {"judge_loss": float(loss), "judge_penalty": float(penalty), "judge_threshold": float(self.threshold)}
+            reward = self.reward(obs[held], action[held], next_obs[held])
+            self.threshold = torch.quantile(reward, 1 - MIN_KEPT_SHARE).clamp(max=MAX_THRESHOLD)
+        return {
+            "judge_loss": float(loss),
+            "judge_penalty": float(penalty),
+            "judge_threshold": float(self.threshold),
+        }
 
     def _rescale(self, rows: Tensor) -> None:
-        mean, scale = self.scaler.mean.clone(), self.scaler.scale.clone()
+        """Fit the scalers; networks that have learned are adapted, so that their outputs stay."""
+        mean = self.scaler.mean.clone()
+        scale = self.scaler.scale.clone()
         self.scaler.fit(rows)
         if self._taken:
-            for judge in (self.judge, self.panel):
-                judge.fold(self.scaler.scale / scale, (self.scaler.mean - mean) / scale)
+            relative_scale = self.scaler.scale / scale
+            shift = (self.scaler.mean - mean) / scale
+            self.judge.fold(relative_scale, shift)
+            self.panel.fold(relative_scale, shift)
 
     def _inputs(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
         """Whitened (s, a, s' - s), cut where a model diverged."""
@@ -129,13 +152,15 @@ class Discriminator(Stateful):
         labels = torch.zeros_like(logits)
         labels[: len(real)] = 1
         loss = binary_cross_entropy_with_logits(logits, labels)
-        mixed = torch.rand(len(real), 1, generator=self.generator, device=self.device)
-        penalty = gradient_penalty(self.judge, fake.lerp(real, mixed))
-        self._flat.descend(loss + self.config.gradient_weight * penalty, self.config.learning_rate, 10.0)
+        share = torch.rand(len(real), 1, generator=self.generator, device=self.device)
+        penalty = gradient_penalty(self.judge, fake.lerp(real, share))
+        objective = loss + self.config.gradient_weight * penalty
+        self._flat.descend(objective, self.config.learning_rate, 10.0)
         return loss.detach(), penalty.detach()
 
     @torch.no_grad()
     def _snapshot(self) -> None:
+        """Copy the judge to the panel, over its oldest member."""
         place = self._taken % self.config.snapshots
         for member, weight in zip(self.panel.weights(), self.judge.weights()):
             member[place] = weight[0]

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import envs.make
 from agents.dyna.config import DynaConfig
 from agents.dyna.discriminator import Discriminator, DiscriminatorConfig
 from agents.dyna.svg import svg_update
+from agents.dynamics import Predicted
 from agents.dynamics.ensemble import DynamicsEnsemble, EnsembleConfig
 from agents.dynamics.factored import Factored
 from agents.dynamics.planners import CEM, MPPI, UPMPC
@@ -36,16 +38,26 @@ from agents.replay.replay import Replay, Rows
 from envs.types import ReplayScorer
 from lodestar.state import Stateful
 
-ROWS = 4096  # rollouts side by side: as many as stay in a core's cache
-HEAD_STEPS = 200  # gradient steps of the reward head between two fits
+# Rollouts side by side: as many as stay in a core's cache.
+MAX_ROLLOUT_ROWS = 4096
+# Gradient steps of the reward head at each fit of the model.
+REWARD_HEAD_STEPS = 200
 
 
 class Imagination(Stateful):
     """A model, and what imagines with it; for a `DynaConfig` that uses a model."""
 
     saved = (
-        *("model", "reward_source", "buffer", "discriminator", "adaptive", "planner", "pessimistic"),
-        *("generator", "_states", "bounds"),
+        "model",
+        "reward_source",
+        "buffer",
+        "discriminator",
+        "adaptive",
+        "planner",
+        "pessimistic",
+        "generator",
+        "_states",
+        "bounds",
     )
 
     def __init__(
@@ -59,39 +71,53 @@ class Imagination(Stateful):
         seed: int,
         device: str,
     ) -> None:
-        self.config, self.encoding, self.learner = config, encoding, learner
+        self.config = config
+        self.encoding = encoding
+        self.learner = learner
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.ends = ending(spec, encoding, self.device)
+        # Where no rule says when episodes end, the model learns it.
         self.model: Any = _model(config, encoding, spec, self.ends is None, seed, device)
         # Without relabelling imagined rewards come from a network fitted to those in the replay, as in other libraries.
         fitted = config.update == "svg" or config.reward_source == "head" or not config.relabel
         self.reward_source = RewardSource(scorer, encoding, differentiable=fitted, device=device, seed=seed)
-        self.notes = [self.reward_source.reason] if self.reward_source.how == "head" and config.relabel else []
+        self.notes: list[str] = []
+        if self.reward_source.how == "head" and config.relabel:
+            self.notes.append(self.reward_source.reason)
         self.horizon = HorizonSchedule(config.horizon)
         self.adaptive = Adaptive(config.kappa) if config.adaptive == "macura" else None
         self.discriminator = None
         if config.filter == "morec":
             threshold = None if config.filter_threshold == "auto" else float(config.filter_threshold)
-            kind = DiscriminatorConfig(threshold=threshold)
-            self.discriminator = Discriminator(encoding, kind, seed=seed, device=device)
+            settings = DiscriminatorConfig(threshold=threshold)
+            self.discriminator = Discriminator(encoding, settings, seed=seed, device=device)
         self.planner = _planner(config, encoding, seed, device)
-        imagines = config.planner == "upmpc" and config.update == "buffer" and config.alpha_imagined > 0
-        counts = (config.plan_candidates, config.plan_horizon)
-        self.pessimistic = UPMPC(*counts, -config.alpha_imagined, config.gamma) if imagines else None
-        self.bounds: Any = None  # (lowest, highest) observations, (D,) each; None before the first fit
-        self.rollouts = math.ceil(config.rollouts_per_step * config.model_every)  # after each fit
+        self.pessimistic = None
+        if config.planner == "upmpc" and config.update == "buffer" and config.alpha_imagined > 0:
+            weight = -config.alpha_imagined
+            self.pessimistic = UPMPC(config.plan_candidates, config.plan_horizon, weight, config.gamma)
+        # The lowest and the highest observations, (D,) each; None before the first fit.
+        self.bounds: Any = None
+        # Rollouts after each fit.
+        self.rollouts = math.ceil(config.rollouts_per_step * config.model_every)
         self.buffer: Any = None
         self._states: deque[tuple[Tensor, Tensor]] = deque(maxlen=config.retain)
         if config.update == "buffer":
-            capacity, kept = config.retain * self.rollouts * self.horizon.longest, config.retain
-            self.buffer = ImaginedBuffer(capacity, encoding, self.reward_source, retain=kept, device=device, seed=seed)
+            self.buffer = ImaginedBuffer(
+                config.retain * self.rollouts * self.horizon.longest,
+                encoding,
+                self.reward_source,
+                retain=config.retain,
+                device=device,
+                seed=seed,
+            )
 
     def fit(self, replay: Replay, timesteps: int) -> dict[str, Any]:
         """Fit the model, and what is learned beside it; then imagine from replayed states."""
         self.reward_source.timesteps = timesteps
         metrics: dict[str, Any] = dict(self.model.fit(replay))
-        metrics |= self.reward_source.fit(replay, HEAD_STEPS)
+        metrics |= self.reward_source.fit(replay, REWARD_HEAD_STEPS)
         if self.discriminator is not None:
             metrics |= self.discriminator.fit(replay, self.model, self.config.model_steps)
         self.bounds = replay.bounds()
@@ -102,51 +128,71 @@ class Imagination(Stateful):
 
     def update(self, obs: Tensor, step: Tensor) -> dict[str, Tensor]:
         """One update of actor and critics through the model, from states (B, D) and their steps (B,)."""
-        assert isinstance(self.learner, SoftActorCritic)  # discrete actions are refused before
-        through = (self.learner, self.model, self.reward_source, self.ends)
-        sizes: dict[str, Any] = {"gamma": self.config.gamma, "horizon": self.config.training_horizon}
-        return svg_update(*through, obs, step, self.bounds, **sizes)
+        # Discrete actions are refused when the agent is made.
+        assert isinstance(self.learner, SoftActorCritic)
+        return svg_update(
+            self.learner,
+            self.model,
+            self.reward_source,
+            self.ends,
+            obs,
+            step,
+            self.bounds,
+            gamma=self.config.gamma,
+            horizon=self.config.training_horizon,
+        )
 
     def _imagine_all(self, replay: Replay, timesteps: int) -> dict[str, Any]:
         """Imagine from replayed states: transitions to learn from, or states to begin from."""
-        config, svg = self.config, self.config.update == "svg"
-        horizon = config.distribution_horizon if svg else self.horizon(timesteps)
-        length = diverged = penalty = torch.zeros((), device=self.device)
-        states: list[tuple[Tensor, Tensor]] = []
-        if not svg:
+        is_svg = self.config.update == "svg"
+        horizon = self.config.distribution_horizon if is_svg else self.horizon(timesteps)
+        n_steps = diverged = penalty = torch.zeros((), device=self.device)
+        states = []
+        steps = []
+        if not is_svg:
             self.buffer.refitted()
-        for begin in range(0, self.rollouts, ROWS):
-            obs, step = replay.starts(min(ROWS, self.rollouts - begin))
+        for begin in range(0, self.rollouts, MAX_ROLLOUT_ROWS):
+            obs, step = replay.starts(min(MAX_ROLLOUT_ROWS, self.rollouts - begin))
             imagined = self._imagine(obs, step, horizon)
-            alive = imagined.alive
-            if svg:
-                reached = alive.clone()
-                reached[0] = True  # where rollouts begin is real, whatever the model predicts there
-                states.append((imagined.obs[reached], imagined.step[reached]))
+            if is_svg:
+                # Where rollouts begin is real, whatever the model predicts there.
+                reached = imagined.alive.clone()
+                reached[0] = True
+                states.append(imagined.obs[reached])
+                steps.append(imagined.step[reached])
             else:
                 self.buffer.add(imagined)
-            length, diverged = length + alive.sum(), diverged + imagined.diverged
+            n_steps = n_steps + imagined.alive.sum()
+            diverged = diverged + imagined.diverged
             penalty = penalty + imagined.penalty.sum()
-        if svg:
-            self._states.append((torch.cat([s[0] for s in states]), torch.cat([s[1] for s in states])))
+        if is_svg:
+            self._states.append((torch.cat(states), torch.cat(steps)))
             self._gather()
-        penalty = penalty / length.clamp(min=1)
-        return {"rollout_length": length / self.rollouts, "diverged": diverged, "penalty": penalty}
+        return {
+            "rollout_length": n_steps / self.rollouts,
+            "diverged": diverged,
+            "penalty": penalty / n_steps.clamp(min=1),
+        }
 
     def _imagine(self, obs: Tensor, step: Tensor, horizon: int) -> Imagined:
+        """Roll out from states (B, D), with rewards of 0: the buffer scores its rows when they are sampled."""
         config = self.config
-        penalty, weight = PENALTIES.get(config.uncertainty), config.penalty_weight
+        choose = None if self.discriminator is None else self.discriminator.choose
+        measure = PENALTIES.get(config.uncertainty)
+        penalty = None
+        if measure is not None:
+            penalty = functools.partial(_weighted_penalty, measure, config.penalty_weight)
         return imagine(
             self.model,
             self._act,
-            lambda *x: torch.zeros_like(x[3]),  # scored when they are sampled
+            lambda *x: torch.zeros_like(x[3]),
             self.ends,
             obs,
             horizon,
             step=step,
-            choose=None if self.discriminator is None else self.discriminator.choose,
+            choose=choose,
             candidates=config.filter_candidates,
-            penalty=None if penalty is None else lambda predicted: weight * penalty(predicted),
+            penalty=penalty,
             cut=self.adaptive,
             bounds=self.bounds,
         )
@@ -167,17 +213,24 @@ class Imagination(Stateful):
         if isinstance(self.planner, UPMPC):
             return self.planner.plan(self._rollouts(), self._sample, obs)
         assert self.planner is not None
-        last = self.planner.mean
-        if step is not None:
-            self.planner.reset(torch.as_tensor(step == 0, device=self.device))
-        action = self.planner.plan(self._rollouts(), obs, warm=step is not None)
         if step is None:
-            self.planner.mean = last
-        return action
+            # The plans of running episodes are left as they were.
+            running_plans = self.planner.mean
+            action = self.planner.plan(self._rollouts(), obs, warm=False)
+            self.planner.mean = running_plans
+            return action
+        self.planner.reset(torch.as_tensor(step == 0, device=self.device))
+        return self.planner.plan(self._rollouts(), obs, warm=True)
 
     def _rollouts(self) -> Any:
-        where: dict[str, Any] = {"ends": self.ends, "bounds": self.bounds}
-        return functools.partial(imagine, self.model, reward_function=self.reward_source, **where)
+        """`imagine` with all arguments but `act`, `obs` and `horizon`."""
+        return functools.partial(
+            imagine,
+            self.model,
+            reward_function=self.reward_source,
+            ends=self.ends,
+            bounds=self.bounds,
+        )
 
     def _sample(self, obs: Tensor, t: int) -> tuple[Tensor, None]:
         return self.learner.sample(obs)[0], None
@@ -191,7 +244,12 @@ class Imagination(Stateful):
         self.load_state_dict(old.state_dict() | {"reward_source": self.reward_source.state_dict()})
 
     def _gather(self) -> None:
+        """Join the states of the fits that are kept, and their steps."""
         self._all = [torch.cat(column) for column in zip(*self._states)]
+
+
+def _weighted_penalty(measure: Callable[[Predicted], Tensor], weight: float, predicted: Predicted) -> Tensor:
+    return weight * measure(predicted)
 
 
 class ImaginedBuffer(Stateful):
@@ -209,25 +267,35 @@ class ImaginedBuffer(Stateful):
         device: str | torch.device = "cpu",
         seed: int = 0,
     ) -> None:
-        self.capacity, self.reward_function, self.device = int(capacity), reward_function, torch.device(device)
-        d, a = encoding.obs_size, encoding.action_size
-        self._widths = [d, a, d, 1, 1, 1, 1]  # obs, action, next_obs, task, penalty, terminated, step
+        self.capacity = int(capacity)
+        self.reward_function = reward_function
+        self.device = torch.device(device)
+        d = encoding.obs_size
+        a = encoding.action_size
+        # Columns of a row: obs, action, next_obs, task, penalty, terminated, step.
+        self._widths = [d, a, d, 1, 1, 1, 1]
         self.table = torch.empty((self.capacity, sum(self._widths)), device=self.device)
-        self.written = 0  # ever
-        self._fits: deque[int] = deque(maxlen=retain)  # `written` when the model was fitted
-        self._dropped = 0  # of those, how many are forgotten
+        # Rows written so far, those included that were overwritten.
+        self.written = 0
+        # `written` at each of the last fits of the model, and how many of the rows written are forgotten.
+        self._fits: deque[int] = deque(maxlen=retain)
+        self._dropped = 0
         self._generator = torch.Generator(self.device).manual_seed(seed)
 
     def __len__(self) -> int:
         return min(self.capacity, self.written - self._dropped)
 
     def add(self, imagined: Imagined) -> None:
+        """Write the transitions that were imagined, over the oldest where the ring is full."""
         numbers = (imagined.task, imagined.penalty, imagined.terminated, imagined.step)
-        parts = [imagined.obs, imagined.action, imagined.next_obs, *(x.unsqueeze(-1).float() for x in numbers)]
-        rows = torch.cat(parts, -1).detach()[imagined.alive][-self.capacity :]
-        places = (self.written + torch.arange(len(rows), device=self.device)) % self.capacity
-        self.table[places] = rows
-        self.written += len(rows)
+        number_columns = [number.unsqueeze(-1).float() for number in numbers]
+        rows = torch.cat([imagined.obs, imagined.action, imagined.next_obs, *number_columns], -1).detach()[
+            imagined.alive
+        ]
+        newest = rows[-self.capacity :]
+        places = (self.written + torch.arange(len(newest), device=self.device)) % self.capacity
+        self.table[places] = newest
+        self.written += len(newest)
 
     def refitted(self) -> None:
         """The model has been fitted: forget what was imagined before the last `retain` fits."""
@@ -238,13 +306,15 @@ class ImaginedBuffer(Stateful):
     def sample(self, batch_size: int, gamma: float) -> Rows:
         """Transitions drawn with replacement among those there are, with rewards as they are now."""
         index = torch.randint(len(self), (batch_size,), generator=self._generator, device=self.device)
+        # The oldest row that is kept stands where `written` was when it was added.
         index = index.add_(self.written - len(self)).remainder_(self.capacity)
         rows = self.table.index_select(0, index)
         obs, action, next_obs, *numbers = rows.split(self._widths, -1)
         task, penalty, terminated, step = (x.squeeze(-1) for x in numbers)
         step = step.long()
         with torch.no_grad():
-            reward = self.reward_function(obs, action, next_obs, task, terminated > 0, step) - penalty
+            reward = self.reward_function(obs, action, next_obs, task, terminated > 0, step)
+            reward = reward - penalty
         return Rows(obs, action, reward, next_obs, gamma * (1 - terminated), step, index)
 
     def state_dict(self) -> dict[str, Any]:
@@ -258,24 +328,39 @@ class ImaginedBuffer(Stateful):
 def ending(spec: EnvSpec | None, encoding: SpaceEncoding, device: torch.device) -> Ends | None:
     """When episodes of a registered environment end, for encoded actions; None without a rule, in foreign wrappers."""
     wrappers = getattr(spec, "additional_wrappers", ())
-    if spec is None or not all(w.entry_point.startswith("envs.") and w.name != "NoisyTV" for w in wrappers):
+    if spec is None or not all(_keeps_rule(wrapper) for wrapper in wrappers):
         return None
     try:
         rule = envs.make.termination(spec.id, **spec.kwargs)
-    except ValueError:  # not registered
+    except ValueError:
+        # The id is not registered.
         return None
     if rule is None:
         return None
     space: Any = encoding.action_space
     if encoding.discrete:
-        return lambda obs, action, next_obs: rule(obs, action.argmax(-1) + int(space.start), next_obs)
-    low, high = (torch.as_tensor(b, dtype=torch.float32, device=device).ravel() for b in (space.low, space.high))
-    return lambda obs, action, next_obs: rule(obs, low + (action.clamp(-1, 1) + 1) / 2 * (high - low), next_obs)
+        start = int(space.start)
+        return lambda obs, action, next_obs: rule(obs, action.argmax(-1) + start, next_obs)
+    low = torch.as_tensor(space.low, dtype=torch.float32, device=device).ravel()
+    high = torch.as_tensor(space.high, dtype=torch.float32, device=device).ravel()
+
+    def ends(obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
+        # From [-1, 1] to the environment's units.
+        share = (action.clamp(-1, 1) + 1) / 2
+        return rule(obs, low + share * (high - low), next_obs)
+
+    return ends
+
+
+def _keeps_rule(wrapper: Any) -> bool:
+    """Whether the environment's rule holds for what this wrapper shows: ours do, but for added noise."""
+    return wrapper.entry_point.startswith("envs.") and wrapper.name != "NoisyTV"
 
 
 def _model(
     config: DynaConfig, encoding: SpaceEncoding, spec: EnvSpec | None, terminations: bool, seed: int, device: str
 ) -> Any:
+    """The model that the settings name; `terminations`: whether it learns when episodes end."""
     if config.model == "true":
         if spec is None:
             raise ValueError("agent.model=true asks the simulator, and this environment is unregistered; use ensemble")
@@ -292,16 +377,25 @@ def _model(
         min_steps=min(100, config.model_steps),
         max_steps=config.model_steps,
     )
-    kind = Factored if config.model == "factored" else DynamicsEnsemble
-    return kind(encoding, settings, seed=seed, device=device)
+    model = Factored if config.model == "factored" else DynamicsEnsemble
+    return model(encoding, settings, seed=seed, device=device)
 
 
 def _planner(config: DynaConfig, encoding: SpaceEncoding, seed: int, device: str) -> CEM | MPPI | UPMPC | None:
-    count, horizon = config.plan_candidates, config.plan_horizon
+    """The planner that the settings name; MPPI without a policy that proposes."""
+    count = config.plan_candidates
+    horizon = config.plan_horizon
     if config.planner == "upmpc":
         return UPMPC(count, horizon, config.alpha_real, config.gamma)
     if config.planner == "none":
         return None
-    search: dict[str, Any] = {"samples": count, "elites": max(count // 10, 1), "seed": seed, "device": device}
-    kind = CEM if config.planner == "cem" else MPPI  # without a policy that proposes
-    return kind(encoding, horizon, gamma=config.gamma, **search)
+    planner = CEM if config.planner == "cem" else MPPI
+    return planner(
+        encoding,
+        horizon,
+        samples=count,
+        elites=max(count // 10, 1),
+        gamma=config.gamma,
+        seed=seed,
+        device=device,
+    )

@@ -31,8 +31,10 @@ class Nowhere(gym.vector.VectorEnv):
     """What an agent takes for environments where there is a recording alone: it has spaces, and no step."""
 
     def __init__(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        self.metadata, self.num_envs = {"autoreset_mode": AutoresetMode.SAME_STEP}, 1
-        self.single_observation_space, self.single_action_space = observation_space, action_space
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.num_envs = 1
+        self.single_observation_space = observation_space
+        self.single_action_space = action_space
 
 
 class OfflineDyna(Dyna):
@@ -44,10 +46,13 @@ class OfflineDyna(Dyna):
     def of(
         cls, config: OfflineDynaConfig, *spaces: gym.Space, data: Transitions, signal: Any = None, **place: Any
     ) -> "OfflineDyna":
+        """An agent whose replay holds the recording, with the rewards of `signal` where there is one."""
         if config.model == "true":
             raise ValueError("agent.model=true asks the simulator, and a recording is all there is; use ensemble")
-        data = data if signal is None else data.replace(reward=np.asarray(signal, np.float32))
-        agent = cls(Nowhere(*spaces), replace(config, buffer_size=max(data.shape[0], 2)), **place)
+        if signal is not None:
+            data = data.replace(reward=np.asarray(signal, np.float32))
+        config = replace(config, buffer_size=max(data.shape[0], 2))
+        agent = cls(Nowhere(*spaces), config, **place)
         for row in np.flatnonzero(data.valid):
             agent.replay.add(data[row : row + 1])
         return agent
@@ -57,11 +62,13 @@ class OfflineDyna(Dyna):
 
     def collect(self, on_step: OnStep) -> bool:
         config = self.config
+        # Minibatches between two fits of the model.
         every = max(1, round(config.model_every * (config.updates_per_step or 1)))
-        since = self.num_timesteps % every
-        if since == 0:
+        since_fit = self.num_timesteps % every
+        if since_fit == 0:
             self._fit()
-        count = min(config.rollout, every - since, self._total_timesteps - self.num_timesteps)
+        remaining = self._total_timesteps - self.num_timesteps
+        count = min(config.rollout, every - since_fit, remaining)
         if config.updates_per_step:
             self._update(count)
         self.num_timesteps += count

@@ -24,13 +24,16 @@ from agents.off_policy.sac import SoftActorCritic
 
 def model_return(imagined: Imagined, alpha: Tensor, gamma: float, last: Tensor) -> Tensor:
     """R of the file, (B,); a rollout cut after n <= T steps continues with gamma^n V, V the soft value `last` (B,)."""
-    reward = imagined.reward  # 0 where nothing was imagined
+    # 0 where nothing was imagined.
+    reward = imagined.reward
     if imagined.log_prob is not None:
+        # The first action's entropy is no part of R.
         entropy = torch.cat([torch.zeros_like(reward[:1]), alpha * imagined.log_prob[1:]])
         reward = reward - entropy.masked_fill(~imagined.alive, 0)
     powers = gamma ** torch.arange(len(reward), device=reward.device, dtype=reward.dtype)
     total = (powers[:, None] * reward).sum(0)
-    steps, ended = imagined.alive.sum(0), imagined.terminated.any(0)
+    steps = imagined.alive.sum(0)
+    ended = imagined.terminated.any(0)
     return total + (gamma**steps * last).masked_fill(ended, 0)
 
 
@@ -47,17 +50,29 @@ def svg_update(
     horizon: int,
 ) -> dict[str, Tensor]:
     """One step of actor, critics and alpha from B states (B, D), `step` int64 (B,) within the episode."""
-    alpha, act = learner.alpha, lambda obs, t: learner.sample(obs)
-    imagined = imagine(model, act, reward_function, ends, obs, horizon, step=step, bounds=bounds)
-    reached = imagined.next_obs[-1]
-    action, log_prob = learner.sample(reached)
-    value = learner.aggregate(learner.q(reached, action)) - alpha * log_prob
+    alpha = learner.alpha
+    imagined = imagine(
+        model,
+        lambda obs, t: learner.sample(obs),
+        reward_function,
+        ends,
+        obs,
+        horizon,
+        step=step,
+        bounds=bounds,
+    )
     assert imagined.log_prob is not None
-    first = imagined.log_prob[0]
-    objective = model_return(imagined, alpha, gamma, value) - alpha * first
+    first_log_prob = imagined.log_prob[0]
+    last_obs = imagined.next_obs[-1]
+    last_action, last_log_prob = learner.sample(last_obs)
+    # The soft value of the last state, with gradients for the policy and by the target networks for the critics.
+    value = learner.aggregate(learner.q(last_obs, last_action)) - alpha * last_log_prob
+    objective = model_return(imagined, alpha, gamma, value) - alpha * first_log_prob
     with torch.no_grad():
-        aimed = learner.aggregate(learner.q(reached, action, target=True), drawn=True) - alpha * log_prob
-        target = model_return(imagined, alpha, gamma, aimed)
-    metrics = learner.actor_step(objective, first)
-    metrics |= learner.critic_step(obs, imagined.action[0].detach(), target, imagined.reward[0].detach())
+        target_q = learner.q(last_obs, last_action, target=True)
+        target_value = learner.aggregate(target_q, drawn=True) - alpha * last_log_prob
+        target = model_return(imagined, alpha, gamma, target_value)
+    metrics = learner.actor_step(objective, first_log_prob)
+    first_action = imagined.action[0].detach()
+    metrics |= learner.critic_step(obs, first_action, target, imagined.reward[0].detach())
     return {**metrics, "diverged": imagined.diverged.float(), "model_return": target.mean()}
