@@ -174,7 +174,7 @@ class RSSM(Cell):
         length, batch = first.shape
         h = self._begin(first[0], state)["h"]
         continues = (~first)[..., None].to(embed.dtype)
-        uniforms = [None] * length
+        uniforms: Any = [None] * length
         if sample:
             uniforms = self.latent.uniforms(self.generator, length, batch)
         # These products do not wait for the loop. `unbind`, since the gradient of an index is as long as the sequence.

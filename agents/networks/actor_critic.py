@@ -18,13 +18,18 @@ from torch import Tensor, nn
 from envs import masks
 from envs.types import Obs
 
-CLIP = 10.0  # standard deviations at which a normalised observation is cut
-MASKED = -1e8  # logit or value of an action that is not allowed: exp is 0 and 0 times it is 0, as of -inf it is not
+# Standard deviations at which a normalised observation is cut.
+CLIP = 10.0
+# Logit or value of an action that is not allowed: exp is 0, and 0 times it is 0, as of -inf it is not.
+MASKED = -1e8
 
 
 def masked(outputs: Tensor, mask: Any) -> Tensor:
     """Logits or values (..., n) with `MASKED` where the mask, bool (..., n), is False; as they are without one."""
-    return outputs if mask is None else outputs.masked_fill(~torch.as_tensor(mask, device=outputs.device), MASKED)
+    if mask is None:
+        return outputs
+    allowed = torch.as_tensor(mask, device=outputs.device)
+    return outputs.masked_fill(~allowed, MASKED)
 
 
 class Inputs:
@@ -64,16 +69,21 @@ class Inputs:
             if kind == "numbers":
                 columns.append(value.reshape(*shape, length).astype(np.float32, copy=False))
                 continue
-            index = value.reshape(*shape, -1) - self.starts[key] + np.cumsum(sizes) - sizes
-            hot = np.zeros((*shape, length), np.float32)
-            np.put_along_axis(hot, index.astype(np.int64), 1.0, axis=-1)
-            columns.append(hot)
+            # Each number chooses one column of its own one-hot, which begins where the last one ends.
+            offsets = np.cumsum(sizes) - sizes
+            index = value.reshape(*shape, -1) - self.starts[key] + offsets
+            one_hot = np.zeros((*shape, length), np.float32)
+            np.put_along_axis(one_hot, index.astype(np.int64), 1.0, axis=-1)
+            columns.append(one_hot)
         if not columns:
             value = np.asarray(obs if self.bare else next(iter(obs.values())))
             columns = [np.zeros((*value.shape[:leading], 0), np.float32)]
-        return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=-1)
+        if len(columns) == 1:
+            return columns[0]
+        return np.concatenate(columns, axis=-1)
 
     def pixels(self, obs: Obs) -> dict[str, np.ndarray]:
+        """The images by key, as observed."""
         return {key: np.asarray(obs if self.bare else obs[key]) for key in self.images}
 
 
@@ -115,11 +125,14 @@ class SpaceEncoding(Inputs):
                 ends = np.cumsum(sizes)
                 chosen = [value[..., end - n : end].argmax(-1) for n, end in zip(sizes, ends)]
                 value = np.stack(chosen, -1) + self.starts[key]
-            elif np.issubdtype(space.dtype, np.integer):  # a model's guess lies between whole numbers, and outside
+            elif np.issubdtype(space.dtype, np.integer):
+                # A model's prediction lies between whole numbers, and outside.
                 low, high = (space.low, space.high) if isinstance(space, spaces.Box) else (0, 1)
                 value = np.clip(np.rint(value), np.ravel(low), np.ravel(high))
             parts[key] = value.reshape(*leading, *space.shape).astype(space.dtype, copy=False)
-        return parts[""] if self.bare else {key: parts[key] for key in self.observation_space.spaces}
+        if self.bare:
+            return parts[""]
+        return {key: parts[key] for key in self.observation_space.spaces}
 
     def encode(self, action: Any) -> np.ndarray:
         """Actions (*leading axes, *shape) as float32 (*leading axes, A): a Box scaled to [-1, 1], Discrete one-hot."""
@@ -132,10 +145,12 @@ class SpaceEncoding(Inputs):
 
     def decode(self, vector: np.ndarray) -> np.ndarray:
         """The inverse of `encode`; numbers outside [-1, 1] are cut."""
+        space = self.action_space
         if self.discrete:
-            return vector.argmax(-1) + self.action_space.start
-        value = self._low + (np.clip(vector, -1, 1) + 1) / 2 * (self._high - self._low)
-        return value.reshape(*vector.shape[:-1], *self.action_space.shape).astype(self.action_space.dtype, copy=False)
+            return vector.argmax(-1) + space.start
+        share = (np.clip(vector, -1, 1) + 1) / 2
+        value = self._low + share * (self._high - self._low)
+        return value.reshape(*vector.shape[:-1], *space.shape).astype(space.dtype, copy=False)
 
 
 class Actions:
@@ -167,15 +182,16 @@ class Actions:
         shape = (*leading, self.outputs)
         if self.gaussian:
             return rng.standard_normal(shape, np.float32)
-        waiting = np.maximum(rng.standard_exponential(shape, np.float32), np.float32(1e-30))
-        return -np.log(waiting)  # Gumbel: the largest of logits + noise is a sample
+        # Gumbel noise: the largest of logits + noise is a sample.
+        exponential = rng.standard_exponential(shape, np.float32)
+        return -np.log(np.maximum(exponential, np.float32(1e-30)))
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
         """Chosen numbers (B, choices) -> what the environment takes, (B, *shape); a Gaussian is clipped to the Box."""
-        if self.gaussian:
-            action = np.clip(action, self.low, self.high) if self.bounded else action
-        else:
+        if not self.gaussian:
             action = action + self.start
+        elif self.bounded:
+            action = np.clip(action, self.low, self.high)
         return action.reshape(len(action), *self.shape).astype(self.dtype, copy=False)
 
     def draw_on(self, generator: torch.Generator, *leading: int) -> Tensor:
@@ -188,7 +204,8 @@ class Actions:
     def to_env_on(self, action: Tensor) -> Tensor:
         """`to_env` on the action's device, of the policy's type."""
         if self.gaussian:
-            low, high = (torch.as_tensor(x, device=action.device) for x in (self.low, self.high))
+            low = torch.as_tensor(self.low, device=action.device)
+            high = torch.as_tensor(self.high, device=action.device)
             action = action.clamp(low, high)
         else:
             action = action + torch.as_tensor(self.start, device=action.device)
@@ -196,13 +213,16 @@ class Actions:
 
     def sample(self, outputs: Tensor, log_std: Tensor | None, noise: Tensor) -> Tensor:
         """Actions (B, choices), a function of the noise drawn for them."""
-        return outputs + log_std.exp() * noise if log_std is not None else self.mode(outputs + noise)
+        if log_std is None:
+            return self.mode(outputs + noise)
+        return outputs + log_std.exp() * noise
 
     def mode(self, outputs: Tensor) -> Tensor:
         """The likeliest actions (B, choices)."""
         if self.gaussian:
             return outputs
-        return torch.stack([logits.argmax(-1) for logits in outputs.split(self.sizes, dim=-1)], -1)
+        logits = outputs.split(self.sizes, dim=-1)
+        return torch.stack([part.argmax(-1) for part in logits], -1)
 
     def log_prob(self, outputs: Tensor, log_std: Tensor | None, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of `action` (B, choices), and the distribution's entropy; both (B,)."""
@@ -210,10 +230,16 @@ class Actions:
             scaled = (action - outputs) * torch.exp(-log_std)
             constant = 0.5 * math.log(2 * math.pi)
             log_prob = (-0.5 * scaled.square() - log_std - constant).sum(-1)
-            return log_prob, (log_std.sum() + self.choices * (0.5 + constant)).expand_as(log_prob)
-        logs = [torch.log_softmax(logits, -1) for logits in outputs.split(self.sizes, dim=-1)]
-        taken = [log.gather(-1, action[..., i : i + 1].long()).squeeze(-1) for i, log in enumerate(logs)]
-        return torch.stack(taken).sum(0), -torch.stack([(log.exp() * log).sum(-1) for log in logs]).sum(0)
+            entropy = log_std.sum() + self.choices * (0.5 + constant)
+            return log_prob, entropy.expand_as(log_prob)
+        log_probs = []
+        negative_entropies = []
+        for i, logits in enumerate(outputs.split(self.sizes, dim=-1)):
+            log = torch.log_softmax(logits, -1)
+            index = action[..., i : i + 1].long()
+            log_probs.append(log.gather(-1, index).squeeze(-1))
+            negative_entropies.append((log.exp() * log).sum(-1))
+        return torch.stack(log_probs).sum(0), -torch.stack(negative_entropies).sum(0)
 
     def surprise(self, outputs: Tensor, log_std: Tensor | None, action: Tensor) -> Tensor:
         """How unlikely actions (B, choices) are, a number: -log p, of a Gaussian less that of its mode: z^2 / 2; (B,).
@@ -250,21 +276,32 @@ class ActorCritic(nn.Module):
         log_std: float = 0.0,
     ) -> None:
         super().__init__()
-        self.inputs, self.actions, self.normalize_obs, self.trunk = inputs, actions, normalize_obs, trunk
-        self.convolutions = nn.ModuleDict({f"image_{key}": _convolutions(s) for key, s in inputs.images.items()})
-        width = (inputs.size if trunk is None else trunk.width) + 512 * len(inputs.images)
+        self.inputs = inputs
+        self.actions = actions
+        self.normalize_obs = normalize_obs
+        self.trunk = trunk
+        self.convolutions = nn.ModuleDict()
+        for key, shape in inputs.images.items():
+            self.convolutions[f"image_{key}"] = _convolutions(shape)
+        # F, the length of the features: the flat part's, and 512 an image.
+        flat_width = inputs.size if trunk is None else trunk.width
+        width = flat_width + 512 * len(inputs.images)
         self.gru = None
         if gru:
             self.before = nn.Sequential(linear(width, gru, math.sqrt(2)), nn.Tanh())
             self.gru = nn.GRU(gru, gru)
             width = gru
-        self.pi, self.vf = _hidden(width, net_arch), _hidden(width, net_arch)
-        last = net_arch[-1] if net_arch else width
-        self.pi_head = linear(last, actions.outputs, 0.0 if zero_last else 0.01)
-        self.vf_head = linear(last, streams, 1.0)
-        self.log_std = nn.Parameter(torch.full((actions.outputs,), float(log_std))) if actions.gaussian else None
+        self.pi = _hidden(width, net_arch)
+        self.vf = _hidden(width, net_arch)
+        last_width = net_arch[-1] if net_arch else width
+        self.pi_head = linear(last_width, actions.outputs, 0.0 if zero_last else 0.01)
+        self.vf_head = linear(last_width, streams, 1.0)
+        self.log_std = None
+        if actions.gaussian:
+            self.log_std = nn.Parameter(torch.full((actions.outputs,), float(log_std)))
         self.register_buffer("obs_mean", torch.zeros(inputs.size))
-        self.register_buffer("obs_scale", torch.ones(inputs.size))  # multiplies: 1 / standard deviation
+        # Multiplies: 1 / standard deviation.
+        self.register_buffer("obs_scale", torch.ones(inputs.size))
 
     @property
     def is_mlp(self) -> bool:
@@ -272,9 +309,11 @@ class ActorCritic(nn.Module):
 
     def ordered(self) -> list[nn.Parameter]:
         """All parameters; those of the two stacks alternate, so that a layer of both lies in one piece of memory."""
-        stacks = [x for pair in zip(self.pi.parameters(), self.vf.parameters()) for x in pair]
-        known = {id(x) for x in stacks}
-        return [*stacks, *(x for x in self.parameters() if id(x) not in known)]
+        stacks = []
+        for pi_parameter, vf_parameter in zip(self.pi.parameters(), self.vf.parameters()):
+            stacks += [pi_parameter, vf_parameter]
+        in_stacks = {id(x) for x in stacks}
+        return [*stacks, *(x for x in self.parameters() if id(x) not in in_stacks)]
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """Those that an action depends on: all but the values' own."""
@@ -296,8 +335,12 @@ class ActorCritic(nn.Module):
         if self.trunk is not None:
             vector = self.trunk(vector)
         parts = [vector] if self.inputs.size else []
-        parts += [self.convolutions[f"image_{key}"](image.float() / 255.0) for key, image in pixels.items()]
-        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+        for key, image in pixels.items():
+            scaled = image.float() / 255.0
+            parts.append(self.convolutions[f"image_{key}"](scaled))
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts, -1)
 
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Policy outputs (B, outputs) and values (B, K)."""
@@ -310,9 +353,11 @@ class ActorCritic(nn.Module):
         """Features (T, B, F), a state (B, units), bool (T, B) where to empty it -> (T, B, units), the last state."""
         assert self.gru is not None
         x = self.before(features)
-        cuts = [0, *(1 + torch.nonzero(starts[1:].any(1)).flatten()).tolist(), len(x)]
+        # Between two cuts no episode begins, so that one call of the GRU serves.
+        begins = 1 + torch.nonzero(starts[1:].any(1)).flatten()
+        cuts = [0, *begins.tolist(), len(x)]
         outputs = []
-        for begin, end in itertools.pairwise(cuts):  # between two cuts no episode begins: one call
+        for begin, end in itertools.pairwise(cuts):
             hidden = torch.where(starts[begin][:, None], 0.0, hidden)
             out, last = self.gru(x[begin:end], hidden[None])
             outputs.append(out)
@@ -392,8 +437,10 @@ class Glyphs(nn.Module):
         self.join = nn.Sequential(linear(128 + 64 * len(self.others), self.width, math.sqrt(2)), nn.ReLU())
 
     def forward(self, vector: Tensor) -> Tensor:
-        cells = vector[:, self.parts["cells"]].view(len(vector), self.side, self.side, -1).permute(0, 3, 1, 2)
-        features = [self.cells(cells), *(layer(vector[:, self.parts[name]]) for name, layer in self.others.items())]
+        grid = vector[:, self.parts["cells"]].view(len(vector), self.side, self.side, -1)
+        features = [self.cells(grid.permute(0, 3, 1, 2))]
+        for name, layer in self.others.items():
+            features.append(layer(vector[:, self.parts[name]]))
         return self.join(torch.cat(features, -1))
 
 

@@ -22,9 +22,13 @@ from torch import Tensor, nn
 Activation = Callable[..., Tensor]
 ACTIVATIONS: dict[str, Activation] = dict(relu=F.relu, silu=F.silu, mish=F.mish, elu=F.elu, tanh=torch.tanh)
 NORMS = ("none", "layer", "batch")
-MOMENTUM = 0.01  # of batch statistics
-MOST_SCALE, MOST_SHIFT = 3.0, 5.0  # how far batch statistics are corrected towards the running ones
-WARM_UP = 100_000  # steps of plain batch normalisation before the correction begins
+# Share of a batch's statistics in the running ones.
+MOMENTUM = 0.01
+# How far batch statistics are corrected towards the running ones.
+MAX_CORRECTION_SCALE = 3.0
+MAX_CORRECTION_SHIFT = 5.0
+# Steps of plain batch normalisation before the correction begins.
+WARM_UP = 100_000
 
 
 class Stacked(nn.Module):
@@ -151,8 +155,10 @@ class Renorm(nn.Module):
         with torch.no_grad():
             running = torch.sqrt(self.var + 1e-5)
             warm = self.steps >= WARM_UP
-            scale = torch.where(warm, (deviation / running).clamp(1 / MOST_SCALE, MOST_SCALE), 1.0)
-            shift = torch.where(warm, ((mean - self.mean) / running).clamp(-MOST_SHIFT, MOST_SHIFT), 0.0)
+            scale = torch.where(warm, (deviation / running).clamp(1 / MAX_CORRECTION_SCALE, MAX_CORRECTION_SCALE), 1.0)
+            shift = torch.where(
+                warm, ((mean - self.mean) / running).clamp(-MAX_CORRECTION_SHIFT, MAX_CORRECTION_SHIFT), 0.0
+            )
             self.mean.lerp_(mean.expand_as(self.mean), MOMENTUM)
             self.var.lerp_(var.expand_as(self.var), MOMENTUM)
             self.steps += 1
