@@ -135,9 +135,7 @@ def test_answers_of_a_search_can_be_repeated_and_what_ships_has_three_rounds(tmp
     (tmp_path / "kept.txt").write_text("no heading")
     with pytest.raises(ValueError, match="has no answers; each begins with a line as === 1"):
         RecordedAuthor(str(tmp_path / "kept.txt"))
-    with pytest.raises(
-        ValueError, match=r"'nowhere' does not exist; give a file of answers, or mountaincar, pendulum"
-    ):
+    with pytest.raises(ValueError, match=r"'nowhere' does not exist; give a file of answers, or mountaincar, pendulum"):
         RecordedAuthor("nowhere")
 
 
