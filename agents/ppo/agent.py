@@ -33,9 +33,10 @@ from agents.ppo.collector import Collector, DeviceCollector
 from agents.ppo.compiled import epochs
 from agents.ppo.config import PPOConfig
 from agents.ppo.imitate import Imitation
+from agents.ppo.numpy_update import NumpyUpdate
 from agents.ppo.overlap import Overlap
 from agents.ppo.trees import TreePolicy, TreesUpdate
-from agents.ppo.update import NumpyUpdate, TorchUpdate, advantages, alignment, metrics
+from agents.ppo.update import TorchUpdate, advantages, alignment, metrics
 from envs.transitions import NotFinite, is_finite, map_obs
 from envs.types import Obs
 from lodestar.numerics.flat import Flat

@@ -14,6 +14,7 @@ import numpy as np
 
 from agents.ppo import update
 from agents.ppo.config import PPOConfig
+from agents.ppo.numpy_update import NumpyUpdate
 from lodestar.numerics.compiled import kernel, say
 
 LONG = 2_000_000  # rows: 200,000 frames at ten epochs, about 4 seconds in NumPy
@@ -26,7 +27,7 @@ def epochs(
 ) -> list[dict[str, float]]:
     """As `agents.ppo.update.epochs`; `passes`: epochs before."""
     asked = config.path == "numba" or (config.path == "auto" and passes * len(rows) >= LONG)
-    fits = isinstance(learner, update.NumpyUpdate)
+    fits = isinstance(learner, NumpyUpdate)
     if config.path == "numba" and not fits:
         say(WHOSE, "torch, as agent.path=numba is for fully connected networks without memory or images, on the CPU")
     compiled = kernel("agents.ppo.kernel", WHOSE, "NumPy, a third as fast as compiled") if asked and fits else None
@@ -53,7 +54,7 @@ def _compiled(
     for net, head in enumerate(learner.heads):
         layers = [*((layer.weight[net], layer.bias[net]) for layer in learner.layers), (head.weight, head.bias)]
         layout.append([[*w.shape, *((x.ctypes.data - begin) // x.itemsize for x in (w, b))] for w, b in layers])
-    flat, often = learner.used, max(len(rows) // size // update.MEASURED, 1)
+    flat, often = learner.used, max(len(rows) // size // update.LOGGED_MINIBATCHES, 1)
     limits = (config.clip_range, config.entropy_weight, config.value_weight, config.max_grad_norm)
     measured = compiled.epochs(
         *(x.numpy() for x in (flat.value, flat.grad, flat.mean, flat.square)),

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs
 """All epochs of PPO's update in one compiled call: gather, forward, loss, backward, clip of the gradient, Adam.
 
-The arithmetic is that of `agents.ppo.update.NumpyUpdate`, whose docstring has the formulas; here a minibatch costs no
+The arithmetic is that of `agents.ppo.numpy_update`, whose docstring has the formulas; here a minibatch costs no
 calls. Its pieces, and how numbers lie in memory, are those of `lodestar.numerics.kernel`. One signature serves all
 networks and spaces: it is compiled once.
 

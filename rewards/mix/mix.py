@@ -584,7 +584,7 @@ class GuardedUpdates(Stateful):
     continues; `<name>/skipped` and `<name>/restored` count.
     """
 
-    saved = {"skipped": "skipped", "restored": "restored", "_row": "_skipped_in_a_row"}
+    saved = {"skipped": "skipped", "restored": "restored", "row": "_skipped_in_a_row"}
 
     def __init__(self, reward: Reward) -> None:
         self.reward = reward

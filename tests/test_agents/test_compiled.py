@@ -11,7 +11,8 @@ from test_ppo import agent, weights
 from test_ppo_update import ACTIONS, learner, rollout
 
 from agents.ppo import compiled, update
-from agents.ppo.update import NumpyUpdate, TorchUpdate
+from agents.ppo.numpy_update import NumpyUpdate
+from agents.ppo.update import TorchUpdate
 
 pytest.importorskip("numba")
 FIELDS = ("value", "mean", "square")

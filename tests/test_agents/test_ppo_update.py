@@ -7,7 +7,8 @@ import torch
 from gymnasium import spaces
 
 from agents.networks.actor_critic import Actions, ActorCritic, Inputs
-from agents.ppo.update import Batch, NumpyUpdate, PPOConfig, TorchUpdate
+from agents.ppo.numpy_update import NumpyUpdate
+from agents.ppo.update import Batch, PPOConfig, TorchUpdate
 from lodestar.numerics.flat import Flat
 
 OBS = spaces.Box(-1, 1, (5,), np.float32)
