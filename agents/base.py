@@ -131,8 +131,7 @@ class BaseAgent(Predictor):
     ) -> None:
         self.config = config = self.Config() if config is None else config
         check_config(config, self.Config)
-        if not hasattr(envs, "single_observation_space"):
-            raise ValueError(f"envs={envs} is no vector; give gymnasium.make_vec(id, 8), or envs.make.make_vec(id, 8)")
+        require_vector(envs)
         self.envs, self.seed, self.device = envs, seed, torch.device("cpu" if device == "auto" else device)
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
         self.check(self.observation_space, self.action_space)
@@ -341,6 +340,7 @@ class BaseAgent(Predictor):
     @classmethod
     def load(cls, path: str, envs: Any = None, *, scorer: Any = None, seed: int = 0, device: str = "cpu") -> Self:
         """Read an agent back, for the same spaces, with counts and reward state; no scorer: the task's own reward."""
+        require_vector(envs)
         options: dict[str, Any] = {"scorer": scorer, "seed": seed, "device": device}
         place = "these environments and this reward"
         agent, state = cls._from_file(path, lambda config: cls(envs, cls.Config(**config), **options), place)
@@ -360,6 +360,12 @@ class BaseAgent(Predictor):
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
                 raise ValueError(f"{path} does not fit this reward: {' '.join(str(error).split())}") from None
         return agent
+
+
+def require_vector(envs: Any) -> None:
+    """Raise a ValueError for what is no vector of environments."""
+    if not hasattr(envs, "single_observation_space"):
+        raise ValueError(f"envs={envs} is no vector; give gymnasium.make_vec(id, 8), or envs.make.make_vec(id, 8)")
 
 
 def has_reset(envs: gym.vector.VectorEnv) -> bool:
