@@ -22,6 +22,7 @@ from runners.run.config import MANAGEMENT, InUse, TrainConfig, UsageError, flatt
 from runners.run.exits import NUMERICAL
 
 STATUS = "status.json"
+VIDEOS = "videos"
 TOLD = "told: "  # in result.json: how a policy that was told which user it serves begins
 OTHER_WAY = "this run, mode"  # in result.json: the policy of a run that was judged by sampled actions, by its mode
 EXPORTED = "exported"  # the state of what runners.export wrote: what trains is not in there
@@ -70,7 +71,7 @@ class RunFolder:
             known = None
         if known is None or known.total_timesteps != config.total_timesteps:
             save(config, self.path / "config.yaml")
-        for folder in (self.path, self.checkpoints, self.path / BEST):
+        for folder in (self.path, self.checkpoints, self.path / BEST, self.path / VIDEOS):
             remove_leftovers(folder)
         if self.new:
             write_atomically(self.path / "versions.json", json.dumps(versions(), indent=1) + "\n")
