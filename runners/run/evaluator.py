@@ -15,6 +15,7 @@ from runners.run import checkpoint
 from runners.run.build import Parts, acting
 from runners.run.closing import write_video
 from runners.run.config import TrainConfig
+from runners.run.folder import VIDEOS
 from runners.run.progress import random_state, set_random_state
 from runners.run.tensorboard import shows
 from runners.run.video import Act, record_video
@@ -77,7 +78,7 @@ class Evaluator(Stateful):
 
     def _film(self, step: int, act: Act, model: "Model") -> None:
         """A video; one that fails is a sentence, not the end of training."""
-        path = self.folder / "videos" / f"step_{step:012d}.mp4"
+        path = self.folder / VIDEOS / f"step_{step:012d}.mp4"
         try:
             make_folder(path.parent)
             also = shows(self.config, self.folder, step)
