@@ -102,8 +102,9 @@ def test_mistakes_are_value_errors_with_the_sentence_of_the_command(tmp_path):
 
 @pytest.mark.nightly
 def test_the_readmes_program_runs_in_an_empty_folder(tmp_path):
-    blocks = re.findall(r"```python\n(import gymnasium, lodestar.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (tmp_path / "mine.py").write_text(blocks[0].replace("10_000", "256"))
+    readme = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"```python\n((?:import gymnasium, lodestar|run = ld.train).*?)```", readme, re.DOTALL)
+    (tmp_path / "mine.py").write_text("".join(blocks).replace("10_000", "256"))
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     answer = subprocess.run(
         [sys.executable, "mine.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
