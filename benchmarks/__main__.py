@@ -75,8 +75,8 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "rule": ("benchmarks.checks.rule:run", "effects"),
     "effects": ("benchmarks.effects:run", "effects"),
     "scale": ("benchmarks.scale:run", "scale"),
-    "house": ("benchmarks.house:run", "house"),
-    "house-tests": ("benchmarks.house:run_tests", "house"),
+    "plain": ("benchmarks.plain:run", "plain"),
+    "plain-tests": ("benchmarks.house:run_tests", "plain"),
 }
 
 

@@ -1,10 +1,9 @@
-"""How large the project is, how far its parts reach into each other, and what a refactoring costs in speed.
+"""The house: which file imports which, and what a version costs in speed beside release 0.4.0.
 
-    python -m benchmarks house          counts, circles, files on the learning loops; speed beside the tag 0.1.0
-    python -m benchmarks house-tests    seconds of the fast tests, on a quiet machine and beside eight busy processes
+    python -m benchmarks plain-tests    seconds of the fast tests, on a quiet machine and beside eight busy processes
 
 Speed is frames per CPU-second of whole training runs, both versions in turn, a fresh process each that has already
-trained once; a figure is the median of the ratios within a pair, with the 95 % interval of that median.
+trained once. A figure is the median of the ratios within a pair, with the 95 % interval of that median.
 """
 
 from __future__ import annotations
@@ -27,40 +26,18 @@ from benchmarks import results
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("lodestar", "envs", "rewards", "agents", "runners")
-BEFORE = "0.1.0"  # the tag that speed is compared with
+BEFORE = "2a4f2e9a"  # the commit of release 0.4.0, with which speed is compared
 PAIRS = 9  # the first warms the caches of the disk and is thrown away
 COMMON = ("video=false", "eval_episodes=0", "control=none", "preset=none", "checkpoint_every=0")
 SPEED = {  # case -> arguments of `runners.train`, environment steps
-    "ppo_cartpole": (("env=CartPole-v1",), 40_960),
-    "ppo_minigrid": (("env=MiniGrid-DoorKey-5x5-v0",), 20_480),
-    "ppo_rnd": (("env=CartPole-v1", "reward=rnd"), 20_480),
-    "sac": (("env=Pendulum-v1", "agent=sac"), 1_500),
+    "ppo_cartpole": (("env=CartPole-v1",), 122_880),
+    "ppo_halfcheetah": (("env=HalfCheetah-v5",), 40_960),
+    "ppo_minigrid": (("env=MiniGrid-DoorKey-5x5-v0",), 61_440),
+    "ppo_rnd": (("env=CartPole-v1", "reward=rnd"), 40_960),
+    "sac": (("env=Pendulum-v1", "agent=sac"), 2_000),
     "dyna": (("env=Pendulum-v1", "agent=dyna", "agent.preset=mbpo"), 1_200),
+    "clip": (("env=lodestar/CartPoleUpright-v0", "reward=clip"), 8_192),
 }
-
-
-def run(folder: Path) -> dict[str, float]:
-    """Counts, circles, loops and speed ratios; a row for every pair goes to house.csv."""
-    from benchmarks.speed import loop_files
-
-    figures: dict[str, float] = {**counts(), "file_circles": len(circles()), **loop_files.measure()}
-    return figures | speed(folder / "house.csv")
-
-
-def counts() -> dict[str, float]:
-    """Physical lines of Python by part, and annotations that say nothing."""
-    parts = {name: _lines(name) for name in (*PACKAGES, "benchmarks", "tests")}
-    source = sum(parts[name] for name in PACKAGES)
-    anys = sum(
-        len(re.findall(r": Any\b", path.read_text())) for name in PACKAGES for path in (ROOT / name).rglob("*.py")
-    )
-    found = {f"{name}_lines": parts[name] for name in PACKAGES}
-    found |= {"source_lines": source, "benchmark_lines": parts["benchmarks"], "test_lines": parts["tests"]}
-    return {**found, "any_annotations": anys}
-
-
-def _lines(package: str) -> int:
-    return sum(len(path.read_text().splitlines()) for path in (ROOT / package).rglob("*.py"))
 
 
 def import_graph(*packages: str) -> dict[str, set[str]]:
@@ -103,13 +80,34 @@ def _imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def circles() -> list[list[str]]:
-    """Groups of modules that import each other, directly or through others (strongly connected components)."""
+    """Groups of modules that import each other, directly or through others."""
+    return _cycles(import_graph(*PACKAGES))
+
+
+def folder_circles() -> list[list[str]]:
+    """The same of folders. A file that stands directly in one of the five packages counts as a folder of its own."""
+    graph: dict[str, set[str]] = {}
+    for module, imported in import_graph(*PACKAGES).items():
+        folder = _folder(module)
+        others = {_folder(other) for other in imported}
+        graph.setdefault(folder, set()).update(others - {folder})
+    return _cycles(graph)
+
+
+def _folder(module: str) -> str:
+    is_folder = (ROOT / module.replace(".", "/")).is_dir()
+    folder = module if is_folder else module.rpartition(".")[0]
+    return module if folder in PACKAGES else folder
+
+
+def _cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components of a graph that have more than one node."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
 
-    graph = import_graph(*PACKAGES)
-    names = sorted(graph)
-    edges = [(names.index(one), names.index(other)) for one in names for other in graph[one]]
+    names = sorted({*graph}.union(*graph.values()))
+    place = {name: i for i, name in enumerate(names)}
+    edges = [(place[name], place[other]) for name, others in graph.items() for other in others]
     rows, columns = zip(*edges)
     matrix = csr_array((np.ones(len(edges)), (rows, columns)), shape=(len(names), len(names)))
     _, labels = connected_components(matrix, connection="strong")
@@ -146,10 +144,11 @@ def median_interval(values: list[float], draws: int = 10_000) -> tuple[float, fl
 
 
 @contextmanager
-def checkout(tag: str) -> Iterator[Path]:
-    """The project as it was at a tag, in a temporary folder."""
+def checkout(commit: str) -> Iterator[Path]:
+    """The project as it was at a commit, in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="lodestar-") as folder:
-        subprocess.run(["git", "clone", "--quiet", "--branch", tag, str(ROOT), folder], check=True)
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), folder], check=True)
+        subprocess.run(["git", "-C", folder, "checkout", "--quiet", commit], check=True)
         yield Path(folder)
 
 

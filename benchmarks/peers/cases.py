@@ -49,6 +49,7 @@ CLEANRL = ("torch>=2.15,<2.16", "gymnasium==0.29.1", "numpy<2", "tyro>=0.5,<1")
 ROLLOUT = 2_048
 STREAMS = ["task", "rnd", "icm", "disagreement", "ride", "e3b", "pseudocount", "count"]
 UPRIGHT = ("env=lodestar/CartPoleUpright-v0", "reward=clip")
+RELEASE_0_1_0 = "dae834fd"  # its commit, with which the main job is compared
 
 
 def ppo(
@@ -247,14 +248,14 @@ def clip(steps: int = 4_096) -> Case:
 
     def measure() -> list[Row]:
         rows = []
-        with house.checkout(house.BEFORE) as before:
+        with house.checkout(RELEASE_0_1_0) as before:
             for turn in range(1, 4):
-                for name, root in ((house.BEFORE, before), ("ours", peers.ROOT)):
+                for name, root in (("0.1.0", before), ("ours", peers.ROOT)):
                     rows.append(_row(turn, name, "", house.train(root, UPRIGHT, steps), frames=steps))
                     rows[-1]["settings"] = " ".join(UPRIGHT)
         return rows
 
-    return Case(figures={"clip_frames_ratio": over("ours", house.BEFORE)}, measure=measure, rounds=3)
+    return Case(figures={"clip_frames_ratio": over("ours", "0.1.0")}, measure=measure, rounds=3)
 
 
 def _row(turn: int, variant: str, versions: str, cpu: float, wall: float = 0.0, frames: int = 0) -> Row:
