@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envs.snapshots.clones import Clones
+from envs.clones import Clones
 from envs.transitions import Transitions, map_obs
 from envs.types import Memory
 

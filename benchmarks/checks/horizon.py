@@ -47,7 +47,7 @@ AGENTS = {
 
 
 class Table:
-    """All transitions of a small deterministic task, and its futures side by side, as `envs.snapshots.clones`."""
+    """All transitions of a small deterministic task, and its futures side by side, as `envs.clones`."""
 
     def __init__(self, env: str, **options: Any) -> None:
         from envs.make import make

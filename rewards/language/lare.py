@@ -52,9 +52,10 @@ from lodestar.state import Stateful
 from rewards.base import RunningMeanStd
 from rewards.check import random_rollout
 from rewards.exploration.learned import Learned, LearnedConfig
-from rewards.llm.client import JudgeError, ModelJudge
+from rewards.llm.client import JudgeError
 from rewards.llm.judges.base import make_judge
 from rewards.llm.judges.prompts import sections
+from rewards.llm.judges.served import ModelJudge
 from rewards.llm.sandbox.process import BUILTINS, LOOP, METHODS, NUMPY, Sandbox, SandboxError
 
 MAX_EPISODE_STEPS = 20_000

@@ -35,9 +35,10 @@ import numpy as np
 
 from envs.minigrid.family import HEAD
 from lodestar.settings import setting
-from rewards.llm.client import JudgeError, ModelJudge, PausedError, answer_form
+from rewards.llm.client import JudgeError, PausedError, answer_form
 from rewards.llm.judges.base import Judge
 from rewards.llm.judges.prompts import sections
+from rewards.llm.judges.served import ModelJudge
 from rewards.llm.store import read_rows
 
 # Kind 0 is no subgoal.

@@ -29,7 +29,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,8 +40,6 @@ import numpy as np
 import tenacity
 
 from lodestar.settings import Settings, setting
-from rewards.llm.judges.base import Judge
-from rewards.llm.store import AnswerStore, Label
 
 # How many places in an answer are tried as the beginning of its JSON.
 MAX_JSON_PLACES = 64
@@ -55,7 +53,6 @@ KEY_RUN_IN_ANSWER = 8
 LOOK = 2.0
 # A server that counts more tokens for one answer does not count.
 MAX_TOKENS_COUNTED = 10**9
-MAX_STORED_CHARACTERS = 1_000_000
 # A breaker opens after so many failures in a row, or above this share of failures within so many seconds, if there were
 # enough answers for a share to mean anything.
 IN_A_ROW = 5
@@ -595,65 +592,3 @@ def _seconds(retry_after: str) -> float:
         return max((moment - datetime.datetime.now(datetime.UTC)).total_seconds(), 0.0)
     except (ValueError, TypeError, OverflowError):
         return 0.0
-
-
-@dataclass(eq=False)
-class ServedJudge(Endpoint, Judge):
-    """Base class of judges that ask a server."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.chat = Chat(self)
-
-    def reach(self) -> str:
-        return self.chat.reach()
-
-    def close(self) -> None:
-        self.chat.close()
-
-
-@dataclass(eq=False)
-class ModelJudge(ServedJudge):
-    """Base class of those that keep its answers: a subclass calls `ask_kept` with its questions."""
-
-    answers: str = setting("", "a file of answers (*.sqlite), read and added to; empty keeps them in memory only")
-    failures: int = setting(5, "failed questions in a row after which the server is not asked for a while", low=1)
-    pause: float = setting(60.0, "seconds of that while", low=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.breaker = Breaker(self.pause, self.failures)
-        self.store = AnswerStore(self.answers, words=MAX_STORED_CHARACTERS)
-
-    def ask_kept(
-        self, questions: Mapping[str, T], ask: Callable[[T], str], read: Callable[[str], R]
-    ) -> tuple[dict[str, R], dict[str, R | JudgeError]]:
-        """What `read` makes of answers to questions by their keys: of kept ones, and of those that `ask` returns now,
-        or why not. One that `read` refuses is asked for again.
-        """
-
-        def answer(key: str) -> R:
-            words = ask(questions[key])
-            self.store.put(self.identity, [Label(key, raw=words)], instead=key in stored)
-            return read(words)
-
-        stored = self.store.words_of(self.identity, list(questions))
-        readable: dict[str, R] = {}
-        for key, words in stored.items():
-            with suppress(KeyError, ValueError, TypeError, AttributeError, RecursionError):
-                readable[str(key)] = read(words)
-        new = [key for key in questions if key not in readable]
-        answers: list[R | JudgeError] = []
-        if new:
-            answers = in_parallel(answer, new, self.concurrency, self.breaker)
-        return readable, dict(zip(new, answers))
-
-    def reach(self) -> str:
-        # The answers in the file may be all that is needed.
-        if len(self.store):
-            return ""
-        return super().reach()
-
-    def close(self) -> None:
-        super().close()
-        self.store.close()

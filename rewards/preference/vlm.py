@@ -20,9 +20,10 @@ import numpy as np
 from envs.transitions import Transitions
 from lodestar.settings import setting
 from lodestar.state import Stateful
-from rewards.llm.client import JudgeError, ModelJudge, PausedError, answer_form, fits
+from rewards.llm.client import JudgeError, PausedError, answer_form, fits
 from rewards.llm.judges.base import SegmentJudge
 from rewards.llm.judges.prompts import sections
+from rewards.llm.judges.served import ModelJudge
 
 SCHEMA = answer_form(answer={"type": "integer", "enum": [0, 1, -1]}) | {"additionalProperties": False}
 

@@ -34,8 +34,8 @@ import rewards
 from agents.effective_horizon import EffectiveHorizon
 from agents.effective_horizon import effective_horizon as look_ahead
 from envs import recording
+from envs.clones import Clones
 from envs.make import goals
-from envs.snapshots.clones import Clones
 from rewards import compare as distances
 from rewards.base import Reward, RewardConfig
 from rewards.exploration.learned import IMAGE, Layout

@@ -13,7 +13,7 @@ import envs.make
 import rewards
 from agents.effective_horizon import effective_horizon, gorp
 from agents.sqirl import SQIRL, SQIRLConfig, returns_to_go
-from envs.snapshots.clones import Clones
+from envs.clones import Clones
 from envs.transitions import Transitions
 
 LAST = 0.9  # what the safe way pays

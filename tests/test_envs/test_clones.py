@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from originals import load
 
+from envs.clones import Clones
 from envs.make import make
-from envs.snapshots.clones import Clones
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "MiniGrid-DoorKey-5x5-v0", "MiniGrid-LavaGapS5-v0", "Hopper-v5"])

@@ -8,8 +8,8 @@ import pytest
 from gymnasium import spaces
 
 import rewards
+from envs.clones import Clones
 from envs.make import make_batched
-from envs.snapshots.clones import Clones
 from rewards.design.code import Code, CodeConfig
 from rewards.gate import Gate, GateConfig
 from rewards.language.guidance import Guidance, GuidanceConfig

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lodestar.settings import setting
-from rewards.llm.client import JudgeError, Reply, ServedJudge, answer_form, in_parallel
+from rewards.llm.client import JudgeError, Reply, answer_form, in_parallel
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge
+from rewards.llm.judges.served import ServedJudge
 from rewards.llm.store import WORDS
 
 # Of the schemas of labels and comparisons: answers of another version are not reused.
