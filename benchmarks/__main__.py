@@ -54,6 +54,8 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "first_run": ("benchmarks.checks.first_run:run", "first_run"),
     "circle": ("benchmarks.checks.circle:run", "rewards2"),
     "resip": ("benchmarks.checks.resip:run", "agents2"),
+    "resip_fresh": ("benchmarks.checks.fresh:run_resip", "agents2"),
+    "recoil_fresh": ("benchmarks.checks.fresh:run_recoil", "agents2"),
     "debate": ("benchmarks.checks.debate:run", "rewards2"),
     "oracle": ("benchmarks.checks.oracle:run", "model_based"),
     "horizon": ("benchmarks.checks.horizon:run", "agents2"),

@@ -1,0 +1,58 @@
+"""Two measurements on ten fresh seeds, because the rule of their verdicts was changed after their rows were seen.
+
+    python -m benchmarks recoil_fresh    imitation from arbitrary recordings: the arms of `offline_shelf` that judge it
+    python -m benchmarks resip_fresh     a residual over a frozen base, the wide hole of `resip`
+
+Everything but the seeds is as it was, the verdicts in effects.yaml too. An interrupted measurement continues.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks import results
+from benchmarks.checks import offline_shelf, resip
+from runners.evaluate import interval
+from runners.report.statistics import iqm
+
+SEEDS = range(300, 310)
+RECOIL_ARMS = ("recoil", "cloning_union", "cloning_one")
+RESIP_ARMS = ("resip", "base", "ppo", "random")
+RESIP_EPS = 0.02
+
+
+def run_recoil(folder: Path) -> dict[str, float]:
+    """Returns of each arm, as they are."""
+    path = folder / "recoil_fresh.csv"
+    measured = {(row["arm"], row["seed"]) for row in results.read_rows(path)}
+    for seed in SEEDS:
+        for arm in RECOIL_ARMS:
+            if (arm, str(seed)) not in measured:
+                results.append_rows(path, [offline_shelf.measure(arm, seed)])
+    rows = results.read_rows(path)
+    figures: dict[str, float] = {}
+    for arm in RECOIL_ARMS:
+        values = [float(row["return"]) for row in rows if row["arm"] == arm]
+        figures |= summary(f"{arm}_fresh_return", values)
+    return figures
+
+
+def run_resip(folder: Path) -> dict[str, float]:
+    """Success of each arm."""
+    path = folder / "resip_fresh.csv"
+    measured = {row["seed"] for row in results.read_rows(path)}
+    for seed in SEEDS:
+        if str(seed) not in measured:
+            row = resip.compare(seed, RESIP_EPS, resip.STEPS)
+            results.append_rows(path, [{"seed": seed, "eps": RESIP_EPS, **row}])
+    rows = results.read_rows(path)
+    figures: dict[str, float] = {}
+    for arm in RESIP_ARMS:
+        figures |= summary(f"resip_fresh_{arm}", [float(row[arm]) for row in rows])
+    return figures
+
+
+def summary(key: str, values: list[float]) -> dict[str, float]:
+    """The IQM of some runs under `key`, and the ends of its interval."""
+    low, high = interval(values)
+    return {key: float(iqm(values)), f"{key}_low": float(low), f"{key}_high": float(high)}
