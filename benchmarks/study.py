@@ -339,7 +339,7 @@ def draw(study: Study, rows: Rows, points: Rows, picture: Path) -> None:
     data = Comparison(runs)
     picture.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(plots.STYLE):
-        if len(data.arms) <= plots.FEW and all(len(run.steps) for run in runs):
+        if len(data.arms) <= plots.MAX_DIRECT_ARMS and all(len(run.steps) for run in runs):
             figure = plots.learning(Numbers(data), bands(data, POINTS), aggregated=True)
         else:
             figure = _finals(Numbers(data))
@@ -356,7 +356,7 @@ def _finals(numbers: Any) -> Any:
 
     rows = {task: numbers.find("final", task=task) for task in numbers.data.tasks}
     high = 0.2 * max(map(len, rows.values())) + 0.8
-    figure, axes = plots.grid(len(rows), (plots.PANEL[0], max(plots.PANEL[1], high)))
+    figure, axes = plots.grid(len(rows), (plots.PANEL_INCHES[0], max(plots.PANEL_INCHES[1], high)))
     for axis, (task, found) in zip(axes, rows.items()):
         plots.dots(axis, numbers.data, found, "task return, IQM and 95 % interval")
         axis.set_title(plots.cut(task, 44))

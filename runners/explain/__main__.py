@@ -12,6 +12,7 @@ with pictures, and explain.json. What each number means, and what it does not sh
 import json
 import math
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +34,12 @@ if TYPE_CHECKING:
     from runners.explain.episodes import PlayedRows
     from runners.explain.policy import PolicyView
 
-SHOWN = 4  # moments a stream
-STATES = 256  # that saliency is the mean over
-ENTRIES = 32  # of an observation, up to which a tree reads them rather than the family's signals
+# Moments that are shown of each stream.
+MAX_MOMENTS = 4
+# Saliency is the mean over so many states.
+MAX_SALIENCY_STATES = 256
+# A tree reads the entries of an observation that has no more of them, else the family's signals.
+MAX_TREE_ENTRIES = 32
 
 
 @dataclass
@@ -59,119 +63,181 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
     from runners.explain.policy import view
     from runners.run.video import can_be_drawn, open_env
 
-    folder = make_folder(config.out) if config.out else Path(config.run)
-    spec, drawn = spec_of(trained.config.env), can_be_drawn(trained.config.env)
-    shown = ("text", "signals") if family_of(spec).signals(spec) else ("text",)
-    seen, run = view(trained.model, trained.config.agent_name), trained.config
-    with closing(open_env(run, trained.mix, drawn, shown)) as env:
-        played = episodes.play(trained, seen, env, config.episodes, config.steps, config.seed)
-        found: dict[str, Any] = {"env": run.env_label, "agent": run.agent_name, "reward": run.rewards}
-        found |= {"step": trained.step, "episodes": len(played.returns), "steps": len(played.episode)}
-        found["cut"] = played.cut
-        found |= {"sampled": seen.parts is not None, "task_return": float(np.mean(played.returns))}
-        found |= of_streams(seen, played, env, getattr(run.agent, "gae_lambda", 0.95), config.seed, trained.mix)
-        found |= of_policy(seen, played, env, config.seed)
-        wanted = [tuple(each["moment"]) for group in found["moments"].values() for each in group]
+    folder = Path(config.run)
+    if config.out:
+        folder = make_folder(config.out)
+    run = trained.config
+    drawn = can_be_drawn(run.env)
+    spec = spec_of(run.env)
+    infos = ["text"]
+    if family_of(spec).signals(spec):
+        infos.append("signals")
+    policy_view = view(trained.model, run.agent_name)
+    with closing(open_env(run, trained.mix, drawn, tuple(infos))) as env:
+        played = episodes.play(trained, policy_view, env, config.episodes, config.steps, config.seed)
+        summary: dict[str, Any] = {
+            "env": run.env_label,
+            "agent": run.agent_name,
+            "reward": run.rewards,
+            "step": trained.step,
+            "episodes": len(played.returns),
+            "steps": len(played.episode),
+            "cut": played.cut,
+            "sampled": policy_view.parts is not None,
+            "task_return": float(np.mean(played.returns)),
+        }
+        # Agents without generalised advantages have no lambda.
+        gae_lambda = getattr(run.agent, "gae_lambda", 0.95)
+        summary |= of_streams(policy_view, played, env, gae_lambda, config.seed, trained.mix)
+        summary |= of_policy(policy_view, played, env, config.seed)
+        wanted = set()
+        for group in summary["moments"].values():
+            wanted |= {tuple(moment["moment"]) for moment in group}
         pictures = episodes.pictures(played, env, wanted, config.seed, drawn)
-    sentences = [seen.lacks] if seen.lacks else []
-    if sum(weight != 0 for weight in played.weights.values()) < 2:
-        sentences.append("one stream is the whole reward: there is nothing to leave out")
-    if seen.parts is not None and not any("cosine" in each for each in found["streams"].values()):
-        sentences.append("no cosines: the task's reward never changed in these episodes")
-    if not found["tree"]:
-        sentences.append("no tree: the observation is an image, and its family names no signals")
-    if lost := len({*wanted} - {*pictures}):
-        sentences.append(f"{lost} pictures: the environment did not repeat an episode from its seed")
-    found["left_out"] = sentences
-    write_atomically(folder / "explain.json", json.dumps(found, indent=1) + "\n")
-    page.write(folder / "explain.html", found, pictures)
-    return found
+    left_out = []
+    if policy_view.lacks:
+        left_out.append(policy_view.lacks)
+    if not _has_several_streams(played):
+        left_out.append("one stream is the whole reward: there is nothing to leave out")
+    if policy_view.parts is not None and not any("cosine" in each for each in summary["streams"].values()):
+        left_out.append("no cosines: the task's reward never changed in these episodes")
+    if not summary["tree"]:
+        left_out.append("no tree: the observation is an image, and its family names no signals")
+    missing = len(wanted) - len(pictures)
+    if missing:
+        left_out.append(f"{missing} pictures: the environment did not repeat an episode from its seed")
+    summary["left_out"] = left_out
+    write_atomically(folder / "explain.json", json.dumps(summary, indent=1) + "\n")
+    page.write(folder / "explain.html", summary, pictures)
+    return summary
+
+
+def _has_several_streams(played: "PlayedRows") -> bool:
+    return np.count_nonzero(list(played.weights.values())) > 1
 
 
 def of_streams(
-    seen: "PolicyView", played: "PlayedRows", env: Any, gae_lambda: float, seed: int, mix: "Mix"
+    view: "PolicyView", played: "PlayedRows", env: Any, gae_lambda: float, seed: int, mix: "Mix"
 ) -> dict[str, Any]:
     """What streams contribute and want, and the moments to look at, as plain data."""
     from runners.explain import measures
 
-    streams, moments = measures.contributions(played), {}
+    streams = measures.contributions(played)
+    moments = {}
+    # Moments of an episode are apart by a tenth of the mean length.
     apart = max(len(played.episode) // (10 * len(played.returns)), 1)
+    names = family_of(env.spec).observed(env.spec)
     for name, values in played.scaled.items():
-        if not name.startswith("task") and values.any():
-            rows = measures.highest(values, played.episode, SHOWN, apart)
-            moments[name] = [moment(played, row, 1, {name: float(values[row])}, env) for row in rows]
-            reasons = mix.streams[name].reward.reasons(played.batch[rows], family_of(env.spec).observed(env.spec))
-            for each, reason in zip(moments[name], reasons):
-                each["text"] += f" ({reason})"
-    if seen.parts is None:
-        return {"streams": streams, "moments": moments}
-    found, explains = measures.advantages(played, seen, gae_lambda)
-    by_episode = measures.gradients(played, seen, found)
-    task = next(name for name in found if name.startswith("task"))
-    more: dict[str, Any] = {"explains": explains}
-    if sum(weight != 0 for weight in played.weights.values()) > 1:
-        more |= {"flips": measures.flips(played, found), "step": measures.steps(played, seen, by_episode, seed)}
-    for name, of in measures.angles(by_episode, task, seed=seed).items():
-        numbers = of | {key: values[name] for key, values in more.items() if name in values}
-        streams[name] |= {key: value for key, value in numbers.items() if math.isfinite(value)}
-    against = measures.disagreement(found)
-    rows = [row for row in measures.highest(against, played.episode, SHOWN, apart) if against[row] > 0]
-    pulls = [{name: float(x[row] / max(x.std(), 1e-8)) for name, x in found.items()} for row in rows]
-    moments["disagreement"] = [moment(played, row, 0, pull, env) for row, pull in zip(rows, pulls)]
-    return {"streams": streams, "moments": moments}
+        if name.startswith("task") or not values.any():
+            continue
+        rows = measures.highest(values, played.episode, MAX_MOMENTS, apart)
+        reasons = mix.streams[name].reward.reasons(played.batch[rows], names)
+        # A reward without reasons gives none.
+        moments[name] = [moment(played, row, 1, {name: float(values[row])}, env) for row in rows]
+        for data, reason in zip(moments[name], reasons):
+            data["text"] += f" ({reason})"
+    summary = {"streams": streams, "moments": moments}
+    if view.parts is None:
+        return summary
+    advantages, explains = measures.advantages(played, view, gae_lambda)
+    by_episode = measures.gradients(played, view, advantages)
+    task = next(name for name in advantages if name.startswith("task"))
+    numbers = {"explains": explains}
+    if _has_several_streams(played):
+        numbers["flips"] = measures.flips(played, advantages)
+        numbers["step"] = measures.steps(played, view, by_episode, seed)
+    for name, stream_numbers in measures.angles(by_episode, task, seed).items():
+        for key, values_of_streams in numbers.items():
+            stream_numbers[key] = values_of_streams.get(name, math.nan)
+        streams[name] |= {key: value for key, value in stream_numbers.items() if math.isfinite(value)}
+    moments["disagreement"] = []
+    disagreement = measures.disagreement(advantages)
+    for row in measures.highest(disagreement, played.episode, MAX_MOMENTS, apart):
+        if disagreement[row] > 0:
+            pulls = {name: float(values[row] / max(values.std(), 1e-8)) for name, values in advantages.items()}
+            moments["disagreement"].append(moment(played, row, 0, pulls, env))
+    return summary
 
 
 def moment(played: "PlayedRows", row: int, later: int, numbers: dict[str, float], env: Any) -> dict[str, Any]:
-    """A row as plain data: the state in which it acts, or the one after it."""
-    number = int(played.episode[row])
-    time, action = int(row - played.begins[number]) + later, np.asarray(played.batch.action[row])
-    said = dict(enumerate(meanings(env))).get(int(action)) if action.ndim == 0 else None
-    text = played.texts.get((number, time), "")
-    return {"moment": [number, time], "numbers": numbers, "action": said or f"{np.round(action, 2)}", "text": text}
+    """A row as plain data: the state in which it acts, or the one after it (`later` = 1)."""
+    episode = int(played.episode[row])
+    time = int(row - played.begins[episode]) + later
+    action = np.asarray(played.batch.action[row])
+    words = str(np.round(action, 2))
+    names = meanings(env)
+    if action.ndim == 0 and 0 <= action < len(names):
+        words = names[int(action)]
+    text = played.texts.get((episode, time), "")
+    return {"moment": [episode, time], "numbers": numbers, "action": words, "text": text}
 
 
-def of_policy(seen: "PolicyView", played: "PlayedRows", env: Any, seed: int) -> dict[str, Any]:
+def of_policy(view: "PolicyView", played: "PlayedRows", env: Any, seed: int) -> dict[str, Any]:
     """What it reads, most first, what its own trees ask about, and the tree that imitates it; empty for none."""
     from agents.networks.actor_critic import Inputs
     from runners.explain import reading
 
-    batch, model, reads = played.batch, seen.model, []
-    family, inputs = family_of(env.spec), Inputs(model.observation_space)
-    names, signals = family.observed(env.spec), family.signals(env.spec)
-    if not seen.blind:
+    obs = played.batch.obs
+    model = view.model
+    family = family_of(env.spec)
+    inputs = Inputs(model.observation_space)
+    names = family.observed(env.spec)
+    reads = []
+    if not view.blind:
         parts = reading.hidden_parts(model.observation_space, env, names)
-        drawn = np.random.default_rng(seed).permutation(len(played.episode))[:STATES]
-        moved = reading.saliency(seen, *played.at(drawn), parts, seed)
-        order = np.argsort(-moved, kind="stable")
-        reads = [{"part": parts[i].label, "moved": float(moved[i]), "cell": parts[i].cell} for i in order]
-    entries = list(names) if len(names) == inputs.size else [f"entry {i}" for i in range(inputs.size)]
-    splits = reading.splits(model, entries)
-    if signals and not 0 < inputs.size <= ENTRIES:  # what the state was when it acted
-        read, names = np.asarray(batch.obs_signals), signals
+        states = np.random.default_rng(seed).permutation(len(played.episode))[:MAX_SALIENCY_STATES]
+        changes = reading.saliency(view, *played.at(states), parts, seed)
+        for i in np.argsort(-changes, kind="stable"):
+            part = {"part": parts[i].label, "moved": float(changes[i]), "cell": parts[i].cell}
+            reads.append(part)
+    entries = _entry_names(names, inputs.size)
+    signals = family.signals(env.spec)
+    if signals and not 0 < inputs.size <= MAX_TREE_ENTRIES:
+        # Signals of the state in which the policy acted.
+        read = np.asarray(played.batch.obs_signals)
+        names = signals
     else:
-        read = inputs.vector(batch.obs)
-    listed = list(names) if len(names) == read.shape[1] else [f"entry {i}" for i in range(read.shape[1])]
-    actions = np.asarray(batch.action) if seen.blind else seen.choices(batch.obs, played.memory)
-    discrete, rows = not isinstance(model.action_space, spaces.Box), actions.reshape(len(actions), -1)
-    tree = reading.imitate(read, listed, rows, played.episode, discrete, meanings(env)) if read.shape[1] else None
-    dynamics: Any = getattr(getattr(model, "imagination", None), "model", None)  # of its world, perhaps a readable one
-    equations = list(dynamics.equations(entries)) if hasattr(dynamics, "equations") else []
-    return {"reads": reads, "splits": splits, "tree": tree, "equations": equations}
+        read = inputs.vector(obs)
+    actions = np.asarray(played.batch.action)
+    if not view.blind:
+        actions = view.choices(obs, played.memory)
+    tree = None
+    if read.shape[1]:
+        rows = actions.reshape(len(actions), -1)
+        discrete = not isinstance(model.action_space, spaces.Box)
+        read_names = _entry_names(names, read.shape[1])
+        tree = reading.imitate(read, read_names, rows, played.episode, discrete, meanings(env))
+    # An agent with a model of the world may have one that can be written down.
+    world_model: Any = getattr(getattr(model, "imagination", None), "model", None)
+    equations = list(world_model.equations(entries)) if hasattr(world_model, "equations") else []
+    return {"reads": reads, "splits": reading.splits(model, entries), "tree": tree, "equations": equations}
+
+
+def _entry_names(names: Sequence[str], size: int) -> list[str]:
+    """The names of an observation's entries, where they are known."""
+    if len(names) == size:
+        return list(names)
+    return [f"entry {i}" for i in range(size)]
 
 
 def meanings(env: Any) -> list[str]:
     """Names of discrete actions, where the environment lists them as its `actions` (MiniGrid, NetHack)."""
-    listed = getattr(env.unwrapped, "actions", None)
-    named = [str(getattr(each, "name", "")) for each in (listed if np.iterable(listed) else ())]
-    return named if all(named) and len(named) == getattr(env.action_space, "n", 0) else []
+    actions = getattr(env.unwrapped, "actions", None)
+    if not np.iterable(actions):
+        return []
+    names = [str(getattr(action, "name", "")) for action in actions]
+    if all(names) and len(names) == getattr(env.action_space, "n", 0):
+        return names
+    return []
 
 
 def run(config: ExplainConfig) -> None:
     """Explain, and print it in short."""
     from runners.explain import page
 
-    found = explain(config)
-    print("\n".join([*page.lines(found), f"page: {Path(config.out or config.run) / 'explain.html'}"]))
+    for line in page.lines(explain(config)):
+        print(line)
+    print(f"page: {Path(config.out or config.run) / 'explain.html'}")
 
 
 main = Command(ExplainConfig, run, __doc__)

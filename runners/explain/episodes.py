@@ -21,25 +21,40 @@ from runners.explain.policy import PolicyView
 from runners.run.build import Trained
 from runners.run.video import picture
 
-MOST = 10_000  # rows after which no further episode begins, but for the second
-Moment = tuple[int, int]  # an episode, and how many steps of it have been made
+# No further episode begins after so many rows, but for the second.
+MAX_ROWS_BEFORE_EPISODE = 10_000
+# An episode, and how many steps of it have been made.
+Moment = tuple[int, int]
+# The name of the task's own reward where it is no part of the reward.
 OUTSIDE = "task (not in the reward)"
 
 
 @dataclass
 class PlayedRows:
-    """M rows of E episodes, one after the other."""
+    """M rows of E episodes, one after the other.
 
-    batch: Transitions  # (M,), without frames
-    episode: np.ndarray  # int (M,), whose row it is
-    scaled: dict[str, np.ndarray]  # stream -> float32 (M,), not weighted; and the task's, where it is no part
-    weights: dict[str, float]  # stream -> its weight at this checkpoint
+    Attributes:
+        batch: (M,), without frames.
+        episode: int (M,), the number of each row's episode.
+        scaled: stream -> its reward, float32 (M,), not weighted; and the task's, if it is no part.
+        weights: stream -> its weight at this checkpoint.
+        chosen: (M, n), the sampled numbers; without meaning if the policy has no probabilities.
+        memory: (M, units), a GRU's before each row.
+        texts: captions that are not empty.
+        returns: of the task, as the environment counted them.
+        cut: how many episodes had not ended.
+    """
+
+    batch: Transitions
+    episode: np.ndarray
+    scaled: dict[str, np.ndarray]
+    weights: dict[str, float]
     gamma: dict[str, float]
-    chosen: torch.Tensor  # (M, n), what was sampled; of no use where the policy has no probabilities
-    memory: np.ndarray | None  # (M, units), a GRU's before each row
-    texts: dict[Moment, str]  # captions that are not empty
-    returns: list[float]  # of the task, as the environment counted them
-    cut: int  # episodes that had not ended
+    chosen: torch.Tensor
+    memory: np.ndarray | None
+    texts: dict[Moment, str]
+    returns: list[float]
+    cut: int
 
     @property
     def parts(self) -> dict[str, np.ndarray]:
@@ -58,75 +73,130 @@ class PlayedRows:
 
 
 def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int, seed: int) -> PlayedRows:
-    """Play episodes of at most so many steps; the i-th begins from the seed of the i-th of `runners.evaluate`."""
-    config, mix = trained.config, trained.mix
-    first, tick = SEED + 1000 * seed, Ticker("playing")
-    env.action_space.seed(first)
-    torch.manual_seed(first)
-    batches, scores, chosen = list[Transitions](), list[dict[str, np.ndarray]](), list[torch.Tensor]()
-    memories, returns, texts = list[np.ndarray](), list[float](), dict[Moment, str]()
-    act, cut = policy(view.model, config), 0
+    """Play episodes of at most so many steps.
+
+    The i-th begins from the seed of the i-th episode of `runners.evaluate`.
+    """
+    mix = trained.mix
+    first_seed = SEED + 1000 * seed
+    env.action_space.seed(first_seed)
+    torch.manual_seed(first_seed)
+    act = policy(view.model, trained.config)
+    tick = Ticker("playing")
+    batches = []
+    scores = []
+    chosen: list[torch.Tensor] = []
+    memories = []
+    texts: dict[Moment, str] = {}
+    returns = []
+    lengths = []
+    cut = 0
     for number in range(episodes):
-        if number > 1 and len(chosen) >= MOST:
+        if number > 1 and len(chosen) >= MAX_ROWS_BEFORE_EPISODE:
             break
-        obs, info = env.reset(seed=first + number)
-        cursor, rows, ended, memory = Cursor(1), list[Transitions](), False, np.zeros((1, view.units), np.float32)
+        obs, info = env.reset(seed=first_seed + number)
+        cursor = Cursor(1)
         cursor.begin(modalities_of_one(info))
         texts[number, 0] = str(info.get("text", ""))
+        rows: list[Transitions] = []
+        memory = np.zeros((1, view.units), np.float32)
+        ended = False
         while not ended and len(rows) < steps:
             memories.append(memory)
             if view.parts is None:
-                action, choice = act(obs, not rows), torch.zeros(1, 1)
+                action = act(obs, not rows)
+                choice = torch.zeros(1, 1)
             else:
-                wide = map_obs(lambda x: np.asarray(x)[None], obs)
-                with torch.no_grad():
-                    choice = torch.stack([part.sample() for part in view.parts(wide, memory)], -1)
-                memory = view.model.predict(wide, state=memory)[1] if view.units else memory
-                action = np.asarray(view.to_env(choice.numpy())[0], view.model.action_space.dtype)[()]
+                action, choice, memory = _sample_action(view, obs, memory)
             chosen.append(choice)
             next_obs, reward, terminated, truncated, info = env.step(action)
-            rows.append(from_gym_step(cursor, obs, action, float(reward), next_obs, terminated, truncated, info))
+            row = from_gym_step(cursor, obs, action, float(reward), next_obs, terminated, truncated, info)
+            rows.append(row)
             texts[number, len(rows)] = str(info.get("text", ""))
-            obs, ended = next_obs, terminated or truncated
+            obs = next_obs
+            ended = terminated or truncated
             tick("episode {} of {}, step {:,}", number + 1, episodes, len(rows))
         batch = mix.embed(stack(rows))
         scores.append(mix.scaled(mix.score(batch)[0]))
+        # Frames of all episodes would fill the memory.
         batches.append(batch.flatten().replace(frame=None, obs_frame=None, extras={}))
-        returns.append(float(info["episode"]["r"]) if ended else float(batch.reward.sum()))
-        cut += not ended
-    whole = concatenate(batches)
-    scaled = {name: np.concatenate([each[name][:, 0] for each in scores]) for name in mix.streams}
-    weights = {name: float(weight) for name, weight in mix.weights(trained.step).items()}
-    gamma = {name: float(stream.gamma) for name, stream in mix.streams.items()}
+        lengths.append(len(rows))
+        if ended:
+            returns.append(float(info["episode"]["r"]))
+        else:
+            returns.append(float(batch.reward.sum()))
+            cut += 1
+    batch = concatenate(batches)
+    scaled = {}
+    weights = {}
+    gamma = {}
+    for name, weight in mix.weights(trained.step).items():
+        weights[name] = float(weight)
+    for name, stream in mix.streams.items():
+        scaled[name] = np.concatenate([episode_scores[name][:, 0] for episode_scores in scores])
+        gamma[name] = float(stream.gamma)
     if "task" not in scaled:
-        scaled[OUTSIDE], weights[OUTSIDE], gamma[OUTSIDE] = np.asarray(whole.reward), 0.0, config.agent.gamma
-    episode = np.repeat(np.arange(len(batches)), [each.shape[0] for each in batches])
-    kept = np.concatenate(memories) if view.units else None
-    texts = {at: text for at, text in texts.items() if text}
-    return PlayedRows(whole, episode, scaled, weights, gamma, torch.cat(chosen), kept, texts, returns, cut)
+        scaled[OUTSIDE] = np.asarray(batch.reward)
+        weights[OUTSIDE] = 0.0
+        gamma[OUTSIDE] = trained.config.agent.gamma
+    return PlayedRows(
+        batch=batch,
+        episode=np.repeat(np.arange(len(lengths)), lengths),
+        scaled=scaled,
+        weights=weights,
+        gamma=gamma,
+        chosen=torch.cat(chosen),
+        memory=np.concatenate(memories) if view.units else None,
+        texts={moment: text for moment, text in texts.items() if text},
+        returns=returns,
+        cut=cut,
+    )
+
+
+def _sample_action(view: PolicyView, obs: Any, memory: np.ndarray) -> tuple[Any, torch.Tensor, np.ndarray]:
+    """An action as the environment takes it, its numbers (1, n), and the memory after it."""
+    parts: Any = view.parts
+    batch = map_obs(lambda x: np.asarray(x)[None], obs)
+    with torch.no_grad():
+        numbers = torch.stack([part.sample() for part in parts(batch, memory)], -1)
+    if view.units:
+        _, memory = view.model.predict(batch, state=memory)
+    action = np.asarray(view.to_env(numbers.numpy())[0], view.model.action_space.dtype)
+    # Indexing with () makes a number of an array without axes.
+    return action[()], numbers, memory
 
 
 def pictures(
     played: PlayedRows, env: Any, wanted: Collection[Moment], seed: int, drawn: bool
 ) -> dict[Moment, np.ndarray]:
-    """Pictures (H, W, 3) of moments; those are missing where an episode did not come out again as it was."""
-    found: dict[Moment, np.ndarray] = {}
-    for number in sorted({moment[0] for moment in wanted}):
-        last = max(time for episode, time in wanted if episode == number)
+    """Pictures (H, W, 3) of moments.
+
+    Those are missing where an episode did not come out again as it was.
+    """
+    images: dict[Moment, np.ndarray] = {}
+    begins = played.begins
+    batch = played.batch
+    # Of each episode the last wanted time.
+    last_times = dict(sorted(wanted))
+    for number, last_time in last_times.items():
         obs, _ = env.reset(seed=SEED + 1000 * seed + number)
-        for time in range(last + 1):
-            row = played.begins[number] + time
+        for time in range(last_time + 1):
+            row = begins[number] + time
             if time > 0:
-                obs, *_ = env.step(np.asarray(played.batch.action[row - 1])[()])
-            if (number, time) in wanted:
-                ended = row == played.begins[number + 1]
-                rows, place = (played.batch.next_obs, row - 1) if ended else (played.batch.obs, row)
-                if _same(obs, rows, place):
-                    found[number, time] = picture(env, obs, drawn)
-    return found
+                obs, *_ = env.step(np.asarray(batch.action[row - 1])[()])
+            if (number, time) not in wanted:
+                continue
+            # After the last step there is no row of the episode that begins there.
+            if row == begins[number + 1]:
+                same = _is_same(obs, batch.next_obs, row - 1)
+            else:
+                same = _is_same(obs, batch.obs, row)
+            if same:
+                images[number, time] = picture(env, obs, drawn)
+    return images
 
 
-def _same(obs: Any, rows: Any, place: int) -> bool:
+def _is_same(obs: Any, rows: Any, row: int) -> bool:
     if isinstance(obs, dict):
-        return all(_same(obs[key], rows[key], place) for key in obs)
-    return np.array_equal(np.asarray(obs, rows.dtype), rows[place])
+        return all(_is_same(obs[key], rows[key], row) for key in obs)
+    return np.array_equal(np.asarray(obs, rows.dtype), rows[row])

@@ -24,125 +24,169 @@ from envs.types import Obs
 from runners.explain.episodes import OUTSIDE, PlayedRows
 from runners.explain.policy import PolicyView, divergence
 
-STEP = 0.01  # nats, mean over the states
-ROWS = 2000  # that a divergence is the mean of, at most
-BINS = 20  # of an episode's length
-SIDE = 8  # patches of an image along a side
+# How far a step moves the policy, mean over the states.
+POLICY_STEP_NATS = 0.01
+# A divergence is the mean over so many rows at most.
+MAX_DIVERGENCE_ROWS = 2000
+# Parts of an episode, whatever its length, in which a stream's curve has a value each.
+EPISODE_BINS = 20
+PATCHES_PER_SIDE = 8
+BOOTSTRAP_DRAWS = 1000
 
 
 def contributions(played: PlayedRows) -> dict[str, dict[str, Any]]:
-    """Stream -> weight, mean sum an episode, share of the mean absolute reward, and its curve (BINS,), not weighted."""
-    sizes = {name: float(np.abs(part).mean()) for name, part in played.parts.items()}
-    total, episodes = sum(sizes.values()) or 1.0, len(played.returns)
-    place = played.batch.step * BINS // np.diff(played.begins)[played.episode]
-    count = np.maximum(np.bincount(place, minlength=BINS), 1)
-    return {
-        name: {
+    """Stream -> what it contributes to the reward.
+
+    That is its weight, its mean sum an episode, its share of the mean absolute reward, and its
+    curve (EPISODE_BINS,), which is not weighted.
+    """
+    parts = played.parts
+    sizes = {name: float(np.abs(part).mean()) for name, part in parts.items()}
+    total = sum(sizes.values()) or 1.0
+    lengths = np.diff(played.begins)
+    bins = played.batch.step * EPISODE_BINS // lengths[played.episode]
+    counts = np.maximum(np.bincount(bins, minlength=EPISODE_BINS), 1)
+    streams = {}
+    for name, part in parts.items():
+        curve = np.bincount(bins, played.scaled[name], EPISODE_BINS) / counts
+        streams[name] = {
             "weight": played.weights[name],
-            "sum": float(part.sum(dtype=np.float64) / episodes),
+            "sum": float(part.sum(dtype=np.float64) / len(lengths)),
             "share": sizes[name] / total,
-            "curve": (np.bincount(place, played.scaled[name], BINS) / count).tolist(),
+            "curve": curve.tolist(),
         }
-        for name, part in played.parts.items()
-    }
+    return streams
 
 
 def to_go(rewards: np.ndarray, begins: np.ndarray, discount: float) -> np.ndarray:
     """Discounted sums of what follows within the episode, (M,)."""
-    found = np.array(rewards, np.float64)
-    for row in range(len(found) - 2, -1, -1):
+    sums = np.array(rewards, np.float64)
+    for row in range(len(sums) - 2, -1, -1):
         if row + 1 not in begins:
-            found[row] += discount * found[row + 1]
-    return found
+            sums[row] += discount * sums[row + 1]
+    return sums
 
 
 def advantages(
     played: PlayedRows, view: PolicyView, gae_lambda: float
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """Stream -> advantages (M,), centred and not weighted; and the share of its return that its value explains."""
+    """Stream -> advantages (M,), centred and not weighted; and how much its value explains.
+
+    The latter is a share of the variance of the stream's discounted return.
+    """
     from sklearn.ensemble import ExtraTreesRegressor
     from sklearn.model_selection import GroupKFold, cross_val_predict
 
     begins = played.begins
-    read = np.c_[flat(played.batch.obs, Inputs(view.model.observation_space)), played.batch.step]
-    most = 1.0 if read.shape[1] <= 64 else "sqrt"
-    forest = ExtraTreesRegressor(50, min_samples_leaf=5, max_features=most, random_state=0)
+    inputs = flat(played.batch.obs, Inputs(view.model.observation_space))
+    inputs = np.c_[inputs, played.batch.step]
+    max_features = 1.0 if inputs.shape[1] <= 64 else "sqrt"
+    forest = ExtraTreesRegressor(50, min_samples_leaf=5, max_features=max_features, random_state=0)
+    # A value is predicted by trees that have not seen its episode.
     folds = GroupKFold(min(5, len(played.returns)))
-    found, explains = {}, {}
+    by_stream = {}
+    explains = {}
     for name, rewards in played.scaled.items():
-        goal = to_go(rewards, begins, played.gamma[name])
-        if goal.std() == 0:
-            found[name] = np.zeros(len(goal))
+        gamma = played.gamma[name]
+        returns = to_go(rewards, begins, gamma)
+        if returns.std() == 0:
+            by_stream[name] = np.zeros(len(returns))
             continue
-        values = cross_val_predict(forest, read, goal, groups=played.episode, cv=folds)
-        after = np.append(values[1:], 0.0)
-        after[begins[1:] - 1] = 0.0
-        delta = rewards + played.gamma[name] * after - values
-        advantage = to_go(delta, begins, played.gamma[name] * gae_lambda)
-        found[name], explains[name] = advantage - advantage.mean(), float(1 - (goal - values).var() / goal.var())
-    return found, explains
+        values = cross_val_predict(forest, inputs, returns, groups=played.episode, cv=folds)
+        next_values = np.append(values[1:], 0.0)
+        next_values[begins[1:] - 1] = 0.0
+        delta = rewards + gamma * next_values - values
+        advantage = to_go(delta, begins, gamma * gae_lambda)
+        by_stream[name] = advantage - advantage.mean()
+        explains[name] = float(1 - (returns - values).var() / returns.var())
+    return by_stream, explains
+
+
+def split_patches(size: int) -> list[np.ndarray]:
+    """Rows or columns of an image, those of a patch together."""
+    return np.array_split(np.arange(size), min(PATCHES_PER_SIDE, size))
 
 
 def flat(obs: Obs, inputs: Inputs) -> np.ndarray:
     """Observations as float32 (B, D), images as means of patches."""
     columns = [inputs.vector(obs)]
     for image in inputs.pixels(obs).values():
-        down, across = (np.array_split(np.arange(n), min(SIDE, n)) for n in image.shape[2:])
-        columns += [image[:, :, rows][..., cut].mean((2, 3)) for rows in down for cut in across]
+        _, _, height, width = image.shape
+        for patch_rows in split_patches(height):
+            for patch_columns in split_patches(width):
+                patch = image[:, :, patch_rows][..., patch_columns]
+                columns.append(patch.mean((2, 3)))
     return np.concatenate(columns, -1, dtype=np.float32)
 
 
-def gradients(played: PlayedRows, view: PolicyView, found: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+def gradients(played: PlayedRows, view: PolicyView, advantages: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     """Stream -> what each episode adds to its policy gradient, (E, P), not weighted."""
     assert view.parts is not None
-    listed: dict[str, list[Tensor]] = {name: [] for name in found}
+    by_stream: dict[str, list[Tensor]] = {name: [] for name in advantages}
     for begin, end in zip(played.begins, played.begins[1:]):
         rows = slice(begin, end)
-        pairs = zip(view.parts(*played.at(rows)), played.chosen[rows].unbind(-1))
-        likely = torch.stack([part.log_prob(each) for part, each in pairs]).sum(
-            0
-        )  # no parameter changes what squashing adds
-        given = {name: torch.as_tensor(values[rows], dtype=torch.float32) for name, values in found.items()}
-        for name, one in stream_gradients(likely, given, view.parameters).items():
-            listed[name].append(one * float((end - begin) / len(played.episode)))
-    return {name: torch.stack(each) for name, each in listed.items()}
+        parts = view.parts(*played.at(rows))
+        # What squashing adds to a log-probability depends on no parameter.
+        log_probs = []
+        for part, numbers in zip(parts, played.chosen[rows].unbind(-1)):
+            part_log_probs = part.log_prob(numbers)
+            log_probs.append(part_log_probs)
+        weights = {}
+        for name, values in advantages.items():
+            weights[name] = torch.as_tensor(values[rows], dtype=torch.float32)
+        share_of_rows = float((end - begin) / len(played.episode))
+        episode_gradients = stream_gradients(torch.stack(log_probs).sum(0), weights, view.parameters)
+        for name, gradient in episode_gradients.items():
+            by_stream[name].append(gradient * share_of_rows)
+    return {name: torch.stack(rows) for name, rows in by_stream.items()}
 
 
-def angles(
-    by_episode: Mapping[str, Tensor], task: str, draws: int = 1000, seed: int = 0
-) -> dict[str, dict[str, float]]:
+def angles(by_episode: Mapping[str, Tensor], task: str, seed: int = 0) -> dict[str, dict[str, float]]:
     """How a stream's gradient stands to the task's, and how sure that is, from what each of E episodes adds, (E, P).
 
     Returns stream -> "cosine" with the gradient of `task`, "low" and "high", its 95 % interval by a bootstrap over
     episodes, and "repeats": the cosine with its own on the other half of the episodes, mean over halves. Near 0 the
     gradient is noise, and so is the cosine.
     """
-    names, rng = list(by_episode), torch.Generator().manual_seed(seed)
-    count, table = len(by_episode[task]), cosines({name: each.sum(0) for name, each in by_episode.items()})
+    names = list(by_episode)
+    episodes = len(by_episode[task])
+    totals = {name: rows.sum(0) for name, rows in by_episode.items()}
+    table = cosines(totals)
+    # Inner products of all episodes' gradients, (K, E, K, E): a resample weights them by how often
+    # it draws an episode, without another pass over the P parameters.
     rows = torch.cat(list(by_episode.values())).double()
-    products = (rows @ rows.T).view(len(names), count, len(names), count)
-    drawn = torch.nn.functional.one_hot(torch.randint(count, (draws, count), generator=rng), count).sum(1).double()
-    halves = (torch.rand(draws, count, generator=rng).argsort(1) < count // 2).double()
+    products = (rows @ rows.T).view(len(names), episodes, len(names), episodes)
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.randint(episodes, (BOOTSTRAP_DRAWS, episodes), generator=generator)
+    counts = torch.nn.functional.one_hot(draws, episodes).sum(1).double()
+    ranks = torch.rand(BOOTSTRAP_DRAWS, episodes, generator=generator).argsort(1)
+    halves = (ranks < episodes // 2).double()
 
-    def cosine(a: int, b: int, x: Tensor, y: Tensor) -> Tensor:
-        parts = (((u @ products[i, :, j]) * v).sum(1) for i, j, u, v in ((a, b, x, y), (a, a, x, x), (b, b, y, y)))
-        between, one, other = parts
-        return between / (one * other).sqrt()
+    def product(a: int, b: int, a_counts: Tensor, b_counts: Tensor) -> Tensor:
+        return ((a_counts @ products[a, :, b]) * b_counts).sum(1)
 
-    found: dict[str, dict[str, float]] = {}
+    def cosine(a: int, b: int, a_counts: Tensor, b_counts: Tensor) -> Tensor:
+        square_norms = product(a, a, a_counts, a_counts) * product(b, b, b_counts, b_counts)
+        return product(a, b, a_counts, b_counts) / square_norms.sqrt()
+
+    by_stream = {}
     for k, name in enumerate(names):
-        resampled = cosine(k, names.index(task), drawn, drawn)
+        resampled = cosine(k, names.index(task), counts, counts)
         low, high = torch.nanquantile(resampled, torch.tensor([0.025, 0.975]).double()).tolist()
         repeats = float(cosine(k, k, halves, 1 - halves).mean())
-        found[name] = {"cosine": table[name][task], "low": low, "high": high, "repeats": repeats}
-    return found
+        by_stream[name] = {"cosine": table[name][task], "low": low, "high": high, "repeats": repeats}
+    return by_stream
 
 
-def flips(played: PlayedRows, found: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Stream of the reward -> share of states where the sign of the advantage changes if it is left out."""
-    weighted = {name: played.weights[name] * values for name, values in found.items() if name != OUTSIDE}
+def flips(played: PlayedRows, advantages: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Stream of the reward -> share of states where the advantage changes sign without it."""
+    weighted = {name: played.weights[name] * values for name, values in advantages.items() if name != OUTSIDE}
     total = np.sum(list(weighted.values()), axis=0)
-    return {name: float(np.mean(np.sign(total) != np.sign(total - part))) for name, part in weighted.items()}
+    by_stream = {}
+    for name, part in weighted.items():
+        changed = np.sign(total) != np.sign(total - part)
+        by_stream[name] = float(np.mean(changed))
+    return by_stream
 
 
 def steps(played: PlayedRows, view: PolicyView, by_episode: Mapping[str, Tensor], seed: int = 0) -> dict[str, float]:
@@ -151,40 +195,62 @@ def steps(played: PlayedRows, view: PolicyView, by_episode: Mapping[str, Tensor]
     0: the step is the same; 1: as far as no step at all; more: it holds the others back. Nothing where no step is made.
     """
     parts: Any = view.parts
-    read = played.at(np.random.default_rng(seed).permutation(len(played.episode))[:ROWS])
-    weighted = {name: played.weights[name] * each.sum(0) for name, each in by_episode.items() if name != OUTSIDE}
+    states = np.random.default_rng(seed).permutation(len(played.episode))[:MAX_DIVERGENCE_ROWS]
+    obs, memory = played.at(states)
+    weighted = {}
+    for name, rows in by_episode.items():
+        if name != OUTSIDE:
+            weighted[name] = played.weights[name] * rows.sum(0)
     total = torch.stack(list(weighted.values())).sum(0)
-    kept = [parameter.detach().clone() for parameter in view.parameters]
+    originals = [parameter.detach().clone() for parameter in view.parameters]
+    sizes = [parameter.numel() for parameter in view.parameters]
 
     @torch.no_grad()
-    def after(step: Tensor) -> Any:
+    def policy_after(step: Tensor) -> Any:
+        """The policy after a step (P,), which is undone."""
         try:
-            for parameter, part in zip(view.parameters, step.split([each.numel() for each in kept])):
-                parameter += part.view_as(parameter)
-            return parts(*read)
+            for parameter, change in zip(view.parameters, step.split(sizes)):
+                parameter += change.view_as(parameter)
+            return parts(obs, memory)
         finally:
-            for parameter, before in zip(view.parameters, kept):
-                parameter.copy_(before)
+            for parameter, original in zip(view.parameters, originals):
+                parameter.copy_(original)
 
-    now, eta, far = after(0 * total), 1e-3 / max(float(total.norm()), 1e-30), 0.0
-    for _ in range(20):  # the divergence grows with the square of a small step
-        far = divergence(now, after(eta * total))
-        eta *= float(np.clip(np.sqrt(STEP / max(far, 1e-12)), 0.2, 10.0))
-    whole = after(eta * total)
-    far = divergence(whole, now)
-    return {name: divergence(whole, after(eta * (total - part))) / far for name, part in weighted.items() if far > 0}
+    now = policy_after(0 * total)
+    eta = 1e-3 / max(float(total.norm()), 1e-30)
+    # The divergence grows with the square of a small step.
+    for _ in range(20):
+        distance = divergence(now, policy_after(eta * total))
+        growth = np.sqrt(POLICY_STEP_NATS / max(distance, 1e-12))
+        eta *= float(np.clip(growth, 0.2, 10.0))
+    stepped = policy_after(eta * total)
+    distance = divergence(stepped, now)
+    by_stream = {}
+    for name, part in weighted.items():
+        if distance > 0:
+            without = policy_after(eta * (total - part))
+            by_stream[name] = divergence(stepped, without) / distance
+    return by_stream
 
 
-def disagreement(found: Mapping[str, np.ndarray]) -> np.ndarray:
-    """How hard streams pull apart, (M,): the smaller of the largest pulls up and down, in standard deviations."""
-    pulls = np.stack([values / values.std() for values in found.values() if values.std() > 0] or [np.zeros(1)])
-    return np.maximum(np.minimum(pulls.max(0), -pulls.min(0)), 0.0)
+def disagreement(advantages: Mapping[str, np.ndarray]) -> np.ndarray:
+    """How hard streams pull apart, (M,): the smaller of the largest pulls up and down.
+
+    Pulls are advantages in standard deviations.
+    """
+    pulls = [np.zeros(1)]
+    varying = [values for values in advantages.values() if values.std() > 0]
+    if varying:
+        pulls = [values / values.std() for values in varying]
+    table = np.stack(pulls)
+    return np.maximum(np.minimum(table.max(0), -table.min(0)), 0.0)
 
 
 def highest(values: np.ndarray, episode: np.ndarray, count: int, apart: int) -> list[int]:
     """Rows of the highest values, at least so many rows apart within an episode, highest first."""
     chosen: list[int] = []
     for row in np.argsort(-values, kind="stable").tolist():
-        if len(chosen) < count and all(episode[row] != episode[x] or abs(row - x) >= apart for x in chosen):
+        near = [other for other in chosen if episode[other] == episode[row] and abs(row - other) < apart]
+        if len(chosen) < count and not near:
             chosen.append(row)
     return chosen

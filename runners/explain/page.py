@@ -6,90 +6,131 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 
 from runners.report import html, plots
 from runners.run.curve import colours
 
-WIDTH = 224  # pixels of a picture
-LISTED = 12  # parts of an observation
-COLUMNS = {
-    **{"weight": ("weight", "g"), "sum": ("sum an episode", ".2f"), "share": ("share", ".0%")},
-    **{"cosine": ("cosine with the task's", ".2f"), "low": ("from", ".2f"), "high": ("to", ".2f")},
-    **{"repeats": ("repeats", ".2f"), "flips": ("signs changed without it", ".0%")},
-    **{"step": ("step without it", ".2f"), "explains": ("value explains", ".0%")},
+PICTURE_WIDTH = 224
+MAX_PARTS_ON_PAGE = 12
+MAX_PARTS_IN_TERMINAL = 6
+# Number of a stream -> its title and its format.
+STREAM_COLUMNS = {
+    "weight": ("weight", "g"),
+    "sum": ("sum an episode", ".2f"),
+    "share": ("share", ".0%"),
+    "cosine": ("cosine with the task's", ".2f"),
+    "low": ("from", ".2f"),
+    "high": ("to", ".2f"),
+    "repeats": ("repeats", ".2f"),
+    "flips": ("signs changed without it", ".0%"),
+    "step": ("step without it", ".2f"),
+    "explains": ("value explains", ".0%"),
 }
-Found = Mapping[str, Any]
+# What explain.json holds.
+Summary = Mapping[str, Any]
 
 
-def headline(found: Found) -> str:
+def headline(summary: Summary) -> str:
     """What was played."""
-    how = "sampled actions" if found["sampled"] else "the policy"
-    cut = f", {found['cut']} cut" if found["cut"] else ""
+    actions = "sampled actions" if summary["sampled"] else "the policy"
+    cut = f", {summary['cut']} cut" if summary["cut"] else ""
     return (
-        f"{found['episodes']} episodes of {found['env']} with {how} of agent {found['agent']}, step {found['step']:,}, "
-        f"{found['steps']:,} steps{cut}: task return {found['task_return']:.2f}"
+        f"{summary['episodes']} episodes of {summary['env']} with {actions} of agent {summary['agent']}, step "
+        f"{summary['step']:,}, {summary['steps']:,} steps{cut}: task return {summary['task_return']:.2f}"
     )
 
 
-def table(found: Found) -> list[list[str]]:
-    """The streams, with a head; columns that nothing is known for are left out."""
-    known = {key: of for key, of in COLUMNS.items() if any(key in each for each in found["streams"].values())}
-    rows = [["stream", *(title for title, _ in known.values())]]
-    for name, each in found["streams"].items():
-        rows.append([name, *(format(each[key], form) if key in each else "" for key, (_, form) in known.items())])
-    return rows
+def table(summary: Summary) -> list[list[str]]:
+    """The streams, with a head; columns without a number are left out."""
+    streams = summary["streams"]
+    rows = [["stream", *streams]]
+    for key, (title, number_format) in STREAM_COLUMNS.items():
+        column = [title]
+        for numbers in streams.values():
+            cell = format(numbers[key], number_format) if key in numbers else ""
+            column.append(cell)
+        if any(column[1:]):
+            rows.append(column)
+    return list(map(list, zip(*rows)))
 
 
-def fidelity(tree: Found) -> str:
+def fidelity(tree: Summary) -> str:
     """How well the tree imitates, in a sentence."""
-    what = "the policy's choice in" if tree["discrete"] else "of the variance of the policy's actions:"
-    always = f"always {tree['answer']}: {tree['constant']:.1%}"
-    return f"tree of {tree['rows']:,} held-out states: {what} {tree['fidelity']:.1%}; {always}"
+    measure = "the policy's choice in" if tree["discrete"] else "of the variance of the policy's actions:"
+    constant = f"always {tree['answer']}: {tree['constant']:.1%}"
+    return f"tree of {tree['rows']:,} held-out states: {measure} {tree['fidelity']:.1%}; {constant}"
 
 
-def lines(found: Found) -> list[str]:
+def lines(summary: Summary) -> list[str]:
     """What the terminal shows."""
-    rows = table(found)
+    rows = table(summary)
     widths = [max(map(len, column)) for column in zip(*rows)]
-    text = [headline(found)]
-    text += ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-    if found["reads"]:
-        text.append("reads: " + ", ".join(f"{each['part']} {each['moved']:.2f}" for each in found["reads"][:6]))
-    if splits := found["splits"]:
-        asked = ", ".join(f"{each['part']} {each['shares'][0]:.2f}" for each in splits["parts"][:6])
-        text.append(f"its {splits['count']:,} trees ask about: {asked}")
-    if found["equations"]:
-        text += ["its model of the world:", *(f"  {line}" for line in found["equations"])]
-    if found["tree"]:
-        text += [fidelity(found["tree"]), *(f"  {line}" for line in found["tree"]["rules"])]
-    return [*text, *(f"left out: {sentence}" for sentence in found["left_out"])]
+    text = [headline(summary)]
+    for row in rows:
+        cells = map(str.ljust, row, widths)
+        text.append(f"  {'  '.join(cells)}".rstrip())
+    reads = [f"{part['part']} {part['moved']:.2f}" for part in summary["reads"]]
+    if reads:
+        text.append(f"reads: {', '.join(reads[:MAX_PARTS_IN_TERMINAL])}")
+    splits = summary["splits"]
+    if splits:
+        parts = [f"{part['part']} {part['shares'][0]:.2f}" for part in splits["parts"]]
+        text.append(f"its {splits['count']:,} trees ask about: {', '.join(parts[:MAX_PARTS_IN_TERMINAL])}")
+    if summary["equations"]:
+        text.append("its model of the world:")
+        text += map("  {}".format, summary["equations"])
+    if summary["tree"]:
+        text.append(fidelity(summary["tree"]))
+        text += map("  {}".format, summary["tree"]["rules"])
+    text += map("left out: {}".format, summary["left_out"])
+    return text
 
 
-def write(path: Path, found: Found, pictures: Mapping[Any, np.ndarray]) -> Path:
+def write(path: Path, summary: Summary, pictures: Mapping[Any, np.ndarray]) -> Path:
     """Write the page."""
-    moments = {
-        name: [{**each, "picture": html.picture(pictures.get(tuple(each["moment"])), WIDTH)} for each in group]
-        for name, group in found["moments"].items()
-    }
-    made: dict[str, Any] = {**found, "headline": headline(found), "table": table(found), "moments": moments}
-    made["title"] = f"Where the choices come from: {found['env']}, {found['agent']}, {found['reward']}"
-    made["fidelity"] = fidelity(found["tree"]) if found["tree"] else ""
-    made["reads"] = [(each["part"], f"{each['moved']:.3f}") for each in found["reads"][:LISTED]]
-    made["disagreement"] = moments.pop("disagreement", [])
-    curves = {name: each["curve"] for name, each in found["streams"].items()}
-    cells = [each for each in found["reads"] if each["cell"] is not None]
+    values = dict(summary)
+    values["headline"] = headline(summary)
+    values["title"] = f"Where the choices come from: {summary['env']}, {summary['agent']}, {summary['reward']}"
+    values["table"] = table(summary)
+    values["fidelity"] = fidelity(summary["tree"]) if summary["tree"] else ""
+    moments = {}
+    for name, group in summary["moments"].items():
+        moments[name] = []
+        for moment in group:
+            pixels = pictures.get(tuple(moment["moment"]))
+            moments[name].append({**moment, "picture": html.picture(pixels, PICTURE_WIDTH)})
+    values["disagreement"] = moments.pop("disagreement", [])
+    values["moments"] = moments
+    reads = summary["reads"]
+    values["reads"] = [(part["part"], f"{part['moved']:.3f}") for part in reads[:MAX_PARTS_ON_PAGE]]
     with matplotlib.rc_context(plots.STYLE):
-        figure, axes = plots.grid(len(curves), (3.4, 2.3))
-        for axis, (name, values) in zip(axes, curves.items()):
-            axis.plot((np.arange(len(values)) + 0.5) / len(values), values, color=colours(curves)[name], linewidth=1.6)
-            axis.set(title=name, xlabel="share of the episode", ylabel="reward a step, not weighted", xlim=(0, 1))
-        made["curves"], made["heat"] = html.figure(figure), ""
-        if cells:
-            heat = np.zeros(np.max([each["cell"] for each in cells], axis=0) + 1)
-            for each in cells:
-                heat[tuple(each["cell"])] = each["moved"]
-            figure, (axis,) = plots.grid(1, (3.6, 3.0))
-            figure.colorbar(axis.imshow(heat, cmap="Greys", vmin=0), ax=axis)
-            axis.set(xticks=[], yticks=[], title="change while a place is hidden")
-            made["heat"] = html.figure(figure)
-    return html.write(path, "explain/explain.html", made)
+        values["curves"] = html.figure(_draw_curves(summary["streams"]))
+        values["heat"] = html.figure(_draw_heat([part for part in reads if part["cell"] is not None]))
+    return html.write(path, "explain/explain.html", values)
+
+
+def _draw_curves(streams: Summary) -> Figure:
+    """Each stream's reward along an episode."""
+    figure, axes = plots.grid(len(streams), (3.4, 2.3))
+    for axis, (name, numbers) in zip(axes, streams.items()):
+        curve = numbers["curve"]
+        centres = (np.arange(len(curve)) + 0.5) / len(curve)
+        axis.plot(centres, curve, color=colours(streams)[name], linewidth=1.6)
+        axis.set(title=name, xlabel="share of the episode", ylabel="reward a step, not weighted", xlim=(0, 1))
+    return figure
+
+
+def _draw_heat(cells: list[Summary]) -> Figure | None:
+    """How much the policy changes while each cell of a grid is hidden; None without cells."""
+    if not cells:
+        return None
+    last_cell = np.max([part["cell"] for part in cells], axis=0)
+    heat = np.zeros(last_cell + 1)
+    for part in cells:
+        heat[tuple(part["cell"])] = part["moved"]
+    figure, (axis,) = plots.grid(1, (3.6, 3.0))
+    image = axis.imshow(heat, cmap="Greys", vmin=0)
+    figure.colorbar(image, ax=axis)
+    axis.set(xticks=[], yticks=[], title="change while a place is hidden")
+    return figure

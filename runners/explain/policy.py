@@ -23,20 +23,30 @@ from agents.qd import QD
 from envs.types import Obs
 from runners.run.config import UsageError
 
-Parts = list[Distribution]  # of B states: one (B,) for each number of an action
+# Distributions in B states: one (B,) for each number of an action.
+Parts = list[Distribution]
 
 
 @dataclass
 class PolicyView:
-    """What can be read of an agent; observations are (B, ...), memories (B, units) of a GRU or None."""
+    """What can be read of an agent; observations are (B, ...), memories (B, units) of a GRU or None.
+
+    Attributes:
+        parts: the policy in some states; None if it has no probabilities.
+        to_env: chosen numbers (B, n) -> actions (B, *shape).
+        parameters: what the probabilities are a function of.
+        units: of a GRU.
+        blind: whether a choice depends on more than the observation and that memory.
+        lacks: a sentence about what cannot be explained, and why.
+    """
 
     model: Any
-    parts: Callable[[Obs, Any], Parts] | None = None  # the policy in these states; None if it has no probabilities
-    to_env: Callable[[np.ndarray], np.ndarray] = np.asarray  # chosen numbers (B, n) -> actions (B, *shape)
-    parameters: list[Tensor] = field(default_factory=list)  # what the probabilities are a function of
-    units: int = 0  # of a GRU
-    blind: bool = False  # whether a choice depends on more than the observation and that memory
-    lacks: str = ""  # a sentence about what cannot be explained, and why
+    parts: Callable[[Obs, Any], Parts] | None = None
+    to_env: Callable[[np.ndarray], np.ndarray] = np.asarray
+    parameters: list[Tensor] = field(default_factory=list)
+    units: int = 0
+    blind: bool = False
+    lacks: str = ""
 
     def choices(self, obs: Obs, memory: Any = None) -> np.ndarray:
         """The likeliest actions (B, *shape), as the environment takes them."""
@@ -44,8 +54,8 @@ class PolicyView:
             return np.asarray(self.model.predict(obs, deterministic=True)[0])
         with torch.no_grad():
             parts = self.parts(obs, memory)
-        best = [part.probs.argmax(-1) if isinstance(part, Categorical) else part.mean for part in parts]
-        return self.to_env(torch.stack(best, -1).numpy())
+        likeliest = [part.probs.argmax(-1) if isinstance(part, Categorical) else part.mean for part in parts]
+        return self.to_env(torch.stack(likeliest, -1).numpy())
 
     def moved(self, obs: Obs, changed: Obs, memory: Any = None) -> np.ndarray:
         """How much changed observations change what is done, (B,) in [0, 1].
@@ -54,81 +64,112 @@ class PolicyView:
         of others how far the likeliest action moves, in shares of its range.
         """
         space = self.model.action_space
-        if self.parts is not None and not isinstance(space, spaces.Box):
+        continuous = isinstance(space, spaces.Box)
+        if self.parts is not None and not continuous:
             with torch.no_grad():
-                pairs = [*zip(self.parts(obs, memory), self.parts(changed, memory))]
-            gaps = [0.5 * (one.probs - other.probs).abs().sum(-1) for one, other in pairs]  # type: ignore[attr-defined]
-            return torch.stack(gaps).mean(0).numpy()
-        one, other = (self.choices(x, memory) for x in (obs, changed))
-        one, other = one.reshape(len(one), -1), other.reshape(len(one), -1)
-        if not isinstance(space, spaces.Box):
-            return (one != other).mean(1)
-        wide = (space.high - space.low).ravel()
-        wide = np.where(np.isfinite(wide), wide, np.maximum(np.ptp(one, 0), 1e-8))
-        return np.minimum(np.abs(one - other) / wide, 1.0).mean(1)
+                before: Any = self.parts(obs, memory)
+                after: Any = self.parts(changed, memory)
+            variations = []
+            for part, changed_part in zip(before, after):
+                gap = (part.probs - changed_part.probs).abs()
+                variations.append(0.5 * gap.sum(-1))
+            return torch.stack(variations).mean(0).numpy()
+        actions = self.choices(obs, memory)
+        actions = actions.reshape(len(actions), -1)
+        changed_actions = self.choices(changed, memory).reshape(actions.shape)
+        if not continuous:
+            return (actions != changed_actions).mean(1)
+        width = (space.high - space.low).ravel()
+        # An unbounded action counts by the range of what the policy does.
+        width = np.where(np.isfinite(width), width, np.maximum(np.ptp(actions, 0), 1e-8))
+        return np.minimum(np.abs(actions - changed_actions) / width, 1.0).mean(1)
 
 
 def divergence(before: Parts, after: Parts) -> float:
     """Kullback-Leibler divergence of two policies, mean over the states, nats."""
-    return float(torch.stack([kl_divergence(one, other) for one, other in zip(before, after)]).sum(0).mean())
+    return float(torch.stack(list(map(kl_divergence, before, after))).sum(0).mean())
 
 
 def view(model: Any, name: str) -> PolicyView:
-    """What can be read of an agent; `name` is for the sentence. A UsageError for one that was trained with masks."""
-    policy, space = model.policy, model.action_space
+    """What can be read of an agent; `name` is for the sentence.
+
+    Raises a UsageError for one that was trained with masks.
+    """
+    policy = model.policy
     if getattr(model, "masked", False):
         raise UsageError(f"agent={name} acts by action masks, which explain does not read; evaluate and watch do")
     if isinstance(model, PPO):
-        return _ppo(model)
+        return _view_ppo(model)
+    # A recurrent policy of SB3 has an LSTM, whose memory is not a GRU's.
     if isinstance(model, OnPolicyAlgorithm) and not hasattr(policy, "lstm_actor"):
-
-        def to_env(x: np.ndarray) -> np.ndarray:
-            x = np.clip(x, space.low, space.high) if isinstance(space, spaces.Box) else x
-            return x.reshape(len(x), *space.shape).astype(space.dtype)
-
-        return PolicyView(model, lambda obs, _: _sb3_parts(policy, obs), to_env, list(policy.parameters()))
+        return _view_sb3_on_policy(model)
+    # Of SB3's off-policy actors only those of SAC and its kind are distributions.
     if isinstance(model, OffPolicyAlgorithm) and hasattr(getattr(policy, "actor", None), "get_action_dist_params"):
-        policy.set_training_mode(False)
-
-        def parts(obs: Obs, _: Any) -> Parts:
-            mean, log_std, _ = policy.actor.get_action_dist_params(policy.obs_to_tensor(obs)[0])
-            return _normals(mean, log_std.exp())
-
-        def unscaled(x: np.ndarray) -> np.ndarray:
-            return policy.unscale_action(np.tanh(x).reshape(len(x), *space.shape))
-
-        return PolicyView(model, parts, unscaled, list(policy.actor.parameters()))
+        return _view_sb3_gaussian_actor(model)
     if isinstance(model, OffPolicyAlgorithm | QD) or (isinstance(model, Dyna) and model.config.planner == "none"):
-        why = "is read by its likeliest action only, without probabilities: no gradients, cosines and disagreements"
-        return PolicyView(model, lacks=f"agent={name} {why}")
-    why = "acts by a memory or by looking ahead, not by the observation alone: no gradients, cosines and saliency"
-    return PolicyView(model, blind=True, lacks=f"agent={name} {why}")
+        reason = "is read by its likeliest action only, without probabilities: no gradients, cosines and disagreements"
+        return PolicyView(model, lacks=f"agent={name} {reason}")
+    reason = "acts by a memory or by looking ahead, not by the observation alone: no gradients, cosines and saliency"
+    return PolicyView(model, blind=True, lacks=f"agent={name} {reason}")
 
 
-def _ppo(model: PPO) -> PolicyView:
-    net, inputs, actions = model.policy, model.policy.inputs, model.policy.actions
+def _view_ppo(model: PPO) -> PolicyView:
+    network = model.policy
+    inputs = network.inputs
+    actions = network.actions
 
     def parts(obs: Obs, memory: Any) -> Parts:
         images = {key: torch.as_tensor(image) for key, image in inputs.pixels(obs).items()}
-        read = net.features(torch.as_tensor(inputs.vector(obs)), images)
-        if net.gru is not None:  # one step from the memory, which is taken as given
-            read = net.unroll(read[None], torch.as_tensor(memory), torch.zeros(1, len(read), dtype=torch.bool))[0][0]
-        outputs = net.heads(read)[0]
-        if net.log_std is not None:
-            return _normals(outputs, net.log_std.exp().expand_as(outputs))
+        features = network.features(torch.as_tensor(inputs.vector(obs)), images)
+        if network.gru is not None:
+            # One step from the memory, which is taken as given.
+            no_begins = torch.zeros(1, len(features), dtype=torch.bool)
+            unrolled, *_ = network.unroll(features[None], torch.as_tensor(memory), no_begins)
+            features = unrolled[0]
+        outputs = network.heads(features)[0]
+        if network.log_std is not None:
+            return _normals(outputs, network.log_std.exp().expand_as(outputs))
         return [Categorical(logits=logits) for logits in outputs.split(actions.sizes, dim=-1)]
 
-    return PolicyView(model, parts, actions.to_env, list(net.parameters()), net.gru.hidden_size if net.gru else 0)
+    units = network.gru.hidden_size if network.gru else 0
+    return PolicyView(model, parts, actions.to_env, list(network.parameters()), units)
+
+
+def _view_sb3_on_policy(model: OnPolicyAlgorithm) -> PolicyView:
+    policy: Any = model.policy
+    space = model.action_space
+
+    def parts(obs: Obs, _: Any) -> Parts:
+        distribution = policy.get_distribution(policy.obs_to_tensor(obs)[0]).distribution
+        if isinstance(distribution, Normal):
+            return _normals(distribution.mean, distribution.stddev)
+        if isinstance(distribution, Bernoulli):
+            logits = torch.stack([0 * distribution.logits, distribution.logits], -1)
+            return [Categorical(logits=pair) for pair in logits.unbind(1)]
+        return distribution if isinstance(distribution, list) else [distribution]
+
+    def to_env(numbers: np.ndarray) -> np.ndarray:
+        if isinstance(space, spaces.Box):
+            numbers = np.clip(numbers, space.low, space.high)
+        return numbers.reshape(len(numbers), *space.shape).astype(space.dtype)
+
+    return PolicyView(model, parts, to_env, list(policy.parameters()))
+
+
+def _view_sb3_gaussian_actor(model: OffPolicyAlgorithm) -> PolicyView:
+    policy: Any = model.policy
+    policy.set_training_mode(False)
+
+    def parts(obs: Obs, _: Any) -> Parts:
+        mean, log_std, _ = policy.actor.get_action_dist_params(policy.obs_to_tensor(obs)[0])
+        return _normals(mean, log_std.exp())
+
+    def to_env(numbers: np.ndarray) -> np.ndarray:
+        squashed = np.tanh(numbers)
+        return policy.unscale_action(squashed.reshape(len(squashed), *model.action_space.shape))
+
+    return PolicyView(model, parts, to_env, list(policy.actor.parameters()))
 
 
 def _normals(mean: Tensor, std: Tensor) -> Parts:
-    return [Normal(*pair) for pair in zip(mean.unbind(-1), std.unbind(-1))]
-
-
-def _sb3_parts(policy: Any, obs: Obs) -> Parts:
-    found = policy.get_distribution(policy.obs_to_tensor(obs)[0]).distribution
-    if isinstance(found, Normal):
-        return _normals(found.mean, found.stddev)
-    if isinstance(found, Bernoulli):
-        return [Categorical(logits=torch.stack([0 * x, x], -1)) for x in found.logits.unbind(-1)]
-    return found if isinstance(found, list) else [found]
+    return list(map(Normal, mean.unbind(-1), std.unbind(-1)))

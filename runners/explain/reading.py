@@ -14,12 +14,15 @@ from gymnasium import spaces
 
 from envs.types import Obs
 from lodestar.numerics.trees import Trees
-from runners.explain.measures import SIDE
+from runners.explain.measures import split_patches
 from runners.explain.policy import PolicyView
 
-MANY = 64  # entries from which on they are hidden in blocks
-REPEATS = 2  # draws of another state
-DEPTH, LEAVES = 4, 10  # of the tree, at most
+# More entries of a vector than this are hidden in blocks, half as many.
+MAX_SINGLE_ENTRIES = 64
+# How often another state is drawn for a hidden part.
+SALIENCY_DRAWS = 2
+# Of the tree that imitates a policy.
+TREE_LIMITS = {"max_depth": 4, "max_leaf_nodes": 10}
 
 
 class Hidden(NamedTuple):
@@ -33,43 +36,79 @@ class Hidden(NamedTuple):
 
 def hidden_parts(space: Any, env: Any = None, names: tuple[str, ...] = (), key: str = "") -> list[Hidden]:
     """The parts of an observation; `names` are those of the entries of a vector."""
+    parts: list[Hidden] = []
     if isinstance(space, spaces.Dict):
-        return [part for name, one in space.spaces.items() for part in hidden_parts(one, key=name)]
-    everything, before = np.arange(int(np.prod(space.shape or ()))), f"{key}: " if key else ""
+        for name, entry_space in space.spaces.items():
+            parts += hidden_parts(entry_space, key=name)
+        return parts
+    places = np.arange(int(np.prod(space.shape or ())))
+    prefix = f"{key}: " if key else ""
     if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3:
-        place = everything.reshape(space.shape)
-        down, across = (np.array_split(np.arange(n), min(SIDE, n)) for n in space.shape[1:])
-        cells = [((i, j), place[:, r][..., c].ravel()) for i, r in enumerate(down) for j, c in enumerate(across)]
-        return [Hidden(f"{before}patch {i + 1}, {j + 1}", key, index, (i, j)) for (i, j), index in cells]
+        _, height, width = space.shape
+        image = places.reshape(space.shape)
+        for i, rows in enumerate(split_patches(height)):
+            for j, columns in enumerate(split_patches(width)):
+                patch = image[:, rows][..., columns].ravel()
+                parts.append(Hidden(f"{prefix}patch {i + 1}, {j + 1}", key, patch, (i, j)))
+        return parts
+    grid = _find_grid(space, env)
+    if grid is not None:
+        return _grid_parts(grid, places, key)
+    if len(places) > MAX_SINGLE_ENTRIES:
+        for block in np.array_split(places, MAX_SINGLE_ENTRIES // 2):
+            label = f"{prefix}entries {block[0]} to {block[-1]}"
+            parts.append(Hidden(label, key, block))
+        return parts
+    for i in places:
+        label = f"{prefix}entry {i}"
+        if len(names) == len(places):
+            label = names[i]
+        parts.append(Hidden(label, key, np.array([i])))
+    return parts
+
+
+def _find_grid(space: Any, env: Any) -> Any:
+    """The space or the wrapper that declares a grid of cells; None if nothing does."""
     owner = space
-    while env is not None and not hasattr(owner, "shape_of_cells"):
-        owner, env = env, env.env if isinstance(env, gym.Wrapper) else None
-    if hasattr(owner, "shape_of_cells"):
-        across = owner.shape_of_cells[1]
-        rows = enumerate(everything[owner.parts["cells"]].reshape(owner.shape_of_cells[0] * across, -1))
-        found = [Hidden(f"cell {i // across + 1}, {i % across + 1}", key, x, divmod(i, across)) for i, x in rows]
-        found += [Hidden(name, key, everything[at]) for name, at in owner.parts.items() if name != "cells"]
-        found.append(Hidden("the rest", key, np.setdiff1d(everything, np.concatenate([part.places for part in found]))))
-        return [part for part in found if len(part.places)]
-    if len(everything) > MANY:
-        blocks = np.array_split(everything, MANY // 2)
-        return [Hidden(f"{before}entries {block[0]} to {block[-1]}", key, block) for block in blocks]
-    labels = names if len(names) == len(everything) else [f"{before}entry {i}" for i in everything]
-    return [Hidden(label, key, np.array([i])) for i, label in enumerate(labels)]
+    while not hasattr(owner, "shape_of_cells"):
+        if env is None:
+            return None
+        owner = env
+        env = env.env if isinstance(env, gym.Wrapper) else None
+    return owner
+
+
+def _grid_parts(grid: Any, places: np.ndarray, key: str) -> list[Hidden]:
+    """Cells of a grid, the other parts that it declares, and the rest of the observation."""
+    parts = []
+    rows, columns = grid.shape_of_cells
+    cells = places[grid.parts["cells"]].reshape(rows * columns, -1)
+    for i, cell in enumerate(cells):
+        row, column = divmod(i, columns)
+        parts.append(Hidden(f"cell {row + 1}, {column + 1}", key, cell, (row, column)))
+    for name, index in grid.parts.items():
+        if name != "cells":
+            parts.append(Hidden(name, key, places[index]))
+    declared = np.concatenate([part.places for part in parts])
+    parts.append(Hidden("the rest", key, np.setdiff1d(places, declared)))
+    return [part for part in parts if len(part.places)]
 
 
 def saliency(view: PolicyView, obs: Obs, memory: Any, parts: list[Hidden], seed: int = 0) -> np.ndarray:
     """How much the policy changes, in [0, 1], while each part is hidden: mean over the states, (G,)."""
-    rng, found = np.random.default_rng(seed), np.zeros(len(parts))
-    for _ in range(REPEATS):
+    rng = np.random.default_rng(seed)
+    changes = np.zeros(len(parts))
+    for _ in range(SALIENCY_DRAWS):
         for number, part in enumerate(parts):
             array = np.asarray(obs[part.key] if isinstance(obs, dict) else obs)
-            changed = array.reshape(len(array), -1).copy()
-            changed[:, part.places] = changed[rng.permutation(len(array))][:, part.places]
-            shaped = changed.reshape(array.shape)
-            given = {**obs, part.key: shaped} if isinstance(obs, dict) else shaped
-            found[number] += view.moved(obs, given, memory).mean() / REPEATS
-    return found
+            hidden = array.reshape(len(array), -1).copy()
+            # Each state gets the part of another one.
+            hidden[:, part.places] = hidden[rng.permutation(len(array))][:, part.places]
+            changed: Any = hidden.reshape(array.shape)
+            if isinstance(obs, dict):
+                changed = {**obs, part.key: changed}
+            changes[number] += view.moved(obs, changed, memory).mean() / SALIENCY_DRAWS
+    return changes
 
 
 def splits(model: Any, names: list[str]) -> dict[str, Any]:
@@ -81,12 +120,18 @@ def splits(model: Any, names: list[str]) -> dict[str, Any]:
     trees = getattr(model.policy, "trunk", None)
     if not isinstance(trees, Trees):
         return {}
-    gain, outputs = trees.importance.cpu().double().numpy(), model.policy.actions.outputs
-    gain = np.c_[gain[:, :outputs].sum(1), gain[:, outputs:]]
+    # Entries by outputs: first those of the policy, which count together, then a value each.
+    gain = trees.importance.cpu().double().numpy()
+    policy_outputs = model.policy.actions.outputs
+    gain = np.c_[gain[:, :policy_outputs].sum(1), gain[:, policy_outputs:]]
     shares = gain / np.maximum(gain.sum(0), 1e-12)
-    order = [i for i in np.argsort(-shares[:, 0], kind="stable") if shares[i].any()]
-    parts = [{"part": names[i], "shares": shares[i].tolist()} for i in order]
-    return {"count": len(trees.leaf), "of": ["policy", *(f"value of {name}" for name in model.streams)], "parts": parts}
+    parts = []
+    for i in np.argsort(-shares[:, 0], kind="stable"):
+        if shares[i].any():
+            part = {"part": names[i], "shares": shares[i].tolist()}
+            parts.append(part)
+    outputs = ["policy", *(f"value of {name}" for name in model.streams)]
+    return {"count": len(trees.leaf), "of": outputs, "parts": parts}
 
 
 def imitate(
@@ -100,22 +145,43 @@ def imitate(
     """
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor, export_text
 
-    held, shape = episode >= max(2 * (episode[-1] + 1) // 3, 1), {"max_depth": DEPTH, "max_leaf_nodes": LEAVES}
+    held_out = episode >= max(2 * (episode[-1] + 1) // 3, 1)
+    inputs = read[~held_out]
+    options: dict[str, Any] = {}
     if discrete:
-        found, target = np.unique(actions, axis=0, return_inverse=True)
-        words = [", ".join(map(str, row)) if len(row) > 1 or not meanings else meanings[int(row[0])] for row in found]
-        tree = DecisionTreeClassifier(**shape, random_state=0).fit(read[~held], target[~held])
-        most = np.bincount(target[~held]).argmax()
-        fidelity, constant = (float(np.mean(x == target[held])) for x in (tree.predict(read[held]), most))
-        answer, options = words[most], {"class_names": [words[i] for i in tree.classes_]}
+        # Each action that occurs is a class.
+        classes, labels = np.unique(actions, axis=0, return_inverse=True)
+        words = [_action_words(action, meanings) for action in classes]
+        tree = DecisionTreeClassifier(**TREE_LIMITS, random_state=0).fit(inputs, labels[~held_out])
+        most_common = np.bincount(labels[~held_out]).argmax()
+        goal = labels[held_out]
+        fidelity = float(np.mean(tree.predict(read[held_out]) == goal))
+        constant = float(np.mean(most_common == goal))
+        answer = words[most_common]
+        options["class_names"] = [words[label] for label in tree.classes_]
     else:
-        tree = DecisionTreeRegressor(**shape, random_state=0).fit(read[~held], actions[~held])
-        mean, options = actions[~held].mean(0), {}
-        spread = max(float(np.square(actions[held] - actions[held].mean(0)).sum()), 1e-12)
-        guesses = tree.predict(read[held]).reshape(-1, len(mean)), mean
-        fidelity, constant = (1 - float(np.square(guess - actions[held]).sum()) / spread for guess in guesses)
+        tree = DecisionTreeRegressor(**TREE_LIMITS, random_state=0).fit(inputs, actions[~held_out])
+        mean = actions[~held_out].mean(0)
+        goal = actions[held_out]
+        predicted = tree.predict(read[held_out]).reshape(goal.shape)
+        spread = max(_squared_distance(goal, goal.mean(0)), 1e-12)
+        fidelity = 1 - _squared_distance(predicted, goal) / spread
+        constant = 1 - _squared_distance(mean, goal) / spread
         answer = ", ".join(f"{value:.3g}" for value in mean)
-    alone = tree.get_n_leaves() == 1  # a single class would be called 0
-    rules = [f"always {answer}"] if alone else export_text(tree, feature_names=names, **options).splitlines()
-    numbers: dict[str, Any] = {"fidelity": fidelity, "constant": constant, "answer": answer, "discrete": discrete}
-    return numbers | {"rows": int(held.sum()), "rules": rules}
+    if tree.get_n_leaves() == 1:
+        # export_text would call a single class 0.
+        rules = [f"always {answer}"]
+    else:
+        rules = export_text(tree, feature_names=names, **options).splitlines()
+    summary: dict[str, Any] = {"fidelity": fidelity, "constant": constant, "answer": answer, "discrete": discrete}
+    return summary | {"rows": int(held_out.sum()), "rules": rules}
+
+
+def _action_words(action: np.ndarray, meanings: list[str]) -> str:
+    if len(action) == 1 and meanings:
+        return meanings[int(action[0])]
+    return ", ".join(map(str, action))
+
+
+def _squared_distance(x: np.ndarray, y: np.ndarray) -> float:
+    return float(np.square(x - y).sum())

@@ -18,7 +18,7 @@ A script gets the numbers from `summarize`.
 
 import csv
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -49,28 +49,37 @@ class ReportConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for path in self.rest:
-            key, equals, _ = path.partition("=")
-            if not Path(path).exists() and equals and key.isidentifier():
-                raise UsageError(unknown("key", key, [name for name in declarations(ReportConfig) if name != "rest"]))
             if not Path(path).exists():
-                raise UsageError(f"{path} does not exist; give a folder with runs below it, or a CSV")
+                self._refuse(path)
         if not self.rest:
             raise UsageError("there is no PATH; give a folder with runs below it, such as runs/sweeps/x, or a CSV")
         self.paths = list(map(Path, self.rest))
-        self.labels = self.label.split(",") if self.label else [""] * len(self.rest)
-        if (count := len(self.labels)) != len(self.rest):
+        self.labels = [""] * len(self.rest)
+        if self.label:
+            self.labels = self.label.split(",")
+        count = len(self.labels)
+        if count != len(self.rest):
             raise UsageError(f"label={self.label} has {count} names; give one for each PATH: {len(self.rest)}")
-        folder = next((path for path in self.paths if path.is_dir()), self.paths[0].parent)
+        folder = next(filter(Path.is_dir, self.paths), self.paths[0].parent)
         self.folder = Path(self.out or folder)
         self.title = self.title or f"Report on {folder.resolve().name}"
-        self.thresholds = dict(map(self._threshold, filter(None, self.threshold.split(","))))
+        # "475" is for every task, which "" stands for; "A-v1:475" for one.
+        self.thresholds = {}
+        for text in filter(None, self.threshold.split(",")):
+            task, _, value = text.rpartition(":")
+            self.thresholds[task] = number(value)
+            if np.isnan(self.thresholds[task]):
+                raise UsageError(
+                    f"threshold={self.threshold} is no task return; give a number, or TASK:NUMBER,TASK:NUMBER"
+                )
 
-    def _threshold(self, text: str) -> tuple[str, float]:
-        """475 -> ("", 475); A:1 -> ("A", 1)."""
-        task, _, value = text.rpartition(":")
-        if np.isnan(number(value)):
-            raise UsageError(f"threshold={self.threshold} is no task return; give a number, or TASK:NUMBER,TASK:NUMBER")
-        return task, number(value)
+    def _refuse(self, path: str) -> None:
+        """Raise the error of a path that does not exist, which may be a misspelt key."""
+        key, equals, _ = path.partition("=")
+        if equals and key.isidentifier():
+            keys = [name for name in declarations(ReportConfig) if name != "rest"]
+            raise UsageError(unknown("key", key, keys))
+        raise UsageError(f"{path} does not exist; give a folder with runs below it, or a CSV")
 
 
 class Report:
@@ -78,22 +87,31 @@ class Report:
 
     def __init__(self, config: ReportConfig) -> None:
         self.config = config
-        named = list(zip(config.paths, config.labels))
-        runs, problems = find([(path, label) for path, label in named if path.is_dir()])
+        folders = []
+        files = []
+        commands = []
+        for path, label in zip(config.paths, config.labels):
+            if path.is_dir():
+                folders.append((path, label))
+            else:
+                files.append((path, label))
+            command = read_json(path / "sweep.json").get("command")
+            if command:
+                commands.append(str(command))
+        runs, problems = find(folders)
         tasks = sorted({run.config["env"] for run in runs})
-        for path, label in named:
-            if not path.is_dir():
-                more, missing = published(path, label, tasks)
-                runs, problems = runs + more, problems + missing
+        for path, label in files:
+            file_runs, file_problems = published(path, label, tasks)
+            runs += file_runs
+            problems += file_problems
         if not runs:
-            wrong = f" ({'; '.join(problems[:3])})" if problems else ""
-            listed = " ".join(config.rest)
-            raise UsageError(f"{listed} has no run that can be read{wrong}; give a folder with runs below it")
-        sweeps = [read_json(path / "sweep.json").get("command") for path in config.paths]
-        data = Comparison(runs, problems, [str(command) for command in sweeps if command])
-        arms = [arm.name for arm in data.arms]
-        if config.reference and config.reference not in arms:
-            raise UsageError(unknown("reference", config.reference, arms))
+            reasons = f" ({'; '.join(problems[:3])})" if problems else ""
+            paths = " ".join(config.rest)
+            raise UsageError(f"{paths} has no run that can be read{reasons}; give a folder with runs below it")
+        data = Comparison(runs, problems, commands)
+        names = [arm.name for arm in data.arms]
+        if config.reference and config.reference not in names:
+            raise UsageError(unknown("reference", config.reference, names))
         self.numbers = Numbers(data, config.reference, config.thresholds)
         self.curves = bands(data, config.points)
 
@@ -103,20 +121,27 @@ class Report:
 
         from runners.report import page, plots
 
-        folder = make_folder(self.config.out) if self.config.out else self.config.folder
-        _csv(folder / "report.csv", [field.name for field in fields(Row)], map(astuple, self.numbers.rows))
-        points = (
-            (*cell, round(float(band.steps[i])), band.runs[i], band.of, band.value[i], band.low[i], band.high[i])
-            for cell, band in self.curves.items()
-            for i in np.flatnonzero(band.runs > 0)
-        )
-        _csv(folder / "curves.csv", ["task", "arm", "step", "runs", "of", "iqm", "low", "high"], points)
+        folder = self.config.folder
+        if self.config.out:
+            make_folder(self.config.out)
+        header = [field.name for field in fields(Row)]
+        _write_csv(folder / "report.csv", header, map(astuple, self.numbers.rows))
+        header = ["task", "arm", "step", "runs", "of", "iqm", "low", "high"]
+        _write_csv(folder / "curves.csv", header, self._curve_rows())
         with matplotlib.rc_context(plots.STYLE):
             picture = plots.learning(self.numbers, self.curves, aggregated=True)
             with replacing(folder / "report.png") as path:
                 picture.savefig(path, dpi=160)
-        page.write(folder / "report.html", self.numbers, self.curves, self.config.title, self.config.points)
-        return folder / "report.html"
+        path = folder / "report.html"
+        page.write(path, self.numbers, self.curves, self.config.title, self.config.points)
+        return path
+
+    def _curve_rows(self) -> Iterator[tuple[Any, ...]]:
+        """A row for each point of a learning curve that some run has reached."""
+        for cell, band in self.curves.items():
+            for i in np.flatnonzero(band.runs > 0):
+                step = round(float(band.steps[i]))
+                yield (*cell, step, band.runs[i], band.of, band.value[i], band.low[i], band.high[i])
 
 
 def summarize(*folders: str | Path, **options: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
@@ -125,35 +150,47 @@ def summarize(*folders: str | Path, **options: Any) -> tuple[list[dict[str, Any]
     rows: a dict a run: task, arm, seed, state, step, task_return (the run's score), success. figures: "final/ENV/ARM"
     and the like -> value, with "/low" and "/high" behind it where there is an interval; `Row` lists the names.
     """
-    numbers = Report(ReportConfig(rest=[str(folder) for folder in folders], **options)).numbers
-    rows = [
-        {"task": task, "arm": arm.name, "seed": run.seed, "state": run.state, "step": int(run.last)}
-        | {"task_return": score(run, numbers.evaluated[task]), "success": run.result("success")}
-        for task, arm, runs in numbers.data.cells()
-        for run in runs
-    ]
+    numbers = Report(ReportConfig(rest=list(map(str, folders)), **options)).numbers
+    rows = []
+    for task, arm, runs in numbers.data.cells():
+        for run in runs:
+            row = {"task": task, "arm": arm.name, "seed": run.seed, "state": run.state, "step": int(run.last)}
+            row["task_return"] = score(run, numbers.evaluated[task])
+            row["success"] = run.result("success")
+            rows.append(row)
     figures: dict[str, float] = {}
-    for row in numbers.rows:
-        key = "/".join(filter(None, (row.figure, row.task, row.arm, row.against)))
-        ends = {key: row.value, f"{key}/low": row.low, f"{key}/high": row.high}
+    for number_row in numbers.rows:
+        names = (number_row.figure, number_row.task, number_row.arm, number_row.against)
+        key = "/".join(filter(None, names))
+        ends = {key: number_row.value, f"{key}/low": number_row.low, f"{key}/high": number_row.high}
+        # There may be no interval, or no number at all.
         figures |= {name: value for name, value in ends.items() if np.isfinite(value)}
     return rows, figures
 
 
-def _csv(path: Path, header: list[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Numbers with eight digits; an empty cell for nan."""
-
-    def cell(value: Any) -> Any:
-        return value if not isinstance(value, float) else "" if np.isnan(value) else f"{value:.8g}"
-
+def _write_csv(path: Path, header: list[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Numbers with eight digits; an empty cell for NaN."""
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(header)
         for row in rows:
-            table.writerow(map(cell, row))
+            table.writerow(map(_format_cell, row))
 
 
-main = Command(ReportConfig, lambda config: print(f"report:      {Report(config).write()}"), __doc__)
+def _format_cell(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    if np.isnan(value):
+        return ""
+    return f"{value:.8g}"
+
+
+def run(config: ReportConfig) -> None:
+    """Write the report, and print where it is."""
+    print(f"report:      {Report(config).write()}")
+
+
+main = Command(ReportConfig, run, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

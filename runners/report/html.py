@@ -36,20 +36,29 @@ def embedded(data: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
-def figure(drawn: Figure, kind: str = "svg", **options: Any) -> str:
-    """A matplotlib figure as a data URI, "svg" or "png"."""
+def figure(drawn: Figure | None, kind: str = "svg", **options: Any) -> str:
+    """A matplotlib figure as a data URI, "svg" or "png"; "" for none."""
+    if drawn is None:
+        return ""
+    media_type = "image/png"
+    if kind == "svg":
+        media_type = "image/svg+xml"
+        # Without the date the same numbers give the same bytes.
+        options["metadata"] = {"Date": None}
     buffer = io.BytesIO()
-    metadata = {"Date": None} if kind == "svg" else None  # the same numbers give the same bytes
-    drawn.savefig(buffer, format=kind, metadata=metadata, **options)
-    return embedded(buffer.getvalue(), "image/svg+xml" if kind == "svg" else "image/png")
+    drawn.savefig(buffer, format=kind, **options)
+    return embedded(buffer.getvalue(), media_type)
 
 
 def picture(pixels: np.ndarray | None, width: int = 0) -> str:
     """An image (H, W, 3) as a data URI, at its size or scaled to a width; "" for none."""
     if pixels is None:
         return ""
-    image, buffer = Image.fromarray(pixels), io.BytesIO()
+    image = Image.fromarray(pixels)
     if width:
-        image = image.resize((width, max(round(width * image.height / image.width), 1)))
+        height = round(width * image.height / image.width)
+        # A very wide image still needs a row.
+        image = image.resize((width, max(height, 1)))
+    buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return embedded(buffer.getvalue(), "image/png")

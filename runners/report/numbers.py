@@ -4,6 +4,7 @@ All of them are `Row`s, which the page prints and report.csv holds; intervals ar
 """
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,9 @@ from runners.report.read import TASK_RETURN, Run
 from runners.report.statistics import Estimate
 from runners.run.folder import OTHER_WAY, TOLD
 
-CLEAR = 0.1  # of the best arm's lead over a random policy, which a baseline must have to be the unit of a task
+# A baseline is the unit of a task if its lead over a random policy is more than this share of the
+# best arm's.
+MIN_BASELINE_LEAD = 0.1
 ALL = "all tasks"
 NAN = float("nan")
 
@@ -25,29 +28,36 @@ NAN = float("nan")
 class Row:
     """One number, and its interval.
 
-    Figures: final, success, mode (the final return of a sampled policy's mode), told and told_success (of one user, who
-    is served), random, normalised, improvement, difference, normalised_difference, steps_to, rank_correlation, alarms.
+    Figures: final, success, mode (the final return of a sampled policy's mode), told and
+    told_success (of one user, who is served), random, normalised, improvement, difference,
+    normalised_difference, steps_to, rank_correlation, alarms.
+
+    `against` is the name of the other arm, the user who is served, or the threshold, "" for none.
+    `runs` is from how many runs the number was computed, `of` how many there are.
     """
 
     figure: str
     task: str
     arm: str
-    against: str  # name of the other arm, the user who is served, or the threshold; "" for none
+    against: str
     value: float
     low: float
     high: float
-    runs: int  # that it was computed from
-    of: int  # that there are
+    runs: int
+    of: int
 
 
 @dataclass
 class TaskScale:
-    """A task's scale of normalised scores: a random policy has 0, the reference 1."""
+    """A task's scale of normalised scores: a random policy has 0, the reference 1.
+
+    `name` is the reference in words. `missing` says why the task has no scale, "" if it has one.
+    """
 
     random: float = NAN
     reference: float = NAN
-    name: str = ""  # the reference, in words
-    missing: str = ""  # why the task has no scale; empty if it has one
+    name: str = ""
+    missing: str = ""
 
     def __call__(self, scores: np.ndarray) -> np.ndarray:
         return (scores - self.random) / (self.reference - self.random)
@@ -56,99 +66,150 @@ class TaskScale:
 class Numbers:
     """Everything that is computed, and what is needed to read it.
 
-    `reference` is the arm that scores 1 on every task, by default the baseline or the best; `threshold` has a task
-    return to be reached for each task, or for all under "".
+    `reference` is the arm that scores 1 on every task, by default the baseline or the best;
+    `threshold` has a task return to be reached for each task, or for all under "".
 
     Attributes:
-        evaluated: task -> whether its scores are final evaluations; else they are the last tenth of training curves.
+        evaluated: task -> whether its scores are final evaluations; else they are the last tenth of
+            training curves.
         scores: (task, arm) -> seed -> score.
         thresholds: task -> captions and task returns.
+        left_out: why a task or an arm is not in the aggregates.
     """
 
     def __init__(self, data: Comparison, reference: str = "", threshold: dict[str, float] | None = None) -> None:
-        self.data, self.rows, self.left_out = data, list[Row](), list[str]()
+        self.data = data
+        self.rows: list[Row] = []
+        self.left_out: list[str] = []
         self.scores: dict[tuple[str, str], dict[Any, float]] = {}
-        judged = {run.task for run in data.own if np.isfinite(run.result("task_return"))}
-        self.evaluated = {task: task in judged for task in data.tasks}
-        self._finals()
-        self.scales = {task: self._scale(task, reference) for task in data.tasks}
-        self._scaled = [task for task, scale in self.scales.items() if not scale.missing]
-        self._aggregates()
-        self._differences()
-        given = threshold or {}
+        self.evaluated = dict.fromkeys(data.tasks, False)
+        for run in data.own:
+            if np.isfinite(run.result("task_return")):
+                self.evaluated[run.task] = True
+        self._add_finals()
+        self.scales: dict[str, TaskScale] = {}
+        self._scaled_tasks = []
+        for task in data.tasks:
+            scale = self._make_scale(task, reference)
+            self.scales[task] = scale
+            if not scale.missing:
+                self._scaled_tasks.append(task)
+        self._add_aggregates()
+        self._add_differences()
+        limits = threshold or {}
         self.thresholds: dict[str, list[tuple[str, float]]] = {}
         for task in data.tasks:
-            limit = given.get(task, given.get(""))
-            self.thresholds[task] = self._default_thresholds(task) if limit is None else [("as given", limit)]
-        self._steps_to()
-        self._learned()
+            limit = limits.get(task, limits.get(""))
+            if limit is None:
+                self.thresholds[task] = self._default_thresholds(task)
+            else:
+                self.thresholds[task] = [("as given", limit)]
+        self._add_steps_to()
+        self._add_reward_quality()
 
     def find(self, figure: str, **wanted: str) -> list[Row]:
         """Rows of a figure with the wanted values, as in `task="CartPole-v1"`."""
-        chosen = [row for row in self.rows if row.figure == figure]
-        return [row for row in chosen if all(getattr(row, key) == value for key, value in wanted.items())]
+        wanted["figure"] = figure
+        return [row for row in self.rows if wanted.items() <= vars(row).items()]
 
     def one(self, figure: str, **wanted: str) -> Row | None:
         """The only row, or None."""
         return next(iter(self.find(figure, **wanted)), None)
 
     def profiles(self, points: int = 101) -> tuple[np.ndarray, dict[str, Estimate]]:
-        """Normalised scores (K,), and arm -> share of its runs above each; of the arms that have an aggregate."""
-        arms = [self.data.arm(row.arm) for row in self.find("normalised")]
-        strata = {arm.name: [self.scales[task](self._array(task, arm)) for task in self._scaled] for arm in arms}
+        """Normalised scores (K,), and arm -> share of its runs above each.
+
+        Only arms that have an aggregate are in it.
+        """
+        strata = {}
+        for row in self.find("normalised"):
+            strata[row.arm] = self._normalised_scores(row.arm)
         if not strata:
             return np.zeros(0), {}
-        every = np.concatenate([part for parts in strata.values() for part in parts])
-        low, high = min(0.0, float(every.min())), max(1.0, float(every.max()))
-        thresholds = np.linspace(max(low, -1.0), min(high, 2.0), points)
-        return thresholds, {name: statistics.profile(parts, thresholds) for name, parts in strata.items()}
+        scores = np.concatenate(list(itertools.chain(*strata.values())))
+        # The axis reaches beyond [0, 1] as far as scores do, to [-1, 2] at most.
+        low = max(min(0.0, float(scores.min())), -1.0)
+        high = min(max(1.0, float(scores.max())), 2.0)
+        thresholds = np.linspace(low, high, points)
+        profiles = {}
+        for arm, parts in strata.items():
+            profiles[arm] = statistics.profile(parts, thresholds)
+        return thresholds, profiles
 
     def _add(
         self, figure: str, task: str, arm: str, estimate: Any, runs: int = 0, of: int = 0, against: str = ""
     ) -> None:
-        value, low, high = estimate if isinstance(estimate, tuple) else (estimate, NAN, NAN)
-        self.rows.append(Row(figure, task, arm, against, float(value), float(low), float(high), runs, of))
+        """Add a row; `estimate` is a number, or a tuple of a number and its interval."""
+        if not isinstance(estimate, tuple):
+            estimate = (estimate, NAN, NAN)
+        self.rows.append(Row(figure, task, arm, against, *map(float, estimate), runs, of))
 
-    def _array(self, task: str, arm: Arm) -> np.ndarray:
-        return np.array(list(self.scores[task, arm.name].values()), np.float64)
+    def _score_array(self, task: str, arm: str) -> np.ndarray:
+        return np.array(list(self.scores[task, arm].values()), np.float64)
 
-    def _finals(self) -> None:
+    def _normalised_scores(self, arm: str) -> list[np.ndarray]:
+        """An array for each task that has a scale."""
+        return [self.scales[task](self._score_array(task, arm)) for task in self._scaled_tasks]
+
+    def _add_finals(self) -> None:
+        """Final scores of the random policy and of each arm, in all ways they were evaluated."""
         for task in self.data.tasks:
-            chance = [run.result("task_return", "random") for run in self.data.runs if run.task == task]
-            chance = [value for value in chance if np.isfinite(value)]
-            self._add("random", task, "random policy", float(np.mean(chance)) if chance else NAN, len(chance))
+            runs = [run for run in self.data.runs if run.task == task]
+            chance = _results(runs, "task_return", "random")
+            # The row is there without a random policy, too: scales look for it.
+            mean = np.mean(chance) if chance else NAN
+            self._add("random", task, "random policy", mean, len(chance))
             for arm in self.data.arms:
-                runs = arm.cells.get(task, [])
-                found = {run.key: score(run, self.evaluated[task]) for run in runs}
-                scores = {seed: value for seed, value in found.items() if np.isfinite(value)}
-                self.scores[task, arm.name] = scores
-                if runs:
-                    estimate = statistics.within(_estimate([self._array(task, arm)]), *_possible(runs))
-                    self._add("final", task, arm.name, estimate, len(scores), len(runs))
-                successes = [value for run in runs if np.isfinite(value := run.result("success"))]
-                if successes:
-                    self._add("success", task, arm.name, np.mean(successes), len(successes), len(runs))
-                modes = [value for run in runs if np.isfinite(value := run.result("task_return", OTHER_WAY))]
-                if modes:
-                    self._add("mode", task, arm.name, statistics.iqm(modes), len(modes), len(runs))
-                self._told(task, arm, runs)
+                self._add_finals_of(task, arm)
 
-    def _told(self, task: str, arm: Arm, runs: list[Run]) -> None:
-        """What the policies of an arm do for each user, told whom they serve."""
-        names = dict.fromkeys(name for run in runs for name in run.scores if name.startswith(TOLD))
-        for name in names:
+    def _add_finals_of(self, task: str, arm: Arm) -> None:
+        runs = arm.cells.get(task, [])
+        scores: dict[Any, float] = {}
+        self.scores[task, arm.name] = scores
+        if not runs:
+            return
+        lowest = math.inf
+        highest = -math.inf
+        policies: dict[str, Any] = {}
+        for run in runs:
+            run_score = score(run, self.evaluated[task])
+            if np.isfinite(run_score):
+                scores[run.key] = run_score
+            run_lowest, run_highest = run.possible
+            lowest = min(lowest, run_lowest)
+            highest = max(highest, run_highest)
+            policies.update(run.scores)
+        estimate = _estimate([self._score_array(task, arm.name)])
+        estimate = statistics.within(estimate, lowest, highest)
+        self._add("final", task, arm.name, estimate, len(scores), len(runs))
+        successes = _results(runs, "success")
+        if successes:
+            self._add("success", task, arm.name, np.mean(successes), len(successes), len(runs))
+        modes = _results(runs, "task_return", OTHER_WAY)
+        if modes:
+            self._add("mode", task, arm.name, statistics.iqm(modes), len(modes), len(runs))
+        # What the policies do for each user, told whom they serve.
+        for policy in policies:
+            if not policy.startswith(TOLD):
+                continue
+            user = policy.removeprefix(TOLD)
             for figure, key in (("told", "task_return"), ("told_success", "success")):
-                values = np.array([run.result(key, name) for run in runs])
-                values = values[np.isfinite(values)]
-                if len(values):
-                    user = name.removeprefix(TOLD)
-                    self._add(figure, task, arm.name, _estimate([values]), len(values), len(runs), user)
+                values = _results(runs, key, policy)
+                if values:
+                    estimate = _estimate([np.array(values)])
+                    self._add(figure, task, arm.name, estimate, len(values), len(runs), user)
 
-    def _scale(self, task: str, reference: str) -> TaskScale:
-        chance = self.find("random", task=task)[0].value
-        own = [arm for arm in self.data.arms if not arm.published and self.scores[task, arm.name]]
-        means = {arm.name: float(self._array(task, arm).mean()) for arm in own}
-        if not np.isfinite(chance):
+    def _chance(self, task: str) -> float:
+        """The return of a random policy, NaN where no run measured it."""
+        return self.find("random", task=task)[0].value
+
+    def _make_scale(self, task: str, reference: str) -> TaskScale:
+        chance = self._chance(task)
+        means = {}
+        for arm in self.data.arms:
+            if not arm.published and self.scores[task, arm.name]:
+                means[arm.name] = float(self._score_array(task, arm.name).mean())
+        if np.isnan(chance):
             return TaskScale(missing="no run measured a random policy there")
         if not means:
             return TaskScale(missing="no run has a score there")
@@ -157,109 +218,156 @@ class Numbers:
                 return TaskScale(missing=f"{reference} has no score above a random policy's there")
             return TaskScale(chance, means[reference], f"the mean of {reference}")
         best = max(means, key=means.__getitem__)
-        if means[best] <= chance:
+        lead = means[best] - chance
+        if lead <= 0:
             return TaskScale(missing="no arm is better than a random policy there")
         baselines = [name for name in self.data.baselines if name in means]
-        if len(baselines) == 1 and means[baselines[0]] - chance > CLEAR * (means[best] - chance):
-            return TaskScale(chance, means[baselines[0]], f"the mean of {baselines[0]}")
+        # Several baselines, as of several agents, name no unit.
+        if len(baselines) == 1:
+            baseline = baselines[0]
+            if means[baseline] - chance > MIN_BASELINE_LEAD * lead:
+                return TaskScale(chance, means[baseline], f"the mean of {baseline}")
         return TaskScale(chance, means[best], f"the mean of the best arm, {best}")
 
-    def _aggregates(self) -> None:
-        """Normalised aggregates, and how likely an arm beats its baseline; over tasks that have a scale."""
-        self.left_out += [f"{task}: {scale.missing}" for task, scale in self.scales.items() if scale.missing]
+    def _add_aggregates(self) -> None:
+        """Normalised scores and how likely an arm beats its baseline, over tasks with a scale."""
+        for task, scale in self.scales.items():
+            if scale.missing:
+                self.left_out.append(f"{task}: {scale.missing}")
         for arm in self.data.arms:
-            if arm.published or not self._scaled:
+            if arm.published or not self._scaled_tasks:
                 continue
-            lacking = [task for task in self._scaled if not self.scores[task, arm.name]]
-            if lacking:
-                self.left_out.append(f"{arm.name}: it has no score on {', '.join(lacking)}")
+            missing = [task for task in self._scaled_tasks if not self.scores[task, arm.name]]
+            if missing:
+                self.left_out.append(f"{arm.name}: it has no score on {', '.join(missing)}")
                 continue
-            strata = [self.scales[task](self._array(task, arm)) for task in self._scaled]
-            self._add("normalised", ALL, arm.name, _estimate(strata), sum(map(len, strata)), len(arm.runs))
+            strata = self._normalised_scores(arm.name)
+            count = sum(map(len, strata))
+            self._add("normalised", ALL, arm.name, _estimate(strata), count, len(arm.runs))
             if arm.baseline:
-                other = self.data.arm(arm.baseline)
-                pairs = [(self._array(task, arm), self._array(task, other)) for task in self.data.tasks]
-                pairs = [(mine, theirs) for mine, theirs in pairs if len(mine) and len(theirs)]
-                if pairs:
-                    x, y = map(list, zip(*pairs))
-                    estimate = _estimate(x, y, statistic=statistics.probability_of_improvement)
-                    self._add("improvement", ALL, arm.name, estimate, sum(map(len, x)), against=other.name)
+                self._add_improvement(arm)
 
-    def _differences(self) -> None:
-        """Differences to the baseline with the same seeds: on each task, and normalised over all of them."""
+    def _add_improvement(self, arm: Arm) -> None:
+        ours = []
+        theirs = []
+        for task in self.data.tasks:
+            if self.scores[task, arm.name] and self.scores[task, arm.baseline]:
+                ours.append(self._score_array(task, arm.name))
+                theirs.append(self._score_array(task, arm.baseline))
+        if ours:
+            estimate = _estimate(ours, theirs, statistic=statistics.probability_of_improvement)
+            count = sum(map(len, ours))
+            self._add("improvement", ALL, arm.name, estimate, count, against=arm.baseline)
+
+    def _add_differences(self) -> None:
+        """Differences to the baseline with the same seeds: on each task, and normalised over all."""
         for arm in self.data.arms:
-            scaled: list[np.ndarray] = []
-            for task in self.data.tasks if arm.baseline else []:
-                mine, theirs = self.scores[task, arm.name], self.scores[task, arm.baseline]
-                seeds = [seed for seed in mine if seed in theirs]
-                if not seeds:
+            if not arm.baseline:
+                continue
+            normalised = []
+            for task in self.data.tasks:
+                ours = self.scores[task, arm.name]
+                theirs = self.scores[task, arm.baseline]
+                # Scores of both arms, paired by seed.
+                pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+                if not pairs:
                     continue
-                x, y = (np.array([scores[seed] for seed in seeds]) for scores in (mine, theirs))
-                rest = len(seeds), len(set(mine) | set(theirs)), arm.baseline
+                x, y = np.transpose(pairs)
+                counts = (len(pairs), len(ours.keys() | theirs.keys()))
                 estimate = _estimate([x], [y], statistic=statistics.paired_difference)
-                self._add("difference", task, arm.name, estimate, *rest)
-                if task in self._scaled:
-                    scaled.append(self.scales[task](x) - self.scales[task](y))
-                    self._add("normalised_difference", task, arm.name, _estimate(scaled[-1:]), *rest)
-            if scaled:
-                count = sum(map(len, scaled))
-                self._add("normalised_difference", ALL, arm.name, _estimate(scaled), count, count, arm.baseline)
+                self._add("difference", task, arm.name, estimate, *counts, arm.baseline)
+                scale = self.scales[task]
+                if not scale.missing:
+                    difference = scale(x) - scale(y)
+                    normalised.append(difference)
+                    estimate = _estimate([difference])
+                    self._add("normalised_difference", task, arm.name, estimate, *counts, arm.baseline)
+            if normalised:
+                count = sum(map(len, normalised))
+                estimate = _estimate(normalised)
+                self._add("normalised_difference", ALL, arm.name, estimate, count, count, arm.baseline)
 
-    def _steps_to(self) -> None:
-        """Steps to a task return: the median over runs, a run that never gets there counted as infinitely slow."""
+    def _add_steps_to(self) -> None:
+        """Steps to a task return: the median over runs, the fastest and the slowest."""
         for task, limits in self.thresholds.items():
-            for (caption, limit), arm in itertools.product(limits, self.data.arms):
-                curves = [run.curve(TASK_RETURN) for run in arm.cells.get(task, [])]
-                steps = np.array([statistics.steps_to_threshold(*c, limit) for c in curves if len(c[0])])
-                if len(steps):
-                    estimate = (np.median(steps), steps.min(), steps.max())
-                    self._add("steps_to", task, arm.name, estimate, int(np.isfinite(steps).sum()), len(steps), caption)
+            for caption, limit in limits:
+                for arm in self.data.arms:
+                    # A run that never gets there is infinitely slow.
+                    steps = []
+                    for run in arm.cells.get(task, []):
+                        run_steps, values = run.curve(TASK_RETURN)
+                        if len(run_steps):
+                            steps.append(statistics.steps_to_threshold(run_steps, values, limit))
+                    if steps:
+                        estimate = (np.median(steps), min(steps), max(steps))
+                        reached = int(np.isfinite(steps).sum())
+                        self._add("steps_to", task, arm.name, estimate, reached, len(steps), caption)
 
     def _default_thresholds(self, task: str) -> list[tuple[str, float]]:
-        """Where the baseline's training ends, and half of the way there; the best arm's, if it did not improve."""
-        ends: dict[str, float] = {}
-        for arm in self.data.arms:
-            tails = [score(run, False) for run in arm.cells.get(task, []) if not run.published]
-            if np.isfinite(tails).any():
-                ends[arm.name] = float(statistics.iqm([value for value in tails if np.isfinite(value)]))
-        curves = [run.curve(TASK_RETURN)[1] for run in self.data.own if run.task == task]
-        firsts = [values[0] for values in curves if len(values)]
-        if not ends or not firsts:
-            return []
-        chance = self.find("random", task=task)[0].value
-        start = chance if np.isfinite(chance) else float(np.min(firsts))
-        best = max(ends, key=lambda name: ends[name])
-        baseline = next((name for name in self.data.baselines if name in ends), best)
-        rose = ends[baseline] - start > CLEAR * (ends[best] - start) and ends[baseline] > start
-        name = baseline if rose else best
-        if ends[name] <= start:
-            return []
-        end = f"where the training of {name} ends"
-        return [(f"half of the way from a random policy to {end}", (start + ends[name]) / 2), (end, ends[name])]
+        """Where the baseline's training ends, and half of the way there from a random policy.
 
-    def _learned(self) -> None:
-        """Rank correlation of learned and task return over the rows of a run, and the runs with the hacking alarm."""
+        It is the best arm's if the baseline did not improve.
+        """
+        ends = {}
+        for arm in self.data.arms:
+            tails = []
+            for run in arm.cells.get(task, []):
+                tail = score(run, False)
+                if not run.published and np.isfinite(tail):
+                    tails.append(tail)
+            if tails:
+                ends[arm.name] = float(statistics.iqm(tails))
+        first_returns = []
+        for run in self.data.own:
+            _, values = run.curve(TASK_RETURN)
+            if run.task == task and len(values):
+                first_returns.append(values[0])
+        if not ends or not first_returns:
+            return []
+        start = self._chance(task)
+        if np.isnan(start):
+            start = float(min(first_returns))
+        reference = max(ends, key=ends.__getitem__)
+        best_lead = ends[reference] - start
+        for baseline in self.data.baselines:
+            if baseline in ends:
+                lead = ends[baseline] - start
+                if lead > MIN_BASELINE_LEAD * best_lead and lead > 0:
+                    reference = baseline
+                break
+        end = ends[reference]
+        if end <= start:
+            return []
+        caption = f"where the training of {reference} ends"
+        return [(f"half of the way from a random policy to {caption}", (start + end) / 2), (caption, end)]
+
+    def _add_reward_quality(self) -> None:
+        """Rank correlation of learned and task return within runs, and runs with the hacking alarm."""
         from scipy.stats import spearmanr
 
         for task, arm, runs in self.data.cells():
-            pairs = [against(run)[1:] for run in runs]
-            varied = [pair for pair in pairs if len(pair[0]) > 2 and min(map(np.ptp, pair)) > 0]
-            each = [float(spearmanr(*pair).statistic) for pair in varied]
-            if each:
-                self._add("rank_correlation", task, arm.name, _estimate([np.array(each)]), len(each), len(runs))
-            raised = sum(alarm(run) is not None for run in runs)
-            if raised:
-                self._add("alarms", task, arm.name, raised, raised, len(runs))
+            correlations = []
+            for run in runs:
+                _, learned, task_return = against(run)
+                # Two points, or a constant, have no rank correlation.
+                if len(learned) > 2 and np.ptp(learned) > 0 and np.ptp(task_return) > 0:
+                    correlations.append(float(spearmanr(learned, task_return).statistic))
+            if correlations:
+                estimate = _estimate([np.array(correlations)])
+                self._add("rank_correlation", task, arm.name, estimate, len(correlations), len(runs))
+            alarms = len(list(filter(alarm, runs)))
+            if alarms:
+                self._add("alarms", task, arm.name, alarms, alarms, len(runs))
 
 
-def _possible(runs: list[Run]) -> tuple[float, float]:
-    """The range that holds the possible returns of all these runs."""
-    ends = [run.possible for run in runs]
-    return min(low for low, _ in ends), max(high for _, high in ends)
+def _results(runs: list[Run], key: str, policy: str = "this run") -> list[float]:
+    """A number of the final evaluation of each run that has it."""
+    values = [run.result(key, policy) for run in runs]
+    return list(filter(np.isfinite, values))
 
 
 def _estimate(*scores: list[np.ndarray], statistic: Callable[..., Estimate] = statistics.aggregate) -> Estimate:
-    """An estimate; all nan where there is nothing to compute it from."""
+    """An estimate; all NaN where there is nothing to compute it from."""
     try:
         return statistic(*scores)
     except ValueError:

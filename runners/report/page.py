@@ -3,11 +3,9 @@
 Text from files is escaped by the template; videos are checked by their first bytes before they are embedded.
 """
 
-import itertools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +16,41 @@ from lodestar.files import read_bytes
 from runners.cli.output import clock
 from runners.report import html, plots
 from runners.report.comparison import Band, Comparison, alarm, configurations
-from runners.report.numbers import ALL, CLEAR, Numbers, Row
+from runners.report.numbers import ALL, MIN_BASELINE_LEAD, NAN, Numbers, Row
 from runners.report.plots import label_steps
 from runners.report.read import ELAPSED, Run
 from runners.sweep.job import Entry
 
-PAGE_VIDEOS, VIDEO = 24_000_000, 4_000_000  # bytes of all videos of a page, and of one
-CONFIGS, TOO_LARGE = 2_000_000, "left out, as the page would become too large"  # characters of all configurations
-ENOUGH = 5  # seeds; Agarwal et al. 2021 show what fewer do
-NOTHING = "–"
+# Of all videos of a page, and of one.
+MAX_PAGE_VIDEO_BYTES = 24_000_000
+MAX_VIDEO_BYTES = 4_000_000
+# Of the configurations of all runs together.
+MAX_CONFIG_CHARACTERS = 2_000_000
+TOO_LARGE = "left out, as the page would become too large"
+MAX_LISTED_COMMANDS = 3
+MAX_COMMAND_CHARACTERS = 2000
+# Agarwal et al. 2021 show how little fewer seeds say.
+MIN_CONCLUSIVE_SEEDS = 5
+DASH = "–"
+
+# Id and caption of a section, and the values of which one has to be there.
+SECTIONS = [
+    ("scores", "Scores", ["scores"]),
+    ("curves", "Learning curves", ["learning"]),
+    ("aggregate", "Normalised scores", ["aggregate", "scales"]),
+    ("baseline", "Against the baseline", ["forest"]),
+    ("efficiency", "Sample efficiency", ["thresholds"]),
+    ("rewards", "What the rewards did", ["shares", "truth", "alarms"]),
+    ("videos", "Videos", ["videos", "videos_left"]),
+    ("configurations", "Configurations", ["configs"]),
+    ("provenance", "Provenance", ["runs"]),
+    ("methods", "How the numbers are made", ["title"]),
+]
 
 
 def write(path: Path, numbers: Numbers, bands: dict[tuple[str, str], Band], title: str, points: int) -> None:
     """Write the page; a scatter or a stack of shares is drawn from `points` rows."""
     data = numbers.data
-    spent = itertools.accumulate(len(run.text) for run in data.own)
-    own = [arm.name for arm in data.arms if not arm.published]
-    alarms = [
-        (task, arm.name, NOTHING if run.seed is None else run.seed, f"{share:.0%}", f"{first:,.0f}", f"{last:,.0f}")
-        for task, arm, runs in data.cells()
-        for run in runs
-        for share, first, last in filter(None, [alarm(run)])
-    ]
     values = {
         "title": title,
         "made_by": f"lodestar-rl, {time.strftime('%Y-%m-%d %H:%M')}",
@@ -47,61 +58,59 @@ def write(path: Path, numbers: Numbers, bands: dict[tuple[str, str], Band], titl
         "problems": data.problems,
         "evidence": evidence(numbers),
         "all_evaluated": all(numbers.evaluated.values()),
-        "scores": [(task, not numbers.evaluated[task], _scores(numbers, task)) for task in data.tasks],
+        "scores": _score_tables(numbers),
         "successes": bool(numbers.find("success")),
         "modes": bool(numbers.find("mode")),
-        "early": _early(bands),
-        "scales": scales(numbers) if len(own) > 1 else [],
-        "overall": [
-            (row.arm, *printed(row, 3), row.runs, *(printed(better, 3) if better else (NOTHING, NOTHING)))
-            for row in numbers.find("normalised")
-            for better in [numbers.one("improvement", arm=row.arm)]
-        ],
-        "thresholds": _thresholds(numbers),
-        "alarms": alarms,
-        "own_arms": own,
+        "early": _list_early_ends(bands),
+        "scales": scales(numbers),
+        "overall": _overall_rows(numbers),
+        "thresholds": _threshold_tables(numbers),
+        "alarms": _alarm_rows(data),
+        "own_arms": data.own_arms,
         "settings": configurations(data),
-        "configs": [(run.name, run.text if size <= CONFIGS else TOO_LARGE) for run, size in zip(data.own, spent)],
-        "colours": {name: look["color"] for name, look in plots.looks(data).items()},
+        "configs": _config_texts(data),
+        "looks": plots.looks(data),
         "join": join,
         **_figures(numbers, bands, points),
         **_videos(numbers),
         **_provenance(data),
     }
-    values["sections"] = [
-        ("scores", "Scores", True),
-        ("curves", "Learning curves", values["learning"]),
-        ("aggregate", "Normalised scores", values["aggregate"] or values["scales"]),
-        ("baseline", "Against the baseline", values["forest"]),
-        ("efficiency", "Sample efficiency", values["thresholds"]),
-        ("rewards", "What the rewards did", values["shares"] or values["truth"] or values["alarms"]),
-        ("videos", "Videos", values["videos"] or values["videos_left"]),
-        ("configurations", "Configurations", values["configs"]),
-        ("provenance", "Provenance", True),
-        ("methods", "How the numbers are made", True),
-    ]
+    sections = []
+    for key, caption, needed in SECTIONS:
+        present = any(map(values.get, needed))
+        sections.append((key, caption, present))
+    values["sections"] = sections
     html.write(path, "report/page.html", values)
 
 
 def number(value: float, digits: int = 4, beside: Iterable[float] = ()) -> str:
-    """A number with as many digits as can be read, and as many places as the largest `beside` it; a dash for nan."""
-    if not np.isfinite(value):
-        return NOTHING if np.isnan(value) else "never"
-    largest = max((abs(one) for one in (value, *beside) if np.isfinite(one)), default=0.0)
+    """A number with as many digits as can be read; a dash for NaN.
+
+    It has as many decimal places as the largest number `beside` it.
+    """
+    if np.isnan(value):
+        return DASH
+    if np.isinf(value):
+        return "never"
+    largest = max(abs(other) for other in (value, *beside) if np.isfinite(other))
     if 0 < largest < 1e-3:
-        return f"{value:.2g}".replace("-", "−")
-    size = int(np.floor(np.log10(largest))) if largest else 0
-    places = max(0, min(digits - 1 - max(size, 0), 3))
-    return f"{value:,.{places}f}".replace("-", "−")
+        text = f"{value:.2g}"
+    else:
+        order = int(np.floor(np.log10(max(largest, 1.0))))
+        places = max(0, min(digits - 1 - order, 3))
+        text = f"{value:,.{places}f}"
+    return text.replace("-", "−")
 
 
 def printed(row: Row, digits: int = 4) -> tuple[str, str]:
-    """The value of a row and [low, high], all with as many places; or why there is no interval."""
-    numbers = row.value, row.low, row.high
-    value, low, high = (number(one, digits, numbers) for one in numbers)
+    """A value and [low, high], all with as many places; or why there is no interval."""
+    numbers = (row.value, row.low, row.high)
+    value, low, high = [number(each, digits, numbers) for each in numbers]
     if np.isfinite(row.low):
         return value, f"[{low}, {high}]"
-    return value, "one run: no interval" if row.runs == 1 else NOTHING
+    if row.runs == 1:
+        return value, "one run: no interval"
+    return value, DASH
 
 
 def signed(row: Row) -> str:
@@ -111,48 +120,90 @@ def signed(row: Row) -> str:
 
 def join(names: Iterable[object], most: int = 12) -> str:
     """A, B and C."""
-    listed = [str(name) for name in names]
+    listed = list(map(str, names))
     if len(listed) > most:
-        listed = [*listed[: most - 1], f"{len(listed) - most + 1} others"]
-    return " and ".join(filter(None, [", ".join(listed[:-1]), *listed[-1:]]))
+        listed[most - 1 :] = [f"{len(listed) - most + 1} others"]
+    parts = [", ".join(listed[:-1]), *listed[-1:]]
+    return " and ".join(filter(None, parts))
 
 
 def opening(data: Comparison) -> str:
     """The paragraph about what was compared, from the data alone."""
-    own = data.own
-    arms = [arm for arm in data.arms if not arm.published]
-    if not own:
+    if not data.own:
         return f"Published curves on {join(data.tasks)}; no run of ours."
-    agents = join(dict.fromkeys(run.agent for run in own))
-    tasks = f"{len(data.tasks)} tasks ({join(data.tasks)})" if len(data.tasks) > 1 else data.tasks[0]
-    rewards = f"{len(arms)} arms ({join(arm.name for arm in arms)})" if len(arms) > 1 else f"one arm ({arms[0].name})"
-    totals = sorted({run.total for run in own if np.isfinite(run.total)})
-    steps = join(label_steps(total) if total % 1000 == 0 else f"{total:,.0f}" for total in totals)
-    seeds = sorted({run.seed for run in own if run.seed is not None})
-    listed = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 2 else f"seed{'s' * (len(seeds) > 1)} {join(seeds)}"
-    states = Counter(run.state for run in own)
-    rest = "; ".join(f"{count} {state}" for state, count in states.most_common() if state != "finished")
-    finished = f"{states['finished']} of {len(own)} runs finished" + (f" ({rest})" if rest else "")
-    text = f"{rewards} on {tasks}, agent {agents}, {steps or 'an unknown number of'} steps a run, {listed}. {finished}."
+    tasks = data.tasks[0]
+    if len(data.tasks) > 1:
+        tasks = f"{len(data.tasks)} tasks ({join(data.tasks)})"
+    rewards = f"One arm ({join(data.own_arms)})"
+    if len(data.own_arms) > 1:
+        rewards = f"{len(data.own_arms)} arms ({join(data.own_arms)})"
+    agents: Counter[str] = Counter()
+    states: Counter[str] = Counter()
+    totals = set()
+    seeds = set()
+    for run in data.own:
+        agents[run.agent] += 1
+        states[run.state] += 1
+        seeds.add(run.seed)
+        if np.isfinite(run.total):
+            totals.add(run.total)
+    steps = join(map(_exact_steps, sorted(totals))) or "an unknown number of"
+    text = f"{rewards} on {tasks}, agent {join(agents)}, {steps} steps a run, {_list_seeds(seeds)}. "
+    text += f"{_count_finished(states)}."
     published = [arm.name for arm in data.arms if arm.published]
-    return text[0].upper() + text[1:] + (f" Beside them, published curves: {join(published)}." if published else "")
+    if published:
+        text += f" Beside them, published curves: {join(published)}."
+    return text
+
+
+def _exact_steps(steps: float) -> str:
+    """A short label if it is the whole number, else all digits."""
+    if steps % 1000 == 0:
+        return label_steps(steps)
+    return f"{steps:,.0f}"
+
+
+def _list_seeds(seeds: set[int | None]) -> str:
+    listed = sorted(filter(lambda seed: seed is not None, seeds))
+    if len(listed) > 2:
+        return f"seeds {listed[0]} to {listed[-1]}"
+    noun = "seeds" if len(listed) > 1 else "seed"
+    return f"{noun} {join(listed)}"
+
+
+def _count_finished(states: Counter[str]) -> str:
+    """How many runs finished, and what became of the others."""
+    total = sum(states.values())
+    text = f"{states.pop('finished', 0)} of {total} runs finished"
+    others = [f"{count} {state}" for state, count in states.most_common()]
+    if others:
+        text += f" ({'; '.join(others)})"
+    return text
 
 
 def evidence(numbers: Numbers) -> list[str]:
     """What differs, good or bad, and how much can be concluded; weak evidence is called so."""
     data = numbers.data
-    lines = [
-        f"{row.task}: {row.arm} is {'better' if row.low > 0 else 'worse'} than {row.against}, "
-        f"{signed(row)} task return."
-        for row in numbers.find("difference")
-        if row.low > 0 or row.high < 0
-    ]
-    counts = [row.runs for row in numbers.find("final") if not data.arm(row.arm).published]
-    if counts and min(counts) < ENOUGH:
-        fewest = f"{min(counts)} seed{'s' * (min(counts) != 1)}" if min(counts) else "no score"
+    lines = []
+    with_interval = 0
+    for row in numbers.find("difference"):
+        with_interval += np.isfinite(row.low)
+        if row.low > 0 or row.high < 0:
+            verdict = "better" if row.low > 0 else "worse"
+            lines.append(f"{row.task}: {row.arm} is {verdict} than {row.against}, {signed(row)} task return.")
+    fewest = MIN_CONCLUSIVE_SEEDS
+    for row in numbers.find("final"):
+        if row.arm in data.own_arms:
+            fewest = min(fewest, row.runs)
+    if fewest < MIN_CONCLUSIVE_SEEDS:
+        seeds = f"{fewest} seeds"
+        if fewest == 0:
+            seeds = "no score"
+        elif fewest == 1:
+            seeds = "1 seed"
         lines.append(
-            f"The evidence is thin: some cells have {fewest}, where {ENOUGH} is the least to conclude from. "
-            "Read intervals as hints, and missing ones as no knowledge at all."
+            f"The evidence is thin: some cells have {seeds}, where {MIN_CONCLUSIVE_SEEDS} is the least to conclude "
+            "from. Read intervals as hints, and missing ones as no knowledge at all."
         )
     trained = [task for task, evaluated in numbers.evaluated.items() if not evaluated]
     if trained:
@@ -162,22 +213,18 @@ def evidence(numbers: Numbers) -> list[str]:
         )
     if len(data.arms) > 1 and not any(arm.baseline for arm in data.arms):
         lines.append("No arm is trained on the task's reward alone, so nothing shows whether a learned reward helped.")
-    lines += [_verdict(row) for row in numbers.find("normalised_difference", task=ALL)]
-    overlapping = []
-    for task in data.tasks:
-        finals = [row for row in numbers.find("final", task=task) if np.isfinite(row.low)]
-        best = sorted(finals, key=lambda row: -row.value)[:2]
-        overlapping += [task] if len(best) > 1 and best[1].high >= best[0].low else []
-    lines += [f"The intervals of the two best arms overlap on {join(overlapping)}."] if overlapping else []
-    paired = sum(np.isfinite(row.low) for row in numbers.find("difference"))
-    if paired > 1:
+    lines += map(_verdict, numbers.find("normalised_difference", task=ALL))
+    overlapping = [task for task in data.tasks if _best_overlap(numbers, task)]
+    if overlapping:
+        lines.append(f"The intervals of the two best arms overlap on {join(overlapping)}.")
+    if with_interval > 1:
         lines.append(
-            f"{paired} differences are listed, each with a 95 % interval of its own: among {paired}, about "
-            f"{number(0.05 * paired, 2)} would exclude 0 by chance alone."
+            f"{with_interval} differences are listed, each with a 95 % interval of its own: among {with_interval}, "
+            f"about {number(0.05 * with_interval, 2)} would exclude 0 by chance alone."
         )
-    raised = sum(row.runs for row in numbers.find("alarms"))
-    if raised:
-        runs = f"{raised} run{'s' * (raised != 1)}"
+    alarmed = sum(row.runs for row in numbers.find("alarms"))
+    if alarmed:
+        runs = "1 run" if alarmed == 1 else f"{alarmed} runs"
         lines.append(f"The hacking alarm was raised in {runs}: the learned return rose while the task's fell.")
     return lines
 
@@ -188,159 +235,305 @@ def _verdict(row: Row) -> str:
         return f"{text}; too few runs to say more."
     if row.low > 0:
         return f"{text}: better."
-    return f"{text}: worse." if row.high < 0 else f"{text}: the interval holds 0, so no difference is shown."
+    if row.high < 0:
+        return f"{text}: worse."
+    return f"{text}: the interval holds 0, so no difference is shown."
+
+
+def _best_overlap(numbers: Numbers, task: str) -> bool:
+    """Whether the intervals of the two best arms overlap."""
+    finals = [row for row in numbers.find("final", task=task) if np.isfinite(row.low)]
+    finals.sort(key=lambda row: -row.value)
+    return len(finals) > 1 and finals[1].high >= finals[0].low
 
 
 def scales(numbers: Numbers) -> list[str]:
-    """What 0 and 1 mean on each task, and what has no such scale."""
-    tasks: dict[str, list[str]] = defaultdict(list)
+    """What 0 and 1 mean on each task, and what has no such scale; empty for a single arm."""
+    if len(numbers.data.own_arms) < 2:
+        return []
+    tasks = defaultdict(list)
     for task, scale in numbers.scales.items():
         if not scale.missing:
             tasks[scale.name].append(task)
-    lines = [f"On {join(members)}, 0 is a random policy's score and 1 is {name}." for name, members in tasks.items()]
-    if any("best arm" in name for name in tasks):
+    lines = []
+    best_arm_is_unit = False
+    for name, members in tasks.items():
+        lines.append(f"On {join(members)}, 0 is a random policy's score and 1 is {name}.")
+        best_arm_is_unit |= "best arm" in name
+    if best_arm_is_unit:
         lines.append(
             "The best arm is the unit where there is no single baseline, or where the baseline's lead over a random "
-            f"policy is less than {CLEAR:.0%} of the best arm's."
+            f"policy is less than {MIN_BASELINE_LEAD:.0%} of the best arm's."
         )
     return lines + [f"Left out: {reason}." for reason in numbers.left_out]
 
 
 def _figures(numbers: Numbers, bands: dict[tuple[str, str], Band], points: int) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     with matplotlib.rc_context(plots.STYLE):
-        shares, shares_left = plots.shares(numbers.data, points)
-        truth, truth_left = plots.truth(numbers, points)
-        drawn = {
+        shares, values["shares_left"] = plots.shares(numbers.data, points)
+        truth, values["truth_left"] = plots.truth(numbers, points)
+        figures = {
             "learning": plots.learning(numbers, bands) if bands else None,
             "aggregate": plots.aggregate(numbers),
             "forest": plots.forest(numbers),
             "shares": shares,
             "truth": truth,
         }
-        images = {name: html.figure(one, transparent=True) if one else "" for name, one in drawn.items()}
-    return {**images, "shares_left": shares_left, "truth_left": truth_left}
+        for name, figure in figures.items():
+            values[name] = html.figure(figure, transparent=True)
+    return values
 
 
-def _scores(numbers: Numbers, task: str) -> list[tuple[Any, ...]]:
-    """A task's rows of the main table."""
+def _score_tables(numbers: Numbers) -> list[tuple[str, bool, list[tuple[Any, ...]]]]:
+    """A task, whether its scores are those of training, and its rows."""
+    tables = []
+    for task, evaluated in numbers.evaluated.items():
+        rows = _score_rows(numbers, task)
+        tables.append((task, not evaluated, rows))
+    return tables
+
+
+def _score_rows(numbers: Numbers, task: str) -> list[tuple[Any, ...]]:
+    """A task's rows of the main table.
+
+    Columns: name, whether it is printed pale, value, interval, seeds, value by its mode, success,
+    normalised value, difference to the baseline.
+    """
     rows: list[tuple[Any, ...]] = []
     scale = numbers.scales[task]
     for row in numbers.find("final", task=task):
         published = numbers.data.arm(row.arm).published
-        difference = numbers.one("difference", task=task, arm=row.arm)
-        success = numbers.one("success", task=task, arm=row.arm)
-        scaled = not scale.missing and np.isfinite(row.value) and not published
-        seeds = f"{row.runs}" if row.runs == row.of else f"{row.runs} of {row.of}"
-        share = NOTHING if success is None else f"{success.value:.0%}"
+        seeds = str(row.runs)
+        if row.runs != row.of:
+            seeds += f" of {row.of}"
         mode = numbers.one("mode", task=task, arm=row.arm)
-        by_mode = NOTHING if mode is None else number(mode.value)
-        normalised = number(float(scale(np.array(row.value))), 3) if scaled else NOTHING
-        apart = NOTHING if difference is None else signed(difference)
-        rows.append((row.arm, published, *printed(row), seeds, by_mode, share, normalised, apart))
-        for told in numbers.find("told", task=task, arm=row.arm):
-            own = numbers.one("told_success", task=task, arm=row.arm, against=told.against)
-            share = NOTHING if own is None else f"{own.value:.0%}"
-            rows.append(
-                (f"{row.arm}, told it serves {told.against}", True, *printed(told), told.runs, NOTHING, share, "", "")
-            )
+        mode_value = NAN if mode is None else mode.value
+        success = _percentage(numbers.one("success", task=task, arm=row.arm))
+        normalised = DASH
+        if not scale.missing and np.isfinite(row.value) and not published:
+            normalised = number(float(scale(np.array(row.value))), 3)
+        difference = numbers.one("difference", task=task, arm=row.arm)
+        difference_text = DASH
+        if difference is not None:
+            difference_text = signed(difference)
+        cells = [number(mode_value), success, normalised, difference_text]
+        rows.append((row.arm, published, *printed(row), seeds, *cells))
+        for user_row in numbers.find("told", task=task, arm=row.arm):
+            user = user_row.against
+            name = f"{row.arm}, told it serves {user}"
+            success = _percentage(numbers.one("told_success", task=task, arm=row.arm, against=user))
+            rows.append((name, True, *printed(user_row), user_row.runs, DASH, success, "", ""))
     chance = numbers.one("random", task=task)
     if chance is not None and chance.runs:
         rows.append(("random policy", True, number(chance.value), "", "", "", "", "0", ""))
     return rows
 
 
-def _early(bands: dict[tuple[str, str], Band]) -> list[str]:
+def _percentage(row: Row | None) -> str:
+    if row is None:
+        return DASH
+    return f"{row.value:.0%}"
+
+
+def _overall_rows(numbers: Numbers) -> list[tuple[Any, ...]]:
+    """An arm's normalised score and its probability of beating its baseline, with intervals."""
+    rows = []
+    for row in numbers.find("normalised"):
+        improvement = numbers.one("improvement", arm=row.arm)
+        probability = (DASH, DASH)
+        if improvement is not None:
+            probability = printed(improvement, 3)
+        rows.append((row.arm, *printed(row, 3), row.runs, *probability))
+    return rows
+
+
+def _list_early_ends(bands: dict[tuple[str, str], Band]) -> list[str]:
     """A sentence about each arm whose runs did not all reach the same step."""
     lines = []
     for (task, arm), band in bands.items():
-        there, whole = band.steps[band.runs > 0], band.steps[band.whole]
-        if band.of > 1 and not len(whole):
+        with_any = np.flatnonzero(band.runs > 0)
+        complete = np.flatnonzero(band.whole)
+        if len(complete):
+            if complete[-1] < with_any[-1]:
+                end = label_steps(band.steps[complete[-1]])
+                left = int(band.runs[with_any[-1]])
+                lines.append(f"{task}, {arm}: fewer than all {band.of} runs after {end} steps, {left} at the end.")
+        elif band.of > 1:
             lines.append(f"{task}, {arm}: its {band.of} runs have no step in common, so there is no band.")
-        elif len(whole) and whole[-1] < there[-1]:
-            left, end = int(band.runs[band.runs > 0][-1]), label_steps(whole[-1])
-            lines.append(f"{task}, {arm}: fewer than all {band.of} runs after {end} steps, {left} at the end.")
     return lines
 
 
-def _thresholds(numbers: Numbers) -> list[tuple[Any, ...]]:
-    """A block a task: its thresholds, and for each arm the median steps to each and how many runs got there."""
+def _threshold_tables(numbers: Numbers) -> list[tuple[Any, ...]]:
+    """A table a task: its thresholds, and for each arm three cells for each threshold.
 
-    def cells(row: Row) -> tuple[str, str, str]:
-        median, low, high = (f"{x:,.0f}" if np.isfinite(x) else "never" for x in (row.value, row.low, row.high))
-        return median, f"{low} to {high}" if row.runs else NOTHING, f"{row.runs} of {row.of}"
-
-    blocks = []
+    They are the median of the steps to it, their range, and how many runs got there.
+    """
+    tables = []
     for task, limits in numbers.thresholds.items():
-        arms = [(arm.name, numbers.find("steps_to", task=task, arm=arm.name)) for arm in numbers.data.arms]
-        rows = [(name, list(map(cells, found))) for name, found in arms if found]
-        if rows:
-            blocks.append((task, [(caption, number(limit)) for caption, limit in limits], rows))
-    return blocks
+        arms = defaultdict(list)
+        for row in numbers.find("steps_to", task=task):
+            # The row is infinite where no run got there.
+            median, low, high = map(_steps_or_never, (row.value, row.low, row.high))
+            steps_range = DASH
+            if row.runs:
+                steps_range = f"{low} to {high}"
+            arms[row.arm].append((median, steps_range, f"{row.runs} of {row.of}"))
+        if arms:
+            captions = [(caption, number(limit)) for caption, limit in limits]
+            tables.append((task, captions, arms.items()))
+    return tables
+
+
+def _steps_or_never(steps: float) -> str:
+    if np.isfinite(steps):
+        return f"{steps:,.0f}"
+    return "never"
+
+
+def _alarm_rows(data: Comparison) -> list[tuple[Any, ...]]:
+    """Task, arm, seed, share of the log, first and last step of each run with the hacking alarm."""
+    rows: list[tuple[Any, ...]] = []
+    for task, arm, runs in data.cells():
+        for run in runs:
+            alarmed = alarm(run)
+            if alarmed is not None:
+                share, first, last = alarmed
+                seed = DASH if run.seed is None else run.seed
+                rows.append((task, arm.name, seed, f"{share:.0%}", f"{first:,.0f}", f"{last:,.0f}"))
+    return rows
+
+
+def _config_texts(data: Comparison) -> list[tuple[str, str]]:
+    """The name and the config.yaml of each run, as long as the budget lasts."""
+    texts = []
+    spent = 0
+    for run in data.own:
+        spent += len(run.text)
+        text = run.text
+        if spent > MAX_CONFIG_CHARACTERS:
+            text = TOO_LARGE
+        texts.append((run.name, text))
+    return texts
 
 
 def _videos(numbers: Numbers) -> dict[str, Any]:
-    """One video a cell, of the run whose score is nearest the median, as long as the budget lasts."""
-    videos, left, spent = [], [], 0
+    """One video a cell as long as the budget lasts; names of cells whose video is left out."""
+    videos = []
+    left_out = []
+    spent = 0
     for task, arm, runs in numbers.data.cells():
         scores = numbers.scores[task, arm.name]
-        median = float(np.median(list(scores.values()))) if scores else 0.0
-        places = [(run, run.folder / name) for run in runs if run.folder for name in ("video.mp4", "video.gif")]
-        found = [(run, path) for run, path in places if path.is_file()]
-        if not found:
+        run, path = _find_median_video(runs, scores)
+        if run is None:
             continue
-        run, path = min(found, key=lambda one: (abs(scores.get(one[0].seed, np.inf) - median), one[0].seed or 0))
-        caption, content = f"{arm.name}, {task}, seed {run.seed}", b""
-        with suppress(OSError):  # too large, or it cannot be read
-            content = read_bytes(path, VIDEO)
-        kind = "video/mp4" if content[4:8] == b"ftyp" else "image/gif" if content[:6] in (b"GIF87a", b"GIF89a") else ""
-        if not kind or spent + len(content) > PAGE_VIDEOS:
-            left.append(caption)
+        caption = f"{arm.name}, {task}, seed {run.seed}"
+        try:
+            content = read_bytes(path, MAX_VIDEO_BYTES)
+        except OSError:
+            # It is too large, or cannot be read.
+            content = b""
+        kind = _media_type(content)
+        if not kind or spent + len(content) > MAX_PAGE_VIDEO_BYTES:
+            left_out.append(caption)
             continue
         spent += len(content)
-        score = f", task return {number(scores[run.seed])}" if run.seed in scores else ""
-        videos.append((html.embedded(content, kind), caption + score))
-    return {"videos": videos, "videos_left": join(left, 30)}
+        if run.seed in scores:
+            caption += f", task return {number(scores[run.seed])}"
+        videos.append((html.embedded(content, kind), caption))
+    return {"videos": videos, "videos_left": join(left_out, 30)}
+
+
+def _find_median_video(runs: list[Run], scores: dict[Any, float]) -> tuple[Run | None, Path]:
+    """Of the runs with a video the one whose score is nearest the median, and its file."""
+    median = np.median(list(scores.values())) if scores else 0.0
+
+    def rank(run: Run) -> tuple[float, int]:
+        return abs(scores.get(run.seed, np.inf) - median), run.seed or 0
+
+    for run in sorted(runs, key=rank):
+        for name in ("video.mp4", "video.gif"):
+            if run.folder and (run.folder / name).is_file():
+                return run, run.folder / name
+    return None, Path()
+
+
+def _media_type(content: bytes) -> str:
+    """By the first bytes of a file; empty if it is no video that a page can show."""
+    if content[4:8] == b"ftyp":
+        return "video/mp4"
+    if content.startswith((b"GIF87a", b"GIF89a")):
+        return "image/gif"
+    return ""
 
 
 def _provenance(data: Comparison) -> dict[str, Any]:
-    own = data.own
-    packages: dict[str, set[str]] = defaultdict(set)
-    for package, version in (pair for run in own for pair in run.versions.items()):
-        packages[package].add(version)
-    used = join((f"{name} {' and '.join(sorted(found))}" for name, found in packages.items()), 40)
-    mixed = [name for name, found in packages.items() if len(found) > 1]
-    hosts = sorted({str(run.status["host"]) for run in own if run.status.get("host")})
-    times = sorted(str(run.status["time"]) for run in own if run.status.get("time"))
-    lines = [f"Made with {used}." if used else "No run says which versions it used."]
-    lines += [f"Not all runs used the same {join(mixed)}."] if mixed else []
-    lines += [f"Machines: {join(hosts)}."] if hosts else []
-    lines += [f"Runs ended between {times[0]} and {times[-1]}."] if times else []
-    spent = [seconds for run in own if np.isfinite(seconds := _seconds(run))]
-    lines += [f"Training took {_clock(sum(spent))} in all, summed over runs."] if spent else []
-    commands = list(dict.fromkeys(data.commands + [line for run in own for line in run.commands[-1:]]))
-    listed = [line[:2000] for line in commands[:3]]
-    listed += [f"... and {len(commands) - 3} more"] if len(commands) > 3 else []
-    return {"versions": " ".join(lines), "runs": list(map(_account, data.runs)), "commands": "\n".join(listed)}
+    """Versions, machines, times and commands, and a line for each run."""
+    packages = defaultdict(set)
+    hosts = set()
+    times = []
+    seconds = []
+    commands = dict.fromkeys(data.commands)
+    for run in data.own:
+        for package, version in run.versions.items():
+            packages[package].add(version)
+        if run.status.get("host"):
+            hosts.add(str(run.status["host"]))
+        if run.status.get("time"):
+            times.append(str(run.status["time"]))
+        if np.isfinite(_duration(run)):
+            seconds.append(_duration(run))
+        # Of a run that was continued the last command.
+        commands.update(dict.fromkeys(run.commands[-1:]))
+    used = []
+    mixed = []
+    for package, versions in packages.items():
+        used.append(f"{package} {' and '.join(sorted(versions))}")
+        if len(versions) > 1:
+            mixed.append(package)
+    lines = ["No run says which versions it used."]
+    if used:
+        lines = [f"Made with {join(used, 40)}."]
+    if mixed:
+        lines.append(f"Not all runs used the same {join(mixed)}.")
+    if hosts:
+        lines.append(f"Machines: {join(sorted(hosts))}.")
+    if times:
+        lines.append(f"Runs ended between {min(times)} and {max(times)}.")
+    if seconds:
+        lines.append(f"Training took {clock(sum(seconds))} in all, summed over runs.")
+    listed = [command[:MAX_COMMAND_CHARACTERS] for command in commands]
+    if len(listed) > MAX_LISTED_COMMANDS:
+        listed[MAX_LISTED_COMMANDS:] = [f"... and {len(listed) - MAX_LISTED_COMMANDS} more"]
+    return {"versions": " ".join(lines), "runs": list(map(_run_row, data.runs)), "commands": "\n".join(listed)}
 
 
-def _account(run: Run) -> tuple[Any, ...]:
-    """A run's line in the list of all."""
+def _run_row(run: Run) -> tuple[Any, ...]:
+    """Name, state, exit code, steps, starts, time, end and place of a run, for the list of all."""
     attempt = run.attempt or Entry()
-    starts = attempt.attempts or len(run.commands) or NOTHING
-    where = attempt.where or str(run.status.get("host", NOTHING))
+    starts = attempt.attempts or len(run.commands) or DASH
+    place = attempt.where or str(run.status.get("host", DASH))
     code = run.status.get("exit_code")
-    step = f"{run.last:,.0f}" if len(run.steps) else NOTHING
-    ended = str(run.status.get("time", NOTHING))
-    return run.name, run.state, NOTHING if code is None else code, step, starts, _clock(_seconds(run)), ended, where
+    if code is None:
+        code = DASH
+    step = DASH
+    if len(run.steps):
+        step = f"{run.last:,.0f}"
+    end = str(run.status.get("time", DASH))
+    return run.name, run.state, code, step, starts, _clock(_duration(run)), end, place
 
 
-def _seconds(run: Run) -> float:
-    """That a run took: what its sweep measured, or what its last start logged."""
+def _duration(run: Run) -> float:
+    """Seconds that a run took: what its sweep measured, or what its last start logged."""
     if run.attempt is not None and run.attempt.seconds:
         return float(run.attempt.seconds)
     _, elapsed = run.curve(ELAPSED)
-    return float(elapsed[-1]) if len(elapsed) else float("nan")
+    if not len(elapsed):
+        return NAN
+    return float(elapsed[-1])
 
 
 def _clock(seconds: float) -> str:
-    return clock(seconds) if np.isfinite(seconds) else NOTHING
+    if np.isnan(seconds):
+        return DASH
+    return clock(seconds)

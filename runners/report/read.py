@@ -13,7 +13,6 @@ headers:
 """
 
 import csv
-import itertools
 import json
 import math
 import os
@@ -32,66 +31,98 @@ from runners.run.folder import read_status
 from runners.run.judged import no_label_sentences
 from runners.sweep.job import Entry, replay
 
-TASK_RETURN, LEARNED_RETURN = "rollout/ep_rew_mean", "rollout/ep_learned_mean"  # as runners.run.progress, without torch
-ALARM, ELAPSED = "reward/alarm", "time/time_elapsed"
+# Tags of the log, as `runners.run.progress` writes them; that module would import torch.
+TASK_RETURN = "rollout/ep_rew_mean"
+LEARNED_RETURN = "rollout/ep_learned_mean"
+ALARM = "reward/alarm"
+ELAPSED = "time/time_elapsed"
+# Columns of metrics.csv that pictures and tables use, and every stream's share.
+LOG_COLUMNS = ("step", TASK_RETURN, LEARNED_RETURN, ALARM, ELAPSED)
+SHARE_COLUMN = r"(?s)reward/.*_share"
 
-STEPS = ("global_step", "step", "steps", "timesteps", "total_timesteps", "env_steps", "time/total_timesteps", "frame")
-RETURNS: tuple[str, ...] = ("charts/episodic_return", "episodic_return", "rollout/ep_rew_mean", "eval/mean_reward")
-RETURNS += ("episode_return", "episode_reward", "ep_rew_mean", "mean_reward", "return", "returns")
-RETURNS += ("reward", "score", "value")
-NAMES = ("exp_name", "algo", "algorithm", "agent", "method", "run", "run_name", "name")
-TASKS = ("env_id", "env", "environment", "task", "game")
-EXTREMES = ("__MIN", "__MAX", "_step")
-MOST_CSV_BYTES = 200_000_000
-MOST_ROWS_AVERAGED = 100
-Points = dict[tuple[str, str, str], list[tuple[float, float]]]  # (name, task, seed) -> (step, return)
-Curve = tuple[np.ndarray, np.ndarray]  # steps, ascending, and finite values; both (P,)
+# What others call the columns of a published table, in lower case, the likelier names first.
+STEP_COLUMNS = ["global_step", "step", "steps", "timesteps", "total_timesteps", "env_steps"]
+STEP_COLUMNS += ["time/total_timesteps", "frame"]
+RETURN_COLUMNS = ["charts/episodic_return", "episodic_return", "rollout/ep_rew_mean"]
+RETURN_COLUMNS += ["eval/mean_reward", "episode_return", "episode_reward", "ep_rew_mean"]
+RETURN_COLUMNS += ["mean_reward", "return", "returns", "reward", "score", "value"]
+ARM_COLUMNS = ["exp_name", "algo", "algorithm", "agent", "method", "run", "run_name", "name"]
+TASK_COLUMNS = ["env_id", "env", "environment", "task", "game"]
+# Columns that Weights & Biases adds to each curve of a chart.
+EXTREME_SUFFIXES = ("__MIN", "__MAX", "_step")
+MAX_CSV_BYTES = 200_000_000
+MAX_ROWS_AVERAGED = 100
+
+# (name, task, seed) -> (step, return) of each row
+Points = dict[tuple[str, str, str], list[tuple[float, float]]]
+# ascending steps and finite values, both (P,)
+Curve = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass
 class Run:
-    """One run, as far as it can be read; also a published one, which has a curve only."""
+    """One run, as far as it can be read; also a published one, which has a curve only.
 
-    name: str  # its folder, as seen from the path that was given
-    task: str  # environment and its options
-    reward: str  # names, as in `task+rnd`
+    Attributes:
+        name: its folder, as seen from the path that was given.
+        task: the environment and its options.
+        reward: names of the streams, as in `task+rnd`.
+        config: flat, as in {"agent.learning_rate": 0.0003}.
+        steps: environment steps of the rows of its log, ascending.
+        table: tag -> values over `steps`, NaN where a row has none.
+        scores: of result.json, policy, as in "random" -> its results.
+        published: the name of the arm of a published run, else empty.
+        label: of the path that the run was found below.
+        attempt: its entry in the job log of its sweep.
+        notes: what could not be read, and rewards without a label.
+    """
+
+    name: str
+    task: str
+    reward: str
     agent: str
     seed: int | None
-    config: dict[str, Any] = field(default_factory=dict)  # flat, as in {"agent.learning_rate": 0.0003}
+    config: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     steps: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    table: dict[str, np.ndarray] = field(default_factory=dict)  # tag -> values over `steps`, nan where a row has none
-    scores: dict[str, dict[str, Any]] = field(default_factory=dict)  # of result.json: policy, as "random" -> results
+    table: dict[str, np.ndarray] = field(default_factory=dict)
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
     text: str = ""
     control: bool = False
     published: str = ""
-    label: str = ""  # of the path that it was found below
-    attempt: Entry | None = None  # its state in the job log of its sweep
-    notes: list[str] = field(default_factory=list)  # what could not be read, and rewards without a label
+    label: str = ""
+    attempt: Entry | None = None
+    notes: list[str] = field(default_factory=list)
 
     @property
     def state(self) -> str:
         """running, stopped, failed or finished, as the run itself wrote it."""
-        return "published" if self.published else str(self.status.get("state", "unknown"))
+        if self.published:
+            return "published"
+        return str(self.status.get("state", "unknown"))
 
     @property
     def total(self) -> float:
-        """Steps that it was meant to take; nan if unknown."""
+        """Steps that it was meant to take; NaN if unknown."""
         return number(self.config.get("total_timesteps"))
 
     @property
     def last(self) -> float:
         """The step of its last row; 0 without rows."""
-        return float(self.steps[-1]) if len(self.steps) else 0.0
+        if not len(self.steps):
+            return 0.0
+        return float(self.steps[-1])
 
     def curve(self, tag: str) -> Curve:
-        """Where a tag has finite values."""
-        values = self.table.get(tag, np.full(len(self.steps), np.nan))
-        there = np.isfinite(values)
-        return self.steps[there], values[there]
+        """Steps and values where a tag has finite values."""
+        if tag not in self.table:
+            return np.zeros(0), np.zeros(0)
+        values = self.table[tag]
+        finite = np.isfinite(values)
+        return self.steps[finite], values[finite]
 
     @property
     def key(self) -> int | str:
@@ -100,78 +131,102 @@ class Run:
 
     @property
     def possible(self) -> tuple[float, float]:
-        """The lowest and the highest task return that there can be, as its evaluation says; infinite where unknown."""
+        """The lowest and the highest possible task return, infinite where unknown."""
         return possible_returns(self.scores)
 
     def result(self, key: str, policy: str = "this run") -> float:
-        """A number of the final evaluation; nan if there is none."""
+        """A number of the final evaluation; NaN if there is none."""
         return number(self.scores.get(policy, {}).get(key))
 
 
 def find(labelled: Iterable[tuple[Path, str]]) -> tuple[list[Run], list[str]]:
-    """All runs in or below some folders, whose labels go before arms' names; a sentence about each unreadable one."""
-    runs: list[Run] = []
+    """All runs in or below some folders, and a sentence about each one that cannot be read.
+
+    The label of a folder stands before the names of its arms.
+    """
+    runs = []
     problems: list[str] = []
-    seen: set[Path] = set()
+    seen = set()
     for path, label in labelled:
-        jobs, lost = _jobs(path)
-        problems += lost
-        for folder in _folders(path):
-            if folder.resolve() in seen:
+        entries = _read_job_log(path, problems)
+        for folder in _run_folders(path):
+            resolved = folder.resolve()
+            if resolved in seen:
                 continue
-            seen.add(folder.resolve())
-            name = folder.relative_to(path).as_posix() if folder != path else folder.resolve().name
+            seen.add(resolved)
+            name = folder.relative_to(path).as_posix()
+            if folder == path:
+                name = resolved.name
             try:
-                runs.append(read_run(folder, name))
-                runs[-1].label, runs[-1].attempt = label, jobs.get(folder)
-            except Exception as error:  # whatever an untrusted file does to a parser
+                run = read_run(folder, name)
+            except Exception as error:
+                # An untrusted file can make a parser raise anything.
                 problems.append(f"{name} cannot be read: {_sentence(error)}")
+                continue
+            run.label = label
+            run.attempt = entries.get(folder)
+            runs.append(run)
     return runs, problems
 
 
-def _folders(path: Path) -> Iterator[Path]:
+def _run_folders(path: Path) -> Iterator[Path]:
     """Folders with a config.yaml; below one, only its control run is looked for."""
     for place, folders, files in os.walk(path):
         folders.sort()
         if "config.yaml" in files:
             yield Path(place)
-            folders[:] = [name for name in folders if name == "control"]
+            # Assigning in place tells os.walk where to descend.
+            folders[:] = {"control"} & set(folders)
 
 
-def _jobs(path: Path) -> tuple[dict[Path, Entry], list[str]]:
-    """Run folder -> its entry in the job log of a sweep, and a sentence about each job that left no folder."""
+def _read_job_log(path: Path, problems: list[str]) -> dict[Path, Entry]:
+    """Run folder -> its entry in the job log of a sweep; `problems` gets jobs without a folder."""
+    by_folder: dict[Path, Entry] = {}
     try:
         entries = replay(path)
     except (OSError, TypeError, ValueError) as error:
-        return {}, [f"its job log cannot be read: {_sentence(error)}"]
-    lost = [
-        f"{name} left nothing: {entry.state}" + (f", {entry.error}" if entry.error else "")
-        for name, entry in entries.items()
-        if not (path / "jobs" / name / "config.yaml").exists()
-    ]
-    return {path / "jobs" / name: entry for name, entry in entries.items()}, lost
+        problems.append(f"its job log cannot be read: {_sentence(error)}")
+        return by_folder
+    for name, entry in entries.items():
+        folder = path / "jobs" / name
+        by_folder[folder] = entry
+        if not (folder / "config.yaml").exists():
+            problem = f"{name} left nothing: {entry.state}"
+            if entry.error:
+                problem += f", {entry.error}"
+            problems.append(problem)
+    return by_folder
 
 
 def read_run(folder: Path, name: str) -> Run:
     """One run's folder; an Exception of any kind if its config.yaml does not name what was run."""
     config = read(folder / "config.yaml")
-    rewards, agent = config.get("reward"), config.get("agent")
+    rewards = config.get("reward")
+    agent = config.get("agent")
     if not isinstance(rewards, dict) or not isinstance(agent, dict) or not config.get("env"):
         raise ValueError("config.yaml does not name the env, reward and agent that were run")
     flat = flatten(config)
-    options = [f"{key.removeprefix('env_options.')}={flat[key]}" for key in flat if key.startswith("env_options.")]
-    task = f"{config['env']} ({', '.join(options)})" if options else str(config["env"])
-    seed = config.get("seed") if isinstance(config.get("seed"), int) else None
-    run = Run(name, task, "+".join(map(str, rewards)), str(agent.get("name", "unknown")), seed, flat, folder)
-    place = str(folder.resolve())  # may name a home directory
+    task = str(config["env"])
+    prefix = "env_options."
+    options = [f"{key.removeprefix(prefix)}={flat[key]}" for key in flat if key.startswith(prefix)]
+    if options:
+        task += f" ({', '.join(options)})"
+    seed = config.get("seed")
+    if not isinstance(seed, int):
+        seed = None
+    reward = "+".join(map(str, rewards))
+    run = Run(name, task, reward, str(agent.get("name", "unknown")), seed, flat, folder)
+    # The absolute path may name a home directory, which no page should show.
+    place = str(folder.resolve())
     run.text = read_text(folder / "config.yaml").replace(place, name)
     run.control = folder.parent.name == "control"
     run.status = read_status(folder) or {}
-    for part, take in (("metrics.csv", _metrics), ("result.json", _result), ("versions.json", _versions)):
+    readers = {"metrics.csv": _read_metrics, "result.json": _read_result, "versions.json": _read_versions}
+    for part, read_part in readers.items():
         if not (folder / part).exists():
             continue
         try:
-            take(run, folder / part)
+            read_part(run, folder / part)
         except Exception as error:
             run.notes.append(f"{part} cannot be read: {_sentence(error)}")
     if (folder / "command.txt").exists():
@@ -179,156 +234,198 @@ def read_run(folder: Path, name: str) -> Run:
     return run
 
 
-def _metrics(run: Run, path: Path) -> None:
-    """Take in the columns that pictures and tables use; rows that are not whole are left out, a last one silently."""
-    with opened_text(path, MOST_CSV_BYTES) as file:
-        rows = csv.reader(file)
-        header = next(rows, [])
+def _read_metrics(run: Run, path: Path) -> None:
+    """Read the columns that pictures and tables use; incomplete rows are left out."""
+    with opened_text(path, MAX_CSV_BYTES) as file:
+        reader = csv.reader(file)
+        header = next(reader, [])
         if "step" not in header:
             raise ValueError("it has no column 'step'")
-        step, width, every = header.index("step"), len(header), list(rows)
-    good = [len(row) == width and row[step].isdigit() for row in every]
-    whole = list(itertools.compress(every, good))
-    broken = good[:-1].count(False)
+        rows = list(reader)
+    step_column = header.index("step")
+
+    def is_complete(row: list[str]) -> bool:
+        return len(row) == len(header) and row[step_column].isdigit()
+
+    complete = list(filter(is_complete, rows))
+    broken = len(rows) - len(complete)
+    # A kill may cut the last row short, which is no reason for a note.
+    if rows and not is_complete(rows[-1]):
+        broken -= 1
     if broken:
         run.notes.append(f"metrics.csv has {broken} rows that are not whole; they are left out")
-    wanted = ("step", TASK_RETURN, LEARNED_RETURN, ALARM, ELAPSED)
-    columns = {tag: i for i, tag in enumerate(header) if tag in wanted or re.fullmatch(r"(?s)reward/.*_share", tag)}
-    table = {tag: _column([row[i] for row in whole]) for tag, i in columns.items()}
+    table = {}
+    for column, tag in enumerate(header):
+        if tag in LOG_COLUMNS or re.fullmatch(SHARE_COLUMN, tag):
+            table[tag] = _parse_column([row[column] for row in complete])
     steps = table.pop("step")
+    # A run that was continued from a checkpoint may log a step twice: the first row counts.
     rising = np.ones(len(steps), bool)
     rising[1:] = steps[1:] > np.maximum.accumulate(steps)[:-1]
-    run.steps, run.table = steps[rising], {tag: values[rising] for tag, values in table.items()}
+    run.steps = steps[rising]
+    for tag, values in table.items():
+        run.table[tag] = values[rising]
 
 
-def _column(cells: list[str]) -> np.ndarray:
-    """Numbers of a column; nan where a cell is empty, infinite or text."""
+def _parse_column(cells: list[str]) -> np.ndarray:
+    """Numbers of a column; NaN where a cell is empty, infinite or text."""
     try:
         values = np.array([float(cell or "nan") for cell in cells])
     except ValueError:
-        return np.array([number(cell) for cell in cells])
+        return np.array(list(map(number, cells)))
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def _result(run: Run, path: Path) -> None:
-    found = json.loads(read_text(path)).items()
-    run.scores = {str(policy): results for policy, results in found if isinstance(results, dict)}
+def _read_result(run: Run, path: Path) -> None:
+    for policy, results in json.loads(read_text(path)).items():
+        if isinstance(results, dict):
+            run.scores[policy] = results
     run.notes += no_label_sentences(run.scores.get("this run", {}))
 
 
-def _versions(run: Run, path: Path) -> None:
-    found = json.loads(read_text(path)).items()
-    run.versions = {str(name): str(version) for name, version in found}
+def _read_versions(run: Run, path: Path) -> None:
+    for name, version in json.loads(read_text(path)).items():
+        run.versions[name] = str(version)
 
 
 def possible_returns(scores: dict[str, Any]) -> tuple[float, float]:
-    """The lowest and the highest task return that there can be, by what result.json holds; infinite where unknown."""
-    own = scores.get("this run")
-    ends = own.get("task_return_possible") if isinstance(own, dict) else None
-    if not isinstance(ends, list) or len(ends) != 2 or not number(ends[0]) < number(ends[1]):
-        return -math.inf, math.inf
-    return number(ends[0]), number(ends[1])
+    """The lowest and the highest possible task return in result.json; infinite where unknown."""
+    results = scores.get("this run")
+    ends = results.get("task_return_possible") if isinstance(results, dict) else None
+    if isinstance(ends, list) and len(ends) == 2:
+        low, high = map(number, ends)
+        if low < high:
+            return low, high
+    return -math.inf, math.inf
 
 
 def number(value: Any) -> float:
-    """A finite number, or nan."""
+    """A finite number, or NaN."""
+    if not isinstance(value, (int, float, str)):
+        return math.nan
     try:
-        found = float(value) if isinstance(value, (int, float, str)) else math.nan
+        parsed = float(value)
     except ValueError:
         return math.nan
-    return found if math.isfinite(found) else math.nan
+    return parsed if math.isfinite(parsed) else math.nan
 
 
 def _sentence(error: Exception) -> str:
-    return " ".join(f"{error}".split())[:300] or type(error).__name__
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def published(path: Path, label: str, tasks: Sequence[str]) -> tuple[list[Run], list[str]]:
-    """Published runs in a CSV, and a sentence about each that was left out; a UsageError for a file of no known form.
+    """Published runs in a CSV, and a sentence about each that was left out.
 
-    `label` is the arm's name, if there is one arm only, else put before its arms' names. A file that names no task
-    belongs to the only one of `tasks`, or to the one its own name contains.
+    `label` is the arm's name if the file has one arm only, else it stands before its arms' names.
+    A file that names no task belongs to the only one of `tasks`, or to the one its own name
+    contains. Raises a UsageError for a file of no known form.
     """
     try:
-        with opened_text(path.resolve(), MOST_CSV_BYTES) as file:
-            rows = [row for row in csv.reader(file) if row]
+        with opened_text(path.resolve(), MAX_CSV_BYTES) as file:
+            rows = list(filter(None, csv.reader(file))) or [[]]
     except (OSError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read as a CSV ({error}); give a file with a header line") from None
-    header = [cell.strip() for cell in rows[0]] if rows else []
-    whole = [row for row in rows[1:] if len(row) == len(header)]
-    points = _points(header, whole)
+    header = list(map(str.strip, rows[0]))
+    points = _read_points(header, rows[1:])
     if not points:
         raise UsageError(
             f"{path} is of no known form (its columns: {', '.join(header)[:200]}); give one with global_step and "
             "'<run> - charts/episodic_return', or with step, episodic_return, seed, exp_name and env_id"
         )
-    return _published_runs(points, path, label, tasks)
+    return _make_published_runs(points, path, label, tasks)
 
 
-def _published_runs(points: Points, path: Path, label: str, tasks: Sequence[str]) -> tuple[list[Run], list[str]]:
-    own = next((task for task in tasks if task in path.stem), tasks[0] if len(tasks) == 1 else "")
-    arms = {name for name, _, _ in points}
-    runs, left = [], set()
-    for (name, task, seed), pairs in points.items():
-        task = task or own
+def _make_published_runs(points: Points, path: Path, label: str, tasks: Sequence[str]) -> tuple[list[Run], list[str]]:
+    file_task = ""
+    if len(tasks) == 1:
+        file_task = tasks[0]
+    for task in reversed(tasks):
+        if task in path.stem:
+            file_task = task
+    has_one_arm = len({name for name, _, _ in points}) == 1
+    runs = []
+    other_tasks = set()
+    for (name, own_task, seed), pairs in points.items():
+        task = own_task or file_task
         if not task or (tasks and task not in tasks):
-            left.add(task)
+            other_tasks.add(task)
             continue
-        arm = label if label and len(arms) == 1 else f"{label} {name}".strip() or path.stem
-        given, name = int(seed) if seed.isdigit() else None, f"{path.name}: {arm} {task} {seed}".strip()
-        run = Run(name, task, "", "", given, published=f"published: {arm}")
-        _fill(run, np.array(sorted(pairs)))
+        arm = f"{label} {name}".strip() or path.stem
+        if label and has_one_arm:
+            arm = label
+        run_name = f"{path.name}: {arm} {task} {seed}".strip()
+        run_seed = int(seed) if seed.isdigit() else None
+        run = Run(run_name, task, "", "", run_seed, published=f"published: {arm}")
+        _set_published_curve(run, np.array(sorted(pairs)))
         runs.append(run)
     problems = []
-    if "" in left:
+    if "" in other_tasks:
         example = (tasks or ["ENV"])[0]
         problems.append(f"{path.name} does not name its task; name the file after one, as in {example}.csv")
-    if left - {""}:
-        problems.append(f"{path.name} also has {', '.join(sorted(left - {''}))}, which no run here is on; left out")
+        other_tasks.remove("")
+    if other_tasks:
+        names = ", ".join(sorted(other_tasks))
+        problems.append(f"{path.name} also has {names}, which no run here is on; left out")
     return runs, problems
 
 
-def _fill(run: Run, pairs: np.ndarray) -> None:
-    """Steps and returns (P, 2) of a run, means over its last few rows: single episodes are too ragged to be drawn."""
+def _set_published_curve(run: Run, pairs: np.ndarray) -> None:
+    """Fill in a run from its steps and returns (P, 2)."""
+    # Several returns at one step count by their mean.
     steps, first = np.unique(pairs[:, 0], return_index=True)
     counts = np.diff([*first, len(pairs)])
     values = np.add.reduceat(pairs[:, 1], first) / counts
-    width = max(1, min(MOST_ROWS_AVERAGED, len(steps) // 20))
+    # Single episodes vary too much to be drawn: a value is the mean over its last few rows.
+    window = max(1, min(MAX_ROWS_AVERAGED, len(steps) // 20))
     sums = np.cumsum([0.0, *values])
     ends = np.arange(1, len(steps) + 1)
-    begins = np.maximum(ends - width, 0)
-    run.steps, run.table = steps, {TASK_RETURN: (sums[ends] - sums[begins]) / (ends - begins)}
+    begins = np.maximum(ends - window, 0)
+    run.steps = steps
+    run.table[TASK_RETURN] = (sums[ends] - sums[begins]) / (ends - begins)
 
 
-def _points(header: list[str], rows: list[list[str]]) -> Points:
-    """Of a long table, else of a wide one with a column a run; a run without a seed in its name is one of its own."""
-    step, value = _place(header, STEPS), _place(header, RETURNS)
-    if step is None:
-        return {}
-    places = [_place(header, names) for names in (NAMES, TASKS, ("seed",))]
-    columns = [] if value is None else [(value, "")]
-    for i, (run, dash, metric) in enumerate(title.rpartition(" - ") for title in header if value is None):
-        if dash and not metric.endswith(EXTREMES) and metric.lower() in RETURNS:
-            columns.append((i, run))
-    found: Points = defaultdict(list)
+def _read_points(header: list[str], rows: list[list[str]]) -> Points:
+    """Points of a long table, else of a wide one with a column a run; empty for another form."""
+    points: Points = defaultdict(list)
+    step_column = _find_column(header, STEP_COLUMNS)
+    if step_column is None:
+        return points
+    # Columns of returns, each with the name of its run; in a long table other columns name it.
+    return_columns = {}
+    long_column = _find_column(header, RETURN_COLUMNS)
+    if long_column is not None:
+        return_columns[long_column] = ""
+    else:
+        for column, title in enumerate(header):
+            run, dash, metric = title.rpartition(" - ")
+            if dash and not metric.endswith(EXTREME_SUFFIXES) and metric.lower() in RETURN_COLUMNS:
+                return_columns[column] = run
+    name_columns = [_find_column(header, names) for names in (ARM_COLUMNS, TASK_COLUMNS, ["seed"])]
     for row in rows:
-        given = ["" if i is None else row[i].strip() for i in places]
-        for i, run in columns:
-            point, (name, task, seed) = (number(row[step]), number(row[i])), _cleanrl(run or given[0])
+        if len(row) != len(header):
+            continue
+        arm, own_task, own_seed = ["" if column is None else row[column].strip() for column in name_columns]
+        for column, run in return_columns.items():
+            name, task, seed = _split_cleanrl_name(run or arm)
+            point = (number(row[step_column]), number(row[column]))
             if np.isfinite(point).all():
-                found[name, given[1] or task, given[2] or seed].append(point)
-    return found
+                points[name, own_task or task, own_seed or seed].append(point)
+    return points
 
 
-def _cleanrl(run: str) -> tuple[str, str, str]:
-    """Name, task and seed of a run's name, as in `CartPole-v1__ppo__1__1672531200`; the last two may be missing."""
+def _split_cleanrl_name(run: str) -> tuple[str, str, str]:
+    """Name, task and seed of a run, as in `CartPole-v1__ppo__1__1672531200`; "" where missing."""
     parts = run.split("__")
     if len(parts) >= 4 and parts[-1].isdigit() and parts[-2].isdigit():
         return "__".join(parts[1:-2]), parts[0], parts[-2]
     return re.sub(r"^(Group|exp_name|algo|env_id): *", "", run), "", ""
 
 
-def _place(header: list[str], names: Sequence[str]) -> int | None:
+def _find_column(header: list[str], names: Sequence[str]) -> int | None:
     """The first column of one of the names, the earlier ones preferred."""
-    lower = [title.lower() for title in header]
-    return next((lower.index(name) for name in names if name in lower), None)
+    titles = [title.lower() for title in header]
+    for name in names:
+        if name in titles:
+            return titles.index(name)
+    return None

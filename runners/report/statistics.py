@@ -13,7 +13,7 @@ runs estimate it, so that with five seeds a percentile interval meant to be of 9
 
 which brings it to 93 to 97. As R grows the factor goes to 1.
 
-When it fails: with two or three seeds of something that succeeds or fails outright, all of them may agree by accident,
+When it fails: with two or three seeds of something that either succeeds or fails, all of them may agree by accident,
 which no resampling can detect. One run has no interval: it is nan.
 """
 
@@ -22,10 +22,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+# An array of scores for each task, (R_k,).
 Strata = Sequence[np.ndarray]
-Statistic = Callable[[list[np.ndarray]], np.ndarray]  # arrays (B, R_k) -> (B, ...): B times the statistic of all strata
+# Arrays (B, R_k) of B resamples -> (B, ...), the statistic of all strata in each.
+Statistic = Callable[[list[np.ndarray]], np.ndarray]
 
-LEVEL, RESAMPLES = 0.95, 2000
+CONFIDENCE = 0.95
+# Quantiles at which such an interval ends.
+LOWER_QUANTILE = (1 - CONFIDENCE) / 2
+UPPER_QUANTILE = (1 + CONFIDENCE) / 2
+RESAMPLES = 2000
 
 
 class Estimate(NamedTuple):
@@ -37,15 +43,14 @@ class Estimate(NamedTuple):
 
 
 def iqm(values: Any, axis: int = -1) -> Any:
-    """Interquartile mean: of what is left without the lowest and the highest quarter (of 5 values, one each)."""
+    """Interquartile mean: without the lowest and the highest quarter (of 5 values, one each)."""
     ordered = np.sort(np.asarray(values, np.float64), axis)
-    n = ordered.shape[axis]
-    cut = n // 4
-    return ordered.take(range(cut, n - cut), axis).mean(axis)
+    size = ordered.shape[axis]
+    return ordered.take(range(size // 4, size - size // 4), axis).mean(axis)
 
 
 def aggregate(scores: Strata) -> Estimate:
-    """IQM of all runs of all tasks together; scores are (R_k,) for each task, in a common unit if there are several."""
+    """IQM of all runs of all tasks; scores are (R_k,) for each task, several in a common unit."""
     return interval(scores, lambda parts: iqm(np.concatenate(parts, 1)))
 
 
@@ -54,138 +59,187 @@ def mean_interval(values: Sequence[float]) -> Estimate:
     from scipy.stats import t
 
     numbers = np.asarray(values, np.float64)
+    size = len(numbers)
     mean = float(numbers.mean())
-    half = float(t.ppf((1 + LEVEL) / 2, len(numbers) - 1) * numbers.std(ddof=1) / np.sqrt(len(numbers)))
+    half = float(t.ppf(UPPER_QUANTILE, size - 1) * numbers.std(ddof=1) / np.sqrt(size))
     return Estimate(mean, mean - half, mean + half)
 
 
 def curve(values: np.ndarray) -> Estimate:
-    """IQM over runs at each of P points: (R, P) -> arrays (P,). The band holds at each point, not for all at once."""
-    return interval([np.asarray(values, np.float64)], lambda parts: iqm(parts[0], 1))
+    """IQM over R runs at each of P points: (R, P) -> arrays (P,).
+
+    The band holds at each point, not for all of them at once.
+    """
+    return interval([values], lambda parts: iqm(parts[0], 1))
 
 
 def profile(scores: Strata, thresholds: np.ndarray) -> Estimate:
-    """Performance profile: the share of runs above each of K thresholds, mean over tasks; arrays (K,)."""
-    limits = np.asarray(thresholds, np.float64)
+    """Performance profile, arrays (K,): the share of runs above each threshold, mean over tasks."""
 
-    def shares(parts: list[np.ndarray]) -> np.ndarray:
-        return np.mean([(part[:, :, None] > limits).mean(1) for part in parts], 0)
+    def shares_above(parts: list[np.ndarray]) -> np.ndarray:
+        return np.mean([(part[:, :, None] > thresholds).mean(1) for part in parts], 0)
 
-    return within(interval(scores, shares), 0, 1)
+    return within(interval(scores, shares_above), 0, 1)
 
 
 def probability_of_improvement(x: Strata, y: Strata) -> Estimate:
-    """How often a run of x beats one of y on the same task, ties by half, mean over tasks; a point where all do."""
-    _same(x, y)
+    """How often a run of x beats one of y on the same task, ties by half, mean over tasks.
 
-    def wins(parts: list[np.ndarray]) -> np.ndarray:
-        signs = [np.sign(a[:, :, None] - b[:, None, :]) for a, b in zip(parts[: len(x)], parts[len(x) :])]
-        return np.mean([0.5 + 0.5 * sign.mean((1, 2)) for sign in signs], 0)
+    The interval is a point if every run of one side beats every run of the other.
+    """
+    _check_same_tasks(x, y)
 
-    return within(interval([*x, *y], wins), 0, 1)
+    def share_of_wins(parts: list[np.ndarray]) -> np.ndarray:
+        shares = []
+        for ours, theirs in zip(parts[: len(x)], parts[len(x) :]):
+            signs = np.sign(ours[:, :, None] - theirs[:, None, :])
+            shares.append(0.5 + 0.5 * signs.mean((1, 2)))
+        return np.mean(shares, 0)
+
+    return within(interval([*x, *y], share_of_wins), 0, 1)
 
 
 def paired_difference(x: Strata, y: Strata) -> Estimate:
-    """IQM of x - y, run by run: the i-th runs of a task share a seed; a ValueError if a task's cannot be paired."""
-    _same(x, y)
-    for one, other in zip(x, y):
-        if len(one) != len(other):
-            raise ValueError(f"{len(one)} and {len(other)} runs cannot be paired; give the seeds that both have")
-    return aggregate([np.asarray(a, np.float64) - np.asarray(b, np.float64) for a, b in zip(x, y)])
+    """IQM of x - y, run by run: the i-th runs of a task share a seed.
+
+    Raises a ValueError if the runs of a task cannot be paired.
+    """
+    _check_same_tasks(x, y)
+    differences = []
+    for ours, theirs in zip(x, y):
+        if len(ours) != len(theirs):
+            raise ValueError(f"{len(ours)} and {len(theirs)} runs cannot be paired; give the seeds that both have")
+        differences.append(np.asarray(ours, np.float64) - np.asarray(theirs, np.float64))
+    return aggregate(differences)
 
 
 def steps_to_threshold(steps: np.ndarray, values: np.ndarray, threshold: float) -> float:
-    """The step, (P,) ascending, at which a curve (P,) first reaches a threshold, between points; inf for never."""
+    """The step at which a curve first reaches a threshold, between its points; inf for never.
+
+    `steps` (P,) are ascending, `values` (P,).
+    """
     reached = np.flatnonzero(np.asarray(values) >= threshold)
     if not len(reached):
         return float("inf")
-    i = int(reached[0])
-    if i == 0:
+    after = int(reached[0])
+    if after == 0:
         return float(steps[0])
-    rise = (threshold - values[i - 1]) / (values[i] - values[i - 1])
-    return float(steps[i - 1] + rise * (steps[i] - steps[i - 1]))
+    before = after - 1
+    share = (threshold - values[before]) / (values[after] - values[before])
+    return float(steps[before] + share * (steps[after] - steps[before]))
 
 
 def interval(strata: Strata, statistic: Statistic) -> Estimate:
-    """A statistic and its stretched bootstrap interval, nan if a stratum has one run only; see the head of this file.
+    """A statistic and its stretched bootstrap interval; see the head of this file.
 
-    `strata` are (R_k, ...) each, resampled on their own along the first axis; `statistic` takes arrays (B, R_k, ...)
-    and gives (B, ...). A ValueError if there are no runs, or a score is nan.
+    `strata` are (R_k, ...) each, resampled on their own along the first axis; `statistic` takes
+    arrays (B, R_k, ...) and gives (B, ...). The ends are NaN if a stratum has one run only.
+    Raises a ValueError if there are no runs, or a score is NaN or infinite.
     """
-    parts = [np.asarray(part, np.float64) for part in strata]
-    if not parts or min(map(len, parts)) == 0:
+    fewest = min(map(len, strata), default=0)
+    if fewest == 0:
         raise ValueError("a task without runs has no score; leave it out, or run it")
-    if not all(np.isfinite(part).all() for part in parts):
-        raise ValueError("a score is nan or infinite; leave the run out and name it")
+    parts = []
+    for stratum in strata:
+        part = np.asarray(stratum, np.float64)
+        if not np.isfinite(part).all():
+            raise ValueError("a score is nan or infinite; leave the run out and name it")
+        parts.append(part)
     value = statistic([part[None] for part in parts])[0]
-    if min(map(len, parts)) == 1:
-        return Estimate(value, np.full_like(value, np.nan)[()], np.full_like(value, np.nan)[()])
+    if fewest == 1:
+        no_end = np.full_like(value, np.nan)[()]
+        return Estimate(value, no_end, no_end)
     low, high = percentiles(parts, statistic)
     stretch = _stretch(parts, statistic)
-    return Estimate(value, (value + (low - value) * stretch)[()], (value + (high - value) * stretch)[()])
+    # Indexing with () makes a number of an array without axes.
+    stretched_low = (value + (low - value) * stretch)[()]
+    stretched_high = (value + (high - value) * stretch)[()]
+    return Estimate(value, stretched_low, stretched_high)
 
 
 def within(estimate: Estimate, low: float, high: float) -> Estimate:
-    """An estimate whose interval is cut to the possible range, which a stretched one may leave."""
-    return Estimate(estimate.value, np.clip(estimate.low, low, high), np.clip(estimate.high, low, high))
+    """An estimate, its interval cut to the possible range, which a stretched one may leave."""
+    value, *ends = estimate
+    return Estimate(value, *np.clip(ends, low, high))
 
 
 def percentiles(strata: Strata, statistic: Statistic, *, resamples: int = RESAMPLES) -> tuple[Any, Any]:
     """The plain percentile interval of the stratified bootstrap."""
-    generator = np.random.default_rng(0)  # the same numbers give the same interval
-    drawn = [part[generator.integers(len(part), size=(resamples, len(part)))] for part in strata]
-    low, high = np.quantile(statistic(drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    # A fixed seed: the same numbers give the same interval.
+    generator = np.random.default_rng(0)
+    samples = []
+    for part in strata:
+        rows = generator.integers(len(part), size=(resamples, len(part)))
+        samples.append(part[rows])
+    low, high = np.quantile(statistic(samples), [LOWER_QUANTILE, UPPER_QUANTILE], axis=0)
     return low, high
 
 
 def _stretch(parts: list[np.ndarray], statistic: Statistic) -> Any:
-    """The factor for both arms, of the statistic's shape."""
+    """The factor for both arms of an interval, of the statistic's shape."""
     from scipy.stats import norm, t
 
-    runs = np.array([len(part) for part in parts], np.float64)
+    runs = np.array(list(map(len, parts)), np.float64)
     if len(parts) == 1:
-        return float(np.sqrt(runs[0] / (runs[0] - 1)) * t.ppf((1 + LEVEL) / 2, runs[0] - 1) / norm.ppf((1 + LEVEL) / 2))
-    variance = np.stack([_jackknife(parts, k, statistic) for k in range(len(parts))], -1)  # (..., K)
-    total = variance.sum(-1)
-    known = total > 0
-    share = np.where(known[..., None], variance / np.where(known, total, 1)[..., None], 1 / len(parts))
-    shrunk = (share * (runs - 1) / runs).sum(-1)
-    freedom = 1 / (share**2 / (runs - 1)).sum(-1)
-    return np.sqrt(1 / shrunk) * t.ppf((1 + LEVEL) / 2, freedom) / norm.ppf((1 + LEVEL) / 2)
+        growth = runs[0] / (runs[0] - 1)
+        freedom = runs[0] - 1
+    else:
+        # Each stratum weighs by its share of the statistic's variance, on the last axis.
+        variances = []
+        for stratum in range(len(parts)):
+            variance = _jackknife(parts, stratum, statistic)
+            variances.append(variance)
+        variance = np.stack(variances, -1)
+        total = variance.sum(-1)[..., None]
+        share = np.where(total > 0, variance / np.where(total > 0, total, 1), 1 / len(parts))
+        growth = 1 / (share * (runs - 1) / runs).sum(-1)
+        # The equation of Welch and Satterthwaite.
+        freedom = 1 / (share**2 / (runs - 1)).sum(-1)
+    return np.sqrt(growth) * t.ppf(UPPER_QUANTILE, freedom) / norm.ppf(UPPER_QUANTILE)
 
 
-def _jackknife(parts: list[np.ndarray], k: int, statistic: Statistic) -> np.ndarray:
-    """What stratum k adds to the statistic's variance, by leaving out its runs one at a time."""
-    n = len(parts[k])
-    rows = np.array([[i for i in range(n) if i != left] for left in range(n)])
-    without = statistic([part[rows] if i == k else part[None].repeat(n, 0) for i, part in enumerate(parts)])
-    return (n - 1) / n * ((without - without.mean(0)) ** 2).sum(0)
+def _jackknife(parts: list[np.ndarray], stratum: int, statistic: Statistic) -> np.ndarray:
+    """What a stratum adds to the statistic's variance, by leaving out its runs one at a time."""
+    runs = parts[stratum]
+    size = len(runs)
+    resampled = [part[None].repeat(size, 0) for part in parts]
+    resampled[stratum] = np.stack([np.delete(runs, left_out, 0) for left_out in range(size)])
+    values = statistic(resampled)
+    return (size - 1) / size * ((values - values.mean(0)) ** 2).sum(0)
 
 
 class Controlled(NamedTuple):
-    """A mean by `mfmc`, its 95 % interval, and what made it."""
+    """A mean by `mfmc` and its 95 % interval.
+
+    `correlation` is the one of full and cheap returns. `ratio` is the mean's variance divided by
+    that of the mean of the full returns alone: 1 - correlation^2 (1 - N / M).
+    """
 
     value: float
     low: float
     high: float
-    correlation: float  # of dear and cheap
-    ratio: float  # of its variance to that of the mean of the dear ones alone: 1 - correlation^2 (1 - N / M)
+    correlation: float
+    ratio: float
 
 
-def mfmc(dear: Sequence[float], cheap: Sequence[float]) -> Controlled:
-    """The mean of `dear` (N,), given `cheap` (M,), whose first N belong to them; ValueError unless 4 <= N < M.
+def mfmc(full: Sequence[float], cheap: Sequence[float]) -> Controlled:
+    """The mean of `full` (N,), given `cheap` (M,), whose first N belong to the full ones.
 
-        mu = mean_N(dear) + a (mean_M(cheap) - mean_N(cheap)),  a = cov / var;  variance: 1 - correlation^2 (1 - N / M)
+        mu = mean_N(full) + a (mean_M(cheap) - mean_N(cheap)),  a = cov / var
+        variance: 1 - correlation^2 (1 - N / M) of that of the mean of `full`
 
-    A mean from few dear numbers and many cheap ones that go with them: multi-fidelity Monte Carlo (MFMC).
+    A mean from few full returns and many cheap ones that are correlated with them: multi-fidelity
+    Monte Carlo (MFMC). Raises a ValueError unless 4 <= N < M.
 
-    Source: Peherstorfer, Willcox, Gunzburger 2016, "Optimal model management for multifidelity Monte Carlo estimation".
-    Difference: each dear number has a of the other pairs, as one that was fitted to its own is biased for few of them.
-    The interval is t(N - 2) sqrt(var(terms) / N + mean(a)^2 var(cheap) / M), where terms are the N numbers whose mean
-    is mu: it knows that a was fitted, and it covers as often as it says for 4 dear numbers, too
-    (`mfmc_coverage_n4` of `python -m benchmarks repairs3:statistics`).
-    When it fails: cheap numbers that say nothing of the dear ones save nothing; the interval is Student's, so it is too
-    short for a few returns with rare disasters.
+    Source: Peherstorfer, Willcox, Gunzburger 2016, "Optimal model management for multifidelity
+    Monte Carlo estimation".
+    Difference: each full return has the slope a of the other pairs, as one that was fitted to its
+    own pair is biased if there are few. The interval is
+    t(N - 2) sqrt(var(terms) / N + mean(a)^2 var(cheap) / M), where terms are the N numbers whose
+    mean is mu. It accounts for a being fitted, and covers as often as it says for 4 full returns,
+    too (`mfmc_coverage_n4` of `python -m benchmarks repairs3:statistics`).
+    When it fails: cheap returns that are not correlated with the full ones save nothing; the
+    interval is Student's, so it is too short for a few returns with rare disasters.
 
     Example:
         >>> mfmc([1, 2, 3, 4], [0, 1, 2, 3, -1, 1]).value
@@ -193,16 +247,22 @@ def mfmc(dear: Sequence[float], cheap: Sequence[float]) -> Controlled:
     """
     from scipy import stats
 
-    high, low = np.asarray(dear, np.float64), np.asarray(cheap, np.float64)
-    n, m, pairs = len(high), len(low), low[: len(high)]
+    full_returns = np.asarray(full, np.float64)
+    cheap_returns = np.asarray(cheap, np.float64)
+    n = len(full_returns)
+    m = len(cheap_returns)
     if not 4 <= n < m:
         raise ValueError(f"{n} whole episodes and {m} cheap ones make no estimate; give 4 or more, and more cheap ones")
-    slopes = np.array([_slope(np.delete(pairs, i), np.delete(high, i)) for i in range(n)])
-    terms = high + slopes * (low.mean() - pairs)
-    alike = bool(np.ptp(pairs) == 0 or np.ptp(high) == 0)
-    correlation = 0.0 if alike else float(np.corrcoef(high, pairs)[0, 1])
-    variance = terms.var(ddof=1) / n + slopes.mean() ** 2 * low.var() / m
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 2) * np.sqrt(variance))
+    paired = cheap_returns[:n]
+    slopes = np.zeros(n)
+    for i in range(n):
+        slopes[i] = _slope(np.delete(paired, i), np.delete(full_returns, i))
+    terms = full_returns + slopes * (cheap_returns.mean() - paired)
+    correlation = 0.0
+    if np.ptp(paired) != 0 and np.ptp(full_returns) != 0:
+        correlation = float(np.corrcoef(full_returns, paired)[0, 1])
+    variance = terms.var(ddof=1) / n + slopes.mean() ** 2 * cheap_returns.var() / m
+    half = float(stats.t.ppf(UPPER_QUANTILE, n - 2) * np.sqrt(variance))
     value = float(terms.mean())
     return Controlled(value, value - half, value + half, correlation, 1 - correlation**2 * (1 - n / m))
 
@@ -210,9 +270,11 @@ def mfmc(dear: Sequence[float], cheap: Sequence[float]) -> Controlled:
 def _slope(x: np.ndarray, y: np.ndarray) -> float:
     """Of the least-squares line through points, 0 where all x are equal."""
     variance = x.var()
-    return float(np.mean((x - x.mean()) * (y - y.mean())) / variance) if variance > 0 else 0.0
+    if not variance > 0:
+        return 0.0
+    return float(np.mean((x - x.mean()) * (y - y.mean())) / variance)
 
 
-def _same(x: Strata, y: Strata) -> None:
+def _check_same_tasks(x: Strata, y: Strata) -> None:
     if len(x) != len(y):
         raise ValueError(f"{len(x)} and {len(y)} tasks cannot be compared; give the tasks that both have")

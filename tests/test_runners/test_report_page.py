@@ -150,7 +150,7 @@ def test_videos_are_those_of_the_median_run_within_the_budget(tmp_path, monkeypa
     seen = Page(made(tmp_path))
     assert seen.tags.count("video") == 1 and "task, CartPole-v1, seed 1, task return 101.0" in seen.text
     assert "or the file is no video: task+rnd, CartPole-v1, seed 1" in seen.text
-    monkeypatch.setattr(page, "VIDEO", 10)
+    monkeypatch.setattr(page, "MAX_VIDEO_BYTES", 10)
     assert "video" not in Page(made(tmp_path)).tags
 
 

@@ -10,7 +10,7 @@ from runners.report import read
 from runners.report.__main__ import summarize
 from runners.report.comparison import Comparison, alarm, band, bands, configurations, score
 from runners.report.numbers import ALL, Numbers
-from runners.report.page import _scores
+from runners.report.page import _score_rows
 from runners.report.read import find, published
 from runners.run import progress
 from runners.run.config import UsageError
@@ -81,7 +81,7 @@ def test_scores_of_users_are_rows_of_their_own(tmp_path):
     numbers = Numbers(found_in(tmp_path))
     assert [(row.against, row.value, row.runs) for row in numbers.find("told")] == [("ann", 42, 2), ("bob", -42, 2)]
     assert [(row.against, row.value) for row in numbers.find("told_success")] == [("ann", 1)]
-    rows = _scores(numbers, numbers.data.tasks[0])
+    rows = _score_rows(numbers, numbers.data.tasks[0])
     assert [(row[0].partition(", ")[2], row[2], row[6]) for row in rows[1:3]] == [
         ("told it serves ann", "42.00", "100%"),
         ("told it serves bob", "−42.00", "–"),
@@ -225,7 +225,7 @@ def test_curves_are_interpolated_but_never_continued(tmp_path):
 def test_a_band_is_the_same_however_its_points_are_cut(monkeypatch):
     curves = np.random.default_rng(0).normal(size=(6, 40))
     whole = band(curves, np.arange(40))
-    monkeypatch.setattr("runners.report.comparison.MOST_NUMBERS", 2000 * 6 * 7)
+    monkeypatch.setattr("runners.report.comparison.MAX_RESAMPLED_NUMBERS", 2000 * 6 * 7)
     parts = band(curves, np.arange(40))
     assert np.array_equal(whole.low, parts.low) and np.array_equal(whole.value, parts.value)
 
