@@ -92,7 +92,8 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
         summary |= of_policy(policy_view, played, env, config.seed)
         wanted = set()
         for group in summary["moments"].values():
-            wanted |= {tuple(moment["moment"]) for moment in group}
+            for data in group:
+                wanted.add(tuple(data["moment"]))
         pictures = episodes.pictures(played, env, wanted, config.seed, drawn)
     left_out = []
     if policy_view.lacks:
@@ -131,9 +132,9 @@ def of_streams(
         if name.startswith("task") or not values.any():
             continue
         rows = measures.highest(values, played.episode, MAX_MOMENTS, apart)
-        reasons = mix.streams[name].reward.reasons(played.batch[rows], names)
-        # A reward without reasons gives none.
         moments[name] = [moment(played, row, 1, {name: float(values[row])}, env) for row in rows]
+        # Many rewards give no reasons.
+        reasons = mix.streams[name].reward.reasons(played.batch[rows], names)
         for data, reason in zip(moments[name], reasons):
             data["text"] += f" ({reason})"
     summary = {"streams": streams, "moments": moments}
@@ -149,7 +150,9 @@ def of_streams(
     for name, stream_numbers in measures.angles(by_episode, task, seed).items():
         for key, values_of_streams in numbers.items():
             stream_numbers[key] = values_of_streams.get(name, math.nan)
-        streams[name] |= {key: value for key, value in stream_numbers.items() if math.isfinite(value)}
+        for key, value in stream_numbers.items():
+            if math.isfinite(value):
+                streams[name][key] = value
     moments["disagreement"] = []
     disagreement = measures.disagreement(advantages)
     for row in measures.highest(disagreement, played.episode, MAX_MOMENTS, apart):

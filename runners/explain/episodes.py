@@ -97,7 +97,7 @@ def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int
         obs, info = env.reset(seed=first_seed + number)
         cursor = Cursor(1)
         cursor.begin(modalities_of_one(info))
-        texts[number, 0] = str(info.get("text", ""))
+        _add_text(texts, (number, 0), info)
         rows: list[Transitions] = []
         memory = np.zeros((1, view.units), np.float32)
         ended = False
@@ -112,7 +112,7 @@ def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int
             next_obs, reward, terminated, truncated, info = env.step(action)
             row = from_gym_step(cursor, obs, action, float(reward), next_obs, terminated, truncated, info)
             rows.append(row)
-            texts[number, len(rows)] = str(info.get("text", ""))
+            _add_text(texts, (number, len(rows)), info)
             obs = next_obs
             ended = terminated or truncated
             tick("episode {} of {}, step {:,}", number + 1, episodes, len(rows))
@@ -147,10 +147,16 @@ def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int
         gamma=gamma,
         chosen=torch.cat(chosen),
         memory=np.concatenate(memories) if view.units else None,
-        texts={moment: text for moment, text in texts.items() if text},
+        texts=texts,
         returns=returns,
         cut=cut,
     )
+
+
+def _add_text(texts: dict[Moment, str], moment: Moment, info: dict[str, Any]) -> None:
+    text = str(info.get("text", ""))
+    if text:
+        texts[moment] = text
 
 
 def _sample_action(view: PolicyView, obs: Any, memory: np.ndarray) -> tuple[Any, torch.Tensor, np.ndarray]:

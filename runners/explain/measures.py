@@ -12,6 +12,7 @@ What this does not show: what a policy would have become without a stream; that 
 those that the policy would take now: of one that has converged, the gradients are small and mostly noise.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -122,7 +123,7 @@ def flat(obs: Obs, inputs: Inputs) -> np.ndarray:
 def gradients(played: PlayedRows, view: PolicyView, advantages: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     """Stream -> what each episode adds to its policy gradient, (E, P), not weighted."""
     assert view.parts is not None
-    by_stream: dict[str, list[Tensor]] = {name: [] for name in advantages}
+    by_stream = defaultdict(list)
     for begin, end in zip(played.begins, played.begins[1:]):
         rows = slice(begin, end)
         parts = view.parts(*played.at(rows))
@@ -180,7 +181,10 @@ def angles(by_episode: Mapping[str, Tensor], task: str, seed: int = 0) -> dict[s
 
 def flips(played: PlayedRows, advantages: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Stream of the reward -> share of states where the advantage changes sign without it."""
-    weighted = {name: played.weights[name] * values for name, values in advantages.items() if name != OUTSIDE}
+    weighted = {}
+    for name, values in advantages.items():
+        if name != OUTSIDE:
+            weighted[name] = played.weights[name] * values
     total = np.sum(list(weighted.values()), axis=0)
     by_stream = {}
     for name, part in weighted.items():
@@ -202,8 +206,11 @@ def steps(played: PlayedRows, view: PolicyView, by_episode: Mapping[str, Tensor]
         if name != OUTSIDE:
             weighted[name] = played.weights[name] * rows.sum(0)
     total = torch.stack(list(weighted.values())).sum(0)
-    originals = [parameter.detach().clone() for parameter in view.parameters]
-    sizes = [parameter.numel() for parameter in view.parameters]
+    originals = []
+    sizes = []
+    for parameter in view.parameters:
+        originals.append(parameter.detach().clone())
+        sizes.append(parameter.numel())
 
     @torch.no_grad()
     def policy_after(step: Tensor) -> Any:
@@ -238,12 +245,16 @@ def disagreement(advantages: Mapping[str, np.ndarray]) -> np.ndarray:
 
     Pulls are advantages in standard deviations.
     """
-    pulls = [np.zeros(1)]
-    varying = [values for values in advantages.values() if values.std() > 0]
-    if varying:
-        pulls = [values / values.std() for values in varying]
-    table = np.stack(pulls)
-    return np.maximum(np.minimum(table.max(0), -table.min(0)), 0.0)
+    pulls = []
+    for values in advantages.values():
+        if values.std() > 0:
+            pull = values / values.std()
+            pulls.append(pull)
+    if not pulls:
+        return np.zeros(1)
+    up = np.max(pulls, 0)
+    down = -np.min(pulls, 0)
+    return np.maximum(np.minimum(up, down), 0.0)
 
 
 def highest(values: np.ndarray, episode: np.ndarray, count: int, apart: int) -> list[int]:

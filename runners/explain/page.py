@@ -44,15 +44,18 @@ def headline(summary: Summary) -> str:
 def table(summary: Summary) -> list[list[str]]:
     """The streams, with a head; columns without a number are left out."""
     streams = summary["streams"]
-    rows = [["stream", *streams]]
+    # Column by column, then turned.
+    columns = [["stream", *streams]]
     for key, (title, number_format) in STREAM_COLUMNS.items():
         column = [title]
         for numbers in streams.values():
-            cell = format(numbers[key], number_format) if key in numbers else ""
+            cell = ""
+            if key in numbers:
+                cell = format(numbers[key], number_format)
             column.append(cell)
         if any(column[1:]):
-            rows.append(column)
-    return list(map(list, zip(*rows)))
+            columns.append(column)
+    return list(map(list, zip(*columns)))
 
 
 def fidelity(tree: Summary) -> str:
@@ -93,7 +96,10 @@ def write(path: Path, summary: Summary, pictures: Mapping[Any, np.ndarray]) -> P
     values["headline"] = headline(summary)
     values["title"] = f"Where the choices come from: {summary['env']}, {summary['agent']}, {summary['reward']}"
     values["table"] = table(summary)
-    values["fidelity"] = fidelity(summary["tree"]) if summary["tree"] else ""
+    values["fidelity"] = ""
+    if summary["tree"]:
+        values["fidelity"] = fidelity(summary["tree"])
+    # Moments of a stream, and those of disagreement, which have a section of their own.
     moments = {}
     for name, group in summary["moments"].items():
         moments[name] = []
@@ -106,7 +112,7 @@ def write(path: Path, summary: Summary, pictures: Mapping[Any, np.ndarray]) -> P
     values["reads"] = [(part["part"], f"{part['moved']:.3f}") for part in reads[:MAX_PARTS_ON_PAGE]]
     with matplotlib.rc_context(plots.STYLE):
         values["curves"] = html.figure(_draw_curves(summary["streams"]))
-        values["heat"] = html.figure(_draw_heat([part for part in reads if part["cell"] is not None]))
+        values["heat"] = html.figure(_draw_heat(reads))
     return html.write(path, "explain/explain.html", values)
 
 
@@ -121,14 +127,15 @@ def _draw_curves(streams: Summary) -> Figure:
     return figure
 
 
-def _draw_heat(cells: list[Summary]) -> Figure | None:
+def _draw_heat(reads: list[Summary]) -> Figure | None:
     """How much the policy changes while each cell of a grid is hidden; None without cells."""
+    cells = {tuple(part["cell"]): part["moved"] for part in reads if part["cell"] is not None}
     if not cells:
         return None
-    last_cell = np.max([part["cell"] for part in cells], axis=0)
+    last_cell = np.max(list(cells), axis=0)
     heat = np.zeros(last_cell + 1)
-    for part in cells:
-        heat[tuple(part["cell"])] = part["moved"]
+    for cell, moved in cells.items():
+        heat[cell] = moved
     figure, (axis,) = plots.grid(1, (3.6, 3.0))
     image = axis.imshow(heat, cmap="Greys", vmin=0)
     figure.colorbar(image, ax=axis)

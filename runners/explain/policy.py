@@ -54,7 +54,12 @@ class PolicyView:
             return np.asarray(self.model.predict(obs, deterministic=True)[0])
         with torch.no_grad():
             parts = self.parts(obs, memory)
-        likeliest = [part.probs.argmax(-1) if isinstance(part, Categorical) else part.mean for part in parts]
+        likeliest = []
+        for part in parts:
+            if isinstance(part, Categorical):
+                likeliest.append(part.probs.argmax(-1))
+            else:
+                likeliest.append(part.mean)
         return self.to_env(torch.stack(likeliest, -1).numpy())
 
     def moved(self, obs: Obs, changed: Obs, memory: Any = None) -> np.ndarray:
@@ -144,6 +149,7 @@ def _view_sb3_on_policy(model: OnPolicyAlgorithm) -> PolicyView:
         if isinstance(distribution, Normal):
             return _normals(distribution.mean, distribution.stddev)
         if isinstance(distribution, Bernoulli):
+            # A bit is a choice of two, with logits 0 and its own.
             logits = torch.stack([0 * distribution.logits, distribution.logits], -1)
             return [Categorical(logits=pair) for pair in logits.unbind(1)]
         return distribution if isinstance(distribution, list) else [distribution]

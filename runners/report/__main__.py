@@ -77,7 +77,8 @@ class ReportConfig(Settings):
         """Raise the error of a path that does not exist, which may be a misspelt key."""
         key, equals, _ = path.partition("=")
         if equals and key.isidentifier():
-            keys = [name for name in declarations(ReportConfig) if name != "rest"]
+            keys = list(declarations(ReportConfig))
+            keys.remove("rest")
             raise UsageError(unknown("key", key, keys))
         raise UsageError(f"{path} does not exist; give a folder with runs below it, or a CSV")
 
@@ -99,6 +100,7 @@ class Report:
             if command:
                 commands.append(str(command))
         runs, problems = find(folders)
+        # A published file may leave its task out: it is then one of ours.
         tasks = sorted({run.config["env"] for run in runs})
         for path, label in files:
             file_runs, file_problems = published(path, label, tasks)
@@ -124,6 +126,7 @@ class Report:
         folder = self.config.folder
         if self.config.out:
             make_folder(self.config.out)
+        # Tables first: a picture that fails leaves the numbers.
         header = [field.name for field in fields(Row)]
         _write_csv(folder / "report.csv", header, map(astuple, self.numbers.rows))
         header = ["task", "arm", "step", "runs", "of", "iqm", "low", "high"]

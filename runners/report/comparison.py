@@ -66,7 +66,7 @@ class Comparison:
     Attributes:
         problems: sentences about what is missing, repeated or unequal.
         own: the `runs` that are not published.
-        own_arms: names of the arms that are not published.
+        own_arms, published_arms: names of the other arms, and of the published ones.
         baselines: names of the arms that are trained on the task alone.
     """
 
@@ -85,11 +85,14 @@ class Comparison:
         self.runs: list[Run] = []
         self.own: list[Run] = []
         self.own_arms = []
+        self.published_arms = []
         self.baselines = []
         for arm in self.arms:
             arm.baseline = _find_baseline(arm, self.arms)
             self.runs += arm.runs
-            if not arm.published:
+            if arm.published:
+                self.published_arms.append(arm.name)
+            else:
                 self.own += arm.runs
                 self.own_arms.append(arm.name)
             if arm.is_baseline:
@@ -301,14 +304,18 @@ class Band:
         return (self.runs == self.of) & (self.of > 0)
 
 
-def bands(data: Comparison, points: int, tag: str = TASK_RETURN) -> dict[tuple[str, str], Band]:
+# (task, arm) -> its band.
+Bands = dict[tuple[str, str], Band]
+
+
+def bands(data: Comparison, points: int) -> Bands:
     """(task, arm) -> its band; all arms of a task on the same grid of so many points."""
     by_cell = {}
     for task in data.tasks:
-        steps = [run.curve(tag)[0] for run in data.runs if run.task == task]
+        steps = [run.curve(TASK_RETURN)[0] for run in data.runs if run.task == task]
         grid = step_grid(steps, points)
         for arm in data.arms:
-            curves = aligned(arm.cells.get(task, []), grid, tag)
+            curves = aligned(arm.cells.get(task, []), grid, TASK_RETURN)
             if len(curves):
                 by_cell[task, arm.name] = band(curves, grid)
     return by_cell
@@ -322,7 +329,7 @@ def step_grid(steps: Iterable[np.ndarray], points: int) -> np.ndarray:
     return np.linspace(all_steps.min(), all_steps.max(), points)
 
 
-def aligned(runs: Iterable[Run], grid: np.ndarray, tag: str = TASK_RETURN) -> np.ndarray:
+def aligned(runs: Iterable[Run], grid: np.ndarray, tag: str) -> np.ndarray:
     """Curves on a grid, (R, P), of the runs that have one.
 
     They are NaN before a run's first row and after its last.

@@ -20,7 +20,9 @@ from runners.run.folder import OTHER_WAY, TOLD
 # A baseline is the unit of a task if its lead over a random policy is more than this share of the
 # best arm's.
 MIN_BASELINE_LEAD = 0.1
-ALL = "all tasks"
+# Points at which performance profiles are computed.
+PROFILE_POINTS = 101
+ALL_TASKS = "all tasks"
 NAN = float("nan")
 
 
@@ -59,7 +61,8 @@ class TaskScale:
     name: str = ""
     missing: str = ""
 
-    def __call__(self, scores: np.ndarray) -> np.ndarray:
+    def __call__(self, scores: Any) -> Any:
+        """Normalised scores of a number or an array."""
         return (scores - self.random) / (self.reference - self.random)
 
 
@@ -116,7 +119,7 @@ class Numbers:
         """The only row, or None."""
         return next(iter(self.find(figure, **wanted)), None)
 
-    def profiles(self, points: int = 101) -> tuple[np.ndarray, dict[str, Estimate]]:
+    def profiles(self) -> tuple[np.ndarray, dict[str, Estimate]]:
         """Normalised scores (K,), and arm -> share of its runs above each.
 
         Only arms that have an aggregate are in it.
@@ -128,9 +131,9 @@ class Numbers:
             return np.zeros(0), {}
         scores = np.concatenate(list(itertools.chain(*strata.values())))
         # The axis reaches beyond [0, 1] as far as scores do, to [-1, 2] at most.
-        low = max(min(0.0, float(scores.min())), -1.0)
-        high = min(max(1.0, float(scores.max())), 2.0)
-        thresholds = np.linspace(low, high, points)
+        low = np.clip(scores.min(), -1, 0)
+        high = np.clip(scores.max(), 1, 2)
+        thresholds = np.linspace(low, high, PROFILE_POINTS)
         profiles = {}
         for arm, parts in strata.items():
             profiles[arm] = statistics.profile(parts, thresholds)
@@ -208,7 +211,7 @@ class Numbers:
         means = {}
         for arm in self.data.arms:
             if not arm.published and self.scores[task, arm.name]:
-                means[arm.name] = float(self._score_array(task, arm.name).mean())
+                means[arm.name] = self._score_array(task, arm.name).mean()
         if np.isnan(chance):
             return TaskScale(missing="no run measured a random policy there")
         if not means:
@@ -243,7 +246,7 @@ class Numbers:
                 continue
             strata = self._normalised_scores(arm.name)
             count = sum(map(len, strata))
-            self._add("normalised", ALL, arm.name, _estimate(strata), count, len(arm.runs))
+            self._add("normalised", ALL_TASKS, arm.name, _estimate(strata), count, len(arm.runs))
             if arm.baseline:
                 self._add_improvement(arm)
 
@@ -257,7 +260,7 @@ class Numbers:
         if ours:
             estimate = _estimate(ours, theirs, statistic=statistics.probability_of_improvement)
             count = sum(map(len, ours))
-            self._add("improvement", ALL, arm.name, estimate, count, against=arm.baseline)
+            self._add("improvement", ALL_TASKS, arm.name, estimate, count, against=arm.baseline)
 
     def _add_differences(self) -> None:
         """Differences to the baseline with the same seeds: on each task, and normalised over all."""
@@ -285,7 +288,7 @@ class Numbers:
             if normalised:
                 count = sum(map(len, normalised))
                 estimate = _estimate(normalised)
-                self._add("normalised_difference", ALL, arm.name, estimate, count, count, arm.baseline)
+                self._add("normalised_difference", ALL_TASKS, arm.name, estimate, count, count, arm.baseline)
 
     def _add_steps_to(self) -> None:
         """Steps to a task return: the median over runs, the fastest and the slowest."""
@@ -316,7 +319,7 @@ class Numbers:
                 if not run.published and np.isfinite(tail):
                     tails.append(tail)
             if tails:
-                ends[arm.name] = float(statistics.iqm(tails))
+                ends[arm.name] = statistics.iqm(tails)
         first_returns = []
         for run in self.data.own:
             _, values = run.curve(TASK_RETURN)
@@ -326,7 +329,7 @@ class Numbers:
             return []
         start = self._chance(task)
         if np.isnan(start):
-            start = float(min(first_returns))
+            start = min(first_returns)
         reference = max(ends, key=ends.__getitem__)
         best_lead = ends[reference] - start
         for baseline in self.data.baselines:
@@ -351,7 +354,7 @@ class Numbers:
                 _, learned, task_return = against(run)
                 # Two points, or a constant, have no rank correlation.
                 if len(learned) > 2 and np.ptp(learned) > 0 and np.ptp(task_return) > 0:
-                    correlations.append(float(spearmanr(learned, task_return).statistic))
+                    correlations.append(spearmanr(learned, task_return).statistic)
             if correlations:
                 estimate = _estimate([np.array(correlations)])
                 self._add("rank_correlation", task, arm.name, estimate, len(correlations), len(runs))

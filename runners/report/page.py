@@ -15,8 +15,8 @@ import numpy as np
 from lodestar.files import read_bytes
 from runners.cli.output import clock
 from runners.report import html, plots
-from runners.report.comparison import Band, Comparison, alarm, configurations
-from runners.report.numbers import ALL, MIN_BASELINE_LEAD, NAN, Numbers, Row
+from runners.report.comparison import Bands, Comparison, alarm, configurations
+from runners.report.numbers import ALL_TASKS, MIN_BASELINE_LEAD, NAN, Numbers, Row
 from runners.report.plots import label_steps
 from runners.report.read import ELAPSED, Run
 from runners.sweep.job import Entry
@@ -33,22 +33,11 @@ MAX_COMMAND_CHARACTERS = 2000
 MIN_CONCLUSIVE_SEEDS = 5
 DASH = "–"
 
-# Id and caption of a section, and the values of which one has to be there.
-SECTIONS = [
-    ("scores", "Scores", ["scores"]),
-    ("curves", "Learning curves", ["learning"]),
-    ("aggregate", "Normalised scores", ["aggregate", "scales"]),
-    ("baseline", "Against the baseline", ["forest"]),
-    ("efficiency", "Sample efficiency", ["thresholds"]),
-    ("rewards", "What the rewards did", ["shares", "truth", "alarms"]),
-    ("videos", "Videos", ["videos", "videos_left"]),
-    ("configurations", "Configurations", ["configs"]),
-    ("provenance", "Provenance", ["runs"]),
-    ("methods", "How the numbers are made", ["title"]),
-]
+# The cells of a line.
+TableRow = tuple[Any, ...]
 
 
-def write(path: Path, numbers: Numbers, bands: dict[tuple[str, str], Band], title: str, points: int) -> None:
+def write(path: Path, numbers: Numbers, bands: Bands, title: str, points: int) -> None:
     """Write the page; a scatter or a stack of shares is drawn from `points` rows."""
     data = numbers.data
     values = {
@@ -75,11 +64,6 @@ def write(path: Path, numbers: Numbers, bands: dict[tuple[str, str], Band], titl
         **_videos(numbers),
         **_provenance(data),
     }
-    sections = []
-    for key, caption, needed in SECTIONS:
-        present = any(map(values.get, needed))
-        sections.append((key, caption, present))
-    values["sections"] = sections
     html.write(path, "report/page.html", values)
 
 
@@ -93,6 +77,7 @@ def number(value: float, digits: int = 4, beside: Iterable[float] = ()) -> str:
     if np.isinf(value):
         return "never"
     largest = max(abs(other) for other in (value, *beside) if np.isfinite(other))
+    # Very small numbers keep two digits, whatever stands beside them.
     if 0 < largest < 1e-3:
         text = f"{value:.2g}"
     else:
@@ -150,9 +135,8 @@ def opening(data: Comparison) -> str:
     steps = join(map(_exact_steps, sorted(totals))) or "an unknown number of"
     text = f"{rewards} on {tasks}, agent {join(agents)}, {steps} steps a run, {_list_seeds(seeds)}. "
     text += f"{_count_finished(states)}."
-    published = [arm.name for arm in data.arms if arm.published]
-    if published:
-        text += f" Beside them, published curves: {join(published)}."
+    if data.published_arms:
+        text += f" Beside them, published curves: {join(data.published_arms)}."
     return text
 
 
@@ -167,8 +151,7 @@ def _list_seeds(seeds: set[int | None]) -> str:
     listed = sorted(filter(lambda seed: seed is not None, seeds))
     if len(listed) > 2:
         return f"seeds {listed[0]} to {listed[-1]}"
-    noun = "seeds" if len(listed) > 1 else "seed"
-    return f"{noun} {join(listed)}"
+    return f"seed{'s' * (len(listed) > 1)} {join(listed)}"
 
 
 def _count_finished(states: Counter[str]) -> str:
@@ -196,11 +179,7 @@ def evidence(numbers: Numbers) -> list[str]:
         if row.arm in data.own_arms:
             fewest = min(fewest, row.runs)
     if fewest < MIN_CONCLUSIVE_SEEDS:
-        seeds = f"{fewest} seeds"
-        if fewest == 0:
-            seeds = "no score"
-        elif fewest == 1:
-            seeds = "1 seed"
+        seeds = f"{fewest} seed{'s' * (fewest > 1)}" if fewest else "no score"
         lines.append(
             f"The evidence is thin: some cells have {seeds}, where {MIN_CONCLUSIVE_SEEDS} is the least to conclude "
             "from. Read intervals as hints, and missing ones as no knowledge at all."
@@ -213,18 +192,20 @@ def evidence(numbers: Numbers) -> list[str]:
         )
     if len(data.arms) > 1 and not any(arm.baseline for arm in data.arms):
         lines.append("No arm is trained on the task's reward alone, so nothing shows whether a learned reward helped.")
-    lines += map(_verdict, numbers.find("normalised_difference", task=ALL))
+    # Over all tasks, where there are several.
+    lines += map(_verdict, numbers.find("normalised_difference", task=ALL_TASKS))
     overlapping = [task for task in data.tasks if _best_overlap(numbers, task)]
     if overlapping:
         lines.append(f"The intervals of the two best arms overlap on {join(overlapping)}.")
     if with_interval > 1:
+        # Many comparisons: some intervals exclude 0 without any difference.
         lines.append(
             f"{with_interval} differences are listed, each with a 95 % interval of its own: among {with_interval}, "
             f"about {number(0.05 * with_interval, 2)} would exclude 0 by chance alone."
         )
     alarmed = sum(row.runs for row in numbers.find("alarms"))
     if alarmed:
-        runs = "1 run" if alarmed == 1 else f"{alarmed} runs"
+        runs = f"{alarmed} run{'s' * (alarmed > 1)}"
         lines.append(f"The hacking alarm was raised in {runs}: the learned return rose while the task's fell.")
     return lines
 
@@ -255,12 +236,8 @@ def scales(numbers: Numbers) -> list[str]:
     for task, scale in numbers.scales.items():
         if not scale.missing:
             tasks[scale.name].append(task)
-    lines = []
-    best_arm_is_unit = False
-    for name, members in tasks.items():
-        lines.append(f"On {join(members)}, 0 is a random policy's score and 1 is {name}.")
-        best_arm_is_unit |= "best arm" in name
-    if best_arm_is_unit:
+    lines = [f"On {join(members)}, 0 is a random policy's score and 1 is {name}." for name, members in tasks.items()]
+    if any("best arm" in name for name in tasks):
         lines.append(
             "The best arm is the unit where there is no single baseline, or where the baseline's lead over a random "
             f"policy is less than {MIN_BASELINE_LEAD:.0%} of the best arm's."
@@ -268,7 +245,7 @@ def scales(numbers: Numbers) -> list[str]:
     return lines + [f"Left out: {reason}." for reason in numbers.left_out]
 
 
-def _figures(numbers: Numbers, bands: dict[tuple[str, str], Band], points: int) -> dict[str, Any]:
+def _figures(numbers: Numbers, bands: Bands, points: int) -> dict[str, Any]:
     values: dict[str, Any] = {}
     with matplotlib.rc_context(plots.STYLE):
         shares, values["shares_left"] = plots.shares(numbers.data, points)
@@ -285,7 +262,7 @@ def _figures(numbers: Numbers, bands: dict[tuple[str, str], Band], points: int) 
     return values
 
 
-def _score_tables(numbers: Numbers) -> list[tuple[str, bool, list[tuple[Any, ...]]]]:
+def _score_tables(numbers: Numbers) -> list[tuple[str, bool, list[TableRow]]]:
     """A task, whether its scores are those of training, and its rows."""
     tables = []
     for task, evaluated in numbers.evaluated.items():
@@ -294,13 +271,13 @@ def _score_tables(numbers: Numbers) -> list[tuple[str, bool, list[tuple[Any, ...
     return tables
 
 
-def _score_rows(numbers: Numbers, task: str) -> list[tuple[Any, ...]]:
+def _score_rows(numbers: Numbers, task: str) -> list[TableRow]:
     """A task's rows of the main table.
 
     Columns: name, whether it is printed pale, value, interval, seeds, value by its mode, success,
     normalised value, difference to the baseline.
     """
-    rows: list[tuple[Any, ...]] = []
+    rows: list[TableRow] = []
     scale = numbers.scales[task]
     for row in numbers.find("final", task=task):
         published = numbers.data.arm(row.arm).published
@@ -311,14 +288,16 @@ def _score_rows(numbers: Numbers, task: str) -> list[tuple[Any, ...]]:
         mode_value = NAN if mode is None else mode.value
         success = _percentage(numbers.one("success", task=task, arm=row.arm))
         normalised = DASH
+        # Published returns come from training, so they are on no scale of evaluations.
         if not scale.missing and np.isfinite(row.value) and not published:
-            normalised = number(float(scale(np.array(row.value))), 3)
+            normalised = number(scale(row.value), 3)
         difference = numbers.one("difference", task=task, arm=row.arm)
         difference_text = DASH
         if difference is not None:
             difference_text = signed(difference)
         cells = [number(mode_value), success, normalised, difference_text]
         rows.append((row.arm, published, *printed(row), seeds, *cells))
+        # What the same policies do for each user they were told to serve.
         for user_row in numbers.find("told", task=task, arm=row.arm):
             user = user_row.against
             name = f"{row.arm}, told it serves {user}"
@@ -336,7 +315,7 @@ def _percentage(row: Row | None) -> str:
     return f"{row.value:.0%}"
 
 
-def _overall_rows(numbers: Numbers) -> list[tuple[Any, ...]]:
+def _overall_rows(numbers: Numbers) -> list[TableRow]:
     """An arm's normalised score and its probability of beating its baseline, with intervals."""
     rows = []
     for row in numbers.find("normalised"):
@@ -348,7 +327,7 @@ def _overall_rows(numbers: Numbers) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _list_early_ends(bands: dict[tuple[str, str], Band]) -> list[str]:
+def _list_early_ends(bands: Bands) -> list[str]:
     """A sentence about each arm whose runs did not all reach the same step."""
     lines = []
     for (task, arm), band in bands.items():
@@ -364,7 +343,7 @@ def _list_early_ends(bands: dict[tuple[str, str], Band]) -> list[str]:
     return lines
 
 
-def _threshold_tables(numbers: Numbers) -> list[tuple[Any, ...]]:
+def _threshold_tables(numbers: Numbers) -> list[TableRow]:
     """A table a task: its thresholds, and for each arm three cells for each threshold.
 
     They are the median of the steps to it, their range, and how many runs got there.
@@ -391,9 +370,9 @@ def _steps_or_never(steps: float) -> str:
     return "never"
 
 
-def _alarm_rows(data: Comparison) -> list[tuple[Any, ...]]:
+def _alarm_rows(data: Comparison) -> list[TableRow]:
     """Task, arm, seed, share of the log, first and last step of each run with the hacking alarm."""
-    rows: list[tuple[Any, ...]] = []
+    rows: list[TableRow] = []
     for task, arm, runs in data.cells():
         for run in runs:
             alarmed = alarm(run)
@@ -481,8 +460,9 @@ def _provenance(data: Comparison) -> dict[str, Any]:
             hosts.add(str(run.status["host"]))
         if run.status.get("time"):
             times.append(str(run.status["time"]))
-        if np.isfinite(_duration(run)):
-            seconds.append(_duration(run))
+        duration = _duration(run)
+        if np.isfinite(duration):
+            seconds.append(duration)
         # Of a run that was continued the last command.
         commands.update(dict.fromkeys(run.commands[-1:]))
     used = []
@@ -491,6 +471,7 @@ def _provenance(data: Comparison) -> dict[str, Any]:
         used.append(f"{package} {' and '.join(sorted(versions))}")
         if len(versions) > 1:
             mixed.append(package)
+    # Runs of one report may come from machines with different versions.
     lines = ["No run says which versions it used."]
     if used:
         lines = [f"Made with {join(used, 40)}."]
@@ -508,8 +489,9 @@ def _provenance(data: Comparison) -> dict[str, Any]:
     return {"versions": " ".join(lines), "runs": list(map(_run_row, data.runs)), "commands": "\n".join(listed)}
 
 
-def _run_row(run: Run) -> tuple[Any, ...]:
+def _run_row(run: Run) -> TableRow:
     """Name, state, exit code, steps, starts, time, end and place of a run, for the list of all."""
+    # A run outside a sweep has no entry, and each of its commands was a start.
     attempt = run.attempt or Entry()
     starts = attempt.attempts or len(run.commands) or DASH
     place = attempt.where or str(run.status.get("host", DASH))

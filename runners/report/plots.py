@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from runners.report.comparison import Arm, Band, Comparison, against, aligned, step_grid
-from runners.report.numbers import ALL, Numbers, Row
+from runners.report.comparison import Arm, Bands, Comparison, against, aligned, step_grid
+from runners.report.numbers import ALL_TASKS, Numbers, Row
 from runners.report.read import Run
 
 # Okabe and Ito 2008, without the yellow that vanishes on white.
@@ -115,7 +115,7 @@ def grid(
     return figure, list(axes[:count])
 
 
-def learning(numbers: Numbers, bands: dict[tuple[str, str], Band], aggregated: bool = False) -> Figure:
+def learning(numbers: Numbers, bands: Bands, aggregated: bool = False) -> Figure:
     """Task return over steps, one panel a task.
 
     With the aggregate as a last panel it is the picture for a paper.
@@ -125,17 +125,17 @@ def learning(numbers: Numbers, bands: dict[tuple[str, str], Band], aggregated: b
     with_bands = {task for task, _ in bands}
     tasks = [task for task in data.tasks if task in with_bands]
     with_aggregate = aggregated and len(rows) > 0 and len(data.arms) > 1
-    count = max(len(tasks) + with_aggregate, 1)
+    count = len(tasks) + with_aggregate
     width, height = PANEL_INCHES
     columns = GRID_COLUMNS
-    if aggregated and count < 4:
+    if count == 1:
+        width, height = (6.4, 3.4)
+    elif aggregated and count < 4:
         # The aggregate has a line for each arm.
         height = max(height, 0.2 * len(rows) + 0.8)
-    if aggregated and count > 6:
+    elif aggregated and count > 6:
         columns = 4
-    if len(tasks) + with_aggregate == 1:
-        width, height = (6.4, 3.4)
-    figure, axes = grid(count, (width, height), columns)
+    figure, axes = grid(max(count, 1), (width, height), columns)
     for axis, task in zip(axes, tasks):
         panel(axis, numbers, bands, task)
     if with_aggregate:
@@ -146,7 +146,7 @@ def learning(numbers: Numbers, bands: dict[tuple[str, str], Band], aggregated: b
     return figure
 
 
-def panel(axis: Axes, numbers: Numbers, bands: dict[tuple[str, str], Band], task: str) -> None:
+def panel(axis: Axes, numbers: Numbers, bands: Bands, task: str) -> None:
     """One task's curves: solid with a band while all runs are there, dashed where some have stopped."""
     data = numbers.data
     arm_looks = looks(data)
@@ -307,7 +307,7 @@ def forest(numbers: Numbers) -> Figure | None:
         size = 4
         linewidth = 1.4
         weight = "normal"
-        if row.task == ALL:
+        if row.task == ALL_TASKS:
             marker = "D"
             size = 6
             linewidth = 3

@@ -424,7 +424,7 @@ def _split_cleanrl_name(run: str) -> tuple[str, str, str]:
 
 def _find_column(header: list[str], names: Sequence[str]) -> int | None:
     """The first column of one of the names, the earlier ones preferred."""
-    titles = [title.lower() for title in header]
+    titles = list(map(str.lower, header))
     for name in names:
         if name in titles:
             return titles.index(name)

@@ -9,7 +9,7 @@ import yaml
 from runners.report import read
 from runners.report.__main__ import summarize
 from runners.report.comparison import Comparison, alarm, band, bands, configurations, score
-from runners.report.numbers import ALL, Numbers
+from runners.report.numbers import ALL_TASKS, Numbers
 from runners.report.page import _score_rows
 from runners.report.read import find, published
 from runners.run import progress
@@ -273,7 +273,7 @@ def test_scores_are_normalised_by_the_baseline_and_by_the_best_arm_where_it_lear
     assert found.scales["B-v1"].name == "the mean of the best arm, task+rnd"
     assert found.one("normalised", arm="task").value == 0.5 and found.one("normalised", arm="task+rnd").value == 1.25
     assert found.one("improvement", arm="task+rnd").value == 1
-    assert found.one("normalised_difference", task=ALL).value == 0.75
+    assert found.one("normalised_difference", task=ALL_TASKS).value == 0.75
     assert Numbers(made, "task+rnd").one("normalised", arm="task").value == pytest.approx((100 / 150 + 0) / 2)
 
 
