@@ -81,7 +81,7 @@ def _find_grid(space: Any, env: Any) -> Any:
 def _grid_parts(grid: Any, places: np.ndarray, key: str) -> list[Hidden]:
     """Cells of a grid, the other parts that it declares, and the rest of the observation."""
     parts = []
-    rows, columns = grid.shape_of_cells
+    rows, columns = grid.shape_of_cells[:2]
     cells = places[grid.parts["cells"]].reshape(rows * columns, -1)
     for i, cell in enumerate(cells):
         row, column = divmod(i, columns)
