@@ -114,7 +114,7 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
 
 
 def _has_several_streams(played: "PlayedRows") -> bool:
-    return np.count_nonzero(list(played.weights.values())) > 1
+    return len(list(filter(None, played.weights.values()))) > 1
 
 
 def of_streams(

@@ -100,7 +100,7 @@ def write(path: Path, summary: Summary, pictures: Mapping[Any, np.ndarray]) -> P
     if summary["tree"]:
         values["fidelity"] = fidelity(summary["tree"])
     # Moments of a stream, and those of disagreement, which have a section of their own.
-    moments = {}
+    moments: dict[str, list[Summary]] = {}
     for name, group in summary["moments"].items():
         moments[name] = []
         for moment in group:

@@ -140,8 +140,8 @@ def _view_ppo(model: PPO) -> PolicyView:
     return PolicyView(model, parts, actions.to_env, list(network.parameters()), units)
 
 
-def _view_sb3_on_policy(model: OnPolicyAlgorithm) -> PolicyView:
-    policy: Any = model.policy
+def _view_sb3_on_policy(model: Any) -> PolicyView:
+    policy = model.policy
     space = model.action_space
 
     def parts(obs: Obs, _: Any) -> Parts:
@@ -162,8 +162,8 @@ def _view_sb3_on_policy(model: OnPolicyAlgorithm) -> PolicyView:
     return PolicyView(model, parts, to_env, list(policy.parameters()))
 
 
-def _view_sb3_gaussian_actor(model: OffPolicyAlgorithm) -> PolicyView:
-    policy: Any = model.policy
+def _view_sb3_gaussian_actor(model: Any) -> PolicyView:
+    policy = model.policy
     policy.set_training_mode(False)
 
     def parts(obs: Obs, _: Any) -> Parts:

@@ -59,7 +59,7 @@ def hidden_parts(space: Any, env: Any = None, names: tuple[str, ...] = (), key: 
             label = f"{prefix}entries {block[0]} to {block[-1]}"
             parts.append(Hidden(label, key, block))
         return parts
-    for i in places:
+    for i in range(len(places)):
         label = f"{prefix}entry {i}"
         if len(names) == len(places):
             label = names[i]
@@ -130,7 +130,7 @@ def splits(model: Any, names: list[str]) -> dict[str, Any]:
         if shares[i].any():
             part = {"part": names[i], "shares": shares[i].tolist()}
             parts.append(part)
-    outputs = ["policy", *(f"value of {name}" for name in model.streams)]
+    outputs = ["policy", *map("value of {}".format, model.streams)]
     return {"count": len(trees.leaf), "of": outputs, "parts": parts}
 
 
@@ -158,7 +158,7 @@ def imitate(
         fidelity = float(np.mean(tree.predict(read[held_out]) == goal))
         constant = float(np.mean(most_common == goal))
         answer = words[most_common]
-        options["class_names"] = [words[label] for label in tree.classes_]
+        options["class_names"] = np.array(words)[tree.classes_].tolist()
     else:
         tree = DecisionTreeRegressor(**TREE_LIMITS, random_state=0).fit(inputs, actions[~held_out])
         mean = actions[~held_out].mean(0)

@@ -157,9 +157,15 @@ def summarize(*folders: str | Path, **options: Any) -> tuple[list[dict[str, Any]
     rows = []
     for task, arm, runs in numbers.data.cells():
         for run in runs:
-            row = {"task": task, "arm": arm.name, "seed": run.seed, "state": run.state, "step": int(run.last)}
-            row["task_return"] = score(run, numbers.evaluated[task])
-            row["success"] = run.result("success")
+            row = {
+                "task": task,
+                "arm": arm.name,
+                "seed": run.seed,
+                "state": run.state,
+                "step": int(run.last),
+                "task_return": score(run, numbers.evaluated[task]),
+                "success": run.result("success"),
+            }
             rows.append(row)
     figures: dict[str, float] = {}
     for number_row in numbers.rows:

@@ -100,10 +100,6 @@ class Comparison:
         self.problems += _list_unfinished(self.own)
         self.problems += _list_missing_seeds(self)
 
-    def arm(self, name: str) -> Arm:
-        """The arm of that name; StopIteration if there is none."""
-        return next(arm for arm in self.arms if arm.name == name)
-
     def cells(self) -> list[tuple[str, Arm, list[Run]]]:
         """(task, arm, runs), task by task, where there are any."""
         cells = []
@@ -232,7 +228,7 @@ def _list_missing_seeds(data: Comparison) -> list[str]:
                 seeds[arm.name] = {run.seed for run in arm.cells.get(task, [])}
         all_seeds = set().union(*seeds.values())
         for name, own_seeds in seeds.items():
-            missing = sorted(all_seeds - own_seeds - {None})
+            missing = sorted(seed for seed in all_seeds - own_seeds if seed is not None)
             if missing and own_seeds:
                 names = ", ".join(map(str, missing[:MAX_LISTED_SEEDS]))
                 if len(missing) > MAX_LISTED_SEEDS:
@@ -261,12 +257,14 @@ def configurations(data: Comparison) -> dict[str, dict[str, Any]]:
     one value: key -> arm -> value. Several values of an arm are joined by " | ".
     """
     groups: dict[str, dict[str, Any]] = {"shared": {}, "differing": {}, "own": {}}
-    keys = set()
+    keys: set[str] = set()
     for run in data.own:
         keys.update(run.config)
     for key in sorted(keys - ARMLESS_KEYS):
         values = {}
-        for arm in map(data.arm, data.own_arms):
+        for arm in data.arms:
+            if arm.published:
+                continue
             texts = [written(run.config[key])[:MAX_SETTING_CHARACTERS] for run in arm.runs if key in run.config]
             if texts:
                 values[arm.name] = " | ".join(dict.fromkeys(texts))

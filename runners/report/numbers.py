@@ -145,7 +145,8 @@ class Numbers:
         """Add a row; `estimate` is a number, or a tuple of a number and its interval."""
         if not isinstance(estimate, tuple):
             estimate = (estimate, NAN, NAN)
-        self.rows.append(Row(figure, task, arm, against, *map(float, estimate), runs, of))
+        value, low, high = map(float, estimate)
+        self.rows.append(Row(figure, task, arm, against, value, low, high, runs, of))
 
     def _score_array(self, task: str, arm: str) -> np.ndarray:
         return np.array(list(self.scores[task, arm].values()), np.float64)

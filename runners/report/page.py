@@ -129,7 +129,8 @@ def opening(data: Comparison) -> str:
     for run in data.own:
         agents[run.agent] += 1
         states[run.state] += 1
-        seeds.add(run.seed)
+        if run.seed is not None:
+            seeds.add(run.seed)
         if np.isfinite(run.total):
             totals.add(run.total)
     steps = join(map(_exact_steps, sorted(totals))) or "an unknown number of"
@@ -147,8 +148,8 @@ def _exact_steps(steps: float) -> str:
     return f"{steps:,.0f}"
 
 
-def _list_seeds(seeds: set[int | None]) -> str:
-    listed = sorted(filter(lambda seed: seed is not None, seeds))
+def _list_seeds(seeds: set[int]) -> str:
+    listed = sorted(seeds)
     if len(listed) > 2:
         return f"seeds {listed[0]} to {listed[-1]}"
     return f"seed{'s' * (len(listed) > 1)} {join(listed)}"
@@ -280,7 +281,7 @@ def _score_rows(numbers: Numbers, task: str) -> list[TableRow]:
     rows: list[TableRow] = []
     scale = numbers.scales[task]
     for row in numbers.find("final", task=task):
-        published = numbers.data.arm(row.arm).published
+        published = row.arm in numbers.data.published_arms
         seeds = str(row.runs)
         if row.runs != row.of:
             seeds += f" of {row.of}"

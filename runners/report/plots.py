@@ -405,6 +405,7 @@ def truth(numbers: Numbers, points: int) -> tuple[Figure | None, int]:
             spread = np.linspace(0, len(steps) - 1, min(len(steps), most))
             rows = np.unique(spread.round().astype(int))
             progress = steps[rows] / max(steps[-1], 1)
+            # Late rows are dark.
             colours = {"c": progress, "vmin": 0, "vmax": 1.1, "cmap": "viridis_r"}
             axis.scatter(learned[rows], task_return[rows], **colours, s=7, linewidths=0, rasterized=True)
         title = cut(arm.name, 24)
