@@ -5,9 +5,10 @@ seen where it sometimes does something else. Pictures are not kept while playing
 seed and its actions up to the moment that is wanted, and shown only if the observation there is the one of before.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from runners.cli.output import Ticker
 from runners.evaluate import SEED, policy
 from runners.explain.policy import PolicyView
 from runners.run.build import Trained
-from runners.run.video import picture
+from runners.run.video import Act, picture
 
 # No further episode begins after so many rows, but for the second.
 MAX_ROWS_BEFORE_EPISODE = 10_000
@@ -86,7 +87,7 @@ def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int
     batches = []
     scores = []
     chosen: list[torch.Tensor] = []
-    memories = []
+    memories: list[np.ndarray] = []
     texts: dict[Moment, str] = {}
     returns = []
     lengths = []
@@ -94,38 +95,21 @@ def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int
     for number in range(episodes):
         if number > 1 and len(chosen) >= MAX_ROWS_BEFORE_EPISODE:
             break
-        obs, info = env.reset(seed=first_seed + number)
-        cursor = Cursor(1)
-        cursor.begin(modalities_of_one(info))
-        _add_text(texts, (number, 0), info)
-        rows: list[Transitions] = []
-        memory = np.zeros((1, view.units), np.float32)
-        ended = False
-        while not ended and len(rows) < steps:
-            memories.append(memory)
-            if view.parts is None:
-                action = act(obs, not rows)
-                choice = torch.zeros(1, 1)
-            else:
-                action, choice, memory = _sample_action(view, obs, memory)
-            chosen.append(choice)
-            next_obs, reward, terminated, truncated, info = env.step(action)
-            row = from_gym_step(cursor, obs, action, float(reward), next_obs, terminated, truncated, info)
-            rows.append(row)
-            _add_text(texts, (number, len(rows)), info)
-            obs = next_obs
-            ended = terminated or truncated
-            tick("episode {} of {}, step {:,}", number + 1, episodes, len(rows))
-        batch = mix.embed(stack(rows))
+        on_step = partial(tick, "episode {} of {}, step {:,}", number + 1, episodes)
+        episode = _play_episode(view, act, env, first_seed + number, steps, on_step)
+        chosen += episode.chosen
+        memories += episode.memories
+        lengths.append(len(episode.rows))
+        texts |= {(number, time): text for time, text in enumerate(episode.texts) if text}
+        batch = mix.embed(stack(episode.rows))
         scores.append(mix.scaled(mix.score(batch)[0]))
         # Frames of all episodes would fill the memory.
         batches.append(batch.flatten().replace(frame=None, obs_frame=None, extras={}))
-        lengths.append(len(rows))
-        if ended:
-            returns.append(float(info["episode"]["r"]))
-        else:
+        if episode.task_return is None:
             returns.append(float(batch.reward.sum()))
             cut += 1
+        else:
+            returns.append(episode.task_return)
     batch = concatenate(batches)
     scaled = {}
     weights = {}
@@ -153,10 +137,42 @@ def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int
     )
 
 
-def _add_text(texts: dict[Moment, str], moment: Moment, info: dict[str, Any]) -> None:
-    text = str(info.get("text", ""))
-    if text:
-        texts[moment] = text
+class _Episode(NamedTuple):
+    """T rows, T choices and memories before them, T + 1 captions; no return if it was cut."""
+
+    rows: list[Transitions]
+    chosen: list[torch.Tensor]
+    memories: list[np.ndarray]
+    texts: list[str]
+    task_return: float | None
+
+
+def _play_episode(
+    view: PolicyView, act: Act, env: Any, seed: int, steps: int, on_step: Callable[[int], None]
+) -> _Episode:
+    """One episode of at most so many steps; `on_step` gets the number of each."""
+    obs, info = env.reset(seed=seed)
+    cursor = Cursor(1)
+    cursor.begin(modalities_of_one(info))
+    episode = _Episode([], [], [], [str(info.get("text", ""))], None)
+    memory = np.zeros((1, view.units), np.float32)
+    for step in range(steps):
+        episode.memories.append(memory)
+        if view.parts is None:
+            action = act(obs, step == 0)
+            choice = torch.zeros(1, 1)
+        else:
+            action, choice, memory = _sample_action(view, obs, memory)
+        episode.chosen.append(choice)
+        next_obs, reward, terminated, truncated, info = env.step(action)
+        row = from_gym_step(cursor, obs, action, float(reward), next_obs, terminated, truncated, info)
+        episode.rows.append(row)
+        episode.texts.append(str(info.get("text", "")))
+        on_step(step + 1)
+        if terminated or truncated:
+            return episode._replace(task_return=float(info["episode"]["r"]))
+        obs = next_obs
+    return episode
 
 
 def _sample_action(view: PolicyView, obs: Any, memory: np.ndarray) -> tuple[Any, torch.Tensor, np.ndarray]:
