@@ -418,8 +418,8 @@ def _videos(numbers: Numbers) -> dict[str, Any]:
             left_out.append(caption)
             continue
         spent += len(content)
-        if run.seed in scores:
-            caption += f", task return {number(scores[run.seed])}"
+        if run.key in scores:
+            caption += f", task return {number(scores[run.key])}"
         videos.append((html.embedded(content, kind), caption))
     return {"videos": videos, "videos_left": join(left_out, 30)}
 
@@ -429,7 +429,7 @@ def _find_median_video(runs: list[Run], scores: dict[Any, float]) -> tuple[Run |
     median = np.median(list(scores.values())) if scores else 0.0
 
     def rank(run: Run) -> tuple[float, int]:
-        return abs(scores.get(run.seed, np.inf) - median), run.seed or 0
+        return abs(scores.get(run.key, np.inf) - median), run.seed or 0
 
     for run in sorted(runs, key=rank):
         for name in ("video.mp4", "video.gif"):
