@@ -5,18 +5,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from agents.networks.actor_critic import CLIP
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Rows
 from lodestar.numerics.flat import Flat
 
-LOG_STD = (-5.0, 2.0)  # lowest and highest logarithm of the policy's deviation
-SIZES = 4  # of batches whose memory is kept
+# Lowest and highest logarithm of the policy's standard deviation.
+MIN_LOG_STD = -5.0
+MAX_LOG_STD = 2.0
+LOG_STD_HALF_RANGE = 0.5 * (MAX_LOG_STD - MIN_LOG_STD)
+LOG_STD_MIDDLE = 0.5 * (MAX_LOG_STD + MIN_LOG_STD)
+# Batch sizes whose memory is kept.
+MAX_BATCH_SIZES = 4
+
+# This path earns its length where numba is missing, and before the compiled path takes over. Steps
+# of Pendulum-v1 a CPU-second, acting and one update each included, on one core, medians of three
+# alternating runs: 104 against 85 through autograd with two layers of 256 units and batches of 256,
+# 457 against 303 with 64 and 64.
 
 
 class ClosedFormUpdate:
-    """The update of a plain `SoftActorCritic` without autograd, about twice as fast on a CPU; it shares its weights.
+    """The update of a plain `SoftActorCritic` without autograd; it shares its weights.
 
         critics   d L / d q = (q - y) / B
         ReLU      d h / d z = 1(h > 0)
@@ -28,70 +39,93 @@ class ClosedFormUpdate:
 
     def __init__(self, learner: Any) -> None:
         self.learner = learner
-        self.actor = _Layers(learner.actor, learner.actor_flat)
-        self.critic = _Layers(learner.critic, learner.critic_flat)
-        self.target = _Layers(learner.critic, None, learner.target)
+        actor_weights = list(learner.actor.parameters())
+        critic_weights = list(learner.critic.parameters())
+        self.actor = _Layers(actor_weights, learner.actor_flat)
+        self.critic = _Layers(critic_weights, learner.critic_flat)
+        self.target = _Layers(learner.target)
         self._memory: dict[int, _Memory] = {}
 
     @staticmethod
     def fits(learner: Any) -> bool:
+        """Whether a learner's device, networks and losses are those that this update is written for."""
         config = learner.config
-        plain = config.norm == config.lipschitz == "none" and config.dropout == config.subset == 0
-        plain = plain and config.head == "mse" and config.activation == "relu" and len(config.net_arch) > 0
-        return plain and learner.device.type == "cpu"
+        plain_critics = config.norm == "none" and config.dropout == 0 and config.head == "mse"
+        plain_layers = config.activation == "relu" and len(config.net_arch) > 0
+        plain_loss = config.lipschitz == "none" and config.subset == 0
+        return plain_critics and plain_layers and plain_loss and learner.device.type == "cpu"
 
     @torch.no_grad()
     def update(self, rows: Rows) -> dict[str, Tensor]:
-        learner, config, count = self.learner, self.learner.config, len(rows.obs)
-        if count not in self._memory:
-            if len(self._memory) >= SIZES:
-                self._memory.clear()
-            self._memory[count] = _Memory(count, learner)
-        memory = self._memory[count]
+        """One step of critics, targets, policy and entropy weight; returns what the eager update does."""
+        learner = self.learner
+        config = learner.config
+        count = len(rows.obs)
+        memory = self._memory_for(count)
         alpha = learner.alpha
-        self._policy(rows, memory)
-        now, then = memory.action
+        self._sample_actions(rows, memory)
+
+        # Equation 5: the critics are moved towards y = r + discount (Q(s', a') - alpha log p(a' | s')).
         x = memory.inputs
-        torch.cat([memory.obs[count:], then], -1, out=x)
-        value = learner.aggregate(self.target.forward(x, memory.critic)[..., 0]).sub_(alpha * memory.log_prob[1])
-        target = torch.addcmul(rows.reward, rows.discount, value)
+        torch.cat([memory.obs[count:], memory.action[1]], -1, out=x)
+        next_q = self.target.forward(x, memory.critic)[..., 0]
+        next_value = learner.aggregate(next_q).sub_(alpha * memory.log_prob[1])
+        target = torch.addcmul(rows.reward, rows.discount, next_value)
         if config.bounded_targets:
             learner.watch(rows.reward)
             target = learner.bounded(target)
         torch.cat([memory.obs[:count], rows.action], -1, out=x)
         q = self.critic.forward(x, memory.critic)
         error = q[..., 0] - target
-        metrics = {"critic_loss": error.square().mean(-1).sum() * 0.5, "q": q.mean(), "td": error.mean(0).abs()}
+        # The means are taken now, because the next pass writes into the memory of `q`.
+        metrics = {
+            "critic_loss": error.square().mean(-1).sum() * 0.5,
+            "q": q.mean(),
+            "td": error.mean(0).abs(),
+        }
         self.critic.backward(x, (error / count)[..., None], memory.critic)
         learner.critic_flat.step(config.learning_rate, config.max_grad_norm)
         learner.target_flat.lerp_(learner.critic_flat.value, config.tau)
-        x[:, learner.obs_size :] = now
-        q, slope = self._value(x, memory)
-        objective = q - alpha * memory.log_prob[0]
-        self.actor.backward(memory.obs[:count], self._d_outputs(slope, alpha, memory), memory.actor)
-        learner.actor_flat.step(config.learning_rate, config.max_grad_norm)
-        return metrics | {"actor_loss": -objective.mean(), **learner.entropy_step(memory.log_prob[0])}
 
-    def _policy(self, rows: Rows, memory: "_Memory") -> None:
-        learner, count = self.learner, len(rows.obs)
+        # Equation 9: the policy ascends Q(s, a) - alpha log p(a | s), by the critics after their step.
+        x[:, learner.obs_size :] = memory.action[0]
+        value, slope = self._value_and_slope(x, memory)
+        objective = value - alpha * memory.log_prob[0]
+        output_grad = self._actor_output_grad(slope, alpha, memory)
+        self.actor.backward(memory.obs[:count], output_grad, memory.actor)
+        learner.actor_flat.step(config.learning_rate, config.max_grad_norm)
+        metrics["actor_loss"] = -objective.mean()
+        return metrics | learner.entropy_step(memory.log_prob[0])
+
+    def _memory_for(self, count: int) -> "_Memory":
+        if count not in self._memory:
+            if len(self._memory) >= MAX_BATCH_SIZES:
+                self._memory.clear()
+            self._memory[count] = _Memory(count, self.learner)
+        return self._memory[count]
+
+    def _sample_actions(self, rows: Rows, memory: "_Memory") -> None:
+        """Whiten both states, and draw the policy's actions there with their log-densities."""
+        learner = self.learner
         obs = torch.cat([rows.obs, rows.next_obs], out=memory.obs)
         obs.sub_(learner.mean).mul_(learner.scale).clamp_(-CLIP, CLIP)
-        outputs = self.actor.forward(obs, memory.actor)[0].view(2, count, -1)
-        memory.noise[1].normal_(generator=learner.generator)  # in the order in which the eager update draws
+        outputs = self.actor.forward(obs, memory.actor)[0].view(2, len(rows.obs), -1)
+        # The next state's noise comes first, as in the eager update, so that seeds mean the same.
+        memory.noise[1].normal_(generator=learner.generator)
         memory.noise[0].normal_(generator=learner.generator)
         mean, raw = outputs.chunk(2, -1)
-        low, high = LOG_STD
         torch.tanh(raw, out=memory.squeezed)
-        log_std = memory.squeezed * (0.5 * (high - low)) + 0.5 * (high + low)
-        torch.exp(log_std, out=memory.std).mul_(memory.noise)
-        before = memory.std + mean
-        torch.tanh(before, out=memory.action)
-        steep = torch.nn.functional.softplus(-2 * before).add_(before).mul_(-2)
-        each = memory.noise.square().mul_(-0.5).sub_(log_std).sub_(steep)
+        log_std = memory.squeezed * LOG_STD_HALF_RANGE + LOG_STD_MIDDLE
+        torch.exp(log_std, out=memory.deviation).mul_(memory.noise)
+        u = memory.deviation + mean
+        torch.tanh(u, out=memory.action)
+        # log(1 - tanh(u)^2) without its constant 2 log 2, which is subtracted in the last line.
+        log_slope = softplus(-2 * u).add_(u).mul_(-2)
+        log_probs = memory.noise.square().mul_(-0.5).sub_(log_std).sub_(log_slope)
         constant = learner.action_size * (0.5 * math.log(2 * math.pi) + 2 * math.log(2))
-        torch.sum(each, -1, out=memory.log_prob).sub_(constant)
+        torch.sum(log_probs, -1, out=memory.log_prob).sub_(constant)
 
-    def _value(self, x: Tensor, memory: "_Memory") -> tuple[Tensor, Tensor]:
+    def _value_and_slope(self, x: Tensor, memory: "_Memory") -> tuple[Tensor, Tensor]:
         """Value of (state, own action), (B,), and its slope in the action, (B, A)."""
         learner = self.learner
         q = self.critic.forward(x, memory.critic)[..., 0]
@@ -99,72 +133,89 @@ class ClosedFormUpdate:
         if learner.config.target == "mean":
             slope.zero_()
             for member in range(len(q)):
-                slope += self.critic.slope(member, None, memory.critic, learner.obs_size) / len(q)
+                member_slope = self.critic.slope(member, None, memory.critic, learner.obs_size)
+                slope += member_slope / len(q)
             return q.mean(0), slope
         least = q.min(0)
-        for member in range(len(q)):  # only the critic whose value is the smallest: half the work for two
+        # Each row goes back through the critic with the smallest value alone: half the work for two.
+        for member in range(len(q)):
             rows = (least.indices == member).nonzero()[:, 0]
             slope[rows] = self.critic.slope(member, rows, memory.critic, learner.obs_size)
         return least.values, slope
 
-    def _d_outputs(self, slope: Tensor, alpha: Tensor, memory: "_Memory") -> Tensor:
+    def _actor_output_grad(self, slope: Tensor, alpha: Tensor, memory: "_Memory") -> Tensor:
         """Gradient of the policy's loss with respect to its outputs, (1, B, 2A)."""
-        action, size = memory.action[0], self.learner.action_size
-        low, high = LOG_STD
-        out = memory.d_outputs
-        d_before, d_raw = out[0, :, :size], out[0, :, size:]
-        torch.mul(action, 2 * alpha, out=d_before)
-        d_before -= slope * (1 - action.square())
-        d_before /= len(action)
-        torch.mul(d_before, memory.std[0], out=d_raw)  # std holds std * noise
+        action = memory.action[0]
+        grad = memory.output_grad
+        d_mean, d_raw = grad[0].chunk(2, -1)
+        torch.mul(action, 2 * alpha, out=d_mean)
+        d_mean -= slope * (1 - action.square())
+        d_mean /= len(action)
+        torch.mul(d_mean, memory.deviation[0], out=d_raw)
         d_raw -= alpha / len(action)
-        d_raw *= (1 - memory.squeezed[0].square()) * (0.5 * (high - low))
-        return out
+        d_raw *= (1 - memory.squeezed[0].square()) * LOG_STD_HALF_RANGE
+        return grad
 
 
 class _Layers:
-    """Weights of a stack of networks with ReLUs, and where their gradients go."""
+    """Weights (K, I, O) and biases (K, 1, O) of networks with ReLUs, and where `flat` has their gradients."""
 
-    def __init__(self, net: Stacked, flat: Flat | None, weights: list[Tensor] | None = None) -> None:
-        values = [p.detach() for p in net.weights()] if weights is None else weights
-        grads: list[Any] = [p.grad for p in net.weights()] if flat is not None else values
-        self.weights, self.biases = values[::2], values[1::2]
-        self.weight_grads, self.bias_grads = grads[::2], grads[1::2]
+    def __init__(self, parameters: list[Tensor], flat: Flat | None = None) -> None:
+        values = [parameter.detach() for parameter in parameters]
+        self.weights = values[::2]
+        self.biases = values[1::2]
+        if flat is not None:
+            grads: list[Any] = [parameter.grad for parameter in parameters]
+            self.weight_grads = grads[::2]
+            self.bias_grads = grads[1::2]
 
     def forward(self, x: Tensor, space: "_Space") -> Tensor:
         """(B, I) -> (K, B, O); activations of hidden layers stay in `space`."""
         x = x.expand(len(self.weights[0]), *x.shape)
         for weight, bias, out in zip(self.weights[:-1], self.biases, space.hidden):
             x = torch.baddbmm(bias, x, weight, out=out).relu_()
-        last = self.weights[-1]
-        if last.shape[-1] == 1:  # a batched product with a vector is five times slower
-            return torch.add(torch.linalg.vecdot(x, last.mT).unsqueeze(-1), self.biases[-1], out=space.outputs)
-        return torch.baddbmm(self.biases[-1], x, last, out=space.outputs)
+        weight = self.weights[-1]
+        bias = self.biases[-1]
+        # A batched product with a vector is five times slower.
+        if weight.shape[-1] == 1:
+            product = torch.linalg.vecdot(x, weight.mT).unsqueeze(-1)
+            return torch.add(product, bias, out=space.outputs)
+        return torch.baddbmm(bias, x, weight, out=space.outputs)
 
-    def backward(self, x: Tensor, d_outputs: Tensor, space: "_Space") -> None:
+    def backward(self, x: Tensor, output_grad: Tensor, space: "_Space") -> None:
         """Gradients of all weights, from those of the outputs (K, B, O) of the first B rows that went forward."""
-        count = d_outputs.shape[1]
-        x = x.expand(len(d_outputs), *x.shape)
-        slope = d_outputs
-        for number in range(len(self.weights) - 1, -1, -1):
-            below = space.hidden[number - 1][:, :count] if number else x
-            weight, grad, single = self.weights[number], self.weight_grads[number], slope.shape[-1] == 1
-            torch.bmm(*((slope.mT, below) if single else (below.mT, slope)), out=grad.mT if single else grad)
-            torch.sum(slope, 1, keepdim=True, out=self.bias_grads[number])
-            if number:
-                multiply = torch.mul if single else torch.bmm
-                back = multiply(slope, weight.mT, out=space.back[number - 1])
-                slope = torch.ops.aten.threshold_backward.grad_input(back, below, 0, grad_input=back)
+        count = output_grad.shape[1]
+        expanded = x.expand(len(output_grad), *x.shape)
+        inputs = [expanded, *(hidden[:, :count] for hidden in space.hidden)]
+        slope = output_grad
+        for layer in reversed(range(len(self.weights))):
+            below = inputs[layer]
+            grad = self.weight_grads[layer]
+            single = slope.shape[-1] == 1
+            if single:
+                torch.bmm(slope.mT, below, out=grad.mT)
+            else:
+                torch.bmm(below.mT, slope, out=grad)
+            torch.sum(slope, 1, keepdim=True, out=self.bias_grads[layer])
+            if layer == 0:
+                return
+            back = space.back[layer - 1]
+            multiply = torch.mul if single else torch.bmm
+            multiply(slope, self.weights[layer].mT, out=back)
+            slope = torch.ops.aten.threshold_backward.grad_input(back, below, 0, grad_input=back)
 
     def slope(self, member: int, rows: Tensor | None, space: "_Space", begin: int) -> Tensor:
         """Of a member's single output, in its inputs from `begin` on, (rows, I - begin)."""
         slope = self.weights[-1][member].mT
-        for number in range(len(self.weights) - 2, -1, -1):
-            hidden = space.hidden[number][member]
-            hidden = hidden if rows is None else hidden[rows]
+        for layer in reversed(range(len(self.weights) - 1)):
+            hidden = space.hidden[layer][member]
+            if rows is not None:
+                hidden = hidden[rows]
             slope = torch.ops.aten.threshold_backward(slope.expand_as(hidden), hidden, 0)
-            weight = self.weights[number][member]
-            slope = slope @ (weight if number else weight[begin:]).mT
+            weight = self.weights[layer][member]
+            if layer == 0:
+                weight = weight[begin:]
+            slope = slope @ weight.mT
         return slope
 
 
@@ -186,6 +237,11 @@ class _Memory:
         self.critic = _Space(learner.critic, rows, rows)
         self.obs = torch.empty(2 * rows, learner.obs_size)
         self.inputs = torch.empty(rows, learner.obs_size + size)
-        self.noise, self.squeezed, self.std, self.action = (torch.empty(2, rows, size) for _ in range(4))
-        self.log_prob, self.slope = torch.empty(2, rows), torch.empty(rows, size)
-        self.d_outputs = torch.empty(1, rows, 2 * size)
+        self.noise = torch.empty(2, rows, size)
+        # tanh of the policy's raw log deviation, and the deviation times the noise.
+        self.squeezed = torch.empty(2, rows, size)
+        self.deviation = torch.empty(2, rows, size)
+        self.action = torch.empty(2, rows, size)
+        self.log_prob = torch.empty(2, rows)
+        self.slope = torch.empty(rows, size)
+        self.output_grad = torch.empty(1, rows, 2 * size)

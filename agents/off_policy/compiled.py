@@ -1,6 +1,6 @@
 """All updates of a step in one compiled call (`agents.off_policy.kernel`, by numba): SAC's, and DQN's.
 
-    agent.path=auto       torch until `LONG` updates were made, then compiled: short runs do not wait
+    agent.path=auto       torch until `TORCH_UPDATES` updates were made, then compiled: short runs do not wait
     agent.path=numba      compiled from the first update
     agent.path=torch      never
 
@@ -16,15 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.off_policy.closed_form import LOG_STD, ClosedFormUpdate
+from agents.off_policy.closed_form import MAX_LOG_STD, MIN_LOG_STD, ClosedFormUpdate
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import Critics
 from agents.replay.replay import Rows
 from lodestar.numerics.compiled import kernel, say
+from lodestar.numerics.flat import Flat
 
-LONG = 10_000  # updates: a minute with two layers of 256
-WHOSE = "the update of actor and critics"
-NAMES = ("critic_loss", "q", "actor_loss", "alpha", "entropy")
+# With path=auto so many updates are made by torch: a minute with two layers of 256.
+TORCH_UPDATES = 10_000
+LEARNER_NAME = "the update of actor and critics"
+METRIC_NAMES = ("critic_loss", "q", "actor_loss", "alpha", "entropy")
 
 
 def updates(learner: Critics, parts: Sequence[Rows | None], count: int, made: int) -> dict[str, Tensor] | None:
@@ -32,37 +34,110 @@ def updates(learner: Critics, parts: Sequence[Rows | None], count: int, made: in
 
     Each minibatch is the next piece of all parts, which are real transitions and imagined ones.
     """
-    config, own = learner.config, cast(Any, learner)
-    if config.path == "torch" or (config.path == "auto" and made < LONG):
+    config = learner.config
+    if config.path == "torch" or (config.path == "auto" and made < TORCH_UPDATES):
         return None
     if not ClosedFormUpdate.fits(learner) or config.bounded_targets or config.actor_every > 1:
         if config.path == "numba":
-            say(WHOSE, "torch, as agent.path=numba is for plain critics with ReLUs and no further options, on the CPU")
+            where = "torch, as agent.path=numba is for plain critics with ReLUs and no further options, on the CPU"
+            say(LEARNER_NAME, where)
         return None
-    compiled = kernel("agents.off_policy.kernel", WHOSE, "torch, at half the speed")
+    compiled = kernel("agents.off_policy.kernel", LEARNER_NAME, "torch, at half the speed")
     if compiled is None:
         return None
-    pieces = [[x.view(count, -1, *x.shape[1:]) for x in part[:5]] for part in parts if part is not None]
-    rows = [np.require(torch.cat(x, 1).flatten(0, 1).numpy(), np.float32, ["C", "W"]) for x in zip(*pieces)]
-    nets, flats = [learner.critic], [learner.critic_flat]
-    if policy := not isinstance(learner, DeepQ):
-        nets, flats = [*nets, own.actor], [*flats, own.actor_flat, own.alpha_flat]
-    vectors = [tuple(x.numpy() for x in (flat.value, flat.grad, flat.mean, flat.square)) for flat in flats]
-    steps = np.array([int(flat.steps) for flat in flats])
-    sizes = [np.array([net.inputs, *net.hidden, net.outputs]) for net in nets]
-    given: tuple[Any, ...] = (learner.target_flat.numpy(), steps, sizes[0], learner.critic.count)
-    given += (torch.stack([learner.mean, learner.scale]).numpy(), *rows, len(rows[0]) // count)
-    settings = [config.learning_rate, config.tau, config.max_grad_norm]
-    if policy:
-        noise = torch.empty(count, 2, len(rows[0]) // count, own.action_size)
-        for now, then in noise:  # in the order in which the other paths draw
-            then.normal_(generator=learner.generator)
-            now.normal_(generator=learner.generator)
-        settings += [own.target_entropy, own.learned_alpha, *LOG_STD]
-        more = (vectors[1], vectors[2], sizes[1], noise.numpy())
-        found = compiled.soft_actor_critic(vectors[0], *given, np.array(settings), config.target == "min", *more)
+    if isinstance(learner, DeepQ):
+        metrics = _learn_values(compiled, learner, _merge_minibatches(parts, count), count)
     else:
-        found = compiled.deep_q(vectors[0], *given, np.array(settings), config.target == "min")
-    for flat in flats[: 2 + (policy and own.learned_alpha)]:
-        flat.steps += count
-    return {name: torch.tensor(value) for name, value in zip(NAMES, found.tolist())}
+        metrics = _learn_policy(compiled, learner, _merge_minibatches(parts, count), count)
+    # DQN's kernel returns the first two metrics alone.
+    return {name: torch.tensor(value) for name, value in zip(METRIC_NAMES, metrics.tolist())}
+
+
+def _learn_values(compiled: Any, learner: DeepQ, rows: list[Any], count: int) -> Any:
+    flat = learner.critic_flat
+    settings = np.array(_optimiser_settings(learner))
+    metrics = compiled.deep_q(
+        _vectors(flat),
+        learner.target_flat.numpy(),
+        _step_counts([flat]),
+        _layer_sizes(learner.critic),
+        learner.critic.count,
+        _whitening(learner),
+        *rows,
+        len(rows[0]) // count,
+        settings,
+        learner.config.target == "min",
+    )
+    flat.steps += count
+    return metrics
+
+
+def _learn_policy(compiled: Any, critics: Critics, rows: list[Any], count: int) -> Any:
+    learner = cast(Any, critics)
+    size = len(rows[0]) // count
+    # Axes: updates, action now and next one, rows of a minibatch, entries of an action.
+    noise = torch.empty(count, 2, size, learner.action_size)
+    for now, following in noise:
+        # The next action's noise comes first, as on the other paths, so that seeds mean the same.
+        following.normal_(generator=learner.generator)
+        now.normal_(generator=learner.generator)
+    settings = _optimiser_settings(learner)
+    settings += [learner.target_entropy, learner.learned_alpha, MIN_LOG_STD, MAX_LOG_STD]
+    flats = [learner.critic_flat, learner.actor_flat, learner.alpha_flat]
+    metrics = compiled.soft_actor_critic(
+        _vectors(learner.critic_flat),
+        learner.target_flat.numpy(),
+        _step_counts(flats),
+        _layer_sizes(learner.critic),
+        learner.critic.count,
+        _whitening(learner),
+        *rows,
+        size,
+        np.array(settings),
+        learner.config.target == "min",
+        _vectors(learner.actor_flat),
+        _vectors(learner.alpha_flat),
+        _layer_sizes(learner.actor),
+        noise.numpy(),
+    )
+    learner.critic_flat.steps += count
+    learner.actor_flat.steps += count
+    if learner.learned_alpha:
+        learner.alpha_flat.steps += count
+    return metrics
+
+
+def _merge_minibatches(parts: Sequence[Rows | None], count: int) -> list[np.ndarray]:
+    """Observations, actions, rewards, successors and discounts of all minibatches, one after another."""
+    given = [part for part in parts if part is not None]
+    columns = []
+    for field in ("obs", "action", "reward", "next_obs", "discount"):
+        pieces = []
+        for part in given:
+            column = getattr(part, field)
+            pieces.append(column.view(count, -1, *column.shape[1:]))
+        merged = torch.cat(pieces, 1).flatten(0, 1).numpy()
+        columns.append(np.require(merged, np.float32, ["C", "W"]))
+    return columns
+
+
+def _vectors(flat: Flat) -> tuple[np.ndarray, ...]:
+    """Values, gradients and Adam's two moments, which the kernel writes into."""
+    return flat.value.numpy(), flat.grad.numpy(), flat.mean.numpy(), flat.square.numpy()
+
+
+def _step_counts(flats: list[Flat]) -> np.ndarray:
+    return np.array([int(flat.steps) for flat in flats])
+
+
+def _layer_sizes(net: Any) -> np.ndarray:
+    return np.array([net.inputs, *net.hidden, net.outputs])
+
+
+def _whitening(learner: Critics) -> np.ndarray:
+    return torch.stack([learner.mean, learner.scale]).numpy()
+
+
+def _optimiser_settings(learner: Critics) -> list[Any]:
+    config = learner.config
+    return [config.learning_rate, config.tau, config.max_grad_norm]

@@ -1,6 +1,5 @@
 """DQN for discrete actions, with two critics and the interface of `agents.off_policy.sac`.
 
-
 Source: Mnih et al. 2015, DQN; van Hasselt et al. 2016, "Double Q-learning", arXiv 1509.06461, equation 4: one network
 chooses, another one evaluates the choice.
 
@@ -10,6 +9,7 @@ When it fails: rewards that random actions never reach.
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from agents.off_policy.sac import Critics, LearnerConfig, Pick
 
@@ -20,26 +20,35 @@ class DeepQ(Critics):
     saved = (*Critics.saved, "epsilon")
 
     def __init__(
-        self, obs_size: int, n_actions: int, config: LearnerConfig, *, seed: int = 0, device: str = "cpu"
+        self,
+        obs_size: int,
+        n_actions: int,
+        config: LearnerConfig,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
     ) -> None:
         if config.norm == "batch":
             raise ValueError("agent.norm=batch is CrossQ's, for continuous actions; give none or layer")
         super().__init__(obs_size, 0, n_actions, config, seed=seed, device=device)
-        self.obs_size, self.action_size = obs_size, n_actions
+        self.action_size = n_actions
         self.epsilon = torch.zeros((), device=self.device)
 
     @torch.no_grad()
     def sample(self, obs: Tensor) -> tuple[Tensor, None]:
         """One-hot actions (B, n): the best, or with probability epsilon any; DQN has no log-densities."""
-        best = self._best(obs)
         chance, choice = torch.rand(2, len(obs), generator=self.generator, device=self.device)
+        # Rounding could lift a number just below 1 to one action too many.
         random = (choice * self.action_size).long().clamp_(max=self.action_size - 1)
-        return self._hot(torch.where(chance < self.epsilon, random, best)), None
+        action = torch.where(chance < self.epsilon, random, self._best_action(obs))
+        return one_hot(action, self.action_size).float(), None
 
     @torch.no_grad()
     def act(self, obs: Tensor, deterministic: bool = False) -> Tensor:
         """One-hot actions (B, n) to take; the best if deterministic."""
-        return self._hot(self._best(obs)) if deterministic else self.sample(obs)[0]
+        if not deterministic:
+            return self.sample(obs)[0]
+        return one_hot(self._best_action(obs), self.action_size).float()
 
     def q(self, obs: Tensor, action: Tensor, target: bool = False) -> Tensor:
         """Values of each critic, or of its target, of (B, D) and one-hot (B, n): (K, B)."""
@@ -51,14 +60,17 @@ class DeepQ(Critics):
 
     def next_value(self, next_obs: Tensor) -> Tensor:
         """Value by the targets of the action that the critics choose, (B,)."""
-        return self.aggregate(self.q(next_obs, self._hot(self._best(next_obs)), target=True), drawn=True)
+        action = one_hot(self._best_action(next_obs), self.action_size).float()
+        return self.aggregate(self.q(next_obs, action, target=True), drawn=True)
 
     def read(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Pick]:
         index = action.argmax(-1)[None, :, None, None]
-        return self.inputs(obs), lambda outputs: torch.take_along_dim(outputs, index, 2)[..., 0, :]
 
-    def _best(self, obs: Tensor) -> Tensor:
+        def pick(outputs: Tensor) -> Tensor:
+            return torch.take_along_dim(outputs, index, 2)[..., 0, :]
+
+        return self.inputs(obs), pick
+
+    def _best_action(self, obs: Tensor) -> Tensor:
+        """The action (B,) of the highest mean value over the critics."""
         return self.q_all(obs).mean(0).argmax(-1)
-
-    def _hot(self, index: Tensor) -> Tensor:
-        return torch.nn.functional.one_hot(index, self.action_size).float()

@@ -5,6 +5,11 @@ The arithmetic is that of `agents.off_policy.closed_form` and of `agents.off_pol
 numbers lie in memory, are those of `lodestar.numerics.kernel`. Networks are `Stacked` ones: K members side by side,
 whose weights (K, I, O) and biases (K, 1, O) follow each other, layer by layer, in one vector; between them are ReLUs.
 
+    net       (members K, sizes of the layers, memory for their outputs, numbers that a layer has there)
+    scratch   (slopes in a layer's outputs and inputs, a transposed slope, its row length)
+    flat      (values, gradients, Adam's first moment, its second), float32 (P,) each
+
+A layer's numbers lie as (units, wide), where `wide` is the minibatch in whole tiles; `size` is the minibatch itself.
 Rounding differs from torch's; repeated on one processor, and in blocks of any length, it gives the same bits.
 """
 
@@ -14,149 +19,232 @@ import numpy as np
 
 from lodestar.numerics.kernel import HALF, ONE, ZERO, F, adam, compiled, padded, product, transpose
 
-TWO, LOG2, HALF_LOG_2PI = F(2), F(math.log(2)), F(0.5 * math.log(2 * math.pi))
-CLIP = F(10)  # of whitened observations
+TWO = F(2)
+LOG2 = F(math.log(2))
+HALF_LOG_TAU = F(0.5 * math.log(2 * math.pi))
+MAX_WHITENED_OBS = F(10)
 
 
 @compiled
-def forward(value, member, members, sizes, x, wide, hidden, begin, block, width):
-    """A member's layers for x (I, wide); those of layer l lie in `hidden` from begin + l * block on, (O, wide)."""
-    place, zero, one = np.int64(0), np.int64(0), np.int64(1)
-    for layer in range(len(sizes) - 1):
-        below, n, at = sizes[layer], sizes[layer + 1], begin + layer * block
-        bias = place + members * below * n + member * n
-        source, begins = (hidden, at - block) if layer else (x, zero)
-        weight = place + member * below * n
-        product(value, weight, one, n, source, begins, wide, hidden, at, wide, n, width, below)
-        for i in range(n):
-            row, shift = hidden[at + i * wide :][:width], value[bias + i]
-            for j in range(width):
+def forward(value, member, net, x, wide):
+    """A member's layers for x (I, wide); each layer's outputs (O, wide) are left in the net's memory."""
+    members, sizes, hidden, block = net
+    layers = len(sizes) - 1
+    place = np.int64(0)
+    one = np.int64(1)
+    source = x
+    source_place = np.int64(0)
+    for layer in range(layers):
+        inputs = sizes[layer]
+        outputs = sizes[layer + 1]
+        out = (member * layers + layer) * block
+        weight = place + member * inputs * outputs
+        bias = place + members * inputs * outputs + member * outputs
+        product(value, weight, one, outputs, source, source_place, wide, hidden, out, wide, outputs, wide, inputs)
+        for i in range(outputs):
+            row = hidden[out + i * wide :][:wide]
+            shift = value[bias + i]
+            for j in range(wide):
                 row[j] += shift
-            for j in range(width if layer < len(sizes) - 2 else 0):
-                row[j] = ZERO if row[j] < ZERO else row[j]  # NaN stays
-        place += members * (below + 1) * n
+            if layer < layers - 1:
+                for j in range(wide):
+                    # NaN is not below 0, and so stays.
+                    row[j] = ZERO if row[j] < ZERO else row[j]
+        source = hidden
+        source_place = out
+        place += members * (inputs + 1) * outputs
 
 
 @compiled
-def backward(value, grad, member, members, sizes, x, wide, hidden, begin, block, back, flipped, lines, count, first):
-    """From the slope in the outputs, the first rows of `back`, to all gradients, and to the slope in inputs.
+def backward(value, grad, member, net, x, scratch, wide, size, first):
+    """From the slope in the outputs, the first rows of `scratch`, to all gradients, and to the slope in inputs.
 
     `grad` of no length is left alone. With `first` >= 0 the slope in the inputs from that one on is computed too; it
-    lies in `back` from the returned place on.
+    lies in `scratch` from the returned place on.
     """
-    place, zero, one = np.int64(0), np.int64(0), np.int64(1)
-    for layer in range(len(sizes) - 1):
+    members, sizes, hidden, block = net
+    slopes, transposed, row_length = scratch
+    layers = len(sizes) - 1
+    place = np.int64(0)
+    one = np.int64(1)
+    for layer in range(layers):
         place += members * (sizes[layer] + 1) * sizes[layer + 1]
-    d, spare, width = zero, block, padded(count)
-    for layer in range(len(sizes) - 2, -1, -1):
-        below, n, at = sizes[layer], sizes[layer + 1], begin + layer * block
-        place -= members * (below + 1) * n
-        weight, bias = place + member * below * n, place + members * below * n + member * n
-        for i in range(n):
-            slope, h, total = back[d + i * wide :][:width], hidden[at + i * wide :][:width], ZERO
-            for j in range(width if layer < len(sizes) - 2 else 0):
-                slope[j] = slope[j] if h[j] > ZERO else ZERO
+    # Slopes in a layer's outputs and in its inputs lie in two halves of `slopes`, which change roles.
+    above = np.int64(0)
+    below = block
+    for layer in range(layers - 1, -1, -1):
+        inputs = sizes[layer]
+        outputs = sizes[layer + 1]
+        out = (member * layers + layer) * block
+        place -= members * (inputs + 1) * outputs
+        weight = place + member * inputs * outputs
+        bias = place + members * inputs * outputs + member * outputs
+        for i in range(outputs):
+            slope = slopes[above + i * wide :][:wide]
+            if layer < layers - 1:
+                activation = hidden[out + i * wide :][:wide]
+                for j in range(wide):
+                    slope[j] = slope[j] if activation[j] > ZERO else ZERO
             if len(grad):
-                for j in range(count):
+                total = ZERO
+                for j in range(size):
                     total += slope[j]
                 grad[bias + i] = total
         if len(grad):
-            source, begins = (hidden, at - block) if layer else (x, zero)
-            transpose(back, d, wide, flipped, zero, lines, n, width)
-            product(source, begins, wide, one, flipped, zero, lines, grad, weight, n, below, n, count)
-        least = zero if layer else first
-        if least >= 0:
-            product(value, weight + least * n, n, one, back, d, wide, back, spare, wide, below - least, width, n)
-            d, spare = spare, d
-    return d
+            source = x
+            source_place = np.int64(0)
+            if layer > 0:
+                source = hidden
+                source_place = out - block
+            transpose(slopes, above, wide, transposed, np.int64(0), row_length, outputs, wide)
+            product(
+                source, source_place, wide, one, transposed, np.int64(0), row_length,
+                grad, weight, outputs, inputs, outputs, size,
+            )  # fmt: skip
+        begin = np.int64(0) if layer else first
+        if begin >= 0:
+            product(
+                value, weight + begin * outputs, outputs, one, slopes, above, wide,
+                slopes, below, wide, inputs - begin, wide, outputs,
+            )  # fmt: skip
+            above, below = below, above
+    return above
 
 
 @compiled
-def gather(source, begin, count, mean, scale, x):
-    """Rows of observations (N, D), whitened, as the columns of x."""
-    for j in range(count):
+def gather(source, begin, size, mean, scale, x):
+    """Rows of observations (N, D) from `begin` on, whitened, as the columns of x."""
+    for j in range(size):
         for i in range(source.shape[1]):
             z = (source[begin + j, i] - mean[i]) * scale[i]
-            z = CLIP if z > CLIP else z
-            x[i, j] = -CLIP if z < -CLIP else z
+            z = MAX_WHITENED_OBS if z > MAX_WHITENED_OBS else z
+            x[i, j] = -MAX_WHITENED_OBS if z < -MAX_WHITENED_OBS else z
 
 
 @compiled
-def sample(out, noise, low, high, action, squeezed, moved, log_prob, count):
-    """As `agents.off_policy.sac.squashed`: actions (A, B) of a Gaussian behind a tanh; `moved`: deviation by noise."""
-    size, half = len(action), HALF * (high - low)
-    for j in range(count):
+def sample(out, noise, low, high, action, squeezed, deviation, log_prob, size):
+    """As `agents.off_policy.sac.squashed`: actions (A, B) of a Gaussian behind a tanh, and their log-densities.
+
+    `squeezed` (A, B) becomes the tanh of the raw log deviations, `deviation` (A, B) the deviation times the noise.
+    """
+    actions = len(action)
+    half = HALF * (high - low)
+    for j in range(size):
         log_prob[j] = ZERO
-    for i in range(size):
-        for j in range(count):
-            squeezed[i, j] = F(math.tanh(out[size + i, j]))
+    for i in range(actions):
+        for j in range(size):
+            squeezed[i, j] = F(math.tanh(out[actions + i, j]))
             log_std = low + half * (squeezed[i, j] + ONE)
-            moved[i, j] = F(math.exp(log_std)) * noise[j, i]
-            before = out[i, j] + moved[i, j]
-            soft = max(-TWO * before, ZERO) + F(math.log1p(math.exp(-abs(TWO * before))))
-            action[i, j] = F(math.tanh(before))
-            log_prob[j] -= HALF * noise[j, i] * noise[j, i] + HALF_LOG_2PI + log_std + TWO * (LOG2 - before - soft)
+            deviation[i, j] = F(math.exp(log_std)) * noise[j, i]
+            u = out[i, j] + deviation[i, j]
+            softplus = max(-TWO * u, ZERO) + F(math.log1p(math.exp(-abs(TWO * u))))
+            action[i, j] = F(math.tanh(u))
+            log_slope = TWO * (LOG2 - u - softplus)
+            log_prob[j] -= HALF * noise[j, i] * noise[j, i] + HALF_LOG_TAU + log_std + log_slope
 
 
 @compiled
-def space(sizes, members, rows):
-    """Memory for the layers of all members, whose layers are a block apart."""
-    most = np.int64(0)
-    for n in sizes:
-        most = max(most, n)
-    return np.zeros(members * (len(sizes) - 1) * padded(most) * padded(rows), F), padded(most) * padded(rows)
+def make_net(sizes, members, wide):
+    """Networks of these layers with memory for a minibatch, as `forward` and `backward` take them."""
+    block = padded(sizes.max()) * wide
+    return members, sizes, np.zeros(members * (len(sizes) - 1) * block, F), block
 
 
 @compiled
-def aggregated(hidden, places, least, count, value, chosen):
+def output_places(net):
+    """Where in the net's memory each member's outputs begin."""
+    members, sizes, _, block = net
+    layers = len(sizes) - 1
+    return np.array([(member * layers + layers - 1) * block for member in range(members)])
+
+
+@compiled
+def aggregate(hidden, places, least, size, value, chosen):
     """The least of the members' values, and `chosen`, whose it is; or their mean."""
-    for j in range(count):
-        value[j], chosen[j] = hidden[places[0] + j], 0
+    for j in range(size):
+        value[j] = hidden[places[0] + j]
+        chosen[j] = 0
     for member in range(1, len(places)):
-        for j in range(count):
+        for j in range(size):
             other = hidden[places[member] + j]
             if not least:
                 value[j] += other
             elif other < value[j] or other != other:
-                value[j], chosen[j] = other, member
-    for j in range(0 if least else count):
-        value[j] /= F(len(places))
+                value[j] = other
+                chosen[j] = member
+    if not least:
+        for j in range(size):
+            value[j] /= F(len(places))
 
 
 @compiled
 def regress(
-    critic, target, member_sizes, members, x, wide, q, block, back, flipped, lines, size, goal, taken, step, settings,
-    found,
+    critic, target, net, x, scratch, wide, size, goal, index, step, settings, metrics
 ):  # fmt: skip
-    """A step of the critics, whose outputs `taken` for x are to be `goal`, and of their targets after them."""
-    whole, outputs, one = block * (len(member_sizes) - 1), member_sizes[-1] * wide, np.int64(1)
-    found[0] = found[1] = 0.0
-    for m in range(members):
-        forward(critic[0], m, members, member_sizes, x, wide, q, m * whole, block, wide)
-        back[:outputs] = ZERO
+    """A step of the critics, whose outputs number `index` for x are to be `goal`, and of their targets after them."""
+    members, sizes, hidden, _ = net
+    slopes = scratch[0]
+    places = output_places(net)
+    # The gradient of outputs that were not taken is 0.
+    outputs = sizes[-1] * wide
+    metrics[0] = 0.0
+    metrics[1] = 0.0
+    for member in range(members):
+        forward(critic[0], member, net, x, wide)
+        slopes[:outputs] = ZERO
         for j in range(size):
-            value = q[(m + 1) * whole - block + taken[j] * wide + j]
-            back[taken[j] * wide + j] = (value - goal[j]) / F(size)
-            found[0] += 0.5 * (value - goal[j]) ** 2 / size
-            found[1] += value / (size * members)
-        backward(
-            critic[0], critic[1], m, members, member_sizes, x, wide, q, m * whole, block, back, flipped, lines, size,
-            -one,
-        )  # fmt: skip
+            value = hidden[places[member] + index[j] * wide + j]
+            slopes[index[j] * wide + j] = (value - goal[j]) / F(size)
+            metrics[0] += 0.5 * (value - goal[j]) ** 2 / size
+            metrics[1] += value / (size * members)
+        backward(critic[0], critic[1], member, net, x, scratch, wide, size, np.int64(-1))
     adam(critic[0], critic[1], critic[2], critic[3], step, settings[0], settings[2])
     for i in range(len(target)):
         target[i] += F(settings[1]) * (critic[0][i] - target[i])
 
 
 @compiled
+def action_slopes(critic, net, x, scratch, wide, size, inputs, chosen, least, slope):
+    """The slope (A, B) of a state's value in the action, which is the inputs from `inputs` on."""
+    members = net[0]
+    slopes = scratch[0]
+    no_grad = np.zeros(0, F)
+    slope[:] = ZERO
+    for member in range(members):
+        for j in range(size):
+            if least:
+                slopes[j] = ONE if chosen[j] == member else ZERO
+            else:
+                slopes[j] = ONE / F(members)
+        place = backward(critic[0], no_grad, member, net, x, scratch, wide, size, inputs)
+        for i in range(len(slope)):
+            for j in range(size):
+                slope[i, j] += slopes[place + i * wide + j]
+
+
+@compiled
+def policy_slopes(action, slope, squeezed, deviation, alpha, half, slopes, wide, size):
+    """The slope of the policy's loss in its outputs, means and raw log deviations, as the first rows of `slopes`."""
+    actions = len(slope)
+    for i in range(actions):
+        d_mean = slopes[i * wide :][:size]
+        d_raw = slopes[(actions + i) * wide :][:size]
+        for j in range(size):
+            a = action[i, j]
+            d_mean[j] = (TWO * alpha * a - slope[i, j] * (ONE - a * a)) / F(size)
+            d_tanh = ONE - squeezed[i, j] * squeezed[i, j]
+            d_raw[j] = (d_mean[j] * deviation[i, j] - alpha / F(size)) * d_tanh * half
+
+
+@compiled
 def soft_actor_critic(
     critic, target, steps, critic_sizes, members, whitening, obs, action, reward, next_obs, discount, size, settings,
-    least, actor, alpha, actor_sizes, noise,
+    least, actor, log_alpha, actor_sizes, noise,
 ):  # fmt: skip
     """Learn from minibatches in a row; of the last: loss of critics, mean value, loss of actor, alpha, entropy.
 
     Args:
-        critic, actor, alpha: values, gradients, and Adam's two moments, float32 (P,); of alpha, its logarithm (1,).
+        critic, actor, log_alpha: values, gradients, and Adam's two moments, float32 (P,).
         target: of the critics, (P,); steps: of critics, actor and alpha so far.
         critic_sizes, actor_sizes: units from the inputs to the outputs; members: how many critics.
         whitening: (2, D), mean and reciprocal deviation; obs to discount: rows, float32.
@@ -164,79 +252,77 @@ def soft_actor_critic(
         settings: learning rate, tau, longest gradient, target entropy, whether alpha is learned, lowest and highest
             log deviation; least: whether a state is worth the least of the critics' values, else their mean.
     """
-    rate, longest, wanted, learned = settings[0], settings[2], settings[3], settings[4] > 0
-    low, high, infinite = F(settings[5]), F(settings[6]), np.inf
-    zero, one, inputs = np.int64(0), np.int64(1), obs.shape[1]
-    acts, wide = action.shape[1], padded(size)
-    lines = max(padded(critic_sizes.max()), padded(actor_sizes.max()))
-    q, block = space(critic_sizes, members, size)
-    policy, actor_block = space(actor_sizes, one, size)
-    back, flipped = np.zeros(2 * lines * wide, F), np.zeros(wide * lines, F)
-    x = np.zeros((padded(inputs + acts) + 1, wide), F)
-    flat_x, none = x.reshape(-1), np.zeros(0, F)
-    outputs = policy[(len(actor_sizes) - 2) * actor_block :][: 2 * acts * wide].reshape(2 * acts, wide)
-    places = np.array([(m * (len(critic_sizes) - 1) + len(critic_sizes) - 2) * block for m in range(members)])
-    squeezed, moved, slope = np.zeros((acts, wide), F), np.zeros((acts, wide), F), np.zeros((acts, wide), F)
-    log_prob, value, goal = np.zeros(wide, F), np.zeros(wide, F), np.zeros(wide, F)
-    chosen, taken, found = np.zeros(wide, np.int64), np.zeros(wide, np.int64), np.zeros(5)
+    low = F(settings[5])
+    high = F(settings[6])
+    zero = np.int64(0)
+    inputs = obs.shape[1]
+    actions = action.shape[1]
+    wide = padded(size)
+    critics = make_net(critic_sizes, members, wide)
+    policy = make_net(actor_sizes, np.int64(1), wide)
+    row_length = max(padded(critic_sizes.max()), padded(actor_sizes.max()))
+    slopes = np.zeros(2 * row_length * wide, F)
+    scratch = (slopes, np.zeros(wide * row_length, F), row_length)
+    x = np.zeros((padded(inputs + actions) + 1, wide), F)
+    flat_x = x.reshape(-1)
+    own_action = x[inputs:][:actions]
+    policy_place = output_places(policy)[0]
+    outputs = policy[2][policy_place:][: 2 * actions * wide].reshape(2 * actions, wide)
+    q = critics[2]
+    places = output_places(critics)
+    squeezed = np.zeros((actions, wide), F)
+    deviation = np.zeros((actions, wide), F)
+    slope = np.zeros((actions, wide), F)
+    log_prob = np.zeros(wide, F)
+    value = np.zeros(wide, F)
+    goal = np.zeros(wide, F)
+    chosen = np.zeros(wide, np.int64)
+    single_output = np.zeros(wide, np.int64)
+    metrics = np.zeros(5)
 
     for update in range(len(noise)):
-        begin, weight = update * size, F(math.exp(alpha[0][0]))
+        begin = update * size
+        alpha = F(math.exp(log_alpha[0][0]))
         gather(next_obs, begin, size, whitening[0], whitening[1], x)
-        forward(actor[0], zero, one, actor_sizes, flat_x, wide, policy, zero, actor_block, wide)
-        sample(outputs, noise[update, 1], low, high, x[inputs:][:acts], squeezed, moved, log_prob, size)
-        for m in range(members):
-            forward(target, m, members, critic_sizes, flat_x, wide, q, places[m] - places[0], block, wide)
-        aggregated(q, places, least, size, value, chosen)
+        forward(actor[0], zero, policy, flat_x, wide)
+        sample(outputs, noise[update, 1], low, high, own_action, squeezed, deviation, log_prob, size)
+        for member in range(members):
+            forward(target, member, critics, flat_x, wide)
+        aggregate(q, places, least, size, value, chosen)
         for j in range(size):
-            goal[j] = reward[begin + j] + discount[begin + j] * (value[j] - weight * log_prob[j])
+            goal[j] = reward[begin + j] + discount[begin + j] * (value[j] - alpha * log_prob[j])
 
         gather(obs, begin, size, whitening[0], whitening[1], x)
         for j in range(size):
-            for i in range(acts):
-                x[inputs + i, j] = action[begin + j, i]
-        regress(
-            critic, target, critic_sizes, members, flat_x, wide, q, block, back, flipped, lines, size, goal, taken,
-            steps[0] + update + 1, settings, found,
-        )  # fmt: skip
+            for i in range(actions):
+                own_action[i, j] = action[begin + j, i]
+        step = steps[0] + update + 1
+        regress(critic, target, critics, flat_x, scratch, wide, size, goal, single_output, step, settings, metrics)
 
-        forward(actor[0], zero, one, actor_sizes, flat_x, wide, policy, zero, actor_block, wide)
-        sample(outputs, noise[update, 0], low, high, x[inputs:][:acts], squeezed, moved, log_prob, size)
-        for m in range(members):
-            forward(critic[0], m, members, critic_sizes, flat_x, wide, q, places[m] - places[0], block, wide)
-        aggregated(q, places, least, size, value, chosen)
-        slope[:] = ZERO
-        for m in range(members):
-            for j in range(size):
-                back[j] = (ONE if chosen[j] == m else ZERO) if least else ONE / F(members)
-            at = backward(
-                critic[0], none, m, members, critic_sizes, flat_x, wide, q, places[m] - places[0], block, back,
-                flipped, lines, size, inputs,
-            )  # fmt: skip
-            for i in range(acts):
-                for j in range(size):
-                    slope[i, j] += back[at + i * wide + j]
-        entropy, objective, half = 0.0, 0.0, HALF * (high - low)
+        forward(actor[0], zero, policy, flat_x, wide)
+        sample(outputs, noise[update, 0], low, high, own_action, squeezed, deviation, log_prob, size)
+        for member in range(members):
+            forward(critic[0], member, critics, flat_x, wide)
+        aggregate(q, places, least, size, value, chosen)
+        action_slopes(critic, critics, flat_x, scratch, wide, size, inputs, chosen, least, slope)
+        entropy = 0.0
+        objective = 0.0
         for j in range(size):
             entropy -= log_prob[j] / size
-            objective += (value[j] - weight * log_prob[j]) / size
-        for i in range(acts):
-            d_mean, d_raw = back[i * wide :][:size], back[(acts + i) * wide :][:size]
-            for j in range(size):
-                own = x[inputs + i, j]
-                d_mean[j] = (TWO * weight * own - slope[i, j] * (ONE - own * own)) / F(size)
-                flat = ONE - squeezed[i, j] * squeezed[i, j]
-                d_raw[j] = (d_mean[j] * moved[i, j] - weight / F(size)) * flat * half
-        backward(
-            actor[0], actor[1], zero, one, actor_sizes, flat_x, wide, policy, zero, actor_block, back, flipped, lines,
-            size, -one,
-        )  # fmt: skip
-        adam(actor[0], actor[1], actor[2], actor[3], steps[1] + update + 1, rate, longest)
-        if learned:
-            alpha[1][0] = F(entropy - wanted)
-            adam(alpha[0], alpha[1], alpha[2], alpha[3], steps[2] + update + 1, rate, infinite)
-        found[2], found[3], found[4] = -objective, weight, entropy
-    return found
+            objective += (value[j] - alpha * log_prob[j]) / size
+        half = HALF * (high - low)
+        policy_slopes(own_action, slope, squeezed, deviation, alpha, half, slopes, wide, size)
+        backward(actor[0], actor[1], zero, policy, flat_x, scratch, wide, size, np.int64(-1))
+        step = steps[1] + update + 1
+        adam(actor[0], actor[1], actor[2], actor[3], step, settings[0], settings[2])
+        if settings[4] > 0:
+            log_alpha[1][0] = F(entropy - settings[3])
+            step = steps[2] + update + 1
+            adam(log_alpha[0], log_alpha[1], log_alpha[2], log_alpha[3], step, settings[0], np.inf)
+        metrics[2] = -objective
+        metrics[3] = alpha
+        metrics[4] = entropy
+    return metrics
 
 
 @compiled
@@ -247,40 +333,47 @@ def deep_q(
 
     Of `settings` it reads the learning rate, tau and the longest gradient; it returns loss and mean value.
     """
-    inputs, acts, wide = obs.shape[1], action.shape[1], padded(size)
-    lines = padded(sizes.max())
-    q, block = space(sizes, members, size)
-    back, flipped = np.zeros(2 * lines * wide, F), np.zeros(wide * lines, F)
-    x, picked = np.zeros((padded(inputs) + 1, wide), F), np.zeros(members * wide, F)
-    flat_x, values, whole = x.reshape(-1), np.zeros((acts, wide), F), block * (len(sizes) - 1)
-    goal, best, found = np.zeros(wide, F), np.zeros(wide, np.int64), np.zeros(2)
-    places = np.array([m * wide for m in range(members)])
+    inputs = obs.shape[1]
+    actions = action.shape[1]
+    wide = padded(size)
+    critics = make_net(sizes, members, wide)
+    row_length = padded(sizes.max())
+    scratch = (np.zeros(2 * row_length * wide, F), np.zeros(wide * row_length, F), row_length)
+    x = np.zeros((padded(inputs) + 1, wide), F)
+    flat_x = x.reshape(-1)
+    q = critics[2]
+    places = output_places(critics)
+    total = np.zeros((actions, wide), F)
+    # Values of one action, member after member, and where each member's begin.
+    picked = np.zeros(members * wide, F)
+    picked_places = np.array([member * wide for member in range(members)])
+    goal = np.zeros(wide, F)
+    index = np.zeros(wide, np.int64)
+    metrics = np.zeros(2)
 
     for update in range(len(obs) // size):
         begin = update * size
         gather(next_obs, begin, size, whitening[0], whitening[1], x)
-        values[:] = ZERO
-        for m in range(members):
-            forward(critic[0], m, members, sizes, flat_x, wide, q, m * whole, block, wide)
-            for i in range(acts):
-                row = q[(m + 1) * whole - block + i * wide :][:size]
+        total[:] = ZERO
+        for member in range(members):
+            forward(critic[0], member, critics, flat_x, wide)
+            for i in range(actions):
+                row = q[places[member] + i * wide :][:size]
                 for j in range(size):
-                    values[i, j] += row[j]
+                    total[i, j] += row[j]
         for j in range(size):
-            best[j] = values[:, j].argmax()
-        for m in range(members):
-            forward(target, m, members, sizes, flat_x, wide, q, m * whole, block, wide)
+            index[j] = total[:, j].argmax()
+        for member in range(members):
+            forward(target, member, critics, flat_x, wide)
             for j in range(size):
-                picked[m * wide + j] = q[(m + 1) * whole - block + best[j] * wide + j]
-        aggregated(picked, places, least, size, goal, best)
+                picked[member * wide + j] = q[places[member] + index[j] * wide + j]
+        aggregate(picked, picked_places, least, size, goal, index)
         for j in range(size):
             goal[j] = reward[begin + j] + discount[begin + j] * goal[j]
 
         gather(obs, begin, size, whitening[0], whitening[1], x)
         for j in range(size):
-            best[j] = action[begin + j].argmax()
-        regress(
-            critic, target, sizes, members, flat_x, wide, q, block, back, flipped, lines, size, goal, best,
-            steps[0] + update + 1, settings, found,
-        )  # fmt: skip
-    return found
+            index[j] = action[begin + j].argmax()
+        step = steps[0] + update + 1
+        regress(critic, target, critics, flat_x, scratch, wide, size, goal, index, step, settings, metrics)
+    return metrics

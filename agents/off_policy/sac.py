@@ -32,16 +32,26 @@ from torch import Tensor
 from agents.networks.actor_critic import CLIP
 from agents.networks.heads import HEADS
 from agents.networks.stacked import ACTIVATIONS, NORMS, Stacked
-from agents.off_policy.closed_form import LOG_STD, ClosedFormUpdate
+from agents.off_policy.closed_form import (
+    LOG_STD_HALF_RANGE,
+    MAX_LOG_STD,
+    MIN_LOG_STD,
+    ClosedFormUpdate,
+)
 from agents.replay.replay import Rows
 from lodestar.numerics.flat import Flat
 from lodestar.settings import Settings, setting
 from lodestar.state import Stateful
 
+# Of a Gaussian's log-density.
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+# Picks from a critic's outputs (K, B, values, head) those of the action that was taken.
 Pick = Callable[[Tensor], Tensor]
-RATE = 0.01  # at which running quantiles follow
-EDGE = 0.01  # share of rewards beyond each quantile
+# Rate at which the running quantiles of rewards follow, and the share of rewards beyond each.
+QUANTILE_RATE = 0.01
+QUANTILE_TAIL = 0.01
+# Power iterations for the first weights, so that the spectral bound holds from the first step on.
+FIRST_POWER_ITERATIONS = 20
 
 
 @dataclass
@@ -97,32 +107,57 @@ class LearnerConfig(Settings):
         self.first_alpha()
 
     def first_alpha(self) -> float:
+        """The entropy's first weight; a ValueError for what is no weight."""
         text = str(self.entropy)
         learned = text.startswith("auto")
+        if learned:
+            text = text.removeprefix("auto").removeprefix("_") or "1"
         try:
-            value = float(text.removeprefix("auto").removeprefix("_") or 1.0) if learned else float(text)
+            alpha = float(text)
         except ValueError:
-            value = -1.0
-        if not (0 < value < math.inf if learned else 0 <= value < math.inf):
+            alpha = -1.0
+        # A learned weight is learned as its logarithm, so that it cannot begin at 0.
+        is_weight = 0 < alpha < math.inf or (alpha == 0 and not learned)
+        if not is_weight:
             raise ValueError(f"agent.entropy={self.entropy!r}; give auto, auto_0.1, or a number that is 0 or more")
-        return value
+        return alpha
 
 
 class Critics(Stateful):
     """K networks of `obs_size` + `action_size` inputs (0: all actions) and `values` outputs, with targets."""
 
     saved: ClassVar[tuple[str, ...]] = (
-        *("critic", "critic_flat", "target_flat", "head", "mean", "scale", "whitened", "low", "high", "watched"),
-        *("vectors", "generator"),
+        "critic",
+        "critic_flat",
+        "target_flat",
+        "head",
+        "mean",
+        "scale",
+        "whitened",
+        "low",
+        "high",
+        "watched",
+        "vectors",
+        "generator",
     )
 
     def __init__(
-        self, obs_size: int, action_size: int, values: int, config: LearnerConfig, *, seed: int, device: str
+        self,
+        obs_size: int,
+        action_size: int,
+        values: int,
+        config: LearnerConfig,
+        *,
+        seed: int,
+        device: str,
     ) -> None:
-        self.config, self.values, self.device = config, values, torch.device(device)
+        self.config = config
+        self.obs_size = obs_size
+        self.values = values
+        self.device = torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.head = HEADS[config.head]().to(self.device)
-        self.critic = Stacked(
+        critic = Stacked(
             config.critics,
             obs_size + action_size,
             config.net_arch,
@@ -130,29 +165,38 @@ class Critics(Stateful):
             activation=config.activation,
             norm=config.norm,
             dropout=config.dropout,
-            last=1.0 if config.head == "mse" else 0.0,  # equal bins have the value 0; random ones could have a million
+            # Bins of equal weight have the value 0; random ones could have one of a million.
+            last=1.0 if config.head == "mse" else 0.0,
             seed=seed,
-        ).to(self.device)
-        self.critic_flat = Flat.over(list(self.critic.parameters()))
+        )
+        self.critic = critic.to(self.device)
+        parameters = list(self.critic.parameters())
+        self.critic_flat = Flat.over(parameters)
         self.target_flat = self.critic_flat.value.clone()
-        sizes = [p.numel() for p in self.critic.parameters()]
-        self.target = [t.view_as(p) for t, p in zip(self.target_flat.split(sizes), self.critic.parameters())]
+        pieces = self.target_flat.split([parameter.numel() for parameter in parameters])
+        self.target = [piece.view_as(like) for piece, like in zip(pieces, parameters)]
+        # Observations' means, and reciprocals of their standard deviations.
         self.mean = torch.zeros(obs_size, device=self.device)
-        self.scale = torch.ones(obs_size, device=self.device)  # multiplies: 1 / standard deviation
-        # How often `whiten` and `watch` were called, and quantiles of rewards.
-        self.whitened, self.watched, self.low, self.high = (torch.zeros((), device=self.device) for _ in range(4))
+        self.scale = torch.ones(obs_size, device=self.device)
+        # How often `whiten` and `watch` were called, and the running quantiles of rewards.
+        self.whitened = torch.zeros((), device=self.device)
+        self.watched = torch.zeros((), device=self.device)
+        self.low = torch.zeros((), device=self.device)
+        self.high = torch.zeros((), device=self.device)
+        # For each layer's weights (K, I, O) the right singular vectors of the power iteration.
         self.vectors: list[Tensor] = []
         if config.lipschitz == "spectral":
             draw = torch.Generator().manual_seed(seed)
-            starts = [torch.randn(p.shape[0], p.shape[2], 1, generator=draw) for p in self._matrices()]
-            self.vectors = [start.to(self.device) for start in starts]
-            for _ in range(20):
+            for weight in self._matrices():
+                start = torch.randn(weight.shape[0], weight.shape[2], 1, generator=draw)
+                self.vectors.append(start.to(self.device))
+            for _ in range(FIRST_POWER_ITERATIONS):
                 self.bound_weights()
             self.target_flat.copy_(self.critic_flat.value)
 
     def _matrices(self) -> list[Tensor]:
         """The layers' weights (K, I, O); without a norm every second parameter is one."""
-        return [p.detach() for p in self.critic.weights()[::2]]
+        return [parameter.detach() for parameter in self.critic.weights()[::2]]
 
     def inputs(self, obs: Tensor) -> Tensor:
         """Observations (..., D) as networks read them: centred, divided by their deviation, and cut at ten."""
@@ -161,7 +205,8 @@ class Critics(Stateful):
     @torch.no_grad()
     def whiten(self, mean: Tensor, std: Tensor) -> None:
         """Set the observations' mean and deviation (D,); the first layers then keep values and actions as they were."""
-        mean, std = (torch.as_tensor(x, dtype=torch.float32, device=self.device) for x in (mean, std))
+        mean = torch.as_tensor(mean, dtype=torch.float32, device=self.device)
+        std = torch.as_tensor(std, dtype=torch.float32, device=self.device)
         scale = 1 / std.clamp(min=1e-3)
         if self.whitened > 0:
             self._fold(self.scale / scale, (mean - self.mean) * self.scale)
@@ -177,8 +222,10 @@ class Critics(Stateful):
 
     def _outputs(self, x: Tensor, target: bool = False, **options: Any) -> Tensor:
         """Outputs of the critics, or of their targets: (K, B, values, outputs of the head)."""
+        # CrossQ, whose critics have batch normalisation, has no targets.
         weights = self.target if target and self.critic.renorms is None else None
-        return self.critic(x, weights, **options).unflatten(-1, (self.values, self.head.outputs))
+        outputs = self.critic(x, weights, **options)
+        return outputs.unflatten(-1, (self.values, self.head.outputs))
 
     def aggregate(self, q: Tensor, drawn: bool = False) -> Tensor:
         """Values (K, ...) -> the smallest or the mean (...).
@@ -186,37 +233,42 @@ class Critics(Stateful):
         With a `subset` the smallest of so many if `drawn`, else the mean of all: the least of many critics is far below
         what any of them says, and a policy that ascends it avoids whatever they disagree on.
         """
-        if self.config.subset:
-            if not drawn:
-                return q.mean(0)
+        subset = self.config.subset
+        if subset and drawn:
             order = torch.rand(len(q), generator=self.generator, device=self.device).argsort()
-            return q[order[: self.config.subset]].amin(0)
-        return q.amin(0) if self.config.target == "min" else q.mean(0)
+            return q[order[:subset]].amin(0)
+        if subset or self.config.target == "mean":
+            return q.mean(0)
+        return q.amin(0)
 
     @torch.no_grad()
     def watch(self, reward: Tensor) -> None:
+        """Move the running quantiles towards those of rewards (B,); the first ones are taken as they are."""
         ordered = reward.sort().values
         last = len(ordered) - 1
-        rate = torch.clamp(1 / (self.watched + 1), min=RATE)
-        for running, place in ((self.low, int(EDGE * last)), (self.high, last - int(EDGE * last))):
-            running += rate * (ordered[place] - running)
+        tail = int(QUANTILE_TAIL * last)
+        rate = torch.clamp(1 / (self.watched + 1), min=QUANTILE_RATE)
+        self.low += rate * (ordered[tail] - self.low)
+        self.high += rate * (ordered[last - tail] - self.high)
         self.watched += 1
 
     def bounded(self, target: Tensor) -> Tensor:
         """Targets, clipped to what rewards within their quantiles can sum up to."""
         if not self.config.bounded_targets:
             return target
-        most = 1 / (1 - self.config.gamma)
-        return torch.minimum(torch.maximum(target, self.low.clamp(max=0) * most), self.high.clamp(min=0) * most)
+        horizon = 1 / (1 - self.config.gamma)
+        lowest = self.low.clamp(max=0) * horizon
+        highest = self.high.clamp(min=0) * horizon
+        return torch.minimum(torch.maximum(target, lowest), highest)
 
     def descend(self, loss: Tensor) -> None:
-        flat, config = self.critic_flat, self.config
-        flat.grad.zero_()
+        """One step of Adam for the critics, and of their targets after them."""
+        self.critic_flat.grad.zero_()
         loss.backward(inputs=list(self.critic.parameters()))
-        flat.step(config.learning_rate, config.max_grad_norm)
+        self.critic_flat.step(self.config.learning_rate, self.config.max_grad_norm)
         if self.vectors:
             self.bound_weights()
-        self.target_flat.lerp_(flat.value, config.tau)
+        self.target_flat.lerp_(self.critic_flat.value, self.config.tau)
 
     @torch.no_grad()
     def bound_weights(self) -> None:
@@ -260,37 +312,38 @@ class Critics(Stateful):
             self.watch(reward)
         target = self.bounded(target)
         self.head.watch(target)
-        out = pick(out)
-        loss = self.head.loss(out, target).mean(-1).sum()
-        q = self.head.value(out)
+        prediction = pick(out)
+        q = self.head.value(prediction)
+        critic_loss = self.head.loss(prediction, target).mean(-1).sum()
+        loss = critic_loss
         if self.config.lipschitz == "robust":
-            self.descend(loss + self.config.lipschitz_weight * self.robust_penalty(x, q, pick))
-        else:
-            self.descend(loss)
+            loss = critic_loss + self.config.lipschitz_weight * self.robust_penalty(x, q, pick)
+        self.descend(loss)
         q = q.detach()
-        return {"critic_loss": loss.detach(), "q": q.mean(), "td": (q.mean(0) - target).abs()}
+        return {"critic_loss": critic_loss.detach(), "q": q.mean(), "td": (q.mean(0) - target).abs()}
 
     def robust_penalty(self, x: Tensor, q: Tensor, pick: Pick) -> Tensor:
         """The squared change of q (K, B) under the worst small change of the observation: mean over B, sum over K."""
         start = x.detach().expand(len(q), *x.shape).clone().requires_grad_()
         with torch.enable_grad():
-            (slope,) = torch.autograd.grad(self.head.value(pick(self._outputs(start))).sum(), start)
+            total = self.head.value(pick(self._outputs(start))).sum()
+            (slope,) = torch.autograd.grad(total, start)
         step = self.config.lipschitz_radius * slope.sign()
-        step[..., len(self.mean) :] = 0  # actions stay
-        moved = self.head.value(pick(self._outputs(x.detach() + step)))
-        return (moved - q).square().mean(-1).sum()
+        # The observation is disturbed, and the action behind it is not.
+        step[..., len(self.mean) :] = 0
+        disturbed_q = self.head.value(pick(self._outputs(x.detach() + step)))
+        return (disturbed_q - q).square().mean(-1).sum()
 
 
 def squashed(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Actions of a tanh Gaussian, and their log-densities, of means and raw log stds (..., 2A), and noise (..., A)."""
     mean, raw = outputs.chunk(2, -1)
-    low, high = LOG_STD
-    log_std = low + 0.5 * (high - low) * (torch.tanh(raw) + 1)
-    before = torch.addcmul(mean, log_std.exp(), noise)
-    # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which no large u rounds to log 0
-    steep = 2 * (math.log(2) - before - F.softplus(-2 * before))
-    log_prob = (-0.5 * noise.square() - HALF_LOG_2PI - log_std - steep).sum(-1)
-    return torch.tanh(before), log_prob
+    log_std = MIN_LOG_STD + LOG_STD_HALF_RANGE * (torch.tanh(raw) + 1)
+    u = torch.addcmul(mean, log_std.exp(), noise)
+    # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which no large u rounds to log 0.
+    log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))
+    log_prob = (-0.5 * noise.square() - HALF_LOG_2PI - log_std - log_slope).sum(-1)
+    return torch.tanh(u), log_prob
 
 
 class SoftActorCritic(Critics):
@@ -309,19 +362,29 @@ class SoftActorCritic(Critics):
         fused: bool = True,
     ) -> None:
         super().__init__(obs_size, action_size, 1, config, seed=seed, device=device)
-        self.obs_size, self.action_size = obs_size, action_size
-        self.actor = Stacked(
-            1, obs_size, config.net_arch, 2 * action_size, activation=config.activation, seed=seed + 1
-        ).to(self.device)
-        with torch.no_grad():  # std begins near 1: behind the tanh that is nearly uniform
-            self.actor.stack[-1][..., action_size:] += math.atanh((LOG_STD[0] + LOG_STD[1]) / (LOG_STD[0] - LOG_STD[1]))
+        self.action_size = action_size
+        actor = Stacked(
+            1,
+            obs_size,
+            config.net_arch,
+            2 * action_size,
+            activation=config.activation,
+            seed=seed + 1,
+        )
+        self.actor = actor.to(self.device)
+        # The deviation begins near 1: behind the tanh that is nearly uniform.
+        raw_of_one = math.atanh((MIN_LOG_STD + MAX_LOG_STD) / (MIN_LOG_STD - MAX_LOG_STD))
+        with torch.no_grad():
+            self.actor.stack[-1][..., action_size:] += raw_of_one
         self.actor_flat = Flat.over(list(self.actor.parameters()))
         self.learned_alpha = str(config.entropy).startswith("auto")
-        first = config.first_alpha()
-        self.log_alpha = torch.full((1,), math.log(first) if first > 0 else -math.inf, device=self.device)
+        alpha = config.first_alpha()
+        log_alpha = math.log(alpha) if alpha > 0 else -math.inf
+        self.log_alpha = torch.full((1,), log_alpha, device=self.device)
         self.alpha_flat = Flat(self.log_alpha)
-        entropy = config.target_entropy
-        self.target_entropy = -float(action_size) if entropy is None else float(entropy)
+        self.target_entropy = -float(action_size)
+        if config.target_entropy is not None:
+            self.target_entropy = float(config.target_entropy)
         self.fused = ClosedFormUpdate(self) if fused and ClosedFormUpdate.fits(self) else None
 
     @property
@@ -331,8 +394,8 @@ class SoftActorCritic(Critics):
     def sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Actions (B, A) and their log-densities (B,), differentiable in obs and policy."""
         outputs = self.actor(self.inputs(obs))[0]
-        noise = torch.empty_like(outputs[..., : self.action_size]).normal_(generator=self.generator)
-        return squashed(outputs, noise)
+        noise = torch.empty_like(outputs[..., : self.action_size])
+        return squashed(outputs, noise.normal_(generator=self.generator))
 
     @torch.no_grad()
     def act(self, obs: Tensor, deterministic: bool = False) -> Tensor:
@@ -343,20 +406,26 @@ class SoftActorCritic(Critics):
 
     def q(self, obs: Tensor, action: Tensor, target: bool = False) -> Tensor:
         """Values of each critic, or of its target, of (B, D) and (B, A): (K, B)."""
-        return self.head.value(_only(self._outputs(self.read(obs, action)[0], target)))
+        x, pick = self.read(obs, action)
+        return self.head.value(pick(self._outputs(x, target)))
 
     def next_value(self, next_obs: Tensor) -> Tensor:
         """Value of a state by the targets, the entropy of its first action included: (B,)."""
         action, log_prob = self.sample(next_obs)
-        return self.aggregate(self.q(next_obs, action, target=True), drawn=True) - self.alpha * log_prob
+        q = self.q(next_obs, action, target=True)
+        return self.aggregate(q, drawn=True) - self.alpha * log_prob
 
     def entropy_reward(self, obs: Tensor) -> Tensor:
         return -self.alpha * self.sample(obs)[1]
 
     def update(self, rows: Rows, actor: bool = True) -> dict[str, Tensor]:
+        """One step of the critics, and of policy and entropy weight if `actor`."""
         if self.fused is not None and actor:
             return self.fused.update(rows)
-        metrics = super().update(rows) if self.critic.renorms is None else self._joint_step(rows)
+        if self.critic.renorms is None:
+            metrics = super().update(rows)
+        else:
+            metrics = self._joint_step(rows)
         if not actor:
             return metrics
         action, log_prob = self.sample(rows.obs)
@@ -364,20 +433,21 @@ class SoftActorCritic(Critics):
         return metrics | self.actor_step(objective, log_prob)
 
     def read(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Pick]:
-        return torch.cat([self.inputs(obs), action], -1), _only
+        return torch.cat([self.inputs(obs), action], -1), _pick_single
 
     def actor_step(self, objective: Tensor, log_prob: Tensor) -> dict[str, Tensor]:
         """Ascend `objective` (...), its entropy bonus included, and adapt the entropy's weight."""
-        flat, config = self.actor_flat, self.config
         loss = -objective.mean()
-        flat.grad.zero_()
-        loss.backward(inputs=list(self.actor.parameters()))  # critics and models get no gradient from it
-        flat.step(config.learning_rate, config.max_grad_norm)
+        self.actor_flat.grad.zero_()
+        # Critics and models get no gradient from the policy's loss.
+        loss.backward(inputs=list(self.actor.parameters()))
+        self.actor_flat.step(self.config.learning_rate, self.config.max_grad_norm)
         return {"actor_loss": loss.detach(), **self.entropy_step(log_prob.detach())}
 
     def entropy_step(self, log_prob: Tensor) -> dict[str, Tensor]:
         """Equation 18, for log alpha: (...) log-densities of the policy's actions."""
-        entropy, alpha = -log_prob.mean(), self.alpha
+        entropy = -log_prob.mean()
+        alpha = self.alpha
         if self.learned_alpha:
             self.alpha_flat.grad.copy_(entropy - self.target_entropy)
             self.alpha_flat.step(self.config.learning_rate, math.inf)
@@ -386,19 +456,20 @@ class SoftActorCritic(Critics):
     def _joint_step(self, rows: Rows) -> dict[str, Tensor]:
         """CrossQ: both states in one batch, so that its statistics are those of both, and no target network."""
         with torch.no_grad():
-            action, log_prob = self.sample(rows.next_obs)
-        obs = self.inputs(torch.cat([rows.obs, rows.next_obs]))
-        x = torch.cat([obs, torch.cat([rows.action, action])], -1)
+            next_action, log_prob = self.sample(rows.next_obs)
+        both_obs = torch.cat([rows.obs, rows.next_obs])
+        x, pick = self.read(both_obs, torch.cat([rows.action, next_action]))
         out = self._outputs(x, generator=self.generator, batch_stats=True)
-        now, then = out.chunk(2, 1)
-        value = self.aggregate(self.head.value(_only(then.detach()))) - self.alpha * log_prob
-        return self.regress(x[: len(rows.obs)], now, rows.reward + rows.discount * value, _only, rows.reward)
+        now, following = out.chunk(2, 1)
+        next_q = self.head.value(pick(following.detach()))
+        target = rows.reward + rows.discount * (self.aggregate(next_q) - self.alpha * log_prob)
+        return self.regress(x[: len(rows.obs)], now, target, pick, rows.reward)
 
     def _fold(self, scale: Tensor, shift: Tensor) -> None:
         super()._fold(scale, shift)
         self.actor.fold(scale, shift)
 
 
-def _only(outputs: Tensor) -> Tensor:
+def _pick_single(outputs: Tensor) -> Tensor:
     """The single value that a critic gives: (K, B, 1, head) -> (K, B, head)."""
     return outputs[..., 0, :]

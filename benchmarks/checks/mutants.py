@@ -58,8 +58,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (file, before, after) of a li
     ): "the product is an array of its own already",
     (
         "agents/off_policy/sac.py",
-        "1, obs_size, config.net_arch, 2 * action_size, activation=config.activation, seed=seed + 1",
-        "1, obs_size, config.net_arch, 2 * action_size, activation=config.activation, seed=seed - 1",
+        "seed=seed + 1,",
+        "seed=seed - 1,",
     ): "another seed of the first weights",
     (
         "agents/dynamics/sindy.py",

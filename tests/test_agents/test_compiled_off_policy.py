@@ -85,7 +85,7 @@ def test_nan_reaches_the_weights_and_is_not_hidden():
 
 
 def test_auto_changes_over_at_the_same_update_when_it_is_continued(monkeypatch):
-    monkeypatch.setattr(compiled, "LONG", 60)
+    monkeypatch.setattr(compiled, "TORCH_UPDATES", 60)
     settings = {"preset": "sac", "learning_starts": 20, "updates_per_step": 1.0, "net_arch": [16]}
     whole, after, in_torch = (agent(**settings, path=path) for path in ("auto", "auto", "torch"))
     in_torch.learn(140)
