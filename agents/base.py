@@ -31,10 +31,15 @@ from lodestar.state import Stateful, get_state, set_state
 if TYPE_CHECKING:
     from agents.networks.actor_critic import SpaceEncoding
 
-WINDOW = 100  # episodes that mean returns look back on
-GIVE_UP = 3  # recoveries in a row
+# Episodes that mean returns look back on.
+RETURN_WINDOW_EPISODES = 100
+# So many failures in a row end a run: recovery is tried once less.
+MAX_FAILURES_IN_A_ROW = 3
 
-# Rewards (N,) and ended (N,) of the last step, the observation to act on next -> whether to continue
+# Steps for which `whole_episodes` has room.
+MAX_STEPS_OF_EPISODES = 10**7
+
+# Rewards (N,) and ended (N,) of the last step, the observation to act on next -> whether to continue.
 OnStep = Callable[[Array, Array, Obs], bool]
 
 
@@ -43,10 +48,12 @@ class TaskScorer(Stateful):
 
     requires: frozenset[str] = frozenset({"reward"})
     relabelable = True
-    is_task, keeps = True, False
+    is_task = True
+    keeps = False
 
     def __init__(self, gamma: float) -> None:
-        self.streams: Mapping[str, Any] = {"task": SimpleNamespace(gamma=gamma, episodic=True)}
+        stream = SimpleNamespace(gamma=gamma, episodic=True)
+        self.streams: Mapping[str, Any] = {"task": stream}
 
     def initial_memory(self, n: int) -> Memory:
         return {}
@@ -91,25 +98,29 @@ class BaseAgent(Predictor):
     """
 
     Config: ClassVar[type[Any]]
-    driver: ClassVar[str] = "scorer"  # it takes the reward itself, as `scorer`
+    # The agent asks for the reward itself, as `scorer`.
+    driver: ClassVar[str] = "scorer"
     n_envs: ClassVar[int] = 8
-    masks: ClassVar[bool] = False  # whether it reads action masks
-    recovers: ClassVar[bool] = False  # whether it returns to finite weights by itself
+    # Whether it reads action masks.
+    masks: ClassVar[bool] = False
+    # Whether it returns to finite weights by itself.
+    recovers: ClassVar[bool] = False
     scorer_type: ClassVar[type[Any]] = StreamScorer
-    assigns_credit: ClassVar[bool] = False  # whether a stream's reward may count otherwise than in a sum
-    saved: ClassVar[dict[str, str]] = {  # path in the saved state -> attribute
+    # Whether a stream's reward may count otherwise than in a sum.
+    assigns_credit: ClassVar[bool] = False
+    # What a checkpoint holds: path in the saved state -> attribute.
+    saved: ClassVar[dict[str, str]] = {
         "modules.policy": "policy",
         "counters.timesteps": "num_timesteps",
         "counters.updates": "_n_updates",
         "rng": "rng",
     }
-    recoverable: ClassVar[dict[str, str]] = {}  # the same, of what recovery brings back
-    in_file: ClassVar[dict[str, str]] = {"timesteps": "num_timesteps", "updates": "_n_updates"}  # beside the weights
-    lasting: ClassVar[dict[str, str]] = {  # what outlives a change of the reward, beside the weights
-        **in_file,
-        "rng": "rng",
-        "episodes": "episodes",
-    }
+    # The same, of what recovery brings back.
+    recoverable: ClassVar[dict[str, str]] = {}
+    # The same, of what a file holds beside the weights.
+    in_file: ClassVar[dict[str, str]] = {"timesteps": "num_timesteps", "updates": "_n_updates"}
+    # The same, of what outlives a change of the reward, beside the weights.
+    lasting: ClassVar[dict[str, str]] = {**in_file, "rng": "rng", "episodes": "episodes"}
     scorer: StreamScorer
     steps: "Steps"
     encoding: "SpaceEncoding"
@@ -129,29 +140,47 @@ class BaseAgent(Predictor):
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
-        self.config = config = self.Config() if config is None else config
+        if config is None:
+            config = self.Config()
         check_config(config, self.Config)
         require_vector(envs)
-        self.envs, self.seed, self.device = envs, seed, torch.device("cpu" if device == "auto" else device)
-        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
+        self.config = config
+        self.envs = envs
+        self.seed = seed
+        self.device = torch.device("cpu" if device == "auto" else device)
+        self.observation_space = envs.single_observation_space
+        self.action_space = envs.single_action_space
         self.check(self.observation_space, self.action_space)
-        self.scorer = TaskScorer(config.gamma) if scorer is None else scorer
+        if scorer is None:
+            scorer = TaskScorer(config.gamma)
+        self.scorer = scorer
+        self._check_scorer()
+        self.notes: list[str] = []
+        self.num_timesteps = 0
+        self._total_timesteps = 0
+        self._n_updates = 0
+        # It writes nowhere until `set_logger`.
+        self.logger = Logger(None, [])
+        self._learning = False
+        # What `recoverable` names, when it was last found finite.
+        self._finite: dict[str, Any] | None = None
+        self._restored = 0
+        self._restored_in_row = 0
+        self._set_up()
+
+    def _check_scorer(self) -> None:
+        """Raise a ValueError for a scorer without members that are needed, or that needs credit this agent lacks."""
         if not isinstance(self.scorer, self.scorer_type) or not self.scorer.streams:
             raise ValueError(
-                f"scorer={scorer!r} has no streams, or lacks members of envs.types.{self.scorer_type.__name__}; "
-                "give what rewards.make returns, or None for the task's own reward"
+                f"scorer={self.scorer!r} has no streams, or lacks members of "
+                f"envs.types.{self.scorer_type.__name__}; give what rewards.make returns, or None "
+                "for the task's own reward"
             )
-        if not self.assigns_credit or getattr(config, "streams", "") == "sum":
-            refuse_credit = getattr(self.scorer, "only_sums", None)  # a scorer of one's own has no credit to assign
+        if not self.assigns_credit or getattr(self.config, "streams", "") == "sum":
+            # A user's own scorer has no credit to assign, and so no such method.
+            refuse_credit = getattr(self.scorer, "only_sums", None)
             if refuse_credit is not None:
                 refuse_credit(f"this {type(self).__name__}")
-        self.notes: list[str] = []
-        self.num_timesteps = self._total_timesteps = self._n_updates = 0
-        self.logger = Logger(None, [])  # writes nowhere until `set_logger`
-        self._learning = False
-        self._finite: dict[str, Any] | None = None  # what `recoverable` names, when it was last found finite
-        self._restored = self._restored_in_row = 0
-        self._set_up()
 
     @abstractmethod
     def _set_up(self) -> None:
@@ -178,7 +207,8 @@ class BaseAgent(Predictor):
         """Act and learn for `total_timesteps` steps in whole rollouts; a FloatingPointError at NaN or infinity."""
         if reset_num_timesteps:
             self.num_timesteps = 0
-        self._began, self._began_at = time.perf_counter(), self.num_timesteps
+        self._began = time.perf_counter()
+        self._began_at = self.num_timesteps
         self._total_timesteps = int(total_timesteps) + self.num_timesteps
         callback = BaseAlgorithm._init_callback(self, callback, progress_bar)  # type: ignore[arg-type]
         callback.on_training_start({"self": self, "total_timesteps": int(total_timesteps)}, {})
@@ -187,7 +217,8 @@ class BaseAgent(Predictor):
             callback.update_locals({"rewards": rewards, "dones": ended, "new_obs": obs})
             return bool(callback.on_step())
 
-        iteration, self._learning = 0, True
+        iteration = 0
+        self._learning = True
         try:
             while self.num_timesteps < self._total_timesteps:
                 self.begin_rollout()
@@ -222,15 +253,20 @@ class BaseAgent(Predictor):
     def start_from(self, state: Mapping[str, Any], streams: Sequence[str]) -> None:
         """Begin with the weights of an agent that was trained on these streams, out of its `get_state`."""
         self.policy.load_state_dict(self.fitted(state["modules"]["policy"], {"streams": list(streams)}))
-        set_state(self, {path: name for path, name in self.weights().items() if path != "modules.policy"}, state)
+        others = self.weights()
+        others.pop("modules.policy", None)
+        set_state(self, others, state)
 
     @classmethod
     def weights(cls) -> dict[str, str]:
+        """What an agent begins with that continues another's training: the policy, and what its file adds to it."""
         own = set(cls.in_file.values()) - set(BaseAgent.in_file.values())
         return {path: name for path, name in cls.saved.items() if name in own or path == "modules.policy"}
 
     def _succeed(self, old: Self) -> None:
-        self.policy.load_state_dict(self.fitted(old.policy.state_dict(), {"streams": list(old.scorer.streams)}))
+        """Take over what outlives a change of the reward."""
+        streams = list(old.scorer.streams)
+        self.policy.load_state_dict(self.fitted(old.policy.state_dict(), {"streams": streams}))
         set_state(self, self.lasting, get_state(old, self.lasting))
 
     def begin_rollout(self) -> None:
@@ -243,16 +279,18 @@ class BaseAgent(Predictor):
     def whole_episodes(self, act: Callable[[], Tensor], quota: int, on_step: OnStep) -> Transitions | None:
         """So many of each environment, (T, N), rows after its last not valid; None if `on_step` stopped it."""
         steps = self.steps
-        if (steps.step_index > 0).any():  # every environment is reset, so that all episodes are whole
+        if (steps.step_index > 0).any():
+            # Every environment is reset, so that no episode lacks its beginning.
             steps.obs = None
             steps.seed = int(self.rng.integers(2**31))
             steps.begin()
-        chunk, played = Chunk(10**7), np.zeros(steps.n, int)
-        while (played < quota).any():
+        chunk = Chunk(MAX_STEPS_OF_EPISODES)
+        episodes = np.zeros(steps.n, int)
+        while (episodes < quota).any():
             batch = steps.step(act(), self.encoding)
-            batch = batch.replace(valid=batch.valid & (played < quota))
+            batch = batch.replace(valid=batch.valid & (episodes < quota))
             chunk.add(batch)
-            played += batch.ended
+            episodes += batch.ended
             self.num_timesteps += steps.n
             if not on_step(batch.reward, batch.ended, steps.obs):
                 return None
@@ -289,12 +327,15 @@ class BaseAgent(Predictor):
             self.logger.record(tag, value)
 
     def dump_logs(self, iteration: int = 0) -> None:
-        elapsed, record = max(time.perf_counter() - self._began, 1e-9), self.logger.record
+        elapsed = max(time.perf_counter() - self._began, 1e-9)
+        record = self.logger.record
         if iteration > 0:
             record("time/iterations", iteration, exclude="tensorboard")
         if self.ep_info_buffer:
-            record("rollout/ep_rew_mean", float(np.mean([e["r"] for e in self.ep_info_buffer])))
-            record("rollout/ep_len_mean", float(np.mean([e["l"] for e in self.ep_info_buffer])))
+            returns = [episode["r"] for episode in self.ep_info_buffer]
+            lengths = [episode["l"] for episode in self.ep_info_buffer]
+            record("rollout/ep_rew_mean", float(np.mean(returns)))
+            record("rollout/ep_len_mean", float(np.mean(lengths)))
         if self.ep_success_buffer:
             record("rollout/success_rate", float(np.mean(self.ep_success_buffer)))
         record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -322,8 +363,11 @@ class BaseAgent(Predictor):
             return True
         self._restored += 1
         self._restored_in_row += 1
-        if self._finite is None or self._restored_in_row >= GIVE_UP:
-            name = "learning_rate" if hasattr(self.config, "learning_rate") else "model_learning_rate"
+        if self._finite is None or self._restored_in_row >= MAX_FAILURES_IN_A_ROW:
+            # An agent whose policy learns in a model alone names the model's rate.
+            name = "learning_rate"
+            if not hasattr(self.config, name):
+                name = "model_learning_rate"
             raise FloatingPointError(
                 f"the weights or losses became NaN or infinite {self._restored_in_row} times in a row, the last time "
                 f"after {self.num_timesteps:,} steps; lower agent.{name}={getattr(self.config, name)}, "
@@ -333,28 +377,36 @@ class BaseAgent(Predictor):
         return False
 
     def beside(self) -> dict[str, Any]:
+        # A user's own scorer may have no state.
         reward = self.scorer.state_dict() if hasattr(self.scorer, "state_dict") else {}
-        state = {"streams": list(self.scorer.streams), "reward": reward, **get_state(self, self.in_file)}
-        return state | ({"masked": True} if self.masked else {})
+        state = {"streams": list(self.scorer.streams), "reward": reward}
+        state |= get_state(self, self.in_file)
+        if self.masked:
+            state["masked"] = True
+        return state
 
     @classmethod
     def load(cls, path: str, envs: Any = None, *, scorer: Any = None, seed: int = 0, device: str = "cpu") -> Self:
         """Read an agent back, for the same spaces, with counts and reward state; no scorer: the task's own reward."""
         require_vector(envs)
-        options: dict[str, Any] = {"scorer": scorer, "seed": seed, "device": device}
-        place = "these environments and this reward"
-        agent, state = cls._from_file(path, lambda config: cls(envs, cls.Config(**config), **options), place)
+
+        def build(config: dict[str, Any]) -> Self:
+            return cls(envs, cls.Config(**config), scorer=scorer, seed=seed, device=device)
+
+        agent, state = cls._from_file(path, build, "these environments and this reward")
         if not state:
             return agent
         set_state(agent, cls.in_file, state)
         if state.get("masked"):
             agent.masked = True
-        if scorer is not None and {*scorer.streams} != {*state["streams"]}:
+        if scorer is None:
+            return agent
+        if set(scorer.streams) != set(state["streams"]):
             raise ValueError(
                 f"{path} was trained on {' + '.join(state['streams'])}, not on {' + '.join(scorer.streams)}; load it "
                 "with that reward, or with none, and call set_reward"
             )
-        if scorer is not None and state["reward"]:
+        if state["reward"]:
             try:
                 scorer.load_state_dict(state["reward"])
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -370,14 +422,16 @@ def require_vector(envs: Any) -> None:
 
 def has_reset(envs: gym.vector.VectorEnv) -> bool:
     """Whether all environments were reset or restored, as stepping others would fail; False where they do not tell."""
-    inner: Any = getattr(envs, "unwrapped", envs)  # wrappers of vectors pass on no attributes
-    if isinstance(inner, gym.vector.AsyncVectorEnv):  # a process that is asked what it lacks ends
+    # Wrappers of vectors pass on no attributes.
+    inner: Any = getattr(envs, "unwrapped", envs)
+    # A process of gymnasium's that is asked for an attribute it lacks ends.
+    if isinstance(inner, gym.vector.AsyncVectorEnv):
         return False
     try:
-        known = inner.has_reset if hasattr(inner, "has_reset") else inner.get_attr("has_reset")
+        reset = inner.has_reset if hasattr(inner, "has_reset") else inner.get_attr("has_reset")
     except (AttributeError, NotImplementedError):
         return False
-    return bool(np.all(known))
+    return bool(np.all(reset))
 
 
 class Means(Stateful):
@@ -398,7 +452,8 @@ class Means(Stateful):
     def read(self) -> dict[str, float]:
         """Means since the last call."""
         means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
-        self.sums, self.counts = {}, {}
+        self.sums = {}
+        self.counts = {}
         return means
 
 
@@ -408,29 +463,33 @@ class Episodes(Stateful):
     saved = {"running": "running", "episodes": "returns", "successes": "successes"}
 
     def __init__(self, n: int) -> None:
-        self.running = np.zeros((2, n))  # return and length of the running episodes
-        self.returns: deque[dict[str, float]] = deque(maxlen=WINDOW)
-        self.successes: deque[float] = deque(maxlen=WINDOW)
+        # Return and length of the running episodes.
+        self.running = np.zeros((2, n))
+        self.returns: deque[dict[str, float]] = deque(maxlen=RETURN_WINDOW_EPISODES)
+        self.successes: deque[float] = deque(maxlen=RETURN_WINDOW_EPISODES)
 
     def count(self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray, success: np.ndarray | None) -> None:
         """Add transitions (T, N) in time order; `success` is NaN where nothing was reported, or None for nowhere."""
-        sums = np.cumsum([np.where(valid, reward, 0.0), valid], axis=1, dtype=np.float64)  # (2, T, N)
+        # Returns and lengths since the first row, (2, T, N).
+        sums = np.cumsum([np.where(valid, reward, 0.0), valid], axis=1, dtype=np.float64)
         if not ended.any():
             self.running += sums[:, -1]
             return
         columns, times = np.nonzero(ended.T)
         at_end = sums[:, times, columns]
+        # What came before an environment's first end belongs to the episode that was running.
         first = np.diff(columns, prepend=-1) > 0
         before = np.where(first, 0.0, np.roll(at_end, 1, axis=1))
         total = at_end - before + np.where(first, self.running[:, columns], 0.0)
         for index in np.argsort(times, kind="stable"):
-            place = times[index], columns[index]
+            place = (times[index], columns[index])
             if valid[place]:
                 self.returns.append({"r": float(total[0, index]), "l": int(total[1, index])})
                 if success is not None and not np.isnan(success[place]):
                     self.successes.append(float(success[place]))
         last = np.zeros_like(self.running)
-        last[:, columns] = at_end  # ascending in time: the last one stays
+        # The ends of a column ascend in time, so that the last one stays.
+        last[:, columns] = at_end
         self.running = sums[:, -1] - last + np.where(ended.any(axis=0), 0.0, self.running)
 
 
@@ -448,10 +507,13 @@ class Steps(Stateful):
         self.mode = reset_mode(envs)
         if getattr(getattr(envs, "arrays", None), "is_torch", False):
             raise ValueError(f"{envs} keeps its arrays in torch, which this agent does not read; use agent=ppo")
-        self.envs, self.seed, self.n = envs, seed, envs.num_envs
+        self.envs = envs
+        self.seed = seed
+        self.n = envs.num_envs
         self.on_nan = getattr(scorer, "on_nan", None) or OnNan()
         self.obs: Obs = None
-        self._known = False  # whether the environments are known to have been reset
+        # Whether the environments are known to have been reset.
+        self._reset = False
         self.cursor = Cursor(self.n)
         self.episodes = Episodes(self.n)
 
@@ -464,9 +526,10 @@ class Steps(Stateful):
         return self.cursor.step == 0
 
     def begin(self) -> bool:
-        began = self.obs is not None and (self._known or has_reset(self.envs))
-        self._known = True
-        if began:
+        """Reset the environments, unless they are in the middle of episodes; returns whether it did."""
+        running = self.obs is not None and (self._reset or has_reset(self.envs))
+        self._reset = True
+        if running:
             return False
         obs, infos = self.envs.reset(seed=self.seed)
         self.obs = map_obs(np.array, obs)
@@ -476,23 +539,35 @@ class Steps(Stateful):
 
     def step(self, actions: Tensor, encoding: "SpaceEncoding") -> Transitions:
         """One step with actions (N, A), as `encoding` encodes them; a `NotFinite` for NaN or infinity."""
-        taken = encoding.decode(actions.detach().cpu().numpy())
-        refuse({"action": taken}, self.cursor.step, {"obs": self.obs, "action": taken})
-        obs, rewards, terminations, truncations, infos = self.envs.step(taken)
-        before, self.obs = self.obs, map_obs(np.array, obs)
-        step = (self.obs, np.array(terminations, bool), np.array(truncations, bool), infos)
-        reward = self.on_nan(np.array(rewards, np.float32))
-        batch = from_vector_step(self.cursor, self.mode, before, taken, reward, *step)
-        kept = {name: getattr(batch, name) for name in ("obs", "action", "reward", "next_obs")}
-        refuse({"reward": batch.reward, "observation": batch.next_obs}, batch.step, kept)
+        obs = self.obs
+        action = encoding.decode(actions.detach().cpu().numpy())
+        refuse({"action": action}, self.cursor.step, {"obs": obs, "action": action})
+        next_obs, rewards, terminations, truncations, infos = self.envs.step(action)
+        self.obs = map_obs(np.array, next_obs)
+        batch = from_vector_step(
+            self.cursor,
+            self.mode,
+            obs,
+            action,
+            self.on_nan(np.array(rewards, np.float32)),
+            self.obs,
+            np.array(terminations, bool),
+            np.array(truncations, bool),
+            infos,
+        )
+        shown = {name: getattr(batch, name) for name in ("obs", "action", "reward", "next_obs")}
+        refuse({"reward": batch.reward, "observation": batch.next_obs}, batch.step, shown)
         ended = batch.ended
-        success = self._success(ended, infos) if ended.any() else None
+        success = self._read_success(ended, infos) if ended.any() else None
         self.episodes.count(batch.reward[None], batch.valid[None], ended[None], success)
         return batch
 
-    def _success(self, ended: np.ndarray, infos: Any) -> np.ndarray | None:
+    def _read_success(self, ended: np.ndarray, infos: Any) -> np.ndarray | None:
         """Success of the episodes that ended, (1, N), NaN where nothing is reported; None for nowhere."""
-        given = infos.get("final_info", {}) if self.mode == AutoresetMode.SAME_STEP else infos
-        if "is_success" not in given:
+        if self.mode == AutoresetMode.SAME_STEP:
+            infos = infos.get("final_info", {})
+        if "is_success" not in infos:
             return None
-        return np.where(given.get("_is_success", ended), np.asarray(given["is_success"], np.float64), np.nan)[None]
+        reported = infos.get("_is_success", ended)
+        success = np.asarray(infos["is_success"], np.float64)
+        return np.where(reported, success, np.nan)[None]
