@@ -15,6 +15,7 @@ as it is now: without it R would be no lower bound where that is negative; Q is 
 Fails when: the recording is of other dynamics; the world is random, where luck is imitated.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -24,31 +25,41 @@ import torch
 from torch import Tensor
 
 from agents.networks.actor_critic import SpaceEncoding
-from agents.replay.replay import PENDING, Replay, Rows
+from agents.replay.replay import MODALITY_FIELDS, Replay, Rows
 from envs.datasets.dataset import recorded
 from envs.steps import Chunk
 from envs.transitions import Transitions
-from envs.types import MODALITIES, ReplayScorer
+from envs.types import ReplayScorer
 
-KEPT = 20_000  # rows of best episodes, the newest
+# Rows of best episodes that are held, the newest.
+MAX_BEST_ROWS = 20_000
 
 
 def demonstrations(path: str, encoding: SpaceEncoding, scorer: ReplayScorer) -> Transitions:
     """The transitions (M,) of the recording that `agent.demos` names; a ValueError if it does not fit the run."""
     batch = recorded(path, "agent.demos", encoding.observation_space, encoding.action_space)
-    known = {*MODALITIES, *(f"obs_{name}" for name in MODALITIES)}
-    if missing := sorted(name for name in scorer.requires & known if getattr(batch, name) is None):
-        words = f"lacks {missing[0]}, which the reward reads; record it with frames=224, text=true or signals=true"
-        raise ValueError(f"agent.demos={path} {words}")
-    return batch.replace(**dict.fromkeys(known - scorer.requires), extras={})
+    for name in sorted(scorer.requires.intersection(MODALITY_FIELDS)):
+        if getattr(batch, name) is None:
+            raise ValueError(
+                f"agent.demos={path} lacks {name}, which the reward reads; record it with frames=224, "
+                "text=true or signals=true"
+            )
+    unread = set(MODALITY_FIELDS) - scorer.requires
+    return batch.replace(**dict.fromkeys(unread), extras={})
 
 
 def goals(scorer: Any) -> list[str]:
     """The streams that are what is wanted, not bonuses on the way to it; a ValueError if there is none."""
-    roles = {name: getattr(getattr(stream, "reward", None), "role", "goal") for name, stream in scorer.streams.items()}
-    if found := [name for name, role in roles.items() if role == "goal"]:
-        return found
-    raise ValueError(f"agent.imitate imitates what a goal rewards, and {', '.join(roles)} are bonuses; add the task")
+    names = []
+    for name, stream in scorer.streams.items():
+        # The task's own stream has no reward object, and a user's reward may have no role.
+        reward = getattr(stream, "reward", None)
+        if getattr(reward, "role", "goal") == "goal":
+            names.append(name)
+    if not names:
+        bonuses = ", ".join(scorer.streams)
+        raise ValueError(f"agent.imitate imitates what a goal rewards, and {bonuses} are bonuses; add the task")
+    return names
 
 
 def returns(reward: np.ndarray, ends: np.ndarray, tail: np.ndarray, gamma: Any) -> np.ndarray:
@@ -58,13 +69,15 @@ def returns(reward: np.ndarray, ends: np.ndarray, tail: np.ndarray, gamma: Any) 
         >>> returns(np.array([0.0, 1.0, 1.0]), np.array([False, True, True]), np.array([9.0, 0.0, 4.0]), 0.5).tolist()
         [0.5, 1.0, 3.0]
     """
-    found, last = np.array(reward, np.float32), np.flatnonzero(ends)
-    found[last] += gamma * tail[last]
+    total = np.array(reward, np.float32)
+    last = np.flatnonzero(ends)
+    total[last] += gamma * tail[last]
     lengths = np.diff(last, prepend=-1)
-    for back in range(1, int(lengths.max(initial=1))):  # episodes side by side
+    # All episodes go back side by side, a step at a time.
+    for back in range(1, int(lengths.max(initial=1))):
         row = last[lengths > back] - back
-        found[row] += gamma * found[row + 1]
-    return found
+        total[row] += gamma * total[row + 1]
+    return total
 
 
 class MixedReplay(Replay):
@@ -73,49 +86,78 @@ class MixedReplay(Replay):
     saved = (*Replay.saved, "sources", "bound", "_stale")  # type: ignore[assignment]
 
     def __init__(
-        self, *place: Any, demos: Transitions | None, demo_share: float, best_share: float = 0.0, **options: Any
+        self,
+        *place: Any,
+        demos: Transitions | None,
+        demo_share: float,
+        best_share: float = 0.0,
+        **options: Any,
     ) -> None:
         super().__init__(*place, **options)
-        given = {"demos": (demo_share, 0 if demos is None else len(demos.step)), "best": (best_share, KEPT)}
-        given = {name: value for name, value in given.items() if all(value)}
-        self.shares = {name: share for name, (share, _) in given.items()}
         self.sources: dict[str, Replay] = {}
-        self.goals = goals(self.scorer) if best_share else []
-        self._stale = False  # whether the scorer has learned since `rescore`
-        self.bound = torch.full((KEPT,), -torch.inf, device=self.device)  # returns of the best
-        for number, (name, (_, rows)) in enumerate(given.items(), 1):
-            own = {**options, "seed": options.get("seed", 0) + number}
-            self.sources[name] = Replay(rows, 1, self.encoding, self.scorer, **own)
-            self.sources[name]._update_rows = sys.maxsize  # the scorer learns from the ring alone
+        self.shares: dict[str, float] = {}
+        self.goals: list[str] = []
+        # Whether the scorer has learned since `rescore`.
+        self._stale = False
+        # Returns of the rows in `best`.
+        self.bound = torch.full((MAX_BEST_ROWS,), -torch.inf, device=self.device)
+        if best_share:
+            self.goals = goals(self.scorer)
+        if demos is not None and demo_share:
+            self._add_source("demos", demo_share, len(demos.step), options)
+        if best_share:
+            self._add_source("best", best_share, MAX_BEST_ROWS, options)
         if demos is None:
             return
         if not demo_share and len(demos.step) > self.size:
             raise ValueError(f"agent.demos holds {len(demos.step)} transitions; raise agent.buffer_size={self.size}")
         _fill(self.sources.get("demos", self), demos)
-        self.added = self.timesteps = 0  # the agent has taken no step
+        # The agent itself has taken no step.
+        self.added = 0
+        self.timesteps = 0
+
+    def _add_source(self, name: str, share: float, rows: int, options: dict[str, Any]) -> None:
+        """A replay of one environment, of which each sample has a share."""
+        seed = options.get("seed", 0) + len(self.sources) + 1
+        source = Replay(rows, 1, self.encoding, self.scorer, **{**options, "seed": seed})
+        # The scorer learns from the ring alone.
+        source._update_rows = sys.maxsize
+        self.sources[name] = source
+        self.shares[name] = share
 
     def add(self, batch: Transitions) -> None:
         super().add(batch)
-        best: Any = self.sources.get("best")
-        for column in () if best is None else np.flatnonzero(batch.ended & batch.valid):
-            length = int(batch.step[column]) + 1
-            if length > min(self._filled, KEPT):
-                continue
-            self.flush()
-            rows = self._at((self._pos - length + np.arange(length)) % self.length)[:, int(column)]
-            if np.array_equal(rows.step[rows.valid], np.arange(length)) and (self._goal(rows) > 0).any():
-                self.bound[(best._pos + np.arange(length)) % KEPT] = -torch.inf
-                _fill(best, rows)
+        if "best" in self.sources:
+            for column in np.flatnonzero(batch.ended & batch.valid):
+                self._add_best(int(column), int(batch.step[column]) + 1)
+
+    def _add_best(self, column: int, length: int) -> None:
+        """Copy an environment's episode that just ended into `best`, if a goal was rewarded in it."""
+        if length > min(self._filled, MAX_BEST_ROWS):
+            return
+        self.flush()
+        rows = self._at(self._last_times(length))[:, column]
+        is_whole = np.array_equal(rows.step[rows.valid], np.arange(length))
+        if is_whole and (self._goal_reward(rows) > 0).any():
+            best = self.sources["best"]
+            # Until `rescore` the new rows have no return.
+            self.bound[(best._pos + np.arange(length)) % MAX_BEST_ROWS] = -torch.inf
+            _fill(best, rows)
 
     def _learn(self) -> None:
         super()._learn()
         self._stale = True
 
     def measure(self) -> dict[str, float]:
-        return super().measure() | {f"train/{name}_rows": float(len(rows)) for name, rows in self.sources.items()}
+        metrics = dict(super().measure())
+        for name, source in self.sources.items():
+            metrics[f"train/{name}_rows"] = float(len(source))
+        return metrics
 
-    def _goal(self, rows: Transitions) -> np.ndarray:
-        scaled, weights = self.scorer.scaled(self.scorer.relabel(rows)), self.scorer.weights(self.timesteps)
+    def _goal_reward(self, rows: Transitions) -> np.ndarray:
+        """What the goals alone reward each row with, as the agent is rewarded now."""
+        scaled = self.scorer.scaled(self.scorer.relabel(rows))
+        weights = self.scorer.weights(self.timesteps)
         return np.sum([scaled[name] * weights[name] for name in self.goals], 0)
 
     def rescore(self, value: Callable[[Tensor], Tensor], entropy: Callable[[Tensor], Tensor]) -> None:
@@ -124,22 +166,27 @@ class MixedReplay(Replay):
         `value` and `entropy`, of states (B, D), both (B,): what follows the last one, and what a soft value adds to the
         reward of a step for its action's entropy.
         """
-        for name, source in self.sources.items():
-            order = (source._pos - source._filled + np.arange(source._filled)) % source.length
-            if self._stale and any(key.startswith("score/") for key in source.columns):
-                source._memory = self.scorer.initial_memory(1)
-                for times in np.split(order, range(PENDING, len(order), PENDING)):
-                    source._keep(source._at(times), times, source.columns)
-            if name == "best" and len(order):
-                rows = source._at(order)[:, 0]
-                table = source.table[order]
-                with torch.no_grad():
-                    tail = np.where(rows.terminated, 0, value(table[:, source._next]).cpu().numpy())
-                    bonus = entropy(table[:, source._obs]).cpu().numpy()
-                # Q(s, a) holds the entropy of all later actions, and not that of a itself.
-                worth = returns(self._goal(rows) + bonus, rows.ended, tail, self.gamma) - bonus
-                self.bound[order] = torch.from_numpy(worth).to(self.device)
+        if self._stale:
+            for source in self.sources.values():
+                if any(key.startswith("score/") for key in source.columns):
+                    source._memory = self.scorer.initial_memory(1)
+                    for times in source._blocks():
+                        source._keep(source._at(times), times, source.columns)
+        if "best" in self.sources and len(self.sources["best"]):
+            self._update_bounds(value, entropy)
         self._stale = False
+
+    @torch.no_grad()
+    def _update_bounds(self, value: Callable[[Tensor], Tensor], entropy: Callable[[Tensor], Tensor]) -> None:
+        best = self.sources["best"]
+        times = best._last_times(best._filled)
+        rows = best._at(times)[:, 0]
+        table = best.table[times]
+        tail = np.where(rows.terminated, 0, value(table[:, best._next]).cpu().numpy())
+        bonus = entropy(table[:, best._obs]).cpu().numpy()
+        # Q(s, a) holds the entropy of all later actions, and not that of a itself.
+        soft_return = returns(self._goal_reward(rows) + bonus, rows.ended, tail, self.gamma) - bonus
+        self.bound[times] = torch.from_numpy(soft_return).to(self.device)
 
     @torch.no_grad()
     def lower_bounds(self, rows: Rows, q: Callable[[Tensor, Tensor], Tensor]) -> Rows:
@@ -147,46 +194,61 @@ class MixedReplay(Replay):
         best = (rows.index < 0).nonzero()[:, 0]
         bound = self.bound[-1 - rows.index[best]]
         above = bound > q(rows.obs[best], rows.action[best])
-        reward, discount = rows.reward.clone(), rows.discount.clone()
-        reward[best[above]], discount[best[above]] = bound[above], 0.0
+        reward = rows.reward.clone()
+        reward[best[above]] = bound[above]
+        discount = rows.discount.clone()
+        discount[best[above]] = 0.0
         return rows._replace(reward=reward, discount=discount)
 
-    def _parts(self, count: int) -> dict[str, int]:
+    def _source_counts(self, count: int) -> dict[str, int]:
         """How many of `count` rows come from each source that has any."""
-        return {name: round(count * self.shares[name]) for name, source in self.sources.items() if len(source)}
+        filled = [name for name, source in self.sources.items() if len(source)]
+        return {name: round(count * self.shares[name]) for name in filled}
 
     def sample(self, batch_size: int) -> Rows:
         """As the ring's; places in the best are -1, -2, ... Every slice has the same shares, up to a row."""
-        parts = self._parts(batch_size)
-        drawn = [super().sample(batch_size - sum(parts.values()))]
-        for name, count in parts.items():
-            self.sources[name].timesteps = self.timesteps
-            rows = self.sources[name].sample(count)
-            drawn.append(rows._replace(index=-1 - rows.index) if name == "best" else rows)
-        order = torch.cat([(torch.arange(len(rows.obs)) + 0.5) / len(rows.obs) for rows in drawn])
-        order = order.argsort(stable=True).to(self.device)
-        return Rows(*(torch.cat(column)[order] for column in zip(*drawn)))
+        counts = self._source_counts(batch_size)
+        parts = [super().sample(batch_size - sum(counts.values()))]
+        for name, count in counts.items():
+            source = self.sources[name]
+            source.timesteps = self.timesteps
+            rows = source.sample(count)
+            if name == "best":
+                rows = rows._replace(index=-1 - rows.index)
+            parts.append(rows)
+        # Each row's place within its part, from 0 to 1, spreads all parts evenly over the batch.
+        places = [(torch.arange(len(part.obs)) + 0.5) / len(part.obs) for part in parts]
+        order = torch.cat(places).argsort(stable=True).to(self.device)
+        return Rows(*(torch.cat(column)[order] for column in zip(*parts)))
 
     def starts(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        parts = self._parts(batch_size)
-        drawn = [super().starts(batch_size - sum(parts.values()))]
-        drawn += [self.sources[name].starts(count) for name, count in parts.items()]
-        return torch.cat([obs for obs, _ in drawn]), torch.cat([step for _, step in drawn])
+        counts = self._source_counts(batch_size)
+        parts = [super().starts(batch_size - sum(counts.values()))]
+        for name, count in counts.items():
+            parts.append(self.sources[name].starts(count))
+        obs, step = zip(*parts)
+        return torch.cat(obs), torch.cat(step)
 
     def arrays(self) -> Any:
-        demos = [self.sources["demos"].arrays()] if "demos" in self.sources else []
-        return tuple(torch.cat(column) for column in zip(super().arrays(), *demos))
+        parts = [super().arrays()]
+        if "demos" in self.sources:
+            parts.append(self.sources["demos"].arrays())
+        return tuple(torch.cat(column) for column in zip(*parts))
 
     def bounds(self) -> tuple[Tensor, Tensor]:
-        low, high = zip(super().bounds(), *(source.bounds() for source in self.sources.values()))
+        parts = [super().bounds(), *(source.bounds() for source in self.sources.values())]
+        low, high = zip(*parts)
         return torch.stack(low).amin(0), torch.stack(high).amax(0)
 
 
 def _fill(replay: Replay, batch: Transitions) -> None:
-    rows = -(-len(batch.step) // replay.n_envs)
-    for t in range(rows):
-        index = t + rows * np.arange(replay.n_envs)
-        there = index < len(batch.step)
-        replay.add(batch[np.where(there, index, 0)].replace(valid=there))
+    """Add transitions (M,) to a replay, each of whose environments gets a stretch of them."""
+    count = len(batch.step)
+    steps = math.ceil(count / replay.n_envs)
+    for t in range(steps):
+        index = t + steps * np.arange(replay.n_envs)
+        valid = index < count
+        replay.add(batch[np.where(valid, index, 0)].replace(valid=valid))
     replay.flush()
-    replay._pending = Chunk(replay._pending.length)  # what else is added may have other columns
+    # What else is added may have other columns.
+    replay._pending = Chunk(replay._pending.length)

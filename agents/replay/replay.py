@@ -21,36 +21,60 @@ from lodestar.memory import refuse_beyond
 from lodestar.state import Stateful
 
 SAMPLING = ("uniform", "dfs", "lap")
-LAP_ALPHA = 0.4  # the source's
-NEVER = 1e-12  # weight of a row that is drawn only if all others are as well
-STORED = "stored_reward"  # the column of `FrozenReward`
-PENDING = 64  # steps after which the scorer is asked what to keep, even if nothing is sampled
+# The exponent of `lap`'s priorities, its source's.
+LAP_ALPHA = 0.4
+# Weight of a row that is drawn only if all others are as well.
+MIN_SAMPLING_WEIGHT = 1e-12
+# The column in which `FrozenReward` keeps rewards.
+REWARD_COLUMN = "stored_reward"
+# Steps after which the scorer is asked what to keep, even if nothing is sampled.
+MAX_PENDING_STEPS = 64
+# Places for the last images of episodes are made so many at a time, at least.
+MIN_NEW_FINALS = 16
+# Fields of `Transitions` that environments need not have.
+MODALITY_FIELDS = (*MODALITIES, *(f"obs_{name}" for name in MODALITIES))
 
 
 class Rows(NamedTuple):
     """B transitions."""
 
-    obs: Tensor  # (B, D), in the environment's units
-    action: Tensor  # (B, A), in [-1, 1], or one-hot
-    reward: Tensor  # (B,), relabelled
-    next_obs: Tensor  # (B, D), true successors
-    discount: Tensor  # (B,), gamma (1 - terminated)
-    step: Tensor  # int64 (B,), within the episode
-    index: Tensor  # type: ignore[assignment]  # int64 (B,), place in the replay
+    # (B, D), in the environment's units.
+    obs: Tensor
+    # (B, A), in [-1, 1], or one-hot.
+    action: Tensor
+    # (B,), relabelled.
+    reward: Tensor
+    # (B, D), true successors.
+    next_obs: Tensor
+    # (B,), gamma (1 - terminated).
+    discount: Tensor
+    # int64 (B,), within the episode.
+    step: Tensor
+    # int64 (B,), place in the replay.
+    index: Tensor  # type: ignore[assignment]
 
 
 class Sequences(NamedTuple):
     """B stretches of L steps, time first; they may run across the ends of episodes."""
 
-    vector: Tensor  # (L, B, D), of obs_t
-    pixels: dict[str, Tensor]  # key -> uint8 (L, B, C, H, W), of obs_t
-    action: Tensor  # (L, B, A), taken at obs_t
-    reward: Tensor  # (L, B), of that action, relabelled; 0 where not valid
-    task: Tensor  # (L, B), the task's own reward
-    terminated: Tensor  # float (L, B), by that action
-    first: Tensor  # bool (L, B), whether obs_t begins an episode
-    valid: Tensor  # bool (L, B), False where the row is no transition
-    index: Tensor  # type: ignore[assignment]  # int64 (L, B), place in the replay
+    # (L, B, D), of obs_t.
+    vector: Tensor
+    # key -> uint8 (L, B, C, H, W), of obs_t.
+    pixels: dict[str, Tensor]
+    # (L, B, A), taken at obs_t.
+    action: Tensor
+    # (L, B), of that action, relabelled; 0 where not valid.
+    reward: Tensor
+    # (L, B), the task's own reward.
+    task: Tensor
+    # float (L, B), by that action.
+    terminated: Tensor
+    # bool (L, B), whether obs_t begins an episode.
+    first: Tensor
+    # bool (L, B), False where the row is no transition.
+    valid: Tensor
+    # int64 (L, B), place in the replay.
+    index: Tensor  # type: ignore[assignment]
 
 
 class Replay(Stateful):
@@ -61,8 +85,19 @@ class Replay(Stateful):
     """
 
     saved = (
-        *("sampler", "_memory", "_low", "_high", "_continues", "_was_valid", "added", "timesteps", "_pos", "_filled"),
-        *("_unlearned", "metrics", "_pending"),
+        "sampler",
+        "_memory",
+        "_low",
+        "_high",
+        "_continues",
+        "_was_valid",
+        "added",
+        "timesteps",
+        "_pos",
+        "_filled",
+        "_unlearned",
+        "metrics",
+        "_pending",
     )
 
     def __init__(
@@ -83,63 +118,72 @@ class Replay(Stateful):
                 f"a replay of capacity={capacity} has no room for a step of {n_envs} environments; give {n_envs} "
                 "transitions or more"
             )
-        self.n_envs, self.encoding, self.scorer, self.gamma = n_envs, encoding, scorer, gamma
+        self.n_envs = n_envs
+        self.encoding = encoding
+        self.scorer = scorer
+        self.gamma = gamma
         self.device = torch.device(device)
-        scores_images = bool(encoding.images) and bool({"obs", "next_obs"} & scorer.requires)
+        scores_images = bool(encoding.images) and not scorer.requires.isdisjoint({"obs", "next_obs"})
         # Where images are scored, the last row waits for its successor.
         self.length = int(capacity) // n_envs + scores_images
-        self.size = size = self.length * n_envs
-        d, a = encoding.obs_size, encoding.action_size
-        self._widths, self._width = [d, a, d, 5], 2 * d + a + 5  # obs, action, next_obs, five numbers
+        self.size = self.length * n_envs
+        self._lay_out_columns()
         if self.device.type == "cpu":
-            row = 4 * self._width + sum(map(math.prod, encoding.images.values()))
-            refuse_beyond(size * row, f"a replay of {capacity:,} transitions, {row:,} bytes each,")
+            row_bytes = 4 * self._width + sum(map(math.prod, encoding.images.values()))
+            what = f"a replay of {capacity:,} transitions, {row_bytes:,} bytes each,"
+            refuse_beyond(self.size * row_bytes, what)
         self.images = Images(encoding.images, self.length, n_envs, self.device, scores_images)
-        self._obs, self._action, self._next = slice(0, d), slice(d, d + a), slice(d + a, 2 * d + a)
-        self._task, self._terminated, self._truncated, self._valid, self._step = range(2 * d + a, self._width)
-        self.table = torch.empty((size, self._width), device=self.device)  # all columns of a row
+        self.table = torch.empty((self.size, self._width), device=self.device)
         self._fresh_rows = np.empty((n_envs, self._width), np.float32)
         self.sampler = Sampler(self.length, n_envs, sampling, self.device, seed)
-        self.added = self.timesteps = self._pos = self._filled = 0  # _pos: time row that is written next
-        self._continues = np.zeros(n_envs, bool)  # the row before is a transition, and its episode has not ended
+        self.added = 0
+        self.timesteps = 0
+        # The time row that is written next, and how many hold steps.
+        self._pos = 0
+        self._filled = 0
+        # Of each environment: whether the last row is a transition, and its episode goes on.
         self._was_valid = np.zeros(n_envs, bool)
-        self._low, self._high = np.full(d, np.inf, np.float32), np.full(d, -np.inf, np.float32)
+        self._continues = np.zeros(n_envs, bool)
+        self._low = np.full(encoding.obs_size, np.inf, np.float32)
+        self._high = np.full(encoding.obs_size, -np.inf, np.float32)
         self.columns: dict[str, np.ndarray] = {}
         self.metrics: dict[str, float] = {}
         self._memory = scorer.initial_memory(n_envs)
-        self._pending = Chunk(min(PENDING, self.length))
+        self._pending = Chunk(min(MAX_PENDING_STEPS, self.length))
+        # Time rows between two updates of the scorer, and those since the last one.
         self._update_rows = min(max(update_every // n_envs, 1), self.length - scores_images)
-        self._unlearned = 0  # time rows since the scorer's last update
+        self._unlearned = 0
+
+    def _lay_out_columns(self) -> None:
+        """Where a row of the table has what: obs, action, next_obs, then five numbers."""
+        d = self.encoding.obs_size
+        a = self.encoding.action_size
+        self._widths = [d, a, d, 5]
+        self._width = sum(self._widths)
+        self._obs = slice(0, d)
+        self._action = slice(d, d + a)
+        self._next = slice(d + a, 2 * d + a)
+        numbers = range(2 * d + a, self._width)
+        self._task, self._terminated, self._truncated, self._valid, self._step = numbers
 
     def __len__(self) -> int:
         return self.sampler.count
 
     def add(self, batch: Transitions) -> None:
         """One step of all environments (N,), with true successors; rows that are no transitions keep their place."""
-        valid, encoding, rows, pos = np.asarray(batch.valid, bool), self.encoding, self._fresh_rows, self._pos
+        valid = np.asarray(batch.valid, bool)
         begins = (batch.step == 0) & valid
-        if (begins & self._continues).any():  # the environments were reset from outside
+        # An episode that begins while another one goes on was reset by somebody else.
+        if (begins & self._continues).any():
             self.flush()
             self._memory = self.scorer.initial_memory(self.n_envs)
-        rows[:, self._obs], rows[:, self._next] = encoding.vector(batch.obs), encoding.vector(batch.next_obs)
-        rows[:, self._action] = encoding.encode(batch.action)
-        rows[:, self._task] = np.where(valid, batch.reward, 0)
-        rows[:, self._terminated], rows[:, self._truncated] = batch.terminated & valid, batch.truncated
-        rows[:, self._valid], rows[:, self._step] = valid, batch.step
-        self.images.write(pos, encoding.pixels(batch.obs), encoding.pixels(batch.next_obs), begins & self._was_valid)
-        here = slice(pos * self.n_envs, (pos + 1) * self.n_envs)
-        self.table[here] = torch.from_numpy(rows)
-        if self.images.follows:
-            self.sampler.forget((pos + 1) % self.length)
-        self.sampler.add(pos, valid)
-        if valid.any():
-            for part in (rows[valid, self._obs], rows[valid, self._next]):
-                np.minimum(self._low, part.min(0), out=self._low)
-                np.maximum(self._high, part.max(0), out=self._high)
+        self._write(batch, valid, begins)
         if self.scorer.keeps:
             self._pending.add(batch)
-        self._pos, self._filled = (pos + 1) % self.length, min(self._filled + 1, self.length)
-        self._was_valid, self._continues = valid, valid & ~batch.ended
+        self._pos = (self._pos + 1) % self.length
+        self._filled = min(self._filled + 1, self.length)
+        self._was_valid = valid
+        self._continues = valid & ~batch.ended
         self.added += self.n_envs
         self.timesteps += self.n_envs
         self._unlearned += 1
@@ -148,56 +192,99 @@ class Replay(Stateful):
         if self._unlearned >= self._update_rows:
             self._learn()
 
+    def _write(self, batch: Transitions, valid: np.ndarray, begins: np.ndarray) -> None:
+        """Write one time row into table, images and sampler."""
+        encoding = self.encoding
+        pos = self._pos
+        rows = self._fresh_rows
+        rows[:, self._obs] = encoding.vector(batch.obs)
+        rows[:, self._next] = encoding.vector(batch.next_obs)
+        rows[:, self._action] = encoding.encode(batch.action)
+        rows[:, self._task] = np.where(valid, batch.reward, 0)
+        rows[:, self._terminated] = batch.terminated & valid
+        rows[:, self._truncated] = batch.truncated
+        rows[:, self._valid] = valid
+        rows[:, self._step] = batch.step
+        now = encoding.pixels(batch.obs)
+        after = encoding.pixels(batch.next_obs)
+        self.images.write(pos, now, after, begins & self._was_valid)
+        self.table[pos * self.n_envs : (pos + 1) * self.n_envs] = torch.from_numpy(rows)
+        if self.images.follows:
+            self.sampler.forget((pos + 1) % self.length)
+        self.sampler.add(pos, valid)
+        if valid.any():
+            for column in (self._obs, self._next):
+                seen = rows[valid, column]
+                np.minimum(self._low, seen.min(0), out=self._low)
+                np.maximum(self._high, seen.max(0), out=self._high)
+
+    def _last_times(self, count: int) -> np.ndarray:
+        """The last `count` time rows, the oldest first."""
+        return (self._pos - count + np.arange(count)) % self.length
+
     def flush(self) -> None:
+        """Ask the scorer what to keep of the pending steps."""
         count = self._pending.count
-        if not count:
-            return
-        (batch,) = self._pending.take()
-        self._keep(batch, (self._pos - count + np.arange(count)) % self.length, self.columns)
+        if count:
+            (batch,) = self._pending.take()
+            self._keep(batch, self._last_times(count), self.columns)
 
     def _keep(self, batch: Transitions, times: np.ndarray, columns: dict[str, np.ndarray]) -> None:
-        kept, self._memory = self.scorer.keep(batch, self._memory)
-        for key, value in kept.items():
+        values, self._memory = self.scorer.keep(batch, self._memory)
+        for key, value in values.items():
             if key not in columns:
-                columns[key] = np.zeros((self.length, self.n_envs, *value.shape[2:]), value.dtype)
+                shape = (self.length, self.n_envs, *value.shape[2:])
+                columns[key] = np.zeros(shape, value.dtype)
             columns[key][times] = value
 
     def take(self, other: "Replay") -> None:
         """The transitions of a replay that is given up, for this one's scorer; none if they lack what it reads."""
         other.flush()
-        shown = {name: column for name, column in other.columns.items() if name in Transitions.__dataclass_fields__}
-        missing = self.scorer.requires & {*MODALITIES, *(f"obs_{name}" for name in MODALITIES)} - {*shown}
+        fields = Transitions.__dataclass_fields__
+        columns = {name: column for name, column in other.columns.items() if name in fields}
+        missing = self.scorer.requires.intersection(MODALITY_FIELDS) - set(columns)
         if missing or self.length != other.length:
             return
-        for name in ("sampler", "images", "table", "timesteps", "added", "_pos", "_filled", "_low", "_high"):
+        shared = ("sampler", "images", "table", "timesteps", "added", "_pos", "_filled")
+        for name in (*shared, "_low", "_high", "_continues", "_was_valid"):
             setattr(self, name, getattr(other, name))
-        self._continues, self._was_valid = other._continues, other._was_valid
         if isinstance(self.scorer, FrozenReward):
             self.scorer.timesteps = self.timesteps
         if self.scorer.keeps:
-            columns: dict[str, np.ndarray] = {}
-            self.columns = shown
-            order = (self._pos - self._filled + np.arange(self._filled)) % self.length
-            for times in np.split(order, range(PENDING, len(order), PENDING)):
-                self._keep(self._at(times).replace(extras={}), times, columns)
+            new_columns: dict[str, np.ndarray] = {}
+            # `_at` reads the old columns until the scorer has read all of them.
             self.columns = columns
+            for times in self._blocks():
+                self._keep(self._at(times).replace(extras={}), times, new_columns)
+            self.columns = new_columns
+
+    def _blocks(self) -> list[np.ndarray]:
+        """All time rows from the oldest to the newest, in blocks that a scorer is asked about at once."""
+        times = self._last_times(self._filled)
+        return np.split(times, range(MAX_PENDING_STEPS, len(times), MAX_PENDING_STEPS))
 
     def _at(self, times: np.ndarray) -> Transitions:
-        index = torch.from_numpy(times[:, None] * self.n_envs + np.arange(self.n_envs)).reshape(-1).to(self.device)
+        """The transitions (T, N) of some time rows."""
+        places = times[:, None] * self.n_envs + np.arange(self.n_envs)
+        index = torch.from_numpy(places).reshape(-1).to(self.device)
         batch = self._transitions(index, self.table[index])
         return batch.map(lambda x: x.reshape(len(times), self.n_envs, *x.shape[1:]))
 
     def _learn(self) -> None:
         self.flush()
-        batch = self._at((self._pos - self._unlearned + np.arange(self._unlearned)) % self.length)
+        batch = self._at(self._last_times(self._unlearned))
         self.metrics = self.scorer.update(batch, self.scorer.relabel(batch), self.timesteps)
         self._unlearned = 0
 
     def measure(self) -> dict[str, float]:
         """`metrics`; before there are any, those of the rows so far, without what is pending. Nothing moves."""
-        rows = np.arange(self._pos - self._unlearned, self._pos - self._pending.count) % self.length
-        measure: Any = getattr(self.scorer, "measure", lambda *_: {})
-        return self.metrics or (measure(self._at(rows), self.timesteps) if len(rows) else {})
+        begin = self._pos - self._unlearned
+        times = np.arange(begin, self._pos - self._pending.count) % self.length
+        # A user's own scorer may have no such method.
+        measure: Any = getattr(self.scorer, "measure", None)
+        if self.metrics or measure is None or not len(times):
+            return self.metrics
+        return measure(self._at(times), self.timesteps)
 
     def sample(self, batch_size: int) -> Rows:
         """Transitions drawn with replacement."""
@@ -210,11 +297,13 @@ class Replay(Stateful):
         return self.rows(self.sampler.in_order(max(len(self) - count, 0)))
 
     def rows(self, index: Tensor) -> Rows:
+        """The transitions at `index` (B,), with their reward of this moment."""
         rows = self.table.index_select(0, index)
         obs, action, next_obs, numbers = rows.split(self._widths, -1)
         _, terminated, _, _, step = numbers.unbind(-1)
         discount = terminated.mul(-self.gamma).add_(self.gamma)
-        return Rows(obs, action, self._rewards(index, rows), next_obs, discount, step.long(), index)
+        reward = self._rewards(index, rows)
+        return Rows(obs, action, reward, next_obs, discount, step.long(), index)
 
     def sequences(self, batch_size: int, length: int, *, imagine: bool = False) -> Sequences:
         """Sequences in time order, none across where the ring is written; `imagine`: to begin imagination (`dfs`)."""
@@ -225,16 +314,24 @@ class Replay(Stateful):
                 f"sequence of {length}; collect more first (agent.learning_starts), or give a larger capacity"
             )
         start = self.sampler.draw(batch_size, len(self) - late, imagine=imagine)
-        index = (start + self.n_envs * torch.arange(length, device=self.device)[:, None]) % self.size
-        flat = index.reshape(-1)
-        self.sampler.used(flat, 1 / length, imagine=imagine)
-        rows = self.table.index_select(0, flat)
-        reward = self._rewards(flat, rows).view(length, batch_size)
-        rows = rows.view(length, batch_size, -1)
-        valid, pixels = rows[..., self._valid] > 0, {key: table[index] for key, table in self.images.table.items()}
-        task, terminated, first = rows[..., self._task], rows[..., self._terminated], rows[..., self._step] == 0
+        steps = torch.arange(length, device=self.device)[:, None]
+        index = (start + self.n_envs * steps) % self.size
+        flat_index = index.reshape(-1)
+        self.sampler.used(flat_index, 1 / length, imagine=imagine)
+        flat_rows = self.table.index_select(0, flat_index)
+        reward = self._rewards(flat_index, flat_rows)
+        rows = flat_rows.view(length, batch_size, -1)
+        valid = rows[..., self._valid] > 0
         return Sequences(
-            rows[..., self._obs], pixels, rows[..., self._action], reward, task, terminated, first & valid, valid, index
+            rows[..., self._obs],
+            {key: table[index] for key, table in self.images.table.items()},
+            rows[..., self._action],
+            reward.view(length, batch_size),
+            rows[..., self._task],
+            rows[..., self._terminated],
+            (rows[..., self._step] == 0) & valid,
+            valid,
+            index,
         )
 
     def starts(self, batch_size: int) -> tuple[Tensor, Tensor]:
@@ -246,57 +343,79 @@ class Replay(Stateful):
 
     def arrays(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """All transitions for fitting a model: obs, action, next_obs, task (M,), terminated float (M,), step (M,)."""
-        whole = len(self) == self._filled * self.n_envs
-        rows = self.table[: len(self)] if whole else self.table[self.sampler.in_order()]
-        numbers = rows[:, self._task], rows[:, self._terminated], rows[:, self._step]
-        return rows[:, self._obs], rows[:, self._action], rows[:, self._next], *numbers
+        if len(self) == self._filled * self.n_envs:
+            # Without gaps a view does, in the order of the table.
+            rows = self.table[: len(self)]
+        else:
+            rows = self.table[self.sampler.in_order()]
+        obs, action, next_obs, numbers = rows.split(self._widths, -1)
+        task, terminated, _, _, step = numbers.unbind(-1)
+        return obs, action, next_obs, task, terminated, step
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """The least and the largest value that each entry of an observation has had, both (D,)."""
-        return torch.tensor(self._low, device=self.device), torch.tensor(self._high, device=self.device)
+        low = torch.tensor(self._low, device=self.device)
+        return low, torch.tensor(self._high, device=self.device)
 
-    def transitions(self, index: Tensor, rows: Tensor | None = None) -> Transitions:
+    def transitions(self, index: Tensor) -> Transitions:
         """The rows at `index` (B,) as a scorer reads them: in NumPy, with the columns of `ReplayScorer.keep`."""
         self.flush()
-        return self._transitions(index, self.table.index_select(0, index) if rows is None else rows)
+        return self._transitions(index, self.table.index_select(0, index))
 
     def _transitions(self, index: Tensor, rows: Tensor) -> Transitions:
-        host, at, encoding = rows.cpu().numpy(), index.cpu().numpy(), self.encoding
-        obs, next_obs = host[:, self._obs], host[:, self._next]
+        table = rows.cpu().numpy()
+        places = index.cpu().numpy()
+        encoding = self.encoding
+        obs: Any = table[:, self._obs]
+        next_obs: Any = table[:, self._next]
         if self.images.follows:
-            obs, next_obs = encoding.obs(obs, self.images.at(at)), encoding.obs(next_obs, self.images.after(at))
+            obs = encoding.obs(obs, self.images.at(places))
+            next_obs = encoding.obs(next_obs, self.images.after(places))
         elif not encoding.images:
-            obs, next_obs = encoding.obs(obs), encoding.obs(next_obs)
-        columns = {key: value.reshape(self.size, *value.shape[2:])[at] for key, value in self.columns.items()}
-        known = (*MODALITIES, *(f"obs_{name}" for name in MODALITIES))
-        modalities = {name: columns.pop(name) for name in known if name in columns}
+            obs = encoding.obs(obs)
+            next_obs = encoding.obs(next_obs)
+        extras = {}
+        modalities = {}
+        for key, column in self.columns.items():
+            values = column.reshape(self.size, *column.shape[2:])[places]
+            if key in MODALITY_FIELDS:
+                modalities[key] = values
+            else:
+                extras[key] = values
         return Transitions(
             obs=obs,
-            action=encoding.decode(host[:, self._action]),
-            reward=host[:, self._task],
+            action=encoding.decode(table[:, self._action]),
+            reward=table[:, self._task],
             next_obs=next_obs,
-            terminated=host[:, self._terminated] > 0,
-            truncated=host[:, self._truncated] > 0,
-            valid=host[:, self._valid] > 0,
-            step=host[:, self._step].astype(np.int64),
-            extras=columns,
+            terminated=table[:, self._terminated] > 0,
+            truncated=table[:, self._truncated] > 0,
+            valid=table[:, self._valid] > 0,
+            step=table[:, self._step].astype(np.int64),
+            extras=extras,
             **modalities,
         )
 
     def _rewards(self, index: Tensor, rows: Tensor) -> Tensor:
         if self.scorer.is_task:
             return rows[:, self._task]
-        batch = self.transitions(index, rows)
-        return torch.from_numpy(self.scorer.combine(self.scorer.relabel(batch), self.timesteps)).to(self.device)
+        self.flush()
+        scores = self.scorer.relabel(self._transitions(index, rows))
+        reward = self.scorer.combine(scores, self.timesteps)
+        return torch.from_numpy(reward).to(self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """The filled part, and what is pending as it is; big arrays as views, to be written before the next `add`."""
         filled = self._filled
-        return super().state_dict() | {
-            "table": self.table[: filled * self.n_envs],
-            "images": self.images.state_dict(filled),
-            "columns": {k: v[:filled].tolist() if v.dtype == object else v[:filled] for k, v in self.columns.items()},
-        }
+        columns: dict[str, Any] = {}
+        for key, column in self.columns.items():
+            rows = column[:filled]
+            # Lists, because an array of objects could only be pickled.
+            columns[key] = rows.tolist() if column.dtype == object else rows
+        state = super().state_dict()
+        state["table"] = self.table[: filled * self.n_envs]
+        state["images"] = self.images.state_dict(filled)
+        state["columns"] = columns
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -305,9 +424,10 @@ class Replay(Stateful):
         self.images.load_state_dict(state["images"])
         self.columns = {}
         for key, saved in state["columns"].items():
-            value = np.array(saved, object) if isinstance(saved, list) else np.asarray(saved)
-            self.columns[key] = np.zeros((self.length, *value.shape[1:]), value.dtype)
-            self.columns[key][: len(value)] = value
+            rows = np.array(saved, object) if isinstance(saved, list) else np.asarray(saved)
+            column = np.zeros((self.length, *rows.shape[1:]), rows.dtype)
+            column[: len(rows)] = rows
+            self.columns[key] = column
 
 
 class FrozenReward:
@@ -318,28 +438,39 @@ class FrozenReward:
     `timesteps`.
     """
 
-    is_task, keeps, relabelable = False, True, True
+    is_task = False
+    keeps = True
+    relabelable = True
 
     def __init__(self, scorer: Any) -> None:
-        self.scorer, self.timesteps = scorer, 0
+        self.scorer = scorer
+        self.timesteps = 0
 
     def __getattr__(self, name: str) -> Any:
+        # By way of the dict, since a copy that has no scorer yet would ask for it without end.
         return getattr(self.__dict__["scorer"], name)
 
     def keep(self, batch: Transitions, memory: Memory) -> tuple[dict[str, Any], Memory]:
         """The rewards of (T, N) transitions as a column, beside those that the scorer learns from."""
         columns, memory = self.scorer.keep(batch, memory)
-        own = {name: value for name, value in columns.items() if name in Transitions.__dataclass_fields__}
-        rest = {name: value for name, value in columns.items() if name not in own}
-        scored = self.scorer.relabel(batch.replace(**own, extras={**batch.extras, **rest}))
-        reward = self.scorer.combine(scored, self.timesteps)
-        return {**columns, STORED: reward}, memory
+        fields = {}
+        extras = dict(batch.extras)
+        for name, value in columns.items():
+            if name in Transitions.__dataclass_fields__:
+                fields[name] = value
+            else:
+                extras[name] = value
+        scores = self.scorer.relabel(batch.replace(**fields, extras=extras))
+        reward = self.scorer.combine(scores, self.timesteps)
+        return {**columns, REWARD_COLUMN: reward}, memory
 
     def relabel(self, batch: Transitions) -> dict[str, Any]:
-        return {STORED: batch.extras[STORED]}
+        return {REWARD_COLUMN: batch.extras[REWARD_COLUMN]}
 
     def combine(self, raw: dict[str, Any], timesteps: Any) -> Any:
-        return raw[STORED] if STORED in raw else self.scorer.combine(raw, timesteps)
+        if REWARD_COLUMN in raw:
+            return raw[REWARD_COLUMN]
+        return self.scorer.combine(raw, timesteps)
 
     def update(self, batch: Transitions, raw: dict[str, Any], timesteps: Any) -> dict[str, float]:
         return self.scorer.update(batch, self.scorer.relabel(batch), timesteps)
@@ -361,47 +492,69 @@ class Sampler(Stateful):
     """
 
     saved = (
-        *("_queue", "trained", "imagined", "_priority", "_highest", "_counts", "_tail", "count", "_gaps"),
+        "_queue",
+        "trained",
+        "imagined",
+        "_priority",
+        "_highest",
+        "_counts",
+        "_tail",
+        "count",
+        "_gaps",
         "_generator",
     )
 
     def __init__(self, length: int, n_envs: int, sampling: str, device: torch.device, seed: int) -> None:
         if sampling not in SAMPLING:
             raise ValueError(f"sampling={sampling!r} is unknown; give one of {', '.join(SAMPLING)}")
-        self.length, self.n_envs, self.sampling, self.device = length, n_envs, sampling, device
-        self.size = size = length * n_envs
+        self.length = length
+        self.n_envs = n_envs
+        self.sampling = sampling
+        self.device = device
+        self.size = length * n_envs
         self._generator = torch.Generator(device).manual_seed(seed)
-        # transitions in order of arrival: `count` places of `_queue` from `_tail` on, first in first out
-        self._queue = torch.arange(size, device=device)
-        self._tail = self.count = 0
-        self._counts = np.zeros(length, np.int64)  # transitions in each time row
-        self._gaps = False  # until a row is no transition, a place in the queue is the row itself
-        self.trained, self.imagined = torch.zeros((2, size if sampling == "dfs" else 0), device=device)
-        self._priority = torch.zeros(size if sampling == "lap" else 0, device=device)
+        # Transitions in order of arrival: `count` places of `_queue` from `_tail` on, first in
+        # first out. Until a row is no transition there are no gaps: a place in the queue is the row.
+        self._queue = torch.arange(self.size, device=device)
+        self._tail = 0
+        self.count = 0
+        self._gaps = False
+        # How many transitions each time row has.
+        self._counts = np.zeros(length, np.int64)
+        # Drama's v and b, and the priorities of `lap`; other ways of sampling have none.
+        uses = self.size if sampling == "dfs" else 0
+        self.trained = torch.zeros(uses, device=device)
+        self.imagined = torch.zeros(uses, device=device)
+        self._priority = torch.zeros(self.size if sampling == "lap" else 0, device=device)
         self._highest = torch.ones((), device=device)
 
     def add(self, pos: int, valid: np.ndarray) -> None:
+        """Time row `pos` was written; `valid`, bool (N,): which of its rows are transitions."""
         self.forget(pos)
         count = int(valid.sum())
-        self._gaps = self._gaps or count < self.n_envs
+        begin = pos * self.n_envs
+        if count < self.n_envs:
+            self._gaps = True
         if self._gaps and count:
             places = (self._tail + self.count + np.arange(count)) % self.size
-            new = torch.from_numpy(np.stack([places, pos * self.n_envs + np.flatnonzero(valid)])).to(self.device)
-            self._queue[new[0]] = new[1]
+            rows = begin + np.flatnonzero(valid)
+            # One transfer to the device instead of two.
+            both = torch.from_numpy(np.stack([places, rows])).to(self.device)
+            self._queue[both[0]] = both[1]
         self._counts[pos] = count
         self.count += count
-        here = slice(pos * self.n_envs, (pos + 1) * self.n_envs)
         if self.sampling == "dfs":
-            self.trained[here], self.imagined[here] = 0, 0
+            self.trained[begin : begin + self.n_envs] = 0
+            self.imagined[begin : begin + self.n_envs] = 0
         elif self.sampling == "lap":
-            self._priority[here] = self._highest
+            self._priority[begin : begin + self.n_envs] = self._highest
 
     def forget(self, pos: int) -> None:
-        gone = self._counts[pos]
-        if gone:
-            self._tail = int(self._tail + gone) % self.size
-            self.count -= int(gone)
-            self._counts[pos] = 0
+        """Draw the transitions of time row `pos`, the oldest, no more."""
+        count = int(self._counts[pos])
+        self._tail = (self._tail + count) % self.size
+        self.count -= count
+        self._counts[pos] = 0
 
     def newest(self, pos: int, rows: int) -> int:
         """How many transitions the `rows` time rows before `pos` have."""
@@ -409,21 +562,29 @@ class Sampler(Stateful):
 
     def in_order(self, begin: int = 0, end: int | None = None) -> Tensor:
         """Rows of all transitions from the oldest to the newest, or of a part of them."""
-        return self._rows(torch.arange(begin, self.count if end is None else end, device=self.device))
+        if end is None:
+            end = self.count
+        return self._rows(torch.arange(begin, end, device=self.device))
 
     def draw(self, batch_size: int, among: int | None = None, *, imagine: bool = False) -> Tensor:
         """Rows (B,), with replacement, of the `among` oldest or all; to begin imagination there, or to learn."""
         if not self.count:
             raise ValueError("the replay is empty; collect transitions before sampling (agent.learning_starts)")
-        among = self.count if among is None else among
+        if among is None:
+            among = self.count
+        shape = (batch_size,)
         if self.sampling == "uniform" or (self.sampling == "lap" and imagine):
-            return self._rows(torch.randint(among, (batch_size,), generator=self._generator, device=self.device))
+            order = torch.randint(among, shape, generator=self._generator, device=self.device)
+            return self._rows(order)
         rows = self.in_order(0, among)
+        # In double precision, since a sum over many rows loses the small weights.
         sums = self.weights(rows, imagine).double().cumsum(0)
-        drawn = torch.rand(batch_size, generator=self._generator, device=self.device, dtype=torch.float64)
-        return rows[torch.searchsorted(sums, drawn * sums[-1], right=True).clamp_(max=among - 1)]
+        drawn = torch.rand(shape, generator=self._generator, device=self.device, dtype=torch.float64)
+        place = torch.searchsorted(sums, drawn * sums[-1], right=True)
+        return rows[place.clamp_(max=among - 1)]
 
     def weights(self, rows: Tensor, imagine: bool = False) -> Tensor:
+        """How often rows (M,) are drawn beside each other, (M,)."""
         if self.sampling == "lap":
             return self._priority[rows]
         v = self.trained[rows]
@@ -431,7 +592,7 @@ class Sampler(Stateful):
             return torch.exp(v.min() - v)
         b = self.imagined[rows]
         b = b * (v.sum() / b.sum().clamp(min=1e-6))
-        return torch.where(v > 0, torch.exp((v - b).clamp(-20, 0)), NEVER)
+        return torch.where(v > 0, torch.exp((v - b).clamp(-20, 0)), MIN_SAMPLING_WEIGHT)
 
     def used(self, rows: Tensor, share: float = 1.0, *, imagine: bool = False) -> None:
         """Count that rows (B,) were used, each for `share` of a time."""
@@ -440,12 +601,14 @@ class Sampler(Stateful):
             counts.index_add_(0, rows, counts.new_full((), share).expand(len(rows)))
 
     def set_priority(self, rows: Tensor, error: Tensor) -> None:
+        """Let rows (B,) be drawn by their errors (B,), with `lap`."""
         if self.sampling == "lap":
             priority = error.detach().abs().clamp(min=1.0).pow(LAP_ALPHA)
             self._priority[rows] = priority
             self._highest = torch.maximum(self._highest, priority.max())
 
     def _rows(self, order: Tensor) -> Tensor:
+        """The rows of transitions by their order of arrival (M,), which is overwritten."""
         place = order.add_(self._tail).remainder_(self.size)
         return self._queue.index_select(0, place) if self._gaps else place
 
@@ -454,28 +617,46 @@ class Images:
     """uint8 images of a ring of T time rows x N environments, each once; final ones are kept aside if `follows`."""
 
     def __init__(
-        self, shapes: dict[str, tuple[int, ...]], length: int, n_envs: int, device: Any, follows: bool
+        self,
+        shapes: dict[str, tuple[int, ...]],
+        length: int,
+        n_envs: int,
+        device: Any,
+        follows: bool,
     ) -> None:
-        self.length, self.n_envs, self.follows = length, n_envs, follows
+        self.length = length
+        self.n_envs = n_envs
+        self.follows = follows
         self.size = length * n_envs
-        self.table = {k: torch.empty((self.size, *s), dtype=torch.uint8, device=device) for k, s in shapes.items()}
-        self.finals = {key: table[:0].clone() for key, table in self.table.items()}
-        self.slot = np.full(self.size if follows else 0, -1, np.int64)  # row -> its place in `finals`, or -1
+        self.table: dict[str, Tensor] = {}
+        self.finals: dict[str, Tensor] = {}
+        for key, shape in shapes.items():
+            self.table[key] = torch.empty((self.size, *shape), dtype=torch.uint8, device=device)
+            self.finals[key] = self.table[key].new_empty((0, *shape))
+        # The place in `finals` of what followed each row, or -1, and the places that are free.
+        self.slot = np.full(self.size if follows else 0, -1, np.int64)
         self._free: list[int] = []
 
-    def write(self, pos: int, now: dict[str, np.ndarray], after: dict[str, np.ndarray], begins: np.ndarray) -> None:
+    def write(
+        self,
+        pos: int,
+        now: dict[str, np.ndarray],
+        after: dict[str, np.ndarray],
+        begins: np.ndarray,
+    ) -> None:
         """One time row: images of obs and next_obs, (N, C, H, W); where `begins`, bool (N,), an episode does."""
         if not self.table:
             return
         if self.follows:
+            # The next row shows the successors until it is written itself.
             following = (pos + 1) % self.length
-            places = self.slot[following * self.n_envs : (following + 1) * self.n_envs]
-            self._free += places[places >= 0].tolist()
-            places[:] = -1
+            slots = self.slot[following * self.n_envs : (following + 1) * self.n_envs]
+            self._free += slots[slots >= 0].tolist()
+            slots[:] = -1
             if begins.any():
-                self._keep(pos, np.flatnonzero(begins))
-            self._put(following, after)
-        self._put(pos, now)
+                self._keep_finals(pos, np.flatnonzero(begins))
+            self._write_row(following, after)
+        self._write_row(pos, now)
 
     def at(self, index: np.ndarray) -> dict[str, np.ndarray]:
         return {key: table[index].cpu().numpy() for key, table in self.table.items()}
@@ -484,37 +665,50 @@ class Images:
         """The images that followed rows (B,)."""
         images = self.at((index + self.n_envs) % self.size)
         slots = self.slot[index]
-        final = slots >= 0
-        if final.any():
+        is_final = slots >= 0
+        if is_final.any():
             for key, image in images.items():
-                image[final] = self.finals[key][slots[final]].cpu().numpy()
+                image[is_final] = self.finals[key][slots[is_final]].cpu().numpy()
         return images
 
     def state_dict(self, filled: int) -> dict[str, Any]:
         """The images of the first `filled` time rows, and of the one after them."""
         rows = min(filled + 1, self.length) * self.n_envs
-        tables = {key: table[:rows] for key, table in self.table.items()}
-        return {"table": tables, "finals": self.finals, "slot": self.slot.copy(), "free": list(self._free)}
+        return {
+            "table": {key: table[:rows] for key, table in self.table.items()},
+            "finals": self.finals,
+            "slot": self.slot.copy(),
+            "free": list(self._free),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for key, table in self.table.items():
             saved = torch.as_tensor(state["table"][key])
             table[: len(saved)] = saved.to(table.device)
             self.finals[key] = torch.as_tensor(state["finals"][key]).to(table.device).clone()
-        self.slot, self._free = np.array(state["slot"]), [int(x) for x in state["free"]]
+        self.slot = np.array(state["slot"])
+        self._free = [int(slot) for slot in state["free"]]
 
-    def _put(self, pos: int, images: dict[str, np.ndarray]) -> None:
+    def _write_row(self, pos: int, images: dict[str, np.ndarray]) -> None:
+        begin = pos * self.n_envs
         for key, image in images.items():
-            self.table[key][pos * self.n_envs : (pos + 1) * self.n_envs] = torch.from_numpy(np.ascontiguousarray(image))
+            values = torch.from_numpy(np.ascontiguousarray(image))
+            self.table[key][begin : begin + self.n_envs] = values
 
-    def _keep(self, pos: int, columns: np.ndarray) -> None:
+    def _keep_finals(self, pos: int, columns: np.ndarray) -> None:
+        """Put the images at `pos` aside, which ended episodes of some environments, before they are overwritten."""
         while len(self._free) < len(columns):
-            count = next(iter(self.finals.values())).shape[0]
-            more = max(count, 16)
-            self.finals = {key: torch.cat([x, x.new_zeros((more, *x.shape[1:]))]) for key, x in self.finals.items()}
-            self._free += range(count, count + more)
+            self._add_places()
         slots = np.array([self._free.pop() for _ in columns])
-        ended: Tensor = torch.from_numpy(pos * self.n_envs + columns)
+        rows: Tensor = torch.from_numpy(pos * self.n_envs + columns)
         for key, table in self.table.items():
-            self.finals[key][torch.from_numpy(slots)] = table[ended]
+            self.finals[key][torch.from_numpy(slots)] = table[rows]
         self.slot[(pos - 1) % self.length * self.n_envs + columns] = slots
+
+    def _add_places(self) -> None:
+        """Double the room for final images."""
+        count = len(next(iter(self.finals.values())))
+        more = max(count, MIN_NEW_FINALS)
+        for key, finals in self.finals.items():
+            self.finals[key] = torch.cat([finals, finals.new_zeros((more, *finals.shape[1:]))])
+        self._free += range(count, count + more)
