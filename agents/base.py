@@ -390,7 +390,7 @@ class BaseAgent(Predictor):
         """Read an agent back, for the same spaces, with counts and reward state; no scorer: the task's own reward."""
         require_vector(envs)
 
-        def build(config: dict[str, Any]) -> Self:
+        def build(config: dict[str, Any]) -> Any:
             return cls(envs, cls.Config(**config), scorer=scorer, seed=seed, device=device)
 
         agent, state = cls._from_file(path, build, "these environments and this reward")

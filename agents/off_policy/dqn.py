@@ -40,7 +40,8 @@ class DeepQ(Critics):
         chance, choice = torch.rand(2, len(obs), generator=self.generator, device=self.device)
         # Rounding could lift a number just below 1 to one action too many.
         random = (choice * self.action_size).long().clamp_(max=self.action_size - 1)
-        action = torch.where(chance < self.epsilon, random, self._best_action(obs))
+        best = self._best_action(obs)
+        action = torch.where(chance < self.epsilon, random, best)
         return one_hot(action, self.action_size).float(), None
 
     @torch.no_grad()
@@ -48,29 +49,36 @@ class DeepQ(Critics):
         """One-hot actions (B, n) to take; the best if deterministic."""
         if not deterministic:
             return self.sample(obs)[0]
-        return one_hot(self._best_action(obs), self.action_size).float()
+        best = self._best_action(obs)
+        return one_hot(best, self.action_size).float()
 
     def q(self, obs: Tensor, action: Tensor, target: bool = False) -> Tensor:
         """Values of each critic, or of its target, of (B, D) and one-hot (B, n): (K, B)."""
-        return (self.q_all(obs, target) * action).sum(-1)
+        values = self.q_all(obs, target)
+        return (values * action).sum(-1)
 
     def q_all(self, obs: Tensor, target: bool = False) -> Tensor:
         """Values of all actions, (K, B, n)."""
-        return self.head.value(self._outputs(self.inputs(obs), target))
+        outputs = self._outputs(self.inputs(obs), target)
+        return self.head.value(outputs)
 
     def next_value(self, next_obs: Tensor) -> Tensor:
         """Value by the targets of the action that the critics choose, (B,)."""
-        action = one_hot(self._best_action(next_obs), self.action_size).float()
-        return self.aggregate(self.q(next_obs, action, target=True), drawn=True)
+        best = self._best_action(next_obs)
+        action = one_hot(best, self.action_size).float()
+        q = self.q(next_obs, action, target=True)
+        return self.aggregate(q, drawn=True)
 
     def read(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Pick]:
         index = action.argmax(-1)[None, :, None, None]
 
         def pick(outputs: Tensor) -> Tensor:
-            return torch.take_along_dim(outputs, index, 2)[..., 0, :]
+            chosen = torch.take_along_dim(outputs, index, 2)
+            return chosen[..., 0, :]
 
         return self.inputs(obs), pick
 
     def _best_action(self, obs: Tensor) -> Tensor:
         """The action (B,) of the highest mean value over the critics."""
-        return self.q_all(obs).mean(0).argmax(-1)
+        values = self.q_all(obs).mean(0)
+        return values.argmax(-1)

@@ -209,7 +209,8 @@ class Critics(Stateful):
         std = torch.as_tensor(std, dtype=torch.float32, device=self.device)
         scale = 1 / std.clamp(min=1e-3)
         if self.whitened > 0:
-            self._fold(self.scale / scale, (mean - self.mean) * self.scale)
+            shift = (mean - self.mean) * self.scale
+            self._fold(self.scale / scale, shift)
         self.mean.copy_(mean)
         self.scale.copy_(scale)
         self.whitened += 1
@@ -276,9 +277,10 @@ class Critics(Stateful):
         for weight, right in zip(self._matrices(), self.vectors):
             left = F.normalize(weight @ right, dim=1)
             across = weight.mT @ left
-            norm = torch.linalg.vector_norm(across, dim=1, keepdim=True)
-            right.copy_(across / norm.clamp(min=1e-12))
-            weight.mul_((self.config.lipschitz_bound / norm.clamp(min=1e-12)).clamp(max=1.0))
+            norm = torch.linalg.vector_norm(across, dim=1, keepdim=True).clamp(min=1e-12)
+            right.copy_(across / norm)
+            factor = self.config.lipschitz_bound / norm
+            weight.mul_(factor.clamp(max=1.0))
 
     def read(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Pick]:
         """The critics' inputs (B, I), and how to get from their outputs to those of the action taken, (K, B, head)."""
@@ -317,7 +319,8 @@ class Critics(Stateful):
         critic_loss = self.head.loss(prediction, target).mean(-1).sum()
         loss = critic_loss
         if self.config.lipschitz == "robust":
-            loss = critic_loss + self.config.lipschitz_weight * self.robust_penalty(x, q, pick)
+            penalty = self.robust_penalty(x, q, pick)
+            loss = critic_loss + self.config.lipschitz_weight * penalty
         self.descend(loss)
         q = q.detach()
         return {"critic_loss": critic_loss.detach(), "q": q.mean(), "td": (q.mean(0) - target).abs()}
@@ -385,7 +388,9 @@ class SoftActorCritic(Critics):
         self.target_entropy = -float(action_size)
         if config.target_entropy is not None:
             self.target_entropy = float(config.target_entropy)
-        self.fused = ClosedFormUpdate(self) if fused and ClosedFormUpdate.fits(self) else None
+        self.fused: ClosedFormUpdate | None = None
+        if fused and ClosedFormUpdate.fits(self):
+            self.fused = ClosedFormUpdate(self)
 
     @property
     def alpha(self) -> Tensor:
@@ -402,12 +407,14 @@ class SoftActorCritic(Critics):
         """Actions (B, A) to take; the mode's if deterministic."""
         if not deterministic:
             return self.sample(obs)[0]
-        return torch.tanh(self.actor(self.inputs(obs))[0, :, : self.action_size])
+        outputs = self.actor(self.inputs(obs))[0]
+        return torch.tanh(outputs[:, : self.action_size])
 
     def q(self, obs: Tensor, action: Tensor, target: bool = False) -> Tensor:
         """Values of each critic, or of its target, of (B, D) and (B, A): (K, B)."""
         x, pick = self.read(obs, action)
-        return self.head.value(pick(self._outputs(x, target)))
+        outputs = self._outputs(x, target)
+        return self.head.value(pick(outputs))
 
     def next_value(self, next_obs: Tensor) -> Tensor:
         """Value of a state by the targets, the entropy of its first action included: (B,)."""
@@ -416,7 +423,8 @@ class SoftActorCritic(Critics):
         return self.aggregate(q, drawn=True) - self.alpha * log_prob
 
     def entropy_reward(self, obs: Tensor) -> Tensor:
-        return -self.alpha * self.sample(obs)[1]
+        _, log_prob = self.sample(obs)
+        return -self.alpha * log_prob
 
     def update(self, rows: Rows, actor: bool = True) -> dict[str, Tensor]:
         """One step of the critics, and of policy and entropy weight if `actor`."""
@@ -429,11 +437,13 @@ class SoftActorCritic(Critics):
         if not actor:
             return metrics
         action, log_prob = self.sample(rows.obs)
-        objective = self.aggregate(self.q(rows.obs, action)) - self.alpha * log_prob
+        value = self.aggregate(self.q(rows.obs, action))
+        objective = value - self.alpha * log_prob
         return metrics | self.actor_step(objective, log_prob)
 
     def read(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Pick]:
-        return torch.cat([self.inputs(obs), action], -1), _pick_single
+        x = torch.cat([self.inputs(obs), action], -1)
+        return x, _pick_single
 
     def actor_step(self, objective: Tensor, log_prob: Tensor) -> dict[str, Tensor]:
         """Ascend `objective` (...), its entropy bonus included, and adapt the entropy's weight."""
@@ -462,7 +472,8 @@ class SoftActorCritic(Critics):
         out = self._outputs(x, generator=self.generator, batch_stats=True)
         now, following = out.chunk(2, 1)
         next_q = self.head.value(pick(following.detach()))
-        target = rows.reward + rows.discount * (self.aggregate(next_q) - self.alpha * log_prob)
+        value = self.aggregate(next_q) - self.alpha * log_prob
+        target = rows.reward + rows.discount * value
         return self.regress(x[: len(rows.obs)], now, target, pick, rows.reward)
 
     def _fold(self, scale: Tensor, shift: Tensor) -> None:
