@@ -32,8 +32,11 @@ from envs.transitions import Transitions
 from envs.types import Obs
 from lodestar.settings import Settings, setting
 
-LOG_STD = (-5.0, 1.0)  # of a Gaussian of the mixture, actions being in [-1, 1]
-LONGEST = 10.0  # norm of a gradient: a narrow Gaussian far from its actions has steep ones
+# Of a Gaussian of the mixture, actions being in [-1, 1].
+MIN_MIXTURE_LOG_STD = -5.0
+MAX_MIXTURE_LOG_STD = 1.0
+# A narrow Gaussian far from its actions has steep gradients.
+MAX_CLONING_GRAD_NORM = 10.0
 
 
 @dataclass
@@ -56,127 +59,165 @@ class Cloning(IQL):
     Config = CloningConfig
 
     def learn(self, steps: int) -> dict[str, float]:
-        self._step_size = steps, steps  # left, of
+        self._steps_left = steps
+        self._steps = steps
         return super().learn(steps)
 
     def _networks(self, seed: int) -> Any:
-        return self._head(self.encoding.obs_size, seed)
+        return self._make_head(self.encoding.obs_size, seed)
 
-    def _head(self, inputs: int, seed: int) -> Any:
+    def _make_head(self, inputs: int, seed: int) -> Any:
         kind = _Mixture if self.config.head == "mixture" else _Diffusion
         return kind(inputs, self.encoding.action_size, self.config, seed)
 
-    def _copied(self) -> list[Any]:
-        return []  # there is no target
+    def _copy_target(self) -> list[Any]:
+        # Without values there is no target network.
+        return []
 
     def _loss(self, rows: Tensor) -> Tensor:
         width = self.encoding.obs_size
-        return self.net.loss(rows[:, :width], *rows[:, width:].chunk(2, -1), self._generator)
+        chunk, counts = rows[:, width:].chunk(2, -1)
+        return self.net.loss(rows[:, :width], chunk, counts, self._generator)
 
     def _step(self, rows: Tensor) -> dict[str, Tensor]:
-        left, steps = self._step_size
-        self._step_size = left - 1, steps
-        return {"loss": self._flat.descend(self._loss(rows), self.config.learning_rate * left / steps, LONGEST)}
+        rate = self.config.learning_rate * self._steps_left / self._steps
+        self._steps_left -= 1
+        loss = self._flat.descend(self._loss(rows), rate, MAX_CLONING_GRAD_NORM)
+        return {"loss": loss}
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
-        vector = self.net.whitened(torch.as_tensor(self.encoding.vector(obs), device=self.device))
-        count, length = len(vector), self.config.chunk
-        chunk, at = np.zeros((count, length, self.encoding.action_size), np.float32), np.full(count, length)
-        if state is not None:
-            chunk[:], at[:] = state["chunk"], state["at"]
-        over = np.flatnonzero(starts | (at >= length))
-        if len(over):
-            drawn = self.net.draw(vector[torch.as_tensor(over)], None if deterministic else self._generator)
-            chunk[over], at[over] = drawn.cpu().numpy().reshape(len(over), length, -1), 0
-        return self.encoding.decode(chunk[np.arange(count), at]), {"chunk": chunk, "at": at + 1}
+        vector = torch.as_tensor(self.encoding.vector(obs), device=self.device)
+        whitened = self.net.whitened(vector)
+        count = len(vector)
+        length = self.config.chunk
+        if state is None:
+            chunk = np.zeros((count, length, self.encoding.action_size), np.float32)
+            at = np.full(count, length)
+        else:
+            # Copies, since the caller may come back with the same state.
+            chunk = np.array(state["chunk"], np.float32)
+            at = np.array(state["at"])
+        finished = np.flatnonzero(starts | (at >= length))
+        if len(finished):
+            generator = None if deterministic else self._generator
+            drawn = self.net.draw(whitened[torch.as_tensor(finished)], generator)
+            chunk[finished] = drawn.cpu().numpy().reshape(len(finished), length, -1)
+            at[finished] = 0
+        action = self.encoding.decode(chunk[np.arange(count), at])
+        return action, {"chunk": chunk, "at": at + 1}
 
     def _table(self, data: Transitions, signal: Any) -> Tensor:
         """Whitened observations (M, D), the chunks that followed (M, H * A), and 1 for actions of the same episode."""
         data = data[np.asarray(data.valid, bool)]
         if not data.shape[0]:
             raise ValueError("the data has no valid transition; give a recording")
-        obs, action = torch.tensor(self.encoding.vector(data.obs)), self.encoding.encode(data.action)
-        if not (most := np.abs(action).max()) < 1.001:
-            raise ValueError(f"the data has actions at {most:.3g} times the bounds of {self.action_space}")
+        obs = torch.tensor(self.encoding.vector(data.obs))
+        action = self.encoding.encode(data.action)
+        largest = np.abs(action).max()
+        # NaN is refused, too.
+        if not largest < 1.001:
+            raise ValueError(f"the data has actions at {largest:.3g} times the bounds of {self.action_space}")
         last = last_rows(data)[:, None]
         rows = np.arange(len(obs))[:, None] + np.arange(self.config.chunk)
         counts = np.repeat(rows <= last, action.shape[1], axis=1)
         chunks = action[np.minimum(rows, last)].reshape(len(obs), -1)
-        if self._rows is None:  # what is learned from later keeps the units
+        # What is learned from later keeps the units of the first data.
+        if self._rows is None:
             self.net.mean.copy_(obs.mean(0))
             self.net.std.copy_(obs.std(0, correction=0).clamp(min=1e-3))
-        both = torch.as_tensor(np.concatenate([chunks, counts], -1, dtype=np.float32), device=self.device)
-        return torch.cat([self.net.whitened(obs.to(self.device)), both], -1)
+        targets = np.concatenate([chunks, counts], -1, dtype=np.float32)
+        columns = [self.net.whitened(obs.to(self.device)), torch.as_tensor(targets, device=self.device)]
+        return torch.cat(columns, -1)
 
 
 def last_rows(data: Transitions) -> np.ndarray:
     """The last row of each row's episode, int64 (N,)."""
-    return np.concatenate([np.full(rows.stop - rows.start, rows.stop - 1) for rows in episodes(data)])
+    parts = [np.full(rows.stop - rows.start, rows.stop - 1) for rows in episodes(data)]
+    return np.concatenate(parts)
 
 
-class _Head(NormalizedInputs):
-    """A network of whitened observations (B, D), and more, that gives what a chunk (B, W) is drawn from; W = H * A."""
+class _Mixture(NormalizedInputs):
+    """A network of whitened observations (B, D) that gives Gaussians of a chunk (B, W); W = H * A."""
 
-    def __init__(self, inputs: int, config: CloningConfig, seed: int, more: int, outputs: int) -> None:
-        super().__init__(inputs)
-        self.net = Stacked(1, inputs + more, config.net_arch, outputs, activation="silu", seed=seed)
-
-
-class _Mixture(_Head):
     def __init__(self, inputs: int, actions: int, config: CloningConfig, seed: int) -> None:
+        # Components K, means and log deviations, entries W of a chunk.
         self.shape = (config.components, 2, config.chunk * actions)
-        super().__init__(inputs, config, seed, 0, config.components + math.prod(self.shape))
+        super().__init__(inputs)
+        outputs = config.components + math.prod(self.shape)
+        self.net = Stacked(1, inputs, config.net_arch, outputs, activation="silu", seed=seed)
 
     def gaussians(self, obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-weights (B, K), means and log-deviations (B, K, W)."""
+        components = self.shape[0]
         out = self.net(obs)[0]
-        means, log_std = out[:, self.shape[0] :].unflatten(1, self.shape).unbind(2)
-        return torch.log_softmax(out[:, : self.shape[0]], -1), means, log_std.clamp(*LOG_STD)
+        log_weights = torch.log_softmax(out[:, :components], -1)
+        means, log_std = out[:, components:].unflatten(1, self.shape).unbind(2)
+        log_std = log_std.clamp(MIN_MIXTURE_LOG_STD, MAX_MIXTURE_LOG_STD)
+        return log_weights, means, log_std
 
     def loss(self, obs: Tensor, chunk: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
-        weights, means, log_std = self.gaussians(obs)
-        each = 0.5 * ((chunk[:, None] - means) * torch.exp(-log_std)).square() + log_std
-        return -torch.logsumexp(weights - (each * counts[:, None]).sum(-1), -1).mean()
+        log_weights, means, log_std = self.gaussians(obs)
+        scaled = (chunk[:, None] - means) * torch.exp(-log_std)
+        negative_log_prob = (0.5 * scaled.square() + log_std) * counts[:, None]
+        log_prob = torch.logsumexp(log_weights - negative_log_prob.sum(-1), -1)
+        return -log_prob.mean()
 
     def draw(self, obs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Chunks (B, W); without a generator the mode."""
-        weights, means, log_std = self.gaussians(obs)
+        log_weights, means, log_std = self.gaussians(obs)
         rows = torch.arange(len(obs), device=obs.device)
         if generator is None:
-            return means[rows, weights.argmax(-1)]
-        which = torch.multinomial(weights.exp(), 1, generator=generator)[:, 0]
+            return means[rows, log_weights.argmax(-1)]
+        component = torch.multinomial(log_weights.exp(), 1, generator=generator)[:, 0]
         noise = torch.empty_like(means[:, 0]).normal_(generator=generator)
-        return means[rows, which] + log_std[rows, which].exp() * noise
+        deviation = log_std[rows, component].exp()
+        return means[rows, component] + deviation * noise
 
 
-class _Diffusion(_Head):
+class _Diffusion(NormalizedInputs):
+    """A network of whitened observations, noisy chunks and shares of noise that gives clean chunks."""
+
     kept: Tensor
     first: Tensor
 
     def __init__(self, inputs: int, actions: int, config: CloningConfig, seed: int) -> None:
         width = config.chunk * actions
-        super().__init__(inputs, config, seed, width + 3, width)
-        angle = (torch.linspace(0, 1, config.noise_steps + 1) + 0.008) / 1.008 * (math.pi / 2)
-        kept = (angle.cos() / angle[0].cos()).square().clamp(min=1e-4)
-        self.register_buffer("kept", kept, persistent=False)  # abar_n: share of the signal's variance after n steps
-        self.register_buffer("first", torch.randn(1, width, generator=torch.Generator().manual_seed(seed)))
+        super().__init__(inputs)
+        sizes = (inputs + width + 3, config.net_arch, width)
+        self.net = Stacked(1, *sizes, activation="silu", seed=seed)
+        # Nichol & Dhariwal's cosine: abar_n, the share of the signal's variance after n steps.
+        time = torch.linspace(0, 1, config.noise_steps + 1)
+        angle = (time + 0.008) / 1.008 * (math.pi / 2)
+        kept = (angle.cos() / angle[0].cos()).square()
+        self.register_buffer("kept", kept.clamp(min=1e-4), persistent=False)
+        generator = torch.Generator().manual_seed(seed)
+        first = torch.randn(1, width, generator=generator)
+        self.register_buffer("first", first)
 
-    def clean(self, obs: Tensor, noisy: Tensor, kept: Tensor) -> Tensor:
+    def clean(self, obs: Tensor, noisy: Tensor, abar: Tensor) -> Tensor:
         """The network's guess of chunks (B, W) with so much of their variance left, (B, 1)."""
-        return self.net(torch.cat([obs, noisy, kept.sqrt(), (1 - kept).sqrt(), kept], -1))[0]
+        shares = [abar.sqrt(), (1 - abar).sqrt(), abar]
+        return self.net(torch.cat([obs, noisy, *shares], -1))[0]
 
     def loss(self, obs: Tensor, chunk: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
-        n = torch.randint(1, len(self.kept), (len(obs), 1), generator=generator, device=obs.device)
-        noise, kept = torch.empty_like(chunk).normal_(generator=generator), self.kept[n]
-        guess = self.clean(obs, kept.sqrt() * chunk + (1 - kept).sqrt() * noise, kept)
-        return ((guess - chunk).square() * counts).mean()
+        shape = (len(obs), 1)
+        n = torch.randint(1, len(self.kept), shape, generator=generator, device=obs.device)
+        noise = torch.empty_like(chunk).normal_(generator=generator)
+        abar = self.kept[n]
+        noisy = abar.sqrt() * chunk + (1 - abar).sqrt() * noise
+        error = (self.clean(obs, noisy, abar) - chunk).square()
+        return (error * counts).mean()
 
     def draw(self, obs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Chunks (B, W); without a generator those that `first` leads to."""
         x = self.first.repeat(len(obs), 1)
-        x = x if generator is None else x.normal_(generator=generator)
+        if generator is not None:
+            x.normal_(generator=generator)
         for n in range(len(self.kept) - 1, 0, -1):
-            kept, less = self.kept[n], self.kept[n - 1]
-            guess = self.clean(obs, x, kept.expand(len(obs), 1)).clamp(-1, 1)
-            x = less.sqrt() * guess + ((1 - less) / (1 - kept)).sqrt() * (x - kept.sqrt() * guess)
+            abar = self.kept[n]
+            next_abar = self.kept[n - 1]
+            guess = self.clean(obs, x, abar.expand(len(obs), 1)).clamp(-1, 1)
+            # Song et al.'s equation 12 without its random part.
+            noise_scale = ((1 - next_abar) / (1 - abar)).sqrt()
+            x = next_abar.sqrt() * guess + noise_scale * (x - abar.sqrt() * guess)
         return x

@@ -18,13 +18,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from agents.offline.iql import AHEAD, IQL, PI, run
+from agents.offline.iql import IQL, MINIBATCHES_A_DRAW, PI, run
 from envs.transitions import Transitions
-from lodestar.numerics.flat import Flat
 from lodestar.settings import Settings, setting
 
-FEW = 10  # comparisons held out; fewer say nothing about when to stop
-EVERY = 50  # steps between two looks at them
+# One in so many comparisons is held out, if these are enough to say when to stop.
+HELD_OUT_DIVISOR = 10
+MIN_HELD_OUT = 10
+# Steps between two looks at the comparisons held out.
+STEPS_BETWEEN_CHECKS = 50
 
 
 @dataclass
@@ -54,42 +56,69 @@ class CPL(IQL):
 
     def learn(self, steps: int) -> dict[str, float]:
         """Clone, take a new optimiser, compare; returns losses, and the accuracy on comparisons held out, if any."""
-        config, cloned = self.config, round(self.config.cloning * steps)
-        metrics = super().learn(cloned)
-        self._flat = Flat.over([p for p in self.net.parameters() if p.requires_grad])
+        config = self.config
+        cloning_steps = round(config.cloning * steps)
+        metrics = super().learn(cloning_steps)
+        self._flat = self._flatten()
         with torch.no_grad():
             self._before = self._sums(slice(None)) * config.kl
-        count, rest = len(self._label), steps - cloned
-        held = slice(count // 10 if count >= 10 * FEW else 0)
-        best, weights = math.inf, self._flat.value
-        for step in range(rest):
-            if step % AHEAD == 0:
-                shape = (AHEAD, config.comparisons)
-                draws = torch.randint(held.stop, count, shape, generator=self._generator, device=self.device)
-            metrics["loss"] = float(self._flat.descend(self._loss(draws[step % AHEAD]), config.learning_rate))
-            if held.stop and (step % EVERY == 0 or step == rest - 1):
-                with torch.no_grad():
-                    loss = float(self._loss(held))
-                best, weights = (loss, self._flat.value.clone()) if loss < best else (best, weights)
-        self._flat.value.copy_(weights)
+        loss = self._compare(steps - cloning_steps)
+        if loss is not None:
+            metrics["loss"] = loss
         self._refuse_diverged()
-        return metrics | {"accuracy": self._accuracy(held if held.stop else slice(None))}
+        held_out = self._held_out()
+        rows = slice(held_out) if held_out else slice(None)
+        return metrics | {"accuracy": self._accuracy(rows)}
+
+    def _held_out(self) -> int:
+        """How many comparisons, the first ones, say when to stop and are not learned from."""
+        count = len(self._label) // HELD_OUT_DIVISOR
+        return count if count >= MIN_HELD_OUT else 0
+
+    def _compare(self, steps: int) -> float | None:
+        """Learn from comparisons, and return to the weights that are best on those held out; returns the last loss."""
+        config = self.config
+        held_out = self._held_out()
+        loss = None
+        best_loss = math.inf
+        best_weights = self._flat.value
+        for step in range(steps):
+            place = step % MINIBATCHES_A_DRAW
+            if place == 0:
+                draws = torch.randint(
+                    held_out,
+                    len(self._label),
+                    (MINIBATCHES_A_DRAW, config.comparisons),
+                    generator=self._generator,
+                    device=self.device,
+                )
+            loss = float(self._flat.descend(self._loss(draws[place]), config.learning_rate))
+            if held_out and (step % STEPS_BETWEEN_CHECKS == 0 or step == steps - 1):
+                with torch.no_grad():
+                    held_out_loss = float(self._loss(slice(held_out)))
+                if held_out_loss < best_loss:
+                    best_loss = held_out_loss
+                    best_weights = self._flat.value.clone()
+        self._flat.value.copy_(best_weights)
+        return loss
 
     def _step(self, rows: Tensor) -> dict[str, Tensor]:
+        """Clone the actions of one minibatch."""
         width = self.encoding.obs_size
+        # Behind both observations and the action stand the signal, and whether the episode continues.
         loss = -self._log_prob(rows[:, :width], rows[:, 2 * width : -2]).mean()
         return {"cloning_loss": self._flat.descend(loss, self.config.learning_rate)}
 
     def _loss(self, rows: Any) -> Tensor:
-        advantage = self._advantages(rows)
-        return cpl_loss(advantage[:, 0], advantage[:, 1], self._label[rows], self.config.bias).mean()
+        first, second = self._advantages(rows).unbind(1)
+        return cpl_loss(first, second, self._label[rows], self.config.bias).mean()
 
     def _accuracy(self, rows: Any) -> float:
         """Share of the comparisons with a better side whose better side has the higher advantage."""
         with torch.no_grad():
-            advantage = self._advantages(rows)
+            first, second = self._advantages(rows).unbind(1)
         label = self._label[rows]
-        right = (advantage[:, 1] > advantage[:, 0]) == (label > 0.5)
+        right = (second > first) == (label > 0.5)
         return float(right[label != 0.5].float().mean())
 
     def _advantages(self, rows: Any) -> Tensor:
@@ -98,25 +127,31 @@ class CPL(IQL):
 
     def _sums(self, rows: Any) -> Tensor:
         """Log-probabilities of both segments of comparisons, summed over their steps: (B, 2)."""
-        obs, action = self._obs[rows], self._action[rows]
-        return self._log_prob(obs.flatten(0, 2), action.flatten(0, 2)).view(obs.shape[:3]).sum(-1)
+        obs = self._obs[rows]
+        action = self._action[rows]
+        log_probs = self._log_prob(obs.flatten(0, 2), action.flatten(0, 2))
+        return log_probs.view(obs.shape[:3]).sum(-1)
 
     def _log_prob(self, obs: Tensor, action: Tensor) -> Tensor:
         """Of actions (B, A) in whitened observations (B, D): (B, 1)."""
         net = self.net
         policy = net.policy(run(net.layers(PI), net.inputs(obs, action, PI))[0])
-        return net.log_prob(policy, action) if self.discrete else -(action - policy).square().sum(-1, keepdim=True)
+        if self.discrete:
+            return net.log_prob(policy, action)
+        return -(action - policy).square().sum(-1, keepdim=True)
 
-    def _units(self, worth: np.ndarray) -> np.ndarray:
-        return worth  # which nothing reads
+    def _scale_signal(self, signal: np.ndarray) -> np.ndarray:
+        # Nothing reads the rewards.
+        return signal
 
     def _table(self, data: Transitions, signal: Any) -> Tensor:
         rows = super()._table(data, None)
         if signal is None or (signal[2] == 0.5).all():
             raise ValueError("CPL learns from comparisons that say which segment is better; give it some")
-        seen = np.stack([self.encoding.vector(side.obs, leading=2) for side in signal[:2]])  # (2, L, M, D)
-        taken = np.stack([self.encoding.encode(side.action) for side in signal[:2]])
-        obs, self._action = (torch.from_numpy(x).to(self.device).movedim(2, 0) for x in (seen, taken))
-        self._obs = self.net.whitened(obs)  # (M, 2, L, D)
+        obs = np.stack([self.encoding.vector(side.obs, leading=2) for side in signal[:2]])
+        action = np.stack([self.encoding.encode(side.action) for side in signal[:2]])
+        # Comparisons come first: (2, L, M, ...) -> (M, 2, L, ...).
+        self._action = torch.from_numpy(action).to(self.device).movedim(2, 0)
+        self._obs = self.net.whitened(torch.from_numpy(obs).to(self.device).movedim(2, 0))
         self._label = torch.tensor(signal[2], dtype=torch.float32, device=self.device)
         return rows

@@ -41,51 +41,70 @@ class DT(RCSL):
 
     Config = DTConfig
 
-    def _head(self, inputs: int, seed: int) -> Any:
-        own, config = self.own, self.config
-        return _Sequence((1, own.obs_size, own.action_size), config, super()._head(config.width, seed))
+    def _make_head(self, inputs: int, seed: int) -> Any:
+        head = super()._make_head(self.config.width, seed)
+        return _Sequence(self.own.obs_size, self.own.action_size, self.config, head)
 
-    def _conditioned(self, data: Transitions) -> Tensor:
+    def _condition(self, data: Transitions) -> Tensor:
         """The row of each step and the last one of its episode (M, 2), of a table of all steps."""
-        table, last = super()._conditioned(data), last_rows(data)
-        longest, context = int(np.bincount(last).max()), self.config.context
+        table = super()._condition(data)
+        last = last_rows(data)
+        longest = int(np.bincount(last).max())
+        context = self.config.context
         if context > longest:
             raise ValueError(f"agent.context={context} is longer than all episodes; give at most {longest}")
-        self._steps = table[:, : -self.own.action_size]
-        return torch.as_tensor(np.stack([np.arange(len(last)), last], 1), device=self.device)
+        # Without the column that says which actions count.
+        self._table_of_steps = table[:, : -self.own.action_size]
+        rows = np.stack([np.arange(len(last)), last], 1)
+        return torch.as_tensor(rows, device=self.device)
 
     def _loss(self, rows: Tensor) -> Tensor:
         size = self.own.action_size
+        last = rows[:, 1:]
         index = rows[:, :1] + torch.arange(self.config.context, device=self.device)
-        window = self._steps[index.minimum(rows[:, 1:])]
-        counts = (index <= rows[:, 1:]).flatten()[:, None].expand(-1, size)
-        features, action = self.net(window).flatten(0, 1), window[..., -size:].flatten(0, 1)
+        window = self._table_of_steps[index.minimum(last)]
+        counts = (index <= last).flatten()[:, None].expand(-1, size)
+        features = self.net(window).flatten(0, 1)
+        action = window[..., -size:].flatten(0, 1)
         return self.net.head.loss(features, action, counts, self._generator)
 
-    def _act(self, both: np.ndarray, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
-        rows, size, context = np.arange(len(both)), self.own.action_size, self.config.context
-        window, at = np.zeros((len(both), context, both.shape[1] + size), np.float32), np.zeros(len(both), int)
-        if state is not None:  # what lies behind `at` is not seen
-            window[:], at = state["window"], np.where(starts, 0, state["count"])
+    def _act(self, inputs: np.ndarray, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
+        count, width = inputs.shape
+        rows = np.arange(count)
+        size = self.own.action_size
+        context = self.config.context
+        if state is None:
+            window = np.zeros((count, context, width + size), np.float32)
+            at = np.zeros(count, int)
+        else:
+            # What lies behind `at` is not read.
+            window = np.array(state["window"], np.float32)
+            at = np.where(starts, 0, state["count"])
         full = at == context
-        window[full], at[full] = np.roll(window[full], -1, 1), context - 1
-        window[rows, at, :-size] = self.net.whitened(torch.as_tensor(both, device=self.device)).cpu()
+        window[full] = np.roll(window[full], -1, 1)
+        at[full] = context - 1
+        vector = torch.as_tensor(inputs, device=self.device)
+        window[rows, at, :-size] = self.net.whitened(vector).cpu()
         features = self.net(torch.as_tensor(window, device=self.device))[rows, at]
-        drawn = self.net.head.draw(features, None if deterministic else self._generator).cpu().numpy()
-        action = self.own.decode(drawn)
+        generator = None if deterministic else self._generator
+        drawn = self.net.head.draw(features, generator)
+        action = self.own.decode(drawn.cpu().numpy())
         window[rows, at, -size:] = self.own.encode(action)
         return action, {"window": window, "count": at + 1}
 
 
 class _Sequence(NormalizedInputs):
-    def __init__(self, sizes: tuple[int, int, int], config: DTConfig, head: nn.Module) -> None:
-        super().__init__(sizes[1] + 1)
-        self.sizes, self.head = (sizes[1], 1, sizes[2]), head  # of obs, return-to-go, action
-        self.embed = nn.ModuleList(nn.Linear(size, config.width) for size in sizes)
+    def __init__(self, obs_size: int, action_size: int, config: DTConfig, head: nn.Module) -> None:
+        super().__init__(obs_size + 1)
+        self.sizes = (obs_size, 1, action_size)
+        self.head = head
+        # In the order of the tokens: return-to-go, observation, action.
+        token_sizes = (1, obs_size, action_size)
+        self.embed = nn.ModuleList(nn.Linear(size, config.width) for size in token_sizes)
         self.body = Causal(config.width, config.layers, config.heads, 3 * config.context)
 
     def forward(self, steps: Tensor) -> Tensor:
         """Whitened obs, return-to-go and action, side by side (B, K, D + 1 + A) -> features of the obs (B, K, W)."""
         obs, to_go, action = steps.split(self.sizes, -1)
-        tokens = torch.stack([embed(x) for embed, x in zip(self.embed, (to_go, obs, action))], 2)
-        return self.body(tokens.flatten(1, 2))[:, 1::3]
+        tokens = [embed(x) for embed, x in zip(self.embed, (to_go, obs, action))]
+        return self.body(torch.stack(tokens, 2).flatten(1, 2))[:, 1::3]

@@ -28,8 +28,10 @@ from envs.transitions import Transitions
 from envs.types import Obs
 from lodestar.settings import setting
 
-Phi = Callable[[np.ndarray], np.ndarray]  # observations as vectors (N, D) -> (N, d)
-UNIFORM = 0.5  # share of the z that are; the others lead from one recorded state to another
+# Observations as vectors (N, D) -> (N, d).
+Phi = Callable[[np.ndarray], np.ndarray]
+# Share of the z that are drawn from the whole sphere; the others lead from one recorded state to another.
+UNIFORM_Z_SHARE = 0.5
 
 
 @dataclass
@@ -52,34 +54,47 @@ class HILP(IQL):
     prompt: Phi
     phi: Any = None
 
-    def _more(self) -> int:
+    def _extra_size(self) -> int:
+        # z stands behind the observation.
         return self.config.features
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:
         vector = self.own.vector(obs)
-        return super()._predict(np.concatenate([vector, self.prompt(vector)], 1), state, starts, deterministic)
+        inputs = np.concatenate([vector, self.prompt(vector)], 1)
+        return super()._predict(inputs, state, starts, deterministic)
 
     def _table(self, data: Transitions, signal: Any) -> Tensor:
         """As in IQL, with room for z; and where phi lies before and after each transition."""
         self.phi = signal
         data = data[np.asarray(data.valid, bool)]
-        states = [self.own.vector(x) for x in (data.obs, data.next_obs)]
-        room = [np.pad(x, ((0, 0), (0, self.config.features))) for x in states]
-        rows = super()._table(data.replace(obs=room[0], next_obs=room[1]), None)
-        self.net.mean[self.own.obs_size :], self.net.std[self.own.obs_size :] = 0, 1  # z stays as it is
-        before, after = (torch.from_numpy(self.phi(x)).to(self.device) for x in states)
-        self.unit = float((after - before).square().sum(1).mean().sqrt()) or 1.0  # deviation of r_z over uniform z
+        obs = self.own.vector(data.obs)
+        next_obs = self.own.vector(data.next_obs)
+        room = ((0, 0), (0, self.config.features))
+        wider = data.replace(obs=np.pad(obs, room), next_obs=np.pad(next_obs, room))
+        rows = super()._table(wider, None)
+        # z is read as it is.
+        self.net.mean[self.own.obs_size :] = 0
+        self.net.std[self.own.obs_size :] = 1
+        before = torch.from_numpy(self.phi(obs)).to(self.device)
+        after = torch.from_numpy(self.phi(next_obs)).to(self.device)
+        # The deviation of r_z over uniform z; without any movement rewards are 0 in every unit.
+        self.unit = float((after - before).square().sum(1).mean().sqrt()) or 1.0
         return torch.cat([rows, before, after], 1)
 
     def _step(self, rows: Tensor) -> dict[str, Tensor]:
-        width, d = self.encoding.obs_size, self.config.features
+        width = self.encoding.obs_size
+        obs_size = self.own.obs_size
+        d = self.config.features
         rows, before, after = rows.split([rows.shape[1] - 2 * d, d, d], 1)
         noise = torch.randn(before.shape, generator=self._generator, device=self.device)
-        uniform = torch.rand(len(rows), 1, generator=self._generator, device=self.device) < UNIFORM
-        z = on_sphere(torch.where(uniform, noise, after.roll(1, 0) - before))
-        rows[:, self.own.obs_size : width] = rows[:, width + self.own.obs_size : 2 * width] = z
+        chance = torch.rand(len(rows), 1, generator=self._generator, device=self.device)
+        # The other z lead from each row's state to where the row before it ended.
+        z = on_sphere(torch.where(chance < UNIFORM_Z_SHARE, noise, after.roll(1, 0) - before))
+        rows[:, obs_size:width] = z
+        rows[:, width + obs_size : 2 * width] = z
+        # The last two columns are the signal, and whether the episode continues: nothing ends.
         rows[:, -2] = ((after - before) * z).sum(1) / self.unit
-        rows[:, -1] = 1  # nothing ends
+        rows[:, -1] = 1
         return super()._step(rows)
 
 

@@ -32,9 +32,15 @@ from envs.types import Obs
 from lodestar.numerics.flat import Flat
 from lodestar.settings import Settings, setting
 
-AHEAD = 256  # minibatches drawn at once
-Q, V, PI, ALL = slice(0, 2), slice(2, 3), slice(3, 4), slice(0, 4)  # places of the networks in the stack
-LOG_STD = (-5.0, 2.0)  # the source's limits
+# Minibatches drawn at once, since a call for each would cost more than the numbers.
+MINIBATCHES_A_DRAW = 256
+# Places of the networks in the stack.
+Q = slice(0, 2)
+V = slice(2, 3)
+PI = slice(3, 4)
+# The source's limits of the policy's log deviation.
+MIN_IQL_LOG_STD = -5.0
+MAX_IQL_LOG_STD = 2.0
 
 
 @dataclass
@@ -64,9 +70,13 @@ def expectile_loss(gap: Tensor, expectile: float) -> Tensor:
 
 def gumbel_loss(gap: Tensor, temperature: float, clip: float | None, *, rescaled: bool = False) -> Tensor:
     """XQL's e^z - z - 1 of z = min(gap / temperature, clip), elementwise; times e^-max(z) if `rescaled`."""
-    z = (gap / temperature).clamp(max=math.inf if clip is None else clip)
-    most = z.detach().amax().clamp(min=-1) if rescaled else z.new_zeros(())
-    return torch.exp(z - most) - (z + 1) * torch.exp(-most)
+    z = gap / temperature
+    if clip is not None:
+        z = z.clamp(max=clip)
+    largest = z.new_zeros(())
+    if rescaled:
+        largest = z.detach().amax().clamp(min=-1)
+    return torch.exp(z - largest) - (z + 1) * torch.exp(-largest)
 
 
 def chi_square_loss(gap: Tensor, level: float) -> Tensor:
@@ -107,34 +117,48 @@ class IQL(Predictor):
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
-        self.config, self.observation_space, self.action_space = config, observation_space, action_space
         name = type(self).__name__
         if Inputs(observation_space).images:
             raise ValueError(f"{name} cannot read images, and {observation_space} has some; record embeddings, states")
         self.discrete = isinstance(action_space, spaces.Discrete)
-        if not (self.discrete or (isinstance(action_space, spaces.Box) and action_space.is_bounded())):
+        is_box = isinstance(action_space, spaces.Box) and action_space.is_bounded()
+        if not self.discrete and not is_box:
             raise ValueError(f"{name} cannot choose actions from {action_space}; give Discrete or a bounded Box")
-        self.own = self.encoding = SpaceEncoding(observation_space, action_space)
-        if more := self._more():
-            both = spaces.Box(-np.inf, np.inf, (self.own.obs_size + more,), np.float32)
-            self.encoding = SpaceEncoding(both, action_space)
-        self.device, self.seed = torch.device(device), seed
+        self.config = config
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.device = torch.device(device)
+        self.seed = seed
+        # `own` encodes the environment's observations, `encoding` what the networks read.
+        self.own = SpaceEncoding(observation_space, action_space)
+        self.encoding = self.own
+        if self._extra_size():
+            size = self.own.obs_size + self._extra_size()
+            network_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+            self.encoding = SpaceEncoding(network_space, action_space)
         self._generator = torch.Generator(self.device).manual_seed(seed)
-        with torch.random.fork_rng(devices=[]):  # torch draws initial weights from its global generator
+        # torch draws initial weights from its global generator.
+        with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.net = self._networks(seed).to(self.device)
         self.policy = self.net
-        self._flat = Flat.over([p for p in self.net.parameters() if p.requires_grad])
-        self._target = self._copied()
-        self.kept: dict[str, Any] = {}  # what else a file holds
+        self._flat = self._flatten()
+        self._target = self._copy_target()
+        # What a file holds beside weights and configuration.
+        self.kept: dict[str, Any] = {}
         self._rows: Tensor | None = None
         if data is not None:
             self._rows = self._table(data, signal)
+
+    def _flatten(self) -> Flat:
+        """All parameters that are learned as one vector, with a fresh optimiser."""
+        return Flat.over([parameter for parameter in self.net.parameters() if parameter.requires_grad])
 
     def beside(self) -> dict[str, Any]:
         return self.kept
 
     def keep(self, kept: dict[str, Any]) -> None:
+        """Take over what `beside` gave a file."""
         self.kept = kept
 
     def learn(self, steps: int) -> dict[str, float]:
@@ -143,28 +167,40 @@ class IQL(Predictor):
             raise ValueError(f"this {type(self).__name__} was loaded to act and has no data; build one with data")
         metrics: dict[str, Tensor] = {}
         for step in range(steps):
-            if step % AHEAD == 0:
-                draws = self._draw(min(AHEAD, steps - step))
-            metrics = self._step(self._rows[draws[step % AHEAD]])
+            place = step % MINIBATCHES_A_DRAW
+            if place == 0:
+                draws = self._draw(min(MINIBATCHES_A_DRAW, steps - step))
+            metrics = self._step(self._rows[draws[place]])
         self._refuse_diverged()
         return {name: float(value) for name, value in metrics.items()}
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
-        vector = self.net.whitened(torch.as_tensor(self.encoding.vector(obs), device=self.device))
-        unused = vector.new_zeros(len(vector), self.net.log_std.shape[0])
-        outputs = run(self.net.layers(PI), self.net.inputs(vector, unused, PI))[0]
-        chosen = self._chosen(self.net.policy(outputs), deterministic).cpu().numpy()
-        return chosen + self.encoding.action_space.start if self.discrete else self.encoding.decode(chosen), None
+        net = self.net
+        vector = net.whitened(torch.as_tensor(self.encoding.vector(obs), device=self.device))
+        # The policy's place in the stack has inputs for an action, which it does not read.
+        unused = vector.new_zeros(len(vector), self.encoding.action_size)
+        outputs = run(net.layers(PI), net.inputs(vector, unused, PI))[0]
+        action = self._choose(net.policy(outputs), deterministic).cpu().numpy()
+        if self.discrete:
+            return action + self.encoding.action_space.start, None
+        return self.encoding.decode(action), None
 
     @classmethod
     def load(
-        cls, path: str, observation_space: gym.Space, action_space: gym.Space, *, seed: int = 0, device: str = "cpu"
+        cls,
+        path: str,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        *,
+        seed: int = 0,
+        device: str = "cpu",
     ) -> Self:
-        both = (observation_space, action_space)
-        place = "these spaces"
-        model, kept = cls._from_file(path, lambda c: cls(cls.Config(**c), *both, seed=seed, device=device), place)
+        def build(config: dict[str, Any]) -> Any:
+            return cls(cls.Config(**config), observation_space, action_space, seed=seed, device=device)
+
+        model, kept = cls._from_file(path, build, "these spaces")
         model.keep(kept)
-        model._target = model._copied()
+        model._target = model._copy_target()
         return model
 
     def _draw(self, steps: int) -> Tensor:
@@ -180,26 +216,41 @@ class IQL(Predictor):
 
     def _step(self, rows: Tensor) -> dict[str, Tensor]:
         """One minibatch: equations 5, 6 and 7, each with the networks of the step before."""
-        config, net, width = self.config, self.net, self.encoding.obs_size
-        obs, next_obs, action, signal, continues = rows.split([width, width, rows.shape[1] - 2 * width - 2, 1, 1], -1)
+        config = self.config
+        net = self.net
+        width = self.encoding.obs_size
+        sizes = [width, width, self.encoding.action_size, 1, 1]
+        obs, next_obs, action, signal, continues = rows.split(sizes, -1)
         inputs = net.inputs(obs, action)
         with torch.no_grad():
             target = net.q(run(self._target, inputs[Q]), action).amin(0)
-            next_value = run(net.layers(V), net.inputs(next_obs, action, V))[0, :, :1]
+            next_inputs = net.inputs(next_obs, action, V)
+            next_value = run(net.layers(V), next_inputs)[0, :, :1]
         outputs = run(net.layers(), inputs)
-        gap = target - outputs[2, :, :1]
-        weight = imitation_weights(gap.detach(), config.beta, config.max_weight)
-        value_loss = self._value_loss(gap)
-        q_loss = self._q_loss(net.q(outputs[Q], action), signal, continues, next_value, obs, outputs[3])
-        policy_loss = -(weight * net.log_prob(net.policy(outputs[3]), action)).mean()
+        value = outputs[2, :, :1]
+        policy_outputs = outputs[3]
+        advantage = target - value
+        weight = imitation_weights(advantage.detach(), config.beta, config.max_weight)
+        value_loss = self._value_loss(advantage)
+        q = net.q(outputs[Q], action)
+        q_loss = self._q_loss(q, signal, continues, next_value, obs, policy_outputs)
+        log_prob = net.log_prob(net.policy(policy_outputs), action)
+        policy_loss = -(weight * log_prob).mean()
         self._flat.descend(value_loss + q_loss + policy_loss, config.learning_rate)
-        with torch.no_grad():
-            for old, new in zip(self._target, net.layers(Q)):
-                for x, y in zip(old, new):
-                    x.lerp_(y, config.tau)
-        losses = {"value_loss": value_loss, "q_loss": q_loss, "policy_loss": policy_loss, "advantage": gap.mean()}
-        losses["value"] = outputs[2, :, 0].mean()
-        return {name: loss.detach() for name, loss in losses.items()}
+        self._move_target()
+        return {
+            "value_loss": value_loss.detach(),
+            "q_loss": q_loss.detach(),
+            "policy_loss": policy_loss.detach(),
+            "advantage": advantage.detach().mean(),
+            "value": value.detach().mean(),
+        }
+
+    @torch.no_grad()
+    def _move_target(self) -> None:
+        for target_layer, layer in zip(self._target, self.net.layers(Q)):
+            for old, new in zip(target_layer, layer):
+                old.lerp_(new, self.config.tau)
 
     def _value_loss(self, gap: Tensor) -> Tensor:
         """Of what V is below the target of Q, (B, 1)."""
@@ -207,65 +258,87 @@ class IQL(Predictor):
         if config.value_loss == "expectile":
             return expectile_loss(gap, config.expectile).mean()
         if config.value_loss == "gumbel":
-            return gumbel_loss(gap, config.temperature, config.gumbel_clip, rescaled=True).mean()
-        return (chi_square_loss if config.value_loss == "chi_square" else quantile_loss)(gap, config.level).mean()
+            loss = gumbel_loss(gap, config.temperature, config.gumbel_clip, rescaled=True)
+            return loss.mean()
+        if config.value_loss == "chi_square":
+            return chi_square_loss(gap, config.level).mean()
+        return quantile_loss(gap, config.level).mean()
 
     def _q_loss(
-        self, q: Tensor, signal: Tensor, continues: Tensor, next_value: Tensor, obs: Tensor, policy: Tensor
+        self,
+        q: Tensor,
+        signal: Tensor,
+        continues: Tensor,
+        next_value: Tensor,
+        obs: Tensor,
+        policy: Tensor,
     ) -> Tensor:
         """Of the values (2, B, 1) of recorded actions, from that of what followed (B, 1); equation 6, of both."""
-        return (q - (signal + self.config.gamma * continues * next_value)).square().mean((1, 2)).sum()
+        target = signal + self.config.gamma * continues * next_value
+        return (q - target).square().mean((1, 2)).sum()
 
-    def _more(self) -> int:
+    def _extra_size(self) -> int:
         """Numbers behind an observation that the networks read, too."""
         return 0
 
     def _networks(self, seed: int) -> Any:
         return _Networks(self.encoding, self.config.net_arch)
 
-    def _copied(self) -> list[tuple[Tensor, Tensor]]:
-        return [(weight.detach().clone(), bias.detach().clone()) for weight, bias in self.net.layers(Q)]
+    def _copy_target(self) -> list[tuple[Tensor, Tensor]]:
+        layers = self.net.layers(Q)
+        return [(weight.detach().clone(), bias.detach().clone()) for weight, bias in layers]
 
     def _table(self, data: Transitions, signal: Any) -> Tensor:
         """All that a step reads of a transition, side by side: obs, next_obs, action, signal, whether it continues."""
-        worth, data = self._labelled(data, signal)
-        worth = self._units(worth)
-        obs, next_obs = (torch.tensor(self.encoding.vector(x)) for x in (data.obs, data.next_obs))
-        everything = torch.cat([obs, next_obs])
-        self.net.mean.copy_(everything.mean(0))
-        self.net.std.copy_(everything.std(0).clamp(min=1e-3))
-        numbers = np.stack([worth, ~np.asarray(data.terminated, bool)], -1)
-        whitened = [self.net.whitened(x.to(self.device)) for x in (obs, next_obs)]
-        action = torch.tensor(self.encoding.encode(data.action), device=self.device)
-        return torch.cat([*whitened, action, torch.tensor(numbers, dtype=torch.float32, device=self.device)], -1)
+        signal, data = self._select_valid(data, signal)
+        signal = self._scale_signal(signal)
+        obs = torch.tensor(self.encoding.vector(data.obs))
+        next_obs = torch.tensor(self.encoding.vector(data.next_obs))
+        both = torch.cat([obs, next_obs])
+        self.net.mean.copy_(both.mean(0))
+        self.net.std.copy_(both.std(0).clamp(min=1e-3))
+        numbers = np.stack([signal, ~np.asarray(data.terminated, bool)], -1)
+        columns = [
+            self.net.whitened(obs.to(self.device)),
+            self.net.whitened(next_obs.to(self.device)),
+            torch.tensor(self.encoding.encode(data.action), device=self.device),
+            torch.tensor(numbers, dtype=torch.float32, device=self.device),
+        ]
+        return torch.cat(columns, -1)
 
-    def _labelled(self, data: Transitions, signal: Any) -> tuple[np.ndarray, Transitions]:
+    def _select_valid(self, data: Transitions, signal: Any) -> tuple[np.ndarray, Transitions]:
         """The signals (N,) of valid transitions, and these transitions; a ValueError if they do not fit or are none."""
-        worth, what = np.asarray(data.reward if signal is None else signal, np.float32), self.learns_from
-        if worth.shape != data.shape or len(data.shape) != 1:
-            raise ValueError(f"{what} of shape {worth.shape} for data of shape {data.shape}; give one for each row")
-        if not np.isfinite(worth).all():
-            raise ValueError(f"{np.sum(~np.isfinite(worth))} {what} are not finite; every transition needs a number")
-        keep = np.asarray(data.valid, bool)
-        if not keep.any():
+        if signal is None:
+            signal = data.reward
+        signal = np.asarray(signal, np.float32)
+        what = self.learns_from
+        if signal.shape != data.shape or len(data.shape) != 1:
+            raise ValueError(f"{what} of shape {signal.shape} for data of shape {data.shape}; give one for each row")
+        wrong = np.sum(~np.isfinite(signal))
+        if wrong:
+            raise ValueError(f"{wrong} {what} are not finite; every transition needs a number")
+        valid = np.asarray(data.valid, bool)
+        if not valid.any():
             raise ValueError("the data has no valid transition; give a recording")
-        return worth[keep], data[keep]
+        return signal[valid], data[valid]
 
-    def _units(self, worth: np.ndarray) -> np.ndarray:
+    def _scale_signal(self, signal: np.ndarray) -> np.ndarray:
         """The signals (N,) of valid transitions as the networks learn them."""
-        spread = float(worth.std()) if self.config.normalize_reward else 1.0
-        return worth / (spread if spread > 0 else 1.0)
+        deviation = float(signal.std())
+        if not self.config.normalize_reward or deviation == 0:
+            return signal
+        return signal / deviation
 
-    def _chosen(self, outputs: Tensor, deterministic: bool) -> Tensor:
-        if self.discrete:
-            if not deterministic:
-                waiting = torch.empty_like(outputs).exponential_(generator=self._generator)
-                outputs = outputs - waiting.clamp_(min=1e-30).log_()  # Gumbel noise: the largest is a sample
-            return outputs.argmax(-1)
+    def _choose(self, outputs: Tensor, deterministic: bool) -> Tensor:
+        """Actions, as numbers or entries in [-1, 1], from what the policy gives."""
         if deterministic:
-            return outputs
+            return outputs.argmax(-1) if self.discrete else outputs
+        if self.discrete:
+            # With Gumbel noise, -log of an exponential variable, the largest is a sample.
+            waiting = torch.empty_like(outputs).exponential_(generator=self._generator)
+            return (outputs - waiting.clamp_(min=1e-30).log_()).argmax(-1)
         noise = torch.empty_like(outputs).normal_(generator=self._generator)
-        return outputs + self.net.log_std.clamp(*LOG_STD).exp() * noise
+        return outputs + self.net.deviation_log().exp() * noise
 
 
 class NormalizedInputs(nn.Module):
@@ -292,39 +365,53 @@ class _Networks(NormalizedInputs):
     reads: Tensor
 
     def __init__(self, encoding: SpaceEncoding, net_arch: list[int]) -> None:
-        self.discrete, width, actions = encoding.discrete, encoding.obs_size, encoding.action_size
+        width = encoding.obs_size
+        actions = encoding.action_size
         super().__init__(width)
-        sizes = [width + (0 if self.discrete else actions), *net_arch, actions]
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for inputs, outputs in itertools.pairwise(sizes):
-            for store, shape in ((self.weights, (4, inputs, outputs)), (self.biases, (4, 1, outputs))):
-                store.append(nn.Parameter(torch.empty(shape).uniform_(-1, 1) / math.sqrt(inputs)))
+        self.discrete = encoding.discrete
+        # Discrete actions choose among Q's outputs, others are among its inputs.
+        first = width if self.discrete else width + actions
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
+        for inputs, outputs in itertools.pairwise([first, *net_arch, actions]):
+            weight = torch.empty(4, inputs, outputs).uniform_(-1, 1)
+            bias = torch.empty(4, 1, outputs).uniform_(-1, 1)
+            self.weights.append(nn.Parameter(weight / math.sqrt(inputs)))
+            self.biases.append(nn.Parameter(bias / math.sqrt(inputs)))
         self.log_std = nn.Parameter(torch.zeros(actions), requires_grad=not self.discrete)
-        reads = torch.ones(4, 1, sizes[0])
+        # V and the policy do not read the action.
+        reads = torch.ones(4, 1, first)
         reads[2:, :, width:] = 0
         self.register_buffer("reads", reads, persistent=False)
 
-    def layers(self, nets: slice = ALL) -> list[tuple[Tensor, Tensor]]:
+    def layers(self, nets: slice = slice(None)) -> list[tuple[Tensor, Tensor]]:
         """Weights (K, in, out) and biases (K, 1, out) of some of the networks, as views."""
         return [(weight[nets], bias[nets]) for weight, bias in zip(self.weights, self.biases)]
 
-    def inputs(self, obs: Tensor, action: Tensor, nets: slice = ALL) -> Tensor:
+    def inputs(self, obs: Tensor, action: Tensor, nets: slice = slice(None)) -> Tensor:
         """(K, B, in)."""
-        both = obs if self.discrete else torch.cat([obs, action], -1)
-        return both * self.reads[nets]
+        if not self.discrete:
+            obs = torch.cat([obs, action], -1)
+        return obs * self.reads[nets]
 
     def q(self, outputs: Tensor, action: Tensor) -> Tensor:
         """Q of recorded actions, (K, B, 1), from outputs (K, B, A)."""
-        return (outputs * action).sum(-1, keepdim=True) if self.discrete else outputs[..., :1]
+        if self.discrete:
+            return (outputs * action).sum(-1, keepdim=True)
+        return outputs[..., :1]
 
     def policy(self, outputs: Tensor) -> Tensor:
         return outputs if self.discrete else torch.tanh(outputs)
+
+    def deviation_log(self) -> Tensor:
+        """The logarithm of the Gaussian's deviation, (A,)."""
+        return self.log_std.clamp(MIN_IQL_LOG_STD, MAX_IQL_LOG_STD)
 
     def log_prob(self, policy: Tensor, action: Tensor) -> Tensor:
         """Log-probability of recorded actions, up to a constant; (B, 1)."""
         if self.discrete:
             return (torch.log_softmax(policy, -1) * action).sum(-1, keepdim=True)
-        log_std = self.log_std.clamp(*LOG_STD)
+        log_std = self.deviation_log()
         scaled = (action - policy) * torch.exp(-log_std)
         return -(0.5 * scaled.square() + log_std).sum(-1, keepdim=True)
 

@@ -9,7 +9,7 @@ Source: Zhou et al. 2023, arXiv 2310.19308, algorithm 1, and the authors' code. 
     were recorded, each times the chance that no end came before; asked for is the 0.9 quantile of what is kept;
   - a mixture of Gaussians for diffusion (`agent.head`); ends of episodes are learned, too.
 When it fails: a model that is wrong where all members agree; pieces that do not meet; good ways that the clone takes
-less than once in `GROUP` tries.
+less than once in `ROLLOUTS_A_START` tries.
 """
 
 from dataclasses import dataclass
@@ -31,15 +31,18 @@ from envs.recording import episodes
 from envs.transitions import Transitions
 from lodestar.settings import setting
 
-GROUP = 200  # rollouts from the same start
-MEASURED = 10_000  # recorded transitions that rollouts are compared with
+ROLLOUTS_A_START = 200
+# Recorded transitions that rollouts are compared with.
+MAX_COMPARED_TRANSITIONS = 10_000
 
 
 @dataclass
 class MBRCSLConfig(RCSLConfig):
     """Settings of `MBRCSL`; see `RCSL` and `Cloning` for the others, which are the clone's, too."""
 
-    rollouts: int = setting(8000, f"imagined, in groups of {GROUP} from the same start", low=GROUP)
+    rollouts: int = setting(
+        8000, f"imagined, in groups of {ROLLOUTS_A_START} from the same start", low=ROLLOUTS_A_START
+    )
     horizon: int = setting(50, "steps of a rollout; those of the task", low=1)
     best: float = setting(0.02, "share of the rollouts from a start that is learned from", above=0, high=1)
     model_steps: int = setting(2000, "minibatches of the model", low=1)
@@ -49,62 +52,134 @@ class MBRCSL(RCSL):
     """Built and loaded as `RCSL` is."""
 
     Config = MBRCSLConfig
-    asked = 0.9  # the very best are where the model errs
+    # The very best imagined returns are where the model errs.
+    asked = 0.9
 
     def learn(self, steps: int) -> dict[str, float]:
         """Fit the model, clone in `steps` minibatches, imagine, and learn in as many, of what beats the recorded."""
         if self._rows is None:
-            return super().learn(steps)  # which refuses
-        data, own, device = self._data, self.own, str(self.device)
-        columns = (data.obs, own.encode(data.action), data.next_obs, data.reward, data.terminated, data.step)
+            # It refuses to learn without data.
+            return super().learn(steps)
+        recorded = self._data
+        columns = (
+            recorded.obs,
+            self.own.encode(recorded.action),
+            recorded.next_obs,
+            recorded.reward,
+            recorded.terminated,
+            recorded.step,
+        )
         table = [torch.as_tensor(np.asarray(x, np.float32), device=self.device) for x in columns]
-        ensemble = EnsembleConfig(kind="det", terminations=True, first_steps=self.config.model_steps)
-        model = DynamicsEnsemble(own, ensemble, seed=self.seed, device=device)
+        place: dict[str, Any] = {"seed": self.seed, "device": str(self.device)}
+        settings = EnsembleConfig(kind="det", terminations=True, first_steps=self.config.model_steps)
+        model = DynamicsEnsemble(self.own, settings, **place)
+        # All of a replay that a model reads when it is fitted.
         replay: Any = SimpleNamespace(added=len(table[0]), arrays=lambda: table)
         metrics = model.fit(replay)
-        flat = spaces.Box(-np.inf, np.inf, (own.obs_size,), np.float32)
-        clone = Cloning(self.config, flat, self.action_space, data, seed=self.seed, device=device)
+        space = spaces.Box(-np.inf, np.inf, (self.own.obs_size,), np.float32)
+        clone = Cloning(self.config, space, self.action_space, recorded, **place)
         clone.learn(steps)
-        imagined, found = self._imagine(model, clone, *table[:2])
-        self._rows, self._data = self._conditioned(imagined), data
-        return {**metrics, **found, **super().learn(steps)}
+        imagined, imagined_metrics = self._imagine(model, clone, table[0], table[1])
+        self._rows = self._condition(imagined)
+        self._data = recorded
+        metrics.update(imagined_metrics)
+        metrics.update(super().learn(steps))
+        return metrics
 
     @torch.no_grad()
     def _imagine(self, model: Any, clone: Cloning, obs: Tensor, action: Tensor) -> tuple[Transitions, dict[str, float]]:
-        config, data, parts, unsure = self.config, self._data, episodes(self._data), list[Tensor]()
-        drawn = torch.randint(len(parts), (config.rollouts // GROUP,), generator=self._generator, device=self.device)
-        recorded = np.array([data.reward[parts[index]].sum() for index in drawn.tolist()])
-        starts = obs[[parts[index].start for index in drawn.tolist()]].repeat_interleave(GROUP, 0)
-
-        def act(places: Tensor, t: int) -> tuple[Tensor, None]:
-            chosen = clone.predict(places.cpu().numpy(), deterministic=False)[0]
-            return torch.as_tensor(self.own.encode(chosen), device=self.device), None
-
-        def lost(outcome: Predicted) -> Tensor:
-            unsure.append(disagreement(outcome))
-            survived.append(survived[-1] * (1 - outcome.terminated))  # type: ignore[operator]
-            return outcome.reward.clamp(*limits) * (1 - survived[-2])
-
+        """The best of the clone's rollouts from recorded starts, as transitions (N,), and metrics."""
+        config = self.config
+        parts = episodes(self._data)
+        groups = config.rollouts // ROLLOUTS_A_START
+        drawn = torch.randint(len(parts), (groups,), generator=self._generator, device=self.device)
+        drawn_parts = [parts[index] for index in drawn.tolist()]
+        returns_of_parts = [self._data.reward[rows].sum() for rows in drawn_parts]
+        recorded_returns = np.array(returns_of_parts)
+        starts = obs[[rows.start for rows in drawn_parts]]
+        starts = starts.repeat_interleave(ROLLOUTS_A_START, 0)
+        # Each member predicts its mean, so that members differ by what they do not know alone.
         mean: Any = SimpleNamespace(step=partial(model.step, sample=False))
-        some = torch.randperm(len(obs), generator=self._generator, device=self.device)[:MEASURED]
-        usual = disagreement(mean.step(obs[some], action[some], member_predictions=True)).amax()
-        survived, bounds = [torch.ones_like(starts[:, 0])], (obs.amin(0), obs.amax(0))
-        limits = float(data.reward.min()), float(data.reward.max())
-        judged: Any = {"reward_function": lambda *x: x[3].clamp(*limits), "penalty": lost}
-        found = imagine(mean, act, ends=None, obs=starts, horizon=config.horizon, bounds=bounds, **judged)
-        returns = found.reward.sum(0)
-        returns[(torch.stack(unsure) * found.alive).amax(0) > usual] = -torch.inf
-        top = returns.view(-1, GROUP).topk(max(round(config.best * GROUP), 1), 1)
+        some = torch.randperm(len(obs), generator=self._generator, device=self.device)
+        some = some[:MAX_COMPARED_TRANSITIONS]
+        outcome = mean.step(obs[some], action[some], member_predictions=True)
+        max_disagreement = disagreement(outcome).amax()
+        rollout, disagreements = self._roll_out(mean, clone, obs, starts)
+        returns = rollout.reward.sum(0)
+        unsure = (disagreements * rollout.alive).amax(0) > max_disagreement
+        returns[unsure] = -torch.inf
+        count = max(round(config.best * ROLLOUTS_A_START), 1)
+        top = returns.view(-1, ROLLOUTS_A_START).topk(count, 1)
         group, place = (top.values > -torch.inf).nonzero().T
-        rows = group * GROUP + top.indices[group, place]
-        kept, had = float(returns[rows].mean()), float(recorded[group.cpu().numpy()].mean())
-        if not kept > had:
-            best = f"of {config.rollouts} imagined rollouts the {len(rows)} best return {kept:.3g}"
-            fix = "give more agent.rollouts, a longer agent.horizon, or algo=rcsl"
-            raise ValueError(f"{best}, and what was recorded {had:.3g}; {fix}")
-        alive = found.alive[:, rows].T
-        columns = (found.obs, found.action, found.reward, found.next_obs, found.terminated, found.step)
-        seen, taken, worth, after, over, step = (x[:, rows].transpose(0, 1)[alive].cpu().numpy() for x in columns)
-        cut = np.append(step[1:] == 0, True) & ~over
-        batch = Transitions(seen, self.own.decode(taken), worth, after, over, cut, np.ones_like(over), step)
-        return batch, {"kept_return": kept, "recorded_return": had, "kept": float(len(rows))}
+        rows = group * ROLLOUTS_A_START + top.indices[group, place]
+        best_return = float(returns[rows].mean())
+        recorded_return = float(recorded_returns[group.cpu().numpy()].mean())
+        # NaN, the mean of no rollout, is refused, too.
+        if not best_return > recorded_return:
+            raise ValueError(
+                f"of {config.rollouts} imagined rollouts the {len(rows)} best return {best_return:.3g}, "
+                f"and what was recorded {recorded_return:.3g}; give more agent.rollouts, a longer "
+                "agent.horizon, or algo=rcsl"
+            )
+        metrics = {
+            "kept_return": best_return,
+            "recorded_return": recorded_return,
+            "kept": float(len(rows)),
+        }
+        return self._read_rollouts(rollout, rows), metrics
+
+    def _roll_out(self, model: Any, clone: Cloning, obs: Tensor, starts: Tensor) -> tuple[Any, Tensor]:
+        """The clone's rollouts from `starts` (B, D), and how far members disagreed at each step, (H, B)."""
+        low = float(self._data.reward.min())
+        high = float(self._data.reward.max())
+        disagreements: list[Tensor] = []
+        # The chance that no end came before each step.
+        survival: list[Tensor] = [torch.ones_like(starts[:, 0])]
+
+        def act(states: Tensor, t: int) -> tuple[Tensor, None]:
+            action, _ = clone.predict(states.cpu().numpy(), deterministic=False)
+            encoded = torch.as_tensor(self.own.encode(action), device=self.device)
+            return encoded, None
+
+        def bounded_reward(*transition: Tensor) -> Tensor:
+            return transition[3].clamp(low, high)
+
+        def lost_reward(outcome: Predicted) -> Tensor:
+            before = survival[-1]
+            disagreements.append(disagreement(outcome))
+            survival.append(before * (1 - outcome.terminated))  # type: ignore[operator]
+            reward = outcome.reward.clamp(low, high)
+            return reward * (1 - before)
+
+        options: Any = {"reward_function": bounded_reward, "penalty": lost_reward}
+        rollout = imagine(
+            model,
+            act,
+            ends=None,
+            obs=starts,
+            horizon=self.config.horizon,
+            bounds=(obs.amin(0), obs.amax(0)),
+            **options,
+        )
+        return rollout, torch.stack(disagreements)
+
+    def _read_rollouts(self, rollout: Any, rows: Tensor) -> Transitions:
+        """Some rollouts as transitions (N,), one after another, up to where each ended."""
+        alive = rollout.alive[:, rows].T
+
+        def read(column: Tensor) -> np.ndarray:
+            return column[:, rows].transpose(0, 1)[alive].cpu().numpy()
+
+        step = read(rollout.step)
+        terminated = read(rollout.terminated)
+        last = np.append(step[1:] == 0, True)
+        return Transitions(
+            obs=read(rollout.obs),
+            action=self.own.decode(read(rollout.action)),
+            reward=read(rollout.reward),
+            next_obs=read(rollout.next_obs),
+            terminated=terminated,
+            truncated=last & ~terminated,
+            valid=np.ones_like(terminated),
+            step=step,
+        )

@@ -25,7 +25,8 @@ from envs.transitions import Transitions
 from envs.types import Obs
 from lodestar.settings import setting
 
-REWARD_STEPS = 1000  # minibatches of the network that predicts rewards, at most
+# Minibatches of the network that predicts rewards, at most.
+MAX_REWARD_STEPS = 1000
 
 
 @dataclass
@@ -41,13 +42,16 @@ class RCSL(Cloning):
 
     Config = RCSLConfig
     worth: RewardHead
-    asked: ClassVar[float] = 1.0  # quantile of what episodes returned that is asked for
+    # The quantile of what episodes returned that is asked for.
+    asked: ClassVar[float] = 1.0
 
     def learn(self, steps: int) -> dict[str, float]:
-        metrics, data = super().learn(steps), self._data
-        whole = np.concatenate((data.obs, self.own.encode(data.action), data.next_obs), -1)
-        x, y = (torch.as_tensor(part, device=self.device) for part in (whole, data.reward))
-        self.worth.fit(x, y, min(steps, REWARD_STEPS))
+        metrics = super().learn(steps)
+        data = self._data
+        transition = np.concatenate((data.obs, self.own.encode(data.action), data.next_obs), -1)
+        x = torch.as_tensor(transition, device=self.device)
+        y = torch.as_tensor(data.reward, device=self.device)
+        self.worth.fit(x, y, min(steps, MAX_REWARD_STEPS))
         return {**metrics, "target": self.asks["target"]}
 
     def beside(self) -> dict[str, Any]:
@@ -57,43 +61,61 @@ class RCSL(Cloning):
         self.worth.load_state_dict(kept.pop("worth"))
         self.asks = kept
 
-    def _more(self) -> int:
-        return 1  # the return-to-go
+    def _extra_size(self) -> int:
+        # The return-to-go stands behind the observation.
+        return 1
 
     def _networks(self, seed: int) -> Any:
-        self.asks = dict.fromkeys(("target", "low", "high"), 0.0)  # what is asked for, within which returns-to-go
-        self.worth = RewardHead(2 * self.own.obs_size + self.own.action_size, seed=seed, device=self.device)
+        # The return that is asked for, and the least and largest return-to-go of the data.
+        self.asks = {"target": 0.0, "low": 0.0, "high": 0.0}
+        # Predicts the reward of obs, action and next_obs.
+        inputs = 2 * self.own.obs_size + self.own.action_size
+        self.worth = RewardHead(inputs, seed=seed, device=self.device)
         return super()._networks(seed)
 
     def _table(self, data: Transitions, signal: Any) -> Tensor:
-        worth, data = self._labelled(data, signal)
-        flat: Any = {name: self.own.vector(getattr(data, name)) for name in ("obs", "next_obs")}
-        return self._conditioned(data.replace(reward=worth, **flat))
+        reward, data = self._select_valid(data, signal)
+        obs: Any = self.own.vector(data.obs)
+        next_obs: Any = self.own.vector(data.next_obs)
+        return self._condition(data.replace(reward=reward, obs=obs, next_obs=next_obs))
 
-    def _conditioned(self, data: Transitions) -> Tensor:
+    def _condition(self, data: Transitions) -> Tensor:
         """As in `Cloning`, of observations as vectors with their returns-to-go."""
-        self._data, parts = data, episodes(data)
-        to_go = np.concatenate([data.reward[rows][::-1].cumsum()[::-1] for rows in parts]).astype(np.float32)
-        whole = [rows.start for rows in parts if data.step[rows.start] == 0 and data.ended[rows.stop - 1]]
-        first = to_go[whole or [rows.start for rows in parts]]
-        low, high, target = float(first.min()), float(first.max()), self.config.target
-        if target is not None and not low <= target <= high:
+        self._data = data
+        parts = episodes(data)
+        sums = [data.reward[rows][::-1].cumsum()[::-1] for rows in parts]
+        to_go = np.concatenate(sums).astype(np.float32)
+        # What episodes returned that were recorded from beginning to end, or all if none was.
+        starts = np.array([rows.start for rows in parts])
+        ends = np.array([rows.stop - 1 for rows in parts])
+        complete = (data.step[starts] == 0) & data.ended[ends]
+        if complete.any():
+            starts = starts[complete]
+        returns = to_go[starts]
+        low = float(returns.min())
+        high = float(returns.max())
+        target = self.config.target
+        if target is None:
+            target = float(np.quantile(returns, self.asked))
+        elif not low <= target <= high:
             raise ValueError(f"agent.target={target:g} is out of range; episodes returned {low:g} to {high:g}")
-        best = float(np.quantile(first, self.asked)) if target is None else target
-        self.asks = {"target": best, "low": float(to_go.min()), "high": float(to_go.max())}
-        return super()._table(data.replace(obs=np.concatenate([data.obs, to_go[:, None]], -1)), None)
+        self.asks = {"target": target, "low": float(to_go.min()), "high": float(to_go.max())}
+        obs = np.concatenate([data.obs, to_go[:, None]], -1)
+        return super()._table(data.replace(obs=obs), None)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
-        vector, asks = self.own.vector(obs), self.asks
+        vector = self.own.vector(obs)
+        asks = self.asks
         to_go = np.full((len(vector), 1), asks["target"], np.float32)
         if state is not None:
-            before = np.concatenate([state["obs"], state["action"], vector], -1)
-            earned = self.worth.predict(torch.as_tensor(before, device=self.device)).cpu().numpy()
-            left = (state["to_go"] - earned[:, None]).clip(asks["low"], asks["high"])
-            to_go = np.where(starts[:, None], to_go, left)
-        action, inner = self._act(np.concatenate([vector, to_go], -1), state, starts, deterministic)
+            transition = np.concatenate([state["obs"], state["action"], vector], -1)
+            reward = self.worth.predict(torch.as_tensor(transition, device=self.device))
+            left = state["to_go"] - reward.cpu().numpy()[:, None]
+            to_go = np.where(starts[:, None], to_go, left.clip(asks["low"], asks["high"]))
+        inputs = np.concatenate([vector, to_go], -1)
+        action, inner = self._act(inputs, state, starts, deterministic)
         return action, {**inner, "obs": vector, "action": self.own.encode(action), "to_go": to_go}
 
-    def _act(self, both: np.ndarray, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
-        """Actions for observations with their returns-to-go (B, D + 1), and what it keeps of them."""
-        return super()._predict(both, state, starts, deterministic)
+    def _act(self, inputs: np.ndarray, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
+        """Actions for observations with their returns-to-go (B, D + 1), and the policy's own state."""
+        return super()._predict(inputs, state, starts, deterministic)

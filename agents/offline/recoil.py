@@ -16,7 +16,6 @@ When it fails: a recording that shares no states with the demonstrations; demons
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -47,36 +46,60 @@ class ReCOIL(IQL):
     Config = ReCOILConfig
     learns_from = "demonstrations"
 
-    def _units(self, worth: np.ndarray) -> np.ndarray:
-        demos = np.flatnonzero(worth)
-        if not 0 < len(demos) < len(worth):
-            raise ValueError(f"{len(demos)} of {len(worth)} transitions are demonstrations; ReCOIL needs both kinds")
-        self._kinds = [torch.from_numpy(rows).to(self.device) for rows in (np.arange(len(worth)), demos)]
-        return worth
+    def _scale_signal(self, signal: np.ndarray) -> np.ndarray:
+        demos = np.flatnonzero(signal)
+        if not 0 < len(demos) < len(signal):
+            raise ValueError(f"{len(demos)} of {len(signal)} transitions are demonstrations; ReCOIL needs both kinds")
+        # Half a minibatch is drawn from each: everything, and the demonstrations alone.
+        everything = torch.arange(len(signal), device=self.device)
+        self._halves = [everything, torch.from_numpy(demos).to(self.device)]
+        return signal
 
     def _draw(self, steps: int) -> Tensor:
         shape = (steps, self.config.batch_size // 2)
-        place: Any = {"generator": self._generator, "device": self.device}
-        return torch.cat([kind[torch.randint(len(kind), shape, **place)] for kind in self._kinds], 1)
+        halves = []
+        for rows in self._halves:
+            index = torch.randint(len(rows), shape, generator=self._generator, device=self.device)
+            halves.append(rows[index])
+        return torch.cat(halves, 1)
 
     def _value_loss(self, gap: Tensor) -> Tensor:
-        return super()._value_loss(gap[: len(gap) // 2] if self.config.form == "code" else gap)
+        if self.config.form == "code":
+            gap = gap[: len(gap) // 2]
+        return super()._value_loss(gap)
 
     def _q_loss(
-        self, q: Tensor, signal: Tensor, continues: Tensor, next_value: Tensor, obs: Tensor, policy: Tensor
+        self,
+        q: Tensor,
+        signal: Tensor,
+        continues: Tensor,
+        next_value: Tensor,
+        obs: Tensor,
+        policy: Tensor,
     ) -> Tensor:
-        config, net = self.config, self.net
-        demo = torch.arange(len(obs), device=obs.device)[:, None] >= len(obs) // 2  # as drawn
+        config = self.config
+        # As `_draw` puts them together, the second half of the rows are demonstrations.
+        is_demo = torch.arange(len(obs), device=obs.device)[:, None] >= len(obs) // 2
         unit = 1 - config.gamma if config.normalize_reward else 1.0
         if config.form == "code":
             top = 2 * unit / (1 - config.gamma)
             following = continues * next_value - (1 - continues) * top
-            target = torch.where(demo, top, config.gamma * following - 2 * unit)
+            target = torch.where(is_demo, top, config.gamma * following - 2 * unit)
             return (q - target).square().mean((1, 2)).sum()
+        own_q = self._own_q(obs, policy)
+        # Each half of the rows stands for its share of the mixture, which is twice that of the whole.
+        weight = 2 * torch.where(is_demo, config.mixture, 1 - config.mixture)
+        error = weight * (config.gamma * continues * next_value - q).square() / 4
+        contrast = torch.where(is_demo, -q, own_q)
+        return (2 * unit * config.mixture * contrast + error).mean((1, 2)).sum()
+
+    def _own_q(self, obs: Tensor, policy: Tensor) -> Tensor:
+        """Values (2, B, 1) of one action each that the policy draws."""
+        net = self.net
         with torch.no_grad():
-            chosen = self._chosen(net.policy(policy), False)
-            action = one_hot(chosen, policy.shape[1]).to(obs) if self.discrete else chosen.clamp(-1, 1)
-        own = net.q(run(net.layers(Q), net.inputs(obs, action, Q)), action)
-        share = 2 * torch.where(demo, config.mixture, 1 - config.mixture)  # of a half
-        error = share * (config.gamma * continues * next_value - q).square() / 4
-        return (2 * unit * config.mixture * torch.where(demo, -q, own) + error).mean((1, 2)).sum()
+            action = self._choose(net.policy(policy), False)
+            if self.discrete:
+                action = one_hot(action, policy.shape[1]).to(obs)
+            else:
+                action = action.clamp(-1, 1)
+        return net.q(run(net.layers(Q), net.inputs(obs, action, Q)), action)
