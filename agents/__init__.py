@@ -35,4 +35,6 @@ TABLE: dict[str, str] = {
 }
 
 table: Table[Any] = Table("agent", TABLE, needs=("Config", "driver", "n_envs", "check", "build", "samples"))
-names, get, register = table.names, table.get, table.register
+names = table.names
+get = table.get
+register = table.register
