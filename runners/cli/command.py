@@ -32,21 +32,32 @@ from runners.run.config import UsageError, unknown
 from runners.run.packages import name_collision
 from runners.run.trust import admit, masked, refuse
 
-OPTIONS = "_options"  # ends the name of a field that collects <name>.<key>
-REST = "rest"  # the field that collects every other argument
+# Ends the name of a field that collects <name>.<key>.
+OPTIONS = "_options"
+# The field that collects every other argument.
+REST = "rest"
+# Columns of the help that keys take: those of a verb, and the longer ones of a reward or an agent.
+KEY_WIDTH = 23
+OPTION_KEY_WIDTH = 43
 
 
 @dataclass(frozen=True)
 class Command:
     """What stands behind `python -m runners.<name>`; calling it runs the command line."""
 
-    config: type | None  # what the arguments are parsed into; None hands them over as they are
-    run: Callable[[Any], int | None]  # does the work; returns an exit code, or None for 0
-    doc: str | None = None  # the help's text, before the keys
+    # What the arguments are parsed into; None hands them over as they are.
+    config: type | None
+    # Does the work; returns an exit code, or None for 0.
+    run: Callable[[Any], int | None]
+    # The help's text, before the keys.
+    doc: str | None = None
     _: dataclasses.KW_ONLY
-    bare: bool = False  # whether it works without arguments
-    stopped: str = "stopped"  # the line printed after Ctrl-C or SIGTERM; "" where `run` prints its own
-    help: Callable[[], str] | None = None  # makes the whole help, instead of `doc` and the keys
+    # Whether it works without arguments.
+    bare: bool = False
+    # The line printed after Ctrl-C or SIGTERM; "" where `run` prints its own.
+    stopped: str = "stopped"
+    # Makes the whole help, instead of `doc` and the keys.
+    help: Callable[[], str] | None = None
 
     def __call__(self, argv: list[str] | None = None) -> int:
         """Run a command line; returns the exit code."""
@@ -54,30 +65,36 @@ class Command:
             return self._call(argv)
 
     def _call(self, argv: list[str] | None) -> int:
-        typed, argv = argv is None, sys.argv[1:] if argv is None else argv
-        if typed and not {"", os.getcwd()} & {*sys.path}:
-            os.environ.setdefault("PYTHONSAFEPATH", "1")  # the processes that it starts do not search there either
-        if collision := name_collision():
+        is_typed = argv is None
+        if argv is None:
+            argv = sys.argv[1:]
+            # Where Python does not search the working directory, the processes that a command starts do not either.
+            if not {"", os.getcwd()} & {*sys.path}:
+                os.environ.setdefault("PYTHONSAFEPATH", "1")
+        collision = name_collision()
+        if collision:
             return failed(2, collision)
-        if {"-h", "--help"} & set(argv) or not (argv or self.bare):
+        if "-h" in argv or "--help" in argv or not (argv or self.bare):
             print(self.text())
             return 0 if argv else 2
         try:
-            if typed:  # in a program, what is appended replaces
+            # A program may append an argument to replace another one; who types both has made a mistake.
+            if is_typed:
                 refuse_twice(argv)
             return self.run(argv if self.config is None else self.parse(argv)) or 0
-        except UsageError as error:  # known without the imports below
+        except UsageError as error:
+            # The most frequent error is shown without the slow imports below.
             return failed(error.exit_code, masked(str(error)), error)
         except KeyboardInterrupt:
             code: int = 130
         except BaseException as error:
             from runners.run.exits import Failed, Stopped, explain
 
-            if not isinstance(error, Exception | SystemExit | Stopped):
-                raise
-            if not isinstance(error, Stopped):
+            if isinstance(error, Exception | SystemExit):
                 code, sentence = explain(error)
                 return failed(code, sentence, error.__cause__ if isinstance(error, Failed) else error)
+            if not isinstance(error, Stopped):
+                raise
             code = error.code
         if self.stopped:
             print(self.stopped)
@@ -89,42 +106,55 @@ class Command:
         refuse(argv)
         admit(argv)
         hints = typing.get_type_hints(self.config)
-        fields = {field.name: field for field in dataclasses.fields(self.config) if field.init}
+        fields = [field.name for field in dataclasses.fields(self.config)]
         groups = {name.removesuffix(OPTIONS): name for name in fields if name.endswith(OPTIONS)}
         keys = {key_of(name): name for name in fields if name not in groups.values() and name != REST}
         values: dict[str, Any] = {}
         for argument in argv:
-            key = argument.partition("=")[0]
+            key, equals, _ = argument.partition("=")
             group, dot, option = key.partition(".")
-            if "=" in argument and key in keys:
-                hint, text = hints[keys[key]], split(argument)[1]
-                listed = typing.get_origin(hint) is list
-                values[keys[key]] = cast(key, _listed(text), hint) if listed else parse(key, text, hint)
-            elif "=" in argument and dot and group in groups:
+            if equals and key in keys:
+                name = keys[key]
+                values[name] = _parse_field(key, split(argument)[1], hints[name])
+            elif equals and dot and group in groups:
                 values.setdefault(groups[group], {})[option] = read(split(argument)[1])
             elif REST in fields:
                 values.setdefault(REST, []).append(argument)
             else:
                 split(argument, keys)
                 raise UsageError(unknown("key", key, [*keys, *(f"{group}." for group in groups)]))
-        for name, field in fields.items():
-            if name not in values and field.default is MISSING and field.default_factory is MISSING:
-                help = declarations(self.config)[name].help
-                raise UsageError(f"{key_of(name)}= is missing; give {help}")
+        for name in _required_fields(self.config):
+            if name not in values:
+                raise UsageError(f"{key_of(name)}= is missing; give {declarations(self.config)[name].help}")
         return self.config(**values)
 
     def text(self) -> str:
         """What `--help` prints."""
-        keys = "" if self.config is None else "\n\nkeys\n" + options_text(self.config)
-        text = (self.doc or "").rstrip() + keys if self.help is None else self.help()
-        short = Path(sys.argv[0]).stem == "lodestar"  # the reader uses the short command
-        return text.replace("python -m runners.", "lodestar ") if short else text
+        if self.help is not None:
+            text = self.help()
+        else:
+            text = (self.doc or "").rstrip()
+            if self.config is not None:
+                text += "\n\nkeys\n" + options_text(self.config)
+        # A reader who uses the short command sees it in the help, too.
+        if Path(sys.argv[0]).stem == "lodestar":
+            text = text.replace("python -m runners.", "lodestar ")
+        return text
 
 
-def _listed(text: str) -> Any:
-    """a,b as [a,b]; what is in brackets, and a sentence in quotes, as it is."""
+def _parse_field(key: str, text: str, kind: Any) -> Any:
+    """A text as a field of type `kind` wants it; the brackets of a list may be left out."""
+    if typing.get_origin(kind) is not list:
+        return parse(key, text, kind)
     value = read(text)
-    return [read(part.strip()) for part in text.split(",")] if isinstance(value, str) and "," in text else value
+    # What is in brackets has become a list, so this is a,b or a sentence.
+    if isinstance(value, str) and "," in text:
+        value = [read(part.strip()) for part in text.split(",")]
+    return cast(key, value, kind)
+
+
+def _required_fields(config: type) -> list[str]:
+    return [f.name for f in dataclasses.fields(config) if f.default is MISSING and f.default_factory is MISSING]
 
 
 def options_text(
@@ -134,34 +164,49 @@ def options_text(
     defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """A line for each field of a Config that is not `hidden`: its key with the default, what it is, its range."""
-    needed = {f.name for f in dataclasses.fields(config) if f.default is MISSING and f.default_factory is MISSING}
+    required = _required_fields(config)
+    width = OPTION_KEY_WIDTH if prefix else KEY_WIDTH
     lines = []
     for name, default, declared in described(config):
         if name in hidden:
             continue
-        key = prefix + (f"{name.removesuffix(OPTIONS)}.<name>" if name.endswith(OPTIONS) else key_of(name))
-        default = "" if name in needed or isinstance(default, dict) else written(default)
-        left = "..." if name == REST else f"{key}={defaults.get(name, default)}"
+        key = key_of(name)
+        if name.endswith(OPTIONS):
+            key = f"{name.removesuffix(OPTIONS)}.<name>"
+        default_text = written(default)
+        if name in required or isinstance(default, dict):
+            default_text = ""
+        assignment = f"{prefix}{key}={defaults.get(name, default_text)}"
+        if name == REST:
+            assignment = "..."
         words = declared.help
-        if not (declared.choices and all(str(choice) in words for choice in declared.choices)):
+        # Choices that the help names already are not listed again.
+        if not declared.choices or any(str(choice) not in words for choice in declared.choices):
             words += f" ({declared.range})" if declared.range else ""
-        tune = f" {{tune: {written(list(declared.tune))}}}" if declared.tune else ""
-        lines.append(f"  {left:<{43 if prefix else 23}} {words}{tune}".rstrip())
+        if declared.tune:
+            words += f" {{tune: {written(declared.tune)}}}"
+        lines.append(f"  {assignment:<{width}} {words}".rstrip())
     return "\n".join(lines)
 
 
 def changed(options: Any) -> dict[str, Any]:
     """What a Config sets otherwise than its defaults."""
-    plain = type(options)()
-    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    return {name: value for name, value in values.items() if value != getattr(plain, name)}
+    defaults = type(options)()
+    changes = {}
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if value != getattr(defaults, field.name):
+            changes[field.name] = value
+    return changes
 
 
 def written(value: Any) -> str:
     """A value as a command line writes it; "" for a field without a default."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(written, value))}]"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def failed(code: int, sentence: str, error: BaseException | None = None) -> int:

@@ -6,6 +6,7 @@ Nothing heavy is imported: options are read from the source (`runners.cli.declar
 """
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
 
 from gymnasium.envs.registration import registry
@@ -15,89 +16,120 @@ import rewards
 from envs.make import families
 from envs.make import options as options_of
 from runners.cli import presets
-from runners.cli.declared import Declared, choices, fields, key_of, options, tree
+from runners.cli.declared import Declared, choices, declared_fields, fields, key_of, tree
 from runners.run.trust import admit
 
 SCRIPTS = {path.stem: path for path in sorted(Path(__file__).parent.glob("shell/*.txt"))}
-# verbs that take the keys of `train`, too
-TRAINS = ("train", "sweep", "tune", "transfer", "design", "compare", "annotate")
+# Verbs that take the keys of `train`, too.
+VERBS_THAT_TRAIN = ("train", "sweep", "tune", "transfer", "design", "compare", "annotate")
 
 
 def complete(line: str, verbs: dict[str, str]) -> list[str]:
     """What the last word of a line, `lodestar ...` up to the cursor, may become."""
-    _, *before, word = f"{line}|".split()
-    word = word[:-1]
-    if not before:
-        return [verb for verb in (*verbs, "completion") if verb.startswith(word)]
-    verb, *given = before
+    # The mark keeps a last word that is still empty.
+    _, *words, last = f"{line}|".split()
+    last = last[:-1]
+    if not words:
+        return _starting_with(last, [*verbs, "completion"])
+    verb, *given = words
     if verb == "completion":
-        return [shell for shell in SCRIPTS if shell.startswith(word)]
+        return _starting_with(last, SCRIPTS)
     if verb not in verbs:
         return []
     admit(given)
     chosen = dict(argument.split("=", 1) for argument in given if "=" in argument)
-    key, equals, text = word.partition("=")
+    key, equals, _ = last.partition("=")
     if not equals:
-        words = {f"{each}=": None for each in _keys(verb, verbs[verb], chosen, key)}
-        words |= dict.fromkeys([*rewards.names(), *agents.names()] if verb == "list" else ())
-        dotted = {f"{each.rpartition('.')[0]}.": None for each in words if "." in each}  # agent. before agent.gamma=
-        shown = [*(each for each in words if "." not in each or each.startswith(f"{key.rpartition('.')[0]}."))]
-        return [each for each in [*shown, *(dotted if "." not in key else ())] if each.startswith(key)]
-    listed = text[: max(text.rfind(","), text.rfind("[")) + 1]  # reward=[task,rn
+        return _complete_key(verb, verbs[verb], chosen, key)
+    # Of reward=[task,rn only the last item is completed.
+    begin = last[: max(last.rfind(","), last.rfind("["), len(key)) + 1]
     values = _values(verb, verbs[verb], chosen, key)
-    return [f"{key}={listed}{value}" for value in values if value.startswith(text[len(listed) :])]
+    return _starting_with(last, _prepend(begin, values))
 
 
-def _keys(verb: str, module: str, chosen: dict[str, str], word: str) -> list[str]:
-    """The keys of a verb; options of the environment only where `word` begins so, as they cost an import."""
-    found = [*_own(module)]
-    if verb in TRAINS:
-        found += _own_of_train()
-        found += [f"agent.{name}" for name in options("agent", chosen.get("agent", "ppo"))]
+def _starting_with(begin: str, words: Iterable[str]) -> list[str]:
+    return [word for word in words if word.startswith(begin)]
+
+
+def _prepend(prefix: str, words: Iterable[str]) -> list[str]:
+    return [prefix + word for word in words]
+
+
+def _complete_key(verb: str, module: str, chosen: dict[str, str], key: str) -> list[str]:
+    """Keys that begin so, each with its =; for `list` also the names that it takes."""
+    words = [f"{name}=" for name in _keys(verb, module, chosen, key)]
+    if verb == "list":
+        words += [*rewards.names(), *agents.names()]
+    if "." in key:
+        return _starting_with(key, words)
+    # First only the owner of options is shown, agent. for instance, and with its dot its options.
+    plain = []
+    owners = []
+    for word in words:
+        owner, dot, _ = word.rpartition(".")
+        if dot:
+            owners.append(owner + dot)
+        else:
+            plain.append(word)
+    return _starting_with(key, dict.fromkeys(plain + owners))
+
+
+def _keys(verb: str, module: str, chosen: dict[str, str], begin: str) -> list[str]:
+    """The keys of a verb; options of the environment only where `begin` asks for them, as they cost an import."""
+    keys = [*_own_fields(module)]
+    if verb in VERBS_THAT_TRAIN:
+        keys += _train_fields()
+        keys += _prepend("agent.", declared_fields("agent", chosen.get("agent", "ppo")))
         for name, reward in _rewards(chosen).items():
-            found += [f"reward.{name}.{option}" for option in options("reward", reward)]
-        if word.startswith("env.") and "env" in chosen:
-            found += [f"env.{name}" for name in options_of(chosen["env"])]
-    return [name for name in dict.fromkeys(found) if name not in chosen and name not in ("rest", "trust")]
+            keys += _prepend(f"reward.{name}.", declared_fields("reward", reward))
+        if begin.startswith("env.") and "env" in chosen:
+            keys += _prepend("env.", options_of(chosen["env"]))
+    return [key for key in dict.fromkeys(keys) if key not in chosen and key not in ("rest", "trust")]
 
 
 def _values(verb: str, module: str, chosen: dict[str, str], key: str) -> list[str]:
     """What a key may be given, where that is known."""
     if key == "env":
-        return list(dict.fromkeys([*(name for family in families().values() for name in family.ids), *registry]))
+        ids: list[str] = []
+        for family in families().values():
+            ids += family.ids
+        return list(dict.fromkeys([*ids, *registry]))
     if key == "reward":
         return rewards.names()
     if key == "agent":
         return agents.names()
     if key == "preset":
         return [*presets.every(), "auto", "none"]
-    part, _, rest = key.partition(".")
-    found: dict[str, Declared] = {**(_own_of_train() if verb in TRAINS else {}), **_own(module)}
-    if part == "agent" and rest:
-        found = options("agent", chosen.get("agent", "ppo"))
-    elif part == "reward" and rest:
-        name = rest.partition(".")[0]
-        found = options("reward", _rewards(chosen).get(name, name))
-    field = found.get(key.rpartition(".")[2])
-    return [] if field is None else choices(*field)
+    owner, *path = key.split(".")
+    if owner == "agent" and path:
+        known = declared_fields("agent", chosen.get("agent", "ppo"))
+    elif owner == "reward" and path:
+        known = declared_fields("reward", _rewards(chosen).get(path[0], path[0]))
+    else:
+        known = _own_fields(module)
+        if verb in VERBS_THAT_TRAIN:
+            known = _train_fields() | known
+    field = key.rpartition(".")[2]
+    return choices(*known[field]) if field in known else []
 
 
 def _rewards(chosen: dict[str, str]) -> dict[str, str]:
     """The rewards of a line, by the names that their options have: novelty:Far is called far."""
-    given = chosen.get("reward", "").strip("[]'\"").split(",")
-    return {text.rpartition(":")[2].lower() if ":" in text else text: text for text in given}
+    names = chosen.get("reward", "").strip("[]'\"").split(",")
+    return {name.rpartition(":")[2].lower() if ":" in name else name: name for name in names}
 
 
-def _own_of_train() -> dict[str, Declared]:
-    found = fields("runners.run.config", "TrainConfig")
-    return {name: declared for name, declared in found.items() if name not in ("agent_name", "env_options")}
+def _train_fields() -> dict[str, Declared]:
+    declared = fields("runners.run.config", "TrainConfig")
+    del declared["agent_name"], declared["env_options"]
+    return declared
 
 
-def _own(module: str) -> dict[str, Declared]:
+def _own_fields(module: str) -> dict[str, Declared]:
     """The fields of a verb's Config, the first argument of its `Command`."""
     for node in tree(module).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.targets[0].id == "main":  # type: ignore[attr-defined]
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and ast.unparse(node.targets[0]) == "main":
             config = node.value.args[0]
-            found = fields(module, config.id) if isinstance(config, ast.Name) else {}
-            return {key_of(name): declared for name, declared in found.items()}
+            declared = fields(module, config.id) if isinstance(config, ast.Name) else {}
+            return {key_of(name): field for name, field in declared.items()}
     return {}

@@ -6,10 +6,9 @@ Every mistake is one sentence with the nearest name, before anything starts.
 import collections
 import dataclasses
 import inspect
-import itertools
 import re
 import typing
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 import agents
@@ -18,15 +17,20 @@ from envs.family import family_of
 from envs.make import goals, is_open, spec_of
 from envs.make import options as options_of
 from lodestar.tables import Table
-from runners.cli import declared, presets
+from runners.cli import presets
+from runners.cli.declared import declared_fields
 from runners.cli.value import cast, parse, read, short, split
 from runners.run.config import RENAMED, TrainConfig, UsageError, nearest, unknown
 from runners.run.trust import admit, refuse, require
 
-OWN_NAMES = ("env", "reward", "agent", "preset")  # they choose what the other keys may be
-HIDDEN = ("agent_name", "env_options")  # fields that the command line spells otherwise
-CLOSE = 0.8  # similarity, in [0, 1], at which no nearer key is looked for among the options
-ENV = "env."  # begins the options of the environment
+# The keys that choose what the other keys may be.
+OWN_NAMES = ("env", "reward", "agent", "preset")
+# Fields of `TrainConfig` that the command line spells otherwise.
+HIDDEN = ("agent_name", "env_options")
+# Similarity in [0, 1] at which a name counts as misspelt, and no other explanation is looked for.
+MIN_MISSPELT_SIMILARITY = 0.8
+# Begins the options of the environment.
+ENV = "env."
 # What other libraries call a key of ours -> what to write here.
 ELSEWHERE = {
     "algo": "agent",
@@ -53,37 +57,36 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
     """
     refuse(argv)
     admit(argv)
-    given, chosen = _given(argv)
-    applied = presets.applied({**given, **chosen})
-    trusted = parse("trust", given.get("trust", "false"), bool)
-    for name, part in presets.from_elsewhere(applied):
+    texts, choices = _read_arguments(argv)
+    given = texts | choices
+    applied = presets.applied(given)
+    trusted = parse("trust", texts.get("trust", "false"), bool)
+    for name, part in presets.user_preset_settings(applied):
         require(trusted, f"preset={name}", part)
-    values = {**presets.values(applied, {**given, **chosen}), **given, **chosen}
-    agent, names = _names(values)
+    values = presets.values(applied, given) | given
+    agent, names = _choose_names(values)
     env = environment(values.pop("env", None))
-    values = {**values, **presets.values_for(applied, agent, names), **given, **chosen, "env": env}
+    values |= presets.values_for(applied, agent, names)
+    values |= given
+    values["env"] = env
+
     kinds = kinds_of(TrainConfig, hidden=("reward", "agent", *HIDDEN))
-    kinds |= _env_keys(env, values) if any(key.startswith(ENV) for key in values) else {}
-    _check_begins(values, kinds, agent, names)
-    parts: dict[str, dict[str, Any]] = collections.defaultdict(dict)
-
-    def take(keys: Iterable[str], kinds: dict[str, Any]) -> None:
-        for key in keys:
-            prefix, _, name = key.rpartition(".")
-            parts[prefix][name] = (parse if key in given else cast)(key, values[key], kinds[key])
-
+    if any(key.startswith(ENV) for key in values):
+        kinds |= _env_keys(env, values)
+    _check_prefixes(values, kinds, agent, names)
     try:
-        take([key for key in values if key in kinds], kinds)
-        config = TrainConfig(agent_name=agent, env_options=parts["env"], **parts[""])
+        run = _split_by_prefix(values, kinds, texts)
+        config = TrainConfig(agent_name=agent, env_options=run["env"], **run[""])
+        # From here on the classes of agent and rewards are imported, and with them torch.
         names = _with_task(names, values)
         options = kinds_of(agents.get(agent).Config, "agent.")
         for name in _learned_first(names):
             options |= kinds_of(rewards.get(name).Config, f"reward.{name}.")
-        strange = [key for key in values if key not in {*kinds, *options, *OWN_NAMES}]
-        if strange:
-            meant = {**kinds, **_env_keys(env, values), **options}
-            raise UsageError(_unknown_key(strange[0], values, meant, names))
-        take([key for key in values if key in options], options)
+        for key in values:
+            if key not in kinds and key not in options and key not in OWN_NAMES:
+                known = {**kinds, **_env_keys(env, values), **options}
+                raise UsageError(_unknown_key(key, values, known, names))
+        parts = _split_by_prefix(values, options, texts)
         config.agent = agents.get(agent).Config(**parts["agent"])
         config.reward = {name: rewards.get(name).Config(**parts[f"reward.{name}"]) for name in names}
     except (TypeError, ValueError) as error:
@@ -94,44 +97,60 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
 
 def chosen(argv: list[str]) -> tuple[str, list[str]]:
     """The agent and the rewards that `argv` chooses, by itself or by its preset."""
-    given, chosen = _given(argv)
-    given |= chosen
-    values = {**presets.values(presets.applied(given), given), **given}
-    agent, names = _names(values)
+    texts, choices = _read_arguments(argv)
+    given = texts | choices
+    values = presets.values(presets.applied(given), given) | given
+    agent, names = _choose_names(values)
     return agent, _with_task(names, values)
 
 
-def _given(argv: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Keys with their texts; and what chooses the keys, read."""
-    keys = [field.name for field in dataclasses.fields(TrainConfig)]
+def _read_arguments(argv: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Keys with their texts; and the values of those that choose the other keys."""
+    keys = kinds_of(TrainConfig)
     for argument in argv:
-        if own := _key_of_value(argument):
-            raise UsageError(f"{argument!r} is no key=value; did you mean {own}={argument}?")
-    given = dict(split(argument, keys) for argument in argv)
-    chosen = {key: read(given.pop(key)) for key in OWN_NAMES if key in given}
-    reward = chosen.get("reward")
-    if isinstance(reward, str):
-        _refuse_list(reward)
-    return given, chosen
+        key = _key_of_value(argument)
+        if key:
+            raise UsageError(f"{argument!r} is no key=value; did you mean {key}={argument}?")
+    texts = dict(split(argument, keys) for argument in argv)
+    choices = {key: read(texts.pop(key)) for key in OWN_NAMES if key in texts}
+    if isinstance(choices.get("reward"), str):
+        _refuse_list(choices["reward"])
+    return texts, choices
+
+
+def _split_by_prefix(values: dict[str, Any], kinds: dict[str, Any], texts: Collection[str]) -> dict[str, Any]:
+    """The values of the keys among `kinds`: what stands before the last dot of a key -> name -> value."""
+    parts: dict[str, Any] = collections.defaultdict(dict)
+    for key, value in values.items():
+        if key not in kinds:
+            continue
+        # What the command line gives is a text still; a preset's value has been read as YAML.
+        convert = parse if key in texts else cast
+        prefix, _, name = key.rpartition(".")
+        parts[prefix][name] = convert(key, value, kinds[key])
+    return parts
 
 
 def _key_of_value(argument: str) -> str:
     """The key that a value alone was meant for: of an environment, a reward, an agent or a preset; "" if of none."""
     if re.fullmatch(r"[\w/-]+-v\d+", argument):
         return "env"
-    names = {"reward": rewards.names(), "agent": agents.names(), "preset": presets.every()}
-    return next((key for key, known in names.items() if argument in known), "")
+    if argument in rewards.names():
+        return "reward"
+    if argument in agents.names():
+        return "agent"
+    return "preset" if argument in presets.every() else ""
 
 
 def _refuse_list(reward: str) -> None:
     """Refuse a text that names several rewards, in whatever signs stand between and around them."""
-    names = [name for name in re.split(r"[\s,+;]+", reward.strip("[]() ")) if name]
+    names = re.findall(r"[^\s,+;]+", reward.strip("[]() "))
     if len(names) > 1:
-        words = "is no list" if set("[]()+; ") & {*reward} else "names alternatives"
-        raise UsageError(f"reward={reward} {words}; to add rewards up write 'reward=[{','.join(names)}]'")
+        problem = "is no list" if set("[]()+; ") & {*reward} else "names alternatives"
+        raise UsageError(f"reward={reward} {problem}; to add rewards up write 'reward=[{','.join(names)}]'")
 
 
-def _names(values: dict[str, Any]) -> tuple[str, list[str]]:
+def _choose_names(values: dict[str, Any]) -> tuple[str, list[str]]:
     """The agent's name, and those of the rewards; loads, where they are right, none but those of the user's files."""
     agent = values.get("agent", "ppo")
     if isinstance(agent, list | dict) or "," in str(agent):
@@ -139,8 +158,10 @@ def _names(values: dict[str, Any]) -> tuple[str, list[str]]:
     agent = named(agents.table, agent)
     if agent not in agents.names():
         raise UsageError(_unknown_agent(agent))
-    wanted = values.get("reward", "task")
-    names = [named(rewards.table, name) for name in (wanted if isinstance(wanted, list) else [wanted])]
+    reward = values.get("reward", "task")
+    if not isinstance(reward, list):
+        reward = [reward]
+    names = [named(rewards.table, name) for name in reward]
     if not names:
         raise UsageError("reward=[] teaches nothing; name at least one reward, as in reward=task")
     for name in names:
@@ -153,9 +174,9 @@ def _names(values: dict[str, Any]) -> tuple[str, list[str]]:
 
 def _unknown_agent(agent: str) -> str:
     """The sentence about an agent's name that is none: it may be like that of a preset of an agent."""
-    if re.fullmatch(r"\w+", agent) and not nearest(agent, agents.names(), CLOSE):
+    if re.fullmatch(r"\w+", agent) and not nearest(agent, agents.names(), MIN_MISSPELT_SIMILARITY):
         for name in ("dyna", "world_model"):
-            preset = nearest(agent, agents.get(name).Config.presets, CLOSE)
+            preset = nearest(agent, agents.get(name).Config.presets, MIN_MISSPELT_SIMILARITY)
             if preset == agent:
                 return f"agent={agent} is a preset of {name}; give agent={name} agent.preset={agent}"
             if preset:
@@ -173,8 +194,9 @@ def named(table: Table[Any], given: Any) -> str:
 
 def _with_task(names: list[str], values: dict[str, Any]) -> list[str]:
     """The rewards of a run: a bonus that stands alone is added to the task."""
-    alone = not isinstance(values.get("reward"), list)
-    return ["task", *names] if alone and rewards.get(names[0]).role == "bonus" else names
+    if not isinstance(values.get("reward"), list) and rewards.get(names[0]).role == "bonus":
+        return ["task", *names]
+    return names
 
 
 def _learned_first(names: list[str]) -> list[str]:
@@ -201,52 +223,64 @@ def kinds_of(config: type, prefix: str = "", hidden: Collection[str] = ()) -> di
     return {prefix + field.name: hints[field.name] for field in dataclasses.fields(config) if field.name not in hidden}
 
 
-def _check_begins(values: dict[str, Any], kinds: dict[str, Any], agent: str, names: list[str]) -> None:
+def _check_prefixes(values: dict[str, Any], kinds: dict[str, Any], agent: str, names: list[str]) -> None:
     """Refuse keys that begin as none does, and options that are in no source of ours; without torch, which is slow."""
-    tops, known = [*kinds, *OWN_NAMES], rewards.names()
-    ours = [("agent", "agent.", agent)] + [("reward", f"reward.{name}.", name) for name in names]
-    known_options = {begin: [begin + name for name in declared.options(kind, named)] for kind, begin, named in ours}
+    known = [*kinds, *OWN_NAMES]
+    # Prefix -> the whole keys that begin so. There are none for the classes of other packages: those are not read.
+    option_keys = {"agent.": [f"agent.{option}" for option in declared_fields("agent", agent)]}
+    for name in names:
+        prefix = f"reward.{name}."
+        option_keys[prefix] = [prefix + option for option in declared_fields("reward", name)]
     for key in values:
-        begin, *rest = key.split(".")
-        of_a_part = (begin == "agent" and len(rest) == 1) or (begin == "reward" and len(rest) == 2 and rest[0] in known)
-        own = known_options.get(key[: key.rfind(".") + 1])
-        if key in tops or (of_a_part and (not own or key in own)):
+        owner, *path = key.split(".")
+        keys_there = option_keys.get(key[: key.rfind(".") + 1])
+        if key in known or (keys_there and key in keys_there):
             continue
-        if own:
-            raise UsageError(_unknown_key(key, values, [*tops, *itertools.chain(*known_options.values())], names))
-        if rest or key in RENAMED or key in ELSEWHERE or nearest(key, tops, CLOSE):
-            raise UsageError(_unknown_key(key, values, tops, names))
+        if keys_there:
+            for option_names in option_keys.values():
+                known += option_names
+            raise UsageError(_unknown_key(key, values, known, names))
+        # The options of an agent or a reward that was not read are checked once its class is imported.
+        if owner == "agent" and len(path) == 1:
+            continue
+        if owner == "reward" and len(path) == 2 and path[0] in rewards.names():
+            continue
+        if path or key in RENAMED or key in ELSEWHERE or nearest(key, known, MIN_MISSPELT_SIMILARITY):
+            raise UsageError(_unknown_key(key, values, known, names))
 
 
 def _env_keys(env: str, values: dict[str, Any]) -> dict[str, Any]:
     """Every option of the environment -> its type; Any for others, where the constructor takes whatever it is given."""
-    keys = {ENV + name: _kind(parameter) for name, parameter in options_of(env).items()}
-    others = [key for key in values if key.startswith(ENV) and key not in keys]
-    if others and not is_open(env):
-        wrong = others[0]
-        hint = f"did you mean {ELSEWHERE[wrong]}?" if wrong in ELSEWHERE else f"it has {', '.join(keys)}"
-        raise UsageError(f"{wrong}={short(values[wrong])} is no option of {env}; {hint}")
-    return keys | dict.fromkeys(others, Any)
+    keys = {ENV + name: _option_type(parameter) for name, parameter in options_of(env).items()}
+    for key in values:
+        if not key.startswith(ENV) or key in keys:
+            continue
+        if not is_open(env):
+            hint = f"did you mean {ELSEWHERE[key]}?" if key in ELSEWHERE else f"it has {', '.join(keys)}"
+            raise UsageError(f"{key}={short(values[key])} is no option of {env}; {hint}")
+        keys[key] = Any
+    return keys
 
 
-def _kind(parameter: inspect.Parameter) -> Any:
+def _option_type(parameter: inspect.Parameter) -> Any:
     """A parameter's type where it is a plain one: as annotated, or as its default suggests; else anything."""
     kind = parameter.annotation
     if kind is parameter.empty:
         kinds = {bool: bool, int: int | float, float: int | float, str: str}
         return kinds.get(type(parameter.default), Any)
-    return kind if set(typing.get_args(kind) or (kind,)) <= {bool, int, float, str, type(None)} else Any
+    alternatives = typing.get_args(kind) or (kind,)
+    return kind if set(alternatives) <= {bool, int, float, str, type(None)} else Any
 
 
-def _unknown_key(key: str, values: dict[str, Any], kinds: Collection[str], names: list[str]) -> str:
-    """The sentence about a key that is none of `kinds`, in a run with the rewards `names`."""
-    parts = key.split(".")
+def _unknown_key(key: str, values: dict[str, Any], keys: Collection[str], names: list[str]) -> str:
+    """The sentence about a key that is none of `keys`, in a run with the rewards `names`."""
     if key in RENAMED:
         return f"{key} is now called {RENAMED[key]}" if RENAMED[key] else f"{key} is gone; leave it out"
+    parts = key.split(".")
     if parts[0] == "reward" and len(parts) == 3 and parts[1] in rewards.names() and parts[1] not in names:
         fix = _use_reward(parts[1], parts[2], values, names)
         return f"{key} belongs to the reward {parts[1]}, which this run does not use ({'+'.join(names)}); {fix}"
-    near = _key_with_its_owner(parts, names) or nearest(key, kinds)
+    near = ELSEWHERE.get(key) or _key_with_its_owner(parts, names) or nearest(key, keys)
     hint = f"did you mean {near}?" if near else "--help lists the keys"
     return f"{key}={short(values[key])} is unknown; {hint}"
 
@@ -257,31 +291,33 @@ def _use_reward(name: str, option: str, values: dict[str, Any], names: list[str]
         return f"use it: reward={name}"
     for used in names:
         both_are_goals = rewards.get(used).role == rewards.get(name).role == "goal"
-        if both_are_goals and option in declared.options("reward", used):
+        if both_are_goals and option in declared_fields("reward", used):
             return f"did you mean reward.{used}.{option}?"
     return f"add it: 'reward=[{','.join([*names, name])}]'"
 
 
 def _key_with_its_owner(parts: list[str], names: list[str]) -> str | None:
     """The whole key whose owner was left out, or named otherwise; None where there is none."""
-    begin, *rest = parts
-    if ".".join(parts) in ELSEWHERE:
-        return ELSEWHERE[".".join(parts)]
-    if begin == "agent" and len(rest) == 2 and rest[0] in agents.names():
-        return f"agent.{rest[1]}"
-    if begin in agents.names() and len(rest) == 1:
-        return f"agent.{rest[0]}"
-    if begin in rewards.names() and len(rest) == 1:
-        return f"reward.{begin}.{rest[0]}"
-    if begin != "reward" or not rest:
+    owner, *path = parts
+    if owner == "agent" and len(path) == 2 and path[0] in agents.names():
+        return f"agent.{path[1]}"
+    if owner in agents.names() and len(path) == 1:
+        return f"agent.{path[0]}"
+    if owner in rewards.names() and len(path) == 1:
+        return f"reward.{owner}.{path[0]}"
+    if owner != "reward" or not path:
         return None
-    if len(rest) == 1:
-        owners = (name for name in _learned_first(names) if rest[0] in declared.options("reward", name))
-        owner = next(owners, None)
-        return f"reward.{owner}.{rest[0]}" if owner else None
-    files = {source.partition(":")[0].rpartition(".")[2]: name for name, source in rewards.table.files.items()}
-    near = files.get(rest[0]) or nearest(rest[0], rewards.names())
-    return ".".join(["reward", near, *rest[1:]]) if near in names and rest[0] not in names else None
+    if len(path) == 1:
+        for name in _learned_first(names):
+            if path[0] in declared_fields("reward", name):
+                return f"reward.{name}.{path[0]}"
+        return None
+    # A reward of the user's own is called by its class; the user may have written the name of its file.
+    names_by_file = {source.partition(":")[0].rpartition(".")[2]: name for name, source in rewards.table.files.items()}
+    near = names_by_file.get(path[0]) or nearest(path[0], rewards.names())
+    if near in names and path[0] not in names:
+        return ".".join(["reward", near, *path[1:]])
+    return None
 
 
 def fill_goals(config: Any, given: Collection[str] = ()) -> None:
@@ -297,31 +333,47 @@ def fill_goals(config: Any, given: Collection[str] = ()) -> None:
 
     spec = spec_of(config.env)
     family = family_of(spec)
+    # Rewards differ in their options, so each is asked which of these it has.
     for name, options in config.reward.items():
-        if getattr(options, "judge", "") == "human":  # gets a file for this environment, and what it can show
-            from runners.run.video import can_be_drawn
-
-            shown = "frame" if can_be_drawn(config.env) else "obs" if family.name == "other" else "text"
-            options.judge_options.setdefault("answers", f"preferences/{re.sub('[/:]', '-', config.env)}.jsonl")
-            options.judge_options.setdefault("show", shown)
-        named = {f"reward.{name}.model", f"reward.{name}.weights"} & {*given}
-        if getattr(options, "model", None) in MODELS and not named:
+        judge = getattr(options, "judge", "")
+        if judge == "human":
+            _fill_answers(options.judge_options, config.env, family.name)
+        names_a_model = f"reward.{name}.model" in given or f"reward.{name}.weights" in given
+        if getattr(options, "model", None) in MODELS and not names_a_model:
             options.model = model_for(config.env)
         if not hasattr(options, "goal") or getattr(options, "semantics", "") == "constant":
             continue
-        chosen = f"reward.{name}.goal" in given or options.goal
+        has_goal = f"reward.{name}.goal" in given or options.goal
         if hasattr(options, "family"):
-            if not chosen and getattr(options, "judge", "") != "auto":
+            if not has_goal and judge != "auto":
                 options.goal = family.aim(spec)
-            options.family = options.family if f"reward.{name}.family" in given else options.family or family.name
-            continue
-        if chosen:
-            continue
-        known = goals(config.env)
-        if not known:
-            give = f'give reward.{name}.goal="what you want to see"'
-            raise UsageError(f"reward={name} needs a sentence for {config.env}, for which none is known; {give}")
-        options.goal = known[0].prompt
-        for field in ("baseline", "negative"):
-            if f"reward.{name}.{field}" not in given and not getattr(options, field, True):
-                setattr(options, field, getattr(known[0], field))
+            if not options.family and f"reward.{name}.family" not in given:
+                options.family = family.name
+        elif not has_goal:
+            _fill_sentences(name, options, config.env, given)
+
+
+def _fill_answers(judge_options: dict[str, Any], env: str, family: str) -> None:
+    """Give a human judge a file of answers for this environment, and what can be shown of it."""
+    from runners.run.video import can_be_drawn
+
+    form = "text"
+    if can_be_drawn(env):
+        form = "frame"
+    elif family == "other":
+        form = "obs"
+    judge_options.setdefault("answers", f"preferences/{re.sub('[/:]', '-', env)}.jsonl")
+    judge_options.setdefault("show", form)
+
+
+def _fill_sentences(name: str, options: Any, env: str, given: Collection[str]) -> None:
+    """Give a reward that reads frames the sentences of the environment's first goal; a UsageError if it has none."""
+    known = goals(env)
+    if not known:
+        fix = f'give reward.{name}.goal="what you want to see"'
+        raise UsageError(f"reward={name} needs a sentence for {env}, for which none is known; {fix}")
+    goal = known[0]
+    options.goal = goal.prompt
+    for field in ("baseline", "negative"):
+        if f"reward.{name}.{field}" not in given and not getattr(options, field, True):
+            setattr(options, field, getattr(goal, field))

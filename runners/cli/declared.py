@@ -2,42 +2,46 @@
 
 import ast
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 
 import agents
 import rewards
 
-Declared = tuple[ast.AnnAssign, str]  # a field as it is written, and the module it is written in
+# A field as it is written, and the module it is written in.
+Declared = tuple[ast.AnnAssign, str]
 
 
-def options(kind: str, name: str) -> dict[str, Declared]:
+def declared_fields(kind: str, name: str) -> dict[str, Declared]:
     """The fields of the Config of a reward or an agent: ours, or my_file:Class; none for another one."""
-    target = (rewards if kind == "reward" else agents).TABLE.get(name, name)
+    table = rewards.TABLE if kind == "reward" else agents.TABLE
+    target = table.get(name, name)
     module, _, cls = target.partition(":")
-    if target == name and "." in module:  # looking for it would import what it is in
+    # To look for a module in a package would import the package.
+    if target == name and "." in module:
         return {}
     for node, place in _lineage(module, cls):
         for line in node.body:
-            targets = line.targets if isinstance(line, ast.Assign) else [getattr(line, "target", None)]
-            if any(isinstance(t, ast.Name) and t.id == "Config" for t in targets) and getattr(line, "value", None):
-                return fields(place, line.value.id)  # type: ignore[attr-defined, union-attr]
+            # Such as `Config = RNDConfig`, or `Config: ClassVar[type] = RNDConfig`.
+            is_assignment = isinstance(line, ast.Assign | ast.AnnAssign)
+            if is_assignment and _assigns(line, "Config") and isinstance(line.value, ast.Name):
+                return fields(place, line.value.id)
     return {}
 
 
 def fields(module: str, cls: str) -> dict[str, Declared]:
     """Field -> its declaration, of a dataclass and the classes above it, whose own come first."""
-    found: dict[str, Declared] = {}
+    declared: dict[str, Declared] = {}
     for node, place in reversed([*_lineage(module, cls)]):
         for line in node.body:
-            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                if "ClassVar" in ast.unparse(line.annotation):
-                    continue
-                known = found.get(line.target.id)
-                if known is None or any(word.arg == "choices" for word in getattr(line.value, "keywords", ())):
-                    found[line.target.id] = line, place
-    return found
+            if not isinstance(line, ast.AnnAssign) or "ClassVar" in ast.unparse(line.annotation):
+                continue
+            # A subclass that gives a field another default keeps the declaration, unless it names choices anew.
+            name = ast.unparse(line.target)
+            if name not in declared or "choices" in _keywords(line):
+                declared[name] = line, place
+    return declared
 
 
 def key_of(field: str) -> str:
@@ -47,29 +51,33 @@ def key_of(field: str) -> str:
 
 def _lineage(module: str, cls: str) -> Iterator[tuple[ast.ClassDef, str]]:
     """A class and those above it, each with its module, as far as they are ours or the user's."""
-    place = _place(module, cls)
-    if place is None or not isinstance(place[0], ast.ClassDef):
+    node, place = _find_definition(module, cls)
+    if not isinstance(node, ast.ClassDef):
         return
-    yield place  # type: ignore[misc]
-    for base in place[0].bases:
+    yield node, place
+    for base in node.bases:
         if isinstance(base, ast.Name):
-            yield from _lineage(place[1], base.id)
+            yield from _lineage(place, base.id)
 
 
-def _place(module: str, name: str) -> tuple[ast.stmt, str] | None:
-    """Where a module's name is defined, in it or where it is imported from; None if that is not found."""
+def _find_definition(module: str, name: str) -> tuple[ast.stmt | None, str]:
+    """A module's name where it is defined, and where that is: in it or where it is imported from. Or None, and ""."""
     for node in tree(module).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node, module
-        if isinstance(node, ast.Assign | ast.AnnAssign) and name in map(ast.unparse, _targets(node)):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and _assigns(node, name):
             return node, module
         if isinstance(node, ast.ImportFrom) and node.module and name in [alias.name for alias in node.names]:
-            return _place(node.module, name) if node.module.split(".")[0] != "dataclasses" else None
-    return None
+            if node.module.split(".")[0] == "dataclasses":
+                break
+            return _find_definition(node.module, name)
+    return None, ""
 
 
-def _targets(node: ast.Assign | ast.AnnAssign) -> Iterable[ast.expr]:
-    return node.targets if isinstance(node, ast.Assign) else [node.target]
+def _assigns(node: ast.Assign | ast.AnnAssign, name: str) -> bool:
+    """Whether a statement gives this name a value or a type."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return name in map(ast.unparse, targets)
 
 
 @functools.cache
@@ -77,25 +85,33 @@ def tree(module: str) -> ast.Module:
     """The source of a module; empty if it cannot be read."""
     try:
         spec = util.find_spec(module)
-        return ast.parse(Path(spec.origin or "").read_text()) if spec is not None else ast.Module([], [])
+        if spec is not None:
+            return ast.parse(Path(spec.origin or "").read_text())
     except (OSError, SyntaxError, ValueError, ImportError):
-        return ast.Module([], [])
+        pass
+    return ast.Module([], [])
+
+
+def _keywords(field: ast.AnnAssign) -> dict[str | None, ast.expr]:
+    """The keyword arguments of `setting(...)`; none for a plain default."""
+    call = field.value
+    return {word.arg: word.value for word in call.keywords} if isinstance(call, ast.Call) else {}
 
 
 def choices(field: ast.AnnAssign, module: str) -> list[str]:
     """What a field may be, as far as its declaration says so."""
-    words = {word.arg: word.value for word in getattr(field.value, "keywords", ())}
-    if "choices" in words:
-        return _texts(words["choices"], module)
+    keywords = _keywords(field)
+    if "choices" in keywords:
+        return _texts(keywords["choices"], module)
     return ["true", "false"] if ast.unparse(field.annotation) == "bool" else []
 
 
 def _texts(node: ast.expr | None, module: str) -> list[str]:
-    """The texts of a tuple or the keys of a dict, written out or under a name."""
-    if isinstance(node, ast.Call) and node.args:  # tuple(NAMES)
+    """The texts of a tuple or the keys of a dict, written out, under a name, or as in `tuple(NAMES)`."""
+    if isinstance(node, ast.Call) and node.args:
         return _texts(node.args[0], module)
     if isinstance(node, ast.Name):
-        place = _place(module, node.id)
-        return _texts(getattr(place[0], "value", None), place[1]) if place is not None else []
+        definition, place = _find_definition(module, node.id)
+        return _texts(getattr(definition, "value", None), place)
     items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
     return [str(item.value) for item in items if isinstance(item, ast.Constant)]

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any
 
-# Control characters, but for those that end lines and indent -> as Python writes them.
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
-SHOWN = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\r\t"}
+# Control characters, but for those that end lines and indent -> as Python writes them.
+ESCAPED_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\r\t"}
 
 
 def plain_text(text: str) -> str:
     """A text of others without its colours, Gymnasium's for one, and with its other control characters shown."""
-    return COLOUR.sub("", text).translate(SHOWN)
+    return COLOUR.sub("", text).translate(ESCAPED_CONTROLS)
 
 
 class Lasting:
@@ -29,7 +29,8 @@ class Lasting:
     """
 
     def __init__(self, stream: Any, own_style: bool = False) -> None:
-        self._stream, self._own_style = stream, own_style
+        self._stream = stream
+        self._own_style = own_style
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -75,12 +76,14 @@ class Ticker:
     """A sign of life from what takes long: a line every ten seconds."""
 
     def __init__(self, what: str, every_s: float = 10.0) -> None:
-        self.what, self.every_s = what, every_s
+        self.what = what
+        self.every_s = every_s
         self._last = time.monotonic()
 
     def __call__(self, where: str, *values: int) -> None:
         """Print where it is, a format for the values, if it is time to."""
-        if (now := time.monotonic()) - self._last >= self.every_s:
+        now = time.monotonic()
+        if now - self._last >= self.every_s:
             self._last = now
             print(f"{self.what}: {where.format(*values)}", flush=True)
 
@@ -89,5 +92,7 @@ def clock(seconds: float) -> str:
     """As in 0:07, 12:30 or 3:05:00; ?:?? for infinity."""
     if seconds == float("inf"):
         return "?:??"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+    minutes, seconds = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{seconds:02d}"
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"

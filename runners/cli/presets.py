@@ -18,50 +18,57 @@ from typing import Any
 from lodestar.files import read_text
 from runners.run.config import UsageError, read, unknown
 
-FOLDER = Path(__file__).parent / "preset"
+PRESET_FOLDER = Path(__file__).parent / "preset"
 
 
 def every() -> dict[str, dict[str, Any]]:
     """Every preset by name: about (one line), values (key -> value), applies, on_top, agents, rewards."""
-    return {path.stem: _parsed(path, path.stat().st_mtime_ns) for path in sorted(FOLDER.glob("*.yaml"))}
+    return {path.stem: _read_preset(path, path.stat().st_mtime_ns) for path in sorted(PRESET_FOLDER.glob("*.yaml"))}
 
 
 def named(name: str) -> dict[str, Any]:
     """One preset, by its name or by the path of a .yaml file, as `runners.tune` writes them; else a UsageError."""
     if _is_file(name):
         path = Path(name).resolve()
-        return _parsed(path, path.stat().st_mtime_ns)
-    found = every()
-    if name not in found:
-        raise UsageError(unknown("preset", name, [*found, "auto", "none"]))
-    return found[name]
+        return _read_preset(path, path.stat().st_mtime_ns)
+    presets = every()
+    if name not in presets:
+        raise UsageError(unknown("preset", name, [*presets, "auto", "none"]))
+    return presets[name]
 
 
-def from_elsewhere(names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def user_preset_settings(names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Of the presets that are files and did not come with this package: the name, and settings for any run or some."""
     for name in filter(_is_file, names):
         preset = named(name)
-        for part in (preset["values"], *preset["agents"].values(), *preset["rewards"].values()):
-            yield name, part or {}
+        yield name, preset["values"]
+        for owner in ("agents", "rewards"):
+            for part in preset[owner].values():
+                yield name, part or {}
 
 
 def _is_file(name: str) -> bool:
-    return Path(name).suffix == ".yaml" and Path(name).is_file()
+    path = Path(name)
+    return path.suffix == ".yaml" and path.is_file()
 
 
+# A sweep asks for every job, so a file is read again only if its time of change is another one.
 @functools.lru_cache
-def _parsed(path: Path, changed: int) -> dict[str, Any]:
-    """The file as it was when it was last `changed`; a sweep asks for every job."""
+def _read_preset(path: Path, changed: int) -> dict[str, Any]:
+    """The file as it was when it was last `changed`."""
     text = read_text(path)
     if "${" in text or "_target_" in text:
         raise UsageError(f"the preset {path} is refused: configurations are data, without _target_ and ${{...}}")
-    data = read(path)
-    about = next((line[1:].strip() for line in text.splitlines() if line.startswith("#")), "")
-    own = {name: data.pop(name, None) or {} for name in ("applies", "on_top", "agents", "rewards")}
+    values = read(path)
+    first_comment = re.search("^#(.*)", text, re.MULTILINE)
+    preset: dict[str, Any] = {"about": first_comment[1].strip() if first_comment else "", "values": values}
+    for name in ("applies", "on_top", "agents", "rewards"):
+        preset[name] = values.pop(name, None) or {}
     for name in ("agents", "rewards"):
-        if not isinstance(own[name], dict) or not all(isinstance(part or {}, dict) for part in own[name].values()):
+        owners = preset[name]
+        if not isinstance(owners, dict) or not all(isinstance(part or {}, dict) for part in owners.values()):
             raise UsageError(f"{name}: in the preset {path} holds no settings by the name of one; see those that ship")
-    return {"about": about, "values": data, **own}
+    return preset
 
 
 def applied(given: dict[str, Any]) -> list[str]:
@@ -76,28 +83,40 @@ def applied(given: dict[str, Any]) -> list[str]:
     if name != "auto" and not named(name)["on_top"]:
         return [name]
     reward = given.get("reward", "task")
-    asked = {"env": str(given.get("env", "")), "reward": "+".join(reward) if isinstance(reward, list) else str(reward)}
+    if isinstance(reward, list):
+        reward = "+".join(reward)
+    run = {"env": str(given.get("env", "")), "reward": str(reward)}
     matches = []
     for other, preset in every().items():
-        patterns, agent = preset["applies"], preset["values"].get("agent", "ppo")
+        patterns = preset["applies"]
+        agent = preset["values"].get("agent", "ppo")
         if not patterns or given.get("agent", agent) != agent:
             continue
-        if all(fnmatch.fnmatchcase(asked[key], str(pattern)) for key, pattern in patterns.items()):
+        if all(fnmatch.fnmatchcase(run[key], str(pattern)) for key, pattern in patterns.items()):
+            # Of several that match, the one with most names without a wildcard applies.
             exact = sum(not re.search(r"[*?\[]", str(pattern)) for pattern in patterns.values())
             matches.append((exact, len(patterns), other))
-    return [*(max(matches)[2:] if matches else ()), *([] if name == "auto" else [name])]
+    names = []
+    if matches:
+        names.append(max(matches)[2])
+    if name != "auto":
+        names.append(name)
+    return names
 
 
 def values(names: list[str], given: dict[str, Any]) -> dict[str, Any]:
     """What presets set for any agent and reward; options of one that the user replaced are left out."""
     merged: dict[str, Any] = {}
     for name in names:
-        settings = dict(named(name)["values"])
-        for kind, default in (("agent", "ppo"), ("reward", None)):
-            own = settings.get(kind, default)
-            if own is not None and given.get(kind, own) != own:
-                settings = {key: value for key, value in settings.items() if not key.startswith(kind)}
-        merged |= settings
+        preset_values = named(name)["values"]
+        agent = preset_values.get("agent", "ppo")
+        reward = preset_values.get("reward")
+        for key, value in preset_values.items():
+            if key.startswith("agent") and given.get("agent", agent) != agent:
+                continue
+            if key.startswith("reward") and reward is not None and given.get("reward", reward) != reward:
+                continue
+            merged[key] = value
     return merged
 
 
@@ -105,6 +124,7 @@ def values_for(names: list[str], agent: str, rewards: list[str]) -> dict[str, An
     """What presets set for this agent and these rewards in particular."""
     merged: dict[str, Any] = {}
     for preset in map(named, names):
-        for part in (preset["agents"].get(agent), *map(preset["rewards"].get, rewards)):
-            merged |= part or {}
+        merged |= preset["agents"].get(agent) or {}
+        for reward in rewards:
+            merged |= preset["rewards"].get(reward) or {}
     return merged

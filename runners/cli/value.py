@@ -3,6 +3,7 @@
 The grammar is all that is used of Hydra: names come from tables, there is no `_target_` and no interpolation.
 """
 
+import json
 import re
 import types
 import typing
@@ -12,11 +13,13 @@ from typing import Any
 
 from runners.run.config import UsageError, nearest
 
-MAX_LENGTH = 4000  # characters of one value; a goal is a sentence
-KEY = re.compile(r"[A-Za-z_][\w.-]*")
+# Characters of one value; a goal is a sentence.
+MAX_VALUE_LENGTH = 4000
+KEY_PATTERN = re.compile(r"[A-Za-z_][\w.-]*")
+# What is often written for a truth value, and for large numbers as in total_timesteps=10k.
 SWITCHES = {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}
-MULTIPLES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}  # as in total_timesteps=10k
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+MULTIPLES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
+KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
 
 
 def split(argument: str, names: Iterable[str] = ()) -> tuple[str, str]:
@@ -24,17 +27,17 @@ def split(argument: str, names: Iterable[str] = ()) -> tuple[str, str]:
     key, equals, text = argument.partition("=")
     if not equals:
         raise UsageError(f"{argument!r} is no key=value; {_guess_pair(argument, [*names])}")
-    if not KEY.fullmatch(key):
+    if not KEY_PATTERN.fullmatch(key):
         bare = key.lstrip("-+")
+        signs = key.removesuffix(bare)
         fix = "write key=value with the keys that --help lists"
-        if bare != key and KEY.fullmatch(bare):
-            sign = key.removesuffix(bare)
-            fix = f"leave {sign} out and write {bare.replace('-', '_')}={text}"
+        if signs and KEY_PATTERN.fullmatch(bare):
+            fix = f"leave {signs} out and write {bare.replace('-', '_')}={text}"
         raise UsageError(f"{key!r} is no key; {fix}")
     if "_target_" in argument or "${" in argument:
         raise UsageError(f"{key}={short(text)} is refused: configurations are data, without _target_ and ${{...}}")
-    if len(text) > MAX_LENGTH:
-        raise UsageError(f"{key} has {len(text):,} characters; give at most {MAX_LENGTH:,}")
+    if len(text) > MAX_VALUE_LENGTH:
+        raise UsageError(f"{key} has {len(text):,} characters; give at most {MAX_VALUE_LENGTH:,}")
     return key, text
 
 
@@ -61,7 +64,8 @@ def refuse_twice(arguments: Iterable[str]) -> None:
 
 def replaced(arguments: Iterable[str], changes: Iterable[str]) -> list[str]:
     """Arguments of which `changes` replace those with the same key."""
-    return list({argument.partition("=")[0]: argument for argument in (*arguments, *changes)}.values())
+    by_key = {argument.partition("=")[0]: argument for argument in (*arguments, *changes)}
+    return list(by_key.values())
 
 
 def override(text: str) -> Any:
@@ -69,18 +73,24 @@ def override(text: str) -> Any:
     try:
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.errors import HydraException
-    except ImportError:  # runners.doctor runs where everything is missing
+    except ImportError:
+        # `runners.doctor` runs where every package is missing.
+        return None
+    if not text:
         return None
     try:
-        return OverridesParser.create().parse_override(f"key={text}") if text else None
+        return OverridesParser.create().parse_override(f"key={text}")
     except HydraException:
         return None
 
 
 def read(text: str) -> Any:
     """A number, true, null, [a,b], {a: b} or a text, in quotes or not; what Hydra cannot read is a sentence."""
-    found = override(text)  # "a pole, upright" is one sentence
-    return text if found is None or found.is_sweep_override() else _plain(found.value())
+    parsed = override(text)
+    # To Hydra "a pole, upright" is two alternatives, and here it is one sentence.
+    if parsed is None or parsed.is_sweep_override():
+        return text
+    return _plain(parsed.value())
 
 
 def parse(key: str, text: str, kind: Any) -> Any:
@@ -92,38 +102,43 @@ def parse(key: str, text: str, kind: Any) -> Any:
 
 def cast(key: str, value: Any, kind: Any) -> Any:
     """A value as a field of type `kind` wants it: 1e6 is a whole number, anything is a text; else a UsageError."""
-    union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
-    kinds = typing.get_args(kind) if union else (kind,)
+    kinds = (kind,)
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        kinds = typing.get_args(kind)
     if Any in kinds or (value is None and type(None) in kinds):
         return value
     if bool in kinds and (isinstance(value, bool) or value in ("true", "false")):
         return value in (True, "true")
     number: float | None = None
     if not isinstance(value, bool):
-        with suppress(TypeError, ValueError):  # 1e-3 is a text to YAML
+        # YAML reads 1e-3 as a text.
+        with suppress(TypeError, ValueError):
             number = value if isinstance(value, int) else float(value)
     if int in kinds and number is not None and float(number).is_integer():
         return int(number)
     if float in kinds and number is not None:
         return float(number)
     if str in kinds and not isinstance(value, list | dict):
-        return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        if value is None:
+            return ""
+        return str(value).lower() if isinstance(value, bool) else str(value)
     for option in kinds:
         origin = typing.get_origin(option) or option
         if origin in (list, tuple):
-            inner = typing.get_args(option)[0] if typing.get_args(option) else Any
-            return [cast(key, item, inner) for item in (value if isinstance(value, list) else [value])]
+            item_kinds = typing.get_args(option) or (Any,)
+            items = value if isinstance(value, list) else [value]
+            return [cast(key, item, item_kinds[0]) for item in items]
         if origin is dict and isinstance(value, dict):
             return value
-    wanted = " or ".join(_WORDS.get(kind, str(kind)) for kind in kinds)
+    wanted = " or ".join(KIND_WORDS.get(kind, str(kind)) for kind in kinds)
     raise UsageError(f"{key}={short(value)} is not {wanted}{_guess_value(key, value, kinds)}")
 
 
 def _guess_value(key: str, value: Any, kinds: Iterable[Any]) -> str:
     """The end of a sentence about a value that is none of `kinds`: what was probably meant, or nothing."""
-    several = "; give one (runners.sweep takes several of a run's keys"
+    give_one = "; give one (runners.sweep takes several of a run's keys"
     if isinstance(value, list):
-        return f"{several}, as in {key}={','.join(map(str, value))})" if value else ""
+        return f"{give_one}, as in {key}={','.join(map(str, value))})" if value else ""
     text = str(value).strip()
     if bool in kinds and text.lower() in SWITCHES:
         return f"; did you mean {key}={SWITCHES[text.lower()]}?"
@@ -139,15 +154,17 @@ def _guess_value(key: str, value: Any, kinds: Iterable[Any]) -> str:
     span = re.fullmatch(r"(\d+)(?:-|\.\.)(\d+)", text)
     if span:
         return f"; did you mean '{key}=range({span[1]},{int(span[2]) + 1})', which runners.sweep takes?"
-    return f"{several})" if "," in text or "range(" in text else ""
+    return f"{give_one})" if "," in text or "range(" in text else ""
 
 
 def _guess_number(text: str) -> float | None:
     """The number of a text that is written as elsewhere: 10k, 1M, 10,000, 99% or 0,001; else None."""
-    if found := re.fullmatch(r"(\d+\.?\d*) ?([kmbg])", text.lower()):
-        return float(found[1]) * MULTIPLES[found[2]]
-    if found := re.fullmatch(r"(\d+\.?\d*) ?%", text):
-        return float(found[1]) / 100
+    multiple = re.fullmatch(r"(\d+\.?\d*) ?([kmbg])", text.lower())
+    if multiple:
+        return float(multiple[1]) * MULTIPLES[multiple[2]]
+    percentage = re.fullmatch(r"(\d+\.?\d*) ?%", text)
+    if percentage:
+        return float(percentage[1]) / 100
     # Other numbers between commas are alternatives, as in 128,256.
     if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})*,000", text):
         return float(text.replace(",", ""))
@@ -173,13 +190,14 @@ def is_float(text: str) -> bool:
 def literal(value: Any) -> str:
     """A value as `read` reads it back."""
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return json.dumps(value)
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):
         return f"[{','.join(map(literal, value))}]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{literal(v)}" for k, v in value.items()) + "}"  # Hydra quotes no keys
+        # Hydra does not take quotes around a key.
+        return "{" + ",".join(f"{name}:{literal(item)}" for name, item in value.items()) + "}"
     # In Hydra's quoted strings only a backslash before a quote is special.
     escaped = re.sub(r'(\\*)"', lambda match: match.group(1) * 2 + '\\"', value)
     escaped = re.sub(r"(\\+)$", lambda match: match.group(1) * 2, escaped)
@@ -197,5 +215,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
-        return {_plain(k): _plain(v) for k, v in value.items()}
-    return value if value is None or isinstance(value, bool | int | float) else str(getattr(value, "text", value))
+        return {_plain(name): _plain(item) for name, item in value.items()}
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return str(getattr(value, "text", value))

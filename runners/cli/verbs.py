@@ -7,30 +7,34 @@ from pathlib import Path
 from runners.cli.output import lasting_output
 from runners.run.packages import DISTRIBUTION, name_collision, version
 
-HOME = Path(__file__).resolve().parents[1]
+RUNNERS_FOLDER = Path(__file__).resolve().parents[1]
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command line, that of this process by default; returns the exit code."""
-    verb, *rest = (sys.argv[1:] if argv is None else argv) or [""]
-    if collision := name_collision():
-        return _refused(collision)
-    known = verbs()
-    if verb in known:
-        sys.argv[1:] = rest
-        return import_module(known[verb]).main()
+    if argv is None:
+        argv = sys.argv[1:]
+    verb, *arguments = argv or [""]
+    collision = name_collision()
+    if collision:
+        return _refuse(collision)
+    modules = verbs()
+    if verb in modules:
+        sys.argv[1:] = arguments
+        return import_module(modules[verb]).main()
     with lasting_output():
-        if verb == "__complete":  # what the scripts of `lodestar completion` call
+        # The scripts of `lodestar completion` call this verb.
+        if verb == "__complete":
             from runners.cli.complete import complete
 
-            print("\n".join(complete(" ".join(rest), known)))
+            print("\n".join(complete(" ".join(arguments), modules)))
             return 0
         if verb == "completion":
             from runners.cli.complete import SCRIPTS
 
-            if len(rest) != 1 or rest[0] not in SCRIPTS:
-                return _refused("give a shell: lodestar completion bash, or lodestar completion zsh")
-            print(SCRIPTS[rest[0]].read_text().strip())
+            if len(arguments) != 1 or arguments[0] not in SCRIPTS:
+                return _refuse("give a shell: lodestar completion bash, or lodestar completion zsh")
+            print(SCRIPTS[arguments[0]].read_text().strip())
             return 0
         if verb == "--version":
             print(f"lodestar {version(DISTRIBUTION) or 'of a checkout'}")
@@ -40,37 +44,35 @@ def main(argv: list[str] | None = None) -> int:
             return 0 if verb else 2
         from runners.run.config import nearest
 
-        near = nearest(verb, known)
-        hint = f"did you mean lodestar {near}?" if near else f"give one of {', '.join(known)}"
-        return _refused(f"lodestar {verb} is unknown; {hint}")
+        near = nearest(verb, modules)
+        hint = f"did you mean lodestar {near}?" if near else f"give one of {', '.join(modules)}"
+        return _refuse(f"lodestar {verb} is unknown; {hint}")
 
 
-def _refused(sentence: str) -> int:
+def _refuse(sentence: str) -> int:
     print(f"error: {sentence}", file=sys.stderr)
     return 2
 
 
 def verbs() -> dict[str, str]:
     """Verb -> the module that it runs: every file and package here that `python -m` runs."""
-    files = {path.stem: f"runners.{path.stem}" for path in HOME.glob("[a-z]*.py")}
-    packages = {path.parent.name: f"runners.{path.parent.name}.__main__" for path in HOME.glob("*/__main__.py")}
-    return dict(sorted({**files, **packages}.items()))
+    modules = {path.stem: f"runners.{path.stem}" for path in RUNNERS_FOLDER.glob("[a-z]*.py")}
+    for path in RUNNERS_FOLDER.glob("*/__main__.py"):
+        modules[path.parent.name] = f"runners.{path.parent.name}.__main__"
+    return dict(sorted(modules.items()))
 
 
 def text() -> str:
     """What `lodestar --help` prints: a line for each verb, the first of its file."""
-    lines = []
+    lines = ["usage: lodestar VERB [key=value ...]", ""]
     for verb, module in verbs().items():
-        path = HOME.parent / (module.replace(".", "/") + ".py")
-        lines.append(f"  {verb:<12}{path.read_text().split(chr(34) * 3)[1].splitlines()[0].rstrip('.')}")
-    return "\n".join(
-        [
-            "usage: lodestar VERB [key=value ...]",
-            "",
-            *lines,
-            "",
-            "lodestar VERB --help    the keys of a verb",
-            "lodestar list           environments, rewards, agents and presets",
-            "lodestar completion bash|zsh    prints what completes verbs, keys, names and values on TAB",
-        ]
-    )
+        path = RUNNERS_FOLDER.parent / (module.replace(".", "/") + ".py")
+        docstring = path.read_text().split('"""')[1]
+        lines.append(f"  {verb:<12}{docstring.splitlines()[0].rstrip('.')}")
+    lines += [
+        "",
+        "lodestar VERB --help    the keys of a verb",
+        "lodestar list           environments, rewards, agents and presets",
+        "lodestar completion bash|zsh    prints what completes verbs, keys, names and values on TAB",
+    ]
+    return "\n".join(lines)

@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,16 @@ from typing import Any
 import agents
 from envs.make import options
 from runners.cli.compose import ENV, chosen, compose, environment
-from runners.cli.value import MAX_LENGTH, literal, override, parse
+from runners.cli.value import MAX_VALUE_LENGTH, literal, override, parse
 from runners.run.config import TrainConfig, UsageError, to_dict
 from runners.run.folder import has_key, read_status
 from runners.sweep.job import Job
 
-JOBS = "jobs"  # the folder of the runs, in that of the sweep
+# The folder of the runs, in that of the sweep.
+JOBS_FOLDER = "jobs"
 MAX_JOBS = 10_000
-MAX_NAME = 80  # characters of a folder's name; file systems take 255
+# Characters of a folder's name; file systems take 255.
+MAX_FOLDER_NAME = 80
 
 
 def expand(argv: list[str], folder: Path, gpus: float = 0.0) -> list[Job]:
@@ -33,15 +36,20 @@ def expand(argv: list[str], folder: Path, gpus: float = 0.0) -> list[Job]:
     choices = dict(map(alternatives, argv))
     if math.prod(map(len, choices.values())) > MAX_JOBS:
         raise UsageError(f"the grid has more than {MAX_JOBS:,} jobs; take some alternatives away")
-    seeds = choices.pop("seed", [])
-    numbers = list(dict.fromkeys(parse("seed", text, int) for text in seeds or ["0"]))
-    cells = _cells(choices, next(iter(seeds), "0"))
+    has_seeds = "seed" in choices
+    seed_texts = choices.pop("seed", ["0"])
+    seeds = list(dict.fromkeys(parse("seed", text, int) for text in seed_texts))
+    cells = _cells(choices, seed_texts[0])
     jobs = []
-    for number, (name, (given, config)) in itertools.product(numbers, cells.items()):
-        config = dataclasses.replace(config, seed=number)
-        extra = {"seed": str(number)} if seeds else {}
-        extra |= {} if number == min(numbers) or "video" in given else {"video": "false"}
-        jobs.append(make_job(f"{name}/s{number}", given | extra, config, folder, gpus))
+    for seed in seeds:
+        for name, (given, config) in cells.items():
+            arguments = dict(given)
+            if has_seeds:
+                arguments["seed"] = str(seed)
+            # One video a cell is enough.
+            if seed != min(seeds):
+                arguments.setdefault("video", "false")
+            jobs.append(make_job(f"{name}/s{seed}", arguments, dataclasses.replace(config, seed=seed), folder, gpus))
     return jobs
 
 
@@ -49,23 +57,26 @@ def alternatives(argument: str) -> tuple[str, list[str]]:
     """`key=a,b` -> the key, and the alternatives as texts that runners.train reads the same way; else a UsageError."""
     key, equals, text = argument.partition("=")
     if not equals:
-        chosen([argument])  # refuses it in a sentence
-    found = override(text) if len(text) <= MAX_LENGTH else None  # None for a sentence with its own commas or quotes
-    if found is None or not found.is_sweep_override():
+        # It is no key=value, which this refuses in a sentence.
+        chosen([argument])
+    # None for a sentence with commas or quotes of its own.
+    parsed = override(text) if len(text) <= MAX_VALUE_LENGTH else None
+    if parsed is None or not parsed.is_sweep_override():
         return key, [text]
-    if not (found.is_choice_sweep() or found.is_range_sweep()):
+    if not (parsed.is_choice_sweep() or parsed.is_range_sweep()):
         raise UsageError(
             f"{argument} cannot be counted; give alternatives, as in {key}=0.001,0.0003, or a range of whole numbers, "
             "as in 'range(5)' (runners.tune searches intervals)"
         )
-    values = itertools.islice(_flat(found), MAX_JOBS + 1)
+    # A range may be endless in practice; one value too many is enough for `expand` to refuse it.
+    values = itertools.islice(_flatten(parsed), MAX_JOBS + 1)
     texts = list(dict.fromkeys(map(_text, values)))
     if not texts:
         raise UsageError(f"{argument} is an empty range; give one with a number in it, as in 'range(5)'")
     return key, texts
 
 
-def _flat(override: Any) -> Iterator[Any]:
+def _flatten(override: Any) -> Iterator[Any]:
     """The values of a choice or a range, and of the ranges in a choice."""
     for value in override.sweep_iterator():
         yield from value.range() if type(value).__name__ == "RangeSweep" else [value]
@@ -77,57 +88,72 @@ def _text(value: Any) -> str:
         return f"[{','.join(map(_text, value))}]"
     if isinstance(value, str):
         return value
-    quoted = getattr(value, "text", None)
-    return literal(value if quoted is None else str(quoted))
+    # Hydra gives a text that was quoted as an object of its own.
+    return literal(getattr(value, "text", value))
+
+
+def _arguments(given: dict[str, str]) -> list[str]:
+    return [f"{key}={text}" for key, text in given.items()]
 
 
 def _cells(choices: dict[str, list[str]], seed: str) -> dict[str, tuple[dict[str, str], TrainConfig]]:
     """What differs in more than the seed, by name: its arguments and its configuration."""
-    swept = [key for key, texts in choices.items() if len(texts) > 1]
     points = [dict(zip(choices, texts)) for texts in itertools.product(*choices.values())]
     cells: dict[str, tuple[dict[str, str], TrainConfig]] = {}
-    for given in _used(points):
+    for given in _used_points(points):
+        swept = {key: text for key, text in given.items() if len(choices[key]) > 1}
         try:
-            config, _ = compose([f"{key}={text}" for key, text in {**given, "seed": seed}.items()])
+            config, _ = compose(_arguments(given | {"seed": seed}))
         except UsageError as error:
-            job = " ".join(f"{key}={given[key]}" for key in swept if key in given)
-            raise UsageError(f"{error}" + (f" (in the job {job})" if job else "")) from None
-        name = _name(config, {key: given[key] for key in swept if key in given})
-        if name in cells and _digest(cells[name][1]) != _digest(config):  # a/b and a-b are one folder's name
+            job = f" (in the job {' '.join(_arguments(swept))})" if swept else ""
+            raise UsageError(f"{error}{job}") from None
+        name = _cell_name(config, swept)
+        # The values a/b and a-b, for instance, give a folder the same name.
+        if name in cells and _digest(cells[name][1]) != _digest(config):
             name = f"{name}-{_digest(config)[:6]}"
         cells.setdefault(name, (given, config))
     return cells
 
 
-def _used(points: list[dict[str, str]]) -> list[dict[str, str]]:
+def _used_points(points: list[dict[str, str]]) -> list[dict[str, str]]:
     """Without the options that belong to what another job uses and this one does not; each once."""
-    picks = [chosen([f"{key}={text}" for key, text in given.items()]) for given in points]
-    fields = {name: {f.name for f in dataclasses.fields(agents.get(name).Config)} for name, _ in picks}
-    rewards = {name for _, names in picks for name in names}
-    with_options = {given["env"] for given in points if any(key.startswith(ENV) for key in given)}
-    known = {env: set(options(environment(env))) for env in sorted(with_options)}  # an unknown one is refused now
-    kept = []
-    for given, (agent, names) in zip(points, picks):
-        mine = {"agent": fields[agent], "reward": {*names}, "env": known.get(given.get("env", ""), set())}
-        theirs = {"agent": set().union(*fields.values()), "reward": rewards, "env": set().union(*known.values())}
-        foreign = {kind: theirs[kind] - mine[kind] for kind in mine}
-        kept.append({k: v for k, v in given.items() if [*k.split("."), ""][1] not in foreign.get(k.split(".")[0], ())})
-    return [dict(items) for items in dict.fromkeys(tuple(given.items()) for given in kept)]
+    picks = [chosen(_arguments(given)) for given in points]
+    # The options of environments cost an import, so they are read only where some are given.
+    envs = {given["env"] for given in points if any(key.startswith(ENV) for key in given)}
+    env_options = {env: set(options(environment(env))) for env in sorted(envs)}
+    usable: list[dict[str, set[str]]] = []
+    usable_by_any: dict[str, set[str]] = defaultdict(set)
+    for given, (agent, rewards) in zip(points, picks):
+        own = {"agent": {field.name for field in dataclasses.fields(agents.get(agent).Config)}, "reward": set(rewards)}
+        own["env"] = env_options.get(given.get("env", ""), set())
+        usable.append(own)
+        for kind, names in own.items():
+            usable_by_any[kind] |= names
+    used: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+    for given, own in zip(points, usable):
+        point = {}
+        for key, text in given.items():
+            kind, *path = key.split(".")
+            is_foreign = kind in own and path and path[0] in usable_by_any[kind] - own[kind]
+            if not is_foreign:
+                point[key] = text
+        used[tuple(point.items())] = point
+    return list(used.values())
 
 
-def _name(config: TrainConfig, options: dict[str, str]) -> str:
+def _cell_name(config: TrainConfig, swept: dict[str, str]) -> str:
     """The folder of a cell: its environment, its agent and rewards, and the options that are swept."""
-    own = [f"{key.removeprefix('agent.').removeprefix('reward.')}={text}" for key, text in options.items()
-           if key not in ("env", "reward", "agent")]  # fmt: skip
-    parts = [config.env, f"{config.agent_name}-{config.rewards}", ",".join(own)]
+    options = {key: text for key, text in swept.items() if key not in ("env", "reward", "agent")}
+    short_keys = [word.removeprefix("agent.").removeprefix("reward.") for word in _arguments(options)]
+    parts = [config.env, f"{config.agent_name}-{config.rewards}", ",".join(short_keys)]
     return "/".join(map(safe, filter(None, parts)))
 
 
 def safe(text: str) -> str:
     """A text as the name of a folder: readable, and without a path."""
     name = re.sub(r"[^\w.=+,-]+", "-", text, flags=re.ASCII).strip("-.")
-    if len(name) > MAX_NAME or not name:
-        name = f"{name[: MAX_NAME - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}".lstrip("-")
+    if len(name) > MAX_FOLDER_NAME or not name:
+        name = f"{name[: MAX_FOLDER_NAME - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}".lstrip("-")
     return name
 
 
@@ -137,10 +163,12 @@ def _digest(config: TrainConfig) -> str:
 
 def make_job(name: str, given: dict[str, str], config: TrainConfig, folder: Path, gpus: float) -> Job:
     """The job, if its folder has no other run in it."""
-    place = folder.absolute() / JOBS / name
+    place = folder.absolute() / JOBS_FOLDER / name
     status = read_status(place)
     if status and not has_key(place, {"key": config.key(), **status}, config.key()):
         raise UsageError(f"{place} holds a run with another configuration; give another name=")
-    plain = re.fullmatch(r"[\w./=,+-]+", str(place))
-    arguments = {"control": "none", **given, "run_dir": str(place) if plain else literal(str(place))}
-    return Job(name, tuple(f"{key}={text}" for key, text in arguments.items()), place, gpus)
+    run_dir = str(place)
+    if not re.fullmatch(r"[\w./=,+-]+", run_dir):
+        run_dir = literal(run_dir)
+    arguments = {"control": "none", **given, "run_dir": run_dir}
+    return Job(name, tuple(_arguments(arguments)), place, gpus)

@@ -13,8 +13,8 @@ import pytest
 
 import agents
 import rewards
-from runners.cli import declared
 from runners.cli.complete import complete
+from runners.cli.declared import declared_fields
 from runners.cli.verbs import verbs
 
 ROOT = Path(__file__).parents[2]
@@ -119,7 +119,7 @@ class Far(Reward):
 def test_what_is_completed_are_the_fields_of_every_reward_and_agent():
     for kind, table in (("reward", rewards), ("agent", agents)):
         for name in table.TABLE:
-            assert {*declared.options(kind, name)} == {f.name for f in dataclasses.fields(table.get(name).Config)}, name
+            assert {*declared_fields(kind, name)} == {f.name for f in dataclasses.fields(table.get(name).Config)}, name
 
 
 def test_a_real_bash_completes_on_tab(shell):

@@ -13,7 +13,7 @@ CARTPOLE = "env=CartPole-v1"
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
-    monkeypatch.setattr(presets, "FOLDER", tmp_path)
+    monkeypatch.setattr(presets, "PRESET_FOLDER", tmp_path)
     (tmp_path / "poles.yaml").write_text(
         "# Poles.\napplies: {env: 'CartPole*', reward: rnd}\nagent: a2c\nagent.n_steps: 9\ntotal_timesteps: 2e4\n"
     )
