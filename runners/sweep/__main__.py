@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,12 +33,15 @@ from runners.sweep.grid import expand, safe
 from runners.sweep.job import Entry, Job, JobLog, Launcher, cells
 from runners.sweep.local import warm_up
 
-# of the short runs of dry=true
-STEPS = 100  # environment steps that a probe learns from; a longer rollout is taken whole
-EPISODES = 2  # of its evaluation
-KEPT = 3  # checkpoints that a run keeps
-VIDEO = 1_000_000  # bytes, a guess
-QUIET = {"video": "false", "control": "none", "checkpoint_every": str(STEPS // 2), "log_every": str(STEPS // 2)}
+# The short runs of dry=true: environment steps that each learns from (a longer rollout is taken whole), the episodes of
+# its evaluation, and its other settings. Two checkpoints and two rows of the log tell how those grow.
+PROBE_STEPS = 100
+PROBE_EPISODES = 2
+PROBE_SETTINGS = {"video": "false", "control": "none", "checkpoint_every": "50", "log_every": "50"}
+# Checkpoints that a run keeps.
+KEPT_CHECKPOINTS = 3
+# A guess.
+VIDEO_BYTES = 1_000_000
 
 
 @dataclass
@@ -55,7 +59,7 @@ class SweepConfig(JobsConfig):
         if self.name and safe(self.name) != self.name:
             raise UsageError(f"name={self.name} is no name of a folder; give letters, digits, - and _")
         if not self.name:
-            given = dict(argument.partition("=")[::2] for argument in self.rest)
+            given = _split_all(self.rest)
             stem = safe(f"{given.get('env', '')}-{given.get('reward', 'task')}")[:40].strip("-.,")
             self.name = f"{stem}-{hashlib.sha256(json.dumps(sorted(self.rest)).encode()).hexdigest()[:6]}"
         self.folder = Path(self.root).absolute() / "sweeps" / self.name
@@ -64,12 +68,13 @@ class SweepConfig(JobsConfig):
 def sweep(config: SweepConfig) -> int:
     """The whole sweep, top to bottom."""
     if config.launcher == "local":
-        warm_up()  # imports in the background while the jobs are composed
+        # It imports in the background while the jobs are composed.
+        warm_up()
     jobs = expand(config.rest, config.folder, config.gpus)
     if config.dry:
-        page, successful = probe(jobs, config.launch(), config.folder.parent)
+        page, all_finished = probe(jobs, config.launch(), config.folder.parent)
         print(page)
-        return 0 if successful else 1
+        return 0 if all_finished else 1
     with closing(JobLog(config.folder)) as log:
         begin(config, [job.name for job in jobs], log)
         began = time.monotonic()
@@ -85,8 +90,8 @@ def begin(config: SweepConfig, names: list[str], log: JobLog) -> None:
     """Write down what is about to run; a UsageError if it was begun already and `resume` rules that out."""
     if config.resume == "never" and log.entries:
         raise UsageError(f"resume=never, but {config.folder} holds a sweep; give another name=, or resume=unfinished")
-    page = {"command": config.command("runners.sweep"), "versions": versions(), "jobs": names}
-    write_atomically(config.folder / "sweep.json", json.dumps(page, indent=1) + "\n")
+    plan = {"command": config.command("runners.sweep"), "versions": versions(), "jobs": names}
+    write_atomically(config.folder / "sweep.json", json.dumps(plan, indent=1) + "\n")
     log.expect(names)
     print(f"sweep: {len(names)} job{'s' if len(names) > 1 else ''} in {config.folder}", flush=True)
 
@@ -120,86 +125,111 @@ def probe(jobs: list[Job], launcher: Launcher, folder: Path) -> tuple[str, bool]
     by_cell = cells(jobs)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="probe-", dir=folder) as place:
-        probes = {name: short(members[0], Path(place) / name) for name, members in by_cell.items()}
+        probes = {name: short_job(members[0], Path(place) / name) for name, members in by_cell.items()}
         with closing(JobLog(Path(place))) as log, closing(launcher):
             entries = drive(list(probes.values()), log, launcher, attempts=1)
-        costs = {name: cost(members[0], probes[name], entries[name]) for name, members in by_cell.items()}
-    return table(by_cell, costs, launcher.slots), not any(one.error for one in costs.values())
+        costs = {name: job_cost(members[0], probes[name], entries[name]) for name, members in by_cell.items()}
+    return cost_table(by_cell, costs, launcher.slots), not any(cost.error for cost in costs.values())
 
 
-def short(job: Job, folder: Path) -> Job:
+def short_job(job: Job, folder: Path) -> Job:
     """A job like this one that ends soon, in another folder."""
     config, _ = compose(list(job.argv))
-    starts = _starts(config)
-    changes = {**QUIET, "total_timesteps": str(STEPS + starts), "run_dir": str(folder)}
-    changes["eval_episodes"] = str(min(config.eval_episodes, EPISODES))
-    if starts:
-        changes["agent.learning_starts"] = str(starts)
-    given = dict(argument.partition("=")[::2] for argument in job.argv)
-    argv = tuple(f"{key}={value}" for key, value in {**given, **changes}.items())
+    start = _learning_start(config)
+    given = _split_all(job.argv) | PROBE_SETTINGS
+    given["total_timesteps"] = str(PROBE_STEPS + start)
+    given["run_dir"] = str(folder)
+    given["eval_episodes"] = str(min(config.eval_episodes, PROBE_EPISODES))
+    if start:
+        given["agent.learning_starts"] = str(start)
+    argv = tuple(f"{key}={value}" for key, value in given.items())
     return replace(job, name=str(Path(job.name).parent), argv=argv, folder=folder)
 
 
-def _starts(config: TrainConfig) -> int:
+def _split_all(arguments: Iterable[str]) -> dict[str, str]:
+    """The keys of arguments -> their texts."""
+    return dict(argument.partition("=")[::2] for argument in arguments)
+
+
+def _learning_start(config: TrainConfig) -> int:
     """Steps before a probe of an agent with a replay begins to learn."""
     if not hasattr(config.agent, "learning_starts"):
         return 0
-    return STEPS if config.agent.learning_starts is None else min(config.agent.learning_starts, STEPS)
+    if config.agent.learning_starts is None:
+        return PROBE_STEPS
+    return min(config.agent.learning_starts, PROBE_STEPS)
 
 
-def cost(job: Job, probed: Job, entry: Entry) -> Cost:
+def job_cost(job: Job, probe: Job, entry: Entry) -> Cost:
     """From a probe to the whole job: beginning + training, step by step + evaluation, episode by episode."""
-    status = read_status(probed.folder) or {}
     if entry.state != "finished":
         return Cost(error=entry.error or entry.state)
     config, _ = compose(list(job.argv))
-    files = [probed.folder / name for name in ("command.txt", "metrics.csv", "status.json")]
-    begun, trained, ended = (path.stat().st_mtime for path in files)
-    learned = max(int(status["step"]) - _starts(config), 1)
-    begin = max(entry.seconds - (ended - begun), 0.0)
-    total = int(config.total_timesteps)
-    episodes = max(config.eval_episodes / EPISODES, 1.0)
-    return Cost(begin + (trained - begun) * total / learned + (ended - trained) * episodes, size(probed.folder, config))
+    status = read_status(probe.folder) or {}
+    # The run writes the first of these when it begins, the second while it trains and the third when it ends.
+    begun = (probe.folder / "command.txt").stat().st_mtime
+    trained = (probe.folder / "metrics.csv").stat().st_mtime
+    ended = (probe.folder / "status.json").stat().st_mtime
+    steps = max(int(status["step"]) - _learning_start(config), 1)
+    seconds = max(entry.seconds - (ended - begun), 0.0)
+    seconds += (trained - begun) * int(config.total_timesteps) / steps
+    seconds += (ended - trained) * max(config.eval_episodes / PROBE_EPISODES, 1.0)
+    return Cost(seconds, run_size(probe.folder, config))
 
 
-def size(folder: Path, config: TrainConfig) -> float:
+def run_size(folder: Path, config: TrainConfig) -> float:
     """Bytes of a run: its checkpoints, grown to their full size, its logs and its video."""
-    found = sorted((folder / "checkpoints").glob("step_*"))
-    sizes = [(int(path.name.removeprefix("step_")), _bytes(path)) for path in found]
-    (first, small), (last, large) = sizes[0], sizes[-1]
-    slope = max(large - small, 0) / (last - first) if last > first else 0.0
+    checkpoints = sorted((folder / "checkpoints").glob("step_*"))
+    first_step = int(checkpoints[0].name.removeprefix("step_"))
+    last_step = int(checkpoints[-1].name.removeprefix("step_"))
+    last_size = _bytes_below(checkpoints[-1])
+    bytes_a_step = 0.0
+    if last_step > first_step:
+        bytes_a_step = max(last_size - _bytes_below(checkpoints[0]), 0) / (last_step - first_step)
     total = int(config.total_timesteps)
-    checkpoint = large + slope * (min(total, getattr(config.agent, "buffer_size", total)) - last)
-    rows = max(total / (config.log_every or LOG_EVERY), 1.0)
-    logs = (_bytes(folder / "tensorboard") + _bytes(folder / "metrics.csv")) / 2
-    return max(checkpoint, large) * KEPT + logs * rows + VIDEO * config.video
+    # A checkpoint grows until the replay is full; without a replay, for as long as the run lasts.
+    full_step = min(total, getattr(config.agent, "buffer_size", total))
+    checkpoint = last_size + bytes_a_step * (full_step - last_step)
+    log_rows = max(total / (config.log_every or LOG_EVERY), 1.0)
+    bytes_a_row = (_bytes_below(folder / "tensorboard") + _bytes_below(folder / "metrics.csv")) / 2
+    return max(checkpoint, last_size) * KEPT_CHECKPOINTS + bytes_a_row * log_rows + VIDEO_BYTES * config.video
 
 
-def table(by_cell: dict[str, list[Job]], costs: dict[str, Cost], slots: int) -> str:
+def cost_table(by_cell: dict[str, list[Job]], costs: dict[str, Cost], slots: int) -> str:
     """What `dry=true` prints."""
     width = max(map(len, [*by_cell, "cell"]))
     lines = [f"{'cell':<{width}}  jobs  time a job  disk a job"]
+    count = 0
+    failures = 0
+    seconds = 0.0
+    size = 0.0
+    longest = 0.0
     for name, members in by_cell.items():
-        one = costs[name]
-        figures = f"{clock(one.seconds):>10}  {_megabytes(one.size):>10}" if not one.error else one.error
+        cost = costs[name]
+        figures = cost.error or f"{clock(cost.seconds):>10}  {_size_text(cost.size):>10}"
         lines.append(f"{name:<{width}}  {len(members):>4}  {figures}")
-    count = sum(map(len, by_cell.values()))
-    seconds = sum(costs[name].seconds * len(members) for name, members in by_cell.items()) / min(slots, count)
-    seconds = max([seconds, *(one.seconds for one in costs.values())])
-    disk = sum(costs[name].size * len(members) for name, members in by_cell.items())
-    failed = [name for name, one in costs.items() if one.error]
-    lines += ["", f"{count} jobs, {min(slots, count)} at once: about {clock(seconds)} and {_megabytes(disk)}"]
-    lines += [f"{len(failed)} of {len(by_cell)} probes failed; their jobs are left out of the sum"] if failed else []
-    lines += [f"An estimate, from about {STEPS} steps of each cell; no job of the sweep has run."]
+        count += len(members)
+        failures += cost.error != ""
+        seconds += cost.seconds * len(members)
+        size += cost.size * len(members)
+        longest = max(longest, cost.seconds)
+    at_once = min(slots, count)
+    # However many jobs run at once, the sweep lasts as long as its longest job.
+    seconds = max(seconds / at_once, longest)
+    lines += ["", f"{count} jobs, {at_once} at once: about {clock(seconds)} and {_size_text(size)}"]
+    if failures:
+        lines.append(f"{failures} of {len(by_cell)} probes failed; their jobs are left out of the sum")
+    lines.append(f"An estimate, from about {PROBE_STEPS} steps of each cell; no job of the sweep has run.")
     return "\n".join(lines)
 
 
-def _bytes(path: Path) -> int:
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    return sum(file.stat().st_size for file in files)
+def _bytes_below(path: Path) -> int:
+    """The size of a file, or of all files in a folder."""
+    files = [path, *path.rglob("*")]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _megabytes(size: float) -> str:
+def _size_text(size: float) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 

@@ -14,7 +14,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from filelock import Timeout
 
@@ -23,10 +22,14 @@ from runners.run.exits import TERMINATED
 from runners.run.folder import lock_of
 from runners.sweep.job import LOG, Outcome, work
 
-POLL_S = 0.2  # between two looks at a job's process
-PARENT_S = 0.5  # between two looks of a job at the process that started it
-SAVE_S = 60.0  # how long a job that was asked to exit may take to save before it is killed
-FREE_S = 90.0  # how long a job waits for an orphan of its folder to save and exit; more than SAVE_S
+# Between two looks at a job's process.
+CHILD_POLL_S = 0.2
+# Between two looks of a job at the process that started it.
+PARENT_POLL_S = 0.5
+# How long a job that was asked to exit may take to save before it is killed.
+SAVE_S = 60.0
+# How long a job waits for an orphan of its folder to save and exit; more than SAVE_S.
+ORPHAN_WAIT_S = 90.0
 
 
 class Child:
@@ -38,12 +41,15 @@ class Child:
     def __init__(self, argv: tuple[str, ...], folder: Path, home: Path) -> None:
         self.folder = home / folder
         self._began = time.monotonic()
-        self._kill_at = math.inf  # by the monotonic clock
+        # By the monotonic clock; infinite until it is asked to exit.
+        self._kill_at = math.inf
         make_folder(self.folder)
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(self.folder), *argv]
-        options: dict[str, Any] = {"cwd": home if home.is_dir() else None, "start_new_session": True}
+        cwd = home if home.is_dir() else None
         with appended(self.folder / LOG) as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **options)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd, start_new_session=True
+            )
         self.where = f"{socket.gethostname()}:{self._process.pid}"
 
     def ask(self) -> None:
@@ -56,7 +62,7 @@ class Child:
         """Ask it to save and exit, and return when it has; a signal handler may call this in the middle of `wait`."""
         self.ask()
         while self._process.poll() is None and time.monotonic() < self._kill_at:
-            time.sleep(POLL_S)
+            time.sleep(CHILD_POLL_S)
         self._process.kill()
 
     def wait(self) -> Outcome:
@@ -64,9 +70,10 @@ class Child:
         while self._process.poll() is None:
             if time.monotonic() > self._kill_at:
                 self._process.kill()
-            time.sleep(POLL_S)
+            time.sleep(CHILD_POLL_S)
         code = self._process.returncode
-        if self._kill_at < math.inf and code == -signal.SIGTERM:  # before it had anything to save
+        # The signal came before it had anything to save.
+        if self._kill_at < math.inf and code == -signal.SIGTERM:
             code = TERMINATED
         return Outcome(code, time.monotonic() - self._began, self.where)
 
@@ -74,15 +81,15 @@ class Child:
 def main(argv: list[str] | None = None) -> int:
     """The process of a job: `python -m runners.sweep.child PARENT FOLDER key=value ...`."""
     parent, folder, *job = sys.argv[1:] if argv is None else argv
-    _plain_signals()
-    threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
+    _reset_signals()
+    threading.Thread(target=_exit_with_parent, args=(int(parent),), daemon=True).start()
     # A run of this folder that lost its worker may still be saving; `runners.train` would refuse at once.
-    with suppress(Timeout, NoRegularFile), lock_of(Path(folder)).acquire(timeout=FREE_S):
+    with suppress(Timeout, NoRegularFile), lock_of(Path(folder)).acquire(timeout=ORPHAN_WAIT_S):
         pass
     return work(job, Path(folder))
 
 
-def _plain_signals() -> None:
+def _reset_signals() -> None:
     """As a shell would start it: Ray's workers block SIGINT, and SLURM's warnings (SIGUSR) are for our parent."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -91,10 +98,10 @@ def _plain_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def _follow(parent: int) -> None:
+def _exit_with_parent(parent: int) -> None:
     """Exit when the parent is gone: its node is lost to the sweep, and the job is about to run elsewhere."""
     while os.getppid() == parent:
-        time.sleep(PARENT_S)
+        time.sleep(PARENT_POLL_S)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(SAVE_S)
     os.kill(os.getpid(), signal.SIGKILL)

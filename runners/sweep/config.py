@@ -42,14 +42,15 @@ class JobsConfig(Settings):
 
     def command(self, module: str) -> str:
         """The command line that asks for this."""
-        given: dict[str, Any] = {}
+        arguments = list(self.rest)
         for name, default, _ in described(type(self)):
             value = getattr(self, name)
             if name.endswith(OPTIONS):
-                given |= {f"{name.removesuffix(OPTIONS)}.{key}": option for key, option in value.items()}
+                for key, option in value.items():
+                    arguments.append(f"{name.removesuffix(OPTIONS)}.{key}={written(option)}")
             elif name != REST and value != default:
-                given[name] = value
-        return f"python -m {module} {shlex.join([*self.rest, *(f'{key}={written(v)}' for key, v in given.items())])}"
+                arguments.append(f"{name}={written(value)}")
+        return f"python -m {module} {shlex.join(arguments)}"
 
     def launch(self) -> Launcher:
         """The launcher, with its options."""
@@ -58,13 +59,16 @@ class JobsConfig(Settings):
     def job(self, folder: Path, name: str, argv: tuple[str, ...], changes: dict[str, Any]) -> Job:
         """A run with some changes; `name` is its folder in that of the command, too."""
         place = (folder / name).absolute()
-        given = [f"{key}={literal(value)}" for key, value in {**changes, "run_dir": str(place)}.items()]
+        values = {**changes, "run_dir": str(place)}
+        given = [f"{key}={literal(value)}" for key, value in values.items()]
         return Job(name, tuple(replaced(argv, given)), place, self.gpus)
 
     def refuse(self, *keys: str) -> None:
         """A UsageError if keys of runners.train were given that belong to the command itself."""
-        if wrong := [key for key in (argument.partition("=")[0] for argument in self.rest) if key in keys]:
-            raise UsageError(f"{wrong[0]}= cannot be given here, as every run has its own folder; give name= or root=")
+        for argument in self.rest:
+            key = argument.partition("=")[0]
+            if key in keys:
+                raise UsageError(f"{key}= cannot be given here, as every run has its own folder; give name= or root=")
 
     def searched(self, rest: list[str]) -> tuple[TrainConfig, tuple[str, ...]]:
         """The plain run of a search, and what each is given: without video and control, which would double its cost."""
@@ -72,16 +76,19 @@ class JobsConfig(Settings):
         train, _ = compose(rest)
         if train.eval_episodes == 0:
             raise UsageError("eval_episodes=0 leaves nothing to judge runs by; give 1 or more")
+        # However short a run is, its log has about 20 rows.
         log_every = min(LOG_EVERY, max(int(train.total_timesteps) // 20, 1))
         return train, tuple(replaced(("control=none", "video=false", f"log_every={log_every}"), rest))
 
 
 def begin(folder: Path, settings: dict[str, Any]) -> None:
     """Write down the settings of a command that must not change; a UsageError if an earlier start had others."""
-    path, settings = folder / "plan.json", json.loads(json.dumps(settings))
-    known = read_json(path) or settings
-    if known != settings:
-        keys = ", ".join(key for key in settings if settings[key] != known.get(key))
+    path = folder / "plan.json"
+    # JSON turns tuples into lists, so that what is read can be compared.
+    settings = json.loads(json.dumps(settings))
+    earlier = read_json(path) or settings
+    if earlier != settings:
+        keys = ", ".join(key for key in settings if settings[key] != earlier.get(key))
         raise UsageError(f"{folder} was begun by another command (it differs in {keys}); give name= for a new one")
     write_atomically(path, json.dumps(settings, indent=1) + "\n")
 
@@ -90,8 +97,10 @@ def make_launcher(name: str, options: dict[str, Any]) -> Launcher:
     """A launcher by its name, and the declared fields of its class; a UsageError if one of them is unknown."""
     cls: type[Launcher] = resolve_name(LAUNCHERS[name])
     known = [f"launcher.{key}" for key, declared in declarations(cls).items() if declared.help]
-    for key in options:
-        if f"launcher.{key}" not in known:
-            raise UsageError(unknown(f"{name}'s launcher option", f"launcher.{key}", known))
-    hints, given = typing.get_type_hints(cls), {key: value for key, value in options.items() if value is not None}
-    return cls(**{key: cast(f"launcher.{key}", value, hints[key]) for key, value in given.items()})
+    hints = typing.get_type_hints(cls)
+    for option in options:
+        key = f"launcher.{option}"
+        if key not in known:
+            raise UsageError(unknown(f"{name}'s launcher option", key, known))
+    given = {option: value for option, value in options.items() if value is not None}
+    return cls(**{option: cast(f"launcher.{option}", value, hints[option]) for option, value in given.items()})

@@ -6,7 +6,7 @@ The progress of a job is read from the last line of its metrics.csv; nothing is 
 import statistics
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,19 +22,23 @@ from runners.cli.output import clock
 from runners.cli.value import is_float
 from runners.run.folder import OTHER_WAY, read_status
 from runners.sweep.drive import Watcher
-from runners.sweep.job import LOG, STATES, Entry, Job, cells
+from runners.sweep.job import JOB_STATES, LOG, Entry, Job, cells
 
-TAIL = 8192  # bytes of metrics.csv that surely hold its last line
+# Bytes of metrics.csv that surely hold its last line.
+METRICS_TAIL_BYTES = 8192
 
 
 @dataclass(frozen=True)
 class RunProgress:
     """How far a run is."""
 
-    step: int = 0  # environment steps so far
-    total: int = 0  # and in all
-    task_return: float | None = None  # mean of the last episodes; None before one has ended
-    fps: float | None = None  # environment steps a second
+    # Environment steps so far, and in all.
+    step: int = 0
+    total: int = 0
+    # Mean of the last episodes; None before one has ended.
+    task_return: float | None = None
+    # Environment steps a second.
+    fps: float | None = None
 
     @property
     def share(self) -> float:
@@ -47,8 +51,13 @@ def progress(folder: Path) -> RunProgress:
     status = read_status(folder) or {}
     row = _last_row(folder / "metrics.csv")
     step = max(int(row.get("step") or 0), int(status.get("step") or 0))
-    numbers = [float(row[tag]) if row.get(tag) else None for tag in ("rollout/ep_rew_mean", "time/fps")]
-    return RunProgress(step, int(status.get("total") or 0), *numbers)
+    total = int(status.get("total") or 0)
+    return RunProgress(step, total, _read_number(row, "rollout/ep_rew_mean"), _read_number(row, "time/fps"))
+
+
+def _read_number(row: dict[str, str], tag: str) -> float | None:
+    text = row.get(tag)
+    return float(text) if text else None
 
 
 def _last_row(path: Path) -> dict[str, str]:
@@ -56,14 +65,18 @@ def _last_row(path: Path) -> dict[str, str]:
     try:
         with opened(path, LARGE) as file:
             header = file.readline()
-            file.seek(max(file.seek(0, 2) - TAIL, len(header)))
-            lines = file.read().split(b"\r\n")[:-1]  # what follows the last end of line is no row yet
+            size = file.seek(0, 2)
+            file.seek(max(size - METRICS_TAIL_BYTES, len(header)))
+            # What follows the last end of line is no row yet.
+            lines = file.read().split(b"\r\n")[:-1]
     except OSError:
         return {}
+    if not lines:
+        return {}
     names = header.decode(errors="replace").strip().split(",")
-    row = lines[-1].decode(errors="replace").split(",") if lines else []
-    whole = len(row) == len(names) and row[0].isdecimal() and all(map(is_float, filter(None, row)))
-    return dict(zip(names, row)) if whole else {}
+    row = lines[-1].decode(errors="replace").split(",")
+    is_row = len(row) == len(names) and row[0].isdecimal() and all(map(is_float, filter(None, row)))
+    return dict(zip(names, row)) if is_row else {}
 
 
 def score(folder: Path, policy: str = "this run") -> float | None:
@@ -85,10 +98,15 @@ class Display(Watcher):
         every_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.jobs, self.clock, self.every_s = jobs, clock, every_s
+        self.jobs = jobs
+        self.clock = clock
+        self.every_s = every_s
+        # Not a default of the argument: the caller may redirect standard output.
         self.stream = sys.stdout if stream is None else stream
-        self._began = self._last = clock()
-        self._before: float | None = None  # jobs that were done when we began
+        self._began = clock()
+        self._last = self._began
+        # Jobs that had ended when this command began; None before the first tick.
+        self._ended_before: float | None = None
         self._live: Live | None = None
 
     def __enter__(self) -> "Display":
@@ -105,25 +123,28 @@ class Display(Watcher):
 
     def tick(self, entries: dict[str, Entry], running: list[Job]) -> None:
         """Print how the jobs stand, if it is time to."""
-        if self._before is None:
-            self._before = self._worked(entries, {})
+        if self._ended_before is None:
+            self._ended_before = self._amount_done(entries, {})
         if self.clock() - self._last < self.every_s:
             return
         self._last = self.clock()
-        reached = {job.name: progress(job.folder) for job in running}
+        by_job = {job.name: progress(job.folder) for job in running}
         if self._live is None:
-            self.message(self._counts(entries, reached))
+            self.message(self._counts(entries, by_job))
         else:
-            self._live.update(self._table(entries, reached))
+            self._live.update(self._table(entries, by_job))
 
     def attempt_ended(self, job: Job, entry: Entry) -> None:
         """One line about an attempt that ended."""
-        found = score(job.folder) if entry.state == "finished" else None
         state = "again" if entry.state == "waiting" else entry.state
-        parts = [f"{state:<9} {job.name}", f"{entry.seconds:.1f} s"]
-        parts += [f"task return {found:.4g}"] if found is not None else []
-        parts += [entry.error] if entry.error else []
-        self.message("  ".join(parts))
+        line = f"{state:<9} {job.name}  {entry.seconds:.1f} s"
+        if entry.state == "finished":
+            task_return = score(job.folder)
+            if task_return is not None:
+                line += f"  task return {task_return:.4g}"
+        if entry.error:
+            line += f"  {entry.error}"
+        self.message(line)
 
     def message(self, sentence: str) -> None:
         """A line of its own, above the live table."""
@@ -132,29 +153,35 @@ class Display(Watcher):
         else:
             print(sentence, file=self.stream, flush=True)
 
-    def left(self, entries: dict[str, Entry], reached: dict[str, RunProgress]) -> float | None:
+    def left(self, entries: dict[str, Entry], by_job: dict[str, RunProgress]) -> float | None:
         """Seconds until all have ended at the speed since we began; None while it is unknown."""
-        worked = self._worked(entries, reached)
-        speed = (worked - (self._before or 0.0)) / max(self.clock() - self._began, 1e-9)
-        return (len(self.jobs) - worked) / speed if speed > 0 else None
+        done = self._amount_done(entries, by_job)
+        jobs_a_second = (done - (self._ended_before or 0.0)) / max(self.clock() - self._began, 1e-9)
+        return (len(self.jobs) - done) / jobs_a_second if jobs_a_second > 0 else None
 
-    def _worked(self, entries: dict[str, Entry], reached: dict[str, RunProgress]) -> float:
-        states = _states(self.jobs, entries)
-        return states["finished"] + states["failed"] + sum(one.share for one in reached.values())
+    def _amount_done(self, entries: dict[str, Entry], by_job: dict[str, RunProgress]) -> float:
+        """Jobs that have ended, and the shares of those that run."""
+        by_state = _by_state(self.jobs, entries)
+        ended = len(by_state["finished"]) + len(by_state["failed"])
+        return ended + sum(run.share for run in by_job.values())
 
-    def _counts(self, entries: dict[str, Entry], reached: dict[str, RunProgress]) -> str:
-        counts = _states(self.jobs, entries)
-        listed = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-        left = self.left(entries, reached)
-        return f"{listed} of {len(self.jobs)}" + (f"; {clock(left)} left" if left is not None else "")
+    def _counts(self, entries: dict[str, Entry], by_job: dict[str, RunProgress]) -> str:
+        by_state = _by_state(self.jobs, entries)
+        counts = ", ".join(f"{len(by_state[state])} {state}" for state in JOB_STATES if by_state[state])
+        line = f"{counts} of {len(self.jobs)}"
+        seconds = self.left(entries, by_job)
+        if seconds is not None:
+            line += f"; {clock(seconds)} left"
+        return line
 
-    def _table(self, entries: dict[str, Entry], reached: dict[str, RunProgress]) -> Table:
-        table = Table(title=Text(self._counts(entries, reached)), title_justify="left", box=None, pad_edge=False)
-        for column in ("job", "step", "task return", "frames/s"):
-            table.add_column(column, justify="left" if column == "job" else "right")
-        for name, one in reached.items():
-            step = f"{one.step:,} of {one.total:,}" if one.total else "begins"
-            table.add_row(Text(name), step, _number(one.task_return), _number(one.fps))
+    def _table(self, entries: dict[str, Entry], by_job: dict[str, RunProgress]) -> Table:
+        table = Table(title=Text(self._counts(entries, by_job)), title_justify="left", box=None, pad_edge=False)
+        table.add_column("job")
+        for column in ("step", "task return", "frames/s"):
+            table.add_column(column, justify="right")
+        for name, run in by_job.items():
+            step = f"{run.step:,} of {run.total:,}" if run.total else "begins"
+            table.add_row(Text(name), step, _text(run.task_return), _text(run.fps))
         return table
 
 
@@ -162,39 +189,47 @@ def summary(jobs: list[Job], entries: dict[str, Entry], seconds: float) -> str:
     """The table at the end: a line for every cell, what failed and why, and how to continue."""
     by_cell = cells(jobs)
     width = max(map(len, [*by_cell, "cell"]))
-    finished = {name: [job for job in members if _is_finished(job, entries)] for name, members in by_cell.items()}
-    modes = {name: _mean_score(members, OTHER_WAY) for name, members in finished.items()}
-    # Only a sampled policy has been judged by its mode, too.
-    has_modes = any(mode is not None for mode in modes.values())
-    lines = ["", f"{'cell':<{width}}  finished  failed  task return" + "  by its mode" * has_modes]
+    lines = ["", f"{'cell':<{width}}  finished  failed  task return"]
+    modes = []
     for name, members in by_cell.items():
-        share = f"{len(finished[name])}/{len(members)}"
-        failed = _states(members, entries)["failed"]
-        line = f"{name:<{width}}  {share:>8}  {failed:>6}  {_number(_mean_score(finished[name])):>11}"
-        lines.append(line + f"  {_number(modes[name]):>11}" * has_modes)
-    states = _states(jobs, entries)
-    lines += ["", f"{states['finished']} of {len(jobs)} jobs finished; this command took {clock(seconds)}"]
-    failures = [job for job in jobs if entries.get(job.name, Entry()).state == "failed"]
-    lines += [f"failed: {job.name}: {entries[job.name].error} (see {job.folder / LOG})" for job in failures]
-    lines += ["resume=errored tries what failed again"] if failures else []
-    stopped = states["stopped"] + states["waiting"] + states["lost"]
-    lines += [f"{stopped} stopped or waiting: the same command continues"] if stopped else []
+        by_state = _by_state(members, entries)
+        finished = by_state["finished"]
+        share = f"{len(finished)}/{len(members)}"
+        task_return = _text(_mean_score(finished))
+        lines.append(f"{name:<{width}}  {share:>8}  {len(by_state['failed']):>6}  {task_return:>11}")
+        modes.append(_text(_mean_score(finished, OTHER_WAY)))
+    # Only a sampled policy has been judged by its mode, too.
+    if set(modes) != {"-"}:
+        for number, cell in enumerate(["by its mode", *modes], 1):
+            lines[number] += f"  {cell:>11}"
+    by_state = _by_state(jobs, entries)
+    lines += ["", f"{len(by_state['finished'])} of {len(jobs)} jobs finished; this command took {clock(seconds)}"]
+    for job in by_state["failed"]:
+        lines.append(f"failed: {job.name}: {entries[job.name].error} (see {job.folder / LOG})")
+    if by_state["failed"]:
+        lines.append("resume=errored tries what failed again")
+    remaining = len(by_state["stopped"] + by_state["waiting"] + by_state["lost"])
+    if remaining:
+        lines.append(f"{remaining} stopped or waiting: the same command continues")
     return "\n".join(lines)
 
 
-def _is_finished(job: Job, entries: dict[str, Entry]) -> bool:
-    return entries.get(job.name, Entry()).state == "finished"
-
-
 def _mean_score(jobs: list[Job], policy: str = "this run") -> float | None:
-    found = [score(job.folder, policy) for job in jobs]
-    scores = [value for value in found if value is not None]
+    scores = []
+    for job in jobs:
+        value = score(job.folder, policy)
+        if value is not None:
+            scores.append(value)
     return statistics.fmean(scores) if scores else None
 
 
-def _states(jobs: list[Job], entries: dict[str, Entry]) -> Counter[str]:
-    return Counter(entries.get(job.name, Entry()).state for job in jobs)
+def _by_state(jobs: list[Job], entries: dict[str, Entry]) -> dict[str, list[Job]]:
+    """State -> the jobs in it."""
+    by_state: dict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        by_state[entries.get(job.name, Entry()).state].append(job)
+    return by_state
 
 
-def _number(value: float | None) -> str:
+def _text(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"

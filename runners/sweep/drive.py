@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,11 +22,16 @@ from runners.run.folder import lock_of, read_status
 from runners.sweep.job import LOG, Entry, Job, JobLog, Launcher, Outcome
 
 RESUME = ("unfinished", "errored", "never")
-FINAL = (USAGE, MISSING, NUMERICAL)  # would fail in the same way again
-ASKED = {code for number in STOPPING for code in (128 + number, -number)}  # this one job was asked to exit
-LOSSES = 10  # how often a job's machine may be lost in a sweep's life; a job that brings its machine down must end
-SEEN_S = 5.0  # how long a status may take to reach us over a network filesystem
-TICK_S = 0.5  # how long a signal may wait; jobs that end are noticed at once
+# Exit codes of a job that would fail in the same way again.
+FINAL_CODES = (USAGE, MISSING, NUMERICAL)
+# Exit codes of a job that was asked to exit: its own, and those of Python where a signal ended it.
+STOPPED_CODES = {*(128 + number for number in STOPPING), *(-number for number in STOPPING)}
+# How often a job's machine may be lost in a sweep's life: a job that brings its machine down must end.
+MAX_MACHINE_LOSSES = 10
+# How long a status may take to reach us over a network filesystem.
+STATUS_DELAY_S = 5.0
+# How long a signal may wait; jobs that end are noticed at once.
+TICK_S = 0.5
 
 
 class Watcher:
@@ -60,14 +65,17 @@ def drive(
         jobs: a list, or what makes the next job when a slot is free.
         resume: which jobs of an earlier sweep run: "unfinished" (waiting, running, stopped or lost), "errored" (also
             what failed), or "never" (none that was begun).
-        attempts: how often a job is started before it counts as failed, lost machines (at most `LOSSES`) not counted.
+        attempts: how often a job is started before it counts as failed; attempts that were lost with the machine, at
+            most `MAX_MACHINE_LOSSES`, do not count.
 
     Raises:
         Stopped: if a signal came that asks to end; the launcher is closed, the jobs have saved.
     """
     loop = _Loop(log, launcher, resume, attempts, watcher or Watcher())
     signals = Signals(deferred=True)
-    with signals if threading.current_thread() is threading.main_thread() else nullcontext():  # others take no signals
+    # Python hands signals to the main thread alone.
+    is_main = threading.current_thread() is threading.main_thread()
+    with signals if is_main else nullcontext():
         try:
             loop.run(iter(jobs), signals)
         except BaseException:
@@ -84,25 +92,31 @@ class _Loop:
     attempts: int
     watcher: Watcher
     running: dict[str, Job] = field(default_factory=dict)
-    again: list[Job] = field(default_factory=list)  # failed, and will be tried again
-    held: list[Job] = field(default_factory=list)  # another process is at work in the folder
-    tries: Counter[str] = field(default_factory=Counter)  # ended by the job itself, in this sweep's life
-    losses: Counter[str] = field(default_factory=Counter)  # ended with the machine
-    log_error: str = ""  # that was printed already
+    # Jobs that failed and will be tried again.
+    failed: list[Job] = field(default_factory=list)
+    # Jobs in whose folder another process is at work.
+    held: list[Job] = field(default_factory=list)
+    # Job -> attempts that the job itself ended, in this sweep's life.
+    tries: Counter[str] = field(default_factory=Counter)
+    # Job -> attempts that ended with the machine.
+    losses: Counter[str] = field(default_factory=Counter)
+    # The error of the job log that was printed last.
+    log_error: str = ""
 
     def run(self, jobs: Iterator[Job], signals: Signals) -> None:
-        more = True
-        while more or self.running or self.again or self.held:
+        has_more = True
+        while has_more or self.running or self.failed or self.held:
             if signals.received is not None:
                 raise Stopped(signals.received)
-            self._take_up_held()
-            while more and len(self.running) < self.launcher.slots:
+            self._submit_held()
+            while has_more and self._has_room():
                 job = next(jobs, None)
-                more = job is not None
-                if job is not None and self._wanted(job):
+                if job is None:
+                    has_more = False
+                elif self._is_wanted(job):
                     self._submit(job)
-            while self.again and len(self.running) < self.launcher.slots:
-                self._submit(self.again.pop(0))
+            while self.failed and self._has_room():
+                self._submit(self.failed.pop(0))
             self._tick()
             if self.running:
                 for job, outcome in self.launcher.wait(TICK_S):
@@ -116,11 +130,15 @@ class _Loop:
         self.launcher.close()
         for job, outcome in self.launcher.wait(0):
             self._account(job, outcome, stopping=True)
-        for name in [*self.running]:  # of a launcher that does not return them
-            job = self.running.pop(name)
+        # A launcher may not return all of its jobs.
+        for name, job in self.running.items():
             self.log.write(name, "finished" if job.finished else "stopped")
+        self.running.clear()
 
-    def _wanted(self, job: Job) -> bool:
+    def _has_room(self) -> bool:
+        return len(self.running) < self.launcher.slots
+
+    def _is_wanted(self, job: Job) -> bool:
         """Whether a job is to run; one that is finished is never run again."""
         entry = self.log.entry(job.name)
         if job.finished and entry.state != "finished":
@@ -128,7 +146,8 @@ class _Loop:
         if job.finished or (entry.state == "failed" and self.resume != "errored"):
             self.watcher.job_ended(job, entry)
             return False
-        if entry.state == "running":  # its sweep vanished
+        # The sweep that started it has vanished: the log of this one is locked.
+        if entry.state == "running":
             self.log.write(job.name, "lost")
         return True
 
@@ -139,7 +158,8 @@ class _Loop:
                 self.held.append(job)
                 self.watcher.message(f"{job.name} waits: {owner} is at work in its folder")
             return
-        if job.finished:  # by the one it waited for
+        # The process that it waited for may have finished it.
+        if job.finished:
             self.watcher.job_ended(job, self.log.write(job.name, "finished", code=OK, error=""))
             return
         where = self.launcher.submit(job)
@@ -147,9 +167,9 @@ class _Loop:
         attempts = self.log.entry(job.name).attempts + 1
         self.log.write(job.name, "running", attempts=attempts, where=where, code=None, error="")
 
-    def _take_up_held(self) -> None:
-        for job in [job for job in self.held if not at_work(job.folder)]:
-            if len(self.running) < self.launcher.slots:
+    def _submit_held(self) -> None:
+        for job in [*self.held]:
+            if self._has_room() and not at_work(job.folder):
                 self.held.remove(job)
                 self._submit(job)
 
@@ -157,35 +177,48 @@ class _Loop:
         """Write down how an attempt ended, and decide whether there is another."""
         self.running.pop(job.name, None)
         seconds = round(self.log.entry(job.name).seconds + outcome.seconds, 3)
-        if _finished(job, outcome):
-            state, error = "finished", ""
-        elif stopping or outcome.code in ASKED:
-            state, error = "stopped", ""
-        elif outcome.code == HELD:  # by a run of a lost sweep, say, that came to the folder when we had looked
-            state, error = "waiting", outcome.error or last_words(job, outcome.code)
+        error = ""
+        if _is_finished(job, outcome):
+            state = "finished"
+        elif stopping or outcome.code in STOPPED_CODES:
+            state = "stopped"
         else:
-            counts, bound = (self.losses, LOSSES) if outcome.code is None else (self.tries, self.attempts)
-            counts[job.name] += 1
-            done_for = outcome.code in FINAL or counts[job.name] >= bound
-            state, error = "failed" if done_for else "waiting", outcome.error or last_words(job, outcome.code)
+            error = outcome.error or last_words(job, outcome.code)
+            # Held: a run of a lost sweep, for instance, may have come to the folder after we looked.
+            state = "waiting"
+            if outcome.code != HELD and self._is_last_attempt(job, outcome.code):
+                state = "failed"
         entry = self.log.write(job.name, state, code=outcome.code, seconds=seconds, error=error, where=outcome.where)
         self.watcher.attempt_ended(job, entry)
-        if state == "waiting":
-            (self.held if outcome.code == HELD else self.again).append(job)
-        else:
+        if state != "waiting":
             self.watcher.job_ended(job, entry)
+        elif outcome.code == HELD:
+            self.held.append(job)
+        else:
+            self.failed.append(job)
+
+    def _is_last_attempt(self, job: Job, code: int | None) -> bool:
+        """Count an attempt that failed; whether there is no other."""
+        if code is None:
+            self.losses[job.name] += 1
+            return self.losses[job.name] >= MAX_MACHINE_LOSSES
+        self.tries[job.name] += 1
+        return code in FINAL_CODES or self.tries[job.name] >= self.attempts
 
     def _tick(self) -> None:
-        if self.log.error != self.log_error:
-            self.log_error = self.log.error
-            state = f"cannot be written ({self.log_error}); jobs continue" if self.log_error else "can be written again"
+        error = self.log.error
+        if error != self.log_error:
+            self.log_error = error
+            state = f"cannot be written ({error}); jobs continue" if error else "can be written again"
             self.watcher.message(f"the job log {state}")
         self.watcher.tick(self.log.entries, list(self.running.values()))
 
 
-def _finished(job: Job, outcome: Outcome) -> bool:
+def _is_finished(job: Job, outcome: Outcome) -> bool:
     """Whether the run itself reports so: an exit code 0 alone may be an environment's that called `exit`."""
-    end = time.monotonic() + SEEN_S * (outcome.code == OK)
+    end = time.monotonic()
+    if outcome.code == OK:
+        end += STATUS_DELAY_S
     while not job.finished:
         if time.monotonic() >= end:
             return False
@@ -210,7 +243,9 @@ def last_words(job: Job, code: int | None) -> str:
     if code == OK:
         return "its process ended with exit code 0 before the run was finished; something in it calls exit"
     if code < 0:
-        name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
+        name = f"signal {-code}"
+        with suppress(ValueError):
+            name = signal.Signals(-code).name
         hint = " (was there too little memory?)" if -code == signal.SIGKILL else ""
         return f"its process was ended by {name}{hint}"
     status = read_status(job.folder) or {}
@@ -220,5 +255,7 @@ def last_words(job: Job, code: int | None) -> str:
         lines = read_text(job.folder / LOG, LARGE).strip().splitlines()
     except OSError:
         lines = []
+    if not lines:
+        return f"exit code {code}"
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (errors or lines or [f"exit code {code}"])[-1]
+    return errors[-1] if errors else lines[-1]

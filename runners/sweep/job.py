@@ -25,19 +25,26 @@ from lodestar.settings import Settings
 from runners.run.config import UsageError
 from runners.run.folder import LOG, read_status, refuse_links
 
-NAME, OLD_NAME = "jobs.jsonl", "ledger.jsonl"  # sweeps that were begun under the old name keep it
-STATES = ("waiting", "running", "finished", "failed", "stopped", "lost")
-WAIT_S = 1.0  # after which a launcher that waits notices a signal
+JOB_LOG_NAME = "jobs.jsonl"
+# Sweeps that were begun under the old name keep it.
+OLD_JOB_LOG_NAME = "ledger.jsonl"
+JOB_STATES = ("waiting", "running", "finished", "failed", "stopped", "lost")
+# Seconds after which a launcher that waits notices a signal.
+SIGNAL_WAIT_S = 1.0
 
 
 @dataclass(frozen=True)
 class Job:
     """One run."""
 
-    name: str  # unique in its sweep, and the same whenever the same sweep runs again; a relative path
-    argv: tuple[str, ...]  # what `runners.train` is given, `run_dir=` included
-    folder: Path  # the run's, which `run_dir=` names
-    gpus: float = 0.0  # how much of a GPU it takes, 0 to 1 or a whole number; several jobs may share one
+    # Unique in its sweep, and the same whenever the same sweep runs again; a relative path.
+    name: str
+    # What `runners.train` is given, `run_dir=` included.
+    argv: tuple[str, ...]
+    # The run's folder, which `run_dir=` names.
+    folder: Path
+    # How much of a GPU it takes, 0 to 1 or a whole number; several jobs may share one.
+    gpus: float = 0.0
 
     @property
     def finished(self) -> bool:
@@ -49,10 +56,14 @@ class Job:
 class Outcome:
     """How an attempt at a job ended."""
 
-    code: int | None  # as in `runners.run.exits`; -N: killed by signal N; None: unknown, as its machine was lost
-    seconds: float  # that it took, by the monotonic clock of the machine that ran it
-    where: str  # host:pid, and the node or the batch job where there is one
-    error: str = ""  # one sentence; empty if finished
+    # As in `runners.run.exits`; -N: killed by signal N; None: unknown, as its machine was lost.
+    code: int | None
+    # How long it took, by the monotonic clock of the machine that ran it.
+    seconds: float
+    # host:pid, and the node or the batch job where there is one.
+    where: str
+    # One sentence; empty if finished.
+    error: str = ""
 
 
 class Launcher(Settings):
@@ -62,7 +73,8 @@ class Launcher(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._ended: list[tuple[Job, Outcome]] = []  # since the last `wait`
+        # Since the last `wait`.
+        self._ended: list[tuple[Job, Outcome]] = []
 
     @property
     def prefix(self) -> str:
@@ -77,9 +89,12 @@ class Launcher(Settings):
         """What ended since the last call; waits up to `timeout` seconds for the first."""
         end = time.monotonic() + timeout
         self._collect(0.0)
-        while not self._ended and (left := end - time.monotonic()) > 0:
-            self._collect(min(left, WAIT_S))
-        ended, self._ended = self._ended, []
+        left = end - time.monotonic()
+        while not self._ended and left > 0:
+            self._collect(min(left, SIGNAL_WAIT_S))
+            left = end - time.monotonic()
+        ended = self._ended
+        self._ended = []
         return ended
 
     @abstractmethod
@@ -97,10 +112,10 @@ class Launcher(Settings):
 
 def cells(jobs: Iterable[Job]) -> dict[str, list[Job]]:
     """Jobs that differ in the seed only: their folder's name -> jobs."""
-    found: dict[str, list[Job]] = {}
+    by_cell: dict[str, list[Job]] = {}
     for job in jobs:
-        found.setdefault(str(Path(job.name).parent), []).append(job)
-    return found
+        by_cell.setdefault(str(Path(job.name).parent), []).append(job)
+    return by_cell
 
 
 def work(argv: Sequence[str], folder: Path) -> int:
@@ -125,12 +140,18 @@ def here() -> str:
 class Entry:
     """The state of a job."""
 
-    state: str = "waiting"  # one of `STATES`; lost: it was running when its sweep or its machine vanished
-    attempts: int = 0  # how often it was started
-    where: str = ""  # host:pid and the like, of the last attempt
-    code: int | None = None  # of the last attempt; None while it runs, or if it is unknown
-    seconds: float = 0.0  # of all attempts together
-    error: str = ""  # one sentence; empty unless it failed
+    # One of `JOB_STATES`; lost: it was running when its sweep or its machine vanished.
+    state: str = "waiting"
+    # How often it was started.
+    attempts: int = 0
+    # host:pid and the like, of the last attempt.
+    where: str = ""
+    # Of the last attempt; None while it runs, or if it is unknown.
+    code: int | None = None
+    # Of all attempts together.
+    seconds: float = 0.0
+    # One sentence; empty unless it failed.
+    error: str = ""
 
 
 class JobLog:
@@ -144,11 +165,14 @@ class JobLog:
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            owner = next((event["owner"] for event in reversed(events(folder)) if "owner" in event), "unknown")
+            owners = [event["owner"] for event in events(folder) if "owner" in event]
+            owner = owners[-1] if owners else "unknown"
             raise UsageError(f"{folder} is in use by a sweep ({owner}); wait for it, or give another name=") from None
         self.entries = replay(folder)
+        # Whether the file ends within a line.
         self.torn = self.path.exists() and not read_bytes(self.path, LARGE).endswith(b"\n")
-        self.error = ""  # of the disk, if the last event could not be written
+        # The disk's error, if the last event could not be written.
+        self.error = ""
         self._append([{"owner": here()}])
 
     def entry(self, job_name: str) -> Entry:
@@ -179,32 +203,41 @@ class JobLog:
                 file.write(("\n" * self.torn + lines).encode())
                 file.flush()
                 os.fsync(file.fileno())
-            self.torn, self.error = False, ""
+            self.torn = False
+            self.error = ""
         except OSError as error:
-            self.torn, self.error = True, str(error)
+            self.torn = True
+            self.error = str(error)
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
     """Whole events of a job log, in order; none if there is no such file."""
-    path, found = path_in(folder), []
-    for line in read_text(path, LARGE).splitlines() if path.exists() else []:
+    path = path_in(folder)
+    if not path.exists():
+        return []
+    whole_events = []
+    for line in read_text(path, LARGE).splitlines():
+        # A crash may have torn a line.
         with suppress(ValueError):
-            if isinstance(event := json.loads(line), dict):
-                found.append(event)
-    return found
+            event = json.loads(line)
+            if isinstance(event, dict):
+                whole_events.append(event)
+    return whole_events
 
 
 def path_in(folder: Path) -> Path:
     """The job log of a sweep's folder."""
-    return folder / (OLD_NAME if (folder / OLD_NAME).exists() else NAME)
+    old_path = folder / OLD_JOB_LOG_NAME
+    return old_path if old_path.exists() else folder / JOB_LOG_NAME
 
 
 def replay(folder: Path) -> dict[str, Entry]:
     """Job -> its state after all events of a folder's log; may be called while the sweep runs."""
-    known = {field.name for field in fields(Entry)}
+    names = {field.name for field in fields(Entry)}
     entries: dict[str, Entry] = {}
     for event in events(folder):
-        if isinstance(event.get("job"), str) and event.get("state") in STATES:
-            changes = {key: value for key, value in event.items() if key in known}
-            entries[event["job"]] = replace(entries.get(event["job"], Entry()), **changes)
+        job = event.get("job")
+        if isinstance(job, str) and event.get("state") in JOB_STATES:
+            changes = {key: value for key, value in event.items() if key in names}
+            entries[job] = replace(entries.get(job, Entry()), **changes)
     return entries

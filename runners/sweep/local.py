@@ -27,8 +27,11 @@ from runners.run.exits import TERMINATED
 from runners.sweep.job import Job, Launcher, Outcome, work
 
 WARM = "runners.sweep.warm"
-HOST = socket.gethostname()
-UNKNOWN = 255  # the exit code of multiprocessing where it is unknown how a process ended
+HOST_NAME = socket.gethostname()
+# The exit code of multiprocessing where it is unknown how a process ended.
+UNKNOWN_EXIT_CODE = 255
+# Seconds that processes have to end after they were killed.
+KILL_WAIT_S = 10
 
 Work = Callable[[tuple[str, ...], Path], int]
 
@@ -48,16 +51,20 @@ class Local(Launcher):
 
     slots: int = setting(None, "jobs at once; null takes one a core", low=1)
     grace: float = setting(60.0, "seconds that a job has to save and exit before it is killed", low=0)
-    work: Work = work  # what a job's process does: (argv, folder) -> exit code
+    # What a job's process does: (argv, folder) -> exit code.
+    work: Work = work
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.slots = self.slots or cores()
         self._context = warm_up()
         self._free = list(range(self.slots))
-        self._queue: list[Job] = []  # submitted, but no GPU has room
-        self._running: dict[Any, _JobProcess] = {}  # by what becomes ready when its process ends
-        self._gpus: dict[str, float] = {}  # name -> its free share, once a job has asked for one
+        # Jobs that were submitted, and for which no GPU has room.
+        self._queue: list[Job] = []
+        # What becomes ready when a process ends -> the process.
+        self._running: dict[Any, _JobProcess] = {}
+        # Name of a GPU -> its free share, once a job has asked for one.
+        self._gpus: dict[str, float] = {}
 
     def submit(self, job: Job) -> str:
         """Start a job, or keep it until a GPU has room for it; a UsageError if there are too few GPUs."""
@@ -67,13 +74,17 @@ class Local(Launcher):
             raise UsageError(f"gpus={job.gpus:g} a job, but this machine has {len(self._gpus)}; give less, or 0")
         self._queue.append(job)
         self._start()
-        return next((f"{HOST}:{run.process.pid}" for run in self._running.values() if run.job is job), HOST)
+        for run in self._running.values():
+            if run.job is job:
+                return f"{HOST_NAME}:{run.process.pid}"
+        return HOST_NAME
 
     def cancel(self, name: str) -> None:
         """Ask a job to save and exit."""
-        for job in [job for job in self._queue if job.name == name]:
-            self._queue.remove(job)
-            self._ended.append((job, Outcome(TERMINATED, 0.0, HOST)))
+        for job in [*self._queue]:
+            if job.name == name:
+                self._queue.remove(job)
+                self._ended.append((job, Outcome(TERMINATED, 0.0, HOST_NAME)))
         for run in self._running.values():
             if run.job.name == name:
                 run.process.terminate()
@@ -88,20 +99,20 @@ class Local(Launcher):
             ready = connection.wait(list(self._running), max(deadline - time.monotonic(), 0))
             if not ready:
                 for run in self._running.values():
-                    _kill(run.process)
-                ready = connection.wait(list(self._running), 10)
+                    _kill_group(run.process)
+                ready = connection.wait(list(self._running), KILL_WAIT_S)
             self._ended += map(self._outcome, ready)
 
     def _start(self) -> None:
         """Start what is submitted, as far as there is room."""
         for job in list(self._queue):
-            gpus = self._take(job.gpus)
+            gpus = self._reserve_gpus(job.gpus)
             if not self._free or gpus is None:
                 continue
             self._queue.remove(job)
             slot = self._free.pop(0)
             arguments = (self.work, job.argv, job.folder, self._cores(slot), gpus, self.grace)
-            process = self._context.Process(target=_job, args=arguments)
+            process = self._context.Process(target=_run_job, args=arguments)
             process.start()
             self._running[process.sentinel] = _JobProcess(job, process, slot, gpus, time.monotonic())
 
@@ -114,32 +125,40 @@ class Local(Launcher):
         run = self._running.pop(sentinel)
         run.process.join()
         code = run.process.exitcode
-        if code is None or code < 0 or code == UNKNOWN:
-            _kill(run.process)  # what it may have left behind
+        if code is None or code < 0 or code == UNKNOWN_EXIT_CODE:
+            # Its children may be left.
+            _kill_group(run.process)
         self._free.append(run.slot)
         for gpu in run.gpus:
             self._gpus[gpu] += min(run.job.gpus, 1.0)
         seconds = time.monotonic() - run.began
-        return run.job, Outcome(None if code == UNKNOWN else code, seconds, f"{HOST}:{run.process.pid}")
+        if code == UNKNOWN_EXIT_CODE:
+            code = None
+        return run.job, Outcome(code, seconds, f"{HOST_NAME}:{run.process.pid}")
 
-    def _take(self, share: float) -> list[str] | None:
-        """GPUs with room for a job, which is taken; None if there is none now."""
+    def _reserve_gpus(self, share: float) -> list[str] | None:
+        """Take room for a job on GPUs, those with most of it first; their names, None if there is too little now."""
         if not share or not self._free:
             return []
-        each, wanted = min(share, 1.0), max(round(share), 1)
-        roomy = sorted((gpu for gpu, free in self._gpus.items() if free > each - 1e-6), key=self._gpus.__getitem__)
-        if len(roomy) < wanted:
+        share_of_each = min(share, 1.0)
+        count = max(round(share), 1)
+        # Shares are added and subtracted as floats, so they are compared with some tolerance.
+        with_room = [gpu for gpu, free in self._gpus.items() if free > share_of_each - 1e-6]
+        if len(with_room) < count:
             return None
-        for gpu in roomy[-wanted:]:
-            self._gpus[gpu] -= each
-        return roomy[-wanted:]
+        chosen = sorted(with_room, key=self._gpus.__getitem__)[-count:]
+        for gpu in chosen:
+            self._gpus[gpu] -= share_of_each
+        return chosen
 
     def _cores(self, slot: int) -> list[int]:
         """The cores of a slot, its own; none if there are fewer than slots."""
-        affinity = getattr(os, "sched_getaffinity", None)  # Linux alone
-        mine = sorted(affinity(0)) if affinity else []
-        share = len(mine) // self.slots
-        return mine[slot * share : (slot + 1) * share]
+        # Only Linux binds a process to cores.
+        if not hasattr(os, "sched_getaffinity"):
+            return []
+        available = sorted(os.sched_getaffinity(0))
+        count = len(available) // self.slots
+        return available[slot * count : (slot + 1) * count]
 
 
 def warm_up() -> Any:
@@ -152,25 +171,30 @@ def warm_up() -> Any:
 
 def devices() -> list[str]:
     """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
-    question = "import torch; print(torch.cuda.device_count())"  # asked elsewhere: CUDA must not begin in this process
-    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True)
-    count = int(answer.stdout) if answer.returncode == 0 else 0
+    # Another process asks, as CUDA must not begin in this one: jobs are forked.
+    code = "import torch; print(torch.cuda.device_count())"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if answer.returncode != 0:
+        return []
+    count = int(answer.stdout)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return (visible.split(",") if visible else list(map(str, range(count))))[:count]
+    names = visible.split(",") if visible else list(map(str, range(count)))
+    return names[:count]
 
 
-def _job(work: Work, argv: tuple[str, ...], folder: Path, cores: list[int], gpus: list[str], grace: float) -> None:
+def _run_job(work: Work, argv: tuple[str, ...], folder: Path, cores: list[int], gpus: list[str], grace: float) -> None:
     """What a job's process does."""
-    os.setsid()  # its own children can be ended with it
+    # Its children can be ended with it.
+    os.setsid()
     if cores:
         os.sched_setaffinity(0, cores)
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    threading.Thread(target=_guard, args=(grace,), daemon=True).start()
+    threading.Thread(target=_exit_with_sweep, args=(grace,), daemon=True).start()
     sys.exit(work(argv, folder))
 
 
-def _guard(grace: float) -> None:
+def _exit_with_sweep(grace: float) -> None:
     """Save and exit when the sweep is gone."""
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -181,8 +205,9 @@ def _guard(grace: float) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _kill(process: BaseProcess) -> None:
-    """A job's process and its children."""
-    for kill in (process.kill, lambda: os.killpg(process.pid, signal.SIGKILL)):  # type: ignore[arg-type]
-        with suppress(OSError):
-            kill()
+def _kill_group(process: BaseProcess) -> None:
+    """Kill a job's process and its children."""
+    with suppress(OSError):
+        process.kill()
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)  # type: ignore[arg-type]

@@ -24,9 +24,14 @@ from runners.run.exits import TERMINATED
 from runners.sweep.child import SAVE_S, Child
 from runners.sweep.job import Job, Launcher, Outcome, here
 
-TOKEN = ".ray-token"  # beside the first job's folder; a node that cannot read it does not share the folder
-SEEN_S = 5.0  # how long a file may take to reach a network filesystem's other nodes
-COUNT_S = 10.0  # between two countings of the cluster's CPUs
+# Beside the first job's folder; a node that cannot read it does not share the folder.
+TOKEN_FILE = ".ray-token"
+# How long a file may take to reach a network filesystem's other nodes.
+TOKEN_DELAY_S = 5.0
+# Between two countings of the cluster's CPUs.
+CPU_COUNT_EVERY_S = 10.0
+# More seconds than `SAVE_S` that a job on another node has to save before it is ended.
+CLOSING_MARGIN_S = 10.0
 
 
 @dataclass
@@ -46,13 +51,15 @@ class Ray(Launcher):
             wrong = f"launcher.address={self.address} is no address of a cluster"
             raise UsageError(f"{wrong}; give auto, local or host:port")
         self._ray = load()
-        self._joined = not self._ray.is_initialized()  # a connection that was there before stays when we close
+        # A connection that was there before stays when we close.
+        self._joined = not self._ray.is_initialized()
         if self._joined:
             connect(self._ray, self.address, "launcher.address", "give launcher=local")
-        self._fixed = self.slots is not None
+        self._counts_slots = self.slots is None
         self.slots = self.slots or 1
         self._counted = float("-inf")
         self._home = Path.cwd()
+        # A file and what stands in it, once a job has been submitted.
         self._token: tuple[Path, str] | None = None
         self._running: dict[Any, Job] = {}
         self._asked: set[Any] = set()
@@ -83,13 +90,13 @@ class Ray(Launcher):
         with suppress(Exception):
             for ref in self._running:
                 self._ask(ref)
-            end = time.monotonic() + SAVE_S + 10.0
+            end = time.monotonic() + SAVE_S + CLOSING_MARGIN_S
             while self._running and time.monotonic() < end:
                 self._collect(1.0)
             for ref in self._running:
                 self._ray.cancel(ref, force=True)
-        late = Outcome(None, 0.0, "ray", "it did not save in time and was ended")
-        self._ended += [(job, late) for job in self._running.values()]
+        for job in self._running.values():
+            self._ended.append((job, Outcome(None, 0.0, "ray", "it did not save in time and was ended")))
         self._running.clear()
         if self._token is not None:
             self._token[0].unlink(missing_ok=True)
@@ -100,13 +107,13 @@ class Ray(Launcher):
                 self._ray.shutdown()
 
     def _ask(self, ref: Any) -> None:
-        """Once: a second interruption would take the worker away from a job that saves."""
+        """Ask a job to save and exit, once: a second interruption would take the worker from a job that saves."""
         if ref not in self._asked:
             self._asked.add(ref)
             self._ray.cancel(ref)
 
     def _count(self) -> None:
-        if not self._fixed and time.monotonic() - self._counted > COUNT_S:
+        if self._counts_slots and time.monotonic() - self._counted > CPU_COUNT_EVERY_S:
             self._counted = time.monotonic()
             self.slots = max(int(self._ray.cluster_resources().get("CPU", 0)), 1)
 
@@ -115,9 +122,12 @@ class Ray(Launcher):
             time.sleep(timeout)
             return
         self._count()
-        if self._ray.wait([*self._running], timeout=timeout)[0]:
-            ready, _ = self._ray.wait([*self._running], num_returns=len(self._running), timeout=0)
-            self._ended += [(self._running.pop(ref), self._outcome(ref)) for ref in ready]
+        refs = [*self._running]
+        # Wait for the first that ended, then take all that have.
+        if self._ray.wait(refs, timeout=timeout)[0]:
+            ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
+            for ref in ready:
+                self._ended.append((self._running.pop(ref), self._outcome(ref)))
 
     def _outcome(self, ref: Any) -> Outcome:
         errors = self._ray.exceptions
@@ -134,10 +144,12 @@ class Ray(Launcher):
 
     def _check_nodes(self, job: Job) -> tuple[Path, str]:
         """Every node reads a file that was just written, and has our versions; a UsageError names one that does not."""
-        path, word = self._home / job.folder.parent / TOKEN, secrets.token_hex(8)
+        path = self._home / job.folder.parent / TOKEN_FILE
+        word = secrets.token_hex(8)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, word)
-        if sentence := misfit(self._ray, _misfit, (path, word), versions()):
+        sentence = misfit(self._ray, _explain_misfit, (path, word), versions())
+        if sentence:
             path.unlink(missing_ok=True)
             raise UsageError(sentence)
         return path, word
@@ -147,7 +159,9 @@ def _attempt(
     argv: tuple[str, ...], folder: Path, home: Path, token: tuple[Path, str], expected: dict[str, str]
 ) -> Outcome:
     """A job on its node, inside Ray's worker, which Ray interrupts when the job is cancelled."""
-    if sentence := _misfit(token, expected):  # the node may have joined after the others were checked
+    # The node may have joined after the others were checked.
+    sentence = _explain_misfit(token, expected)
+    if sentence:
         return Outcome(None, 0.0, here(), sentence)
     child = Child(argv, folder, home)
     try:
@@ -157,12 +171,13 @@ def _attempt(
         return child.wait()
 
 
-def _misfit(token: tuple[Path, str], expected: dict[str, str]) -> str:
+def _explain_misfit(token: tuple[Path, str], expected: dict[str, str]) -> str:
     """One sentence if this node cannot take jobs; else empty."""
-    if other := differs(expected):
-        return other
+    sentence = differs(expected)
+    if sentence:
+        return sentence
     path, word = token
-    end = time.monotonic() + SEEN_S
+    end = time.monotonic() + TOKEN_DELAY_S
     while True:
         with suppress(OSError):
             if read_text(path) == word:

@@ -30,20 +30,26 @@ from runners.run.exits import TERMINATED
 from runners.sweep.child import SAVE_S, Child
 from runners.sweep.job import Job, Launcher, Outcome
 
-IDS = "jobs.json"  # job name -> id, in submitit's folder
-AT_ONCE = 100  # jobs queued or running, unless the user says otherwise; below the usual limit of a job array
-LIMITS = 1000  # how often a job may come to its time limit and be queued again
-POLL_S = 0.5  # between two looks for results
-ASK_S = 60.0  # between two questions to SLURM about jobs that have no result yet
-RESULT_S = 15.0  # how long the result of a job that ended may take to show on a network filesystem
-ALIVE = ("PENDING", "RUNNING", "REQUEUED", "SUSPENDED", "CONFIGURING", "COMPLETING", "RESIZING", "PREEMPTED")
+# Job name -> id, in submitit's folder.
+BATCH_IDS_FILE = "jobs.json"
+# Jobs queued or running, unless the user says otherwise; below the usual limit of a job array.
+DEFAULT_BATCH_SLOTS = 100
+# How often a job may come to its time limit and be queued again.
+MAX_TIME_LIMITS = 1000
+# Between two looks for results.
+RESULT_POLL_S = 0.5
+# Between two questions to SLURM about jobs that have no result yet.
+SLURM_POLL_S = 60.0
+# How long the result of a job that ended may take to show on a network filesystem.
+RESULT_DELAY_S = 15.0
+ALIVE_STATES = ("PENDING", "RUNNING", "REQUEUED", "SUSPENDED", "CONFIGURING", "COMPLETING", "RESIZING", "PREEMPTED")
 
 
 @dataclass
 class Slurm(Launcher):
     """Runs jobs under SLURM."""
 
-    slots: int = setting(None, f"jobs queued or running at once; null is {AT_ONCE}", low=1)
+    slots: int = setting(None, f"jobs queued or running at once; null is {DEFAULT_BATCH_SLOTS}", low=1)
     partition: str | None = setting(None, "as sbatch takes it; null leaves it to the cluster")
     minutes: int = setting(240, "time limit of a job; one that needs longer is queued again and continues", low=1)
     memory_gb: float | None = setting(None, "of a job; null leaves it to the cluster", above=0)
@@ -59,12 +65,13 @@ class Slurm(Launcher):
 
         super().__post_init__()
         self._submitit: Any = submitit
-        if self.executor == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
+        self._is_local = self.executor == "local"
+        if not self._is_local and not (shutil.which("sbatch") and shutil.which("srun")):
             raise UsageError(
                 "launcher=slurm needs SLURM's commands, and sbatch or srun is not on the PATH; "
                 "start the sweep on a login node, or give launcher=local"
             )
-        self.slots = self.slots or AT_ONCE
+        self.slots = self.slots or DEFAULT_BATCH_SLOTS
         self._folder: Path | None = None
         self._waiting: list[Job] = []
         self._running: dict[str, _BatchJob] = {}
@@ -75,101 +82,117 @@ class Slurm(Launcher):
         if self._folder is None:
             self._folder = _home(job) / "submitit" / self.executor
             self._folder.mkdir(parents=True, exist_ok=True)
-        known = self._ids().get(job.name)
-        if known is not None:
-            kind = self._submitit.LocalJob if self.executor == "local" else self._submitit.SlurmJob
-            adopted = _BatchJob(job, kind(self._folder, known), self.executor == "local")
-            if adopted.alive():
-                self._running[job.name] = adopted
-                return f"{self.executor} {known}"
+        batch_id = _read_ids(self._folder).get(job.name)
+        if batch_id is not None:
+            handle_type = self._submitit.LocalJob if self._is_local else self._submitit.SlurmJob
+            batch_job = _BatchJob(job, handle_type(self._folder, batch_id), self._is_local)
+            if batch_job.is_alive():
+                self._running[job.name] = batch_job
+                return f"{self.executor} {batch_id}"
         self._waiting.append(job)
         return self.executor
 
     def cancel(self, name: str) -> None:
         """Ask a job to save and exit; one that is still queued ends at once."""
-        for job in [job for job in self._waiting if job.name == name]:
-            self._waiting.remove(job)
-            self._ended.append((job, Outcome(TERMINATED, 0.0, self.executor, "stopped before it began")))
+        for job in [*self._waiting]:
+            if job.name == name:
+                self._waiting.remove(job)
+                self._ended.append((job, Outcome(TERMINATED, 0.0, self.executor, "stopped before it began")))
         if name in self._running:
             self._running[name].ask()
 
     def close(self) -> None:
         """Ask all jobs to save and exit, and cancel what does not; `wait(0)` still returns how they ended."""
         with suppress(Exception):
-            for name in [*(job.name for job in self._waiting), *self._running]:
+            for job in [*self._waiting]:
+                self.cancel(job.name)
+            for name in self._running:
                 self.cancel(name)
-            end = time.monotonic() + SAVE_S + RESULT_S
+            end = time.monotonic() + SAVE_S + RESULT_DELAY_S
             while self._running and time.monotonic() < end:
-                self._collect(POLL_S)
-        for running in self._running.values():
+                self._collect(RESULT_POLL_S)
+        for batch_job in self._running.values():
             with suppress(Exception):
-                running.kill()
+                batch_job.kill()
         self._running.clear()
 
-    def _flush(self) -> None:
+    def _submit_waiting(self) -> None:
         """Submit what waits: one array for all jobs that want the same number of GPUs."""
-        groups: dict[int, list[Job]] = defaultdict(list)
+        by_gpus: dict[int, list[Job]] = defaultdict(list)
         for job in self._waiting:
-            groups[max(self.gpus, math.ceil(job.gpus))].append(job)
-        for gpus, jobs in groups.items():
+            by_gpus[max(self.gpus, math.ceil(job.gpus))].append(job)
+        for gpus, jobs in by_gpus.items():
             self._waiting = [job for job in self._waiting if job not in jobs]
             executor = self._make_executor(gpus)
             with executor.batch():
                 handles = [executor.submit(Attempt(job.argv, job.folder.absolute(), Path.cwd())) for job in jobs]
             for job, handle in zip(jobs, handles):
-                self._running[job.name] = _BatchJob(job, handle, self.executor == "local")
+                self._running[job.name] = _BatchJob(job, handle, self._is_local)
             assert self._folder is not None
-            ids = self._ids() | {name: running.handle.job_id for name, running in self._running.items()}
-            write_atomically(self._folder / IDS, json.dumps(ids, indent=1) + "\n")
+            ids = _read_ids(self._folder)
+            for name, batch_job in self._running.items():
+                ids[name] = batch_job.handle.job_id
+            write_atomically(self._folder / BATCH_IDS_FILE, json.dumps(ids, indent=1) + "\n")
 
     def _collect(self, timeout: float) -> None:
-        self._flush()
-        time.sleep(min(timeout, POLL_S))
-        if time.monotonic() - self._asked_at > ASK_S and self._running:
+        self._submit_waiting()
+        time.sleep(min(timeout, RESULT_POLL_S))
+        if time.monotonic() - self._asked_at > SLURM_POLL_S and self._running:
             self._asked_at = time.monotonic()
-            next(iter(self._running.values())).handle.done(force_check=True)  # one question for all of them
-        for name, running in [*self._running.items()]:
-            outcome = running.outcome()
+            # submitit asks about all jobs when it asks about one of them.
+            batch_job = next(iter(self._running.values()))
+            batch_job.handle.done(force_check=True)
+        for name, batch_job in [*self._running.items()]:
+            outcome = batch_job.outcome()
             if outcome is not None:
-                self._ended.append((running.job, outcome))
+                self._ended.append((batch_job.job, outcome))
                 del self._running[name]
 
     def _make_executor(self, gpus: int) -> Any:
-        local = self.executor == "local"
-        kind = self._submitit.LocalExecutor if local else self._submitit.SlurmExecutor
-        executor = kind(self._folder, max_num_timeout=LIMITS)
-        options: dict[str, Any] = {"cpus_per_task": self.cpus, "gpus_per_node": gpus, "setup": self.setup}
-        options["signal_delay_s"] = self.notice_s
-        if local:
-            options |= {"timeout_min": self.minutes, "mem_gb": self.memory_gb}
+        options: dict[str, Any] = {"cpus_per_task": self.cpus, "signal_delay_s": self.notice_s}
+        if gpus:
+            options["gpus_per_node"] = gpus
+        if self.setup:
+            options["setup"] = self.setup
+        # The two executors of submitit have their own names for a time limit and for memory.
+        if self._is_local:
+            executor = self._submitit.LocalExecutor(self._folder, max_num_timeout=MAX_TIME_LIMITS)
+            options["timeout_min"] = self.minutes
+            if self.memory_gb is not None:
+                options["mem_gb"] = self.memory_gb
         else:
-            memory = None if self.memory_gb is None else f"{math.ceil(self.memory_gb * 1024)}MB"
-            options |= {"time": self.minutes, "mem": memory, "partition": self.partition, "account": self.account}
-            options |= {"job_name": "lodestar", "array_parallelism": self.slots}
-        executor.update_parameters(**{name: value for name, value in options.items() if value not in (None, 0, [])})
+            executor = self._submitit.SlurmExecutor(self._folder, max_num_timeout=MAX_TIME_LIMITS)
+            options |= {"time": self.minutes, "job_name": "lodestar", "array_parallelism": self.slots}
+            if self.memory_gb is not None:
+                options["mem"] = f"{math.ceil(self.memory_gb * 1024)}MB"
+            if self.partition is not None:
+                options["partition"] = self.partition
+            if self.account is not None:
+                options["account"] = self.account
+        executor.update_parameters(**options)
         return executor
-
-    def _ids(self) -> dict[str, str]:
-        assert self._folder is not None
-        ids = read_json(self._folder / IDS)
-        return {name: id for name, id in ids.items() if re.fullmatch(r"[1-9]\d*(_\d+)?", str(id))}  # no -1: all
 
 
 class _BatchJob:
     """A job that was submitted, by us or by a sweep before us."""
 
     def __init__(self, job: Job, handle: Any, local: bool) -> None:
-        self.job, self.handle, self.local = job, handle, local
+        self.job = job
+        self.handle = handle
+        self.local = local
         self._asked = False
-        self._without_result: float | None = None  # since when it is over but has left no result
+        # Since when it is over but has left no result.
+        self._without_result: float | None = None
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it is still queued or running."""
         if self.handle.paths.result_pickle.exists():
             return False
         if not self.local:
-            return self.handle.watcher.get_state(self.handle.job_id, mode="force").split()[0].upper() in ALIVE
-        self.handle.get_info()  # takes the exit code of a child of ours, which otherwise stays as a zombie
+            state = self.handle.watcher.get_state(self.handle.job_id, mode="force")
+            return state.split()[0].upper() in ALIVE_STATES
+        # This takes the exit code of a child of ours, which otherwise stays as a zombie.
+        self.handle.get_info()
         with suppress(ProcessLookupError):
             os.kill(int(self.handle.job_id), 0)
             return True
@@ -181,8 +204,8 @@ class _BatchJob:
         self._end(signal.SIGTERM, ["--state=PENDING"], ["--signal=TERM"])
 
     def kill(self) -> None:
-        """End it at once."""
-        self._end(signal.SIGINT, [])  # upon which submitit kills what it started
+        """End it at once: submitit's own process kills upon SIGINT what it started."""
+        self._end(signal.SIGINT, [])
 
     def _end(self, local_signal: int, *scancel: list[str]) -> None:
         if self.local:
@@ -196,11 +219,13 @@ class _BatchJob:
         """How it ended; None while it has not."""
         if self.handle.paths.result_pickle.exists():
             return self._result()
-        if self.alive() if self.local else not self.handle.done():
+        is_running = self.is_alive() if self.local else not self.handle.done()
+        if is_running:
             return None
         now = time.monotonic()
         self._without_result = self._without_result or now
-        if now - self._without_result < (POLL_S if self.local else RESULT_S):
+        delay = RESULT_POLL_S if self.local else RESULT_DELAY_S
+        if now - self._without_result < delay:
             return None
         if self._asked:
             return Outcome(TERMINATED, 0.0, self._where(), "stopped")
@@ -210,13 +235,17 @@ class _BatchJob:
     def _result(self) -> Outcome:
         try:
             outcome = self.handle.result()
-        except Exception as failure:  # submitit's own, with the traceback of what happened there
+        except Exception as failure:
+            # It is submitit's own error, with the traceback of what happened there.
             lines = [line for line in str(failure).splitlines() if line.strip(" -")] or ["no reason known"]
-            error = next((line for line in reversed(lines) if "Error" in line), lines[0])
+            errors = [line for line in lines if "Error" in line]
+            error = errors[-1] if errors else lines[0]
             return Outcome(None, 0.0, self._where(), f"submitit could not run it ({error.strip()})")
-        if outcome.code == TERMINATED and not self._asked:  # by SLURM, for another job or its time; it is to continue
+        # SLURM ended it, for another job or for its time, and it is to continue.
+        if outcome.code == TERMINATED and not self._asked:
             if not self.local:
-                subprocess.call(["scancel", self.handle.job_id])  # SLURM may have queued it again by itself
+                # SLURM may have queued it again by itself.
+                subprocess.call(["scancel", self.handle.job_id])
             outcome = replace(outcome, code=None, error="its batch job was ended from outside")
         return replace(outcome, where=f"{self._where()} {outcome.where}")
 
@@ -228,13 +257,17 @@ class Attempt:
     """What submitit runs: a job in a process of its own, which signals to the batch job reach."""
 
     def __init__(self, argv: tuple[str, ...], folder: Path, home: Path) -> None:
-        self.argv, self.folder, self.home = argv, folder, home
+        self.argv = argv
+        self.folder = folder
+        self.home = home
         self._child: Child | None = None
 
     def __call__(self) -> Outcome:
         """Run it."""
-        child = self._child = Child(self.argv, self.folder, self.home)
-        signal.signal(signal.SIGTERM, lambda *_: child.ask())  # SLURM signals only the process that it started
+        child = Child(self.argv, self.folder, self.home)
+        self._child = child
+        # SLURM signals only the process that it started.
+        signal.signal(signal.SIGTERM, lambda *_: child.ask())
         return child.wait()
 
     def checkpoint(self) -> Any:
@@ -248,5 +281,14 @@ class Attempt:
 
 def _home(job: Job) -> Path:
     """The sweep's folder: jobs live in its folder `jobs`, under their names; else the one around the job's."""
-    folder, parts = job.folder.absolute(), Path(job.name).parts
-    return folder.parents[len(parts)] if folder.parts[-len(parts) :] == parts else folder.parent
+    folder = job.folder.absolute()
+    parts = Path(job.name).parts
+    if folder.parts[-len(parts) :] == parts:
+        return folder.parents[len(parts)]
+    return folder.parent
+
+
+def _read_ids(folder: Path) -> dict[str, str]:
+    """Job name -> its id. To `scancel` a -1 would be all jobs of the user, so only what is an id counts."""
+    ids = read_json(folder / BATCH_IDS_FILE)
+    return {name: id for name, id in ids.items() if re.fullmatch(r"[1-9]\d*(_\d+)?", str(id))}

@@ -7,19 +7,43 @@ import os
 from contextlib import suppress
 from importlib import import_module
 
-MODULES = [
-    *("torch", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "stable_baselines3", "gymnasium", "hydra"),
-    *("tensorboard.summary.writer.record_writer", "scipy.stats", "matplotlib.figure", "matplotlib.image"),
-    *("matplotlib.backends.backend_agg", "imageio.v2", "PIL.ImageDraw", "PIL.ImageFont"),
-    *("agents.ppo.agent", "agents.sb3.agent", "envs.make", "rewards.adapters.guided", "rewards.adapters.sb3"),
-    *("rewards.vision.encoder", "runners.cli.compose", "runners.run.curve", "runners.run.video", "runners.evaluate"),
-    *("runners.run.folder", "runners.run.progress", "runners.train"),
+WARM_MODULES = [
+    "torch",
+    "torch._dynamo",
+    "torch.fx.experimental.symbolic_shapes",
+    "stable_baselines3",
+    "gymnasium",
+    "hydra",
+    "tensorboard.summary.writer.record_writer",
+    "scipy.stats",
+    "matplotlib.figure",
+    "matplotlib.image",
+    "matplotlib.backends.backend_agg",
+    "imageio.v2",
+    "PIL.ImageDraw",
+    "PIL.ImageFont",
+    "agents.ppo.agent",
+    "agents.sb3.agent",
+    "envs.make",
+    "rewards.adapters.guided",
+    "rewards.adapters.sb3",
+    "rewards.vision.encoder",
+    "runners.cli.compose",
+    "runners.run.curve",
+    "runners.run.video",
+    "runners.evaluate",
+    "runners.run.folder",
+    "runners.run.progress",
+    "runners.train",
 ]
 
-for _library in ("OMP", "MKL", "OPENBLAS"):  # one job a core; read when the library is loaded
+# One job a core: the libraries read this when they are loaded.
+for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+# Ctrl-C and a hang-up are for the sweep, which stops its jobs.
 with suppress(OSError):
-    os.setsid()  # Ctrl-C and a hang-up are for the sweep, which stops its jobs
-for _module in MODULES:
-    with suppress(ImportError):  # the job that needs it reports it
+    os.setsid()
+for _module in WARM_MODULES:
+    # The job that needs a missing package reports it.
+    with suppress(ImportError):
         import_module(_module)

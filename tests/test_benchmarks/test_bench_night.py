@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from runners.sweep.job import NAME, JobLog
+from runners.sweep.job import JOB_LOG_NAME, JobLog
 from tests.faults import night
 
 SMALL = ["env=CartPole-v1", "reward=task", "seed=range(3)", "preset=debug", "eval_episodes=0", "video=false", "slots=1"]
@@ -37,4 +37,4 @@ def test_a_sweep_killed_twice_ends_with_every_job_finished_once(tmp_path):
     found = night.sweep_with(tmp_path, "local", SMALL, [(1, night.kill_sweep), (2, night.kill_sweep)])
     assert (found["jobs"], found["finished"], found["again"], found["blows"]) == (3, 3, 0, 2)
     assert found["sweeps_killed"] == 2 and found["attempts"] >= 3
-    assert (tmp_path / "sweeps" / "local" / NAME).exists()
+    assert (tmp_path / "sweeps" / "local" / JOB_LOG_NAME).exists()

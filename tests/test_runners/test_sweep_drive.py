@@ -57,7 +57,7 @@ def vanishes(argv, folder):
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(loop, "SEEN_S", 0.2)
+    monkeypatch.setattr(loop, "STATUS_DELAY_S", 0.2)
     monkeypatch.setattr(loop, "TICK_S", 0.01)
 
 
@@ -79,7 +79,7 @@ def _driven(tmp_path, launcher, **options):
         pytest.param([HELD] * 5 + [DONE], "finished", 6, id="held"),
         pytest.param([None] * 5 + [DONE], "finished", 6, id="machine-lost"),
         pytest.param([1, None, HELD, 1, None, HELD, DONE], "finished", 7, id="all-of-it"),
-        pytest.param([None], "failed", loop.LOSSES, id="brings-its-machine-down"),
+        pytest.param([None], "failed", loop.MAX_MACHINE_LOSSES, id="brings-its-machine-down"),
         pytest.param([143], "stopped", 1, id="asked"),
     ],
 )

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from runners.run.config import UsageError
-from runners.sweep.job import NAME, Entry, JobLog, events, replay
+from runners.sweep.job import JOB_LOG_NAME, Entry, JobLog, events, replay
 
 
 def test_a_log_replays_to_what_it_was(tmp_path):
@@ -31,7 +31,7 @@ def test_a_torn_last_line_is_left_out_and_the_next_event_is_whole(tmp_path):
     log = JobLog(tmp_path)
     log.write("a", "running", attempts=1)
     log.close()
-    path = tmp_path / NAME
+    path = tmp_path / JOB_LOG_NAME
     for cut in range(1, 12):
         whole = path.read_bytes()
         path.write_bytes(whole + b'{"time": "2026-01-01", "job": "a", "state": "finished"}'[:-cut])
@@ -43,7 +43,7 @@ def test_a_torn_last_line_is_left_out_and_the_next_event_is_whole(tmp_path):
 
 
 def test_events_carry_the_time_and_lines_that_are_no_events_are_left_out(tmp_path):
-    path = tmp_path / NAME
+    path = tmp_path / JOB_LOG_NAME
     path.write_text('[1]\nnull\n{"job": "a", "state": "exploded"}\n{"job": 3, "state": "failed"}\n\x00\n')
     assert replay(tmp_path) == {}
     log = JobLog(tmp_path)
@@ -82,4 +82,4 @@ def test_a_full_disk_costs_a_sentence_and_no_entry(tmp_path, monkeypatch):
     monkeypatch.undo()
     log.write("b", "waiting")
     assert log.error == "" and log.entries.keys() == {"a", "b"}
-    assert all(json.loads(line) for line in (tmp_path / NAME).read_text().splitlines() if line)
+    assert all(json.loads(line) for line in (tmp_path / JOB_LOG_NAME).read_text().splitlines() if line)

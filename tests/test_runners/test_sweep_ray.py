@@ -12,7 +12,7 @@ from waiting_jobs import PATIENCE_S, checkpoints, commands, job, until
 
 from runners.run.config import UsageError
 from runners.sweep.drive import drive
-from runners.sweep.job import NAME, Job, JobLog
+from runners.sweep.job import JOB_LOG_NAME, Job, JobLog
 
 pytest.importorskip("ray")
 from runners.sweep import ray as ray_launcher
@@ -69,7 +69,7 @@ def test_a_job_whose_node_is_lost_goes_on_elsewhere_and_nothing_else_runs_twice(
     }
     assert [commands(job) for job in jobs] == [2, 1]
     assert "continues at step" in (long.folder / "log.txt").read_text()
-    assert '"error": "its node was lost (' in (tmp_path / NAME).read_text()
+    assert '"error": "its node was lost (' in (tmp_path / JOB_LOG_NAME).read_text()
 
 
 def test_a_wrong_job_fails_with_its_code_and_a_cancelled_one_saves(cluster, tmp_path):
@@ -109,8 +109,8 @@ def test_a_node_with_other_libraries_is_refused_by_name(cluster, tmp_path, monke
 
 
 def test_a_node_that_does_not_share_the_folder_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_launcher, "SEEN_S", 0.0)
-    words = ray_launcher._misfit((tmp_path / "token", "abc"), ray_launcher.versions())
+    monkeypatch.setattr(ray_launcher, "TOKEN_DELAY_S", 0.0)
+    words = ray_launcher._explain_misfit((tmp_path / "token", "abc"), ray_launcher.versions())
     assert f"does not see {tmp_path}; give root= a folder that all nodes share" in words
 
 

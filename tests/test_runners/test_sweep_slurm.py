@@ -86,7 +86,7 @@ def slurm(tmp_path, monkeypatch):
     folder.mkdir()
     pretend_slurm.install(folder)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setattr("runners.sweep.slurm.RESULT_S", 1.0)
+    monkeypatch.setattr("runners.sweep.slurm.RESULT_DELAY_S", 1.0)
     return folder
 
 
