@@ -18,10 +18,9 @@ import os
 import sys
 import traceback
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from lodestar.settings import declarations, described
@@ -161,7 +160,7 @@ def options_text(
     config: type,
     prefix: str = "",
     hidden: Collection[str] = (),
-    defaults: Mapping[str, str] = MappingProxyType({}),
+    defaults: dict[str, str] | None = None,
 ) -> str:
     """A line for each field of a Config that is not `hidden`: its key with the default, what it is, its range."""
     required = _required_fields(config)
@@ -176,9 +175,9 @@ def options_text(
         default_text = written(default)
         if name in required or isinstance(default, dict):
             default_text = ""
-        assignment = f"{prefix}{key}={defaults.get(name, default_text)}"
-        if name == REST:
-            assignment = "..."
+        if defaults and name in defaults:
+            default_text = defaults[name]
+        assignment = "..." if name == REST else f"{prefix}{key}={default_text}"
         words = declared.help
         # Choices that the help names already are not listed again.
         if not declared.choices or any(str(choice) not in words for choice in declared.choices):

@@ -23,14 +23,13 @@ PRESET_FOLDER = Path(__file__).parent / "preset"
 
 def every() -> dict[str, dict[str, Any]]:
     """Every preset by name: about (one line), values (key -> value), applies, on_top, agents, rewards."""
-    return {path.stem: _read_preset(path, path.stat().st_mtime_ns) for path in sorted(PRESET_FOLDER.glob("*.yaml"))}
+    return {path.stem: _read_preset(path) for path in sorted(PRESET_FOLDER.glob("*.yaml"))}
 
 
 def named(name: str) -> dict[str, Any]:
     """One preset, by its name or by the path of a .yaml file, as `runners.tune` writes them; else a UsageError."""
     if _is_file(name):
-        path = Path(name).resolve()
-        return _read_preset(path, path.stat().st_mtime_ns)
+        return _read_preset(Path(name).resolve())
     presets = every()
     if name not in presets:
         raise UsageError(unknown("preset", name, [*presets, "auto", "none"]))
@@ -52,9 +51,13 @@ def _is_file(name: str) -> bool:
     return path.suffix == ".yaml" and path.is_file()
 
 
-# A sweep asks for every job, so a file is read again only if its time of change is another one.
+def _read_preset(path: Path) -> dict[str, Any]:
+    # A sweep asks for every job, so a file is read again only if it was changed.
+    return _parse_preset(path, path.stat().st_mtime_ns)
+
+
 @functools.lru_cache
-def _read_preset(path: Path, changed: int) -> dict[str, Any]:
+def _parse_preset(path: Path, changed: int) -> dict[str, Any]:
     """The file as it was when it was last `changed`."""
     text = read_text(path)
     if "${" in text or "_target_" in text:

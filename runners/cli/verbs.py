@@ -8,6 +8,10 @@ from runners.cli.output import lasting_output
 from runners.run.packages import DISTRIBUTION, name_collision, version
 
 RUNNERS_FOLDER = Path(__file__).resolve().parents[1]
+HELP_END = """
+lodestar VERB --help    the keys of a verb
+lodestar list           environments, rewards, agents and presets
+lodestar completion bash|zsh    prints what completes verbs, keys, names and values on TAB"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -69,10 +73,4 @@ def text() -> str:
         path = RUNNERS_FOLDER.parent / (module.replace(".", "/") + ".py")
         docstring = path.read_text().split('"""')[1]
         lines.append(f"  {verb:<12}{docstring.splitlines()[0].rstrip('.')}")
-    lines += [
-        "",
-        "lodestar VERB --help    the keys of a verb",
-        "lodestar list           environments, rewards, agents and presets",
-        "lodestar completion bash|zsh    prints what completes verbs, keys, names and values on TAB",
-    ]
-    return "\n".join(lines)
+    return "\n".join([*lines, HELP_END])

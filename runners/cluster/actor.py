@@ -23,27 +23,35 @@ from runners.cluster.server import frames_of
 from runners.run.build import make_envs
 from runners.run.config import TrainConfig
 
-NUMBERS = ("values", "log_prob", "last_values")  # what acting computes, if it does
+# What the environments and the policy made of a rollout, an array (T, N) or more each.
+ROLLOUT_FIELDS = ("action", "reward", "terminated", "truncated", "valid", "success")
+# What a collector computes of the actions that it took, if the learner does not.
+ACTING_FIELDS = ("values", "log_prob", "last_values")
 
 
 class Outline(TaskScorer):
     """What actors know of the learner's reward: its streams, and what they read; it scores nothing."""
 
     def __init__(self, mix: Any, embeds: bool) -> None:
-        self.embeds = embeds  # whether servers look at frames, not the learner
-        unknown = SimpleNamespace(config=None)
-        self.streams = {
-            name: SimpleNamespace(gamma=stream.gamma, episodic=stream.episodic, reward=unknown)
-            for name, stream in mix.streams.items()
-        }
-        self.requires, self.frame_size = mix.requires, mix.frame_size
+        # Whether servers look at frames, not the learner.
+        self.embeds = embeds
+        self.requires = mix.requires
+        self.frame_size = mix.frame_size
+        self.streams = {}
+        for name, stream in mix.streams.items():
+            reward = SimpleNamespace(config=None)
+            self.streams[name] = SimpleNamespace(gamma=stream.gamma, episodic=stream.episodic, reward=reward)
 
 
 class LostFirst:
     """Steps environments; the first step says that the episodes before it were lost, and begins these."""
 
-    def __init__(self, stepper: Any, obs: Obs, shown: dict[str, Any]) -> None:
-        self.groups, self._stepper, self._obs, self._shown = stepper.groups, stepper, obs, shown
+    def __init__(self, stepper: Any, obs: Obs, modalities: dict[str, Any]) -> None:
+        self.groups = stepper.groups
+        self._stepper = stepper
+        self._obs = obs
+        self._modalities = modalities
+        # Groups that have not made their first step.
         self._waiting = set(range(len(stepper.groups)))
 
     def send(self, actions: Any, group: int) -> None:
@@ -55,9 +63,13 @@ class LostFirst:
             return self._stepper.recv(group)
         self._waiting.remove(group)
         rows = self.groups[group]
-        obs, shown = (map_obs(lambda x: x[rows], x) for x in (self._obs, self._shown))
-        lost = np.ones(rows.stop - rows.start, bool)
-        return obs, np.zeros(len(lost), np.float32), ~lost, lost, {**shown, "final_obs": obs, "lost": lost}
+        obs = map_obs(lambda x: x[rows], self._obs)
+        infos = map_obs(lambda x: x[rows], self._modalities)
+        count = rows.stop - rows.start
+        reward = np.zeros(count, np.float32)
+        terminated = np.zeros(count, bool)
+        truncated = np.ones(count, bool)
+        return obs, reward, terminated, truncated, {**infos, "final_obs": obs, "lost": truncated}
 
 
 class Actor:
@@ -68,83 +80,129 @@ class Actor:
         from stable_baselines3.common.utils import set_random_seed
 
         torch.set_num_threads(1)
-        small, count = copy.copy(config), columns.stop - columns.start
-        small.seed += columns.start  # number i of all environments is seeded with seed + i
-        set_random_seed(small.seed)
-        learners: dict[str, Any] = {"balance": "none", "balance_only": [], "blend": "none", "imitate": 0.0}
-        options = dataclasses.replace(config.agent, batch_size=count * config.agent.n_steps, **learners)
-        self.envs: Any = make_envs(small, "scorer", count, cast(Any, outline))
+        count = columns.stop - columns.start
+        # Environment number i of the run is seeded with seed + i.
+        own_config = copy.copy(config)
+        own_config.seed += columns.start
+        set_random_seed(own_config.seed)
+        # Options of the learner have no place in a process that only acts.
+        options = dataclasses.replace(
+            config.agent,
+            batch_size=count * config.agent.n_steps,
+            balance="none",
+            balance_only=[],
+            blend="none",
+            imitate=0.0,
+        )
+        self.envs: Any = make_envs(own_config, "scorer", count, cast(Any, outline))
         agent = PPO(cast(Any, self.envs), options, scorer=outline, seed=config.seed)
-        self.policy, self.collector, self.embeds = agent.policy, agent.collector, outline.embeds
-        self.collector._refuse = lambda: None  # type: ignore[method-assign]  # the learner does, who knows all columns
-        if columns.start or generation:  # the first draws what a local run draws
+        self.policy = agent.policy
+        self.collector = agent.collector
+        self.embeds = outline.embeds
+        # NaN and infinity are refused by the learner, who knows all columns.
+        self.collector._refuse = lambda: None  # type: ignore[method-assign]
+        # The first actor draws what a local run draws.
+        if columns.start or generation:
             self.collector.rng = np.random.default_rng([config.seed, 1, columns.start, generation])
-        self._stepper, self._rolls = self.collector.stepper, False
+        self._stepper = self.collector.stepper
+        # Whether the last row becomes the first one before the next rollout.
+        self._must_roll = False
         return os.getpid()
 
     def begin(self, seed: int, lost: bool = False) -> tuple[Obs, dict[str, Any]]:
         """Begin episodes, after `lost` ones if the next rollout is to say so; returns what comes with their start."""
-        collector, rollout = self.collector, self.collector.rollout
-        collector.seed, collector.began = seed, False
+        collector = self.collector
+        collector.seed = seed
+        collector.began = False
         collector.begin()
-        shown = {name: value[0] for name, value in rollout.modalities.items()}
+        rollout = collector.rollout
+        modalities = {name: value[0] for name, value in rollout.modalities.items()}
         obs = map_obs(lambda x: x[0].copy(), rollout.obs)
-        collector.stepper = LostFirst(self._stepper, obs, map_obs(np.copy, shown)) if lost else self._stepper
-        self._rolls = False
-        return obs, shown
+        collector.stepper = self._stepper
+        if lost:
+            collector.stepper = LostFirst(self._stepper, obs, map_obs(np.copy, modalities))
+        self._must_roll = False
+        return obs, modalities
 
     def restore(self, state: dict[str, Any], envs: dict[str, Any]) -> None:
         """Continue where an actor of these columns stood between two rollouts; `envs` is a snapshot of them."""
         collector = self.collector
-        if MASK in state["rollout"]["shown"] and collector.uses_masks:
+        shown = state["rollout"]["shown"]
+        if MASK in shown and collector.uses_masks:
             collector._read_masks()
         rollout = collector.rollout
-        names, rollout.modality_names = rollout.modality_names, tuple(sorted(state["rollout"]["shown"]))
+        # Frames, which a server has seen, may be missing in the state.
+        names = rollout.modality_names
+        rollout.modality_names = tuple(sorted(shown))
         rollout.load_state_dict(state["rollout"])
-        rollout.modality_names = names  # frames, which a server has seen, may be missing
+        rollout.modality_names = names
         collector.rng.bit_generator.state = state["rng"]
         collector.starts[0] = state["starts"]
         if collector.recurrent:
             collector.learner.hidden = torch.tensor(state["hidden"])
         self.envs.restore(envs)
-        collector.began = collector._known = True
-        collector.stepper, self._rolls = self._stepper, False
+        collector.began = True
+        collector._known = True
+        collector.stepper = self._stepper
+        self._must_roll = False
 
     def snapshot(self) -> dict[str, Any]:
         """The environments between two rollouts, and what `restore` continues with."""
         collector = self.collector
-        if self._rolls:
-            collector.roll()
-            self._rolls = False
-        state = {"rollout": collector.rollout.state_dict(), "rng": collector.rng.bit_generator.state}
-        hidden = collector.learner.hidden.numpy() if collector.recurrent else None
-        return {"envs": self.envs.snapshot(), "standing": {**state, "starts": collector.starts[0], "hidden": hidden}}
+        self._roll()
+        standing = {
+            "rollout": collector.rollout.state_dict(),
+            "rng": collector.rng.bit_generator.state,
+            "starts": collector.starts[0],
+            "hidden": collector.learner.hidden.numpy() if collector.recurrent else None,
+        }
+        return {"envs": self.envs.snapshot(), "standing": standing}
 
-    def collect(self, number: int, weights: dict[str, Any], whole: bool) -> Any:
-        """A rollout by the policy with these weights; `whole`: with its values and log-probabilities.
+    def _roll(self) -> None:
+        if self._must_roll:
+            self.collector.roll()
+            self._must_roll = False
+
+    def collect(self, number: int, weights: dict[str, Any], evaluate: bool) -> Any:
+        """A rollout by the policy with these weights; `evaluate`: with its values and log-probabilities.
 
         Where servers look at frames, the rollout without them, and the frames.
         """
-        collector, rollout, before = self.collector, self.collector.rollout, dict(self.collector.seconds)
+        collector = self.collector
+        seconds_before = dict(collector.seconds)
+        # What Ray gives may only be read, so weights are copied.
         self.policy.load_state_dict({name: torch.from_numpy(np.array(x)) for name, x in weights["policy"].items()})
-        if self._rolls:
-            collector.roll()
-        self._rolls = True
+        self._roll()
+        self._must_roll = True
         collector.collect(lambda t: True)
         collector.stepper = self._stepper
-        if whole:
+        if evaluate:
             collector.evaluate()
-        part = {name: getattr(rollout, name) for name in ("action", "reward", "terminated", "truncated")}
-        part |= {name: getattr(rollout, name) for name in ("valid", "success", "finals", "final_modalities")}
-        part |= {name: getattr(collector, name) for name in (*NUMBERS, "chosen") if whole or name == "chosen"}
-        part["obs"] = map_obs(lambda x: x[1:], rollout.obs)  # the learner has the first row
-        part["modalities"] = {name: value[1:] for name, value in rollout.modalities.items()}
-        if collector.recurrent:
-            part["hidden"] = np.stack([x.numpy() for x in collector.hidden])
-            part["starts"], part["hidden_after"] = collector.starts[1:], collector.learner.hidden.numpy()
-        part["seconds"] = {name: collector.seconds[name] - before[name] for name in ("environment", "inference")}
-        part |= {"number": number, "version": weights["version"], "rng": collector.rng.bit_generator.state}
+        part = self._read_part(evaluate)
+        part["number"] = number
+        part["version"] = weights["version"]
+        part["seconds"] = {
+            name: collector.seconds[name] - seconds_before[name] for name in ("environment", "inference")
+        }
         if not self.embeds:
             return part
         frames, part["embedded_at"] = frames_of(part)
         return part, frames
+
+    def _read_part(self, evaluate: bool) -> dict[str, Any]:
+        """What the learner needs of the rollout; it has the first row of observations."""
+        collector = self.collector
+        rollout = collector.rollout
+        part: dict[str, Any] = {"chosen": collector.chosen, "rng": collector.rng.bit_generator.state}
+        for name in (*ROLLOUT_FIELDS, "finals", "final_modalities"):
+            part[name] = getattr(rollout, name)
+        if evaluate:
+            for name in ACTING_FIELDS:
+                part[name] = getattr(collector, name)
+        part["obs"] = map_obs(lambda x: x[1:], rollout.obs)
+        part["modalities"] = {name: value[1:] for name, value in rollout.modalities.items()}
+        if collector.recurrent:
+            part["hidden"] = np.stack([hidden.numpy() for hidden in collector.hidden])
+            part["hidden_after"] = collector.learner.hidden.numpy()
+            part["starts"] = collector.starts[1:]
+        return part

@@ -13,7 +13,7 @@ import torch
 
 from agents.ppo.collector import Collector
 from envs.transitions import Rollout, map_obs, put
-from runners.cluster.actor import NUMBERS
+from runners.cluster.actor import ACTING_FIELDS, ROLLOUT_FIELDS
 from runners.cluster.server import EmbeddedRollout
 
 
@@ -25,10 +25,12 @@ class FleetCollector(Collector):
     def __init__(self, envs: Any, *settings: Any) -> None:
         self.kind_of_rollout = EmbeddedRollout if envs.servers else Rollout
         super().__init__(envs, *settings)
-        self.others: list[dict[str, Any]] = []  # random numbers of the actors behind the first, whose are `rng`
-        self.seconds |= {"waiting": 0.0}
+        # The random numbers of the actors behind the first; those of the first are `rng`.
+        self.others: list[dict[str, Any]] = []
+        self.seconds["waiting"] = 0.0
         envs.seconds = self.seconds
-        self._whole = envs.lag > 0 or not self.learner.deferred
+        # Whether actors compute values and log-probabilities, too.
+        self._actors_evaluate = envs.lag > 0 or not self.learner.deferred
 
     def _begin(self, obs: Any, infos: Any) -> None:
         super()._begin(obs, infos)
@@ -36,34 +38,40 @@ class FleetCollector(Collector):
             self.rollout.show(infos["embedded"])
 
     def collect(self, on_step: Callable[[int], bool]) -> bool:
-        fleet, rollout = self.envs, self.rollout
+        fleet = self.envs
+        rollout = self.rollout
         fleet.settle(self)
-        weights = {name: x.detach().cpu().numpy() for name, x in self.learner.net.state_dict().items()}
-        fleet.request(weights, self._whole)
+        weights = {name: weight.detach().cpu().numpy() for name, weight in self.learner.net.state_dict().items()}
+        fleet.request(weights, self._actors_evaluate)
         if self.recurrent:
             shape = (rollout.length // self.sequence, *self.learner.hidden.shape)
             self.hidden = [*torch.zeros(shape, device=self.learner.device)]
-        clock = time.perf_counter()
-        states = [self._take(columns, part) for columns, part in fleet.gather()]
-        self.seconds["waiting"] += time.perf_counter() - clock
+        start = time.perf_counter()
+        rng_states = {}
+        for columns, part in fleet.gather():
+            self._write_part(columns, part)
+            rng_states[columns.start] = part["rng"]
+        self.seconds["waiting"] += time.perf_counter() - start
+        # Actors answer in any order; what is in lists is put into that of a local run.
         rollout.finals.sort(key=lambda final: final[0])
         rollout.final_modalities.sort(key=lambda final: final[1])
-        states.sort(key=lambda state: state[0])
-        self.rng.bit_generator.state, self.others = states[0][1], [state for _, state in states[1:]]
+        self.rng.bit_generator.state, *self.others = (rng_states[column] for column in sorted(rng_states))
         if not self._shared:
             self.vector[:] = self.inputs.vector(rollout.obs, 2)
         for t in range(rollout.length):
             if not on_step(t):
-                self._abandon(rollout.length)  # nothing is on its way to this process
+                # At the last row nothing is on its way to this process.
+                self._abandon(rollout.length)
                 return False
         self._refuse()
         self.episodes.count(rollout.reward, rollout.valid, rollout.ended, rollout.success)
         return True
 
-    def _take(self, columns: slice, part: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Write an actor's part into the rollout; returns its first column and what its random numbers came to."""
-        rollout, begin = self.rollout, columns.start
-        for name in ("action", "reward", "terminated", "truncated", "valid", "success"):
+    def _write_part(self, columns: slice, part: dict[str, Any]) -> None:
+        """Write an actor's part into the rollout; row 0 of what is observed is there from the rollout before."""
+        rollout = self.rollout
+        begin = columns.start
+        for name in ROLLOUT_FIELDS:
             getattr(rollout, name)[:, columns] = part[name]
         put(rollout.obs, (slice(1, None), columns), part["obs"])
         self.chosen[:, columns] = part["chosen"]
@@ -71,24 +79,28 @@ class FleetCollector(Collector):
             if name not in rollout.modalities:
                 rollout.modalities[name] = np.zeros((len(value) + 1, rollout.n, *value.shape[2:]), value.dtype)
             rollout.modalities[name][1:, columns] = value
-        rollout.finals += [(t, where + begin, last) for t, where, last in part["finals"]]
-        rollout.final_modalities += [(name, t, x + begin, last) for name, t, x, last in part["final_modalities"]]
+        # An actor counts its environments from 0.
+        for t, env, obs in part["finals"]:
+            rollout.finals.append((t, env + begin, obs))
+        for name, t, env, value in part["final_modalities"]:
+            rollout.final_modalities.append((name, t, env + begin, value))
         if isinstance(rollout, EmbeddedRollout):
             rollout.take(columns, part["embedded"], part["embedded_at"])
-        for name in NUMBERS if self._whole else ():
-            getattr(self, name)[:, columns] = part[name]
+        if self._actors_evaluate:
+            for name in ACTING_FIELDS:
+                getattr(self, name)[:, columns] = part[name]
         if self.recurrent:
             self.starts[1:, columns] = part["starts"]
             self.learner.hidden[columns] = self.learner.tensor(part["hidden_after"])
             for hidden, value in zip(self.hidden, part["hidden"]):
                 hidden[columns] = self.learner.tensor(value)
+        # The mean of the actors, each weighted by its environments.
         for name, seconds in part["seconds"].items():
-            self.seconds[name] += seconds * len(part["valid"][0]) / rollout.n  # the mean of the actors
-        return begin, part["rng"]
+            self.seconds[name] += seconds * len(part["valid"][0]) / rollout.n
 
     def evaluate(self) -> None:
         """What `Collector` computes, unless the actors did; of an earlier policy's rollout, what today's says of it."""
-        if not self._whole:
+        if not self._actors_evaluate:
             super().evaluate()
         elif self.envs.lag:
             self.catch_up(self.learner)
@@ -96,20 +108,22 @@ class FleetCollector(Collector):
     def standing(self, columns: slice, number: int) -> dict[str, Any]:
         """What the actor of some columns, the first (0) or another, needs to continue from here."""
         rollout = self.rollout
-        shown = {name: value[0, columns].copy() for name, value in rollout.modalities.items()}
-        state = {
-            "obs": map_obs(lambda x: x[0, columns].copy(), rollout.obs),
+        rollout_state = {
+            "obs": map_obs(lambda rows: rows[0, columns].copy(), rollout.obs),
             "first_step": rollout.first_step[columns],
             "resetting": rollout.resetting[columns],
-            "shown": shown,
+            "shown": {name: value[0, columns].copy() for name, value in rollout.modalities.items()},
         }
         rng: Any = self.rng.bit_generator.state
-        if number:
-            known = number <= len(self.others)
-            made = np.random.default_rng([rng["state"]["state"], columns.start]).bit_generator.state
-            rng = self.others[number - 1] if known else made
+        if number > len(self.others):
+            # The saved run had fewer actors.
+            seed = [rng["state"]["state"], columns.start]
+            rng = np.random.default_rng(seed).bit_generator.state
+        elif number:
+            rng = self.others[number - 1]
         hidden = self.learner.hidden[columns].cpu().numpy() if self.recurrent else None
-        return {"rollout": state, "rng": rng, "starts": self.starts[0, columns], "hidden": hidden}
+        return {"rollout": rollout_state, "rng": rng, "starts": self.starts[0, columns], "hidden": hidden}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict({"others": [], **state})  # a local run has none
+        # A local run has no other actors.
+        super().load_state_dict({"others": [], **state})

@@ -37,8 +37,10 @@ from runners.cluster.servers import Asked, Servers
 from runners.run.checkpoint import versions
 from runners.run.config import TrainConfig, UsageError
 
-PATIENCE_S = 60.0  # of the learner without any rollout, before it says what it waits for
-GIVE_UP = 3  # losses of one actor in a row, without a rollout between them
+# Seconds of the learner without any rollout before it says what it waits for.
+GATHER_PATIENCE_S = 60.0
+# Losses of one actor in a row, without a rollout between them.
+MAX_ACTOR_LOSSES = 3
 
 
 @dataclass
@@ -46,13 +48,17 @@ class Flight:
     """A rollout that was asked for."""
 
     number: int
-    part: Any  # a reference, or what it became
-    asked: Asked | None = None  # what a server makes of its frames
+    # A reference, or what it became.
+    part: Any
+    # What a server makes of its frames.
+    asked: Asked | None = None
 
     @property
     def ref(self) -> Any:
         """What to wait for; None if the rollout is here."""
-        return None if isinstance(self.part, dict) else self.asked.found if self.asked else self.part
+        if isinstance(self.part, dict):
+            return None
+        return self.asked.embeddings if self.asked else self.part
 
 
 @dataclass
@@ -63,10 +69,12 @@ class Member:
     columns: slice
     handle: Any = None
     pid: int = 0
-    generation: int = 0  # how often it was replaced
+    # How often it was replaced.
+    generation: int = 0
     lost_in_row: int = 0
     flight: deque[Flight] = field(default_factory=deque)
-    taken: int = -1  # number of the last rollout that was learnt from
+    # Number of the last rollout that was learnt from.
+    taken: int = -1
 
     @property
     def name(self) -> str:
@@ -88,34 +96,47 @@ class Fleet(VectorEnv):
         spaces: tuple[gym.Space, gym.Space],
         servers: Servers | None = None,
     ) -> None:
-        self._ray, self.lag = ray, config.lag
+        self._ray = ray
+        self.lag = config.lag
+        # The options of rewards are for the learner alone.
         self._config = copy.copy(config)
-        self._config.reward = {}  # its options are for the learner alone
+        self._config.reward = {}
         self.num_envs = n
         self.metadata = {"autoreset_mode": self.autoreset_mode}
         self.single_observation_space, self.single_action_space = spaces
-        self.observation_space, self.action_space = (batch_space(space, n) for space in spaces)
+        self.observation_space = batch_space(self.single_observation_space, n)
+        self.action_space = batch_space(self.single_action_space, n)
         self.has_reset = False
-        self.holds = self.lag == 0  # whether a snapshot costs no waiting
-        self.restarts = self.delivered = self.dropped = 0  # actors replaced; rollouts that came, and that never will
+        # Whether a snapshot costs no waiting.
+        self.holds = self.lag == 0
+        # Actors that were replaced, rollouts that came, and rollouts that never will.
+        self.restarts = 0
+        self.delivered = 0
+        self.dropped = 0
         # Called with a sentence about each replacement.
         self.say: Callable[[str], object] = lambda sentence: warnings.warn(sentence, RuntimeWarning, stacklevel=2)
-        self.seconds: dict[str, float] = {}  # where the learner's time went, by its collector
-        self._measured: tuple[float, dict[str, float]] = (time.perf_counter(), {})
+        # Where the learner's time went, by its collector; and the clock and these seconds at the last `measured`.
+        self.seconds: dict[str, float] = {}
+        self._measured_at = time.perf_counter()
+        self._measured_seconds: dict[str, float] = {}
         self.servers = servers
         self._outline = Outline(mix, bool(servers))
         self._remote = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Actor)
-        self._issued = self._version = self._gap = 0
-        self._weights: Any = None
+        # Rollouts that every actor was asked for; updates of the policy, and by how many the last rollout is older.
+        self._issued = 0
+        self._version = 0
+        self._gap = 0
+        # Weights, and whether actors evaluate, as `Actor.collect` takes them.
         self._arguments: tuple[Any, ...] = ()
         self._entropy = 0
+        # A snapshot from which actors continue before the next rollout.
         self._restoring: Mapping[str, Any] | None = None
-        cuts = [len(part) for part in np.array_split(np.arange(n), config.workers)]
-        ends = np.cumsum(cuts).tolist()
-        self.members = [Member(i, slice(end - cut, end)) for i, (cut, end) in enumerate(zip(cuts, ends))]
-        for member in self.members:
-            member.handle = self._remote.remote()
-        for member, pid in zip(self.members, self._answers([self._make(member) for member in self.members])):
+        self.members = []
+        for number, envs in enumerate(np.array_split(np.arange(n), config.workers)):
+            columns = slice(int(envs[0]), int(envs[-1]) + 1)
+            self.members.append(Member(number, columns, self._remote.remote()))
+        pids = self._answers([self._make(member) for member in self.members])
+        for member, pid in zip(self.members, pids):
             member.pid = pid
 
     def _make(self, member: Member) -> Any:
@@ -124,24 +145,27 @@ class Fleet(VectorEnv):
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Obs, dict[str, Any]]:
         """Begin episodes everywhere, number i seeded with `seed + i`; rollouts in flight are forgotten."""
         for member in self.members:
-            member.flight.clear()
-            member.taken = self._issued - 1
+            self._forget_flight(member)
         begun = self._answers([member.handle.begin.remote(seed + member.columns.start) for member in self.members])
-        self.has_reset, self._restoring = True, None
-        obs, shown = zip(*begun)
-        infos = join(np.concatenate, list(shown))
+        self.has_reset = True
+        self._restoring = None
+        obs, infos_of_members = zip(*begun)
+        infos = join(np.concatenate, list(infos_of_members))
         if self.servers:
             infos["embedded"] = self.servers.answer(self.servers.ask(infos.pop("frame")))
         return join(np.concatenate, list(obs)), infos
 
+    def _forget_flight(self, member: Member) -> None:
+        member.flight.clear()
+        member.taken = self._issued - 1
+
     def step(self, actions: Any) -> Any:
         raise RuntimeError("these environments step in actors, rollouts at a time; an agent's collector asks for them")
 
-    def request(self, weights: dict[str, np.ndarray], whole: bool) -> None:
+    def request(self, weights: dict[str, np.ndarray], evaluate: bool) -> None:
         """Ask every actor for rollouts by the policy of these weights, until `lag` + 1 are in flight."""
         self._version += 1
-        self._weights = self._ray.put({"version": self._version, "policy": weights})
-        self._arguments = (self._weights, whole)
+        self._arguments = (self._ray.put({"version": self._version, "policy": weights}), evaluate)
         while min(len(member.flight) for member in self.members) <= self.lag:
             for member in self.members:
                 member.flight.append(self._collect(member, self._issued))
@@ -155,18 +179,25 @@ class Fleet(VectorEnv):
 
     def gather(self) -> Iterator[tuple[slice, dict[str, Any]]]:
         """The oldest rollout in flight of every actor with its columns, each exactly once, as they come."""
-        self._gap, heard = 0, time.monotonic()
-        waiting = {member.flight[0].ref: member for member in self.members if member.flight[0].ref is not None}
+        self._gap = 0
+        last_answer = time.monotonic()
+        waiting = {}
         for member in self.members:
-            if member.flight[0].ref is None:  # from a checkpoint, or fetched for one
+            ref = member.flight[0].ref
+            if ref is not None:
+                waiting[ref] = member
+        for member in self.members:
+            # It came from a checkpoint, or was fetched for one.
+            if member.flight[0].ref is None:
                 yield self._account(member)
         while waiting:
-            ready, _ = self._ray.wait([*waiting], num_returns=1, timeout=PATIENCE_S)
-            if not ready and time.monotonic() - heard > PATIENCE_S:
-                heard = time.monotonic()
+            ready, _ = self._ray.wait([*waiting], num_returns=1, timeout=GATHER_PATIENCE_S)
+            if not ready and time.monotonic() - last_answer > GATHER_PATIENCE_S:
+                last_answer = time.monotonic()
                 self.say(f"waiting for {len(waiting)} of {len(self.members)} actors; the cluster may lack free CPUs")
             for ref in ready:
-                member, heard = waiting.pop(ref), time.monotonic()
+                member = waiting.pop(ref)
+                last_answer = time.monotonic()
                 if self._fetch(member, member.flight[0]):
                     yield self._account(member)
                 else:
@@ -197,7 +228,8 @@ class Fleet(VectorEnv):
         part = flight.part
         if part["number"] != flight.number or flight.number != member.taken + 1:
             raise RuntimeError(f"{member.name} gave rollout {part['number']} where {member.taken + 1} was due")
-        member.taken, member.lost_in_row = flight.number, 0
+        member.taken = flight.number
+        member.lost_in_row = 0
         self.delivered += 1
         self._gap = max(self._gap, self._version - part["version"])
         return member.columns, part
@@ -216,11 +248,12 @@ class Fleet(VectorEnv):
             return self._ray.get(ref)
         except errors.RayTaskError as error:
             cause = error.cause
+            # A mask, a package or, before the first reset, a setting is the user's to mend, not a failure of an actor.
             if isinstance(cause, MaskFault | ImportError) or (isinstance(cause, ValueError) and not self.has_reset):
                 raise cause from None
-            failed = WorkerError(f"{member.name} raised {type(cause).__name__}: {cause}")
-            failed.add_note(f"The traceback in the actor:\n{error}")
-            raise failed from None
+            failure = WorkerError(f"{member.name} raised {type(cause).__name__}: {cause}")
+            failure.add_note(f"The traceback in the actor:\n{error}")
+            raise failure from None
         except errors.RayError as error:
             begun = self._replace(member, first_line(error))
             return begun if begins else None
@@ -228,17 +261,19 @@ class Fleet(VectorEnv):
     def _replace(self, member: Member, why: str) -> Any:
         """A new actor for these columns, which is asked for the rollouts that were in flight; what it begins with."""
         member.lost_in_row += 1
-        if member.lost_in_row >= GIVE_UP:
-            raise WorkerError(f"{member.name} was lost {GIVE_UP} times in a row without a rollout ({why})")
+        if member.lost_in_row >= MAX_ACTOR_LOSSES:
+            raise WorkerError(f"{member.name} was lost {MAX_ACTOR_LOSSES} times in a row without a rollout ({why})")
         self.restarts += 1
         member.generation += 1
         with suppress(Exception):
             self._ray.kill(member.handle)
-        again = [flight.number for flight in member.flight if flight.ref is not None]
-        self.dropped += len(again)
-        self.say(f"{member.name} was lost ({why}); {len(again)} rollouts are dropped, its episodes end, it is replaced")
+        count = sum(flight.ref is not None for flight in member.flight)
+        self.dropped += count
+        self.say(f"{member.name} was lost ({why}); {count} rollouts are dropped, its episodes end, it is replaced")
         member.handle = self._remote.remote()
-        if isinstance(pid := self._answer(member, self._make(member), True), int):
+        pid = self._answer(member, self._make(member), True)
+        # If the successor was lost, too, this is what the one after it begins with.
+        if isinstance(pid, int):
             member.pid = pid
         begun = self._answer(member, member.handle.begin.remote(self._new_seed(member), True), True)
         for place, flight in enumerate(member.flight):
@@ -258,49 +293,56 @@ class Fleet(VectorEnv):
                 while member.flight[place].ref is not None:
                     self._fetch(member, member.flight[place])
         states = self._answers([member.handle.snapshot.remote() for member in self.members])
-        if any(isinstance(state, tuple) for state in states):  # lost while it was idle: its episodes are, too
+        # An actor that was lost while it was idle gives what its successor begins with; the episodes are lost, too.
+        if any(isinstance(state, tuple) for state in states):
             return {"parts": []}
-        envs = [state["envs"] for state in states]
-        more: dict[str, Any] = {}
-        if any(member.flight for member in self.members):  # the actors are ahead of the learner
-            more["pending"] = [[flight.part for flight in member.flight] for member in self.members]
-            more["standing"] = [state["standing"] for state in states]
-        if all(set(one) == {"envs"} for one in envs):
-            return {"envs": [row for one in envs for row in one["envs"]], **more}
-        return {**envs[0], **more} if len(envs) == 1 else {"parts": envs, **more}
+        parts = [state["envs"] for state in states]
+        if all(set(part) == {"envs"} for part in parts):
+            snapshot: dict[str, Any] = {"envs": []}
+            for part in parts:
+                snapshot["envs"] += part["envs"]
+        elif len(parts) == 1:
+            snapshot = dict(parts[0])
+        else:
+            snapshot = {"parts": parts}
+        # With a lag the actors are ahead of the learner.
+        if any(member.flight for member in self.members):
+            snapshot["pending"] = [[flight.part for flight in member.flight] for member in self.members]
+            snapshot["standing"] = [state["standing"] for state in states]
+        return snapshot
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a snapshot, or from one of a local run, once the collector is where it was."""
-        self._restoring, self.has_reset = state, True
+        self._restoring = state
+        self.has_reset = True
 
     def settle(self, collector: FleetCollector) -> None:
         """After `restore`: bring the actors to where they were; what cannot be divided among them is lost."""
-        self._entropy = collector.rng.bit_generator.state["state"]["state"]  # type: ignore[call-overload, index]
+        rng_state: Any = collector.rng.bit_generator.state
+        self._entropy = rng_state["state"]["state"]
         if self._restoring is None:
             return
-        state, self._restoring = dict(self._restoring), None
-        count = len(self.members)
-        pending, standing = state.pop("pending", [[]] * count), state.pop("standing", None)
-        parts = self._cut(state)
-        whole = parts is not None and len(pending) == count
-        begun = []
-        for number, member in enumerate(self.members):
-            member.flight.clear()
-            member.taken = self._issued - 1
-            if whole:
-                assert parts is not None
-                for place, part in enumerate(pending[number], self._issued):
-                    member.flight.append(Flight(place, {**part, "number": place, "version": self._version}))
-                last = standing[number] if standing else collector.standing(member.columns, number)
-                begun.append(member.handle.restore.remote(last, parts[number]))
-            else:
-                begun.append(member.handle.begin.remote(self._new_seed(member), True))
-        self._issued += len(self.members[0].flight)
-        self._answers(begun)
-        if not whole:
+        state = dict(self._restoring)
+        self._restoring = None
+        pending = state.pop("pending", [[] for _ in self.members])
+        standing = state.pop("standing", None)
+        parts = self._divide(state)
+        for member in self.members:
+            self._forget_flight(member)
+        if parts is None or len(pending) != len(self.members):
+            self._answers([member.handle.begin.remote(self._new_seed(member), True) for member in self.members])
             self.say("the saved episodes do not divide among these actors: they are lost, and new ones begin")
+            return
+        refs = []
+        for member, part, rollouts in zip(self.members, parts, pending):
+            for number, rollout in enumerate(rollouts, self._issued):
+                member.flight.append(Flight(number, {**rollout, "number": number, "version": self._version}))
+            last = standing[member.number] if standing else collector.standing(member.columns, member.number)
+            refs.append(member.handle.restore.remote(last, part))
+        self._issued += len(pending[0])
+        self._answers(refs)
 
-    def _cut(self, state: Mapping[str, Any]) -> list[Any] | None:
+    def _divide(self, state: Mapping[str, Any]) -> list[Any] | None:
         """The snapshot of each member, or None where they do not divide so."""
         if set(state) == {"envs"}:
             return [{"envs": list(state["envs"])[member.columns]} for member in self.members]
@@ -309,12 +351,15 @@ class Fleet(VectorEnv):
 
     def measured(self) -> dict[str, float]:
         """Tags since the last call: shares of the wall's time by what it went to, and the policy's lag in updates."""
-        (then, before), now = self._measured, time.perf_counter()
-        self._measured = now, dict(self.seconds)
-        shares = {
-            f"time/{name}": (total - before.get(name, 0.0)) / (now - then) for name, total in self.seconds.items()
-        }
-        return {**shares, "time/lag": float(self._gap)}
+        now = time.perf_counter()
+        tags = {}
+        for name, total in self.seconds.items():
+            seconds = total - self._measured_seconds.get(name, 0.0)
+            tags[f"time/{name}"] = seconds / (now - self._measured_at)
+        tags["time/lag"] = float(self._gap)
+        self._measured_at = now
+        self._measured_seconds = dict(self.seconds)
+        return tags
 
     def close_extras(self, **kwargs: Any) -> None:
         for member in self.members:
@@ -331,21 +376,24 @@ def cluster(config: TrainConfig) -> Iterator[Callable[..., Fleet]]:
     joined = not ray.is_initialized()
     if joined:
         connect(ray, config.cluster, "cluster", "leave cluster= out")
-    made: list[Fleet] = []
+    fleets: list[Fleet] = []
 
-    def make(config: TrainConfig, driver: str, n: int, mix: Any, crashes: Any = None) -> Fleet:
+    def make_fleet(config: TrainConfig, driver: str, n: int, mix: Any, crashes: Any = None) -> Fleet:
         refuse(ray, config, n, mix)
-        with closing(make_env(config.env, max_episode_steps=config.max_episode_steps, **config.env_options)) as one:
-            spaces = one.observation_space, one.action_space
-        gpus = ray.cluster_resources().get("GPU", 0) if config.device != "cpu" else 0
-        servers = Servers(ray, config, spaces, "cuda" if gpus else "cpu") if config.servers else None
-        made.append(Fleet(ray, config, n, mix, spaces, servers))
-        return made[0]
+        with closing(make_env(config.env, max_episode_steps=config.max_episode_steps, **config.env_options)) as env:
+            spaces = (env.observation_space, env.action_space)
+        servers = None
+        if config.servers:
+            has_gpus = config.device != "cpu" and ray.cluster_resources().get("GPU", 0)
+            servers = Servers(ray, config, spaces, "cuda" if has_gpus else "cpu")
+        fleet = Fleet(ray, config, n, mix, spaces, servers)
+        fleets.append(fleet)
+        return fleet
 
     try:
-        yield make
+        yield make_fleet
     finally:
-        for fleet in made:
+        for fleet in fleets:
             fleet.close()
         if joined:
             with suppress(Exception):
@@ -354,43 +402,47 @@ def cluster(config: TrainConfig) -> Iterator[Callable[..., Fleet]]:
 
 def refuse(ray: Any, config: TrainConfig, n: int, mix: Any) -> None:
     """A UsageError for what a cluster cannot run, or this one cannot, before anything starts."""
-    resources, processes = ray.cluster_resources(), config.workers + config.servers
-    cpus, gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
-    frames = seeing(mix) if config.servers else {}
-    itself = next((name for name, one in frames.items() if one.embedding is None or one.keeps_frames), "")
-    staying = next(iter({**guides(mix), **endings(mix)}), "")
-    for wrong, sentence in (
-        (
-            staying,
-            f"the reward {staying} acts inside the environments, which are in other processes with cluster="
-            f"{config.cluster}, and may not leave the learner; leave it or cluster= out",
-        ),
-        (
-            config.lag and config.agent.gru,
-            f"agent.gru={config.agent.gru} remembers by weights that lag={config.lag} replaces meanwhile; give lag=0",
-        ),
-        (config.agent.overlap, "agent.overlap collects in this process what actors collect; give lag=1 in its place"),
-        (
-            config.workers > n,
-            f"workers={config.workers} actors cannot share n_envs={n} environments; give n_envs={config.workers}",
-        ),
-        (
-            processes > cpus,
-            f"workers={config.workers} and servers={config.servers} are more than the cluster has CPUs ({cpus}); "
-            "give fewer, or add a node",
-        ),
-        (
-            config.servers and not frames,
-            f"servers={config.servers} embed frames, and no reward here reads any; leave it out",
-        ),
-        (itself, f"the reward {itself} needs the frames themselves, which may not leave the learner; give servers=0"),
-        (
-            config.servers > gpus and config.device.startswith("cuda"),
-            f"servers={config.servers} on device={config.device} are more than the cluster has GPUs ({gpus}); give "
-            "device=cpu, or add a node",
-        ),
-    ):
-        if wrong:
-            raise UsageError(sentence)
-    if sentence := misfit(ray, differs, versions()):
+    workers = config.workers
+    servers = config.servers
+    for name in {**guides(mix), **endings(mix)}:
+        raise UsageError(
+            f"the reward {name} acts inside the environments, which are in other processes with cluster="
+            f"{config.cluster}, and may not leave the learner; leave it or cluster= out"
+        )
+    if config.lag and config.agent.gru:
+        raise UsageError(
+            f"agent.gru={config.agent.gru} remembers by weights that lag={config.lag} replaces meanwhile; give lag=0"
+        )
+    if config.agent.overlap:
+        raise UsageError("agent.overlap collects in this process what actors collect; give lag=1 in its place")
+    if workers > n:
+        raise UsageError(f"workers={workers} actors cannot share n_envs={n} environments; give n_envs={workers}")
+    resources = ray.cluster_resources()
+    cpus = int(resources.get("CPU", 0))
+    if workers + servers > cpus:
+        raise UsageError(
+            f"workers={workers} and servers={servers} are more than the cluster has CPUs ({cpus}); "
+            "give fewer, or add a node"
+        )
+    if servers:
+        _refuse_servers(config, mix, int(resources.get("GPU", 0)))
+    sentence = misfit(ray, differs, versions())
+    if sentence:
         raise UsageError(sentence)
+
+
+def _refuse_servers(config: TrainConfig, mix: Any, gpus: int) -> None:
+    """A UsageError for rewards that no server can embed frames for, and for servers that lack GPUs."""
+    rewards = seeing(mix)
+    if not rewards:
+        raise UsageError(f"servers={config.servers} embed frames, and no reward here reads any; leave it out")
+    for name, reward in rewards.items():
+        if reward.embedding is None or reward.keeps_frames:
+            raise UsageError(
+                f"the reward {name} needs the frames themselves, which may not leave the learner; give servers=0"
+            )
+    if config.servers > gpus and config.device.startswith("cuda"):
+        raise UsageError(
+            f"servers={config.servers} on device={config.device} are more than the cluster has GPUs ({gpus}); give "
+            "device=cpu, or add a node"
+        )

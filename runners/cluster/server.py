@@ -16,23 +16,28 @@ import rewards
 from envs.transitions import Rollout, Transitions
 from runners.run.config import TrainConfig
 
-ROWS = 4096  # of one pass, at most; more wait for the next
+# Frames of one pass, unless a single call brings more; the others wait for the next.
+MAX_PASS_ROWS = 4096
 
-Frames = np.ndarray  # uint8 (M, H, W, 3)
+# uint8 (M, H, W, 3)
+Frames = np.ndarray
 
 
 def seeing(mix: Any) -> dict[str, Any]:
     """The rewards of a mix that read frames, by name."""
-    return {name: s.reward for name, s in mix.streams.items() if {"frame", "obs_frame"} & s.requires}
+    return {name: stream.reward for name, stream in mix.streams.items() if {"frame", "obs_frame"} & stream.requires}
 
 
 def embed(mix: Any, frames: Frames) -> dict[str, np.ndarray]:
     """Embeddings (M, D) by their names, of all rewards that read frames."""
     count = len(frames)
-    no = np.zeros(count, bool)
-    batch = Transitions(None, None, np.zeros(count, np.float32), None, no, no, ~no, np.zeros(count, np.int64), frames)
-    known = {reward.embedding: reward for reward in seeing(mix).values()}
-    return {key: reward.embed(batch) for key, reward in known.items()}
+    never = np.zeros(count, bool)
+    zeros = np.zeros(count, np.float32)
+    # Only the frames of these transitions are read.
+    batch = Transitions(None, None, zeros, None, never, never, ~never, np.zeros(count, np.int64), frames)
+    # Rewards with the same model share an embedding.
+    by_embedding = {reward.embedding: reward for reward in seeing(mix).values()}
+    return {name: reward.embed(batch) for name, reward in by_embedding.items()}
 
 
 class RewardServer:
@@ -52,7 +57,6 @@ class RewardServer:
         self.mix = make_mix(config.reward, *spaces, gamma=config.agent.gamma, seed=config.seed, device=device)
         self.waiting: list[tuple[Frames, asyncio.Future[Any]]] = []
         self.busy = False
-        self.passes = self.rows = 0
         return os.getpid()
 
     async def embed(self, frames: Frames) -> dict[str, np.ndarray]:
@@ -69,27 +73,25 @@ class RewardServer:
         return await future
 
     async def _pass(self) -> None:
-        taken: list[tuple[Frames, asyncio.Future[Any]]] = []
-        count = 0
-        while self.waiting and (not taken or count + len(self.waiting[0][0]) <= ROWS):
-            taken.append(self.waiting.pop(0))
-            count += len(taken[-1][0])
-        frames = np.concatenate([one for one, _ in taken]) if len(taken) > 1 else taken[0][0]
+        calls = [self.waiting.pop(0)]
+        count = len(calls[0][0])
+        while self.waiting and count + len(self.waiting[0][0]) <= MAX_PASS_ROWS:
+            calls.append(self.waiting.pop(0))
+            count += len(calls[-1][0])
+        frames = calls[0][0]
+        if len(calls) > 1:
+            frames = np.concatenate([part for part, _ in calls])
         try:
-            found = await asyncio.get_running_loop().run_in_executor(None, embed, self.mix, frames)
+            embeddings = await asyncio.get_running_loop().run_in_executor(None, embed, self.mix, frames)
         except Exception as error:
-            for _, future in taken:
+            for _, future in calls:
                 future.set_exception(error)
             return
-        self.passes, self.rows, start = self.passes + 1, self.rows + count, 0
-        for one, future in taken:
-            end = start + len(one)
-            future.set_result({key: value[start:end] for key, value in found.items()})
-            start = end
-
-    async def counts(self) -> tuple[int, int]:
-        """Passes and rows so far."""
-        return self.passes, self.rows
+        start = 0
+        for part, future in calls:
+            rows = slice(start, start + len(part))
+            future.set_result({name: value[rows] for name, value in embeddings.items()})
+            start = rows.stop
 
 
 class EmbeddedRollout(Rollout):
@@ -97,39 +99,43 @@ class EmbeddedRollout(Rollout):
 
     def __init__(self, length: int, envs: Any, modality_names: frozenset[str] = frozenset()) -> None:
         super().__init__(length, envs, modality_names - {"frame"})
-        self.embedded: dict[str, np.ndarray] = {}  # (T + 1, N, D)
-        self.final_embedded: list[tuple[int, np.ndarray, dict[str, np.ndarray]]] = []  # time, columns, (M, D) by name
+        # (T + 1, N, D) by name.
+        self.embedded: dict[str, np.ndarray] = {}
+        # Of the last observations of episodes: time, columns, (M, D) by name.
+        self.final_embedded: list[tuple[int, np.ndarray, dict[str, np.ndarray]]] = []
 
-    def take(self, columns: slice, found: dict[str, np.ndarray], finals: list[tuple[int, np.ndarray]]) -> None:
+    def take(self, columns: slice, embeddings: dict[str, np.ndarray], finals: list[tuple[int, np.ndarray]]) -> None:
         """Rows of `frames_of` a part: its T rows, then the last observations of episodes, at (time, columns)."""
         n = columns.stop - columns.start
         count = self.length * n
-        for key, value in found.items():
-            self._room(key, value)[1:, columns] = value[:count].reshape(self.length, n, -1)
-        for t, where in finals:
-            rows = {key: value[count : count + len(where)] for key, value in found.items()}
-            self.final_embedded.append((t, where + columns.start, rows))
-            count += len(where)
+        for name, value in embeddings.items():
+            self._array_for(name, value)[1:, columns] = value[:count].reshape(self.length, n, -1)
+        for t, envs in finals:
+            rows = slice(count, count + len(envs))
+            values = {name: value[rows] for name, value in embeddings.items()}
+            self.final_embedded.append((t, envs + columns.start, values))
+            count = rows.stop
 
-    def show(self, found: dict[str, np.ndarray]) -> None:
+    def show(self, embeddings: dict[str, np.ndarray]) -> None:
         """The embeddings (N, D) of the observations to act on first."""
-        for key, value in found.items():
-            self._room(key, value)[0] = value
+        for name, value in embeddings.items():
+            self._array_for(name, value)[0] = value
 
-    def _room(self, key: str, value: np.ndarray) -> np.ndarray:
-        if key not in self.embedded:
-            self.embedded[key] = np.zeros((self.length + 1, self.n, value.shape[1]), value.dtype)
-        return self.embedded[key]
+    def _array_for(self, name: str, value: np.ndarray) -> np.ndarray:
+        if name not in self.embedded:
+            self.embedded[name] = np.zeros((self.length + 1, self.n, value.shape[1]), value.dtype)
+        return self.embedded[name]
 
     def transitions(self, requires: frozenset[str]) -> Transitions:
         extras: dict[str, np.ndarray] = {}
-        for key, value in self.embedded.items():
-            extras[key] = value[1:].copy()
+        for name, value in self.embedded.items():
+            extras[name] = value[1:].copy()
             if "obs_frame" in requires:
-                extras[f"obs_{key}"] = value[:-1]
-        for t, columns, rows in self.final_embedded:
-            for key, value in rows.items():
-                extras[key][t, columns] = value
+                extras[f"obs_{name}"] = value[:-1]
+        # Where an episode ended, row t + 1 is the next one's first observation.
+        for t, columns, values in self.final_embedded:
+            for name, value in values.items():
+                extras[name][t, columns] = value
         return super().transitions(requires - {"frame", "obs_frame"}).replace(extras=extras)
 
     def roll(self) -> None:
@@ -139,7 +145,8 @@ class EmbeddedRollout(Rollout):
         self.final_embedded.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"embedded": {key: value[0].copy() for key, value in self.embedded.items()}}
+        embedded = {name: value[0].copy() for name, value in self.embedded.items()}
+        return super().state_dict() | {"embedded": embedded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -149,6 +156,14 @@ class EmbeddedRollout(Rollout):
 def frames_of(part: dict[str, Any]) -> tuple[Frames, list[tuple[int, np.ndarray]]]:
     """Take the frames out of an actor's part: (T * n + M, H, W, 3), and where the M last ones belong."""
     frames = part["modalities"].pop("frame")
-    last = [one for one in part["final_modalities"] if one[0] == "frame"]
-    part["final_modalities"] = [one for one in part["final_modalities"] if one[0] != "frame"]
-    return np.concatenate([frames.reshape(-1, *frames.shape[2:]), *(one[3] for one in last)]), [x[1:3] for x in last]
+    arrays = [frames.reshape(-1, *frames.shape[2:])]
+    places = []
+    other_finals = []
+    for name, t, envs, value in part["final_modalities"]:
+        if name == "frame":
+            arrays.append(value)
+            places.append((t, envs))
+        else:
+            other_finals.append((name, t, envs, value))
+    part["final_modalities"] = other_finals
+    return np.concatenate(arrays), places

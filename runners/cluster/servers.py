@@ -9,7 +9,8 @@ from runners.cluster.connect import first_line
 from runners.cluster.server import RewardServer
 from runners.run.config import TrainConfig, sources
 
-GIVE_UP = 3  # losses of one server in a row, without an answer between them
+# Losses of one server in a row, without an answer between them.
+MAX_SERVER_LOSSES = 3
 
 
 @dataclass
@@ -19,7 +20,7 @@ class Asked:
     server: int
     frames: Any
     handle: Any
-    found: Any
+    embeddings: Any
 
 
 class Servers:
@@ -28,12 +29,14 @@ class Servers:
     def __init__(self, ray: Any, config: TrainConfig, spaces: tuple[Any, Any], device: str) -> None:
         gpus = 1 if device.startswith("cuda") else 0
         code = [source for key, source in sources(config).items() if key.startswith("reward.")]
-        self._ray, self._arguments = ray, (config, code, spaces, device)
+        self._ray = ray
+        self._arguments = (config, code, spaces, device)
         self._remote = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0)(RewardServer)
         self.handles = [self._remote.remote() for _ in range(config.servers)]
         self.pids = [self._get(handle.make.remote(*self._arguments)) for handle in self.handles]
         self.restarts = 0
-        self._lost_in_row, self._turn = [0] * config.servers, 0
+        self._lost_in_row = [0] * config.servers
+        self._turn = 0
 
     def __len__(self) -> int:
         return len(self.handles)
@@ -49,30 +52,37 @@ class Servers:
         errors = self._ray.exceptions
         while True:
             try:
-                found = self._ray.get(asked.found)
+                embeddings = self._ray.get(asked.embeddings)
             except errors.RayTaskError as error:
-                if isinstance(error.cause, errors.RayError):  # the frames went with their actor
+                # The frames went with their actor.
+                if isinstance(error.cause, errors.RayError):
                     raise error.cause from None
-                failed = WorkerError(f"reward server {asked.server} raised {type(error.cause).__name__}: {error.cause}")
-                failed.add_note(f"The traceback in the server:\n{error}")
-                raise failed from None
+                failure = WorkerError(
+                    f"reward server {asked.server} raised {type(error.cause).__name__}: {error.cause}"
+                )
+                failure.add_note(f"The traceback in the server:\n{error}")
+                raise failure from None
             except errors.RayError as error:
-                if asked.handle is self.handles[asked.server]:  # else it was replaced since
+                # Another answer may have replaced the server already.
+                if asked.handle is self.handles[asked.server]:
                     self._replace(asked.server, first_line(error))
                 asked.handle = self.handles[asked.server]
-                asked.found = asked.handle.embed.remote(asked.frames)
+                asked.embeddings = asked.handle.embed.remote(asked.frames)
                 continue
             self._lost_in_row[asked.server] = 0
-            return found
+            return embeddings
 
     def _replace(self, number: int, why: str) -> None:
         self._lost_in_row[number] += 1
-        if self._lost_in_row[number] >= GIVE_UP:
-            raise WorkerError(f"reward server {number} was lost {GIVE_UP} times in a row without an answer ({why})")
+        if self._lost_in_row[number] >= MAX_SERVER_LOSSES:
+            raise WorkerError(
+                f"reward server {number} was lost {MAX_SERVER_LOSSES} times in a row without an answer ({why})"
+            )
         self.restarts += 1
         self._kill(self.handles[number])
         self.handles[number] = self._remote.remote()
-        with suppress(self._ray.exceptions.RayError):  # lost again: the next answer tells
+        # If it is lost again, the next answer shows that.
+        with suppress(self._ray.exceptions.RayError):
             self.pids[number] = self._get(self.handles[number].make.remote(*self._arguments))
 
     def _get(self, ref: Any) -> Any:

@@ -107,6 +107,9 @@ class Display(Watcher):
         self._last = self._began
         # Jobs that had ended when this command began; None before the first tick.
         self._ended_before: float | None = None
+        # As of the last tick.
+        self._entries: dict[str, Entry] = {}
+        self._runs: dict[str, RunProgress] = {}
         self._live: Live | None = None
 
     def __enter__(self) -> "Display":
@@ -123,16 +126,17 @@ class Display(Watcher):
 
     def tick(self, entries: dict[str, Entry], running: list[Job]) -> None:
         """Print how the jobs stand, if it is time to."""
+        self._entries = entries
         if self._ended_before is None:
-            self._ended_before = self._amount_done(entries, {})
+            self._ended_before = self._jobs_done()
         if self.clock() - self._last < self.every_s:
             return
         self._last = self.clock()
-        by_job = {job.name: progress(job.folder) for job in running}
+        self._runs = {job.name: progress(job.folder) for job in running}
         if self._live is None:
-            self.message(self._counts(entries, by_job))
+            self.message(self._counts())
         else:
-            self._live.update(self._table(entries, by_job))
+            self._live.update(self._table())
 
     def attempt_ended(self, job: Job, entry: Entry) -> None:
         """One line about an attempt that ended."""
@@ -153,33 +157,29 @@ class Display(Watcher):
         else:
             print(sentence, file=self.stream, flush=True)
 
-    def left(self, entries: dict[str, Entry], by_job: dict[str, RunProgress]) -> float | None:
-        """Seconds until all have ended at the speed since we began; None while it is unknown."""
-        done = self._amount_done(entries, by_job)
-        jobs_a_second = (done - (self._ended_before or 0.0)) / max(self.clock() - self._began, 1e-9)
-        return (len(self.jobs) - done) / jobs_a_second if jobs_a_second > 0 else None
-
-    def _amount_done(self, entries: dict[str, Entry], by_job: dict[str, RunProgress]) -> float:
+    def _jobs_done(self) -> float:
         """Jobs that have ended, and the shares of those that run."""
-        by_state = _by_state(self.jobs, entries)
-        ended = len(by_state["finished"]) + len(by_state["failed"])
-        return ended + sum(run.share for run in by_job.values())
+        by_state = _by_state(self.jobs, self._entries)
+        return len(by_state["finished"] + by_state["failed"]) + sum(run.share for run in self._runs.values())
 
-    def _counts(self, entries: dict[str, Entry], by_job: dict[str, RunProgress]) -> str:
-        by_state = _by_state(self.jobs, entries)
+    def _counts(self) -> str:
+        """How many jobs are in which state, and the time left at the speed since this command began."""
+        by_state = _by_state(self.jobs, self._entries)
         counts = ", ".join(f"{len(by_state[state])} {state}" for state in JOB_STATES if by_state[state])
         line = f"{counts} of {len(self.jobs)}"
-        seconds = self.left(entries, by_job)
-        if seconds is not None:
-            line += f"; {clock(seconds)} left"
+        done = self._jobs_done()
+        new = done - (self._ended_before or 0.0)
+        if new > 0:
+            jobs_a_second = new / max(self.clock() - self._began, 1e-9)
+            line += f"; {clock((len(self.jobs) - done) / jobs_a_second)} left"
         return line
 
-    def _table(self, entries: dict[str, Entry], by_job: dict[str, RunProgress]) -> Table:
-        table = Table(title=Text(self._counts(entries, by_job)), title_justify="left", box=None, pad_edge=False)
+    def _table(self) -> Table:
+        table = Table(title=Text(self._counts()), title_justify="left", box=None, pad_edge=False)
         table.add_column("job")
         for column in ("step", "task return", "frames/s"):
             table.add_column(column, justify="right")
-        for name, run in by_job.items():
+        for name, run in self._runs.items():
             step = f"{run.step:,} of {run.total:,}" if run.total else "begins"
             table.add_row(Text(name), step, _text(run.task_return), _text(run.fps))
         return table
