@@ -58,12 +58,9 @@ class Command:
     # Makes the whole help, instead of `doc` and the keys.
     help: Callable[[], str] | None = None
 
+    @lasting_output()
     def __call__(self, argv: list[str] | None = None) -> int:
         """Run a command line; returns the exit code."""
-        with lasting_output():
-            return self._call(argv)
-
-    def _call(self, argv: list[str] | None) -> int:
         is_typed = argv is None
         if argv is None:
             argv = sys.argv[1:]
@@ -205,7 +202,9 @@ def written(value: Any) -> str:
         return f"[{','.join(map(written, value))}]"
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def failed(code: int, sentence: str, error: BaseException | None = None) -> int:

@@ -20,6 +20,8 @@ from runners.cli.declared import Declared, choices, declared_fields, fields, key
 from runners.run.trust import admit
 
 SCRIPTS = {path.stem: path for path in sorted(Path(__file__).parent.glob("shell/*.txt"))}
+# The keys that a line gives already -> their texts.
+Chosen = dict[str, str]
 # Verbs that take the keys of `train`, too.
 VERBS_THAT_TRAIN = ("train", "sweep", "tune", "transfer", "design", "compare", "annotate")
 
@@ -55,7 +57,7 @@ def _prepend(prefix: str, words: Iterable[str]) -> list[str]:
     return [prefix + word for word in words]
 
 
-def _complete_key(verb: str, module: str, chosen: dict[str, str], key: str) -> list[str]:
+def _complete_key(verb: str, module: str, chosen: Chosen, key: str) -> list[str]:
     """Keys that begin so, each with its =; for `list` also the names that it takes."""
     words = [f"{name}=" for name in _keys(verb, module, chosen, key)]
     if verb == "list":
@@ -74,7 +76,7 @@ def _complete_key(verb: str, module: str, chosen: dict[str, str], key: str) -> l
     return _starting_with(key, dict.fromkeys(plain + owners))
 
 
-def _keys(verb: str, module: str, chosen: dict[str, str], begin: str) -> list[str]:
+def _keys(verb: str, module: str, chosen: Chosen, begin: str) -> list[str]:
     """The keys of a verb; options of the environment only where `begin` asks for them, as they cost an import."""
     keys = [*_own_fields(module)]
     if verb in VERBS_THAT_TRAIN:
@@ -87,7 +89,7 @@ def _keys(verb: str, module: str, chosen: dict[str, str], begin: str) -> list[st
     return [key for key in dict.fromkeys(keys) if key not in chosen and key not in ("rest", "trust")]
 
 
-def _values(verb: str, module: str, chosen: dict[str, str], key: str) -> list[str]:
+def _values(verb: str, module: str, chosen: Chosen, key: str) -> list[str]:
     """What a key may be given, where that is known."""
     if key == "env":
         ids: list[str] = []
@@ -102,18 +104,20 @@ def _values(verb: str, module: str, chosen: dict[str, str], key: str) -> list[st
         return [*presets.every(), "auto", "none"]
     owner, *path = key.split(".")
     if owner == "agent" and path:
-        known = declared_fields("agent", chosen.get("agent", "ppo"))
+        declared = declared_fields("agent", chosen.get("agent", "ppo"))
     elif owner == "reward" and path:
-        known = declared_fields("reward", _rewards(chosen).get(path[0], path[0]))
+        declared = declared_fields("reward", _rewards(chosen).get(path[0], path[0]))
     else:
-        known = _own_fields(module)
+        declared = _own_fields(module)
         if verb in VERBS_THAT_TRAIN:
-            known = _train_fields() | known
+            declared = _train_fields() | declared
     field = key.rpartition(".")[2]
-    return choices(*known[field]) if field in known else []
+    if field in declared:
+        return choices(*declared[field])
+    return []
 
 
-def _rewards(chosen: dict[str, str]) -> dict[str, str]:
+def _rewards(chosen: Chosen) -> dict[str, str]:
     """The rewards of a line, by the names that their options have: novelty:Far is called far."""
     names = chosen.get("reward", "").strip("[]'\"").split(",")
     return {name.rpartition(":")[2].lower() if ":" in name else name: name for name in names}

@@ -19,10 +19,13 @@ from envs.make import options as options_of
 from lodestar.tables import Table
 from runners.cli import presets
 from runners.cli.declared import declared_fields
+from runners.cli.presets import Values
 from runners.cli.value import cast, parse, read, short, split
 from runners.run.config import RENAMED, TrainConfig, UsageError, nearest, unknown
 from runners.run.trust import admit, refuse, require
 
+# Keys -> the types of their values.
+Kinds = dict[str, Any]
 # The keys that choose what the other keys may be.
 OWN_NAMES = ("env", "reward", "agent", "preset")
 # Fields of `TrainConfig` that the command line spells otherwise.
@@ -84,8 +87,8 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
             options |= kinds_of(rewards.get(name).Config, f"reward.{name}.")
         for key in values:
             if key not in kinds and key not in options and key not in OWN_NAMES:
-                known = {**kinds, **_env_keys(env, values), **options}
-                raise UsageError(_unknown_key(key, values, known, names))
+                known_keys = {**kinds, **_env_keys(env, values), **options}
+                raise UsageError(_unknown_key(key, values, known_keys, names))
         parts = _split_by_prefix(values, options, texts)
         config.agent = agents.get(agent).Config(**parts["agent"])
         config.reward = {name: rewards.get(name).Config(**parts[f"reward.{name}"]) for name in names}
@@ -104,7 +107,7 @@ def chosen(argv: list[str]) -> tuple[str, list[str]]:
     return agent, _with_task(names, values)
 
 
-def _read_arguments(argv: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
+def _read_arguments(argv: list[str]) -> tuple[dict[str, str], Values]:
     """Keys with their texts; and the values of those that choose the other keys."""
     keys = kinds_of(TrainConfig)
     for argument in argv:
@@ -118,9 +121,9 @@ def _read_arguments(argv: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
     return texts, choices
 
 
-def _split_by_prefix(values: dict[str, Any], kinds: dict[str, Any], texts: Collection[str]) -> dict[str, Any]:
+def _split_by_prefix(values: Values, kinds: Kinds, texts: Collection[str]) -> dict[str, Values]:
     """The values of the keys among `kinds`: what stands before the last dot of a key -> name -> value."""
-    parts: dict[str, Any] = collections.defaultdict(dict)
+    parts: dict[str, Values] = collections.defaultdict(dict)
     for key, value in values.items():
         if key not in kinds:
             continue
@@ -139,7 +142,9 @@ def _key_of_value(argument: str) -> str:
         return "reward"
     if argument in agents.names():
         return "agent"
-    return "preset" if argument in presets.every() else ""
+    if argument in presets.every():
+        return "preset"
+    return ""
 
 
 def _refuse_list(reward: str) -> None:
@@ -150,7 +155,7 @@ def _refuse_list(reward: str) -> None:
         raise UsageError(f"reward={reward} {problem}; to add rewards up write 'reward=[{','.join(names)}]'")
 
 
-def _choose_names(values: dict[str, Any]) -> tuple[str, list[str]]:
+def _choose_names(values: Values) -> tuple[str, list[str]]:
     """The agent's name, and those of the rewards; loads, where they are right, none but those of the user's files."""
     agent = values.get("agent", "ppo")
     if isinstance(agent, list | dict) or "," in str(agent):
@@ -192,7 +197,7 @@ def named(table: Table[Any], given: Any) -> str:
         raise UsageError(str(error)) from error
 
 
-def _with_task(names: list[str], values: dict[str, Any]) -> list[str]:
+def _with_task(names: list[str], values: Values) -> list[str]:
     """The rewards of a run: a bonus that stands alone is added to the task."""
     if not isinstance(values.get("reward"), list) and rewards.get(names[0]).role == "bonus":
         return ["task", *names]
@@ -217,15 +222,15 @@ def environment(env: Any) -> str:
     return str(env)
 
 
-def kinds_of(config: type, prefix: str = "", hidden: Collection[str] = ()) -> dict[str, Any]:
+def kinds_of(config: type, prefix: str = "", hidden: Collection[str] = ()) -> Kinds:
     """The keys of a Config's fields -> their types."""
     hints = typing.get_type_hints(config)
     return {prefix + field.name: hints[field.name] for field in dataclasses.fields(config) if field.name not in hidden}
 
 
-def _check_prefixes(values: dict[str, Any], kinds: dict[str, Any], agent: str, names: list[str]) -> None:
+def _check_prefixes(values: Values, kinds: Kinds, agent: str, names: list[str]) -> None:
     """Refuse keys that begin as none does, and options that are in no source of ours; without torch, which is slow."""
-    known = [*kinds, *OWN_NAMES]
+    known_keys = [*kinds, *OWN_NAMES]
     # Prefix -> the whole keys that begin so. There are none for the classes of other packages: those are not read.
     option_keys = {"agent.": [f"agent.{option}" for option in declared_fields("agent", agent)]}
     for name in names:
@@ -234,22 +239,22 @@ def _check_prefixes(values: dict[str, Any], kinds: dict[str, Any], agent: str, n
     for key in values:
         owner, *path = key.split(".")
         keys_there = option_keys.get(key[: key.rfind(".") + 1])
-        if key in known or (keys_there and key in keys_there):
+        if key in known_keys or (keys_there and key in keys_there):
             continue
         if keys_there:
             for option_names in option_keys.values():
-                known += option_names
-            raise UsageError(_unknown_key(key, values, known, names))
+                known_keys += option_names
+            raise UsageError(_unknown_key(key, values, known_keys, names))
         # The options of an agent or a reward that was not read are checked once its class is imported.
         if owner == "agent" and len(path) == 1:
             continue
         if owner == "reward" and len(path) == 2 and path[0] in rewards.names():
             continue
-        if path or key in RENAMED or key in ELSEWHERE or nearest(key, known, MIN_MISSPELT_SIMILARITY):
-            raise UsageError(_unknown_key(key, values, known, names))
+        if path or key in RENAMED or key in ELSEWHERE or nearest(key, known_keys, MIN_MISSPELT_SIMILARITY):
+            raise UsageError(_unknown_key(key, values, known_keys, names))
 
 
-def _env_keys(env: str, values: dict[str, Any]) -> dict[str, Any]:
+def _env_keys(env: str, values: Values) -> Kinds:
     """Every option of the environment -> its type; Any for others, where the constructor takes whatever it is given."""
     keys = {ENV + name: _option_type(parameter) for name, parameter in options_of(env).items()}
     for key in values:
@@ -269,13 +274,17 @@ def _option_type(parameter: inspect.Parameter) -> Any:
         kinds = {bool: bool, int: int | float, float: int | float, str: str}
         return kinds.get(type(parameter.default), Any)
     alternatives = typing.get_args(kind) or (kind,)
-    return kind if set(alternatives) <= {bool, int, float, str, type(None)} else Any
+    if set(alternatives) <= {bool, int, float, str, type(None)}:
+        return kind
+    return Any
 
 
-def _unknown_key(key: str, values: dict[str, Any], keys: Collection[str], names: list[str]) -> str:
+def _unknown_key(key: str, values: Values, keys: Collection[str], names: list[str]) -> str:
     """The sentence about a key that is none of `keys`, in a run with the rewards `names`."""
     if key in RENAMED:
-        return f"{key} is now called {RENAMED[key]}" if RENAMED[key] else f"{key} is gone; leave it out"
+        if RENAMED[key]:
+            return f"{key} is now called {RENAMED[key]}"
+        return f"{key} is gone; leave it out"
     parts = key.split(".")
     if parts[0] == "reward" and len(parts) == 3 and parts[1] in rewards.names() and parts[1] not in names:
         fix = _use_reward(parts[1], parts[2], values, names)
@@ -285,7 +294,7 @@ def _unknown_key(key: str, values: dict[str, Any], keys: Collection[str], names:
     return f"{key}={short(values[key])} is unknown; {hint}"
 
 
-def _use_reward(name: str, option: str, values: dict[str, Any], names: list[str]) -> str:
+def _use_reward(name: str, option: str, values: Values, names: list[str]) -> str:
     """How a run with the rewards `names` comes to use the one called `name`, or the same option of one of its own."""
     if "reward" not in values:
         return f"use it: reward={name}"
@@ -353,7 +362,7 @@ def fill_goals(config: Any, given: Collection[str] = ()) -> None:
             _fill_sentences(name, options, config.env, given)
 
 
-def _fill_answers(judge_options: dict[str, Any], env: str, family: str) -> None:
+def _fill_answers(judge_options: Values, env: str, family: str) -> None:
     """Give a human judge a file of answers for this environment, and what can be shown of it."""
     from runners.run.video import can_be_drawn
 
@@ -368,11 +377,11 @@ def _fill_answers(judge_options: dict[str, Any], env: str, family: str) -> None:
 
 def _fill_sentences(name: str, options: Any, env: str, given: Collection[str]) -> None:
     """Give a reward that reads frames the sentences of the environment's first goal; a UsageError if it has none."""
-    known = goals(env)
-    if not known:
+    env_goals = goals(env)
+    if not env_goals:
         fix = f'give reward.{name}.goal="what you want to see"'
         raise UsageError(f"reward={name} needs a sentence for {env}, for which none is known; {fix}")
-    goal = known[0]
+    goal = env_goals[0]
     options.goal = goal.prompt
     for field in ("baseline", "negative"):
         if f"reward.{name}.{field}" not in given and not getattr(options, field, True):

@@ -37,7 +37,7 @@ def fields(module: str, cls: str) -> dict[str, Declared]:
         for line in node.body:
             if not isinstance(line, ast.AnnAssign) or "ClassVar" in ast.unparse(line.annotation):
                 continue
-            # A subclass that gives a field another default keeps the declaration, unless it names choices anew.
+            # A subclass that gives a field another default keeps the declaration, unless it names other choices.
             name = ast.unparse(line.target)
             if name not in declared or "choices" in _keywords(line):
                 declared[name] = line, place
@@ -95,7 +95,9 @@ def tree(module: str) -> ast.Module:
 def _keywords(field: ast.AnnAssign) -> dict[str | None, ast.expr]:
     """The keyword arguments of `setting(...)`; none for a plain default."""
     call = field.value
-    return {word.arg: word.value for word in call.keywords} if isinstance(call, ast.Call) else {}
+    if isinstance(call, ast.Call):
+        return {word.arg: word.value for word in call.keywords}
+    return {}
 
 
 def choices(field: ast.AnnAssign, module: str) -> list[str]:
@@ -103,7 +105,9 @@ def choices(field: ast.AnnAssign, module: str) -> list[str]:
     keywords = _keywords(field)
     if "choices" in keywords:
         return _texts(keywords["choices"], module)
-    return ["true", "false"] if ast.unparse(field.annotation) == "bool" else []
+    if ast.unparse(field.annotation) == "bool":
+        return ["true", "false"]
+    return []
 
 
 def _texts(node: ast.expr | None, module: str) -> list[str]:

@@ -18,15 +18,19 @@ from typing import Any
 from lodestar.files import read_text
 from runners.run.config import UsageError, read, unknown
 
+# Keys of the command line -> values.
+Values = dict[str, Any]
+# A preset's about, values, applies, on_top, agents and rewards, as `every` describes them.
+Preset = dict[str, Any]
 PRESET_FOLDER = Path(__file__).parent / "preset"
 
 
-def every() -> dict[str, dict[str, Any]]:
+def every() -> dict[str, Preset]:
     """Every preset by name: about (one line), values (key -> value), applies, on_top, agents, rewards."""
     return {path.stem: _read_preset(path) for path in sorted(PRESET_FOLDER.glob("*.yaml"))}
 
 
-def named(name: str) -> dict[str, Any]:
+def named(name: str) -> Preset:
     """One preset, by its name or by the path of a .yaml file, as `runners.tune` writes them; else a UsageError."""
     if _is_file(name):
         return _read_preset(Path(name).resolve())
@@ -36,7 +40,7 @@ def named(name: str) -> dict[str, Any]:
     return presets[name]
 
 
-def user_preset_settings(names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def user_preset_settings(names: list[str]) -> Iterator[tuple[str, Values]]:
     """Of the presets that are files and did not come with this package: the name, and settings for any run or some."""
     for name in filter(_is_file, names):
         preset = named(name)
@@ -51,20 +55,21 @@ def _is_file(name: str) -> bool:
     return path.suffix == ".yaml" and path.is_file()
 
 
-def _read_preset(path: Path) -> dict[str, Any]:
+def _read_preset(path: Path) -> Preset:
     # A sweep asks for every job, so a file is read again only if it was changed.
     return _parse_preset(path, path.stat().st_mtime_ns)
 
 
 @functools.lru_cache
-def _parse_preset(path: Path, changed: int) -> dict[str, Any]:
+def _parse_preset(path: Path, changed: int) -> Preset:
     """The file as it was when it was last `changed`."""
     text = read_text(path)
     if "${" in text or "_target_" in text:
         raise UsageError(f"the preset {path} is refused: configurations are data, without _target_ and ${{...}}")
     values = read(path)
     first_comment = re.search("^#(.*)", text, re.MULTILINE)
-    preset: dict[str, Any] = {"about": first_comment[1].strip() if first_comment else "", "values": values}
+    about = first_comment[1].strip() if first_comment else ""
+    preset: Preset = {"about": about, "values": values}
     for name in ("applies", "on_top", "agents", "rewards"):
         preset[name] = values.pop(name, None) or {}
     for name in ("agents", "rewards"):
@@ -74,7 +79,7 @@ def _parse_preset(path: Path, changed: int) -> dict[str, Any]:
     return preset
 
 
-def applied(given: dict[str, Any]) -> list[str]:
+def applied(given: Values) -> list[str]:
     """The presets of a run, later ones on top: the one it names, or the one made for its environment and reward.
 
     A preset applies by itself when its `applies` entries match what was given: `env` and `reward` as shell patterns
@@ -107,9 +112,9 @@ def applied(given: dict[str, Any]) -> list[str]:
     return names
 
 
-def values(names: list[str], given: dict[str, Any]) -> dict[str, Any]:
+def values(names: list[str], given: Values) -> Values:
     """What presets set for any agent and reward; options of one that the user replaced are left out."""
-    merged: dict[str, Any] = {}
+    merged: Values = {}
     for name in names:
         preset_values = named(name)["values"]
         agent = preset_values.get("agent", "ppo")
@@ -123,9 +128,9 @@ def values(names: list[str], given: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def values_for(names: list[str], agent: str, rewards: list[str]) -> dict[str, Any]:
+def values_for(names: list[str], agent: str, rewards: list[str]) -> Values:
     """What presets set for this agent and these rewards in particular."""
-    merged: dict[str, Any] = {}
+    merged: Values = {}
     for preset in map(named, names):
         merged |= preset["agents"].get(agent) or {}
         for reward in rewards:

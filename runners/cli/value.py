@@ -49,7 +49,9 @@ def _guess_pair(argument: str, names: list[str]) -> str:
     if "/" in argument and "run" in names:
         return f"did you mean run={argument}?"
     near = nearest(argument.lstrip("-"), names)
-    return f"did you mean {near}=...?" if near else "try --help"
+    if near:
+        return f"did you mean {near}=...?"
+    return "try --help"
 
 
 def refuse_twice(arguments: Iterable[str]) -> None:
@@ -121,7 +123,9 @@ def cast(key: str, value: Any, kind: Any) -> Any:
     if str in kinds and not isinstance(value, list | dict):
         if value is None:
             return ""
-        return str(value).lower() if isinstance(value, bool) else str(value)
+        if isinstance(value, bool):
+            return str(value).lower()
+        return str(value)
     for option in kinds:
         origin = typing.get_origin(option) or option
         if origin in (list, tuple):
@@ -154,7 +158,9 @@ def _guess_value(key: str, value: Any, kinds: Iterable[Any]) -> str:
     span = re.fullmatch(r"(\d+)(?:-|\.\.)(\d+)", text)
     if span:
         return f"; did you mean '{key}=range({span[1]},{int(span[2]) + 1})', which runners.sweep takes?"
-    return f"{give_one})" if "," in text or "range(" in text else ""
+    if "," in text or "range(" in text:
+        return f"{give_one})"
+    return ""
 
 
 def _guess_number(text: str) -> float | None:
@@ -207,7 +213,9 @@ def literal(value: Any) -> str:
 def short(value: Any) -> str:
     """At most 60 characters of it."""
     text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    if len(text) <= 60:
+        return text
+    return text[:57] + "..."
 
 
 def _plain(value: Any) -> Any:

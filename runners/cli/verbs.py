@@ -14,11 +14,9 @@ lodestar list           environments, rewards, agents and presets
 lodestar completion bash|zsh    prints what completes verbs, keys, names and values on TAB"""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run a command line, that of this process by default; returns the exit code."""
-    if argv is None:
-        argv = sys.argv[1:]
-    verb, *arguments = argv or [""]
+def main() -> int:
+    """Run the command line of this process; returns the exit code."""
+    verb, *arguments = sys.argv[1:] or [""]
     collision = name_collision()
     if collision:
         return _refuse(collision)

@@ -23,6 +23,8 @@ from runners.cluster.server import frames_of
 from runners.run.build import make_envs
 from runners.run.config import TrainConfig
 
+# Arrays, numbers and nested states by name.
+State = dict[str, Any]
 # What the environments and the policy made of a rollout, an array (T, N) or more each.
 ROLLOUT_FIELDS = ("action", "reward", "terminated", "truncated", "valid", "success")
 # What a collector computes of the actions that it took, if the learner does not.
@@ -46,7 +48,7 @@ class Outline(TaskScorer):
 class LostFirst:
     """Steps environments; the first step says that the episodes before it were lost, and begins these."""
 
-    def __init__(self, stepper: Any, obs: Obs, modalities: dict[str, Any]) -> None:
+    def __init__(self, stepper: Any, obs: Obs, modalities: State) -> None:
         self.groups = stepper.groups
         self._stepper = stepper
         self._obs = obs
@@ -109,7 +111,7 @@ class Actor:
         self._must_roll = False
         return os.getpid()
 
-    def begin(self, seed: int, lost: bool = False) -> tuple[Obs, dict[str, Any]]:
+    def begin(self, seed: int, lost: bool = False) -> tuple[Obs, State]:
         """Begin episodes, after `lost` ones if the next rollout is to say so; returns what comes with their start."""
         collector = self.collector
         collector.seed = seed
@@ -124,7 +126,7 @@ class Actor:
         self._must_roll = False
         return obs, modalities
 
-    def restore(self, state: dict[str, Any], envs: dict[str, Any]) -> None:
+    def restore(self, state: State, envs: State) -> None:
         """Continue where an actor of these columns stood between two rollouts; `envs` is a snapshot of them."""
         collector = self.collector
         shown = state["rollout"]["shown"]
@@ -146,7 +148,7 @@ class Actor:
         collector.stepper = self._stepper
         self._must_roll = False
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> State:
         """The environments between two rollouts, and what `restore` continues with."""
         collector = self.collector
         self._roll()
@@ -163,7 +165,7 @@ class Actor:
             self.collector.roll()
             self._must_roll = False
 
-    def collect(self, number: int, weights: dict[str, Any], evaluate: bool) -> Any:
+    def collect(self, number: int, weights: State, evaluate: bool) -> Any:
         """A rollout by the policy with these weights; `evaluate`: with its values and log-probabilities.
 
         Where servers look at frames, the rollout without them, and the frames.
@@ -189,11 +191,11 @@ class Actor:
         frames, part["embedded_at"] = frames_of(part)
         return part, frames
 
-    def _read_part(self, evaluate: bool) -> dict[str, Any]:
+    def _read_part(self, evaluate: bool) -> State:
         """What the learner needs of the rollout; it has the first row of observations."""
         collector = self.collector
         rollout = collector.rollout
-        part: dict[str, Any] = {"chosen": collector.chosen, "rng": collector.rng.bit_generator.state}
+        part: State = {"chosen": collector.chosen, "rng": collector.rng.bit_generator.state}
         for name in (*ROLLOUT_FIELDS, "finals", "final_modalities"):
             part[name] = getattr(rollout, name)
         if evaluate:

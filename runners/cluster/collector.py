@@ -13,7 +13,7 @@ import torch
 
 from agents.ppo.collector import Collector
 from envs.transitions import Rollout, map_obs, put
-from runners.cluster.actor import ACTING_FIELDS, ROLLOUT_FIELDS
+from runners.cluster.actor import ACTING_FIELDS, ROLLOUT_FIELDS, State
 from runners.cluster.server import EmbeddedRollout
 
 
@@ -26,7 +26,7 @@ class FleetCollector(Collector):
         self.kind_of_rollout = EmbeddedRollout if envs.servers else Rollout
         super().__init__(envs, *settings)
         # The random numbers of the actors behind the first; those of the first are `rng`.
-        self.others: list[dict[str, Any]] = []
+        self.others: list[State] = []
         self.seconds["waiting"] = 0.0
         envs.seconds = self.seconds
         # Whether actors compute values and log-probabilities, too.
@@ -67,7 +67,7 @@ class FleetCollector(Collector):
         self.episodes.count(rollout.reward, rollout.valid, rollout.ended, rollout.success)
         return True
 
-    def _write_part(self, columns: slice, part: dict[str, Any]) -> None:
+    def _write_part(self, columns: slice, part: State) -> None:
         """Write an actor's part into the rollout; row 0 of what is observed is there from the rollout before."""
         rollout = self.rollout
         begin = columns.start
@@ -105,7 +105,7 @@ class FleetCollector(Collector):
         elif self.envs.lag:
             self.catch_up(self.learner)
 
-    def standing(self, columns: slice, number: int) -> dict[str, Any]:
+    def standing(self, columns: slice, number: int) -> State:
         """What the actor of some columns, the first (0) or another, needs to continue from here."""
         rollout = self.rollout
         rollout_state = {
@@ -124,6 +124,6 @@ class FleetCollector(Collector):
         hidden = self.learner.hidden[columns].cpu().numpy() if self.recurrent else None
         return {"rollout": rollout_state, "rng": rng, "starts": self.starts[0, columns], "hidden": hidden}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         # A local run has no other actors.
         super().load_state_dict({"others": [], **state})

@@ -58,7 +58,9 @@ class Flight:
         """What to wait for; None if the rollout is here."""
         if isinstance(self.part, dict):
             return None
-        return self.asked.embeddings if self.asked else self.part
+        if self.asked:
+            return self.asked.embeddings
+        return self.part
 
 
 @dataclass
@@ -74,7 +76,7 @@ class Member:
     lost_in_row: int = 0
     flight: deque[Flight] = field(default_factory=deque)
     # Number of the last rollout that was learnt from.
-    taken: int = -1
+    last_number: int = -1
 
     @property
     def name(self) -> str:
@@ -157,7 +159,7 @@ class Fleet(VectorEnv):
 
     def _forget_flight(self, member: Member) -> None:
         member.flight.clear()
-        member.taken = self._issued - 1
+        member.last_number = self._issued - 1
 
     def step(self, actions: Any) -> Any:
         raise RuntimeError("these environments step in actors, rollouts at a time; an agent's collector asks for them")
@@ -226,9 +228,9 @@ class Fleet(VectorEnv):
         """Refuse a rollout that is not the next one of its actor: none is learnt from twice, and none is left out."""
         flight = member.flight.popleft()
         part = flight.part
-        if part["number"] != flight.number or flight.number != member.taken + 1:
-            raise RuntimeError(f"{member.name} gave rollout {part['number']} where {member.taken + 1} was due")
-        member.taken = flight.number
+        if part["number"] != flight.number or flight.number != member.last_number + 1:
+            raise RuntimeError(f"{member.name} gave rollout {part['number']} where {member.last_number + 1} was due")
+        member.last_number = flight.number
         member.lost_in_row = 0
         self.delivered += 1
         self._gap = max(self._gap, self._version - part["version"])
@@ -256,7 +258,9 @@ class Fleet(VectorEnv):
             raise failure from None
         except errors.RayError as error:
             begun = self._replace(member, first_line(error))
-            return begun if begins else None
+            if begins:
+                return begun
+            return None
 
     def _replace(self, member: Member, why: str) -> Any:
         """A new actor for these columns, which is asked for the rollouts that were in flight; what it begins with."""
@@ -347,7 +351,9 @@ class Fleet(VectorEnv):
         if set(state) == {"envs"}:
             return [{"envs": list(state["envs"])[member.columns]} for member in self.members]
         parts = state.get("parts", [state])
-        return list(parts) if len(parts) == len(self.members) else None
+        if len(parts) == len(self.members):
+            return list(parts)
+        return None
 
     def measured(self) -> dict[str, float]:
         """Tags since the last call: shares of the wall's time by what it went to, and the policy's lag in updates."""

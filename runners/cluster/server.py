@@ -21,6 +21,8 @@ MAX_PASS_ROWS = 4096
 
 # uint8 (M, H, W, 3)
 Frames = np.ndarray
+# Name -> (M, D)
+Embeddings = dict[str, np.ndarray]
 
 
 def seeing(mix: Any) -> dict[str, Any]:
@@ -28,7 +30,7 @@ def seeing(mix: Any) -> dict[str, Any]:
     return {name: stream.reward for name, stream in mix.streams.items() if {"frame", "obs_frame"} & stream.requires}
 
 
-def embed(mix: Any, frames: Frames) -> dict[str, np.ndarray]:
+def embed(mix: Any, frames: Frames) -> Embeddings:
     """Embeddings (M, D) by their names, of all rewards that read frames."""
     count = len(frames)
     never = np.zeros(count, bool)
@@ -59,7 +61,7 @@ class RewardServer:
         self.busy = False
         return os.getpid()
 
-    async def embed(self, frames: Frames) -> dict[str, np.ndarray]:
+    async def embed(self, frames: Frames) -> Embeddings:
         """The embeddings of frames, which wait until the pass before is over."""
         future = asyncio.get_running_loop().create_future()
         self.waiting.append((frames, future))
@@ -100,11 +102,11 @@ class EmbeddedRollout(Rollout):
     def __init__(self, length: int, envs: Any, modality_names: frozenset[str] = frozenset()) -> None:
         super().__init__(length, envs, modality_names - {"frame"})
         # (T + 1, N, D) by name.
-        self.embedded: dict[str, np.ndarray] = {}
+        self.embedded: Embeddings = {}
         # Of the last observations of episodes: time, columns, (M, D) by name.
-        self.final_embedded: list[tuple[int, np.ndarray, dict[str, np.ndarray]]] = []
+        self.final_embedded: list[tuple[int, np.ndarray, Embeddings]] = []
 
-    def take(self, columns: slice, embeddings: dict[str, np.ndarray], finals: list[tuple[int, np.ndarray]]) -> None:
+    def take(self, columns: slice, embeddings: Embeddings, finals: list[tuple[int, np.ndarray]]) -> None:
         """Rows of `frames_of` a part: its T rows, then the last observations of episodes, at (time, columns)."""
         n = columns.stop - columns.start
         count = self.length * n
@@ -116,7 +118,7 @@ class EmbeddedRollout(Rollout):
             self.final_embedded.append((t, envs + columns.start, values))
             count = rows.stop
 
-    def show(self, embeddings: dict[str, np.ndarray]) -> None:
+    def show(self, embeddings: Embeddings) -> None:
         """The embeddings (N, D) of the observations to act on first."""
         for name, value in embeddings.items():
             self._array_for(name, value)[0] = value
@@ -127,7 +129,7 @@ class EmbeddedRollout(Rollout):
         return self.embedded[name]
 
     def transitions(self, requires: frozenset[str]) -> Transitions:
-        extras: dict[str, np.ndarray] = {}
+        extras: Embeddings = {}
         for name, value in self.embedded.items():
             extras[name] = value[1:].copy()
             if "obs_frame" in requires:

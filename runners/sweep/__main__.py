@@ -153,11 +153,10 @@ def _split_all(arguments: Iterable[str]) -> dict[str, str]:
 
 def _learning_start(config: TrainConfig) -> int:
     """Steps before a probe of an agent with a replay begins to learn."""
-    if not hasattr(config.agent, "learning_starts"):
-        return 0
-    if config.agent.learning_starts is None:
+    start = getattr(config.agent, "learning_starts", 0)
+    if start is None:
         return PROBE_STEPS
-    return min(config.agent.learning_starts, PROBE_STEPS)
+    return min(start, PROBE_STEPS)
 
 
 def job_cost(job: Job, probe: Job, entry: Entry) -> Cost:
@@ -230,7 +229,9 @@ def _bytes_below(path: Path) -> int:
 
 
 def _size_text(size: float) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+    if size >= 1e9:
+        return f"{size / 1e9:.1f} GB"
+    return f"{size / 1e6:.1f} MB"
 
 
 main = Command(SweepConfig, sweep, __doc__, stopped="stopped: the jobs have saved; the same command continues")

@@ -78,9 +78,9 @@ class Child:
         return Outcome(code, time.monotonic() - self._began, self.where)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> int:
     """The process of a job: `python -m runners.sweep.child PARENT FOLDER key=value ...`."""
-    parent, folder, *job = sys.argv[1:] if argv is None else argv
+    parent, folder, *job = sys.argv[1:]
     _reset_signals()
     threading.Thread(target=_exit_with_parent, args=(int(parent),), daemon=True).start()
     # A run of this folder that lost its worker may still be saving; `runners.train` would refuse at once.

@@ -96,11 +96,11 @@ def begin(folder: Path, settings: dict[str, Any]) -> None:
 def make_launcher(name: str, options: dict[str, Any]) -> Launcher:
     """A launcher by its name, and the declared fields of its class; a UsageError if one of them is unknown."""
     cls: type[Launcher] = resolve_name(LAUNCHERS[name])
-    known = [f"launcher.{key}" for key, declared in declarations(cls).items() if declared.help]
+    keys = [f"launcher.{key}" for key, declared in declarations(cls).items() if declared.help]
     hints = typing.get_type_hints(cls)
     for option in options:
         key = f"launcher.{option}"
-        if key not in known:
-            raise UsageError(unknown(f"{name}'s launcher option", key, known))
+        if key not in keys:
+            raise UsageError(unknown(f"{name}'s launcher option", key, keys))
     given = {option: value for option, value in options.items() if value is not None}
     return cls(**{option: cast(f"launcher.{option}", value, hints[option]) for option, value in given.items()})

@@ -43,7 +43,9 @@ class RunProgress:
     @property
     def share(self) -> float:
         """0 to 1."""
-        return min(self.step / self.total, 1.0) if self.total else 0.0
+        if self.total:
+            return min(self.step / self.total, 1.0)
+        return 0.0
 
 
 def progress(folder: Path) -> RunProgress:
@@ -57,7 +59,9 @@ def progress(folder: Path) -> RunProgress:
 
 def _read_number(row: dict[str, str], tag: str) -> float | None:
     text = row.get(tag)
-    return float(text) if text else None
+    if text:
+        return float(text)
+    return None
 
 
 def _last_row(path: Path) -> dict[str, str]:
@@ -76,7 +80,9 @@ def _last_row(path: Path) -> dict[str, str]:
     names = header.decode(errors="replace").strip().split(",")
     row = lines[-1].decode(errors="replace").split(",")
     is_row = len(row) == len(names) and row[0].isdecimal() and all(map(is_float, filter(None, row)))
-    return dict(zip(names, row)) if is_row else {}
+    if is_row:
+        return dict(zip(names, row))
+    return {}
 
 
 def score(folder: Path, policy: str = "this run") -> float | None:
@@ -220,7 +226,9 @@ def _mean_score(jobs: list[Job], policy: str = "this run") -> float | None:
         value = score(job.folder, policy)
         if value is not None:
             scores.append(value)
-    return statistics.fmean(scores) if scores else None
+    if scores:
+        return statistics.fmean(scores)
+    return None
 
 
 def _by_state(jobs: list[Job], entries: dict[str, Entry]) -> dict[str, list[Job]]:
@@ -232,4 +240,6 @@ def _by_state(jobs: list[Job], entries: dict[str, Entry]) -> dict[str, list[Job]
 
 
 def _text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    if value is None:
+        return "-"
+    return f"{value:.4g}"

@@ -258,4 +258,6 @@ def last_words(job: Job, code: int | None) -> str:
     if not lines:
         return f"exit code {code}"
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return errors[-1] if errors else lines[-1]
+    if errors:
+        return errors[-1]
+    return lines[-1]

@@ -228,7 +228,9 @@ def events(folder: Path) -> list[dict[str, Any]]:
 def path_in(folder: Path) -> Path:
     """The job log of a sweep's folder."""
     old_path = folder / OLD_JOB_LOG_NAME
-    return old_path if old_path.exists() else folder / JOB_LOG_NAME
+    if old_path.exists():
+        return old_path
+    return folder / JOB_LOG_NAME
 
 
 def replay(folder: Path) -> dict[str, Entry]:
