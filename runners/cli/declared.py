@@ -23,9 +23,10 @@ def declared_fields(kind: str, name: str) -> dict[str, Declared]:
         return {}
     for node, place in _lineage(module, cls):
         for line in node.body:
+            if not isinstance(line, ast.Assign | ast.AnnAssign) or not _assigns(line, "Config"):
+                continue
             # Such as `Config = RNDConfig`, or `Config: ClassVar[type] = RNDConfig`.
-            is_assignment = isinstance(line, ast.Assign | ast.AnnAssign)
-            if is_assignment and _assigns(line, "Config") and isinstance(line.value, ast.Name):
+            if isinstance(line.value, ast.Name):
                 return fields(place, line.value.id)
     return {}
 
