@@ -134,7 +134,7 @@ class Display(Watcher):
         """Print how the jobs stand, if it is time to."""
         self._entries = entries
         if self._ended_before is None:
-            self._ended_before = self._jobs_done()
+            self._ended_before = self._amount_ended()
         if self.clock() - self._last < self.every_s:
             return
         self._last = self.clock()
@@ -163,7 +163,7 @@ class Display(Watcher):
         else:
             print(sentence, file=self.stream, flush=True)
 
-    def _jobs_done(self) -> float:
+    def _amount_ended(self) -> float:
         """Jobs that have ended, and the shares of those that run."""
         by_state = _by_state(self.jobs, self._entries)
         return len(by_state["finished"] + by_state["failed"]) + sum(run.share for run in self._runs.values())
@@ -173,11 +173,11 @@ class Display(Watcher):
         by_state = _by_state(self.jobs, self._entries)
         counts = ", ".join(f"{len(by_state[state])} {state}" for state in JOB_STATES if by_state[state])
         line = f"{counts} of {len(self.jobs)}"
-        done = self._jobs_done()
-        new = done - (self._ended_before or 0.0)
+        amount = self._amount_ended()
+        new = amount - (self._ended_before or 0.0)
         if new > 0:
             jobs_a_second = new / max(self.clock() - self._began, 1e-9)
-            line += f"; {clock((len(self.jobs) - done) / jobs_a_second)} left"
+            line += f"; {clock((len(self.jobs) - amount) / jobs_a_second)} left"
         return line
 
     def _table(self) -> Table:
