@@ -46,12 +46,13 @@ import numpy as np
 
 from benchmarks import results
 from benchmarks.figures import Keys, Rows, figures, read_number
+from runners.report.job_log import Entry
 from runners.run.config import UsageError
 from runners.sweep.config import make_launcher
 from runners.sweep.display import Display
 from runners.sweep.drive import drive
 from runners.sweep.grid import make_job
-from runners.sweep.job import Entry, Job, JobLog
+from runners.sweep.job import Job, JobLog
 
 FOLDER = Path(__file__).parent / "studies"
 OWN = ("seeds", "score", "threshold")  # keys of a task, an arm or a cell that are the study's, not runners.train's

@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 
 from lodestar.files import opened_text, read_text
+from runners.report.job_log import Entry, replay
 from runners.run.config import UsageError, flatten, read
 from runners.run.folder import read_status
 from runners.run.judged import no_label_sentences
-from runners.sweep.job import Entry, replay
 
 # Tags of the log, as `runners.run.progress` writes them; that module would import torch.
 TASK_RETURN = "rollout/ep_rew_mean"

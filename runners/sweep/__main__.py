@@ -23,6 +23,7 @@ from lodestar.settings import setting
 from runners.cli.command import Command
 from runners.cli.compose import compose
 from runners.cli.output import clock
+from runners.report.job_log import Entry
 from runners.run.checkpoint import versions, write_atomically
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError
 from runners.run.folder import read_status
@@ -30,7 +31,7 @@ from runners.sweep.config import JobsConfig
 from runners.sweep.display import Display, summary
 from runners.sweep.drive import RESUME, drive
 from runners.sweep.grid import expand, safe
-from runners.sweep.job import Entry, Job, JobLog, Launcher, cells
+from runners.sweep.job import Job, JobLog, Launcher, cells
 from runners.sweep.local import warm_up
 
 # The short runs of dry=true: environment steps that each learns from (a longer rollout is taken whole), the episodes of

@@ -20,9 +20,10 @@ from rich.text import Text
 from lodestar.files import LARGE, opened, read_json
 from runners.cli.output import clock
 from runners.cli.value import is_float
+from runners.report.job_log import JOB_STATES, Entry
 from runners.run.folder import OTHER_WAY, read_status
 from runners.sweep.drive import Watcher
-from runners.sweep.job import JOB_STATES, LOG, Entry, Job, cells
+from runners.sweep.job import LOG, Job, cells
 
 # Bytes of metrics.csv that surely hold its last line.
 METRICS_TAIL_BYTES = 8192

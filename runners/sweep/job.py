@@ -2,8 +2,8 @@
 
 A job is one command of `runners.train` with a folder of its own. Whether it is finished is written in that folder, by
 the run itself; the job log of the sweep's folder records where it ran, and how often: one line for every change of a
-job, appended and synced to the disk. A line that a crash tore is left out when the file is read; a log on a full disk
-costs a sentence, not the jobs.
+job, appended and synced to the disk. `runners.report.job_log` reads it. A log on a full disk costs a
+sentence, not the jobs.
 """
 
 import json
@@ -13,22 +13,18 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from lodestar.files import LARGE, appended, make_folder, read_bytes, read_text
+from lodestar.files import LARGE, appended, make_folder, read_bytes
 from lodestar.settings import Settings
+from runners.report.job_log import Entry, events, path_in, replay
 from runners.run.config import UsageError
 from runners.run.folder import LOG, read_status, refuse_links
 
-JOB_LOG_NAME = "jobs.jsonl"
-# Sweeps that were begun under the old name keep it.
-OLD_JOB_LOG_NAME = "ledger.jsonl"
-JOB_STATES = ("waiting", "running", "finished", "failed", "stopped", "lost")
 # Seconds after which a launcher that waits notices a signal.
 SIGNAL_WAIT_S = 1.0
 
@@ -136,24 +132,6 @@ def here() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-@dataclass(frozen=True)
-class Entry:
-    """The state of a job."""
-
-    # One of `JOB_STATES`; lost: it was running when its sweep or its machine vanished.
-    state: str = "waiting"
-    # How often it was started.
-    attempts: int = 0
-    # host:pid and the like, of the last attempt.
-    where: str = ""
-    # Of the last attempt; None while it runs, or if it is unknown.
-    code: int | None = None
-    # Of all attempts together.
-    seconds: float = 0.0
-    # One sentence; empty unless it failed.
-    error: str = ""
-
-
 class JobLog:
     """The job log of a sweep's folder, locked by this process until `close`; a UsageError if another sweep has it."""
 
@@ -208,38 +186,3 @@ class JobLog:
         except OSError as error:
             self.torn = True
             self.error = str(error)
-
-
-def events(folder: Path) -> list[dict[str, Any]]:
-    """Whole events of a job log, in order; none if there is no such file."""
-    path = path_in(folder)
-    if not path.exists():
-        return []
-    whole_events = []
-    for line in read_text(path, LARGE).splitlines():
-        # A crash may have torn a line.
-        with suppress(ValueError):
-            event = json.loads(line)
-            if isinstance(event, dict):
-                whole_events.append(event)
-    return whole_events
-
-
-def path_in(folder: Path) -> Path:
-    """The job log of a sweep's folder."""
-    old_path = folder / OLD_JOB_LOG_NAME
-    if old_path.exists():
-        return old_path
-    return folder / JOB_LOG_NAME
-
-
-def replay(folder: Path) -> dict[str, Entry]:
-    """Job -> its state after all events of a folder's log; may be called while the sweep runs."""
-    names = {field.name for field in fields(Entry)}
-    entries: dict[str, Entry] = {}
-    for event in events(folder):
-        job = event.get("job")
-        if isinstance(job, str) and event.get("state") in JOB_STATES:
-            changes = {key: value for key, value in event.items() if key in names}
-            entries[job] = replace(entries.get(job, Entry()), **changes)
-    return entries

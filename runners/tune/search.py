@@ -34,6 +34,7 @@ from lodestar.files import LARGE, appended, read_bytes, read_json
 from runners.cli.command import changed
 from runners.cli.compose import compose
 from runners.cli.value import literal
+from runners.report.job_log import Entry
 from runners.report.read import possible_returns
 from runners.report.statistics import Estimate, aggregate, iqm, paired_difference, within
 from runners.run.checkpoint import versions, write_atomically
@@ -43,7 +44,7 @@ from runners.run.folder import OTHER_WAY, read_status
 from runners.run.progress import TASK_RETURN, read_csv
 from runners.sweep.display import score
 from runners.sweep.drive import Watcher, drive
-from runners.sweep.job import Entry, Job, JobLog, Launcher
+from runners.sweep.job import Job, JobLog, Launcher
 from runners.tune.config import TuneConfig, check, parts
 
 RUNGS = 9  # a trial is looked at after each ninth of its steps; asha acts at the first and the third

@@ -26,7 +26,7 @@ import gymnasium as gym
 import numpy as np
 
 from benchmarks import results
-from runners.sweep.job import Entry, events, replay
+from runners.report.job_log import Entry, events, replay
 from tests.faults import Fault, Found
 from tests.faults.child import TINY, until
 

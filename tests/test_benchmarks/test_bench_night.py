@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from runners.sweep.job import JOB_LOG_NAME, JobLog
+from runners.report.job_log import JOB_LOG_NAME
+from runners.sweep.job import JobLog
 from tests.faults import night
 
 SMALL = ["env=CartPole-v1", "reward=task", "seed=range(3)", "preset=debug", "eval_episodes=0", "video=false", "slots=1"]

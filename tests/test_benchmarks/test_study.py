@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks import figures, results, study
 from benchmarks.study import Cell, Study
+from runners.report.job_log import replay
 from runners.run.config import UsageError
-from runners.sweep.job import replay
 
 RECORDED = Path(study.FOLDER).parents[1] / "assets" / "results"
 TINY = {

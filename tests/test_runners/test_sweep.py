@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from runners.report.job_log import replay
 from runners.sweep.__main__ import main
-from runners.sweep.job import JobLog, replay
+from runners.sweep.job import JobLog
 from runners.sweep.local import warm_up
 
 HERE = Path(__file__).parent

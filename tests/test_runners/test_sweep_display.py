@@ -6,8 +6,9 @@ import json
 import pytest
 
 from runners.cli.output import clock
+from runners.report.job_log import Entry
 from runners.sweep.display import Display, RunProgress, progress, summary
-from runners.sweep.job import Entry, Job
+from runners.sweep.job import Job
 
 
 class Terminal(io.StringIO):

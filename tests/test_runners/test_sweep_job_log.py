@@ -6,8 +6,9 @@ import os
 
 import pytest
 
+from runners.report.job_log import JOB_LOG_NAME, Entry, events, replay
 from runners.run.config import UsageError
-from runners.sweep.job import JOB_LOG_NAME, Entry, JobLog, events, replay
+from runners.sweep.job import JobLog
 
 
 def test_a_log_replays_to_what_it_was(tmp_path):

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from waiting_jobs import PATIENCE_S, checkpoints, commands, job, until
 
+from runners.report.job_log import JOB_LOG_NAME
 from runners.run.config import UsageError
 from runners.sweep.drive import drive
-from runners.sweep.job import JOB_LOG_NAME, Job, JobLog
+from runners.sweep.job import Job, JobLog
 
 pytest.importorskip("ray")
 from runners.sweep import ray as ray_launcher
