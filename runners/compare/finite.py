@@ -26,37 +26,53 @@ from envs.transitions import Transitions
 from rewards.exploration.learned import Layout
 from runners.compare.sample import FiniteMDP
 
+# Steps after the first that informativeness looks at.
 HORIZONS = (1, 4, 8, 16, 32)
-EPS = 0.01  # of the reward's range
-DRAWS = 16  # of the noise
-CELLS = 64  # of a recording
-TINY = 1e-9
+# What counts as a tie, and the size of the noise, as a share of the reward's range.
+EPS_OF_RANGE = 0.01
+NOISE_DRAWS = 16
+MAX_RECORDING_CELLS = 64
+# Differences of values up to this size are rounding.
+VALUE_ROUNDING = 1e-9
 
 
 @dataclass
 class FiniteModel:
     """S states and A actions; `states` (S, D) are their observations, laid out as numbers."""
 
-    transition: np.ndarray  # probabilities (S, A, S); what is missing to 1 ends the episode
+    # Probabilities (S, A, S); what is missing to 1 ends the episode.
+    transition: np.ndarray
     states: np.ndarray
-    cell: np.ndarray  # state and action of each row of the batch that it was made of, int (N, 2)
-    start: np.ndarray  # probability (S,) that an episode begins there
+    # State and action of each row of the batch that it was made of, int (N, 2).
+    cell: np.ndarray
+    # Probability (S,) that an episode begins there.
+    start: np.ndarray
     exact: bool = True
 
     def table(self, values: np.ndarray) -> np.ndarray:
         """Mean over rows (N,) of each state and action, (S, A); the least of all where there is no row."""
         total, count = np.zeros((2, *self.transition.shape[:2]))
-        np.add.at(total, tuple(self.cell.T), values)
-        np.add.at(count, tuple(self.cell.T), 1)
-        return np.where(count > 0, total / np.maximum(count, 1), np.min(values))
+        pairs = tuple(self.cell.T)
+        np.add.at(total, pairs, values)
+        np.add.at(count, pairs, 1)
+        means = total / np.maximum(count, 1)
+        return np.where(count > 0, means, np.min(values))
 
 
 def enumerated(mdp: FiniteMDP, layout: Layout) -> FiniteModel:
     """Of every state of an environment; episodes begin in the first."""
     states, actions = mdp.successors.shape
-    cell = np.stack(np.divmod(np.arange(states * actions), actions), axis=1)
+    # Rows are state by state, so every A-th row is another state.
+    obs = layout.flatten(mdp.sample.batch.obs)[::actions]
     start = np.eye(states)[0]
-    return FiniteModel(mdp.transition[:-1, :, :-1], layout.flatten(mdp.sample.batch.obs)[::actions], cell, start)
+    # The last state of an enumerated environment is the terminal one.
+    transition = mdp.transition[:-1, :, :-1]
+    return FiniteModel(transition, obs, every_pair(states, actions), start)
+
+
+def every_pair(states: int, actions: int) -> np.ndarray:
+    """Each state with each action, state by state, int (S * A, 2)."""
+    return np.stack(np.divmod(np.arange(states * actions), actions), axis=1)
 
 
 def tabular(env: gym.Env) -> tuple[FiniteModel, np.ndarray, np.ndarray] | None:
@@ -64,22 +80,32 @@ def tabular(env: gym.Env) -> tuple[FiniteModel, np.ndarray, np.ndarray] | None:
     the states and the mean rewards of its rows. None where there is no such table.
     """
     world: Any = env.unwrapped
-    if not isinstance(table := getattr(world, "P", None), dict):
+    table = getattr(world, "P", None)
+    if not isinstance(table, dict):
         return None
-    states, actions = len(table), len(table[0])
-    transition, rewards = np.zeros((states, actions, states)), np.zeros((states, actions))
+    states = len(table)
+    actions = len(table[0])
+    transition = np.zeros((states, actions, states))
+    rewards = np.zeros((states, actions))
     for state, row in table.items():
         for action, outcomes in row.items():
-            for chance, after, reward, terminated in outcomes:
-                rewards[state, action] += chance * reward
-                transition[state, action, after] += chance * (not terminated)
-    cell = np.stack(np.divmod(np.arange(states * actions), actions), axis=1)
-    start = np.asarray(getattr(world, "initial_state_distrib", np.full(states, 1 / states)))
-    return FiniteModel(transition, np.eye(states), cell, start), cell[:, 0], rewards.ravel()
+            for probability, after, reward, terminated in outcomes:
+                rewards[state, action] += probability * reward
+                if not terminated:
+                    transition[state, action, after] += probability
+    cell = every_pair(states, actions)
+    uniform = np.full(states, 1 / states)
+    start = np.asarray(getattr(world, "initial_state_distrib", uniform))
+    model = FiniteModel(transition, np.eye(states), cell, start)
+    return model, cell[:, 0], rewards.ravel()
 
 
 def clustered(
-    batch: Transitions, layout: Layout, actions: spaces.Space, states: int = CELLS, seed: int = 0
+    batch: Transitions,
+    layout: Layout,
+    actions: spaces.Space,
+    states: int = MAX_RECORDING_CELLS,
+    seed: int = 0,
 ) -> FiniteModel:
     """Of a flat recording of discrete actions: k-means of whitened observations, transitions as they were seen.
 
@@ -89,20 +115,39 @@ def clustered(
 
     if not isinstance(actions, spaces.Discrete):
         raise ValueError(f"a finite model has discrete actions, not {actions}; give an environment with Discrete ones")
-    now, after = layout.flatten(batch.obs).astype(np.float64), layout.flatten(batch.next_obs).astype(np.float64)
-    scale = np.maximum(now.std(axis=0), 1e-6)
-    centres, _ = kmeans2(now / scale, min(states, len(np.unique(now, axis=0))), minit="++", seed=seed)
-    place, then = (vq(rows / scale, centres)[0] for rows in (now, after))
-    used, place_and_then = np.unique(np.concatenate([place, then]), return_inverse=True)
-    place, then = np.split(place_and_then, 2)
-    cell = np.stack([place, np.asarray(batch.action, np.int64).ravel() - int(actions.start)], axis=1)
-    counts = np.zeros((len(used), int(actions.n), len(used) + 1))
-    np.add.at(counts, (*cell.T, np.where(batch.terminated, len(used), then)), 1)
-    unknown = counts.sum(axis=2) == 0
-    counts[(*np.nonzero(unknown), np.nonzero(unknown)[0])] = 1
-    transition = (counts / counts.sum(axis=2, keepdims=True))[..., :-1]
-    start = np.bincount(place[batch.step == 0], minlength=len(used)) + TINY
-    return FiniteModel(transition, centres[used] * scale, cell, start / start.sum(), exact=False)
+    obs = layout.flatten(batch.obs).astype(np.float64)
+    scale = np.maximum(obs.std(axis=0), 1e-6)
+    clusters = min(states, len(np.unique(obs, axis=0)))
+    centres, _ = kmeans2(obs / scale, clusters, minit="++", seed=seed)
+    next_obs = layout.flatten(batch.next_obs).astype(np.float64)
+    visited = np.concatenate([vq(rows / scale, centres)[0] for rows in (obs, next_obs)])
+    # Clusters without a row are left out, and the others numbered again.
+    used, visited = np.unique(visited, return_inverse=True)
+    state, next_state = np.split(visited, 2)
+    cells = len(used)
+
+    action = np.asarray(batch.action, np.int64).ravel() - int(actions.start)
+    # The last column counts the ends of episodes.
+    counts = np.zeros((cells, int(actions.n), cells + 1))
+    successor = np.where(batch.terminated, cells, next_state)
+    np.add.at(counts, (state, action, successor), 1)
+    untried_state, untried_action = np.nonzero(counts.sum(axis=2) == 0)
+    counts[untried_state, untried_action, untried_state] = 1
+    transition = counts / counts.sum(axis=2, keepdims=True)
+
+    starts = np.bincount(state[batch.step == 0], minlength=cells) + VALUE_ROUNDING
+    return FiniteModel(
+        transition[..., :-1],
+        centres[used] * scale,
+        np.stack([state, action], axis=1),
+        starts / starts.sum(),
+        exact=False,
+    )
+
+
+def rounding_of(q: np.ndarray) -> float:
+    """By how much values may differ that are the same but for rounding."""
+    return VALUE_ROUNDING * max(1.0, float(np.abs(q).max()))
 
 
 def optimal(reward: np.ndarray, transition: np.ndarray, gamma: float) -> np.ndarray:
@@ -110,9 +155,11 @@ def optimal(reward: np.ndarray, transition: np.ndarray, gamma: float) -> np.ndar
     states = np.arange(len(reward))
     policy = reward.argmax(axis=1)
     while True:
-        value = np.linalg.solve(np.eye(len(reward)) - gamma * transition[states, policy], reward[states, policy])
+        # Evaluate the policy: (I - gamma P) V = R, then improve it where another action is better.
+        system = np.eye(len(reward)) - gamma * transition[states, policy]
+        value = np.linalg.solve(system, reward[states, policy])
         q = reward + gamma * transition @ value
-        better = q.max(axis=1) > q[states, policy] + TINY * max(1.0, float(np.abs(q).max()))
+        better = q.max(axis=1) > q[states, policy] + rounding_of(q)
         if not better.any():
             return q
         policy = np.where(better, q.argmax(axis=1), policy)
@@ -120,8 +167,10 @@ def optimal(reward: np.ndarray, transition: np.ndarray, gamma: float) -> np.ndar
 
 def gaps(q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Delta(s) (S,), 0 where all actions are best, and which actions are among the best, bool (S, A)."""
-    best = q >= q.max(axis=1, keepdims=True) - TINY * max(1.0, float(np.abs(q).max()))
-    return q.max(axis=1) - np.where(best.all(axis=1), q.max(axis=1), np.where(best, -np.inf, q).max(axis=1)), best
+    top = q.max(axis=1)
+    best = q >= top[:, None] - rounding_of(q)
+    best_of_worse = np.where(best, -np.inf, q).max(axis=1)
+    return top - np.where(best.all(axis=1), top, best_of_worse), best
 
 
 def informativeness(reward: np.ndarray, task: np.ndarray, transition: np.ndarray, gamma: float) -> float | None:
@@ -132,25 +181,34 @@ def informativeness(reward: np.ndarray, task: np.ndarray, transition: np.ndarray
         return None
     states = np.arange(len(q))
     policy = q.argmax(axis=1)
-    scaled = reward * np.abs(task).max() / max(np.abs(reward).max(), TINY)
+    scaled = reward * np.abs(task).max() / max(np.abs(reward).max(), VALUE_ROUNDING)
     losses = []
-    value = scaled  # Q of h steps after the first
+    # Q of h steps after the first.
+    value = scaled
     for h in range(1, max(HORIZONS) + 1):
         value = scaled + gamma * transition @ value[states, policy]
         if h in HORIZONS:
             ahead = value[states, policy][:, None] - value
-            losses.append(np.where(best, 0, np.maximum(gap[:, None] - ahead, 0)).max(axis=1).mean())
+            shortfall = np.maximum(gap[:, None] - ahead, 0)
+            loss = np.where(best, 0, shortfall).max(axis=1)
+            losses.append(loss.mean())
     return float(1 - np.mean(losses) / gap.mean())
 
 
-def ties(reward: np.ndarray, transition: np.ndarray, gamma: float, eps: float = EPS) -> float:
+def ties(reward: np.ndarray, transition: np.ndarray, gamma: float, eps: float = EPS_OF_RANGE) -> float:
     """Share of states whose best two actions differ by at most eps, in units of the reward's range."""
-    two = np.sort(optimal(reward, transition, gamma), axis=1)[:, -2:]
-    return float((two[:, -1] - two[:, 0] <= eps * np.ptp(reward) + TINY).mean()) if two.shape[1] > 1 else 0.0
+    q = np.sort(optimal(reward, transition, gamma), axis=1)
+    if q.shape[1] == 1:
+        return 0.0
+    lead = q[:, -1] - q[:, -2]
+    tied = lead <= eps * np.ptp(reward) + VALUE_ROUNDING
+    return float(tied.mean())
 
 
-def moved(reward: np.ndarray, transition: np.ndarray, gamma: float, eps: float = EPS, seed: int = 0) -> float:
+def moved(reward: np.ndarray, transition: np.ndarray, gamma: float, eps: float = EPS_OF_RANGE) -> float:
     """Share of states whose greedy action changes under noise of up to eps on every reward, mean over draws."""
-    rng, first = np.random.default_rng(seed), optimal(reward, transition, gamma).argmax(axis=1)
-    noise = rng.uniform(-1, 1, (DRAWS, *reward.shape)) * eps * np.ptp(reward)
-    return float(np.mean([optimal(reward + one, transition, gamma).argmax(axis=1) != first for one in noise]))
+    greedy = optimal(reward, transition, gamma).argmax(axis=1)
+    rng = np.random.default_rng(0)
+    noise = rng.uniform(-1, 1, (NOISE_DRAWS, *reward.shape)) * eps * np.ptp(reward)
+    changed = [optimal(reward + draw, transition, gamma).argmax(axis=1) != greedy for draw in noise]
+    return float(np.mean(changed))

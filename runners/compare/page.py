@@ -12,7 +12,7 @@ from PIL import Image
 from runners.compare.candidate import Candidate, Card
 from runners.compare.card import DO_NOT, NOT_JUDGED, USABLE, WEAK
 from runners.compare.epic import PairDistance
-from runners.compare.finite import EPS
+from runners.compare.finite import EPS_OF_RANGE
 from runners.report import html
 
 REWARD, TRUTH, OTHER, INK = "#2f6fad", "#c07a1f", "#b9bec6", "#33383f"
@@ -76,7 +76,9 @@ def facts(card: Card) -> list[tuple[str, str]]:
     rows.append(("STARC distance", far or "none: it has a memory"))
     if audit := card["audit"]:
         tied = f"the best two tie in {audit['tied']:.0%} of states (under the target in {audit['tied_target']:.0%})"
-        noise = f"noise of {EPS:.0%} of the range changes {audit['moved']:.0%} of greedy choices ({audit['kind']})"
+        noise = (
+            f"noise of {EPS_OF_RANGE:.0%} of the range changes {audit['moved']:.0%} of greedy choices ({audit['kind']})"
+        )
         early = audit["informativeness"]
         rows.append(("best actions", f"{tied}; {noise}"))
         rows.append(("informativeness", "undefined" if early is None else f"{early:.2f} (1 tells at once, 0 nothing)"))

@@ -1,6 +1,6 @@
 """ExploRS: a policy-gradient learner on a finite model that designs its reward as it goes: what helps, and what is new.
 
-    R(s, a, s') = R0(s, a) + f(s, a) + B(s'),    B(s') = weight / sqrt((weight / most)^2 + n(s')), 0 where it ends
+    R(s, a, s') = R0(s, a) + f(s, a) + B(s'),    B(s') = weight / sqrt(weight^2 + n(s')), 0 where it ends
     f(s, .) += eta pi(a|s) (G0 - V(s)) (e_a - pi(.|s)),    G0 the task's return from there on, V its mean in s
 
 Source: Devidze, Kamalaruban, Singla 2022, "Exploration-Guided Reward Shaping for Reinforcement Learning under Sparse
@@ -12,6 +12,7 @@ reward, for then f stays 0; f is no potential, so a longer way through what help
 """
 
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 from scipy.signal import lfilter
@@ -19,61 +20,99 @@ from scipy.special import softmax
 
 from runners.compare.finite import FiniteModel
 
-LEARN_EVERY, LEARN_FROM = 2, 5  # episodes of the learner, and for f
-DESIGN_EVERY, DESIGN_FROM = 5, 10
-STEP, MEAN = 0.1, 0.1  # of the policy's logits; of V
-Steps = tuple[np.ndarray, np.ndarray, np.ndarray]  # states, actions and next states (H,), -1 where it ended
+# The policy learns after every second episode from the last five, f after every fifth from the last ten.
+LEARN_EVERY = 2
+LEARN_FROM = 5
+DESIGN_EVERY = 5
+DESIGN_FROM = 10
+# Step sizes of the policy's logits, and of the mean returns V.
+LOGIT_RATE = 0.1
+MEAN_RATE = 0.1
+
+
+class Episode(NamedTuple):
+    """States, actions and next states (H,), -1 where it ended."""
+
+    state: np.ndarray
+    action: np.ndarray
+    next_state: np.ndarray
 
 
 def explors(
     task: np.ndarray, model: FiniteModel, gamma: float, episodes: int, seed: int, eta: float = 0.03, weight: float = 0.1
 ) -> tuple[np.ndarray, np.ndarray]:
     """f (S, A), 0 if `eta` is, and the task's discounted return of each episode, of at most 3 / (1 - gamma) steps."""
-    rng, (states, actions) = np.random.default_rng(seed), task.shape
-    logits, f, visits = np.zeros_like(task), np.zeros_like(task), np.zeros(states)
-    means = np.zeros((2, states))  # of the task's return and of all, in each state
-    kept, returns = deque[Steps](maxlen=max(LEARN_FROM, DESIGN_FROM)), np.zeros(episodes)
-    for episode in range(episodes):
-        kept.append(steps := play(model, logits, rng, longest=round(3 / (1 - gamma))))
-        np.add.at(visits, steps[2][steps[2] >= 0], 1)
-        returns[episode] = to_go(task[steps[0], steps[1]], gamma)[0]
-        if eta and episode % DESIGN_EVERY == DESIGN_EVERY - 1:
-            for at, action, _ in kept:
-                ahead = to_go(task[at, action], gamma) - means[0, at]
-                np.add.at(f, at, eta * credit(softmax(logits[at], axis=1), action, ahead))
-                np.add.at(means[0], at, MEAN * ahead / np.bincount(at)[at])
-        if episode % LEARN_EVERY == LEARN_EVERY - 1:
-            for at, action, after in [*kept][-LEARN_FROM:]:
-                new = np.where(after < 0, 0, bonus(visits[after], weight))
-                ahead = to_go(task[at, action] + f[at, action] + new, gamma) - means[1, at]
-                policy = softmax(logits[at], axis=1)
-                np.add.at(logits, at, STEP * ahead[:, None] * (np.eye(actions)[action] - policy))
-                np.add.at(means[1], at, MEAN * ahead / np.bincount(at)[at])
+    rng = np.random.default_rng(seed)
+    states, actions = task.shape
+    logits = np.zeros_like(task)
+    f = np.zeros_like(task)
+    visits = np.zeros(states)
+    # V of the task's return, and of all rewards, in each state.
+    task_means = np.zeros(states)
+    total_means = np.zeros(states)
+    recent = deque[Episode](maxlen=DESIGN_FROM)
+    returns = np.zeros(episodes)
+    for number in range(episodes):
+        newest = play(model, logits, rng, longest=round(3 / (1 - gamma)))
+        recent.append(newest)
+        np.add.at(visits, newest.next_state[newest.next_state >= 0], 1)
+        returns[number] = to_go(task[newest.state, newest.action], gamma)[0]
+
+        if eta and number % DESIGN_EVERY == DESIGN_EVERY - 1:
+            for state, action, _ in recent:
+                advantage = to_go(task[state, action], gamma) - task_means[state]
+                policy = softmax(logits[state], axis=1)
+                np.add.at(f, state, eta * credit(policy, action, advantage))
+                move_means(task_means, state, advantage)
+
+        if number % LEARN_EVERY == LEARN_EVERY - 1:
+            for state, action, next_state in list(recent)[-LEARN_FROM:]:
+                # Nothing is new where the episode ended.
+                novelty = np.where(next_state < 0, 0, bonus(visits[next_state], weight))
+                rewards = task[state, action] + f[state, action] + novelty
+                advantage = to_go(rewards, gamma) - total_means[state]
+                gradient = np.eye(actions)[action] - softmax(logits[state], axis=1)
+                np.add.at(logits, state, LOGIT_RATE * advantage[:, None] * gradient)
+                move_means(total_means, state, advantage)
     return f, returns
 
 
-def bonus(visits: np.ndarray, weight: float = 1.0, most: float = 1.0) -> np.ndarray:
-    """B of states that were visited so often: `most` at first, then as weight / sqrt(n)."""
-    return weight / np.sqrt((weight / most) ** 2 + visits) if weight else np.zeros(visits.shape)
+def move_means(means: np.ndarray, state: np.ndarray, advantage: np.ndarray) -> None:
+    """Move V (S,) towards the returns from the states (H,) of an episode on, which are `advantage` (H,) above it."""
+    # A state that the episode met twice moves by the mean of both.
+    visits = np.bincount(state)[state]
+    np.add.at(means, state, MEAN_RATE * advantage / visits)
 
 
-def credit(policy: np.ndarray, action: np.ndarray, ahead: np.ndarray) -> np.ndarray:
-    """How f changes, over eta, where the task returned `ahead` (H,) more than usual: (H, A), for policies (H, A)."""
+def bonus(visits: np.ndarray, weight: float = 1.0) -> np.ndarray:
+    """B of states that were visited so often: 1 at first, then as weight / sqrt(n)."""
+    if weight == 0:
+        return np.zeros(visits.shape)
+    return weight / np.sqrt(weight**2 + visits)
+
+
+def credit(policy: np.ndarray, action: np.ndarray, advantage: np.ndarray) -> np.ndarray:
+    """How f changes, over eta, where the task returned `advantage` (H,) more than usual; it and policies are (H, A)."""
     chosen = np.eye(policy.shape[1])[action]
-    return (chosen * policy).sum(axis=1, keepdims=True) * ahead[:, None] * (chosen - policy)
+    probability = (chosen * policy).sum(axis=1, keepdims=True)
+    return probability * advantage[:, None] * (chosen - policy)
 
 
-def play(model: FiniteModel, logits: np.ndarray, rng: np.random.Generator, longest: int) -> Steps:
+def play(model: FiniteModel, logits: np.ndarray, rng: np.random.Generator, longest: int) -> Episode:
     """One episode of the policy."""
-    chances, rows = softmax(logits, axis=1).cumsum(axis=1), list[tuple[int, int, int]]()
+    cumulative = softmax(logits, axis=1).cumsum(axis=1)
+    steps = []
     state = int(rng.choice(len(logits), p=model.start))
-    while state >= 0 and len(rows) < longest:
-        action = int((chances[state, :-1] < rng.random()).sum())
-        after = model.transition[state, action].cumsum()
-        following = int(np.searchsorted(after, rng.random(), side="right"))
-        rows.append((state, action, following if following < len(logits) else -1))
-        state = rows[-1][2]
-    return tuple(np.array(rows).T)  # type: ignore[return-value]
+    while state >= 0 and len(steps) < longest:
+        action = int((cumulative[state, :-1] < rng.random()).sum())
+        next_cumulative = model.transition[state, action].cumsum()
+        next_state = int(np.searchsorted(next_cumulative, rng.random(), side="right"))
+        # What is missing to a sum of 1 is the probability that the episode ends.
+        if next_state == len(logits):
+            next_state = -1
+        steps.append((state, action, next_state))
+        state = next_state
+    return Episode(*np.array(steps).T)
 
 
 def to_go(rewards: np.ndarray, gamma: float) -> np.ndarray:

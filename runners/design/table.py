@@ -20,17 +20,18 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 from scipy.optimize import linprog
 
 from envs.make import make
 from envs.recording import record
-from envs.transitions import map_obs
+from envs.transitions import Transitions, map_obs
 from envs.types import Array
 from rewards.design.code import layout_of
 from runners.compare.finite import (
-    CELLS,
     HORIZONS,
+    MAX_RECORDING_CELLS,
     FiniteModel,
     clustered,
     enumerated,
@@ -48,107 +49,163 @@ from runners.run.build import load_run
 from runners.run.checkpoint import write_atomically
 from runners.run.config import UsageError
 
-PAIRS = 600  # of a state and an action
-DRAWS = 32  # actions of a policy in each state
+# Pairs of a state and an action that can be solved for.
+MAX_PAIRS = 600
+# How often a policy acts in each state, to see how likely each action is.
+POLICY_DRAWS = 32
+MAX_PRINTED_STATES = 20
 
 
 def solve(config: DesignConfig) -> Path:
     """Make the model, solve, print the table, and write table.json; returns its path."""
     model, task, obs = model_of(config)
     gamma = float(getattr(config.train.agent, "gamma", None) or 0.99)
+    states, actions = task.shape
+    active = list(range(states))
     if config.method == "exprd":
-        count = config.states or len(task)
-        reward, active = exprd(task, model.transition, gamma, count, config.l1)
+        reward, active = exprd(task, model.transition, gamma, config.states or states, config.l1)
     elif config.method == "explors":
-        reward, active = task + explors(task, model, gamma, config.episodes, config.train.seed)[0], [*range(len(task))]
+        f, _ = explors(task, model, gamma, config.episodes, config.train.seed)
+        reward = task + f
     else:
-        beginner = np.full(task.shape, 1 / task.shape[1])
-        learner = learner_of(config, model, obs) if config.of_run else beginner
-        reward, active = adaptive(task, model, gamma, learner), [*range(len(task))]
-    print(f"{'exact' if model.exact else 'clustered'} model, {len(task)} states; state: reward of each action")
-    shown = [state for state in active if reward[state].any()]
-    for state in sorted(shown, key=lambda state: -np.abs(reward[state]).max())[:20]:
-        obs = np.round(model.states[state], 2)
-        where = f"one-hot {obs.argmax()}" if len(obs) > 8 and obs.sum() == obs.max() == 1 else obs.tolist()
-        print(f"  {where}: {np.round(reward[state], 3).tolist()}")
-    early = [informativeness(each, task, model.transition, gamma) or 0.0 for each in (reward, task)]
+        learner = np.full(task.shape, 1 / actions)
+        if config.of_run:
+            learner = learner_of(config, model, obs)
+        reward = adaptive(task, model, gamma, learner)
+    print_largest(model, reward, active)
+    informative = informativeness(reward, task, model.transition, gamma) or 0.0
+    task_informative = informativeness(task, task, model.transition, gamma) or 0.0
     tied = ties(reward, model.transition, gamma)
-    print(f"informativeness {early[0]:.2f}, of the task's own {early[1]:.2f}; best actions tie in {tied:.0%} of states")
+    print(
+        f"informativeness {informative:.2f}, of the task's own {task_informative:.2f}; "
+        f"best actions tie in {tied:.0%} of states"
+    )
     path = config.folder / "table.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = {"command": config.command("runners.design"), "informativeness": early[0], "gamma": gamma}
-    page |= {"states": model.states.tolist(), "rewards": reward.tolist()}
+    page = {
+        "command": config.command("runners.design"),
+        "informativeness": informative,
+        "gamma": gamma,
+        "states": model.states.tolist(),
+        "rewards": reward.tolist(),
+    }
     write_atomically(path, json.dumps(page) + "\n")
     print(f"use it:  python -m runners.train env={config.train.env} reward=table reward.table.file={path}")
     return path
+
+
+def print_largest(model: FiniteModel, reward: np.ndarray, active: list[int]) -> None:
+    """Print the active states with the largest rewards."""
+    kind = "exact" if model.exact else "clustered"
+    print(f"{kind} model, {len(reward)} states; state: reward of each action")
+    size = np.abs(reward).max(axis=1)
+    for state in sorted(active, key=lambda state: -size[state])[:MAX_PRINTED_STATES]:
+        if size[state] == 0:
+            return
+        obs = np.round(model.states[state], 2)
+        shown = obs.tolist()
+        if len(obs) > 8 and obs.sum() == obs.max() == 1:
+            shown = f"one-hot {obs.argmax()}"
+        print(f"  {shown}: {np.round(reward[state], 3).tolist()}")
 
 
 def model_of(config: DesignConfig) -> tuple[FiniteModel, np.ndarray, Array]:
     """The environment's own table, or all its states, or clusters of a recording; the task's rewards; the rows' obs."""
     run = config.train
     with closing(make(run.env, max_episode_steps=run.max_episode_steps, **run.env_options)) as env:
-        layout, actions = layout_of(env.observation_space), env.action_space
-        if not config.data and (known := tabular(env)) is not None:
-            model, obs, rewards = known
+        if config.data:
+            batch, _ = load(config.data)
+            model, obs, rewards = model_of_recording(env, batch)
         else:
-            spec = SampleSpec(run.env, run.env_options, 20, frame_size=None, max_episode_steps=run.max_episode_steps)
-            if not config.data and (mdp := load_or_enumerate(spec)) is not None:
-                model, rows = enumerated(mdp, layout), mdp.sample.batch
-            else:
-                rows = load(config.data)[0] if config.data else record(env, None, config.frames)
-                most = PAIRS // int(getattr(actions, "n", 1)) // 4
-                model = clustered(rows, layout, actions, states=max(2, min(CELLS, most)))
-            obs, rewards = rows.obs, rows.reward
+            exact = tabular(env) or model_of_every_state(config, env)
+            model, obs, rewards = exact or model_of_recording(env, record(env, None, config.frames))
     task = model.table(np.asarray(rewards, np.float64))
-    if task.size > PAIRS:
-        raise UsageError(f"{run.env} has {task.size} pairs of state and action, at most {PAIRS} can be solved for")
-    same = np.ptp(rewards) == 0 and np.allclose(model.transition.sum(axis=2), 1)  # and nothing ends
-    if same or not np.ptp(optimal(task, model.transition, 0.99), axis=1).any():
+    if task.size > MAX_PAIRS:
+        raise UsageError(f"{run.env} has {task.size} pairs of state and action, at most {MAX_PAIRS} can be solved for")
+    never_ends = np.allclose(model.transition.sum(axis=2), 1)
+    indifferent = np.ptp(rewards) == 0 and never_ends
+    if indifferent or not np.ptp(optimal(task, model.transition, 0.99), axis=1).any():
         raise UsageError(f"by the task's reward all actions are as good in this model of {run.env}; give data= with it")
     return model, task, obs
 
 
+def model_of_every_state(config: DesignConfig, env: gym.Env) -> tuple[FiniteModel, Array, np.ndarray] | None:
+    """The model, and obs and reward of its rows; None where states cannot be enumerated."""
+    run = config.train
+    mdp = load_or_enumerate(
+        SampleSpec(run.env, run.env_options, 20, frame_size=None, max_episode_steps=run.max_episode_steps)
+    )
+    if mdp is None:
+        return None
+    rows = mdp.sample.batch
+    return enumerated(mdp, layout_of(env.observation_space)), rows.obs, rows.reward
+
+
+def model_of_recording(env: gym.Env, rows: Transitions) -> tuple[FiniteModel, Array, np.ndarray]:
+    """The model of a recording, and obs and reward of its rows."""
+    # Clusters that make at most a quarter of the pairs that can be solved for.
+    cells = MAX_PAIRS // int(getattr(env.action_space, "n", 1)) // 4
+    cells = max(2, min(MAX_RECORDING_CELLS, cells))
+    return clustered(rows, layout_of(env.observation_space), env.action_space, cells), rows.obs, rows.reward
+
+
 def learner_of(config: DesignConfig, model: FiniteModel, obs: Array) -> np.ndarray:
     """How often the policy of a run takes each action in the states of a model made of rows with these obs, (S, A)."""
-    trained = load_run(Path(config.of_run), config.train.trust).model
-    states, actions = model.transition.shape[:2]
-    first = [int(np.argmax(model.cell[:, 0] == state)) for state in range(states)]
-    taken = np.zeros((states, actions))
-    for _ in range(DRAWS):
-        action, _ = trained.predict(map_obs(lambda x: x[first], obs), deterministic=False)
-        chosen = np.asarray(action, int).ravel() - int(getattr(trained.action_space, "start", 0))
-        taken[np.arange(states), chosen] += 1 / DRAWS
-    return taken
+    policy = load_run(Path(config.of_run), config.train.trust).model
+    frequency = np.zeros(model.transition.shape[:2])
+    states = np.arange(len(frequency))
+    # One row of each state is enough: the policy reads its observation.
+    rows = [int(np.argmax(model.cell[:, 0] == state)) for state in states]
+    for _ in range(POLICY_DRAWS):
+        action, _ = policy.predict(map_obs(lambda x: x[rows], obs), deterministic=False)
+        first_action = int(getattr(policy.action_space, "start", 0))
+        frequency[states, np.asarray(action, int).ravel() - first_action] += 1 / POLICY_DRAWS
+    return frequency
 
 
 @dataclass
 class Ahead:
     """By how much the optimal action is ahead of each other one: rows that are multiplied with rewards (S * A,)."""
 
-    pairs: np.ndarray  # state and other action of each row, (M, 2)
-    policy: np.ndarray  # the optimal action of each state
-    least: np.ndarray  # what the task's own values differ by, 0 for another optimal action, (M,)
-    forever: np.ndarray  # (M, S * A)
-    steps: list[np.ndarray]  # the same of values of h steps after the first, h in HORIZONS
+    # State and other action of each row, (M, 2).
+    pairs: np.ndarray
+    # The optimal action of each state.
+    policy: np.ndarray
+    # What the task's own values differ by, 0 for another optimal action, (M,).
+    least: np.ndarray
+    # Of values of the whole future, (M, S * A).
+    forever: np.ndarray
+    # The same of values of h steps after the first, h in HORIZONS.
+    steps: list[np.ndarray]
 
     @classmethod
     def of(cls, task: np.ndarray, transition: np.ndarray, gamma: float) -> "Ahead":
         """For rewards (S, A) of the task."""
-        (states, actions), q = task.shape, optimal(task, transition, gamma)
+        states, actions = task.shape
+        q = optimal(task, transition, gamma)
         gap, best = gaps(q)
         policy = q.argmax(axis=1)
         pairs = np.argwhere(np.arange(actions) != policy[:, None])
-        least = np.where(best[tuple(pairs.T)], 0, gap[pairs[:, 0]] / (1 + 1e-5))  # else rounding leaves no solution
-        on, off = pairs[:, 0] * actions + policy[pairs[:, 0]], pairs[:, 0] * actions + pairs[:, 1]
-        step, one = np.zeros((task.size, task.size)), np.eye(task.size)
-        step[:, np.arange(states) * actions + policy] = gamma * transition.reshape(task.size, states)
-        values, steps = one, []
+        state, other = pairs.T
+        # A little less than the gap, else rounding leaves no solution.
+        least = np.where(best[state, other], 0, gap[state] / (1 + 1e-5))
+
+        # Indices of the pairs among rewards (S * A,).
+        on_policy = np.arange(states) * actions + policy
+        chosen = on_policy[state]
+        unchosen = state * actions + other
+        one = np.eye(task.size)
+        step = np.zeros((task.size, task.size))
+        step[:, on_policy] = gamma * transition.reshape(task.size, states)
+        values = one
+        steps = []
         for h in range(max(HORIZONS) + 1):
-            values = one + step @ values if h else one
+            if h > 0:
+                values = one + step @ values
             if h in HORIZONS:
-                steps.append(values[on] - values[off])
+                steps.append(values[chosen] - values[unchosen])
         forever = np.linalg.inv(one - step)
-        return cls(pairs, policy, least, forever[on] - forever[off], steps)
+        return cls(pairs, policy, least, forever[chosen] - forever[unchosen], steps)
 
 
 def exprd(
@@ -156,16 +213,17 @@ def exprd(
 ) -> tuple[np.ndarray, list[int]]:
     """The reward (S, A), and its active states: those that the task rewards, and the best `states` others."""
     ahead = Ahead.of(task, transition, gamma)
-    active = np.flatnonzero(task.any(axis=1)).tolist()
-    others = np.flatnonzero(~task.any(axis=1)).tolist()
+    rewarded = task.any(axis=1)
+    active = np.flatnonzero(rewarded).tolist()
+    others = np.flatnonzero(~rewarded).tolist()
     if states >= len(others):
         active += others
-        return program(task, ahead, active, l1)[0], active
+        states = 0
     reward, _ = program(task, ahead, active, l1)
     for _ in range(states):
         programs = {state: program(task, ahead, [*active, state], l1) for state in others}
         best = min(programs, key=lambda state: programs[state][1])
-        reward = programs[best][0]
+        reward, _ = programs[best]
         active.append(best)
         others.remove(best)
     return reward, active
@@ -176,7 +234,8 @@ def program(task: np.ndarray, ahead: Ahead, active: list[int], l1: float) -> tup
 
     Variables are the rewards (S * A,), then the losses of each horizon and state, then with `l1` the sizes |R|.
     """
-    states, size = len(task), task.size
+    states, actions = task.shape
+    size = task.size
     losses = states * len(HORIZONS)
     bad = ahead.least > 0
     of_state = np.eye(states)[ahead.pairs[bad, 0]]
@@ -185,17 +244,17 @@ def program(task: np.ndarray, ahead: Ahead, active: list[int], l1: float) -> tup
     rows = [np.pad(-ahead.forever, ((0, 0), (0, losses)))]
     bounds = [-ahead.least]
     # Those of each horizon, as far as they hold: loss >= least - ahead.
-    for index, step in enumerate(ahead.steps):
-        place = np.eye(len(HORIZONS))[index]
-        rows.append(np.c_[-step[bad], np.kron(place, -of_state)])
+    for step, horizon in zip(ahead.steps, np.eye(len(HORIZONS))):
+        rows.append(np.c_[-step[bad], np.kron(horizon, -of_state)])
         bounds.append(-ahead.least[bad])
     matrix = np.concatenate(rows)
     cost = np.r_[np.zeros(size), np.full(losses, 1 / losses)]
-    most = np.abs(task).max() * np.isin(np.arange(states), active)
-    most = most.repeat(task.shape[1])
-    limits = [*zip(-most, most), *[(0.0, None)] * losses]
+    largest = np.abs(task).max() * np.isin(np.arange(states), active)
+    largest = largest.repeat(actions)
+    limits = [*zip(-largest, largest), *[(0.0, None)] * losses]
 
-    if l1:  # R <= u and -R <= u, where u costs l1
+    if l1:
+        # R <= u and -R <= u, where u costs l1.
         one = np.eye(size)
         none = np.zeros((size, losses))
         matrix = np.r_[np.pad(matrix, ((0, 0), (0, size))), np.c_[one, none, -one], np.c_[-one, none, -one]]
@@ -210,18 +269,27 @@ def program(task: np.ndarray, ahead: Ahead, active: list[int], l1: float) -> tup
 
 def adaptive(task: np.ndarray, model: FiniteModel, gamma: float, learner: np.ndarray) -> np.ndarray:
     """The reward (S, A) for a learner whose policy is (S, A); the task's own if the program fails."""
-    transition, ahead = model.transition, Ahead.of(task, model.transition, gamma)
-    expert, one, visits = np.eye(task.shape[1])[ahead.policy], np.eye(len(task)), np.ones(len(task))
-    for each in (expert, learner):
-        visits *= np.linalg.solve(one - gamma * np.einsum("sa,sat->ts", each, transition), (1 - gamma) * model.start)
-    q = optimal(task, transition, gamma)
-    centred = learner**2 * (q - (learner * q).sum(axis=1, keepdims=True))  # of A0, as V0 cancels
+    states, actions = task.shape
+    ahead = Ahead.of(task, model.transition, gamma)
+    expert = np.eye(actions)[ahead.policy]
+    # mu_T mu_L: how often both policies are in each state, discounted.
+    visits = np.ones(states)
+    for policy in (expert, learner):
+        flow = np.einsum("sa,sat->ts", policy, model.transition)
+        visits *= np.linalg.solve(np.eye(states) - gamma * flow, (1 - gamma) * model.start)
+
+    # Q0 stands for A0, as V0 cancels. `gain` is what the objective has for each R(s, a).
+    q = optimal(task, model.transition, gamma)
+    centred = learner**2 * (q - (learner * q).sum(axis=1, keepdims=True))
     gain = visits[:, None] * (centred - learner * centred.sum(axis=1, keepdims=True))
-    silent = (gaps(q)[0] == 0)[:, None] & (task == 0)  # where all actions are as good
-    most = np.where(silent, 0, np.abs(task).max()).ravel()
-    scaled = -gain.ravel() / max(np.abs(gain).max(), 1e-12)
-    found = linprog(scaled, -ahead.forever, -ahead.least, bounds=[*zip(-most, most)], method="highs")
-    if found.x is None:
-        print(f"the program failed ({found.message}); the task's own reward is kept")
+    cost = -gain.ravel() / max(np.abs(gain).max(), 1e-12)
+
+    # No reward where all actions are as good.
+    gap, _ = gaps(q)
+    silent = (gap == 0)[:, None] & (task == 0)
+    largest = np.where(silent, 0, np.abs(task).max()).ravel()
+    solution = linprog(cost, -ahead.forever, -ahead.least, bounds=[*zip(-largest, largest)], method="highs")
+    if solution.x is None:
+        print(f"the program failed ({solution.message}); the task's own reward is kept")
         return task
-    return found.x.reshape(task.shape)
+    return solution.x.reshape(task.shape)
