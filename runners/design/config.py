@@ -10,7 +10,8 @@ from runners.sweep.config import JobsConfig
 from runners.sweep.grid import safe
 from runners.sweep.job import Job
 
-SEARCH_SEED = 1000  # the first that candidates are tried with; test seeds begin at 0
+# The first seed that candidates are tried with; test seeds begin at 0.
+SEARCH_SEED = 1000
 
 
 @dataclass
@@ -37,7 +38,8 @@ class DesignConfig(JobsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in (argument.partition("=")[0] for argument in self.rest):
+        for argument in self.rest:
+            key = argument.partition("=")[0]
             if key.split(".")[0] == "reward":
                 raise UsageError(f"{key}= cannot be given here, as the reward is what is designed; leave it out")
         self.train, self.argv = self.searched(self.rest)
@@ -45,16 +47,20 @@ class DesignConfig(JobsConfig):
             raise UsageError(
                 "judge=openai needs task= (what it is about) and describe= (each number of obs and action)"
             )
-        name = self.name or f"{self.train.env}-{self.method}" + f"-{self.judge}" * (self.method == "code")
-        self.folder = Path(self.root).absolute() / "design" / safe(name)
+        name = f"{self.train.env}-{self.method}"
+        if self.method == "code":
+            name += f"-{self.judge}"
+        self.folder = Path(self.root).absolute() / "design" / safe(self.name or name)
 
     def run(self, name: str, seed: int, reward: str = "task", **options: Any) -> Job:
         """Training on one reward; `options` are its own."""
-        own = {f"reward.{reward}.{key}": value for key, value in options.items()}
-        return self.job(self.folder, name, self.argv, {"reward": reward, **own, "seed": seed})
+        changes: dict[str, Any] = {"reward": reward}
+        for key, value in options.items():
+            changes[f"reward.{reward}.{key}"] = value
+        return self.job(self.folder, name, self.argv, {**changes, "seed": seed})
 
     def fixed(self) -> dict[str, Any]:
         """What must be the same for a search to continue in its folder; more rounds and other comments may come."""
         free = {*JobsConfig.__dataclass_fields__, "rounds", "comment", "finalists", "test_seeds"}
-        own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in free}
-        return {"argv": list(self.argv), **own}
+        fixed = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in free}
+        return {"argv": list(self.argv), **fixed}

@@ -26,8 +26,10 @@ import warnings
 
 import numpy as np
 
-NOISE = 0.1  # deviation of a source's return at home from the process, in units of the spread
-LENGTH = 0.3  # of the kernel, before there is enough to tune it, in units of the context's range
+# Deviation of a source's return at home from the process, in units of the spread of returns.
+HOME_NOISE = 0.1
+# Of the kernel, before there is enough to tune it, in units of the context's range.
+KERNEL_LENGTH = 0.3
 
 
 def middle(contexts: np.ndarray) -> int:
@@ -42,12 +44,15 @@ def choose(contexts: np.ndarray, seen: dict[int, np.ndarray]) -> int:
     if not seen:
         return middle(contexts)
     sources = list(seen)
-    values = np.array([seen[source] for source in sources], np.float64)
-    low, spread = values.min(), np.ptp(values) or 1.0
-    values = (values - low) / spread
-    mean, deviation = predict(contexts, sources, values[range(len(sources)), sources])
+    returns = np.array(list(seen.values()), np.float64)
+    spread = np.ptp(returns) or 1.0
+    returns = (returns - returns.min()) / spread
+    home = returns[range(len(sources)), sources]
+    mean, deviation = predict(contexts, sources, home)
+    # The upper confidence bound mu + beta_k sigma of a source's return at home.
     beta = np.sqrt(np.log(len(sources) + 1))
-    gain = acquisition(mean + beta * deviation, slope(contexts, sources, values), contexts, values.max(axis=0))
+    theta = slope(contexts, sources, returns)
+    gain = acquisition(mean + beta * deviation, theta, contexts, returns.max(axis=0))
     gain[sources] = -np.inf
     return int(gain.argmax())
 
@@ -57,12 +62,13 @@ def predict(contexts: np.ndarray, sources: list[int], home: np.ndarray) -> tuple
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-    kernel = ConstantKernel(0.25, (0.01, 4.0)) * RBF(LENGTH, (0.05, 2.0))
-    tuned = "fmin_l_bfgs_b" if len(sources) > 2 else None
-    process = GaussianProcessRegressor(kernel, alpha=NOISE**2, optimizer=tuned)
+    kernel = ConstantKernel(0.25, (0.01, 4.0)) * RBF(KERNEL_LENGTH, (0.05, 2.0))
+    optimizer = "fmin_l_bfgs_b" if len(sources) > 2 else None
+    process = GaussianProcessRegressor(kernel, alpha=HOME_NOISE**2, optimizer=optimizer)
     centre = home.mean()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a kernel at the end of its range is expected with three points
+        # A kernel at the end of its range is expected with three points.
+        warnings.simplefilter("ignore")
         process.fit(contexts[sources], home - centre)
     mean, deviation = process.predict(contexts, return_std=True)
     return mean + centre, deviation
@@ -72,9 +78,12 @@ def slope(contexts: np.ndarray, sources: list[int], values: np.ndarray) -> np.nd
     """Loss of return for each unit of distance in each parameter, theta (D,), at least 0; values are (K, N)."""
     from scipy.optimize import nnls
 
-    away = np.abs(contexts[None] - contexts[sources][:, None]).reshape(-1, contexts.shape[1])
-    lost = (values[range(len(sources)), sources][:, None] - values).ravel()
-    return nnls(away, lost)[0]
+    # Axes: source, task, parameter.
+    distance = np.abs(contexts[None] - contexts[sources][:, None])
+    home = values[range(len(sources)), sources]
+    loss = home[:, None] - values
+    theta, _ = nnls(distance.reshape(-1, contexts.shape[1]), loss.ravel())
+    return theta
 
 
 def acquisition(home: np.ndarray, theta: np.ndarray, contexts: np.ndarray, best: np.ndarray) -> np.ndarray:
@@ -83,19 +92,22 @@ def acquisition(home: np.ndarray, theta: np.ndarray, contexts: np.ndarray, best:
     From its optimistic return at home (N,), the loss for each unit of distance (D,), each task's best so far (N,).
     """
     loss = np.abs(contexts[:, None] - contexts[None]) @ theta
-    return np.maximum(home[:, None] - loss - best[None], 0).mean(axis=1)
+    gain = home[:, None] - loss - best[None]
+    return np.maximum(gain, 0).mean(axis=1)
 
 
 def equidistant(contexts: np.ndarray, k: int) -> list[int]:
     """Control: k sources in the middle of k equal parts; with two parameters, far from each other."""
     if contexts.shape[1] == 1:
-        wanted = (np.arange(k) + 0.5) / k
-        return list(dict.fromkeys(int(np.abs(contexts[:, 0] - x).argmin()) for x in wanted))
-    found = [middle(contexts)]
-    while len(found) < k:
-        away = np.abs(contexts[:, None] - contexts[found][None]).sum(axis=2).min(axis=1)
-        found.append(int(away.argmax()))
-    return found
+        places = (np.arange(k) + 0.5) / k
+        distance = np.abs(contexts - places)
+        # Two places may have the same task next to them.
+        return list(dict.fromkeys(distance.argmin(axis=0).tolist()))
+    sources = [middle(contexts)]
+    while len(sources) < k:
+        distance = np.abs(contexts[:, None] - contexts[sources][None]).sum(axis=2)
+        sources.append(int(distance.min(axis=1).argmax()))
+    return sources
 
 
 def generalised(values: np.ndarray) -> np.ndarray:
