@@ -53,12 +53,14 @@ class CompareConfig(Settings):
         for argument in self.rest:
             key = argument.partition("=")[0]
             if not key.startswith(("reward.", "env.")) and key != "max_episode_steps":
-                raise UsageError(unknown("key", key, [name for name in declarations(CompareConfig) if name != "rest"]))
+                keys = [name for name in declarations(CompareConfig) if name != "rest"]
+                raise UsageError(unknown("key", key, keys))
 
 
 def compare(config: CompareConfig) -> int:
     """Score with every reward that is named, print the cards, and write the page."""
-    configs = compose(config)  # before the imports, which take seconds
+    # What is wrong is said before the imports, which take seconds.
+    configs = compose(config)
     import torch
 
     from runners.compare import page
@@ -67,19 +69,24 @@ def compare(config: CompareConfig) -> int:
 
     torch.set_num_threads(1)
     keep_freed_memory()
-    found = [(candidate, card(candidate, goal)) for candidate, goal in candidates(config, configs)]
-    chosen, cards = [candidate for candidate, _ in found], [made for _, made in found]
+    compared = []
+    cards = []
+    for candidate, goal in candidates(config, configs):
+        compared.append(candidate)
+        cards.append(card(candidate, goal))
     if config.horizon:
-        asked = config.env, config.horizon, config.solved
-        look_ahead = functools.partial(effective_horizon, *asked, options=chosen[0].spec.options)
+        options = compared[0].spec.options
+        look_ahead = functools.partial(effective_horizon, config.env, config.horizon, config.solved, options=options)
         task = look_ahead()
-        for candidate, made in zip(chosen, cards):
-            own = configs[candidate.name].reward[candidate.name]
-            made["horizon"] = horizon_text(look_ahead(candidate.reward, own), task)
-    between = distances_between(chosen)
+        for candidate, report in zip(compared, cards):
+            reward_config = configs[candidate.name].reward[candidate.name]
+            report["horizon"] = horizon_text(look_ahead(candidate.reward, reward_config), task)
+    between = distances_between(compared)
     print("\n".join(page.lines(config.env, cards, between)))
-    path = Path(config.page) if config.page else chosen[0].spec.folder / f"{'+'.join(configs)}.html"
-    print(f"page: {page.write(path, config.env, chosen, cards, between)}")
+    path = compared[0].spec.folder / f"{'+'.join(configs)}.html"
+    if config.page:
+        path = Path(config.page)
+    print(f"page: {page.write(path, config.env, compared, cards, between)}")
     return 0
 
 
@@ -87,16 +94,16 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
     """Reward name -> the configuration of a run with it alone, its sentences about that goal; or a UsageError."""
     if "+" in config.reward:
         raise UsageError(f"reward={config.reward} is no list; write reward={config.reward.replace('+', ',')}")
-    texts = [text.strip() for text in config.reward.strip("[]").split(",") if text.strip()]
-    names = list(dict.fromkeys(named(rewards.table, text) for text in texts))
+    texts = map(str.strip, config.reward.strip("[]").split(","))
+    names = list(dict.fromkeys(named(rewards.table, text) for text in texts if text))
     for name in names:
         if name not in rewards.names():
             raise UsageError(unknown("reward", name, rewards.names()))
-    known = {goal.name: goal for goal in goals(config.env)}
-    if config.goal and config.goal not in known:
-        has = ", ".join(known) or "none that are known: leave goal out, and rewards are compared with the task's own"
+    by_name = {goal.name: goal for goal in goals(config.env)}
+    if config.goal and config.goal not in by_name:
+        has = ", ".join(by_name) or "none that are known: leave goal out, and rewards are compared with the task's own"
         raise UsageError(f"goal={config.goal} is unknown; {config.env} has {has}")
-    goal = known.get(config.goal)
+    goal = by_name.get(config.goal)
     given = {argument.partition("=")[0] for argument in config.rest}
     for key in given:
         if key.startswith("reward.") and key.split(".")[1] not in names:
@@ -104,46 +111,66 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
     configs = {}
     for name in names:
         own = [a for a in config.rest if not a.startswith("reward.") or a.startswith(f"reward.{name}.")]
+        argv = [f"env={config.env}", f"reward=[{name}]", "preset=none", *own]
         if goal is not None and f"reward.{name}.goal" not in given:
             sentences = {"goal": goal.prompt, "baseline": goal.baseline, "negative": goal.negative}
             for field, sentence in sentences.items():
-                key, quoted = f"reward.{name}.{field}", sentence.replace('"', '\\"')
+                key = f"reward.{name}.{field}"
                 if hasattr(rewards.get(name).Config, field) and sentence and key not in given:
-                    own.append(f'{key}="{quoted}"')
-        configs[name] = compose_run([f"env={config.env}", f"reward=[{name}]", "preset=none", *own])[0]
+                    quoted = sentence.replace('"', '\\"')
+                    argv.append(f'{key}="{quoted}"')
+        configs[name], _ = compose_run(argv)
     return configs
 
 
 def candidates(config: CompareConfig, configs: dict[str, TrainConfig]) -> Iterator[tuple["Candidate", int | None]]:
     """Each reward with its scores, and the index of the goal it is compared with; None where there is no goal."""
     from runners.compare.candidate import Candidate
-    from runners.compare.sample import FRAME, SampleSpec, load_or_take
+    from runners.compare.sample import DEFAULT_FRAME_SIZE, SampleSpec, load_or_take
     from runners.run.video import can_be_drawn
 
     first = next(iter(configs.values()))
     with closing(make(config.env, max_episode_steps=first.max_episode_steps, **first.env_options)) as env:
-        spaces = env.observation_space, env.action_space
-    built = {name: rewards.get(name)(c.reward[name], *spaces, seed=config.seed) for name, c in configs.items()}
-    need = frozenset().union(*(reward.requires for reward in built.values()))
-    asked = config.env, first.env_options, config.frames, config.seed
-    size, text, signals = FRAME if can_be_drawn(config.env) else None, "text" in need, "signals" in need
-    spec = SampleSpec(*asked, size, text, signals, config.run, first.max_episode_steps, "obs_frame" in need)
-    for name, reward in built.items():
-        own = configs[name].reward[name]
-        sized = "frame" in reward.requires and reward.frame_size is not None
-        mine = dataclasses.replace(spec, frame_size=reward.frame_size) if sized else spec
-        sample = load_or_take(mine)
-        candidate = Candidate(name, own, spaces, mine, sample, warm=config.warm, seed=config.seed)
-        yield candidate, goal_index(config, goals(config.env), own)
+        spaces = (env.observation_space, env.action_space)
+    requires: set[str] = set()
+    frame_sizes: dict[str, int] = {}
+    for name, run in configs.items():
+        reward = rewards.get(name)(run.reward[name], *spaces, seed=config.seed)
+        requires |= reward.requires
+        if "frame" in reward.requires and reward.frame_size is not None:
+            frame_sizes[name] = reward.frame_size
+    spec = SampleSpec(
+        config.env,
+        first.env_options,
+        config.frames,
+        config.seed,
+        frame_size=DEFAULT_FRAME_SIZE if can_be_drawn(config.env) else None,
+        text="text" in requires,
+        signals="signals" in requires,
+        run=config.run,
+        max_episode_steps=first.max_episode_steps,
+        before="obs_frame" in requires,
+    )
+    for name, run in configs.items():
+        options = run.reward[name]
+        own_spec = dataclasses.replace(spec, frame_size=frame_sizes.get(name, spec.frame_size))
+        sample = load_or_take(own_spec)
+        candidate = Candidate(name, options, spaces, own_spec, sample, warm=config.warm, seed=config.seed)
+        yield candidate, goal_index(config, goals(config.env), options)
 
 
 def goal_index(config: CompareConfig, known: list[Goal], options: RewardConfig) -> int | None:
     """The goal asked for, else the one whose sentence the reward has, else the first; None where there are none."""
     if not known:
         return None
-    named = [i for i, goal in enumerate(known) if goal.name == config.goal]
-    prompted = [i for i, goal in enumerate(known) if goal.prompt == getattr(options, "goal", "")]
-    return next(iter([*named, *prompted]), 0)
+    sentence = getattr(options, "goal", "")
+    for index, goal in enumerate(known):
+        if goal.name == config.goal:
+            return index
+    for index, goal in enumerate(known):
+        if goal.prompt == sentence:
+            return index
+    return 0
 
 
 main = Command(CompareConfig, compare, __doc__)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from rewards.base import Reward, RewardConfig, Scored
 from rewards.mix.mix import Stream
 from runners.compare.sample import Sample, SampleSpec
 
-PATIENCE = 6_000  # rows that a goal reward may learn from until it is ready
+# Rows that a goal reward may learn from until it is ready.
+MAX_WARM_UP_ROWS = 6_000
 GAMMA = 0.99
 
 Card = dict[str, Any]
@@ -44,11 +46,19 @@ class Candidate:
         warm: int | None = None,
         seed: int = 0,
     ) -> None:
-        waits: Card = {"ask": "at_once"} if hasattr(config, "ask") else {}  # nothing comes beside a card
-        config = dataclasses.replace(config, weight=1.0, scale="none", shape="none", **waits)
-        self.name, self.config, self.spec, self.sample = name, config, spec, sample
-        self.spaces, self.seed, self.warm = spaces, seed, warm
-        self.reward: Reward = rewards.get(name)(config, *spaces, seed=seed, device="cpu")
+        changes: Card = {"weight": 1.0, "scale": "none", "shape": "none"}
+        if hasattr(config, "ask"):
+            # Answers that come while an agent trains would come too late for a card.
+            changes["ask"] = "at_once"
+        self.config = dataclasses.replace(config, **changes)
+        self.name = name
+        self.spec = spec
+        self.sample = sample
+        self.spaces = spaces
+        self.seed = seed
+        self.warm = warm
+        self.reward: Reward = rewards.get(name)(self.config, *spaces, seed=seed, device="cpu")
+        self.encoder: Any = getattr(self.reward, "encoder", None)
         self.stream = Stream(name, self.reward, gamma=GAMMA)
         self.seconds = {"embed": 0.0, "score": 0.0}
         self.batch = self.embedded(sample.batch, spec.key)
@@ -61,9 +71,10 @@ class Candidate:
     @functools.cached_property
     def phrases(self) -> tuple[list[str], np.ndarray] | None:
         """Phrases that the reward's model was trained on and their embeddings (K, D); None where they are unknown."""
-        encoder: Any = getattr(self.reward, "encoder", None)
-        known = getattr(encoder, "trained_on", None)
-        return (known["phrases"], encoder.text(known["phrases"])) if known else None
+        training = getattr(self.encoder, "trained_on", None)
+        if training is None:
+            return None
+        return training["phrases"], self.encoder.text(training["phrases"])
 
     def sentence(self, field: str) -> str:
         """A sentence of its settings: goal, negative or baseline; empty where it has none."""
@@ -77,7 +88,7 @@ class Candidate:
 
     def score(self, batch: Transitions) -> np.ndarray:
         """Raw scores of flat rows in time order, float64 (N,)."""
-        raw, _ = self.stream.score(batch.map(lambda x: x[:, None]), self.reward.initial_memory(1))
+        raw, _ = self.stream.score(_as_rollout(batch), self.reward.initial_memory(1))
         return raw[:, 0].astype(np.float64)
 
     def embedded(self, batch: Transitions, key: str) -> Transitions:
@@ -85,40 +96,61 @@ class Candidate:
         name = self.reward.embedding
         if name is None or batch.frame is None or "frame" not in self.reward.requires:
             return batch
-        what = [name, *(getattr(self.config, f, "") for f in ("model", "weights", "precision"))]
-        weights = Path(str(getattr(self.config, "weights", "")))
-        if weights.is_file():  # a file that was trained further is another model
-            what.append(weights.stat().st_mtime_ns)
-        digest = hashlib.sha256(repr(what).encode()).hexdigest()[:12]
-        path = self.spec.folder / f"embeddings-{key}-{digest}.safetensors"
-        names = self.stream.has_memory and self.reward.recalls  # of frames, which mean something to this reward alone
-        if path.exists() and not names:
-            kept = load_file(regular(path))
+        path = self.spec.folder / f"embeddings-{key}-{self._model_key(name)}.safetensors"
+        # Names of frames mean something to this reward alone, so they are not read back.
+        are_names = self.stream.has_memory and self.reward.recalls
+        if path.exists() and not are_names:
+            embeddings = load_file(regular(path))
         else:
-            begin = time.perf_counter()
-            kept = {"seen": np.asarray(self.reward.embed(batch))}
-            self.seconds["embed"] = time.perf_counter() - begin
-            if batch.obs_frame is not None:
-                kept["before"] = np.asarray(self.reward.embed(batch.replace(frame=batch.obs_frame)))
+            embeddings = self._embed(batch)
             path.parent.mkdir(parents=True, exist_ok=True)
-            arrays = {part: np.ascontiguousarray(value) for part, value in kept.items()}
             with replacing(path) as temporary:
-                save_arrays(temporary, arrays)
-        extras = {**batch.extras, name: kept["seen"]}
-        extras |= {f"obs_{name}": kept["before"]} if "before" in kept else {}
+                save_arrays(temporary, embeddings)
+        extras = {**batch.extras, name: embeddings["seen"]}
+        if "before" in embeddings:
+            extras[f"obs_{name}"] = embeddings["before"]
         return batch.replace(frame=None, obs_frame=None, extras=extras)
+
+    def _model_key(self, embedding: str) -> str:
+        """What stands for the model in the names of files."""
+        weights = getattr(self.config, "weights", "")
+        model = [embedding, getattr(self.config, "model", ""), weights, getattr(self.config, "precision", "")]
+        # A file that was trained further is another model.
+        if Path(str(weights)).is_file():
+            model.append(Path(weights).stat().st_mtime_ns)
+        return hashlib.sha256(repr(model).encode()).hexdigest()[:12]
+
+    def _embed(self, batch: Transitions) -> dict[str, np.ndarray]:
+        """Embeddings (N, D) of what was `seen` after the action, and of what was seen `before` it, where drawn."""
+        begin = time.perf_counter()
+        seen = self.reward.embed(batch)
+        self.seconds["embed"] = time.perf_counter() - begin
+        embeddings = {"seen": np.ascontiguousarray(seen)}
+        if batch.obs_frame is not None:
+            before = self.reward.embed(batch.replace(frame=batch.obs_frame))
+            embeddings["before"] = np.ascontiguousarray(before)
+        return embeddings
 
     def _warm_up(self) -> int:
         """Let it learn from the rows; returns how many passes it took."""
-        rollout = self.batch[self.sample.counted].map(lambda x: x[:, None])
+        rollout = _as_rollout(self.batch[self.sample.counted])
+        passes = self.warm or 0
         until_ready = self.warm is None and self.reward.role == "goal" and self.learns
-        wanted = -(-PATIENCE // len(rollout.step)) if until_ready else (self.warm or 0)
-        for number in range(wanted):
-            if until_ready and self._ready():
+        if until_ready:
+            passes = math.ceil(MAX_WARM_UP_ROWS / len(rollout.step))
+        for number in range(passes):
+            if until_ready and self._is_ready():
                 return number
             self.stream.update(rollout, np.zeros(rollout.shape, np.float32))
-        return wanted
+        return passes
 
-    def _ready(self) -> bool:
-        scored: Any = None if self.stream.has_memory else self.reward.score(self.batch[:1])
+    def _is_ready(self) -> bool:
+        if self.stream.has_memory:
+            return True
+        scored: Any = self.reward.score(self.batch[:1])
         return not isinstance(scored, Scored) or bool(scored.ready.any())
+
+
+def _as_rollout(batch: Transitions) -> Transitions:
+    """Flat rows (N,) in time order as those of one environment, (N, 1)."""
+    return batch.map(lambda x: x[:, None])

@@ -43,61 +43,85 @@ from rewards.mix.mix import Mix, Stream
 from runners.compare import finite
 from runners.compare.candidate import GAMMA, Candidate, Card
 from runners.compare.epic import FITTED, epic
-from runners.compare.sample import Sample, load_or_enumerate
+from runners.compare.sample import FiniteMDP, Sample, load_or_enumerate
 from runners.run.config import UsageError, flatten
 
-USABLE, WEAK, DO_NOT, NOT_JUDGED = "usable", "weak", "do not train with this", "not judged"
-CHANCE, GOOD = 0.7, 0.85  # AUROC
-SIMILAR = 0.7  # Spearman's correlation with a graded truth
-NARROW, SLIM = 0.05, 0.15  # spread over that of the model's own phrases
-BLANK = 0.2
-SHORTEST = 5  # steps of an episode whose order is looked at
+USABLE = "usable"
+WEAK = "weak"
+DO_NOT = "do not train with this"
+NOT_JUDGED = "not judged"
+# The least AUROC, spread (over that of the model's own phrases) and Spearman's correlation with a graded truth.
+MIN_AUROC = 0.7
+MIN_SPREAD = 0.05
+USABLE_AUROC = 0.85
+USABLE_SPREAD = 0.15
+USABLE_SPEARMAN = 0.7
+MAX_BLANK_SHARE = 0.2
+# Steps of an episode whose order is looked at.
+MIN_ORDERED_STEPS = 5
 GIBBERISH = ("qwv zzxk blorp", "frumious jub tove")
 OFF_TOPIC = ("a bowl of noodle soup", "the president gave a speech")
 CLAUSES = re.compile(r"[,;]|\b(?:and|but|while|whereas)\b", re.IGNORECASE)
 UNFAMILIAR = "is not like what this model was taught"
 QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
-HORIZON_BUDGET, HORIZON_TRIES = 300_000, 64  # simulator steps for each k, m and episode; the largest m
+# Simulator steps for each k, m and episode of an effective horizon; the largest m.
+HORIZON_BUDGET = 300_000
+HORIZON_TRIES = 64
 
 
 def card(candidate: Candidate, goal: int | None) -> Card:
     """Everything that is known of a reward before training; `goal` is its index among the environment's, if any."""
-    sample, values, counted = candidate.sample, candidate.values, candidate.sample.counted
-    truth = None if goal is None else sample.truth[:, goal]
+    sample = candidate.sample
+    counted = sample.counted
+    values = candidate.values[counted]
     target, graded = _target(sample, goal)
-    name = "" if goal is None else goals(candidate.spec.env)[goal].name
-    caption = f"how near {name!r} is" if graded else f"whether {name!r} is met"
-    landscape = {"x": sample.place, "reward": values, "truth": target}  # along the axis of the environment's family
-    found: Card = {
+    report: Card = {
         "name": candidate.name,
         "role": candidate.reward.role,
-        "target": "the task's reward" if goal is None else caption,
+        "target": "the task's reward",
         "goal": goal,
         "graded": graded,
-        "sentences": {f: text for f in ("goal", "negative", "baseline") if (text := candidate.sentence(f))},
+        "sentences": {},
         "rows": int(counted.sum()),
         "about": sample.about(),
         "notes": _notes(candidate),
         "blank": float(sample.blank[counted].mean()),
-        "range": [float(q) for q in np.quantile(values[counted], QUANTILES)],
-        "nonzero": float((values[counted] != 0).mean()),
-        "truth": None if truth is None else measures(values[counted], truth[counted], target[counted]),
-        "met": None if truth is None else float(truth[counted].mean()),
-        "task": measures(values[counted], None, sample.batch.reward[counted]),
-        "landscape": None if counted.all() else {key: x[~counted].tolist() for key, x in landscape.items()},
+        "range": np.quantile(values, QUANTILES).tolist(),
+        "nonzero": float((values != 0).mean()),
+        "truth": None,
+        "met": None,
+        "task": measures(values, None, sample.batch.reward[counted]),
+        "landscape": None,
         "axis": sample.axis,
         "phrases": _nearest_phrases(candidate),
         "spread": _relative_spread(candidate),
         "speed": _speed(candidate),
-        "controls": _controls(candidate, truth, target),
-        "readings": [] if truth is None else _readings(candidate, truth[counted]),
+        "readings": [],
         "starc": starc(candidate, target, goal),
         "epic": epic(candidate, target, goal),
-        "order": None if truth is None else order(candidate.sample, values, truth),
+        "order": None,
         "audit": audit(candidate, goal),
     }
-    found["verdict"], found["reasons"] = verdict(found)
-    return found
+    for field in ("goal", "negative", "baseline"):
+        sentence = candidate.sentence(field)
+        if sentence:
+            report["sentences"][field] = sentence
+    if not counted.all():
+        # States along the axis of the environment's family.
+        landscape = {"x": sample.place, "reward": candidate.values, "truth": target}
+        report["landscape"] = {key: numbers[~counted].tolist() for key, numbers in landscape.items()}
+    truth = None
+    if goal is not None:
+        truth = sample.truth[:, goal]
+        name = goals(candidate.spec.env)[goal].name
+        report["target"] = f"how near {name!r} is" if graded else f"whether {name!r} is met"
+        report["truth"] = measures(values, truth[counted], target[counted])
+        report["met"] = float(truth[counted].mean())
+        report["readings"] = _readings(candidate, truth[counted])
+        report["order"] = order(sample, candidate.values, truth)
+    report["controls"] = _controls(candidate, truth, target)
+    report["verdict"], report["reasons"] = verdict(report)
+    return report
 
 
 def _target(sample: Sample, goal: int | None) -> tuple[np.ndarray, bool]:
@@ -105,22 +129,25 @@ def _target(sample: Sample, goal: int | None) -> tuple[np.ndarray, bool]:
     if goal is None:
         return np.asarray(sample.batch.reward, np.float64), True
     degree = sample.degree[:, goal].astype(np.float64)
-    graded = bool(np.isfinite(degree).all())
-    return degree if graded else sample.truth[:, goal].astype(np.float64), graded
+    if np.isfinite(degree).all():
+        return degree, True
+    return sample.truth[:, goal].astype(np.float64), False
 
 
 def measures(values: np.ndarray, truth: np.ndarray | None, target: np.ndarray, *, intervals: bool = True) -> Card:
     """Pearson and Spearman against a target (N,), AUROC against a truth (bool (N,)), with intervals."""
-    statistics: dict[str, tuple[Any, np.ndarray]]
-    statistics = {"pearson": (distances.pearson, target), "spearman": (distances.spearman, target)}
-    found: Card = {}
+    statistics: dict[str, tuple[Any, np.ndarray]] = {
+        "pearson": (distances.pearson, target),
+        "spearman": (distances.spearman, target),
+    }
     if truth is not None:
         statistics["auroc"] = (distances.auroc, truth)
+    numbers: Card = {}
     for name, (function, other) in statistics.items():
-        found[name] = function(values, other)
+        numbers[name] = function(values, other)
         if intervals:
-            found[f"{name}_interval"] = distances.interval(function, values, other)
-    return found
+            numbers[f"{name}_interval"] = distances.interval(function, values, other)
+    return numbers
 
 
 def _notes(candidate: Candidate) -> list[str]:
@@ -141,69 +168,95 @@ def _nearest_phrases(candidate: Candidate, count: int = 3) -> list[tuple[str, fl
     goal = candidate.sentence("goal")
     if candidate.phrases is None or not goal:
         return []
-    phrases, meanings = candidate.phrases
-    encoder: Any = candidate.reward.encoder  # type: ignore[attr-defined]
-    similar = meanings @ encoder.text([goal.split("|")[0]])[0]
-    return [(phrases[i], float(similar[i])) for i in np.argsort(-similar)[:count]]
+    phrases, embeddings = candidate.phrases
+    # Of several sentences the first.
+    first = goal.split("|")[0]
+    similarity = embeddings @ candidate.encoder.text([first])[0]
+    return [(phrases[i], float(similarity[i])) for i in np.argsort(-similarity)[:count]]
+
+
+def _quantile_range(values: np.ndarray) -> Any:
+    """From the 5 % quantile to the 95 % quantile of values (N,), or of each column (N, K)."""
+    low, high = np.quantile(values, [0.05, 0.95], axis=0)
+    return high - low
 
 
 def _relative_spread(candidate: Candidate) -> float | None:
     """The reward's 5 to 95 % range (a contrast's uncalibrated) over that of the widest tenth of its model's phrases."""
     direction = getattr(candidate.reward, "direction", None)
-    plain = candidate.name == "clip" and getattr(candidate.config, "threshold", None) is None
-    if candidate.phrases is None or (direction is None and not plain):
+    is_similarity = candidate.name == "clip" and candidate.config.threshold is None
+    if candidate.phrases is None or (direction is None and not is_similarity):
         return None
     counted = candidate.sample.counted
     seen = np.asarray(candidate.batch.extras[str(candidate.reward.embedding)], np.float32)[counted]
-    values = candidate.values[counted] if direction is None else seen @ direction
-    low, high = np.quantile(seen @ candidate.phrases[1].T, [0.05, 0.95], axis=0)
-    return float(np.subtract(*np.quantile(values, [0.95, 0.05])) / max(np.quantile(high - low, 0.9), 1e-9))
+    values = candidate.values[counted]
+    if direction is not None:
+        values = seen @ direction
+    _, embeddings = candidate.phrases
+    widest = np.quantile(_quantile_range(seen @ embeddings.T), 0.9)
+    return float(_quantile_range(values) / max(widest, 1e-9))
 
 
 def _speed(candidate: Candidate) -> dict[str, float]:
     """Rows a second of rendering, embedding and scoring, 0 for what came from files; bytes that a transition keeps."""
-    n, sample = len(candidate.values), candidate.sample
-    reads = "frame" in candidate.reward.requires
-    frame = sample.batch.frame if reads else None
-    seen = candidate.batch.extras.get(str(candidate.reward.embedding)) if reads else None
-    seconds = {"step": sample.seconds["step"], "render": sample.seconds["render"] * reads, **candidate.seconds}
-    obs = sum(x.nbytes for x in flatten({"obs": sample.batch.next_obs}).values()) / n
-    frames = 0.0 if frame is None else frame.nbytes / n
-    kept = obs + (frames if seen is None else seen.nbytes / n)
-    rates = {name: n / spent if spent > 0 else 0.0 for name, spent in seconds.items()}
-    return {**rates, "bytes": kept, "bytes_with_frames": obs + frames}
+    sample = candidate.sample
+    rows = len(candidate.values)
+    seconds = {"step": sample.seconds["step"], "render": 0.0, **candidate.seconds}
+    obs = sum(array.nbytes for array in flatten({"obs": sample.batch.next_obs}).values())
+    speed = {"bytes": obs / rows, "bytes_with_frames": obs / rows}
+    if "frame" in candidate.reward.requires:
+        seconds["render"] = sample.seconds["render"]
+        frame = sample.batch.frame
+        frame_bytes = 0.0 if frame is None else frame.nbytes / rows
+        speed["bytes_with_frames"] += frame_bytes
+        # An embedding is kept instead of the frame.
+        seen = candidate.batch.extras.get(str(candidate.reward.embedding))
+        speed["bytes"] += frame_bytes if seen is None else seen.nbytes / rows
+    for name, spent in seconds.items():
+        speed[name] = rows / spent if spent > 0 else 0.0
+    return speed
 
 
 def _controls(candidate: Candidate, truth: np.ndarray | None, target: np.ndarray) -> list[Card]:
     """The same reward with sentences that should not work, and with untrained weights."""
-    goal, negative, baseline = map(candidate.sentence, ("goal", "negative", "baseline"))
-    if candidate.reward.role == "bonus" or not goal:  # the goal of a bonus has another meaning
+    goal = candidate.sentence("goal")
+    # The goal of a bonus has another meaning.
+    if candidate.reward.role == "bonus" or not goal:
         return []
+    negative = candidate.sentence("negative")
     opposite = negative or " | ".join(f"not {part.strip()}" for part in goal.split("|"))
-    pairs = {"gibberish": GIBBERISH, "off topic": OFF_TOPIC, "negated": (opposite, goal)}
-    fields = ("goal", "negative") if negative else ("goal",)
-    variants: dict[str, Card] = {kind: dict(zip(fields, pair)) for kind, pair in pairs.items()}
+    variants: dict[str, Card] = {}
+    for kind, pair in {"gibberish": GIBBERISH, "off topic": OFF_TOPIC, "negated": (opposite, goal)}.items():
+        variants[kind] = {"goal": pair[0]}
+        if negative:
+            variants[kind]["negative"] = pair[1]
+    baseline = candidate.sentence("baseline")
     if baseline:
-        plain = {"alpha": 0.0} if hasattr(candidate.config, "alpha") else {}
-        variants["baseline alone"] = {"goal": baseline, **plain}
+        variants["baseline alone"] = {"goal": baseline}
+        if hasattr(candidate.config, "alpha"):
+            variants["baseline alone"]["alpha"] = 0.0
     if candidate.reward.control:
-        variants["untrained"] = dict(candidate.reward.control)
+        variants["untrained"] = candidate.reward.control
+    return [_control(candidate, kind, changes, truth, target) for kind, changes in variants.items()]
+
+
+def _control(candidate: Candidate, kind: str, changes: Card, truth: np.ndarray | None, target: np.ndarray) -> Card:
+    """The numbers of one control; one that cannot be built has its error as its result."""
+    row: Card = {"kind": kind, "sentence": changes.get("goal", candidate.sentence("goal"))}
     counted = candidate.sample.counted
-    rows: list[Card] = []
-    for kind, changes in variants.items():
-        row: Card = {"kind": kind, "sentence": changes.get("goal", goal)}
-        try:
-            again = candidate.again(**changes).values
-            values = again[counted]
-        except ValueError as error:  # a control that cannot be built has its error as its result
-            rows.append({**row, "error": str(error)})
-            continue
-        low, high = np.quantile(values, [0.05, 0.95]).tolist()
-        met = None if truth is None else truth[counted]
-        met_in_time = None if truth is None else order(candidate.sample, again, truth)
-        row |= {"order": met_in_time["reached"]} if met_in_time else {}
-        rows.append({**row, "low": low, "high": high, **measures(values, met, target[counted], intervals=False)})
-    return rows
+    try:
+        scores = candidate.again(**changes).values
+    except ValueError as error:
+        return {**row, "error": str(error)}
+    values = scores[counted]
+    row["low"], row["high"] = np.quantile(values, [0.05, 0.95]).tolist()
+    met = None
+    if truth is not None:
+        met = truth[counted]
+        rise = order(candidate.sample, scores, truth)
+        if rise:
+            row["order"] = rise["reached"]
+    return row | measures(values, met, target[counted], intervals=False)
 
 
 def order(sample: Sample, values: np.ndarray, truth: np.ndarray) -> Card | None:
@@ -214,83 +267,113 @@ def order(sample: Sample, values: np.ndarray, truth: np.ndarray) -> Card | None:
     is higher at the goal than at half of the way. (Value-order correlation: Ma et al. 2024, GVL, arXiv 2411.04549.)
     """
     rows = np.flatnonzero(np.isin(sample.source, (1, 2)))
-    found: dict[str, list[float]] = {"reached": [], "failed": [], "cut": []}
-    for part in recording.episodes(sample.batch[rows]) if len(rows) else ():
-        score, met = values[rows][part], np.flatnonzero(truth[rows][part])
-        score = score[: met[0] + 1] if len(met) else score
-        if len(score) < SHORTEST:
-            continue
-        found["reached" if len(met) else "failed"].append(distances.spearman(score, np.arange(len(score))))
-        if len(met):
-            found["cut"].append(float(score[-1] > score[len(score) // 2]))
-    if not found["reached"]:
+    if not len(rows):
         return None
-    means = {name: float(np.mean(each)) if each else math.nan for name, each in found.items()}
-    return {**means, "episodes": len(found["reached"])}
+    reached = []
+    failed = []
+    cut = []
+    for part in recording.episodes(sample.batch[rows]):
+        score = values[rows][part]
+        met = np.flatnonzero(truth[rows][part])
+        if len(met):
+            score = score[: met[0] + 1]
+        if len(score) < MIN_ORDERED_STEPS:
+            continue
+        rise = distances.spearman(score, np.arange(len(score)))
+        if len(met):
+            reached.append(rise)
+            cut.append(float(score[-1] > score[len(score) // 2]))
+        else:
+            failed.append(rise)
+    if not reached:
+        return None
+    return {
+        "reached": float(np.mean(reached)),
+        "failed": float(np.mean(failed)) if failed else math.nan,
+        "cut": float(np.mean(cut)),
+        "episodes": len(reached),
+    }
 
 
 def _readings(candidate: Candidate, truth: np.ndarray) -> list[Card]:
     """The goal in words that the model was taught, and its clauses: AUROC, and spread over that of the goal."""
     goal = candidate.sentence("goal")
-    encoder: Any = getattr(candidate.reward, "encoder", None)
-    if getattr(encoder, "trained_on", None) is None or "|" in goal or candidate.reward.role == "bonus":
+    if candidate.phrases is None or "|" in goal or candidate.reward.role == "bonus":
         return []
+    readings = [("in words it was taught", candidate.encoder.reworded(goal))]
     clauses = [clause.strip() for clause in CLAUSES.split(goal) if clause.strip()]
-    others = {"in words it was taught": [encoder.reworded(goal)], "clause": clauses if len(clauses) > 1 else []}
-    counted, found = candidate.sample.counted, []
-    spread = max(float(np.subtract(*np.quantile(candidate.values[counted], [0.95, 0.05]))), 1e-9)
-    for kind, sentence in ((kind, text) for kind, texts in others.items() for text in texts if text != goal.lower()):
-        values = candidate.again(goal=sentence).values[counted]
-        relative = float(np.subtract(*np.quantile(values, [0.95, 0.05]))) / spread
-        area = distances.auroc(values, truth)
-        found.append({"kind": kind, "sentence": sentence, "auroc": area, "spread": relative})
-    return found
+    if len(clauses) > 1:
+        readings += [("clause", clause) for clause in clauses]
+    counted = candidate.sample.counted
+    spread = max(float(_quantile_range(candidate.values[counted])), 1e-9)
+    rows = []
+    for kind, sentence in readings:
+        if sentence != goal.lower():
+            values = candidate.again(goal=sentence).values[counted]
+            area = distances.auroc(values, truth)
+            relative_spread = float(_quantile_range(values)) / spread
+            rows.append({"kind": kind, "sentence": sentence, "auroc": area, "spread": relative_spread})
+    return rows
+
+
+def _score_every_state(candidate: Candidate, goal: int | None) -> tuple[FiniteMDP, np.ndarray, np.ndarray] | None:
+    """A small environment, and reward and target of its rows, float64 (S * A,); None where it cannot be enumerated."""
+    mdp = load_or_enumerate(candidate.spec)
+    if mdp is None:
+        return None
+    batch = candidate.embedded(mdp.sample.batch, f"{candidate.spec.key}-states")
+    target, _ = _target(mdp.sample, goal)
+    return mdp, candidate.score(batch), target
 
 
 def starc(candidate: Candidate, target: np.ndarray, goal: int | None) -> Card | None:
     """STARC distance to the target: exact where states can be enumerated, else on the sample's distribution."""
     if candidate.stream.has_memory:
         return None
-    if (mdp := load_or_enumerate(candidate.spec)) is not None:
-        values = candidate.score(candidate.embedded(mdp.sample.batch, f"{candidate.spec.key}-states"))
-        tables = mdp.table(values), mdp.table(_target(mdp.sample, goal)[0])
-        distance = distances.starc(*tables, mdp.transition, gamma=GAMMA)
+    exact = _score_every_state(candidate, goal)
+    if exact is not None:
+        mdp, values, target = exact
+        distance = distances.starc(mdp.table(values), mdp.table(target), mdp.transition, gamma=GAMMA)
         return {"distance": distance, "kind": f"exact, {len(mdp.successors)} states"}
     rows = candidate.sample.uniform
     batch = candidate.sample.batch[rows]
-    both = np.stack([candidate.values[rows], target[rows]], 1)
-    fitted = distances.fit_canonical(both, *distances.state_features(batch), batch.terminated, **FITTED).T
+    rewards_of_rows = np.stack([candidate.values[rows], target[rows]], 1)
+    features = distances.state_features(batch)
+    canonical = distances.fit_canonical(rewards_of_rows, *features, batch.terminated, **FITTED).T
     return {
-        "distance": distances.starc_distance(*fitted),
-        "distance_interval": distances.interval(distances.starc_distance, *fitted),
+        "distance": distances.starc_distance(*canonical),
+        "distance_interval": distances.interval(distances.starc_distance, *canonical),
         "kind": "on the sample's distribution, discount 0.9, values fitted",
     }
 
 
 def audit(candidate: Candidate, goal: int | None) -> Card | None:
     """How easily the best actions under the reward flip, and how early it tells them; None without a finite model."""
-    sample, (space, actions) = candidate.sample, candidate.spaces
+    space, actions = candidate.spaces
     try:
         layout = Layout(space, [], candidate.name, channels=0, smallest_image=IMAGE)
         if candidate.stream.has_memory or layout.images:
             return None
-        if (mdp := load_or_enumerate(candidate.spec)) is not None:
-            model, sample = finite.enumerated(mdp, layout), mdp.sample
-            values = candidate.score(candidate.embedded(sample.batch, f"{candidate.spec.key}-states"))
-            target = _target(sample, goal)[0]
+        exact = _score_every_state(candidate, goal)
+        if exact is not None:
+            mdp, values, target = exact
+            model = finite.enumerated(mdp, layout)
         else:
-            rows = sample.uniform
-            model = finite.clustered(sample.batch[rows], layout, actions, seed=candidate.seed)
-            values, target = candidate.values[rows], _target(sample, goal)[0][rows]
+            rows = candidate.sample.uniform
+            model = finite.clustered(candidate.sample.batch[rows], layout, actions, seed=candidate.seed)
+            values = candidate.values[rows]
+            target = _target(candidate.sample, goal)[0][rows]
     except ValueError:
         return None
-    own, task = model.table(values), model.table(target)
+    reward = model.table(values)
+    task = model.table(target)
+    kind = "exact" if model.exact else "clustered"
     return {
-        "tied": finite.ties(own, model.transition, GAMMA),
+        "tied": finite.ties(reward, model.transition, GAMMA),
         "tied_target": finite.ties(task, model.transition, GAMMA),
-        "moved": finite.moved(own, model.transition, GAMMA),
-        "informativeness": finite.informativeness(own, task, model.transition, GAMMA),
-        "kind": f"{'exact' if model.exact else 'clustered'}, {len(model.states)} states",
+        "moved": finite.moved(reward, model.transition, GAMMA),
+        "informativeness": finite.informativeness(reward, task, model.transition, GAMMA),
+        "kind": f"{kind}, {len(model.states)} states",
     }
 
 
@@ -307,14 +390,17 @@ def effective_horizon(
     `solved` is the task's return that counts, None for the environment's own success; a `reward` of None is the task's
     own; `config` has its weight and shape. A UsageError where actions are not discrete, or states cannot be copied.
     """
-    scorer = None if reward is None else _mix(reward, config)
-    need = scorer.requires if scorer else ()
-    modalities: dict[str, Any] = {name: True for name in ("text", "signals") if name in need}
-    modalities |= {"frame_size": scorer.frame_size} if scorer and "frame" in need else {}
+    scorer = None
+    modalities: dict[str, Any] = {}
+    if reward is not None:
+        scorer = _mix(reward, config)
+        for name in scorer.requires & {"text", "signals"}:
+            modalities[name] = True
+        if "frame" in scorer.requires:
+            modalities["frame_size"] = scorer.frame_size
     try:
         clones = Clones(env, **(options or {}), **modalities)
-        limits = {"k_max": k, "m_max": HORIZON_TRIES, "budget": HORIZON_BUDGET}
-        return look_ahead(clones, scorer, solved=solved, **limits)
+        return look_ahead(clones, scorer, solved=solved, k_max=k, m_max=HORIZON_TRIES, budget=HORIZON_BUDGET)
     except ValueError as error:
         raise UsageError(f"horizon={k} cannot be found: {error}") from None
 
@@ -322,10 +408,10 @@ def effective_horizon(
 def _mix(reward: Reward, config: RewardConfig | None) -> Mix:
     """As a run would use it, weight, shape and scale included: the card compares bare scores."""
     # A copy, as the stream's discount would stay with the reward that the rest of the card asks.
-    asked = copy.copy(reward)
-    asked.config = config or reward.config
-    stream = Stream("asked", asked, gamma=1.0)
-    asked.config = reward.config
+    scorer = copy.copy(reward)
+    scorer.config = config or reward.config
+    stream = Stream("asked", scorer, gamma=1.0)
+    scorer.config = reward.config
     if reward.role == "goal":
         return Mix([stream])
     cls = rewards.get("task")
@@ -333,49 +419,76 @@ def _mix(reward: Reward, config: RewardConfig | None) -> Mix:
     return Mix([Stream("task", task, gamma=1.0), stream])
 
 
-def horizon_text(found: EffectiveHorizon, task: EffectiveHorizon) -> str:
+def horizon_text(horizon: EffectiveHorizon, task: EffectiveHorizon) -> str:
     """The card's sentence about two effective horizons."""
-    both = ["not solved" if x.k is None else f"k={x.k} with m={x.m} (H={x.value:.2f})" for x in (found, task)]
-    change = "easier" if found.value < task.value else "harder" if found.value > task.value else ""
-    return f"{both[0]}; the task's own reward: {both[1]}" + f": it made the task {change}" * bool(change)
+    text = f"{_look_ahead_text(horizon)}; the task's own reward: {_look_ahead_text(task)}"
+    if horizon.value < task.value:
+        return f"{text}: it made the task easier"
+    if horizon.value > task.value:
+        return f"{text}: it made the task harder"
+    return text
 
 
-def verdict(found: Card) -> tuple[str, list[str]]:
+def _look_ahead_text(horizon: EffectiveHorizon) -> str:
+    if horizon.k is None:
+        return "not solved"
+    return f"k={horizon.k} with m={horizon.m} (H={horizon.value:.2f})"
+
+
+def verdict(report: Card) -> tuple[str, list[str]]:
     """One of four verdicts, and the reasons; the rules are in this file's first lines."""
-    low, *_, high = found["range"]
+    low, *_, high = report["range"]
     if not np.isfinite([low, high]).all() or high - low <= 1e-9:
         return DO_NOT, [f"it is {low:.3g} everywhere"]
-    if found["role"] == "bonus":
+    if report["role"] == "bonus":
         why = "a bonus has no truth to be compared with; only training shows whether it helps"
-        return USABLE, [f"not constant ({found['nonzero']:.0%} of the rows are not zero); {why}"]
-    if found["truth"] is None:
+        return USABLE, [f"not constant ({report['nonzero']:.0%} of the rows are not zero); {why}"]
+    truth = report["truth"]
+    if truth is None:
         return NOT_JUDGED, ["no goals are known for this environment; compared with the task's reward instead"]
-    truth, spread, area = found["truth"], found["spread"], found["truth"]["auroc"]
-    wrong, doubts = [], []
+    wrong = []
+    doubts = []
     if truth["spearman_interval"][1] < 0:
         wrong.append(f"it falls where the truth rises (Spearman {truth['spearman']:.2f})")
+    area = truth["auroc"]
     if not np.isfinite(area):
         doubts.append("no sampled state meets the goal, or all do, so there is no AUROC")
-    elif area < CHANCE:
-        wrong.append(f"it does not separate goal states from others (AUROC {area:.2f}, below {CHANCE})")
-    elif area < GOOD:
-        doubts.append(f"AUROC {area:.2f} is below {GOOD}")
-    if spread is not None and spread < NARROW:
+    elif area < MIN_AUROC:
+        wrong.append(f"it does not separate goal states from others (AUROC {area:.2f}, below {MIN_AUROC})")
+    elif area < USABLE_AUROC:
+        doubts.append(f"AUROC {area:.2f} is below {USABLE_AUROC}")
+    spread = report["spread"]
+    if spread is not None and spread < MIN_SPREAD:
         wrong.append(f"it is almost flat ({spread:.1%} of the spread of the model's own phrases)")
-    elif spread is not None and spread < SLIM:
+    elif spread is not None and spread < USABLE_SPREAD:
         doubts.append(f"its spread is {spread:.0%} of that of the model's own phrases")
-    nonsense = [row for row in found["controls"] if row["kind"] == "gibberish" and "spearman" in row]
-    if nonsense and truth["spearman"] <= nonsense[0]["spearman"] + 0.02:
-        wrong.append(f"{nonsense[0]['sentence']!r} does as well (Spearman {nonsense[0]['spearman']:.2f})")
-    works = truth["auroc_interval"][0] >= GOOD and not (found["graded"] and truth["spearman"] < SIMILAR)
-    doubts += [note.split(";")[0] for note in found["notes"] if UNFAMILIAR in note and not works]
-    for other in found["readings"]:
-        if other["kind"] != "clause" and other["auroc"] < CHANCE:
-            doubts.append(f"said {other['kind']}, {other['sentence']!r}, it does not work (AUROC {other['auroc']:.2f})")
-        elif other["auroc"] < 1 - CHANCE and other["spread"] >= 0.5:
-            doubts.append(f"{other['sentence']!r} contradicts it (AUROC {other['auroc']:.2f})")
-    if found["blank"] >= BLANK:
-        doubts.append(f"{found['blank']:.0%} of the frames have one single colour")
-    if wrong or doubts:
-        return DO_NOT if wrong else WEAK, wrong + doubts
+    nonsense: Card = next((row for row in report["controls"] if row["kind"] == "gibberish"), {})
+    if truth["spearman"] <= nonsense.get("spearman", -math.inf) + 0.02:
+        wrong.append(f"{nonsense['sentence']!r} does as well (Spearman {nonsense['spearman']:.2f})")
+    doubts += _doubts_about_words(report)
+    if report["blank"] >= MAX_BLANK_SHARE:
+        doubts.append(f"{report['blank']:.0%} of the frames have one single colour")
+    if wrong:
+        return DO_NOT, wrong + doubts
+    if doubts:
+        return WEAK, doubts
     return USABLE, [f"AUROC {area:.2f}, Spearman {truth['spearman']:.2f}"]
+
+
+def _doubts_about_words(report: Card) -> list[str]:
+    """Where the model may read the sentence in another way than it is meant."""
+    truth = report["truth"]
+    doubts = []
+    separates = truth["auroc_interval"][0] >= USABLE_AUROC
+    # Ranks of yes and no say little, so the correlation counts for a graded truth alone.
+    ranks = not report["graded"] or truth["spearman"] >= USABLE_SPEARMAN
+    if not (separates and ranks):
+        doubts += [note.split(";")[0] for note in report["notes"] if UNFAMILIAR in note]
+    for reading in report["readings"]:
+        area = reading["auroc"]
+        if reading["kind"] != "clause" and area < MIN_AUROC:
+            words = f"said {reading['kind']}, {reading['sentence']!r}"
+            doubts.append(f"{words}, it does not work (AUROC {area:.2f})")
+        elif area < 1 - MIN_AUROC and reading["spread"] >= 0.5:
+            doubts.append(f"{reading['sentence']!r} contradicts it (AUROC {area:.2f})")
+    return doubts

@@ -18,40 +18,51 @@ from rewards import compare as distances
 from runners.compare.candidate import GAMMA, Candidate, Card
 from runners.compare.sample import load_or_enumerate
 
-ROWS, DRAWS = 256, 32  # of the canonical EPIC
-FITTED = {"gamma": 0.9, "ridge": 1e-3}  # of values fitted to rows that do not follow each other; see rewards.compare
+# Rows that EPIC canonicalises, and transitions that are made up for each.
+MAX_CANONICAL_ROWS = 256
+MADE_UP_TRANSITIONS = 32
+# Of values fitted to rows that do not follow each other; see rewards.compare.
+FITTED = {"gamma": 0.9, "ridge": 1e-3}
 
-Pair = tuple[bytes, int]  # an observation and an action
+# An observation and an action.
+Pair = tuple[bytes, int]
 
 
 def epic(candidate: Candidate, target: np.ndarray, goal: int | None) -> Card | None:
     """EPIC distance to the target, both canonicalised; None where one of them cannot be asked about what is made up."""
-    if goal is None:
-        return _epic_to_task(candidate)
-    rows = _epic_rows([candidate])
-    values = None if rows is None else _canonical(candidate, rows)
-    if rows is None or values is None:
+    if goal is None and candidate.reward.requires - {"obs", "action"}:
         return None
+    rows = _epic_rows([candidate])
+    if rows is None:
+        return None
+    kind = "a reward of the state"
+    if _needs_made_up(candidate):
+        kind = f"canonicalised with {len(rows)} x {MADE_UP_TRANSITIONS} made-up transitions"
+    values = _canonical(candidate, rows)
+    if goal is None:
+        task = _canonical_task(candidate, rows)
+        if task is None:
+            return None
+        return {"distance": distances.epic(values, task), "goal": None, "kind": kind}
     # A goal's truth is a reward of the next state alone, which is canonical as it is.
     truth = candidate.sample.truth[rows, goal]
-    about = {"distance": distances.epic(values, target[rows]), "goal": distances.epic(values, truth)}
-    return {**about, "kind": _epic_kind(candidate, len(rows))}
+    return {
+        "distance": distances.epic(values, target[rows]),
+        "goal": distances.epic(values, truth),
+        "kind": kind,
+    }
 
 
-def _epic_to_task(candidate: Candidate) -> Card | None:
-    """EPIC distance to the task's own reward, where both are functions of state and action that can be asked."""
-    if candidate.reward.requires - {"obs", "action"}:
-        return None
-    rows = _epic_rows([candidate])
-    values = None if rows is None else _canonical(candidate, rows)
+def _canonical_task(candidate: Candidate, rows: np.ndarray) -> np.ndarray | None:
+    """The task's own reward in canonical form; None where it is no function of state and action that can be asked."""
     task = _task_of_state_and_action(candidate)
-    if rows is None or values is None or task is None:
+    if task is None:
         return None
     try:
-        target = _canonical_scores(task, candidate.sample.batch[rows], candidate.seed)
-    except KeyError:  # an observation that the enumeration did not meet
+        return _canonical_scores(task, candidate.sample.batch[rows], candidate.seed)
+    except KeyError:
+        # The enumeration did not meet this observation.
         return None
-    return {"distance": distances.epic(values, target), "goal": None, "kind": _epic_kind(candidate, len(rows))}
 
 
 def _task_of_state_and_action(candidate: Candidate) -> Callable[[Transitions], np.ndarray] | None:
@@ -62,16 +73,18 @@ def _task_of_state_and_action(candidate: Candidate) -> Callable[[Transitions], n
     rewards = _rewards_of_the_table(candidate)
     if rewards is None:
         rewards = _rewards_of_every_state(candidate)
-    known: dict[Pair, float] = {}
+    if not rewards:
+        return None
+    reward_of: dict[Pair, float] = {}
     for pair, reward in rewards:
-        if known.setdefault(pair, reward) != reward:
+        if reward_of.setdefault(pair, reward) != reward:
             return None
 
     def task(batch: Transitions) -> np.ndarray:
         pairs = zip(batch.obs, batch.action)
-        return np.array([known[obs.tobytes(), int(action)] for obs, action in pairs])
+        return np.array([reward_of[obs.tobytes(), int(action)] for obs, action in pairs])
 
-    return task if known else None
+    return task
 
 
 def _rewards_of_the_table(candidate: Candidate) -> list[tuple[Pair, float]] | None:
@@ -84,12 +97,12 @@ def _rewards_of_the_table(candidate: Candidate) -> list[tuple[Pair, float]] | No
     if not isinstance(table, dict) or not isinstance(space, Discrete):
         return None
     state_type: Any = np.dtype(space.dtype).type
-    return [
-        ((state_type(state).tobytes(), int(action)), float(reward))
-        for state, row in table.items()
-        for action, outcomes in row.items()
-        for _, _, reward, _ in outcomes
-    ]
+    rewards = []
+    for state, row in table.items():
+        for action, outcomes in row.items():
+            pair = (state_type(state).tobytes(), int(action))
+            rewards += [(pair, float(reward)) for _, _, reward, _ in outcomes]
+    return rewards
 
 
 def _rewards_of_every_state(candidate: Candidate) -> list[tuple[Pair, float]]:
@@ -97,8 +110,8 @@ def _rewards_of_every_state(candidate: Candidate) -> list[tuple[Pair, float]]:
     mdp = load_or_enumerate(candidate.spec)
     if mdp is None or isinstance(mdp.sample.batch.obs, dict):
         return []
-    every = mdp.sample.batch
-    rows = zip(every.obs, every.action, every.reward)
+    batch = mdp.sample.batch
+    rows = zip(batch.obs, batch.action, batch.reward)
     return [((obs.tobytes(), int(action)), float(reward)) for obs, action, reward in rows]
 
 
@@ -111,24 +124,24 @@ def _epic_rows(candidates: list[Candidate]) -> np.ndarray | None:
     for candidate in candidates:
         reads = candidate.reward.requires
         recorded = reads & {"reward", "obs_frame", "obs_text", "obs_signals"}
-        unseen = "frame" in reads and candidate.reward.embedding is None and _is_made_up(candidate)
-        if candidate.stream.has_memory or recorded or unseen:
+        frames_alone = "frame" in reads and candidate.reward.embedding is None
+        if candidate.stream.has_memory or recorded or (frames_alone and _needs_made_up(candidate)):
             return None
     rows = np.flatnonzero(sample.counted)
-    if not any(map(_is_made_up, candidates)):
+    if not any(map(_needs_made_up, candidates)):
         return rows
     rng = np.random.default_rng(candidates[0].seed)
-    return rng.choice(rows, min(ROWS, len(rows)), replace=False)
+    return rng.choice(rows, min(MAX_CANONICAL_ROWS, len(rows)), replace=False)
 
 
-def _is_made_up(candidate: Candidate) -> bool:
+def _needs_made_up(candidate: Candidate) -> bool:
     """Whether its canonical form needs made-up transitions: a reward of the next state alone is canonical as it is."""
     return bool(candidate.reward.requires & {"obs", "action"})
 
 
 def _canonical(candidate: Candidate, rows: np.ndarray) -> np.ndarray:
     """A reward in EPIC's canonical form, float64, one for each of some rows."""
-    if not _is_made_up(candidate):
+    if not _needs_made_up(candidate):
         return candidate.values[rows]
     batch = candidate.batch[rows].replace(frame=None, obs_frame=None)
     return _canonical_scores(candidate.score, batch, candidate.seed)
@@ -137,36 +150,36 @@ def _canonical(candidate: Candidate, rows: np.ndarray) -> np.ndarray:
 def _canonical_scores(score: Callable[[Transitions], np.ndarray], batch: Transitions, seed: int) -> np.ndarray:
     # One seed for both rewards of a distance: they are asked about the same made-up transitions.
     rng = np.random.default_rng([seed, 1])
-    return distances.epic_canonical(score, batch, gamma=GAMMA, samples=DRAWS, rng=rng)
-
-
-def _epic_kind(candidate: Candidate, rows: int) -> str:
-    if not _is_made_up(candidate):
-        return "a reward of the state"
-    return f"canonicalised with {rows} x {DRAWS} made-up transitions"
+    return distances.epic_canonical(score, batch, gamma=GAMMA, samples=MADE_UP_TRANSITIONS, rng=rng)
 
 
 class PairDistance(NamedTuple):
     """How far apart two rewards are."""
 
-    name: str  # EPIC, or Pearson where one of them cannot be canonicalised
+    # EPIC, or Pearson where one of them cannot be canonicalised.
+    name: str
     value: float
-    starc: float  # on the sample's distribution
+    # On the sample's distribution.
+    starc: float
 
 
 def distances_between(candidates: list[Candidate]) -> dict[tuple[str, str], PairDistance]:
     """Pair of rewards -> their EPIC distance, both canonicalised, else Pearson's, and the STARC distance."""
-    found = {}
+    between = {}
     for one, other in itertools.combinations(candidates, 2):
         uniform = one.sample.uniform
         batch = one.sample.batch[uniform]
-        values = one.values[uniform], other.values[uniform]
-        far = distances.starc_on_distribution(*values, *distances.state_features(batch), batch.terminated, **FITTED)
+        features = distances.state_features(batch)
+        starc = distances.starc_on_distribution(
+            one.values[uniform], other.values[uniform], *features, batch.terminated, **FITTED
+        )
         rows = _epic_rows([one, other])
         if rows is None:
+            # The distance of rewards as they are is a function of Pearson's correlation.
             counted = one.sample.counted
-            distance = PairDistance("Pearson", distances.epic(one.values[counted], other.values[counted]), far)
+            value = distances.epic(one.values[counted], other.values[counted])
+            between[one.name, other.name] = PairDistance("Pearson", value, starc)
         else:
-            distance = PairDistance("EPIC", distances.epic(_canonical(one, rows), _canonical(other, rows)), far)
-        found[one.name, other.name] = distance
-    return found
+            value = distances.epic(_canonical(one, rows), _canonical(other, rows))
+            between[one.name, other.name] = PairDistance("EPIC", value, starc)
+    return between

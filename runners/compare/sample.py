@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
@@ -38,10 +39,14 @@ from runners.run.build import load_run
 from runners.run.config import UsageError
 
 SOURCES = ("scattered", "random policy", "trained policy", "landscape")
-POSES = 61  # along the axis
-STATES = 300  # of an environment that is enumerated, at most
-FRAME = 64  # pixels, where no reward reads frames
-KEPT = ("source", "place", "truth", "degree", "blank")
+SCATTERED, RANDOM_POLICY, TRAINED_POLICY, LANDSCAPE = range(4)
+# States along the axis.
+POSES = 61
+MAX_ENUMERATED_STATES = 300
+# Pixels, where no reward reads frames.
+DEFAULT_FRAME_SIZE = 64
+# The arrays of a sample that are kept beside its transitions.
+TRUTH_FIELDS = ("source", "place", "truth", "degree", "blank")
 
 
 @dataclass(frozen=True)
@@ -50,14 +55,17 @@ class SampleSpec:
 
     env: str
     options: dict[str, Any] = field(default_factory=dict)
-    frames: int = 2000  # rows, those of the landscape not counted
+    # Rows, those of the landscape not counted.
+    frames: int = 2000
     seed: int = 0
-    frame_size: int | None = FRAME
+    frame_size: int | None = DEFAULT_FRAME_SIZE
     text: bool = False
     signals: bool = False
-    run: str = ""  # a run's folder, whose policy acts too
+    # A run's folder, whose policy acts too.
+    run: str = ""
     max_episode_steps: int | None = None
-    before: bool = False  # whether the state before the action is drawn too
+    # Whether the state before the action is drawn too.
+    before: bool = False
 
     @property
     def key(self) -> str:
@@ -75,54 +83,70 @@ class SampleSpec:
 class Sample:
     """Rows (N,), flat, and what is true of their next states."""
 
-    batch: Transitions  # with frames if the environment can be rendered
-    source: np.ndarray  # index into SOURCES, (N,)
-    place: np.ndarray  # where on the axis, float (N,); NaN off the landscape
-    truth: np.ndarray  # whether each goal is met, bool (N, G)
-    degree: np.ndarray  # how near each goal is, float (N, G); NaN where nothing graded is known
-    blank: np.ndarray  # whether the frame had one single colour, bool (N,)
-    seconds: dict[str, float]  # spent on rendering and on stepping
-    axis: str = ""  # its name; empty without one
-    proportion: float = 1.0  # width over height of what the environment draws, which frames are squashed from
+    # With frames if the environment can be rendered.
+    batch: Transitions
+    # Index into SOURCES, (N,).
+    source: np.ndarray
+    # Where on the axis, float (N,); NaN off the landscape.
+    place: np.ndarray
+    # Whether each goal is met, bool (N, G).
+    truth: np.ndarray
+    # How near each goal is, float (N, G); NaN where nothing graded is known.
+    degree: np.ndarray
+    # Whether the frame had one single colour, bool (N,).
+    blank: np.ndarray
+    # Spent on rendering and on stepping.
+    seconds: dict[str, float]
+    # Its name; empty without one.
+    axis: str = ""
+    # Width over height of what the environment draws, which frames are squashed from.
+    proportion: float = 1.0
 
     @property
     def counted(self) -> np.ndarray:
         """Bool (N,): the rows that numbers are about; the landscape is only plotted."""
-        return self.source != SOURCES.index("landscape")
+        return self.source != LANDSCAPE
 
     @property
     def uniform(self) -> np.ndarray:
         """Bool (N,): the rows with uniformly random actions."""
-        return np.isin(self.source, (0, 1))
+        return np.isin(self.source, (SCATTERED, RANDOM_POLICY))
 
     def about(self) -> str:
         """How many rows come from where."""
-        counts = [int((self.source == i).sum()) for i in range(3)]
-        return ", ".join(f"{n:,} {name}" for n, name in zip(counts, SOURCES) if n)
+        parts = []
+        for source in (SCATTERED, RANDOM_POLICY, TRAINED_POLICY):
+            rows = int((self.source == source).sum())
+            if rows:
+                parts.append(f"{rows:,} {SOURCES[source]}")
+        return ", ".join(parts)
 
 
 def load_or_take(spec: SampleSpec) -> Sample:
     """The sample of a spec, from the folder if it is there."""
     path = spec.folder / f"sample-{spec.key}.safetensors"
-    if not path.exists():
-        sample = take(spec)
-        meta = {"seconds": sample.seconds, "axis": sample.axis, "proportion": sample.proportion}
-        recording.save(path, _with_truth(sample), meta)
-        return sample
-    return _without_truth(*recording.load(path))
+    if path.exists():
+        return _without_truth(*recording.load(path))
+    sample = take(spec)
+    meta = {"seconds": sample.seconds, "axis": sample.axis, "proportion": sample.proportion}
+    recording.save(path, _with_truth(sample), meta)
+    return sample
 
 
 def load_or_enumerate(spec: SampleSpec) -> "FiniteMDP | None":
     """Every state of an environment, from the folder if it was enumerated before; None where that is impossible."""
     path = spec.folder / f"states-{spec.key}.safetensors"
-    too_large = path.with_suffix(".none")
+    # An empty file of this name says that it is impossible.
+    impossible = path.with_suffix(".none")
     if path.exists():
         batch, meta = recording.load(path)
         return FiniteMDP(_without_truth(batch, meta), np.array(meta["successors"]))
-    mdp = None if too_large.exists() else enumerate_mdp(spec)
+    if impossible.exists():
+        return None
+    mdp = enumerate_mdp(spec)
     if mdp is None:
-        too_large.parent.mkdir(parents=True, exist_ok=True)
-        too_large.touch()
+        impossible.parent.mkdir(parents=True, exist_ok=True)
+        impossible.touch()
         return None
     meta = {"seconds": mdp.sample.seconds, "axis": "", "successors": mdp.successors.tolist()}
     recording.save(path, _with_truth(mdp.sample), meta)
@@ -131,16 +155,16 @@ def load_or_enumerate(spec: SampleSpec) -> "FiniteMDP | None":
 
 def _with_truth(sample: Sample) -> Transitions:
     """The rows with what is true of them as extras; a table without columns is left out."""
-    extras = {name: getattr(sample, name) for name in KEPT}
+    extras = {name: getattr(sample, name) for name in TRUTH_FIELDS}
     return sample.batch.replace(extras={name: value for name, value in extras.items() if value.size})
 
 
 def _without_truth(batch: Transitions, meta: dict[str, Any]) -> Sample:
-    nothing = np.zeros((batch.shape[0], 0))
-    kept = {name: batch.extras.get(name, nothing) for name in KEPT}
-    kept["truth"] = kept["truth"].astype(bool)
-    about = {"seconds": meta["seconds"], "axis": meta["axis"], "proportion": meta.get("proportion", 1.0)}
-    return Sample(batch.replace(extras={}), **kept, **about)
+    no_columns = np.zeros((batch.shape[0], 0))
+    fields = {name: batch.extras.get(name, no_columns) for name in TRUTH_FIELDS}
+    fields["truth"] = fields["truth"].astype(bool)
+    proportion = meta.get("proportion", 1.0)
+    return Sample(batch.replace(extras={}), **fields, seconds=meta["seconds"], axis=meta["axis"], proportion=proportion)
 
 
 def take(spec: SampleSpec) -> Sample:
@@ -149,14 +173,15 @@ def take(spec: SampleSpec) -> Sample:
     try:
         scattered = spec.frames // 2 if sampler.can_scatter() else 0
         trained = (spec.frames - scattered) // 2 if spec.run else 0
-        sampler.episodes(SOURCES.index("random policy"), spec.frames - scattered - trained, None)
+        sampler.episodes(RANDOM_POLICY, spec.frames - scattered - trained, None)
         if trained:
-            sampler.episodes(SOURCES.index("trained policy"), trained, _policy_of(spec))
+            sampler.episodes(TRAINED_POLICY, trained, _policy_of(spec))
         for _ in range(scattered):
-            sampler.one_step(functools.partial(sampler.family.scatter, sampler.env, sampler.rng), 0)
-        if axis := sampler.axis:
+            sampler.one_step(functools.partial(sampler.family.scatter, sampler.env, sampler.rng), SCATTERED)
+        axis = sampler.axis
+        if axis is not None:
             for place in np.linspace(axis.low, axis.high, POSES).tolist():
-                sampler.one_step(functools.partial(axis.place, sampler.env, place), 3, place)
+                sampler.one_step(functools.partial(axis.place, sampler.env, place), LANDSCAPE, place)
         return sampler.sample()
     finally:
         sampler.env.close()
@@ -166,8 +191,9 @@ def _policy_of(spec: SampleSpec) -> Callable[..., Any]:
     config, model, mix, _ = load_run(Path(spec.run))
     if config.env != spec.env:
         raise UsageError(f"run={spec.run} is of {config.env}, not of {spec.env}; give a run of the same environment")
-    if found := guides(mix):
-        raise UsageError(f"the policy of run={spec.run} is guided by {', '.join(found)}; give a run without a guide")
+    names = ", ".join(guides(mix))
+    if names:
+        raise UsageError(f"the policy of run={spec.run} is guided by {names}; give a run without a guide")
     return policy(model, config, seed=spec.seed)
 
 
@@ -175,41 +201,59 @@ class _Sampler:
     """One environment below its Observer, so that only states that count are rendered."""
 
     def __init__(self, spec: SampleSpec) -> None:
-        given = ("frame_size", "text", "signals", "seed", "max_episode_steps")
-        env = make(spec.env, **{name: getattr(spec, name) for name in given}, **spec.options)
-        self.spec, self.env = spec, env.env if isinstance(env, Observer) else env
-        self.family, self.goals = family_of(env.spec), goals(spec.env)
-        self.axis = self.family.axis(env.spec) if env.spec is not None else None
-        self.rng, self.cursor = np.random.default_rng(spec.seed), Cursor(1)
-        self.memory: dict[str, Any] = {}  # of the captions
-        self.info: dict[str, Any] = {}  # of the last reset or step
+        self.spec = spec
+        self.env = make(
+            spec.env,
+            frame_size=spec.frame_size,
+            text=spec.text,
+            signals=spec.signals,
+            seed=spec.seed,
+            max_episode_steps=spec.max_episode_steps,
+            **spec.options,
+        )
+        if isinstance(self.env, Observer):
+            self.env = self.env.env
+        self.family = family_of(self.env.spec)
+        self.goals = goals(spec.env)
+        self.axis = None
+        if self.env.spec is not None:
+            self.axis = self.family.axis(self.env.spec)
+        self.rng = np.random.default_rng(spec.seed)
+        self.cursor = Cursor(1)
+        # What captions remember of the episode.
+        self.memory: dict[str, Any] = {}
         self.rows: list[Transitions] = []
-        self.notes: dict[str, list[Any]] = {name: [] for name in KEPT}
+        self.truth: dict[str, list[Any]] = {name: [] for name in TRUTH_FIELDS}
+        # Whether the last frame had one single colour.
+        self.is_blank = False
         self.seconds = {"render": 0.0, "step": 0.0}
 
     def can_scatter(self) -> bool:
         """Whether states can be restored and drawn at random; where they cannot, there is no axis either."""
-        axis, self.axis = self.axis, None
+        axis = self.axis
+        self.axis = None
         try:
             supported(self.env)
         except ValueError:
             return False
         self.env.reset()
-        can = self.family.scatter(self.env, np.random.default_rng(0))
-        self.axis = axis if can else None
-        return can
+        if not self.family.scatter(self.env, np.random.default_rng(0)):
+            return False
+        self.axis = axis
+        return True
 
-    def modalities(self, drawn: bool, counted: bool = True) -> dict[str, Any]:
-        """The frame, caption and signals of the state; `blank` is noted of states that count."""
+    def modalities(self, drawn: bool = True) -> dict[str, Any]:
+        """The frame, if it is `drawn`, the caption and the signals of the state."""
         info: dict[str, Any] = {}
-        if self.spec.frame_size is not None and drawn:
-            begin, blank = time.perf_counter(), False
+        size = self.spec.frame_size
+        self.is_blank = False
+        if size is not None and drawn:
+            begin = time.perf_counter()
             try:
-                info["frame"] = render.frame(self.env, self.spec.frame_size)
+                info["frame"] = render.frame(self.env, size)
             except RuntimeError:
-                blank, info["frame"] = True, np.zeros((self.spec.frame_size, self.spec.frame_size, 3), np.uint8)
-            if counted:
-                self.notes["blank"].append(blank)
+                self.is_blank = True
+                info["frame"] = np.zeros((size, size, 3), np.uint8)
             self.seconds["render"] += time.perf_counter() - begin
         if self.spec.text:
             info["text"] = self.family.caption(self.env, self.memory)
@@ -219,34 +263,41 @@ class _Sampler:
 
     def begin(self, obs: Any) -> Any:
         self.memory.clear()
-        self.cursor.begin(modalities_of_one(self.modalities(self.spec.before, counted=False)))
+        self.cursor.begin(modalities_of_one(self.modalities(self.spec.before)))
         return obs
 
-    def step(self, obs: Any, action: Any, source: int, place: float = np.nan) -> tuple[Any, bool]:
+    def step(self, obs: Any, action: Any, source: int, place: float = np.nan) -> tuple[Any, bool, dict[str, Any]]:
+        """Take a step and note what is true after it; returns the next obs, whether the episode ended, and the info."""
         begin = time.perf_counter()
-        next_obs, reward, terminated, truncated, self.info = self.env.step(action)
+        next_obs, reward, terminated, truncated, info = self.env.step(action)
         self.seconds["step"] += time.perf_counter() - begin
-        ends = source in (0, 3)  # a row that is an episode of its own
-        found = self.modalities(drawn=True)
-        row = from_gym_step(self.cursor, obs, action, float(reward), next_obs, terminated, truncated or ends, found)
-        self.rows.append(row if self.spec.before else row.replace(obs_frame=None))
-        self.notes["source"].append(source)
-        self.notes["place"].append(place)
-        self.notes["truth"].append([bool(goal.truth(self.env)) for goal in self.goals])
-        self.notes["degree"].append([goal.degree(self.env) if goal.degree else np.nan for goal in self.goals])
-        return next_obs, terminated or truncated
+        # These rows are episodes of their own.
+        cut = truncated or source in (SCATTERED, LANDSCAPE)
+        seen = self.modalities()
+        row = from_gym_step(self.cursor, obs, action, float(reward), next_obs, terminated, cut, seen)
+        if not self.spec.before:
+            row = row.replace(obs_frame=None)
+        self.rows.append(row)
+        self.truth["source"].append(source)
+        self.truth["place"].append(place)
+        self.truth["truth"].append([bool(goal.truth(self.env)) for goal in self.goals])
+        self.truth["degree"].append([goal.degree(self.env) if goal.degree else np.nan for goal in self.goals])
+        self.truth["blank"].append(self.is_blank)
+        return next_obs, terminated or truncated, info
 
     def episodes(self, source: int, rows: int, act: Callable[..., Any] | None) -> None:
-        ended, obs = True, None
+        ended = True
         for _ in range(rows):
             if ended:
-                obs, self.info = self.env.reset()
+                obs, info = self.env.reset()
                 obs = self.begin(obs)
-            mask = (self.info[MASK],) if MASK in self.info else ()
+            mask = (info[MASK],) if MASK in info else ()
             action = sample(self.env.action_space, *mask) if act is None else act(obs, ended, *mask)
-            obs, ended = self.step(obs, action, source)
-        if rows:  # the next row is another episode
-            self.rows[-1] = self.rows[-1].replace(truncated=self.rows[-1].truncated | ~self.rows[-1].terminated)
+            obs, ended, info = self.step(obs, action, source)
+        if rows:
+            # The next row is another episode.
+            last = self.rows[-1]
+            self.rows[-1] = last.replace(truncated=last.truncated | ~last.terminated)
 
     def one_step(self, put: Callable[[], object], source: int, place: float = np.nan) -> None:
         """A random action from the state that the environment is put into."""
@@ -256,8 +307,8 @@ class _Sampler:
         self.step(obs, self.env.action_space.sample(), source, place)
 
     def sample(self) -> Sample:
-        n, goals = len(self.rows), len(self.goals)
-        blank = np.array(self.notes["blank"] or np.zeros(n), bool)
+        table = (len(self.rows), len(self.goals))
+        blank = np.array(self.truth["blank"], bool)
         if blank.all():
             raise UsageError(
                 f"every frame of {self.spec.env} has one single colour, which no reward can use; the renderers in "
@@ -265,10 +316,10 @@ class _Sampler:
             )
         return Sample(
             concatenate(self.rows),
-            np.array(self.notes["source"], np.int64),
-            np.array(self.notes["place"], np.float32),
-            np.array(self.notes["truth"], bool).reshape(n, goals),
-            np.array(self.notes["degree"], np.float32).reshape(n, goals),
+            np.array(self.truth["source"], np.int64),
+            np.array(self.truth["place"], np.float32),
+            np.array(self.truth["truth"], bool).reshape(table),
+            np.array(self.truth["degree"], np.float32).reshape(table),
             blank,
             self.seconds,
             self.axis.name if self.axis else "",
@@ -290,8 +341,10 @@ class _Sampler:
 class FiniteMDP:
     """Every state of a small environment, and every action from each."""
 
-    sample: Sample  # S * A rows, state by state
-    successors: np.ndarray  # index of the next state (S, A); S where the episode terminates
+    # S * A rows, state by state.
+    sample: Sample
+    # Index of the next state (S, A); S where the episode terminates.
+    successors: np.ndarray
 
     def table(self, values: np.ndarray) -> np.ndarray:
         """Values of the rows as a table (S + 1, A, S + 1); the last state is the terminal one."""
@@ -311,7 +364,8 @@ class FiniteMDP:
 def enumerate_mdp(spec: SampleSpec) -> FiniteMDP | None:
     """Visit every state of the environment that the first reset with a spec's seed makes.
 
-    None where states cannot be copied and restored, where there are more than STATES, or where dynamics are random.
+    None where states cannot be copied and restored, where there are more than MAX_ENUMERATED_STATES, or where dynamics
+    are random.
     """
     sampler = _Sampler(spec)
     env = sampler.env
@@ -320,37 +374,55 @@ def enumerate_mdp(spec: SampleSpec) -> FiniteMDP | None:
         if not isinstance(env.action_space, spaces.Discrete):
             return None
         env.reset(seed=spec.seed)
-        generator: Any = env.unwrapped.np_random.bit_generator
-        untouched, root = generator.state, get_state(env)
-        states, order = [root], {_identity(root): 0}
-        first, actions = int(env.action_space.start), int(env.action_space.n)
-        successors: list[int] = []
-        for state in states:  # grows meanwhile
-            for action in range(first, first + actions):
-                set_state(env, state)
-                _, _, terminated, _, _ = env.step(action)
-                if generator.state != untouched:
-                    return None
-                after = get_state(env)
-                after["wrappers"] = root["wrappers"]  # step counters do not distinguish states
-                if "step_count" in root["variables"]:
-                    after["variables"]["step_count"] = root["variables"]["step_count"]
-                name = _identity(after)
-                if not terminated and name not in order:
-                    order[name] = len(states)
-                    states.append(after)
-                    if len(states) > STATES:
-                        return None
-                successors.append(-1 if terminated else order[name])
+        first_action = int(env.action_space.start)
+        actions = range(first_action, first_action + int(env.action_space.n))
+        visit = _visit_every_state(env, actions)
+        if visit is None:
+            return None
+        states, successors = visit
         for state in states:
-            for action in range(first, first + actions):
-                sampler.step(sampler.begin(set_state(env, state)), action, 0)
-        table = np.array(successors).reshape(len(states), actions)
-        return FiniteMDP(sampler.sample(), np.where(table < 0, len(states), table))
+            for action in actions:
+                sampler.step(sampler.begin(set_state(env, state)), action, SCATTERED)
+        return FiniteMDP(sampler.sample(), successors)
     except ValueError:
         return None
     finally:
         env.close()
+
+
+def _visit_every_state(env: gym.Env, actions: range) -> tuple[list[dict[str, Any]], np.ndarray] | None:
+    """The states that can be reached from where the environment is, and their `successors`; None as above."""
+    generator: Any = env.unwrapped.np_random.bit_generator
+    generator_state = generator.state
+    root = get_state(env)
+    states = [root]
+    indices = {_identity(root): 0}
+    successors: list[list[int]] = []
+    # The list grows meanwhile: this is a breadth-first search.
+    for state in states:
+        successors.append([])
+        for action in actions:
+            set_state(env, state)
+            _, _, terminated, _, _ = env.step(action)
+            if generator.state != generator_state:
+                return None
+            if terminated:
+                successors[-1].append(-1)
+                continue
+            after = get_state(env)
+            # Counters of steps do not distinguish states.
+            after["wrappers"] = root["wrappers"]
+            if "step_count" in root["variables"]:
+                after["variables"]["step_count"] = root["variables"]["step_count"]
+            name = _identity(after)
+            if name not in indices:
+                indices[name] = len(states)
+                states.append(after)
+                if len(states) > MAX_ENUMERATED_STATES:
+                    return None
+            successors[-1].append(indices[name])
+    table = np.array(successors)
+    return states, np.where(table < 0, len(states), table)
 
 
 def _identity(state: dict[str, Any]) -> str:
