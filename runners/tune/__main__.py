@@ -30,9 +30,10 @@ def tune(config: TuneConfig) -> None:
         begin(config.folder, config.fixed())
         seeds = f"{config.tuning_seeds[0]}-{config.tuning_seeds[-1]}"
         print(f"objective of a trial: the task's return, IQM over seeds {seeds}")
-        for one in config.spaces:
-            print(f"  {one.key:<32}{one!s:<28}default {config.default[one.key]}")
-        runs, steps = config.trials * config.seeds + 2 * config.test_seeds, int(config.train.total_timesteps)
+        for space in config.spaces:
+            print(f"  {space.key:<32}{space!s:<28}default {config.default[space.key]}")
+        runs = config.trials * config.seeds + 2 * config.test_seeds
+        steps = int(config.train.total_timesteps)
         print(f"at most {runs} runs of {steps:,} steps; folder: {config.folder}", flush=True)
         with closing(config.launch()) as launcher:
             study = open_study(config)
@@ -42,14 +43,15 @@ def tune(config: TuneConfig) -> None:
             entries = drive(jobs, log, launcher, resume="errored")
         missing = [job for job in jobs if not job.finished]
         if missing:
+            error = entries[missing[0].name].error
             raise RuntimeError(
-                f"{len(missing)} of {len(jobs)} test runs did not finish ({entries[missing[0].name].error}); "
-                "the same command tries them again"
+                f"{len(missing)} of {len(jobs)} test runs did not finish ({error}); the same command tries them again"
             )
-        found = verdict(config, study, jobs, entries)
-        path = write(config, found, config.command("runners.tune"))
-        print(f"\n{table(found)}\n\nuse it:     python -m runners.train preset={path}")
-        print(f"one page:   python -m runners.report {config.folder / 'test'}")  # tuning seeds would flatter it
+        results = verdict(config, study, jobs, entries)
+        path = write(config, results, config.command("runners.tune"))
+        print(f"\n{table(results)}\n\nuse it:     python -m runners.train preset={path}")
+        # A page of the tuning seeds would flatter the best setting.
+        print(f"one page:   python -m runners.report {config.folder / 'test'}")
 
 
 main = Command(TuneConfig, tune, __doc__, stopped="stopped: the runs have saved; the same command continues")

@@ -32,7 +32,8 @@ from runners.sweep.job import Job
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
-TUNING_SEED = 1000  # the first; test seeds begin at 0, so there may be as many of them
+# The first tuning seed; test seeds begin at 0, so there may be as many of them.
+TUNING_SEED = 1000
 
 
 @dataclass
@@ -56,12 +57,13 @@ class TuneConfig(JobsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.train, self.argv = self.searched(self.rest)
-        self.tuning_seeds = [TUNING_SEED + i for i in range(self.seeds)]  # of the runs that choose
+        # Of the runs that choose.
+        self.tuning_seeds = list(range(TUNING_SEED, TUNING_SEED + self.seeds))
         given = {argument.partition("=")[0] for argument in self.rest}
         self.spaces = spaces(self.train, self.tune, self.tune_options, given)
         self.default = values_of(self.train, self.spaces)
-        name = self.name or f"{self.train.env}-{self.train.agent_name}-{self.train.rewards}"
-        self.folder = Path(self.root) / "tune" / safe(name)
+        name = f"{self.train.env}-{self.train.agent_name}-{self.train.rewards}"
+        self.folder = Path(self.root) / "tune" / safe(self.name or name)
 
     def run(self, name: str, values: dict[str, Any], seed: int) -> Job:
         """A run with some settings; `name` is its folder in that of the search, too."""
@@ -69,18 +71,28 @@ class TuneConfig(JobsConfig):
 
     def fixed(self) -> dict[str, Any]:
         """What must be the same for a search to continue in its folder; trials and budget may be raised."""
-        own = {"seeds": self.seeds, "sampler": self.sampler, "pruner": self.pruner, "seed": self.seed}
-        return {"argv": list(self.argv), "spaces": {one.key: str(one) for one in self.spaces}, **own}
+        return {
+            "argv": list(self.argv),
+            "spaces": {space.key: str(space) for space in self.spaces},
+            "seeds": self.seeds,
+            "sampler": self.sampler,
+            "pruner": self.pruner,
+            "seed": self.seed,
+        }
 
 
 @dataclass(frozen=True)
 class Space:
     """The range of one setting."""
 
-    key: str  # of the command line, as in agent.learning_rate
-    values: tuple[Any, ...]  # the two ends, low first and both included; or what may be chosen
-    kind: str = "even"  # or "log", or "choice"
-    whole: bool = False  # whether only whole numbers are tried
+    # Of the command line, as in agent.learning_rate.
+    key: str
+    # The two ends, low first and both included; or what may be chosen.
+    values: tuple[Any, ...]
+    # "even", "log" or "choice".
+    kind: str = "even"
+    # Whether only whole numbers are tried.
+    whole: bool = False
 
     def suggest(self, trial: "BaseTrial") -> Any:
         """The value that a trial takes; the same again if it is asked again."""
@@ -92,13 +104,21 @@ class Space:
     def nearest(self, value: Any) -> Any:
         """The nearest value of the range; None for what is neither in it nor a number. True is not 1."""
         if self.kind == "choice":
-            return next((c for c in self.values if c == value and isinstance(c, bool) == isinstance(value, bool)), None)
-        return min(max(value, self.values[0]), self.values[1]) if is_number(value) else None
+            for choice in self.values:
+                if choice == value and isinstance(choice, bool) == isinstance(value, bool):
+                    return choice
+            return None
+        if not is_number(value):
+            return None
+        low, high = self.values
+        return min(max(value, low), high)
 
     def __str__(self) -> str:
         """As a command line gives it: [0.0001,0.01,log]."""
-        kind = [] if self.kind == "even" else [self.kind]
-        return f"[{','.join([*(f'{v:g}' if isinstance(v, float) else str(v) for v in self.values), *kind])}]"
+        words = [f"{value:g}" if isinstance(value, float) else str(value) for value in self.values]
+        if self.kind != "even":
+            words.append(self.kind)
+        return f"[{','.join(words)}]"
 
 
 def spaces(
@@ -109,18 +129,26 @@ def spaces(
     `chosen` are the keys to try, by default all that have a range and are not `fixed`, as the command line sets them;
     `ranges` key -> range, where it gives one; tried too.
     """
-    kinds, declared = dict[str, Any](), dict[str, tuple[Any, ...]]()  # the environment is not tuned
+    # Types and ranges of what the agent and the rewards declare: the environment is not tuned.
+    kinds: dict[str, Any] = {}
+    declared: dict[str, tuple[Any, ...]] = {}
     for prefix, options in parts(config).items():
         kinds |= kinds_of(type(options), prefix)
-        declared |= {prefix + name: one.tune for name, one in declarations(type(options)).items() if one.tune}
+        for name, declaration in declarations(type(options)).items():
+            if declaration.tune:
+                declared[prefix + name] = declaration.tune
     for key in [*chosen, *ranges]:
         if key not in kinds:
             raise UsageError(unknown("tune", key, list(kinds)))
         if key not in declared and key not in ranges:
             raise UsageError(f"tune={key} has no range of its own; give one, as in tune.{key}=[0.1,10,log]")
-    alone = {f"reward.{name}.weight" for name in config.reward if name == "task" or len(config.reward) == 1}
-    default = [key for key in declared if key not in fixed | alone]  # a weight without another changes nothing
-    keys = dict.fromkeys([*(chosen or default), *ranges])
+    if not chosen:
+        # The weight of a reward changes nothing where there is no other.
+        no_effect = {"reward.task.weight"}
+        if len(config.reward) == 1:
+            no_effect |= {f"reward.{name}.weight" for name in config.reward}
+        chosen = [key for key in declared if key not in fixed | no_effect]
+    keys = dict.fromkeys([*chosen, *ranges])
     if not keys:
         raise UsageError(f"agent={config.agent_name} has nothing to try; name a range, as in tune.agent.gamma=[0.9,1]")
     return [space(key, ranges.get(key, declared.get(key)), kinds[key]) for key in keys]
@@ -128,37 +156,48 @@ def spaces(
 
 def space(key: str, given: Any, kind: Any = float) -> Space:
     """The range that `given` writes down, or a UsageError; `kind` is the field's type."""
-    items = tuple(given) if isinstance(given, (list, tuple)) else (given,)
-    last = items[-1] if items and items[-1] in ("log", "choice") else "even"
-    values = items[:-1] if last != "even" else items
+    items = tuple(given) if isinstance(given, list | tuple) else (given,)
+    kind_of_range = "even"
+    values = items
+    if items and items[-1] in ("log", "choice"):
+        *values, kind_of_range = items
     wrong = f"tune.{key}={list(items)} is no range; give "
-    if last == "choice":
+    if kind_of_range == "choice":
         if len(set(map(str, values))) < 2:
             raise UsageError(wrong + "two alternatives or more, as in [32,64,choice]")
-        return Space(key, values, "choice")
+        return Space(key, tuple(values), "choice")
     if len(values) != 2 or not all(map(is_number, values)):
         raise UsageError(wrong + "[low,high], [low,high,log] or [one,other,choice]")
-    if not values[0] < values[1]:
+    low, high = values
+    if not low < high:
         raise UsageError(wrong + "the lower end first")
-    if last == "log" and values[0] <= 0:
+    if kind_of_range == "log" and low <= 0:
         raise UsageError(wrong + "a lower end above 0 for a logarithm")
-    whole = int in (typing.get_args(kind) or (kind,)) and all(value == int(value) for value in values)
-    return Space(key, tuple(map(int if whole else float, values)), last, whole)
+    # An optional field, as int | None, has several types.
+    types = typing.get_args(kind) or (kind,)
+    if int in types and low == int(low) and high == int(high):
+        return Space(key, (int(low), int(high)), kind_of_range, whole=True)
+    return Space(key, (float(low), float(high)), kind_of_range)
 
 
 def values_of(config: TrainConfig, tried: list[Space]) -> dict[str, Any]:
     """What a configuration itself takes for every setting that is tried."""
-    each, names = parts(config), [one.key.rpartition(".") for one in tried]
-    return {prefix + dot + name: getattr(each[prefix + dot], name) for prefix, dot, name in names}
+    options = parts(config)
+    values = {}
+    for space in tried:
+        owner, _, name = space.key.rpartition(".")
+        values[space.key] = getattr(options[f"{owner}."], name)
+    return values
 
 
 def check(config: TrainConfig, values: dict[str, Any]) -> None:
     """Let the agent and the rewards look at settings together; one that refuses raises a ValueError."""
     for prefix, options in parts(config).items():
-        mine = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
-        dataclasses.replace(options, **mine)
+        changes = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+        dataclasses.replace(options, **changes)
 
 
 def parts(config: TrainConfig) -> dict[str, Any]:
     """What has settings: prefix on the command line -> options of the agent, and of each reward."""
-    return {"agent.": config.agent, **{f"reward.{name}.": options for name, options in config.reward.items()}}
+    rewards = {f"reward.{name}.": options for name, options in config.reward.items()}
+    return {"agent.": config.agent, **rewards}

@@ -47,9 +47,10 @@ from runners.sweep.drive import Watcher, drive
 from runners.sweep.job import Job, JobLog, Launcher
 from runners.tune.config import TuneConfig, check, parts
 
-RUNGS = 9  # a trial is looked at after each ninth of its steps; asha acts at the first and the third
-STARTUP = 5  # trials before the median means anything
-ARMS = ("default", "tuned")
+# A trial is looked at after each ninth of its steps; asha acts at the first and the third.
+RUNGS = 9
+# Trials before the median means anything.
+STARTUP_TRIALS = 5
 
 
 def open_study(config: TuneConfig) -> optuna.Study:
@@ -59,24 +60,33 @@ def open_study(config: TuneConfig) -> optuna.Study:
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = config.folder / "study.jsonl"
-    if path.exists():  # what a kill tore would spoil the line after it
-        whole = read_bytes(path, LARGE).rpartition(b"\n")
+    if path.exists():
+        # What a kill tore would spoil the line after it.
+        whole_lines, newline, _ = read_bytes(path, LARGE).rpartition(b"\n")
         with appended(path) as file:
-            file.truncate(len(whole[0]) + len(whole[1]))
+            file.truncate(len(whole_lines + newline))
     # No lock: that of the job log keeps others out already, and one of Optuna's would outlive a kill.
     lock: Any = SimpleNamespace(acquire=lambda: True, release=lambda: None)
-    storage = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
-    pruners: dict[str, optuna.pruners.BasePruner] = {
-        "median": optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=1),
-        "asha": optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
-        "none": optuna.pruners.NopPruner(),
-    }
-    given: dict[str, Any] = {"storage": storage, "study_name": "tune", "pruner": pruners[config.pruner]}
-    study = optuna.create_study(direction="maximize", load_if_exists=True, **given)
+    study = optuna.create_study(
+        storage=JournalStorage(JournalFileBackend(str(path), lock_obj=lock)),
+        pruner=pruner(config),
+        study_name="tune",
+        direction="maximize",
+        load_if_exists=True,
+    )
     if not study.trials:
-        default = {one.key: one.nearest(config.default[one.key]) for one in config.spaces}
+        default = {space.key: space.nearest(config.default[space.key]) for space in config.spaces}
         study.enqueue_trial({key: value for key, value in default.items() if value is not None})
     return study
+
+
+def pruner(config: TuneConfig) -> optuna.pruners.BasePruner:
+    """What gives up on trials."""
+    if config.pruner == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=1)
+    if config.pruner == "asha":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+    return optuna.pruners.NopPruner()
 
 
 def sampler(config: TuneConfig, number: int) -> optuna.samplers.BaseSampler:
@@ -84,8 +94,8 @@ def sampler(config: TuneConfig, number: int) -> optuna.samplers.BaseSampler:
     seed = (config.seed * 100_003 + number) % 2**32
     if config.sampler == "random":
         return optuna.samplers.RandomSampler(seed=seed)
-    first = min(10, max(config.trials // 4, 2))
-    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=first, constant_liar=True)
+    random_trials = min(10, max(config.trials // 4, 2))
+    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=random_trials, constant_liar=True)
 
 
 @dataclass
@@ -104,8 +114,13 @@ class Search(Watcher):
     def __init__(
         self, config: TuneConfig, study: optuna.Study, launcher: Launcher, report: Callable[[str], None] = print
     ) -> None:
-        self.config, self.study, self.launcher, self.report = config, study, launcher, report
-        self._open, self._owner = dict[int, _OpenTrial](), dict[str, int]()  # number -> trial; job -> number
+        self.config = config
+        self.study = study
+        self.launcher = launcher
+        self.report = report
+        # Number -> trial, and name of a job -> number of its trial.
+        self._open: dict[int, _OpenTrial] = {}
+        self._owner: dict[str, int] = {}
 
     def run(self, log: JobLog) -> None:
         """Until every trial has ended; an ImportError or RuntimeError if none gets anywhere, `Stopped` by a signal."""
@@ -117,19 +132,24 @@ class Search(Watcher):
     def jobs(self) -> Iterator[Job]:
         """The next run to begin, whenever there is room for one: trials left from a kill first, then new ones."""
         for frozen in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            self.study.sampler = sampler(self.config, frozen.number)  # the kill may have come between two suggestions
+            # The kill may have come between two suggestions.
+            self.study.sampler = sampler(self.config, frozen.number)
             yield from self._begin(optuna.Trial(self.study, frozen._trial_id))
-        while self._asked() < self.config.trials and not 0 < self.config.budget <= steps(self.config):
-            self.study.sampler = sampler(self.config, self._asked())
+        while self._begun_trials() < self.config.trials and not self._budget_is_spent():
+            self.study.sampler = sampler(self.config, self._begun_trials())
             yield from self._begin(self.study.ask())
 
-    def _asked(self) -> int:
+    def _begun_trials(self) -> int:
         return sum(trial.state != TrialState.WAITING for trial in self.study.get_trials(deepcopy=False))
+
+    def _budget_is_spent(self) -> bool:
+        return 0 < self.config.budget <= steps(self.config)
 
     def _begin(self, trial: optuna.Trial) -> Iterator[Job]:
         """A job for every tuning seed, as long as the trial is not given up."""
-        values = {one.key: one.suggest(trial) for one in self.config.spaces}
-        jobs = [self.config.run(f"jobs/t{trial.number:04d}/s{seed}", values, seed) for seed in self.config.tuning_seeds]
+        values = {space.key: space.suggest(trial) for space in self.config.spaces}
+        folder = f"jobs/t{trial.number:04d}"
+        jobs = [self.config.run(f"{folder}/s{seed}", values, seed) for seed in self.config.tuning_seeds]
         try:
             check(self.config.train, values)
         except ValueError as error:
@@ -144,51 +164,54 @@ class Search(Watcher):
 
     def job_ended(self, job: Job, entry: Entry) -> None:
         """A run that was stopped leaves its trial open."""
-        one = self._open.get(self._owner[job.name])
-        if one is None:  # it was pruned
+        opened = self._open.get(self._owner[job.name])
+        # A trial that was pruned is not open.
+        if opened is None:
             return
         if entry.state == "finished":
-            self._look(one)
-            one.left.discard(job.name)
-            if not one.left and one.trial.number in self._open:
-                self._complete(one)
+            self._look(opened)
+            opened.left.discard(job.name)
+            if not opened.left and opened.trial.number in self._open:
+                self._complete(opened)
         elif entry.code == MISSING:
             raise ImportError(entry.error)
         elif entry.state == "failed" and entry.code == NUMERICAL:
-            self._drop(one, TrialState.PRUNED, "diverged")
+            self._drop(opened, TrialState.PRUNED, "diverged")
         elif entry.state == "failed":
-            self._drop(one, TrialState.FAIL, entry.error)
+            self._drop(opened, TrialState.FAIL, entry.error)
 
     def tick(self, entries: dict[str, Entry], running: list[Job]) -> None:
         """Prune by what the runs have reached."""
-        for one in list(self._open.values()):
-            self._look(one)
+        for opened in list(self._open.values()):
+            self._look(opened)
 
-    def _look(self, one: _OpenTrial) -> None:
+    def _look(self, opened: _OpenTrial) -> None:
         """Report what the first seed's run has reached, rung by rung; give up if the pruner says so."""
-        for rung, value in rungs(one.jobs[0].folder, int(self.config.train.total_timesteps)):
-            if rung in one.reported:
+        for rung, value in rungs(opened.jobs[0].folder, int(self.config.train.total_timesteps)):
+            if rung in opened.reported:
                 continue
-            one.reported.add(rung)
-            one.trial.report(value, rung)
-            if one.trial.should_prune():
-                self._drop(one, TrialState.PRUNED, f"{value:.4g} after {rung}/{RUNGS} of the steps")
+            opened.reported.add(rung)
+            opened.trial.report(value, rung)
+            if opened.trial.should_prune():
+                self._drop(opened, TrialState.PRUNED, f"{value:.4g} after {rung}/{RUNGS} of the steps")
                 return
 
-    def _complete(self, one: _OpenTrial) -> None:
-        del self._open[one.trial.number]
-        returns = [score(job.folder) for job in one.jobs]
-        one.trial.set_user_attr("returns", returns)
+    def _complete(self, opened: _OpenTrial) -> None:
+        del self._open[opened.trial.number]
+        returns = [score(job.folder) for job in opened.jobs]
+        opened.trial.set_user_attr("returns", returns)
         value = float(iqm(returns))
-        self.study.tell(one.trial, value)
-        best = ", the best so far" if self.study.best_trial.number == one.trial.number else ""
-        self.report(f"trial {one.trial.number}: {value:.4g}{best}; {settings(one.trial.params)}")
+        self.study.tell(opened.trial, value)
+        outcome = f"{value:.4g}"
+        if self.study.best_trial.number == opened.trial.number:
+            outcome += ", the best so far"
+        self.report(f"trial {opened.trial.number}: {outcome}; {settings(opened.trial.params)}")
 
-    def _drop(self, one: _OpenTrial, state: TrialState, why: str) -> None:
+    def _drop(self, opened: _OpenTrial, state: TrialState, why: str) -> None:
         """End a trial early, and its runs."""
-        del self._open[one.trial.number]
-        self._end(one.trial, state, why)
-        for name in one.left:
+        del self._open[opened.trial.number]
+        self._end(opened.trial, state, why)
+        for name in opened.left:
             self.launcher.cancel(name)
 
     def _end(self, trial: optuna.Trial, state: TrialState, why: str) -> None:
@@ -201,38 +224,53 @@ class Search(Watcher):
 def rungs(folder: Path, total: int) -> list[tuple[int, float]]:
     """(rung, task return in training) for every rung that a run has passed with an episode ended."""
     path = folder / "metrics.csv"
-    rows = read_csv(path) if path.exists() else []
-    last = int(rows[-1]["step"]) if rows else 0
-    found: dict[int, float] = {}
-    for row in rows:  # the newest return at or before each rung
+    if not path.exists():
+        return []
+    rows = read_csv(path)
+    returns: dict[int, float] = {}
+    for row in rows:
+        # Each rung keeps the newest return at or before it.
         if row.get(TASK_RETURN):
-            passed = [r for r in range(1, RUNGS) if int(row["step"]) <= total * r // RUNGS <= last]
-            found |= dict.fromkeys(passed, float(row[TASK_RETURN]))
-    return sorted(found.items())
+            for rung in range(1, RUNGS):
+                rung_step = total * rung // RUNGS
+                if int(row["step"]) <= rung_step <= int(rows[-1]["step"]):
+                    returns[rung] = float(row[TASK_RETURN])
+    return sorted(returns.items())
 
 
 def steps(config: TuneConfig) -> int:
     """Environment steps that the trials have taken so far."""
-    found = [read_status(path.parent) or {} for path in config.folder.glob("jobs/*/*/status.json")]
-    return sum(int(status.get("step", 0)) for status in found)
+    total = 0
+    for path in config.folder.glob("jobs/*/*/status.json"):
+        status = read_status(path.parent)
+        if status is not None:
+            total += int(status.get("step", 0))
+    return total
 
 
 def settings(values: dict[str, Any]) -> str:
     """As a command line gives them, to four digits."""
-    return " ".join(f"{k}={f'{v:.4g}' if isinstance(v, float) else literal(v)}" for k, v in values.items())
+    words = []
+    for key, value in values.items():
+        text = f"{value:.4g}" if isinstance(value, float) else literal(value)
+        words.append(f"{key}={text}")
+    return " ".join(words)
 
 
 def best(study: optuna.Study, config: TuneConfig) -> dict[str, Any]:
     """The settings of the best trial; none if that is the default, in all that it sets."""
-    found = study.best_trial.params
-    return {} if found == config.default else found
+    params = study.best_trial.params
+    return {} if params == config.default else params
 
 
 def test_jobs(config: TuneConfig, setting: dict[str, Any]) -> list[Job]:
     """Runs that judge: both arms with the same seeds; the default alone if nothing better was found."""
-    arms = {"default": {}, "tuned": setting} if setting else {"default": {}}
-    seeds = range(config.test_seeds)
-    return [config.run(f"test/{arm}/s{seed}", values, seed) for seed in seeds for arm, values in arms.items()]
+    jobs = []
+    for seed in range(config.test_seeds):
+        jobs.append(config.run(f"test/default/s{seed}", {}, seed))
+        if setting:
+            jobs.append(config.run(f"test/tuned/s{seed}", setting, seed))
+    return jobs
 
 
 def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: dict[str, Entry]) -> dict[str, Any]:
@@ -241,14 +279,20 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
     Where the default was the best trial there is no `tuned`: nothing better was found, so there is no difference.
     """
     trials = study.get_trials(deepcopy=False)
-    arms = {arm: [job.folder for job in jobs if f"test/{arm}/" in job.name] for arm in ARMS}
-    tests = {arm: arm_scores(folders) for arm, folders in arms.items() if folders}
-    first = trials[0].value if trials[0].state == TrialState.COMPLETE and trials[0].params == config.default else None
-    chosen, difference = {"default": first}, None
+    tests = {}
+    for arm in ("default", "tuned"):
+        folders = [job.folder for job in jobs if job.name.startswith(f"test/{arm}/")]
+        if folders:
+            tests[arm] = arm_scores(folders)
+    # The default is the first trial, unless it lies outside of the ranges.
+    chosen_by = {"default": _value(trials[0]) if trials[0].params == config.default else None}
+    difference = None
     if "tuned" in tests:
-        chosen["tuned"] = study.best_value
-        runs = [np.array(tests[arm]["runs"]) for arm in ("tuned", "default")]
-        difference = _estimate(paired_difference(runs[:1], runs[1:]))
+        chosen_by["tuned"] = study.best_value
+        tuned = np.array(tests["tuned"]["runs"])
+        default = np.array(tests["default"]["runs"])
+        difference = _estimate(paired_difference([tuned], [default]))
+    seconds = [entry.seconds for name, entry in entries.items() if name.startswith("jobs/")]
     return {
         **config.fixed(),
         "folder": str(config.folder),
@@ -257,12 +301,12 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
         "best": study.best_trial.params,
         "default": config.default,
         "tuning_seeds": config.tuning_seeds,
-        "on_tuning_seeds": chosen,
+        "on_tuning_seeds": chosen_by,
         "test_seeds": list(range(config.test_seeds)),
         "on_test_seeds": tests,
         "difference": difference,
         "search_steps": steps(config),
-        "search_run_seconds": round(sum(e.seconds for name, e in entries.items() if name.startswith("jobs/")), 1),
+        "search_run_seconds": round(sum(seconds), 1),
         "steps_a_run": int(config.train.total_timesteps),
         "versions": versions(),
         "history": [_row(trial) for trial in trials],
@@ -272,40 +316,56 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
 def arm_scores(folders: list[Path]) -> dict[str, Any]:
     """The task returns of an arm's test runs, their IQM with its interval; and that of their modes, where judged."""
     returns = np.array([score(folder) for folder in folders])
-    modes = [score(folder, OTHER_WAY) for folder in folders]
-    judged = [value for value in modes if value is not None]
+    mode = None
+    mode_returns = [value for folder in folders if (value := score(folder, OTHER_WAY)) is not None]
+    if mode_returns:
+        mode = float(iqm(mode_returns))
     estimate = within(aggregate([returns]), *possible_returns(read_json(folders[0] / "result.json")))
-    return {**_estimate(estimate), "runs": returns.tolist(), "mode": float(iqm(judged)) if judged else None}
+    return {**_estimate(estimate), "runs": returns.tolist(), "mode": mode}
 
 
 def _estimate(estimate: Estimate) -> dict[str, Any]:
-    return dict(zip(("iqm", "low", "high"), map(float, estimate)))
+    return {"iqm": float(estimate.value), "low": float(estimate.low), "high": float(estimate.high)}
+
+
+def _value(trial: FrozenTrial) -> float | None:
+    """What a trial is worth; a pruned one has only a value of a rung."""
+    return trial.value if trial.state == TrialState.COMPLETE else None
 
 
 def _row(trial: FrozenTrial) -> dict[str, Any]:
-    value = trial.value if trial.state == TrialState.COMPLETE else None
-    why: dict[str, Any] = {key: trial.user_attrs[key] for key in ("returns", "why") if key in trial.user_attrs}
-    return {"trial": trial.number, "state": trial.state.name.lower(), "value": value, **why, "params": trial.params}
+    row: dict[str, Any] = {"trial": trial.number, "state": trial.state.name.lower(), "value": _value(trial)}
+    for key in ("returns", "why"):
+        if key in trial.user_attrs:
+            row[key] = trial.user_attrs[key]
+    return {**row, "params": trial.params}
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """The verdict as text; the last numbers are the ones that count."""
-    counts, seeds, tests = found["trials"], found["tuning_seeds"], found["test_seeds"]
+    counts = results["trials"]
+    tuning_seeds = results["tuning_seeds"]
+    chosen_header = f"seeds {tuning_seeds[0]}-{tuning_seeds[-1]}, chosen by"
+    test_header = f"test seeds 0-{results['test_seeds'][-1]}"
     lines = [
         f"{counts['complete']} trials complete, {counts['pruned']} pruned, {counts['fail']} failed; "
-        f"{found['search_steps']:,} environment steps, {found['search_run_seconds']:,.0f} s of runs",
+        f"{results['search_steps']:,} environment steps, {results['search_run_seconds']:,.0f} s of runs",
         "",
-        f"  {'task return, IQM':<18}{f'seeds {seeds[0]}-{seeds[-1]}, chosen by':>28}{f'test seeds 0-{tests[-1]}':>30}",
+        f"  {'task return, IQM':<18}{chosen_header:>28}{test_header:>30}",
     ]
-    chosen = {arm: "-" if value is None else f"{value:.4g}" for arm, value in found["on_tuning_seeds"].items()}
-    tests = dict(found["on_test_seeds"])
-    if found["difference"] is not None:
-        tests["tuned - default"] = found["difference"]
+    chosen_by = {}
+    for arm, value in results["on_tuning_seeds"].items():
+        chosen_by[arm] = "-" if value is None else f"{value:.4g}"
+    tests = dict(results["on_test_seeds"])
+    if results["difference"] is not None:
+        tests["tuned - default"] = results["difference"]
     for name, test in tests.items():
         interval = f"{test['iqm']:.4g}  [{test['low']:.4g}, {test['high']:.4g}]"
-        by_mode = "" if test.get("mode") is None else f"  by its mode {test['mode']:.4g}"
-        lines.append(f"  {name:<18}{chosen.get(name, ''):>28}{interval:>30}{by_mode}")
-    best = f"(trial {found['best_trial']}): {settings(found['best'])}"
+        line = f"  {name:<18}{chosen_by.get(name, ''):>28}{interval:>30}"
+        if test.get("mode") is not None:
+            line += f"  by its mode {test['mode']:.4g}"
+        lines.append(line)
+    best = f"(trial {results['best_trial']}): {settings(results['best'])}"
     if "tuned" not in tests:
         best = f"is the default {best}; no trial was better"
     lines += [
@@ -316,15 +376,20 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write(config: TuneConfig, found: dict[str, Any], command: str) -> Path:
+def write(config: TuneConfig, results: dict[str, Any], command: str) -> Path:
     """tune.json and best.yaml, a preset of all in which the best runs differ from a plain `runners.train`: its path."""
     import yaml
 
-    write_atomically(config.folder / "tune.json", json.dumps({"command": command, **found}, indent=1) + "\n")
-    run, _ = compose([*config.argv, *(f"{key}={literal(value)}" for key, value in found["best"].items())])
+    write_atomically(config.folder / "tune.json", json.dumps({"command": command, **results}, indent=1) + "\n")
+    best_settings = [f"{key}={literal(value)}" for key, value in results["best"].items()]
+    run, _ = compose([*config.argv, *best_settings])
+    # A reward or an agent from a file of the user's own is named by that file.
     code = sources(run)
-    values: dict[str, Any] = {"env": run.env, "reward": [code.get(f"reward.{name}", name) for name in run.reward]}
-    values["agent"] = code.get(f"agent.{run.agent_name}", run.agent_name)
+    values: dict[str, Any] = {
+        "env": run.env,
+        "reward": [code.get(f"reward.{name}", name) for name in run.reward],
+        "agent": code.get(f"agent.{run.agent_name}", run.agent_name),
+    }
     values |= {f"env.{key}": value for key, value in run.env_options.items()}
     values |= {key: getattr(run, key) for key in ("total_timesteps", "n_envs", "max_episode_steps")}
     for prefix, options in parts(run).items():
