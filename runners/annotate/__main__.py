@@ -51,8 +51,11 @@ from runners.run.config import UsageError
 from runners.run.trust import require, saved_keys
 
 Item = str | tuple[str, str]
-EVERY = 5.0  # seconds between two lines of progress
-ANSWER, SECONDS = 60, 1.0  # tokens and seconds of a model's answer, estimated for a dry run
+# Seconds between two lines of progress.
+PROGRESS_EVERY_S = 5.0
+# Tokens and seconds of a model's answer, estimated for a dry run.
+ANSWER_TOKENS = 60
+ANSWER_S = 1.0
 
 
 @dataclass
@@ -103,22 +106,26 @@ def read(path: str, trust: bool = False) -> Texts:
     """The different texts of a recording or of a file of labels; a ValueError if the file is neither."""
     if not Path(path).is_file():
         raise UsageError(f"{path} is no file; give a recording (runners.record text=true) or a file of labels")
-    goal = family = ""
+    goal = ""
+    family = ""
     if path.endswith(".jsonl"):
-        rows = labels(path)
-        found = [text for row in rows for text in (row["text"], row.get("other")) if text]
+        texts = []
+        for row in labels(path):
+            texts += [row["text"], row.get("other")]
     else:
         batch, meta = recording.load(path)
         if batch.text is None:
             raise UsageError(f"{path} holds no texts; record it again with text=true")
-        found = [text for text in batch.text.tolist() if text]
+        texts = batch.text.tolist()
         if meta.get("env"):
-            require(trust, f"{path}", saved_keys(meta))
+            require(trust, path, saved_keys(meta))
             spec = spec_of(meta["env"])
-            goal, family = family_of(spec).aim(spec), family_of(spec).name
-    if not found:
+            goal = family_of(spec).aim(spec)
+            family = family_of(spec).name
+    texts = list(dict.fromkeys(filter(None, texts)))
+    if not texts:
         raise UsageError(f"{path} holds no text but empty ones; there is nothing to ask about")
-    return Texts(list(dict.fromkeys(found)), goal, family)
+    return Texts(texts, goal, family)
 
 
 def labels(path: str) -> list[dict[str, Any]]:
@@ -132,8 +139,10 @@ def annotate(config: AnnotateConfig) -> dict[str, Any]:
     options = config.options(known)
     with closing(make_judge(config.judge, **options)) as judge:
         identity = judge.identity
-        items: list[Item] = drawn(known.texts, config.pairs, config.seed) if config.pairs else list(known.texts)
-        items = missing(config.out, items, identity)
+        items: list[Item] = list(known.texts)
+        if config.pairs:
+            items = draw_pairs(known.texts, config.pairs, config.seed)
+        items = without_labels(config.out, items, identity)
         if config.dry_run:
             return estimate(config, options, judge, known, items)
         if items and not judge.local:
@@ -141,28 +150,40 @@ def annotate(config: AnnotateConfig) -> dict[str, Any]:
     if not items:
         print(f"{config.out} holds all labels already")
         return {"labels": 0}
-    same = {name: getattr(config, name) for name in ("cache", "budget", "token_budget", "concurrency", "seed")}
-    fixed: dict[str, Any] = {"pairs": bool(config.pairs), "clock": "wall", "queue": len(items), "order": "oldest"}
-    with closing(Annotator(config.judge, options, **fixed, **same)) as annotator:
-        return ask(annotator, items, config, identity)
+    annotator = Annotator(
+        config.judge,
+        options,
+        pairs=bool(config.pairs),
+        clock="wall",
+        queue=len(items),
+        order="oldest",
+        cache=config.cache,
+        budget=config.budget,
+        token_budget=config.token_budget,
+        concurrency=config.concurrency,
+        seed=config.seed,
+    )
+    with closing(annotator):
+        return label(annotator, items, config, identity)
 
 
-def drawn(texts: Sequence[str], count: int, seed: int) -> list[Item]:
+def draw_pairs(texts: Sequence[str], count: int, seed: int) -> list[Item]:
     """`count` different pairs of different texts, in random order; all of them if there are fewer."""
     rng = np.random.default_rng(seed)
-    every = len(texts) * (len(texts) - 1) // 2
-    if not every:
+    pairs = len(texts) * (len(texts) - 1) // 2
+    if pairs == 0:
         raise UsageError(f"pairs={count} cannot be drawn from one text; record more")
-    number = rng.choice(every, min(count, every), replace=False)
+    number = rng.choice(pairs, min(count, pairs), replace=False)
     # Pair number k is (later, earlier), counted along the rows of a triangle.
     later = ((1 + np.sqrt(1 + 8 * number)) // 2).astype(np.int64)
     earlier = number - later * (later - 1) // 2
     swapped = rng.random(len(number)) < 0.5
-    first, second = np.where(swapped, later, earlier).tolist(), np.where(swapped, earlier, later).tolist()
-    return [(texts[i], texts[j]) for i, j in zip(first, second)]
+    first = np.where(swapped, later, earlier)
+    second = np.where(swapped, earlier, later)
+    return [(texts[i], texts[j]) for i, j in zip(first.tolist(), second.tolist())]
 
 
-def missing(out: str, items: list[Item], identity: str) -> list[Item]:
+def without_labels(out: str, items: list[Item], identity: str) -> list[Item]:
     """The items that a file of this judge's labels does not have yet; a line that was cut off is taken out of it."""
     path = Path(out)
     if not out or not path.is_file():
@@ -174,15 +195,23 @@ def missing(out: str, items: list[Item], identity: str) -> list[Item]:
     data = read_bytes(path.resolve(), LARGE)
     if not data.endswith(b"\n"):
         os.truncate(path, data.rfind(b"\n") + 1)
-    have = {row["text"] if row.get("other") is None else (row["text"], row["other"]) for row in rows}
-    return [item for item in items if item not in have]
+    labelled = set()
+    for row in rows:
+        other = row.get("other")
+        labelled.add(row["text"] if other is None else (row["text"], other))
+    return [item for item in items if item not in labelled]
 
 
 def preflight(name: str, options: dict[str, Any], item: Item) -> None:
     """One question before all others, which must get a usable answer."""
-    once = {"attempts": 1} if name == "openai" else {}
-    with closing(make_judge(name, **{**options, **once})) as judge:
-        answers = judge.label([item]) if isinstance(item, str) else judge.compare([item[0]], [item[1]])
+    if name == "openai":
+        options = {**options, "attempts": 1}
+    with closing(make_judge(name, **options)) as judge:
+        if isinstance(item, str):
+            answers = judge.label([item])
+        else:
+            first, second = item
+            answers = judge.compare([first], [second])
     if answers.failed.any():
         raise UsageError(
             f"the judge {name} gave no usable answer to a first question: {answers.failure}; start the server, or "
@@ -199,65 +228,80 @@ def estimate(
         with closing(AnswerStore(config.cache)) as cache:
             cached = len(cache.get(judge.identity, items))
     asked = len(items) - cached
-    tokens, seconds = 0, 0.0
-    if config.judge == "openai":
-        tokens = asked * (int(np.mean([characters(options, item) for item in items])) // 4 + ANSWER) if items else 0
-        seconds = asked * SECONDS / config.concurrency
-    there = f"{len(known.texts):,} different texts; {len(items):,} {'pairs' if config.pairs else 'texts'}"
-    print(f"{config.record}: {there} without a label in {config.out}")
+    tokens = 0
+    cost = "no tokens: the judge answers on this machine"
+    if config.judge == "openai" and items:
+        mean_question = int(np.mean([characters(options, item) for item in items]))
+        # Four letters make a token.
+        tokens = asked * (mean_question // 4 + ANSWER_TOKENS)
+    if tokens:
+        seconds = asked * ANSWER_S / config.concurrency
+        cost = (
+            f"about {tokens:,} tokens and {seconds:,.0f} s (at {ANSWER_S:g} s an answer, {config.concurrency} at once)"
+        )
+    kind = "pairs" if config.pairs else "texts"
+    counts = f"{len(known.texts):,} different texts; {len(items):,} {kind}"
+    print(f"{config.record}: {counts} without a label in {config.out}")
     print(f"in {config.cache or 'no cache'}: {cached:,}; to be asked: {asked:,}")
-    guess = f"about {tokens:,} tokens and {seconds:,.0f} s (at {SECONDS:g} s an answer, {config.concurrency} at once)"
-    print(f"that takes {guess if tokens else 'no tokens: the judge answers on this machine'}")
+    print(f"that takes {cost}")
     return {"texts": len(known.texts), "items": len(items), "cached": cached, "asked": asked, "tokens": tokens}
 
 
 def characters(options: dict[str, Any], item: Item) -> int:
     """Length of the question that a language model gets about an item."""
     family = prompts.background(options["family"])
-    wording = "_reworded" if options.get("reworded") else ""
-    template = prompts.question(("label" if isinstance(item, str) else "compare") + wording)[1]
-    given = [options["goal"] or family.goal, family.knowledge, *([item] if isinstance(item, str) else item)]
-    return len(template) + sum(map(len, given))
+    texts = [item] if isinstance(item, str) else item
+    wording = "label" if isinstance(item, str) else "compare"
+    if options.get("reworded"):
+        wording += "_reworded"
+    _, template = prompts.question(wording)
+    return sum(map(len, [template, options["goal"] or family.goal, family.knowledge, *texts]))
 
 
-def ask(annotator: Annotator, items: list[Item], config: AnnotateConfig, identity: str) -> dict[str, Any]:
+def label(annotator: Annotator, items: list[Item], config: AnnotateConfig, identity: str) -> dict[str, Any]:
     """Hand everything to the annotator and write what comes back, as it comes."""
-    left = annotator.offer(items, 0)
-    begun = answered = printed = time.monotonic()
+    offered = annotator.offer(items, 0)
+    begin = time.monotonic()
+    answered_at = begin
+    printed_at = begin
     written = 0
     path = Path(config.out)
     path.parent.mkdir(parents=True, exist_ok=True)
     with io.TextIOWrapper(appended(path), encoding="utf-8") as file:
         while True:
-            taken = annotator.take(0)
-            for item, value in taken:
+            answers = annotator.take(0)
+            for item, value in answers:
                 text, other = (item, None) if isinstance(item, str) else item
                 row = {"now": 0, "text": text, "other": other, "value": None if math.isnan(value) else value}
                 file.write(json.dumps({**row, "judge": identity}) + "\n")
             file.flush()
-            written += len(taken)
-            counts, now = annotator.metrics(), time.monotonic()
-            answered = now if taken or not counts["asked"] else answered  # a judge may be slow to start
-            spent = 0 < config.budget <= counts["answered"] or 0 < config.token_budget <= counts["tokens"]
-            is_open = bool(taken) or counts["asked"] > counts["answered"] + counts["failed"]  # a question
-            if written + counts["dropped"] >= left or (spent and not is_open):
+            written += len(answers)
+            counts = annotator.metrics()
+            now = time.monotonic()
+            # Before the first question the judge may be slow to start.
+            if answers or not counts["asked"]:
+                answered_at = now
+            budget_is_spent = 0 < config.budget <= counts["answered"] or 0 < config.token_budget <= counts["tokens"]
+            waits = bool(answers) or counts["asked"] > counts["answered"] + counts["failed"]
+            if written + counts["dropped"] >= offered or (budget_is_spent and not waits):
                 break
-            if now - answered > config.patience:
-                raise UsageError(f"no answer came for {config.patience:g} s; {summary(config, counts, written, begun)}")
-            if now - printed > EVERY:
-                printed = now
-                print(f"{written:,} of {left:,} labelled, {counts['failed']:.0f} failed", file=sys.stderr, flush=True)
+            if now - answered_at > config.patience:
+                raise UsageError(f"no answer came for {config.patience:g} s; {summary(config, counts, written, begin)}")
+            if now - printed_at > PROGRESS_EVERY_S:
+                printed_at = now
+                progress = f"{written:,} of {offered:,} labelled, {counts['failed']:.0f} failed"
+                print(progress, file=sys.stderr, flush=True)
             time.sleep(0.02)
-    print(summary(config, counts, written, begun))
+    print(summary(config, counts, written, begin))
     return {**counts, "labels": written}
 
 
-def summary(config: AnnotateConfig, counts: dict[str, float], written: int, begun: float) -> str:
+def summary(config: AnnotateConfig, counts: dict[str, float], written: int, begin: float) -> str:
     """What was labelled, and what it cost."""
     return (
         f"{config.out}: {written:,} labels, {counts['unsure']:,.0f} of them unsure; {counts['cached']:,.0f} from "
         f"{config.cache or 'no cache'}, {counts['failed']:,.0f} failed questions, {counts['dropped']:,.0f} without a "
-        f"label; {counts['tokens']:,.0f} tokens, {time.monotonic() - begun:.0f} s"
+        f"label; {counts['tokens']:,.0f} tokens, {time.monotonic() - begin:.0f} s"
     )
 
 
@@ -273,54 +317,61 @@ def audit(config: AnnotateConfig) -> dict[str, Any]:
             raise UsageError(f"dry_run is for record=; an audit asks about {len(texts)} texts two to four times")
         if not judge.local:
             preflight(config.judge, options, texts[0])
-        first, found = tried(judge, texts, config.seed, config.n)
-        findings = {"judge": judge.identity, "file": config.audit, **found}
+        first, findings = try_judge(judge, texts, config.seed, config.n)
+        findings = {"judge": judge.identity, "file": config.audit, **findings}
     if "reworded" in inspect.signature(type(judge)).parameters:
-        other = asked(config.judge, {**options, "reworded": not options.get("reworded", False)}, texts)
-        findings |= agreement("reworded", first, other)
+        other_wording = {**options, "reworded": not options.get("reworded", False)}
+        findings |= agreement("reworded", first, labels_of(config.judge, other_wording, texts))
     if config.against:
-        family = {key: options[key] for key in ("goal", "family")}
-        other = asked(config.against, {**family, **config.against_options}, texts)
-        findings |= agreement("against", first, other) | {"against": config.against}
+        against = {"goal": options["goal"], "family": options["family"], **config.against_options}
+        findings |= agreement("against", first, labels_of(config.against, against, texts))
+        findings["against"] = config.against
     if config.audit.endswith(".jsonl"):
         recorded = {row["text"]: row["value"] for row in labels(config.audit) if row.get("other") is None}
-        value = np.array([recorded.get(text) for text in texts], np.float32)  # NaN for None
-        findings |= agreement("file", first, value)
+        # None becomes NaN.
+        values = np.array([recorded.get(text) for text in texts], np.float32)
+        findings |= agreement("file", first, values)
     path = Path(config.out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    findings = {name: None if value != value else value for name, value in findings.items()}  # JSON knows no NaN
+    # JSON knows no NaN, the only value that differs from itself.
+    findings = {name: None if value != value else value for name, value in findings.items()}
     write_atomically(path, json.dumps(findings, indent=1) + "\n")
     return findings
 
 
-def tried(judge: TextJudge, texts: Sequence[str], seed: int, count: int) -> tuple[np.ndarray, dict[str, Any]]:
-    """A judge's labels of texts; and what they, the same texts again, and pairs in both orders show."""
-    begun = time.monotonic()
-    first = judge.label(texts)
-    seconds = time.monotonic() - begun
-    again = judge.label(texts)
-    value = usable(first)
-    found: dict[str, Any] = {
+def try_judge(judge: TextJudge, texts: Sequence[str], seed: int, count: int) -> tuple[np.ndarray, dict[str, Any]]:
+    """A judge's labels of texts; and what they, the same texts once more, and pairs in both orders show."""
+    begin = time.monotonic()
+    answers = judge.label(texts)
+    seconds = time.monotonic() - begin
+    value = usable(answers)
+    findings: dict[str, Any] = {
         "texts": len(texts),
-        "failed": float(first.failed.mean()),
-        "unsure": float((np.isnan(first.value) & ~first.failed).mean()),
+        "failed": float(answers.failed.mean()),
+        "unsure": float((np.isnan(answers.value) & ~answers.failed).mean()),
         "positive": mean(value[~np.isnan(value)] > 0.5),
-        "tokens an answer": first.tokens / len(texts),
+        "tokens an answer": answers.tokens / len(texts),
         "seconds an answer": seconds / len(texts),
-        **agreement("asked twice", value, usable(again)),
+        **agreement("asked twice", value, usable(judge.label(texts))),
     }
-    if first.failure:
-        found["first failure"] = first.failure
+    if answers.failure:
+        findings["first failure"] = answers.failure
     if len(texts) > 1:
-        one, two = zip(*drawn(texts, count, seed))
-        there, back = usable(judge.compare(one, two)), 1 - usable(judge.compare(two, one))
-        both = ~(np.isnan(there) | np.isnan(back))
-        found |= {"pairs": len(one), "pairs unanswered": mean(np.isnan(there)), "pairs equal": mean(there == 0.5)}
-        found |= {"order swapped: same": mean(there[both] == back[both]), "order swapped: compared": int(both.sum())}
-    return value, found
+        first, second = zip(*draw_pairs(texts, count, seed))
+        in_order = usable(judge.compare(first, second))
+        swapped = 1 - usable(judge.compare(second, first))
+        both = ~(np.isnan(in_order) | np.isnan(swapped))
+        findings |= {
+            "pairs": len(first),
+            "pairs unanswered": mean(np.isnan(in_order)),
+            "pairs equal": mean(in_order == 0.5),
+            "order swapped: same": mean(in_order[both] == swapped[both]),
+            "order swapped: compared": int(both.sum()),
+        }
+    return value, findings
 
 
-def asked(name: str, options: dict[str, Any], texts: Sequence[str]) -> np.ndarray:
+def labels_of(name: str, options: dict[str, Any], texts: Sequence[str]) -> np.ndarray:
     """The labels of another judge."""
     with closing(make_judge(name, **options)) as judge:
         return usable(judge.label(texts))
@@ -334,8 +385,11 @@ def usable(answers: Answers) -> np.ndarray:
 def agreement(name: str, one: np.ndarray, two: np.ndarray) -> dict[str, Any]:
     """Share of equal labels among what both answered, Cohen's kappa, and how many that were; NaN where undefined."""
     both = ~(np.isnan(one) | np.isnan(two))
-    a, b = one[both] > 0.5, two[both] > 0.5
-    same, chance = mean(a == b), mean(a) * mean(b) + (1 - mean(a)) * (1 - mean(b))
+    first = one[both] > 0.5
+    second = two[both] > 0.5
+    same = mean(first == second)
+    # The agreement of two judges that answer at random as often with yes.
+    chance = mean(first) * mean(second) + (1 - mean(first)) * (1 - mean(second))
     kappa = (same - chance) / (1 - chance) if chance < 1 else math.nan
     return {f"{name}: same": same, f"{name}: kappa": kappa, f"{name}: compared": int(both.sum())}
 
@@ -348,8 +402,14 @@ def mean(values: np.ndarray) -> float:
 def table(findings: dict[str, Any]) -> str:
     """The findings, one a line."""
     width = max(map(len, findings))
-    cells = {k: "-" if v is None else f"{v:.3f}" if isinstance(v, float) else v for k, v in findings.items()}
-    return "\n".join(f"{name:<{width}}  {cell}" for name, cell in cells.items())
+    lines = []
+    for name, value in findings.items():
+        if value is None:
+            value = "-"
+        elif isinstance(value, float):
+            value = f"{value:.3f}"
+        lines.append(f"{name:<{width}}  {value}")
+    return "\n".join(lines)
 
 
 def run(config: AnnotateConfig) -> None:

@@ -15,7 +15,7 @@ from model_server import ModelServer, says, status
 from envs import recording
 from rewards.llm.judges.base import make_judge
 from rewards.llm.judges.local import Rules
-from runners.annotate.__main__ import AnnotateConfig, agreement, annotate, audit, drawn, labels, main, read
+from runners.annotate.__main__ import AnnotateConfig, agreement, annotate, audit, draw_pairs, labels, main, read
 from runners.record import RecordConfig, record
 from runners.run.config import UsageError
 from tests.faults.faulty_server import quotations
@@ -97,12 +97,12 @@ def test_a_model_compares_pairs_of_a_nethack_recording():
 
 def test_pairs_are_different_and_all_of_them_if_more_are_asked_for():
     texts = list("abcdef")
-    every = drawn(texts, 99, seed=0)
+    every = draw_pairs(texts, 99, seed=0)
     assert len(every) == 15 and {frozenset(pair) for pair in every} == {
         frozenset((a, b)) for a in texts for b in texts if a != b
     }
-    assert drawn(texts, 5, seed=3) == drawn(texts, 5, seed=3) != drawn(texts, 5, seed=4)
-    assert len({frozenset(pair) for pair in drawn([str(i) for i in range(2000)], 3000, 0)}) == 3000
+    assert draw_pairs(texts, 5, seed=3) == draw_pairs(texts, 5, seed=3) != draw_pairs(texts, 5, seed=4)
+    assert len({frozenset(pair) for pair in draw_pairs([str(i) for i in range(2000)], 3000, 0)}) == 3000
 
 
 def test_a_local_judge_needs_no_server_and_a_dry_run_asks_nothing(play, capsys):
