@@ -16,11 +16,16 @@ from typing import Any, NamedTuple, NoReturn
 class Finding(NamedTuple):
     """One line."""
 
-    name: str  # what was looked at
-    state: str  # "ok", "warning" (works, with a drawback), "optional" (not there, nor needed), "missing" (or broken)
-    found: str  # what was seen, with versions and units
-    fix: str = ""  # what to do about it, in words or as a command; "" if there is nothing to do
-    required: bool = True  # whether nothing can be trained without it; what is not required is never "missing"
+    # What was looked at.
+    name: str
+    # "ok", "warning" (works, with a drawback), "optional" (not there, nor needed), "missing" (or broken).
+    state: str
+    # What was seen, with versions and units.
+    found: str
+    # What to do about it, in words or as a command; "" if there is nothing to do.
+    fix: str = ""
+    # Whether nothing can be trained without it; what is not required is never "missing".
+    required: bool = True
 
     @classmethod
     def of(cls, name: str, found: str, fix: str = "", required: bool = True) -> "Finding":
@@ -43,10 +48,17 @@ def ask(
     """
     child = "import runners.doctor; runners.doctor.run()"
     command = [sys.executable, "-X", "faulthandler", "-c", child, target, json.dumps(arguments)]
-    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    environ = {**os.environ, **variables}
     try:
-        process = subprocess.Popen(command, text=True, errors="replace", env=environ, start_new_session=True, **streams)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, **variables},
+            start_new_session=True,
+        )
     except OSError as error:
         return [Finding.broken(name, f"no process could be started for it ({error})", fix, required)]
     hung = False
@@ -56,22 +68,28 @@ def ask(
         hung = True
         try:
             os.killpg(process.pid, signal.SIGKILL)
-        except (AttributeError, OSError):  # no process groups on Windows
+        except (AttributeError, OSError):
+            # There are no process groups on Windows.
             process.kill()
         out, err = process.communicate()
     lines = [json.loads(line) for line in out.splitlines() if line.startswith("{") and line.endswith("}")]
     findings = [Finding(**line) for line in lines if "name" in line]
     if any("end" in line for line in lines):
         return findings
-    failure = next((line["error"] for line in lines if "error" in line), "") or _death(process.returncode, err)
-    failure = f"did not answer within {timeout:g} s" if hung else failure
+    failure = next((line["error"] for line in lines if "error" in line), "")
+    if hung:
+        failure = f"did not answer within {timeout:g} s"
+    elif not failure:
+        failure = _death(process.returncode, err)
     return [*findings, Finding.broken(name, failure, fix, required)]
 
 
 def run() -> NoReturn:
     """The check that the arguments name, in this process: a line of JSON a finding, apart from what libraries print."""
-    findings, code = os.fdopen(os.dup(1), "w"), 0
+    # What libraries print on the standard output goes to the standard error.
+    findings = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    code = 0
 
     def put(**line: object) -> None:
         print(json.dumps(line), file=findings, flush=True)
@@ -89,8 +107,14 @@ def run() -> NoReturn:
 
 def _death(code: int, err: str) -> str:
     """How a process ended, and the innermost line that faulthandler names, or the last line."""
-    known = code < 0 and -code in set(signal.Signals)
-    ending = signal.Signals(-code).name if known else f"exit code {code}" if code >= 0 else f"signal {-code}"
+    if code >= 0:
+        ending = f"exit code {code}"
+    elif -code in set(signal.Signals):
+        ending = signal.Signals(-code).name
+    else:
+        ending = f"signal {-code}"
     lines = [line.strip() for line in err.splitlines() if line.strip()]
-    place = next((line for line in lines if line.startswith("File ")), lines[-1] if lines else "")
-    return f"its process died ({ending})" + (f": {place[:200]}" if place else "")
+    if not lines:
+        return f"its process died ({ending})"
+    place = next((line for line in lines if line.startswith("File ")), lines[-1])
+    return f"its process died ({ending}): {place[:200]}"

@@ -23,20 +23,23 @@ from runners.doctor import Finding, ask, checks
 from runners.run.config import UsageError, unknown
 from runners.run.packages import DISTRIBUTION, required
 
-COLOURS = {"ok": 32, "warning": 33, "optional": 2, "missing": 31}  # as terminals number them
-ENVIRONMENTS = (  # name, id, whether it is drawn
+# As terminals number them.
+STATE_COLOURS = {"ok": 32, "warning": 33, "optional": 2, "missing": 31}
+# Name, id, whether it is drawn.
+ENVIRONMENTS = (
     ("classic control", "CartPole-v1", True),
     ("box2d", "LunarLander-v3", True),
     ("minigrid", "MiniGrid-Empty-5x5-v0", True),
     ("highway", "highway-fast-v0", True),
     ("mujoco", "HalfCheetah-v5", False),
 )
-EXTRA = {  # extra -> an environment that it brings, whether it is drawn
+# Extra -> an environment that it brings, whether it is drawn.
+ENVIRONMENT_OF_EXTRA = {
     "nethack": ("NetHackScore-v0", False),
     "crafter": ("lodestar/Crafter-v0", True),
     "minihack": ("minihack:MiniHack-Room-5x5-v0", True),
 }
-JUDGE = "runners.doctor.judge:judge"  # several questions, for which it gets three times as long
+MAX_CHECKS_AT_ONCE = 8
 Check = Callable[[], list[Finding]]
 
 
@@ -65,7 +68,7 @@ def examine(config: DoctorConfig) -> int:
         print(json.dumps({"ready": not lacking, "findings": [f._asdict() for f in findings]}, indent=1))
     else:
         names = ", ".join(finding.name for finding in lacking)
-        print(f"\nnot ready: {names}" if lacking else "\nready")
+        print(f"\nnot ready: {names}" if names else "\nready")
     return 3 if lacking else 0
 
 
@@ -77,7 +80,7 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
         return partial(ask, name, f"runners.doctor.checks:{target}", *given, timeout=timeout, **line)
 
     core, extras = required()
-    made: dict[str, Check] = {
+    by_name: dict[str, Check] = {
         "python": alone("python", "python"),
         "packages": alone("packages", "ours", fix="pip install lodestar-rl"),
         "imports": partial(checks.imports, core or [DISTRIBUTION], 3 * timeout),
@@ -87,42 +90,62 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
         "disk": alone("disk", "disk", config.root, fix="root=<a folder that you may write to>"),
     }
     for name, env_id, drawn in ENVIRONMENTS:
-        made[name] = alone(name, "environment", name, env_id, drawn, fix="see the line of its package")
-    made["mujoco drawn"] = partial(checks.mujoco, timeout)
-    for name, world in EXTRA.items():
-        fix = checks.BUILD if name == "nethack" else f"pip install --force-reinstall 'lodestar-rl[{name}]'"
-        made[name] = alone(name, "brought", name, extras.get(name, []), *world, fix=fix, required=False)
+        by_name[name] = alone(name, "environment", name, env_id, drawn, fix="see the line of its package")
+    by_name["mujoco drawn"] = partial(checks.mujoco, timeout)
+    for name, world in ENVIRONMENT_OF_EXTRA.items():
+        fix = f"pip install --force-reinstall 'lodestar-rl[{name}]'"
+        if name == "nethack":
+            fix = checks.BUILD_NETHACK
+        by_name[name] = alone(name, "brought", name, extras.get(name, []), *world, fix=fix, required=False)
     if config.env:
-        made["env"] = alone("env", "environment", "env", config.env, None, fix="python -m runners.list")
-    made |= {
+        by_name["env"] = alone("env", "environment", "env", config.env, None, fix="python -m runners.list")
+    by_name |= {
         "video": alone("video", "video", fix="pip install imageio-ffmpeg", required=False),
         "clip": alone("CLIP", "shipped", required=False),
-        "judge": partial(ask, "judge", JUDGE, config.judge, config.model, required=False, timeout=3 * timeout),
+        # Several questions, for which it gets three times as long.
+        "judge": partial(
+            ask,
+            "judge",
+            "runners.doctor.judge:judge",
+            config.judge,
+            config.model,
+            required=False,
+            timeout=3 * timeout,
+        ),
     }
-    names = [name for name in extras if name not in (*EXTRA, "all", "docs", "test", "dev")]
-    return made | {f"[{n}]": alone(f"[{n}]", "extra", n, *extras[n], required=False) for n in names}
+    for name, requirements in extras.items():
+        if name not in (*ENVIRONMENT_OF_EXTRA, "all", "docs", "test", "dev"):
+            by_name[f"[{name}]"] = alone(f"[{name}]", "extra", name, *requirements, required=False)
+    return by_name
 
 
-def choose(made: dict[str, Check], only: list[str]) -> dict[str, Check]:
+def choose(by_name: dict[str, Check], only: list[str]) -> dict[str, Check]:
     """Those that `only` names; all if it names none."""
-    if strange := [name for name in only if name not in made]:
-        raise UsageError(unknown("only", strange[0], made))
-    return {name: check for name, check in made.items() if not only or name in only}
+    for name in only:
+        if name not in by_name:
+            raise UsageError(unknown("only", name, by_name))
+    return {name: check for name, check in by_name.items() if not only or name in only}
 
 
-def answers(made: list[Check]) -> Iterator[list[Finding]]:
+def answers(selected: list[Check]) -> Iterator[list[Finding]]:
     """Run checks side by side, as many as there are cores; what they found, in their order."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with ThreadPoolExecutor(min(usable, 8)) as pool:
-        yield from pool.map(lambda check: check(), made)
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(min(cores, MAX_CHECKS_AT_ONCE)) as pool:
+        yield from pool.map(lambda check: check(), selected)
 
 
 def show(findings: list[Finding]) -> None:
     """Print lines; coloured on a terminal."""
-    for name, state, found, fix, _ in findings:
-        colour, end = (f"\x1b[{COLOURS[state]}m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
-        print(f"{colour}{state:<8}{end}", end=" ", file=styled(sys.stdout))
-        print(f"{name:<20} {found}" + (f"\n{'':<29} {fix}" if fix else ""), flush=True)
+    for finding in findings:
+        state = f"{finding.state:<8}"
+        if sys.stdout.isatty():
+            state = f"\x1b[{STATE_COLOURS[finding.state]}m{state}\x1b[0m"
+        print(state, end=" ", file=styled(sys.stdout))
+        print(f"{finding.name:<20} {finding.found}", flush=True)
+        if finding.fix:
+            print(f"{'':<29} {finding.fix}", flush=True)
 
 
 main = Command(DoctorConfig, examine, __doc__, bare=True)

@@ -1,5 +1,6 @@
 """The checks: the machine, the packages, environments and models. Each gives its findings one by one."""
 
+import functools
 import hashlib
 import importlib
 import os
@@ -19,12 +20,13 @@ from runners.doctor import Finding, ask
 from runners.run.packages import DISTRIBUTION, HOME, PACKAGES, distribution, install, module_of, name_collision, version
 
 GB = 1e9
-STEPS = 10
-SIDE = 64  # pixels of the frames
-AGAIN = f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
-BUILD = "pip install --force-reinstall nle (where it has no wheel it needs cmake, bison, flex and libbz2)"
-GL = "apt-get install libegl1 libgl1 libosmesa6, then MUJOCO_GL=egl or osmesa"
-SEEN = "only videos and rewards that read frames need it"
+RANDOM_STEPS = 10
+CHECKED_FRAME_SIZE = 64
+# What to do about what was found.
+REINSTALL = f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
+BUILD_NETHACK = "pip install --force-reinstall nle (where it has no wheel it needs cmake, bison, flex and libbz2)"
+INSTALL_GL = "apt-get install libegl1 libgl1 libosmesa6, then MUJOCO_GL=egl or osmesa"
+DRAWN_FOR = "only videos and rewards that read frames need it"
 
 
 def python(wanted: str = ">=3.11,<3.14") -> Iterator[Finding]:
@@ -33,14 +35,18 @@ def python(wanted: str = ">=3.11,<3.14") -> Iterator[Finding]:
 
     version = platform.python_version()
     system = f"{platform.system()} {platform.release()}, {platform.machine()}"
-    inside = "" if sys.prefix != sys.base_prefix else ", no virtual environment"
-    fits = SpecifierSet(wanted).contains(version, prereleases=True)
-    yield Finding.of("python", f"{version} on {system}{inside}", "" if fits else f"use Python {wanted}, as tested")
+    if sys.prefix == sys.base_prefix:
+        system += ", no virtual environment"
+    fix = ""
+    if not SpecifierSet(wanted).contains(version, prereleases=True):
+        fix = f"use Python {wanted}, as tested"
+    yield Finding.of("python", f"{version} on {system}", fix)
     from envs.render import prepare
 
-    there = sys.platform in ("win32", "darwin") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    words = "there is one" if there else "none; runners.watch writes videos instead of opening a window"
-    yield Finding.of("screen", f"{words} ({prepare()})", required=False)
+    screen = "none; runners.watch writes videos instead of opening a window"
+    if sys.platform in ("win32", "darwin") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        screen = "there is one"
+    yield Finding.of("screen", f"{screen} ({prepare()})", required=False)
 
 
 def torch() -> Iterator[Finding]:
@@ -87,22 +93,31 @@ def _no_gpu(t: Any) -> tuple[str, str]:
 def cores() -> Iterator[Finding]:
     """Cores, memory and open files, as this process may use them."""
     count = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else count
-    words, fix = f"{usable} of {count} usable", ""
-    with suppress(OSError, ValueError):  # without a container's limit, "max" is no number
+    usable = count
+    if hasattr(os, "sched_getaffinity"):
+        usable = len(os.sched_getaffinity(0))
+    words = f"{usable} of {count} usable"
+    fix = ""
+    # Without a container's limit there is no such file, or "max" in it, which is no number.
+    with suppress(OSError, ValueError):
         limit, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
         words += f", a quota of {limit / period:.1f}"
-        fix = "" if limit / period >= usable else f"give slots={max(limit // period, 1)} to sweeps"
+        if limit / period < usable:
+            fix = f"give slots={max(limit // period, 1)} to sweeps"
     yield Finding.of("cores", words, fix)
     free, total = memory()
-    fix = "" if free > 2 * GB or not total else "fewer environments or jobs at once; a job takes 0.5 to 1.5 GB"
+    fix = ""
+    if total and free <= 2 * GB:
+        fix = "fewer environments or jobs at once; a job takes 0.5 to 1.5 GB"
     yield Finding.of("memory", f"{free / GB:.1f} of {total / GB:.1f} GB free", fix)
     if sys.platform == "win32":
         return
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    fix = "" if soft == resource.RLIM_INFINITY or soft >= 1024 else "ulimit -n 4096"
+    fix = ""
+    if soft != resource.RLIM_INFINITY and soft < 1024:
+        fix = "ulimit -n 4096"
     yield Finding.of("open files", f"up to {soft:,} (could be {hard:,})", fix)
 
 
@@ -113,20 +128,25 @@ def disk(root: str) -> Iterator[Finding]:
     place = Path(root).absolute()
     while not place.exists():
         place = place.parent
-    free, total = shutil.disk_usage(place).free, shutil.disk_usage(place).total
-    words, fix = f"{free / GB:.1f} of {total / GB:.1f} GB free at {root}", "root=<another folder>, or delete old runs"
-    nodes = os.statvfs(place) if hasattr(os, "statvfs") else None
-    tight = free < 2 * GB
-    if nodes is not None and nodes.f_files:
-        words += f", {nodes.f_favail:,} files more"
-        tight |= nodes.f_favail < 10_000
-    yield Finding.of("disk", words, fix if tight else "")
+    usage = shutil.disk_usage(place)
+    words = f"{usage.free / GB:.1f} of {usage.total / GB:.1f} GB free at {root}"
+    is_full = usage.free < 2 * GB
+    # Windows does not count files, nor do some file systems.
+    if hasattr(os, "statvfs"):
+        nodes = os.statvfs(place)
+        if nodes.f_files:
+            words += f", {nodes.f_favail:,} files more"
+            is_full |= nodes.f_favail < 10_000
+    fix = "root=<another folder>, or delete old runs" if is_full else ""
+    yield Finding.of("disk", words, fix)
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as folder:
         yield _checkpoint(Path(folder))
     shm = Path("/dev/shm")
     if shm.is_dir():
         free = shutil.disk_usage(shm).free
-        fix = "" if free > 0.06 * GB else "docker run --shm-size=1g; processes pass observations through it"
+        fix = ""
+        if free <= 0.06 * GB:
+            fix = "docker run --shm-size=1g; processes pass observations through it"
         yield Finding.of("/dev/shm", f"{free / GB:.2f} GB free", fix, required=False)
 
 
@@ -149,12 +169,14 @@ def imports(requirements: list[str], timeout: float) -> list[Finding]:
     """Import all of them, in one process as training does; one that kills it is named and the rest go on in another."""
     findings: list[Finding] = []
     while len(findings) < len(requirements):
-        rest = requirements[len(findings) :]
-        name = distribution(rest[0])
-        found = ask(name, f"{__name__}:each", *rest, fix=install(rest[0]), timeout=timeout)
-        if found[-1].name == name and len(found) > 1:  # the last line is about the one after those that answered
-            found[-1] = found[-1]._replace(name=distribution(rest[len(found) - 1]), fix=install(rest[len(found) - 1]))
-        findings += found[: len(rest)]
+        untried = requirements[len(findings) :]
+        name = distribution(untried[0])
+        answered = ask(name, f"{__name__}:each", *untried, fix=install(untried[0]), timeout=timeout)
+        if answered[-1].name == name and len(answered) > 1:
+            # The last line is about the requirement after those that answered, which killed the process.
+            killer = untried[len(answered) - 1]
+            answered[-1] = answered[-1]._replace(name=distribution(killer), fix=install(killer))
+        findings += answered[: len(untried)]
     return findings
 
 
@@ -163,42 +185,46 @@ def each(*requirements: str) -> Iterator[Finding]:
     from packaging.requirements import Requirement
 
     for line in requirements:
-        wish, name = Requirement(line), distribution(line)
-        if wish.marker is not None and not wish.marker.evaluate():
-            yield Finding(name, "ok", f"not needed here ({wish.marker})")
+        requirement = Requirement(line)
+        name = distribution(line)
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            yield Finding(name, "ok", f"not needed here ({requirement.marker})")
             continue
         begin = time.perf_counter()
         try:
             importlib.import_module(module_of(name))
-            have = metadata.version(name)
+            installed = metadata.version(name)
         except Exception as error:
             words = " ".join(str(error).split())[:200]
             yield Finding(name, "missing", f"{type(error).__name__}: {words}", install(line))
             continue
-        found, fix = f"{have}, {time.perf_counter() - begin:.1f} s", ""
-        if not wish.specifier.contains(have, prereleases=True):
-            found, fix = f"{found}, but {wish.specifier} is asked for", install(line)
-        yield Finding.of(name, found, fix)
+        words = f"{installed}, {time.perf_counter() - begin:.1f} s"
+        fix = ""
+        if not requirement.specifier.contains(installed, prereleases=True):
+            words += f", but {requirement.specifier} is asked for"
+            fix = install(line)
+        yield Finding.of(name, words, fix)
 
 
 def extra(name: str, *requirements: str) -> Iterator[Finding]:
     """Whether what an extra brings is installed; it is not imported."""
-    found = {package: version(package) for package in map(distribution, requirements)}
-    lacking = ", ".join(package for package, have in found.items() if have is None)
+    versions = {package: version(package) for package in map(distribution, requirements)}
+    lacking = ", ".join(package for package, installed in versions.items() if installed is None)
     if lacking:
         fix = f"pip install '{DISTRIBUTION}[{name}]'"
         yield Finding(f"[{name}]", "optional", f"without {lacking}", fix, required=False)
     else:
-        yield Finding.of(f"[{name}]", ", ".join(f"{p} {have}" for p, have in found.items()), required=False)
+        words = ", ".join(f"{package} {installed}" for package, installed in versions.items())
+        yield Finding.of(f"[{name}]", words, required=False)
 
 
 def brought(name: str, requirements: list[str], env_id: str, drawn: bool) -> Iterator[Finding]:
     """The same, and an environment that it brings."""
-    (there,) = extra(name, *requirements)
-    if there.state == "ok" and requirements:
+    (package,) = extra(name, *requirements)
+    if package.state == "ok" and requirements:
         yield from environment(name, env_id, drawn, required=False)
     else:
-        yield there._replace(name=name)
+        yield package._replace(name=name)
 
 
 def ours() -> Iterator[Finding]:
@@ -212,12 +238,14 @@ def ours() -> Iterator[Finding]:
 
 def pygames() -> Iterator[Finding]:
     """pygame and pygame-ce share a folder: the one installed last has overwritten the other's files."""
-    there = [name for name in ("pygame", "pygame-ce") if version(name)]
-    if len(there) == 2:
+    installed = [name for name in ("pygame", "pygame-ce") if version(name)]
+    if len(installed) == 2:
         fix = "pip uninstall -y pygame pygame-ce && pip install pygame-ce"
         yield Finding.of("pygame", "pygame and pygame-ce are both installed, in one folder", fix)
+    elif installed:
+        yield Finding.of("pygame", f"{installed[0]} alone")
     else:
-        yield Finding.of("pygame", f"{there[0]} alone" if there else "neither pygame nor pygame-ce is installed")
+        yield Finding.of("pygame", "neither pygame nor pygame-ce is installed")
 
 
 def environment(name: str, env_id: str, drawn: bool | None, required: bool = True) -> Iterator[Finding]:
@@ -229,18 +257,19 @@ def environment(name: str, env_id: str, drawn: bool | None, required: bool = Tru
 
         drawn = can_be_drawn(env_id)
     begin = time.perf_counter()
-    env = make(env_id, seed=0, frame_size=SIDE if drawn else None)
+    env = make(env_id, seed=0, frame_size=CHECKED_FRAME_SIZE if drawn else None)
     env.reset(seed=0)
-    made = time.perf_counter() - begin
+    made_s = time.perf_counter() - begin
     begin = time.perf_counter()
-    for _ in range(STEPS):
+    for _ in range(RANDOM_STEPS):
         _, _, terminated, truncated, info = env.step(env.action_space.sample())
         if terminated or truncated:
             env.reset()
-    each = (time.perf_counter() - begin) / STEPS
-    words = f"{env_id} made in {made:.1f} s, {1000 * each:.1f} ms a step"
+    step_s = (time.perf_counter() - begin) / RANDOM_STEPS
+    words = f"{env_id} made in {made_s:.1f} s, {1000 * step_s:.1f} ms a step"
     if drawn:
-        words += f" with a frame of {info['frame'].shape[0]} x {info['frame'].shape[1]}"
+        height, width, _ = info["frame"].shape
+        words += f" with a frame of {height} x {width}"
     yield Finding(name, "ok", words, required=required)
 
 
@@ -248,8 +277,11 @@ def mujoco(timeout: float) -> list[Finding]:
     """MuJoCo drawn by the chosen renderer; if that fails, which of the others would work."""
     from envs.render import prepare
 
-    target, arguments = f"{__name__}:environment", ("mujoco drawn", "HalfCheetah-v5", True, False)
-    first = ask("mujoco drawn", target, *arguments, fix=GL, required=False, timeout=timeout)[0]
+    name = "mujoco drawn"
+    draw = functools.partial(
+        ask, name, f"{__name__}:environment", name, "HalfCheetah-v5", True, False, required=False, timeout=timeout
+    )
+    first = draw(fix=INSTALL_GL)[0]
     prepare()
     chosen = os.environ.get("MUJOCO_GL") or "its default"
     if first.state == "ok":
@@ -257,11 +289,10 @@ def mujoco(timeout: float) -> list[Finding]:
     for other in ("egl", "osmesa", "glfw"):
         if other == chosen or sys.platform != "linux":
             continue
-        found = ask("mujoco drawn", target, *arguments, required=False, timeout=timeout, MUJOCO_GL=other)[0]
-        if found.state == "ok":
+        if draw(MUJOCO_GL=other)[0].state == "ok":
             words = f"not through {chosen} ({first.found}), but through {other}"
-            return [Finding("mujoco drawn", "warning", words, f"export MUJOCO_GL={other}", required=False)]
-    return [first._replace(found=f"not through {chosen}, nor any other: {first.found}; {SEEN}")]
+            return [Finding(name, "warning", words, f"export MUJOCO_GL={other}", required=False)]
+    return [first._replace(found=f"not through {chosen}, nor any other: {first.found}; {DRAWN_FOR}")]
 
 
 def video() -> Iterator[Finding]:
@@ -278,8 +309,8 @@ def video() -> Iterator[Finding]:
         size = path.stat().st_size
     levels = [round(float(np.mean(frame))) for frame in back]
     if len(back) != 2 or not np.allclose(levels, (40, 200), rtol=0, atol=8):
-        found = f"of two frames {len(back)} came back, with the grey levels {levels} instead of 40 and 200"
-        yield Finding.broken("video", found, "pip install --force-reinstall imageio-ffmpeg", required=False)
+        words = f"of two frames {len(back)} came back, with the grey levels {levels} instead of 40 and 200"
+        yield Finding.broken("video", words, "pip install --force-reinstall imageio-ffmpeg", required=False)
     else:
         words = f"ffmpeg {imageio_ffmpeg.get_ffmpeg_version()}, two frames encoded to {size:,} bytes and read back"
         yield Finding("video", "ok", words, required=False)
@@ -290,16 +321,22 @@ def shipped() -> Iterator[Finding]:
     from rewards.vision.encoder import MODELS
 
     for model, folder in MODELS.items():
-        name, weights = f"CLIP {model}", folder / "open_clip_model.safetensors"
+        name = f"CLIP {model}"
+        weights = folder / "open_clip_model.safetensors"
         if not weights.is_file():
-            yield Finding.broken(name, f"there is no {weights}", AGAIN, required=False)
+            yield Finding.broken(name, f"there is no {weights}", REINSTALL, required=False)
             continue
-        card = folder / "README.md"
-        found = re.search(r"sha256\W+([0-9a-f]{64})", card.read_text()) if card.is_file() else None
-        digest = hashlib.sha256(weights.read_bytes()).hexdigest()
         size = f"{weights.stat().st_size / 1e6:.1f} MB"
-        if found is not None and found[1] != digest:
-            words = f"{size}, but not the file that its card describes ({digest[:12]}, not {found[1][:12]})"
-            yield Finding.broken(name, words, AGAIN, required=False)
+        card = folder / "README.md"
+        fingerprint = None
+        if card.is_file():
+            fingerprint = re.search(r"sha256\W+([0-9a-f]{64})", card.read_text())
+        if fingerprint is None:
+            yield Finding.of(name, f"{size}, without a card", required=False)
+            continue
+        digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+        if fingerprint[1] == digest:
+            yield Finding.of(name, f"{size}, as its card says", required=False)
         else:
-            yield Finding.of(name, f"{size}, {'as its card says' if found else 'without a card'}", required=False)
+            words = f"{size}, but not the file that its card describes ({digest[:12]}, not {fingerprint[1][:12]})"
+            yield Finding.broken(name, words, REINSTALL, required=False)

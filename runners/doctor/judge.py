@@ -18,20 +18,26 @@ from rewards.llm.judges.prompts import sections
 from rewards.llm.judges.windows import WindowGrade
 from runners.doctor import Finding
 
-PATIENCE_S = 3.0  # until a server has listed its models
-PICTURE = 224  # pixels
-START = "start the server, or see that the address ends with its version, as in http://localhost:8000/v1"
-WAIT = "wait until the model is loaded, and ask again"
-SLOW = "on a CPU give a smaller model, or judge_options with timeout: 120 and concurrency: 1"
-INSTRUCT = "take an Instruct model, or switch thinking off where the server is started; raise max_tokens if it is cut"
-CONTEXT = "a larger context: llama.cpp divides -c by -np, so that each question gets its share"
-CAPTIONS = ("picked up the yellow key", "bumped into a wall")
-GOAL = "the picture is green"
+# Until a server has listed its models.
+LIST_MODELS_TIMEOUT_S = 3.0
+PICTURE_SIDE = 224
+# What to do about a judge.
+START_SERVER = "start the server, or see that the address ends with its version, as in http://localhost:8000/v1"
+WAIT_FOR_MODEL = "wait until the model is loaded, and ask again"
+SMALLER_MODEL = "on a CPU give a smaller model, or judge_options with timeout: 120 and concurrency: 1"
+NO_THOUGHTS = (
+    "take an Instruct model, or switch thinking off where the server is started; raise max_tokens if it is cut"
+)
+LARGER_CONTEXT = "a larger context: llama.cpp divides -c by -np, so that each question gets its share"
+ASKED_CAPTIONS = ("picked up the yellow key", "bumped into a wall")
+ASKED_GOAL = "the picture is green"
 
 
 def judge(url: str, model: str) -> Iterator[Finding]:
     """What the server at `url` is fit for; nothing is sent if there is none."""
-    key = f"(OPENAI_API_KEY is {'set' if os.environ.get('OPENAI_API_KEY') else 'not set'})"
+    key = "(OPENAI_API_KEY is not set)"
+    if os.environ.get("OPENAI_API_KEY"):
+        key = "(OPENAI_API_KEY is set)"
     if not url:
         words = f"not asked {key}; judge=http://localhost:8000/v1 asks a server"
         yield Finding.of("judge", words, required=False)
@@ -50,19 +56,19 @@ def judge(url: str, model: str) -> Iterator[Finding]:
 def _captions(url: str, model: str, key: str) -> Finding:
     """Two captions to label: a server that keeps the words they share answers the second one faster."""
     with closing(TextModel(model, url, family="minigrid", attempts=1)) as asked:
-        first, seconds = _timed(asked, CAPTIONS[0])
-        second, seconds_after = _timed(asked, CAPTIONS[1])
+        first, seconds = _timed(asked, ASKED_CAPTIONS[0])
+        second, seconds_after = _timed(asked, ASKED_CAPTIONS[1])
         chat = asked.chat
     if second.failed[0]:
         raise JudgeError(second.failure)
-    labels = ", ".join(f"{value:g}" for value in (first.value[0], second.value[0]))
-    schema = (
-        "took the JSON schema" if chat.takes[SCHEMA] else "refused the JSON schema, so answers are checked here only"
-    )
-    asked_not_to = "took" if any(chat.takes.get(name) for name in NO_THINKING) else "refused"
+    labels = f"{first.value[0]:g}, {second.value[0]:g}"
+    schema = "refused the JSON schema, so answers are checked here only"
+    if chat.takes[SCHEMA]:
+        schema = "took the JSON schema"
+    request = "took" if any(chat.takes.get(name) for name in NO_THINKING) else "refused"
     words = (
         f"{model} at {url} labelled a caption in {seconds:.1f} s and the next in {seconds_after:.1f} s ({labels}); "
-        f"it {schema}, and {asked_not_to} the request not to think first {key}"
+        f"it {schema}, and {request} the request not to think first {key}"
     )
     return Finding.of("judge", words, required=False)
 
@@ -78,8 +84,9 @@ def _timed(asked: TextModel | WindowGrade, item: str) -> tuple[Answers, float]:
 
 def _log_probabilities(url: str, model: str) -> Finding:
     """Whether the candidates of the first token come with an answer, which judge=token reads."""
-    name, reply = "judge, tokens", Reply()
-    question = f"The task is: {GOAL}. {sections('windows')['token']}"
+    name = "judge, tokens"
+    reply = Reply()
+    question = f"The task is: {ASKED_GOAL}. {sections('windows')['token']}"
     with closing(Chat(Endpoint(model, url, attempts=1, timeout=30.0))) as chat:
         try:
             chat.ask([question], None, reply, logprobs=True, top_logprobs=20, max_tokens=1)
@@ -98,10 +105,10 @@ def _pictures(url: str, model: str) -> Finding:
 
     with tempfile.TemporaryDirectory() as folder:
         for number, level in enumerate((0, 200)):
-            picture = np.zeros((PICTURE, PICTURE, 3), np.uint8)
+            picture = np.zeros((PICTURE_SIDE, PICTURE_SIDE, 3), np.uint8)
             picture[:, :, 1] = level
             np.save(Path(folder) / f"{number}.npy", picture)
-        with closing(WindowGrade(model, url, goal=GOAL, folder=folder, attempts=1)) as asked:
+        with closing(WindowGrade(model, url, goal=ASKED_GOAL, folder=folder, attempts=1)) as asked:
             try:
                 answers, seconds = _timed(asked, "0 1")
             except JudgeError as error:
@@ -114,16 +121,16 @@ def _pictures(url: str, model: str) -> Finding:
 def _fix(failure: str) -> str:
     """What to do about a failure, by its words, which are our client's."""
     fixes = {
-        "still loading its model": WAIT,
-        "did not answer in time": SLOW,
-        "did not answer:": INSTRUCT,
-        "when max_tokens ended": INSTRUCT,
+        "still loading its model": WAIT_FOR_MODEL,
+        "did not answer in time": SMALLER_MODEL,
+        "did not answer:": NO_THOUGHTS,
+        "when max_tokens ended": NO_THOUGHTS,
         "takes no images": "nothing, for captions; else a vision model (llama.cpp: with its --mmproj)",
-        "context size": CONTEXT,
-        "context length": CONTEXT,
+        "context size": LARGER_CONTEXT,
+        "context length": LARGER_CONTEXT,
         "no JSON in the answer fits": "a larger model, or a server that takes a JSON schema",
     }
-    return next((fix for words, fix in fixes.items() if words in failure), START)
+    return next((fix for words, fix in fixes.items() if words in failure), START_SERVER)
 
 
 def _first_model(url: str) -> str:
@@ -131,9 +138,11 @@ def _first_model(url: str) -> str:
     import httpx2
 
     key = os.environ.get("OPENAI_API_KEY", "").strip()
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = {}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
     try:
-        answer = httpx2.get(f"{url.rstrip('/')}/models", headers=headers, timeout=PATIENCE_S)
+        answer = httpx2.get(f"{url.rstrip('/')}/models", headers=headers, timeout=LIST_MODELS_TIMEOUT_S)
         if answer.status_code == 503 and "loading" in answer.text.lower():
             raise JudgeError(f"{url} is still loading its model (status 503)")
         return str(answer.json()["data"][0]["id"])
