@@ -54,8 +54,8 @@ Item = str | tuple[str, str]
 # Seconds between two lines of progress.
 PROGRESS_EVERY_S = 5.0
 # Tokens and seconds of a model's answer, estimated for a dry run.
-ANSWER_TOKENS = 60
-ANSWER_S = 1.0
+ESTIMATED_ANSWER_TOKENS = 60
+ESTIMATED_ANSWER_S = 1.0
 
 
 @dataclass
@@ -233,12 +233,11 @@ def estimate(
     if config.judge == "openai" and items:
         mean_question = int(np.mean([characters(options, item) for item in items]))
         # Four letters make a token.
-        tokens = asked * (mean_question // 4 + ANSWER_TOKENS)
+        tokens = asked * (mean_question // 4 + ESTIMATED_ANSWER_TOKENS)
     if tokens:
-        seconds = asked * ANSWER_S / config.concurrency
-        cost = (
-            f"about {tokens:,} tokens and {seconds:,.0f} s (at {ANSWER_S:g} s an answer, {config.concurrency} at once)"
-        )
+        seconds = asked * ESTIMATED_ANSWER_S / config.concurrency
+        rate = f"{ESTIMATED_ANSWER_S:g} s an answer, {config.concurrency} at once"
+        cost = f"about {tokens:,} tokens and {seconds:,.0f} s (at {rate})"
     kind = "pairs" if config.pairs else "texts"
     counts = f"{len(known.texts):,} different texts; {len(items):,} {kind}"
     print(f"{config.record}: {counts} without a label in {config.out}")

@@ -52,9 +52,9 @@ DO_NOT = "do not train with this"
 NOT_JUDGED = "not judged"
 # The least AUROC, spread (over that of the model's own phrases) and Spearman's correlation with a graded truth.
 MIN_AUROC = 0.7
-MIN_SPREAD = 0.05
+MIN_PHRASE_SPREAD = 0.05
 USABLE_AUROC = 0.85
-USABLE_SPREAD = 0.15
+USABLE_PHRASE_SPREAD = 0.15
 USABLE_SPEARMAN = 0.7
 MAX_BLANK_SHARE = 0.2
 # Steps of an episode whose order is looked at.
@@ -458,9 +458,9 @@ def verdict(report: Card) -> tuple[str, list[str]]:
     elif area < USABLE_AUROC:
         doubts.append(f"AUROC {area:.2f} is below {USABLE_AUROC}")
     spread = report["spread"]
-    if spread is not None and spread < MIN_SPREAD:
+    if spread is not None and spread < MIN_PHRASE_SPREAD:
         wrong.append(f"it is almost flat ({spread:.1%} of the spread of the model's own phrases)")
-    elif spread is not None and spread < USABLE_SPREAD:
+    elif spread is not None and spread < USABLE_PHRASE_SPREAD:
         doubts.append(f"its spread is {spread:.0%} of that of the model's own phrases")
     nonsense: Card = next((row for row in report["controls"] if row["kind"] == "gibberish"), {})
     if truth["spearman"] <= nonsense.get("spearman", -math.inf) + 0.02:

@@ -171,7 +171,12 @@ def take(spec: SampleSpec) -> Sample:
     """Sample as the spec asks; a UsageError if every frame has one single colour."""
     sampler = _Sampler(spec)
     try:
-        scattered = spec.frames // 2 if sampler.can_scatter() else 0
+        scattered = 0
+        if sampler.can_scatter():
+            scattered = spec.frames // 2
+        else:
+            # What cannot be restored cannot be placed on the axis either.
+            sampler.axis = None
         trained = (spec.frames - scattered) // 2 if spec.run else 0
         sampler.episodes(RANDOM_POLICY, spec.frames - scattered - trained, None)
         if trained:
@@ -229,18 +234,13 @@ class _Sampler:
         self.seconds = {"render": 0.0, "step": 0.0}
 
     def can_scatter(self) -> bool:
-        """Whether states can be restored and drawn at random; where they cannot, there is no axis either."""
-        axis = self.axis
-        self.axis = None
+        """Whether states can be restored and drawn at random."""
         try:
             supported(self.env)
         except ValueError:
             return False
         self.env.reset()
-        if not self.family.scatter(self.env, np.random.default_rng(0)):
-            return False
-        self.axis = axis
-        return True
+        return self.family.scatter(self.env, np.random.default_rng(0))
 
     def modalities(self, drawn: bool = True) -> dict[str, Any]:
         """The frame, if it is `drawn`, the caption and the signals of the state."""
