@@ -89,9 +89,9 @@ class AnnotateConfig(Settings):
         if not self.out and not self.dry_run:
             raise UsageError("out= is missing; name the file to write, as in out=labels.jsonl")
 
-    def options(self, known: "Texts") -> dict[str, Any]:
+    def options(self, source: "Texts") -> dict[str, Any]:
         """Options of the judge: the goal and the family that were given, or those of the file."""
-        return {"goal": self.goal or known.goal, "family": self.family or known.family, **self.judge_options}
+        return {"goal": self.goal or source.goal, "family": self.family or source.family, **self.judge_options}
 
 
 class Texts(NamedTuple):
@@ -135,16 +135,16 @@ def labels(path: str) -> list[dict[str, Any]]:
 
 def annotate(config: AnnotateConfig) -> dict[str, Any]:
     """Label a recording; returns the counters."""
-    known = read(config.record, config.trust)
-    options = config.options(known)
+    source = read(config.record, config.trust)
+    options = config.options(source)
     with closing(make_judge(config.judge, **options)) as judge:
         identity = judge.identity
-        items: list[Item] = list(known.texts)
+        items: list[Item] = list(source.texts)
         if config.pairs:
-            items = draw_pairs(known.texts, config.pairs, config.seed)
+            items = draw_pairs(source.texts, config.pairs, config.seed)
         items = without_labels(config.out, items, identity)
         if config.dry_run:
-            return estimate(config, options, judge, known, items)
+            return estimate(config, options, judge, source, items)
         if items and not judge.local:
             preflight(config.judge, options, items[0])
     if not items:
@@ -220,7 +220,7 @@ def preflight(name: str, options: dict[str, Any], item: Item) -> None:
 
 
 def estimate(
-    config: AnnotateConfig, options: dict[str, Any], judge: TextJudge, known: Texts, items: list[Item]
+    config: AnnotateConfig, options: dict[str, Any], judge: TextJudge, source: Texts, items: list[Item]
 ) -> dict[str, Any]:
     """Print what would be asked, and what it would cost."""
     cached = 0
@@ -239,11 +239,11 @@ def estimate(
         rate = f"{ESTIMATED_ANSWER_S:g} s an answer, {config.concurrency} at once"
         cost = f"about {tokens:,} tokens and {seconds:,.0f} s (at {rate})"
     kind = "pairs" if config.pairs else "texts"
-    counts = f"{len(known.texts):,} different texts; {len(items):,} {kind}"
+    counts = f"{len(source.texts):,} different texts; {len(items):,} {kind}"
     print(f"{config.record}: {counts} without a label in {config.out}")
     print(f"in {config.cache or 'no cache'}: {cached:,}; to be asked: {asked:,}")
     print(f"that takes {cost}")
-    return {"texts": len(known.texts), "items": len(items), "cached": cached, "asked": asked, "tokens": tokens}
+    return {"texts": len(source.texts), "items": len(items), "cached": cached, "asked": asked, "tokens": tokens}
 
 
 def characters(options: dict[str, Any], item: Item) -> int:
@@ -306,11 +306,11 @@ def summary(config: AnnotateConfig, counts: dict[str, float], written: int, begi
 
 def audit(config: AnnotateConfig) -> dict[str, Any]:
     """Try a judge on texts and pairs; writes the findings to `config.out` and returns them."""
-    known = read(config.audit, config.trust)
-    options = config.options(known)
+    source = read(config.audit, config.trust)
+    options = config.options(source)
     rng = np.random.default_rng(config.seed)
-    chosen = np.sort(rng.choice(len(known.texts), min(config.n, len(known.texts)), replace=False))
-    texts = [known.texts[i] for i in chosen.tolist()]
+    chosen = np.sort(rng.choice(len(source.texts), min(config.n, len(source.texts)), replace=False))
+    texts = [source.texts[i] for i in chosen.tolist()]
     with closing(make_judge(config.judge, **options)) as judge:
         if config.dry_run:
             raise UsageError(f"dry_run is for record=; an audit asks about {len(texts)} texts two to four times")

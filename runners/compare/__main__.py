@@ -110,8 +110,8 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
             raise UsageError(f"{key} belongs to a reward that is not compared ({', '.join(names)})")
     configs = {}
     for name in names:
-        own = [a for a in config.rest if not a.startswith("reward.") or a.startswith(f"reward.{name}.")]
-        argv = [f"env={config.env}", f"reward=[{name}]", "preset=none", *own]
+        arguments = [a for a in config.rest if not a.startswith("reward.") or a.startswith(f"reward.{name}.")]
+        argv = [f"env={config.env}", f"reward=[{name}]", "preset=none", *arguments]
         if goal is not None and f"reward.{name}.goal" not in given:
             sentences = {"goal": goal.prompt, "baseline": goal.baseline, "negative": goal.negative}
             for field, sentence in sentences.items():
@@ -159,15 +159,15 @@ def candidates(config: CompareConfig, configs: dict[str, TrainConfig]) -> Iterat
         yield candidate, goal_index(config, goals(config.env), options)
 
 
-def goal_index(config: CompareConfig, known: list[Goal], options: RewardConfig) -> int | None:
+def goal_index(config: CompareConfig, all_goals: list[Goal], options: RewardConfig) -> int | None:
     """The goal asked for, else the one whose sentence the reward has, else the first; None where there are none."""
-    if not known:
+    if not all_goals:
         return None
     sentence = getattr(options, "goal", "")
-    for index, goal in enumerate(known):
+    for index, goal in enumerate(all_goals):
         if goal.name == config.goal:
             return index
-    for index, goal in enumerate(known):
+    for index, goal in enumerate(all_goals):
         if goal.prompt == sentence:
             return index
     return 0

@@ -61,7 +61,7 @@ class Candidate:
         self.encoder: Any = getattr(self.reward, "encoder", None)
         self.stream = Stream(name, self.reward, gamma=GAMMA)
         self.seconds = {"embed": 0.0, "score": 0.0}
-        self.batch = self.embedded(sample.batch, spec.key)
+        self.batch = self.embed_frames(sample.batch, spec.key)
         self.learns = type(self.reward).update is not Reward.update
         self.passes = self._warm_up()
         begin = time.perf_counter()
@@ -81,7 +81,7 @@ class Candidate:
         text = getattr(self.config, field, "")
         return text if isinstance(text, str) else ""
 
-    def again(self, **changes: Any) -> "Candidate":
+    def with_settings(self, **changes: Any) -> "Candidate":
         """The same reward with other settings, on the same sample."""
         config = dataclasses.replace(self.config, **changes)
         return Candidate(self.name, config, self.spaces, self.spec, self.sample, warm=self.warm, seed=self.seed)
@@ -91,7 +91,7 @@ class Candidate:
         raw, _ = self.stream.score(_as_rollout(batch), self.reward.initial_memory(1))
         return raw[:, 0].astype(np.float64)
 
-    def embedded(self, batch: Transitions, key: str) -> Transitions:
+    def embed_frames(self, batch: Transitions, key: str) -> Transitions:
         """Frames exchanged for the reward's embedding of them, from the folder if it is there under that key."""
         name = self.reward.embedding
         if name is None or batch.frame is None or "frame" not in self.reward.requires:

@@ -245,7 +245,7 @@ def _control(candidate: Candidate, kind: str, changes: Card, truth: np.ndarray |
     row: Card = {"kind": kind, "sentence": changes.get("goal", candidate.sentence("goal"))}
     counted = candidate.sample.counted
     try:
-        scores = candidate.again(**changes).values
+        scores = candidate.with_settings(**changes).values
     except ValueError as error:
         return {**row, "error": str(error)}
     values = scores[counted]
@@ -309,7 +309,7 @@ def _readings(candidate: Candidate, truth: np.ndarray) -> list[Card]:
     rows = []
     for kind, sentence in readings:
         if sentence != goal.lower():
-            values = candidate.again(goal=sentence).values[counted]
+            values = candidate.with_settings(goal=sentence).values[counted]
             area = distances.auroc(values, truth)
             relative_spread = float(_quantile_range(values)) / spread
             rows.append({"kind": kind, "sentence": sentence, "auroc": area, "spread": relative_spread})
@@ -321,7 +321,7 @@ def _score_every_state(candidate: Candidate, goal: int | None) -> tuple[FiniteMD
     mdp = load_or_enumerate(candidate.spec)
     if mdp is None:
         return None
-    batch = candidate.embedded(mdp.sample.batch, f"{candidate.spec.key}-states")
+    batch = candidate.embed_frames(mdp.sample.batch, f"{candidate.spec.key}-states")
     target, _ = _target(mdp.sample, goal)
     return mdp, candidate.score(batch), target
 

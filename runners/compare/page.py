@@ -139,10 +139,10 @@ def _costs(speed: dict[str, float]) -> list[tuple[str, str]]:
     rates = {name: speed[name] for name in ("step", "render", "embed", "score") if speed[name]}
     seconds = 100_000 * sum(1 / rate for rate in rates.values())
     listed = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
-    kept = speed["bytes"]
+    row_bytes = speed["bytes"]
     with_frames = speed["bytes_with_frames"]
-    memory = f"{kept * 2048 / 1e6:.3g} MB a rollout of 2,048, {kept * 1e5 / 1e6:.3g} MB a replay of 100,000"
-    if with_frames > kept:
+    memory = f"{row_bytes * 2048 / 1e6:.3g} MB a rollout of 2,048, {row_bytes * 1e5 / 1e6:.3g} MB a replay of 100,000"
+    if with_frames > row_bytes:
         memory += f" (with frames {with_frames * 1e5 / 1e9:.3g} GB)"
     return [("rows a second", f"{listed}; 100,000 steps take about {seconds:,.0f} s"), ("memory", memory)]
 

@@ -86,8 +86,8 @@ def _no_gpu(t: Any) -> tuple[str, str]:
     if not any(Path("/dev").glob("nvidia[0-9]*")) and sys.platform == "linux":
         return f"none on this machine (torch's CUDA {t.version.cuda}); device=auto takes the CPU", ""
     driver = t._C._cuda_getDriverVersion()
-    found = f"there is one, but torch's CUDA {t.version.cuda} cannot use it (driver up to {driver // 1000})"
-    return found, "update the driver, or install the torch that was built for it"
+    words = f"there is one, but torch's CUDA {t.version.cuda} cannot use it (driver up to {driver // 1000})"
+    return words, "update the driver, or install the torch that was built for it"
 
 
 def cores() -> Iterator[Finding]:
@@ -159,8 +159,8 @@ def _checkpoint(folder: Path) -> Finding:
     begin = time.perf_counter()
     checkpoint.save(folder / "checkpoints", {"array": array}, 1)
     seconds = time.perf_counter() - begin
-    found = checkpoint.load(folder / "checkpoints")
-    if found is None or not np.array_equal(found[0]["array"], array):
+    loaded = checkpoint.load(folder / "checkpoints")
+    if loaded is None or not np.array_equal(loaded[0]["array"], array):
         return Finding("checkpoint", "missing", "what was written is not what was read", "root=<another disk>")
     return Finding("checkpoint", "ok", f"1 MB written in {seconds:.2f} s, and read back equal")
 
