@@ -30,7 +30,7 @@ LOGIT_RATE = 0.1
 MEAN_RATE = 0.1
 
 
-class Episode(NamedTuple):
+class TabularEpisode(NamedTuple):
     """States, actions and next states (H,), -1 where it ended."""
 
     state: np.ndarray
@@ -50,7 +50,7 @@ def explors(
     # V of the task's return, and of all rewards, in each state.
     task_means = np.zeros(states)
     total_means = np.zeros(states)
-    recent = deque[Episode](maxlen=DESIGN_FROM)
+    recent = deque[TabularEpisode](maxlen=DESIGN_FROM)
     returns = np.zeros(episodes)
     for number in range(episodes):
         newest = play(model, logits, rng, longest=round(3 / (1 - gamma)))
@@ -98,7 +98,7 @@ def credit(policy: np.ndarray, action: np.ndarray, advantage: np.ndarray) -> np.
     return probability * advantage[:, None] * (chosen - policy)
 
 
-def play(model: FiniteModel, logits: np.ndarray, rng: np.random.Generator, longest: int) -> Episode:
+def play(model: FiniteModel, logits: np.ndarray, rng: np.random.Generator, longest: int) -> TabularEpisode:
     """One episode of the policy."""
     cumulative = softmax(logits, axis=1).cumsum(axis=1)
     steps = []
@@ -112,7 +112,7 @@ def play(model: FiniteModel, logits: np.ndarray, rng: np.random.Generator, longe
             next_state = -1
         steps.append((state, action, next_state))
         state = next_state
-    return Episode(*np.array(steps).T)
+    return TabularEpisode(*np.array(steps).T)
 
 
 def to_go(rewards: np.ndarray, gamma: float) -> np.ndarray:
