@@ -50,7 +50,7 @@ class Candidate:
         if hasattr(config, "ask"):
             # Answers that come while an agent trains would come too late for a card.
             changes["ask"] = "at_once"
-        self.config = dataclasses.replace(config, **changes)
+        self.config: Any = dataclasses.replace(config, **changes)
         self.name = name
         self.spec = spec
         self.sample = sample

@@ -101,7 +101,7 @@ def credit(policy: np.ndarray, action: np.ndarray, advantage: np.ndarray) -> np.
 def play(model: FiniteModel, logits: np.ndarray, rng: np.random.Generator, longest: int) -> TabularEpisode:
     """One episode of the policy."""
     cumulative = softmax(logits, axis=1).cumsum(axis=1)
-    steps = []
+    steps: list[tuple[int, int, int]] = []
     state = int(rng.choice(len(logits), p=model.start))
     while state >= 0 and len(steps) < longest:
         action = int((cumulative[state, :-1] < rng.random()).sum())

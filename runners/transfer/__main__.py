@@ -257,8 +257,8 @@ def draw(config: TransferConfig, results: dict[str, Any], rows: dict[int, np.nda
     from runners.run.curve import STREAMS
 
     sources = sorted(rows)
-    names = {label: f"{k}. {label}" for k, label in enumerate(results["orders"][OURS], 1)}
-    names = [names.get(config.labels[source], config.labels[source]) for source in sources]
+    numbered = {label: f"{k}. {label}" for k, label in enumerate(results["orders"][OURS], 1)}
+    names = [numbered.get(config.labels[source], config.labels[source]) for source in sources]
     figure = Figure(figsize=(11, 1.5 + 0.35 * max(len(sources), 8)), layout="tight")
     left, right = figure.subplots(1, 2)
     image = left.imshow([rows[source].mean(axis=0) for source in sources], aspect="auto")

@@ -160,12 +160,13 @@ def space(key: str, given: Any, kind: Any = float) -> Space:
     kind_of_range = "even"
     values = items
     if items and items[-1] in ("log", "choice"):
-        *values, kind_of_range = items
+        values = items[:-1]
+        kind_of_range = items[-1]
     wrong = f"tune.{key}={list(items)} is no range; give "
     if kind_of_range == "choice":
         if len(set(map(str, values))) < 2:
             raise UsageError(wrong + "two alternatives or more, as in [32,64,choice]")
-        return Space(key, tuple(values), "choice")
+        return Space(key, values, "choice")
     if len(values) != 2 or not all(map(is_number, values)):
         raise UsageError(wrong + "[low,high], [low,high,log] or [one,other,choice]")
     low, high = values
