@@ -27,7 +27,10 @@ class BYOLHindsightConfig(BYOLConfig, HindsightConfig):
     """Settings of BYOL-Explore and of curiosity in hindsight together."""
 
     freeze: int = 20_000
-    temper: float = setting(0.3, "lambda, beside errors of at most 4")
+    chance: int = 16
+    # In the codes of `byol` linear connections copy new outcomes as well, which then are no longer rewarded.
+    skip: bool = False
+    temper: float = setting(0.3, "lambda, beside errors of at most 4", tune=(0.1, 10.0, "log"))
     critic_steps: int = 1
 
 
@@ -38,7 +41,9 @@ class BYOLHindsight(BYOL, Hindsight):  # type: ignore[misc]  # Episodic's `score
 
     def build_networks(self) -> None:
         Hindsight.build_networks(self)
-        self.train_on(self.encoder, self.loops, self.generator_net, self.reconstructor)
+
+    def trained_networks(self) -> list[torch.nn.Module]:
+        return [self.encoder, self.loops, *super().trained_networks()]
 
     def error(  # type: ignore[override]
         self, before: Tensor, action: Tensor, ahead: Tensor, target: Tensor
@@ -50,7 +55,7 @@ class BYOLHindsight(BYOL, Hindsight):  # type: ignore[misc]  # Episodic's `score
         return Hindsight.loss(self, before, action, target)
 
     def reconstruction(self, given: Tensor, z: Tensor, after: Tensor) -> Tensor:
-        return distance(self.reconstructor(torch.cat([given, z], dim=1)), after)
+        return distance(self.predict_outcome(given, z), after)
 
     def chance(self, given: Tensor, after: Tensor, noise: np.ndarray | None) -> Tensor:
         # The generator learns the networks of its own alone, not the belief that it reads.

@@ -8,10 +8,14 @@ step ahead and in the space of observations, for vectors. `byol_hindsight` is th
 Differences: the critic is a product u(x, a) . v(z), so that one matrix product compares every pair; its negatives are
 the minibatch's while it learns, and a bank of the newest z when it scores; the generator's noise is 0 when it scores: a
 transition has one score; the critic takes `critic_steps` steps before each of the generator's; the bonus is on the
-scale of its first transitions (`freeze`): a deviation that shrinks with it would amplify what is left of the noise.
-On `temper`: smaller values reward z for carrying more (study noisy_rooms).
-Fails when: chance follows from the action and looks like an outcome (a slot machine); when z is so wide that it copies
-the outcome before the critic has noticed; observations with images, which are seen as random features only.
+scale of its first transitions (`freeze`): a deviation that shrinks with it would amplify what is left of the noise;
+linear skip connections (`skip`) lead from the outcome to z and from z to the prediction. With the hidden layers alone z
+does not come to hold noise of many bits within a run, and a small z has no room for it: the agent stays with the noise.
+On `temper`: smaller values reward z for carrying more (study noisy_rooms). Errors are summed over the observation, so
+a long one needs a larger value, or they drown the critic, whose term is at most the logarithm of the minibatch.
+Fails when: chance follows from the action and looks like an outcome (a slot machine); when new outcomes look like old
+ones and z copies them before the critic has noticed (not one-hot cells, which cannot be copied before they were seen);
+observations with images, which are seen as random features only.
 """
 
 import math
@@ -29,12 +33,25 @@ from rewards.exploration.forward import Forward, ForwardConfig
 
 @dataclass
 class HindsightConfig(ForwardConfig):
-    """Settings of curiosity in hindsight; the paper's value in brackets where it differs."""
+    """Settings of curiosity in hindsight; in brackets the paper's (freeze, skip) or those of a public re-implementation
+    in a latent space of 512 numbers.
+    """
 
+    learning_rate: float = 3e-3
     freeze: int = setting(20_000, "transitions after which the scale stands still; 0 never freezes [0]")
-    chance: int = setting(16, "size of z, each entry in [-1, 1]", low=1)
-    noise: int = setting(8, "size of the generator's own noise", low=1)
-    temper: float = setting(1.0, "lambda, which divides the reconstruction", above=0, tune=(0.1, 10.0, "log"))
+    chance: int = setting(128, "size of z, each entry in [-1, 1] [256]", low=1)
+    noise: int = setting(8, "size of the generator's own noise [256]", low=1)
+    temper: float = setting(
+        10.0,
+        "lambda, which divides the reconstruction, a sum over the observation [1]",
+        above=0,
+        tune=(0.1, 100.0, "log"),
+    )
+    skip: bool = setting(
+        True,
+        "linear connections past the hidden layers, from the outcome to z and from z to the prediction [false]",
+        tune=(False, True, "choice"),
+    )
     invariance: float = setting(1.0, "weight of the critic's term in loss and reward", low=0, tune=(0.0, 2.0))
     critic_steps: int = setting(4, "steps of the critic for each of the generator", low=1)
     bank: int = setting(256, "z's kept as negatives of the score", low=1)
@@ -52,12 +69,24 @@ class Hindsight(Forward):
         generator_inputs = given + self.width + config.noise
         self.generator_net = self.head(generator_inputs, hidden, hidden, config.chance, gain=0.1)
         self.reconstructor = self.head(given + config.chance, hidden, hidden, self.width, gain=0.1)
+        self.outcome_to_z: torch.nn.Module | None = None
+        self.z_to_outcome: torch.nn.Module | None = None
+        if config.skip:
+            self.outcome_to_z = self.head(self.width, config.chance, gain=1.0)
+            self.z_to_outcome = self.head(config.chance, self.width, gain=1.0)
         left = self.head(given, hidden, hidden)
         right = self.head(config.chance, hidden, hidden)
         self.critic = torch.nn.ModuleList([left, right])
-        self.train_on(self.generator_net, self.reconstructor)
+        self.train_on(*self.trained_networks())
         self.critic_optimizer = Flat.over(list(self.critic.parameters()), epsilon=1e-8)
         self.negatives = Bank(config.bank, config.chance)
+
+    def trained_networks(self) -> list[torch.nn.Module]:
+        """What the reward's optimiser moves; the critic has its own."""
+        networks = [self.generator_net, self.reconstructor]
+        if self.outcome_to_z is not None and self.z_to_outcome is not None:
+            networks += [self.outcome_to_z, self.z_to_outcome]
+        return networks
 
     def error(self, x: Tensor, action: Tensor, after: Tensor) -> Tensor:
         given = torch.cat([x, action], dim=1)
@@ -76,12 +105,21 @@ class Hindsight(Forward):
         else:
             epsilon = torch.from_numpy(noise).to(given.device)
         inputs = torch.cat([given, after, epsilon], dim=1)
-        return torch.tanh(self.generator_net(inputs))
+        before_tanh = self.generator_net(inputs)
+        if self.outcome_to_z is not None:
+            before_tanh = before_tanh + self.outcome_to_z(after)
+        return torch.tanh(before_tanh)
+
+    def predict_outcome(self, given: Tensor, z: Tensor) -> Tensor:
+        """The outcome (N, width) that follows once chance is known."""
+        prediction = self.reconstructor(torch.cat([given, z], dim=1))
+        if self.z_to_outcome is not None:
+            prediction = prediction + self.z_to_outcome(z)
+        return prediction
 
     def reconstruction(self, given: Tensor, z: Tensor, after: Tensor) -> Tensor:
         """Squared error of the outcome once chance is known (N,)."""
-        prediction = self.reconstructor(torch.cat([given, z], dim=1))
-        return (prediction - after).square().sum(dim=1)
+        return (self.predict_outcome(given, z) - after).square().sum(dim=1)
 
     def information(self, given: Tensor, z: Tensor, others: Tensor) -> Tensor:
         """log(e**g(x, a, z) / mean of e**g(x, a, z_k)), over z itself and the z_k of `others` (K, chance): (N,), nats;

@@ -185,6 +185,9 @@ RENAMED = {
     "reward.oni.world": "reward.oni.family",
 }
 
+# What runs did that were saved before there was an option, where its default is something else.
+BEFORE = {"reward.hindsight.skip": False}
+
 # Where a run is kept and what it reports does not change what it learns.
 MANAGEMENT = frozenset(
     {"root", "run_dir", "resume", "checkpoint_every", "log_every", "eval_episodes", "eval_steps", "eval_every"}
@@ -251,7 +254,12 @@ def _renamed(prefix: str, options: dict[str, Any]) -> dict[str, Any]:
         # The default of earlier versions, saved with every run: nothing that its user had asked for.
         options = {**options, "eval_sampled": "auto"}
     names = {key: RENAMED.get(prefix + key, key).rpartition(".")[2] for key in options}
-    return {name: options[key] for key, name in names.items() if name}
+    read = {name: options[key] for key, name in names.items() if name}
+    for key, value in BEFORE.items():
+        owner, _, name = key.rpartition(".")
+        if prefix == f"{owner}.":
+            read.setdefault(name, value)
+    return read
 
 
 def save(config: TrainConfig, path: Path) -> None:

@@ -43,12 +43,15 @@ def same_weights(one, two):
 # -- values by hand ----------------------------------------------------------------------------------------------------
 
 
-def by_hand(temper=1.0, **options):
-    """z = tanh(x' - x), f = x + 2 z, g = a_0 z for one number x and one action of a Box."""
+def by_hand(temper=1.0, skip=False, **options):
+    """z = tanh(x' - x), f = x + 2 z, g = a_0 z for one number x and one action of a Box; `skip` adds x' and -5 z."""
     space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
-    reward = make(space, space, chance=1, noise=1, hidden=1, bank=2, temper=temper, normalize_obs="none", **options)
+    reward = make(space, space, chance=1, noise=1, hidden=1, bank=2, temper=temper, skip=skip, normalize_obs="none", **options)
     reward.generator_net = linear([[-1.0, 0.0, 1.0, 7.0]])  # of x, a, x', and the noise that is 0 in a score
     reward.reconstructor = linear([[1.0, 0.0, 2.0]])
+    if skip:
+        reward.outcome_to_z = linear([[1.0]])
+        reward.z_to_outcome = linear([[-5.0]])
     reward.critic = torch.nn.ModuleList([linear([[0.0, 1.0]]), linear([[1.0]])])
     batch = random_rollout(space, space, steps=2, envs=1).flatten()
     batch = batch.replace(obs=np.float32([[1], [0]]), action=np.float32([[2], [-1]]), next_obs=np.float32([[1], [3]]))
@@ -65,6 +68,24 @@ def test_the_reward_is_reconstruction_over_lambda_and_weighted_information_by_ha
     others = [np.array([own, 0.5, -1.0]) for own in z]
     information = [a * own - np.log(np.mean(np.exp(a * other))) for a, own, other in zip([2, -1], z, others)]
     np.testing.assert_allclose(reward.score(batch), rebuilt + weight * np.array(information), rtol=1e-5)
+
+
+def test_skip_connections_add_the_outcome_to_z_and_z_to_the_prediction_by_hand():
+    reward, batch = by_hand(skip=True)
+    # x' - x + x' before the tanh, and a prediction of x + 2 z - 5 z.
+    z = np.tanh([1.0, 6.0])
+    rebuilt = np.square([1 - 3 * z[0] - 1, 0 - 3 * z[1] - 3])
+    np.testing.assert_allclose(reward.score(batch), rebuilt, rtol=1e-5)
+
+
+def test_the_optimiser_moves_both_skip_connections_and_a_state_without_them_is_that_of_earlier_versions():
+    reward = make()
+    before = [copy.deepcopy(reward.outcome_to_z), copy.deepcopy(reward.z_to_outcome)]
+    reward.update(coins(64, 0))
+    assert not same_weights(before[0], reward.outcome_to_z)
+    assert not same_weights(before[1], reward.z_to_outcome)
+    added = set(reward.state_dict()) - set(make(skip=False).state_dict())
+    assert added == {"outcome_to_z", "z_to_outcome"}
 
 
 def test_without_invariance_the_critic_neither_learns_nor_adds_reward():
@@ -197,3 +218,46 @@ def test_a_coin_stops_being_rewarded_where_forward_prediction_keeps_its_variance
     assert hindsight.score(test).mean() < 0.1
     new = test.replace(next_obs=test.next_obs + np.float32([3, 3, 0]))  # what never happened is no chance
     assert hindsight.score(new).mean() > 10 * hindsight.score(test).mean()
+
+
+BITS = 64
+CELLS = 64
+SEEN = 32  # cells that `among_bits` visits
+
+
+def among_bits(count, seed):
+    """A ring of the first SEEN cells, one-hot, where the action steps by 0 to 3; in every second row random bits."""
+    space = spaces.Box(0, 1, (CELLS + BITS,), np.float32)
+    rng = np.random.default_rng(seed)
+    batch = random_rollout(space, ACTIONS, steps=count, envs=1).flatten()
+    cell = rng.integers(0, SEEN, count)
+    action = rng.integers(0, 4, count)
+    codes = np.eye(CELLS, dtype=np.float32)
+    bits = rng.integers(0, 2, (2, count, BITS)).astype(np.float32)
+    bits[:, ::2] = 0
+    obs = np.hstack([codes[cell], bits[0]])
+    next_obs = np.hstack([codes[(cell + action) % SEEN], bits[1]])
+    return space, batch.replace(obs=obs, next_obs=next_obs, action=action)
+
+
+def noise_and_novelty(**options):
+    """Rewards, after 32 minibatches, of bits in known cells and of silent cells that were never seen."""
+    space, test = among_bits(500, 99)
+    # A larger rate and a lighter critic than the defaults, so that the test takes a second.
+    reward = make(space, learning_rate=1e-2, critic_steps=1, **options)
+    for seed in range(8):
+        reward.update(among_bits(1024, seed)[1])
+    noise = reward.score(test)[1::2]
+    silent = test.obs.copy()
+    silent[:, CELLS:] = 0
+    new = np.zeros_like(test.next_obs)
+    new[np.arange(500), SEEN + np.arange(500) % (CELLS - SEEN)] = 1
+    novelty = reward.score(test.replace(obs=silent, next_obs=new))
+    return noise.mean(), novelty.mean()
+
+
+def test_skip_connections_let_noise_of_many_bits_pay_less_than_a_new_cell():
+    noise, novelty = noise_and_novelty()
+    assert noise < 0.9 * novelty
+    noise, novelty = noise_and_novelty(skip=False)
+    assert noise > 2 * novelty

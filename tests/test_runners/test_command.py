@@ -216,6 +216,17 @@ def test_config_yaml_comes_back_as_it_was(tmp_path):
     assert type(again.agent) is type(config.agent)
 
 
+def test_a_run_saved_before_there_was_an_option_keeps_what_it_did():
+    config, _ = compose([CARTPOLE, "reward=[hindsight,byol_hindsight]"])
+    values = to_dict(config)
+    assert from_dict(values).reward["hindsight"].skip
+    for options in values["reward"].values():
+        del options["skip"]
+    saved = from_dict(values)
+    assert not saved.reward["hindsight"].skip
+    assert not saved.reward["byol_hindsight"].skip
+
+
 def test_a_config_yaml_cannot_name_classes(tmp_path):
     values = to_dict(compose([CARTPOLE])[0])
     values["reward"] = {"os:system": {}}
