@@ -1,6 +1,6 @@
 """Curiosity in hindsight: a bonus for what remains unexplained once chance is known.
 
-A generator sees the outcome and encodes as a small vector z which chance it was; a reconstructor predicts the outcome
+A generator sees the outcome and encodes as a vector z which chance it was; a reconstructor predicts the outcome
 from state, action and z. A critic keeps z independent of state and action, so z can hold chance alone: what could have
 been learnt stays surprising, what could not does not.
 Source: Jarrett, Tallec, Altche, Mesnard, Munos, Valko 2023, arXiv 2211.10515, section 3 and equations 7 to 12, with one

@@ -46,7 +46,8 @@ def same_weights(one, two):
 def by_hand(temper=1.0, skip=False, **options):
     """z = tanh(x' - x), f = x + 2 z, g = a_0 z for one number x and one action of a Box; `skip` adds x' and -5 z."""
     space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
-    reward = make(space, space, chance=1, noise=1, hidden=1, bank=2, temper=temper, skip=skip, normalize_obs="none", **options)
+    sizes = {"chance": 1, "noise": 1, "hidden": 1, "bank": 2}
+    reward = make(space, space, **sizes, temper=temper, skip=skip, normalize_obs="none", **options)
     reward.generator_net = linear([[-1.0, 0.0, 1.0, 7.0]])  # of x, a, x', and the noise that is 0 in a score
     reward.reconstructor = linear([[1.0, 0.0, 2.0]])
     if skip:
