@@ -83,7 +83,7 @@ class Hindsight(Forward):
 
     def trained_networks(self) -> list[torch.nn.Module]:
         """What the reward's optimiser moves; the critic has its own."""
-        networks = [self.generator_net, self.reconstructor]
+        networks: list[torch.nn.Module] = [self.generator_net, self.reconstructor]
         if self.outcome_to_z is not None and self.z_to_outcome is not None:
             networks += [self.outcome_to_z, self.z_to_outcome]
         return networks
