@@ -29,12 +29,18 @@ from lodestar.files import HUGE, LARGE, NoRegularFile, make_folder, opened, read
 from lodestar.state import pack, unpack
 from runners.run.packages import version
 
-FORMAT = 2  # 1 was 0.1.0's, whose states of agents and rewards were laid out otherwise
-BEST = "best"  # the folder of the checkpoint that evaluated best, beside that of the others
-_NAME = re.compile(r"step_(?P<step>\d+)(_(?P<repeat>\d+))?", re.ASCII)  # of a checkpoint's folder
+# Format 1 was 0.1.0's, whose states of agents and rewards were laid out otherwise.
+CHECKPOINT_FORMAT = 2
+# The folder of the checkpoint that evaluated best, beside that of the others.
+BEST = "best"
+# The name of a checkpoint's folder.
+_FOLDER_NAME = re.compile(r"step_(?P<step>\d+)(_(?P<repeat>\d+))?", re.ASCII)
 # A checkpoint that is being written, or a file; `lodestar.files.replacing` puts its suffix behind once more.
 _UNFINISHED = re.compile(r"tmp-\d+-\d+|.+\.tmp-\d+(\.\w+)?", re.ASCII)
-ARRAYS, STATE, MANIFEST, LATEST = "arrays.safetensors", "state.json", "manifest.json", "LATEST"
+ARRAYS_FILE = "arrays.safetensors"
+STATE_FILE = "state.json"
+MANIFEST = "manifest.json"
+LATEST = "LATEST"
 
 
 class CheckpointError(Exception):
@@ -54,19 +60,22 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
     tree, arrays = pack(state)
     make_folder(folder)
     # The same step again: the new one has a higher number than all that are there, and so is the newest of them.
+    target_name = f"step_{step:012d}"
     repeats = [_order(path)[1] for path in step_folders(folder) if _order(path)[0] == step]
-    repeat = max(repeats, default=0) + 1
-    target = folder / (f"step_{step:012d}" if repeat == 1 else f"step_{step:012d}_{repeat}")
+    if repeats:
+        target_name += f"_{max(repeats) + 1}"
+    target = folder / target_name
     temporary = folder / f"tmp-{os.getpid()}-{step}"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        save_arrays(temporary / ARRAYS, arrays)
-        (temporary / STATE).write_text(json.dumps({"step": step, "tree": tree}))
-        files = {name: _fingerprint(temporary / name) for name in (ARRAYS, STATE)}
-        manifest = {"format": FORMAT, "step": step, "files": files, "versions": versions()}
-        (temporary / MANIFEST).write_text(json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1))
-        for name in (ARRAYS, STATE, MANIFEST):
+        save_arrays(temporary / ARRAYS_FILE, arrays)
+        (temporary / STATE_FILE).write_text(json.dumps({"step": step, "tree": tree}))
+        files = {name: _fingerprint(temporary / name) for name in (ARRAYS_FILE, STATE_FILE)}
+        manifest = {"format": CHECKPOINT_FORMAT, "step": step, "files": files, "versions": versions()}
+        manifest["sha256"] = _digest(manifest)
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        for name in (ARRAYS_FILE, STATE_FILE, MANIFEST):
             _sync(temporary / name)
         _sync(temporary)
         os.rename(temporary, target)
@@ -91,20 +100,23 @@ def load(folder: Path, say: Callable[[str], None] = print, *, tidy: bool = False
     if tidy:
         remove_leftovers(folder)
     candidates = step_folders(folder)
-    latest = folder / LATEST
-    with suppress(OSError):  # LATEST wins over a higher number, e.g. when someone copied an old pointer back
-        named = folder / read_text(latest).strip()
-        candidates.sort(key=lambda path: path != named)
-    for i, path in enumerate(candidates):
+    # LATEST wins over a higher number, e.g. when someone copied an old pointer back.
+    with suppress(OSError):
+        latest = folder / read_text(folder / LATEST).strip()
+        candidates.sort(key=lambda path: path != latest)
+    for number, path in enumerate(candidates, start=1):
         try:
             return read(path)
         except VersionError:
             raise
         except CheckpointError as error:
-            following = f"trying {candidates[i + 1].name}" if i + 1 < len(candidates) else "there is no earlier one"
+            following = "there is no earlier one"
+            if number < len(candidates):
+                following = f"trying {candidates[number].name}"
             say(f"{error}; {following}")
             if tidy:
-                with suppress(OSError):  # out of the way of the next saves, kept for inspection
+                # Out of the way of the next saves, kept for inspection.
+                with suppress(OSError):
                     path.rename(path.with_name(f"broken_{path.name}"))
     if candidates:
         raise CheckpointError(f"none of {len(candidates)} checkpoints in {folder} is whole; start over: resume=never")
@@ -117,29 +129,33 @@ def read(path: Path) -> tuple[Any, int]:
         manifest = json.loads(read_text(path / MANIFEST))
         if manifest.pop("sha256") != _digest(manifest):
             raise CheckpointError(f"checkpoint file {path / MANIFEST} is corrupt (its SHA-256 differs)")
-        form, files = manifest["format"], dict(manifest["files"])
-        if form != FORMAT:
+        files = dict(manifest["files"])
+        if manifest["format"] != CHECKPOINT_FORMAT:
             raise VersionError(
-                f"checkpoint {path} has format {form}, this version reads format {FORMAT}; use the version of "
-                f"lodestar-rl that wrote it ({manifest['versions']['lodestar-rl']}), or start over with resume=never"
+                f"checkpoint {path} has format {manifest['format']}, this version reads format {CHECKPOINT_FORMAT}; "
+                f"use the version of lodestar-rl that wrote it ({manifest['versions']['lodestar-rl']}), or start over "
+                "with resume=never"
             )
-        for name in (ARRAYS, STATE):
+        for name in (ARRAYS_FILE, STATE_FILE):
             if files[name] != _fingerprint(path / name):
                 raise CheckpointError(f"checkpoint file {path / name} is corrupt (size or SHA-256 is not {MANIFEST}'s)")
-        state = json.loads(read_text(path / STATE, LARGE))
-        return unpack(state["tree"], load_file(regular(path / ARRAYS))), int(state["step"])
+        state = json.loads(read_text(path / STATE_FILE, LARGE))
+        arrays = load_file(regular(path / ARRAYS_FILE))
+        return unpack(state["tree"], arrays), int(state["step"])
     except CheckpointError:
         raise
     except SafetensorError as error:
-        raise CheckpointError(f"checkpoint file {path / ARRAYS} is not a safetensors file ({error})") from error
+        raise CheckpointError(f"checkpoint file {path / ARRAYS_FILE} is not a safetensors file ({error})") from error
     except (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read ({type(error).__name__}: {error})") from error
 
 
 def versions() -> dict[str, str]:
     """Version of Python and of the libraries whose change could change numbers."""
-    libraries = ("lodestar-rl", "torch", "stable-baselines3", "gymnasium", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) or "not installed" for name in libraries}}
+    numbers = {"python": platform.python_version()}
+    for name in ("lodestar-rl", "torch", "stable-baselines3", "gymnasium", "numpy"):
+        numbers[name] = version(name) or "not installed"
+    return numbers
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -152,15 +168,15 @@ def write_atomically(path: Path, text: str) -> None:
 
 def step_folders(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the highest step first, and of one step the last that was written."""
-    named = [path for path in folder.glob("step_*") if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(named, key=_order, reverse=True)
+    folders = [path for path in folder.glob("step_*") if _FOLDER_NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(folders, key=_order, reverse=True)
 
 
 def _order(path: Path) -> tuple[int, int]:
     """Step of a checkpoint, and which one of that step it is."""
-    named = _NAME.fullmatch(path.name)
-    assert named is not None, path
-    return int(named["step"]), int(named["repeat"] or 1)
+    parts = _FOLDER_NAME.fullmatch(path.name)
+    assert parts is not None, path
+    return int(parts["step"]), int(parts["repeat"] or 1)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -168,12 +184,14 @@ def remove_leftovers(folder: Path) -> None:
     # Through a link the files of others would be removed.
     if folder.is_symlink():
         return
-    for leftover in [path for path in folder.glob("*tmp-*") if _UNFINISHED.fullmatch(path.name)]:
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
+    for path in list(folder.glob("*tmp-*")):
+        if not _UNFINISHED.fullmatch(path.name):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
         else:
             with suppress(OSError):
-                leftover.unlink()
+                path.unlink()
 
 
 def _digest(manifest: dict[str, Any]) -> str:
@@ -183,7 +201,8 @@ def _digest(manifest: dict[str, Any]) -> str:
 def _fingerprint(path: Path) -> dict[str, Any]:
     try:
         with opened(path, HUGE) as file:
-            return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return {"size": path.stat().st_size, "sha256": digest}
     except (FileNotFoundError, NoRegularFile) as error:
         raise CheckpointError(f"checkpoint file {path} is missing, or no regular file ({error})") from None
 

@@ -22,9 +22,13 @@ from lodestar.files import read_text
 from lodestar.settings import Settings, setting
 from lodestar.tables import Table
 
-DEPTH = 12  # of nesting in a YAML file that is read
-ADDRESS = r"auto|local|[\w.-]+:\d+"  # of a Ray cluster
-LOG_EVERY = 1000  # environment steps between two rows of the log, unless the user says otherwise
+MAX_YAML_DEPTH = 12
+# The address of a Ray cluster.
+ADDRESS = r"auto|local|[\w.-]+:\d+"
+# Environment steps between two rows of the log, unless the user says otherwise.
+LOG_EVERY = 1000
+# Fields that count environment steps; 1e6 is a whole number, too.
+STEP_FIELDS = ("total_timesteps", "checkpoint_every", "log_every", "eval_steps", "eval_every", "video_every")
 
 
 class UsageError(ValueError):
@@ -130,7 +134,7 @@ class TrainConfig(Settings):
         if isinstance(self.eval_sampled, bool):
             self.eval_sampled = str(self.eval_sampled).lower()
         super().__post_init__()
-        for name in ("total_timesteps", "checkpoint_every", "log_every", "eval_steps", "eval_every", "video_every"):
+        for name in STEP_FIELDS:
             value = getattr(self, name)
             if value != int(value):
                 raise UsageError(f"{name}={value:g} is no number of steps; give a whole number, such as 100000 or 1e5")
@@ -139,24 +143,33 @@ class TrainConfig(Settings):
             raise UsageError(f"device={self.device} is no device; give auto, cpu, cuda, cuda:N or mps")
         if self.histograms and "tensorboard" not in self.logger:
             raise UsageError(f"histograms=true has nowhere to go with logger={self.logger}; add tensorboard to logger")
+        self._check_cluster()
+        for name in ("root", "run_dir"):
+            folder = getattr(self, name)
+            if not folder.isprintable():
+                raise UsageError(f"{name}={folder!r} holds control characters; give a name without them")
+            if ".." in PurePath(folder).parts:
+                raise UsageError(f"{name}={folder} leaves its folder by '..'; give the folder itself")
+
+    def _check_cluster(self) -> None:
         if not re.fullmatch(f"none|{ADDRESS}", self.cluster):
             raise UsageError(f"cluster={self.cluster} is no address of a cluster; give none, auto, local or host:port")
-        for name, plain in (("workers", 1), ("lag", 0), ("servers", 0)) if self.cluster == "none" else ():
-            if getattr(self, name) != plain:
-                raise UsageError(f"{name}={getattr(self, name)} is for actors on a cluster; give cluster=auto with it")
-        if self.cluster != "none" and self.agent_name != "ppo":
-            raise UsageError(f"cluster={self.cluster} is for agent=ppo, not {self.agent_name}; leave it out")
-        for name in ("root", "run_dir"):
-            if not getattr(self, name).isprintable():
-                raise UsageError(f"{name}={getattr(self, name)!r} holds control characters; give a name without them")
-            if ".." in PurePath(getattr(self, name)).parts:
-                raise UsageError(f"{name}={getattr(self, name)} leaves its folder by '..'; give the folder itself")
+        if self.cluster != "none":
+            if self.agent_name != "ppo":
+                raise UsageError(f"cluster={self.cluster} is for agent=ppo, not {self.agent_name}; leave it out")
+            return
+        for name, default in (("workers", 1), ("lag", 0), ("servers", 0)):
+            value = getattr(self, name)
+            if value != default:
+                raise UsageError(f"{name}={value} is for actors on a cluster; give cluster=auto with it")
 
     @property
     def env_label(self) -> str:
         """The environment and what was set of it, as in `CartPole-v1 (sticky=0.25)`."""
+        if not self.env_options:
+            return self.env
         options = ", ".join(f"{name}={value}" for name, value in self.env_options.items())
-        return f"{self.env} ({options})" if options else self.env
+        return f"{self.env} ({options})"
 
     @property
     def rewards(self) -> str:
@@ -171,7 +184,8 @@ class TrainConfig(Settings):
     def key(self, total_timesteps: int | None = None) -> str:
         """Equal for two configurations whose runs would have the same numbers; of this one, or of another length."""
         values = {name: value for name, value in to_dict(self).items() if name not in MANAGEMENT}
-        values["total_timesteps"] = self.total_timesteps if total_timesteps is None else total_timesteps
+        if total_timesteps is not None:
+            values["total_timesteps"] = total_timesteps
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -186,47 +200,82 @@ RENAMED = {
 }
 
 # What runs did that were saved before there was an option, where its default is something else.
-BEFORE = {"reward.hindsight.skip": False}
+VALUES_BEFORE_OPTIONS = {"reward.hindsight.skip": False}
 
 # Where a run is kept and what it reports does not change what it learns.
 MANAGEMENT = frozenset(
-    {"root", "run_dir", "resume", "checkpoint_every", "log_every", "eval_episodes", "eval_steps", "eval_every"}
-    | {"eval_sampled", "video", "video_every", "control", "preset", "step_timeout", "on_env_error", "logger"}
-    | {"histograms", "coverage", "coverage_bin", "cluster", "workers"}
+    {
+        "root",
+        "run_dir",
+        "resume",
+        "checkpoint_every",
+        "log_every",
+        "eval_episodes",
+        "eval_steps",
+        "eval_every",
+        "eval_sampled",
+        "video",
+        "video_every",
+        "control",
+        "preset",
+        "step_timeout",
+        "on_env_error",
+        "logger",
+        "histograms",
+        "coverage",
+        "coverage_bin",
+        "cluster",
+        "workers",
+    }
 )
+
+# Options that came later are not written at their defaults, so that runs from before keep their keys and can be
+# continued.
+LATER_DEFAULTS = {
+    "env_options": {},
+    "on_nan": "stop",
+    "starts": "",
+    "cluster": "none",
+    "workers": 1,
+    "lag": 0,
+    "servers": 0,
+}
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:
     """Plain data: what config.yaml holds."""
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     values["reward"] = {name: dataclasses.asdict(options) for name, options in config.reward.items()}
-    del values["trust"]  # which is never read from a file
     values["agent"] = {"name": values.pop("agent_name"), **dataclasses.asdict(config.agent)}
-    if code := sources(config):
+    # It is never read from a file.
+    del values["trust"]
+    code = sources(config)
+    if code:
         values["code"] = code
-    # As in the runs before there were any, which can be continued.
-    plain_values = {"env_options": {}, "on_nan": "stop", "starts": "", "cluster": "none", "workers": 1, "lag": 0}
-    plain_values["servers"] = 0
-    for name, plain in plain_values.items():
-        if values[name] == plain:
+    for name, default in LATER_DEFAULTS.items():
+        if values[name] == default:
             del values[name]
     if not config.init_from:
-        del values["init_from"], values["init"]
+        del values["init_from"]
+        del values["init"]
     return values
 
 
 def sources(config: TrainConfig) -> dict[str, str]:
     """The module:Class of the rewards and the agent that are the user's, by `reward.<name>` and `agent.<name>`."""
-    named = [("reward", name, rewards.table) for name in config.reward] + [("agent", config.agent_name, agents.table)]
-    return {f"{kind}.{name}": table.files[name] for kind, name, table in named if name in table.files}
+    places = {f"reward.{name}": rewards.table.files.get(name) for name in config.reward}
+    places[f"agent.{config.agent_name}"] = agents.table.files.get(config.agent_name)
+    return {key: place for key, place in places.items() if place is not None}
 
 
 def flatten(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
     """{"agent": {"gamma": 1}} -> {"agent.gamma": 1}."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        inner = isinstance(value, dict) and value
-        flat.update(flatten(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value})
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
     return flat
 
 
@@ -234,32 +283,40 @@ def from_dict(values: dict[str, Any], trusted: bool = False) -> TrainConfig:
     """The inverse of `to_dict`; of the user's classes only those loaded, unless it is `trusted`; else a UsageError."""
     try:
         for name, source in values.get("code", {}).items():
-            table: Table[Any] = agents.table if name.startswith("agent.") else rewards.table
-            if not trusted and source.rpartition(":")[0] not in sys.modules:  # getting it would execute its file
+            # Looking it up would execute its file.
+            if not trusted and source.rpartition(":")[0] not in sys.modules:
                 raise UsageError(f"it names {source}; add trust=true if it is yours, or from a source you trust")
+            table: Table[Any] = agents.table if name.startswith("agent.") else rewards.table
             table.name_of(source)
         options = dict(values["agent"])
         name = options.pop("name")
-        made = {key: rewards.get(key).Config(**_renamed(f"reward.{key}.", x)) for key, x in values["reward"].items()}
-        rest = {key: x for key, x in _renamed("", values).items() if key not in ("agent", "reward", "trust", "code")}
-        agent = agents.get(name).Config(**_renamed("agent.", options))
-        return TrainConfig(agent_name=name, agent=agent, reward=made, **rest)
+        reward = {}
+        for key, reward_options in values["reward"].items():
+            reward[key] = rewards.get(key).Config(**_current_options(f"reward.{key}.", reward_options))
+        agent = agents.get(name).Config(**_current_options("agent.", options))
+        fields = _current_options("", values)
+        for key in ("agent", "reward", "trust", "code"):
+            fields.pop(key, None)
+        return TrainConfig(agent_name=name, agent=agent, reward=reward, **fields)
     except (AttributeError, ImportError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the saved configuration does not fit this version of lodestar-rl ({error})") from None
 
 
-def _renamed(prefix: str, options: dict[str, Any]) -> dict[str, Any]:
+def _current_options(prefix: str, options: dict[str, Any]) -> dict[str, Any]:
     """Options saved by an earlier version, by the names of this one."""
-    if options.get("eval_sampled") is False and prefix == "":
-        # The default of earlier versions, saved with every run: nothing that its user had asked for.
-        options = {**options, "eval_sampled": "auto"}
-    names = {key: RENAMED.get(prefix + key, key).rpartition(".")[2] for key in options}
-    read = {name: options[key] for key, name in names.items() if name}
-    for key, value in BEFORE.items():
+    current = {}
+    for key, value in options.items():
+        name = RENAMED.get(prefix + key, key).rpartition(".")[2]
+        if name:
+            current[name] = value
+    # The default of earlier versions, saved with every run: nothing that its user had asked for.
+    if prefix == "" and current.get("eval_sampled") is False:
+        current["eval_sampled"] = "auto"
+    for key, value in VALUES_BEFORE_OPTIONS.items():
         owner, _, name = key.rpartition(".")
         if prefix == f"{owner}.":
-            read.setdefault(name, value)
-    return read
+            current.setdefault(name, value)
+    return current
 
 
 def save(config: TrainConfig, path: Path) -> None:
@@ -280,14 +337,17 @@ def read(path: Path) -> dict[str, Any]:
     """The plain data in a YAML file, a mapping without references, which can unfold to gigabytes; else a UsageError."""
     import yaml
 
+    # Both loaders are safe ones, which make plain data only.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        text, depth = read_text(path), 0
+        text = read_text(path)
+        depth = 0
         for event in yaml.parse(text, Loader=loader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEPTH or isinstance(event, yaml.AliasEvent):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_YAML_DEPTH or isinstance(event, yaml.AliasEvent):
                 raise yaml.YAMLError("it is nested too deeply, or has references; write it plainly")
-        values = yaml.load(text, Loader=loader)  # a safe loader: plain data only
+        values = yaml.load(text, Loader=loader)
     except (OSError, ValueError, yaml.YAMLError) as error:
         words = " ".join(str(error).split())
         raise UsageError(f"{path} cannot be read ({words})") from None
@@ -299,23 +359,26 @@ def read(path: Path) -> dict[str, Any]:
 def unknown(what: str, given: Any, names: Iterable[str]) -> str:
     """The sentence about a name that is not one of `names`, with the nearest one."""
     near = nearest(str(given), names)
-    hint = f"did you mean {near}?" if near else f"give one of {', '.join(names)}"
-    return f"{what}={given} is unknown; {hint}"
+    if near:
+        return f"{what}={given} is unknown; did you mean {near}?"
+    return f"{what}={given} is unknown; give one of {', '.join(names)}"
 
 
 def nearest(given: str, names: Iterable[str], least: float = 0.6) -> str | None:
     """The name that `given` may have meant: by letters, by last part, or by initials (lr); `least` is in [0, 1]."""
     word = given.lower()
+    best = max(names, key=lambda name: _name_similarity(word, name), default="")
+    return best if _name_similarity(word, best) > least else None
 
-    def score(name: str) -> float:
-        last = name.rsplit(".", 1)[-1]
-        if word == last.lower():
-            return 1.0
-        initials = "".join(part[0] for part in last.split("_") if part)
-        if len(initials) > 1 and word in (initials, f"{name.rpartition('.')[0]}.{initials}"):
-            return 0.95
-        whole = difflib.SequenceMatcher(None, word, name.lower()).ratio()
-        return max(whole, 0.98 * difflib.SequenceMatcher(None, word.rsplit(".", 1)[-1], last.lower()).ratio())
 
-    best = max(names, key=score, default="")
-    return best if score(best) > least else None
+def _name_similarity(word: str, name: str) -> float:
+    """In [0, 1], of a word in small letters and a name, with or without what stands before the name's last dot."""
+    start, _, last = name.rpartition(".")
+    if word == last.lower():
+        return 1.0
+    initials = "".join(part[:1] for part in last.split("_"))
+    if len(initials) > 1 and word in (initials, f"{start}.{initials}"):
+        return 0.95
+    by_letters = difflib.SequenceMatcher(None, word, name.lower()).ratio()
+    by_last_part = difflib.SequenceMatcher(None, word.rpartition(".")[2], last.lower()).ratio()
+    return max(by_letters, 0.98 * by_last_part)

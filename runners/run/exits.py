@@ -8,7 +8,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from envs.transitions import NotFinite
 from envs.types import MaskFault
@@ -21,11 +21,30 @@ from runners.run.config import UsageError
 from runners.run.packages import install_module
 from runners.run.trust import masked
 
-OK, FAILED, USAGE, MISSING, NUMERICAL, STORAGE, ENVIRONMENT, REWARD, HELD = 0, 1, 2, 3, 4, 5, 6, 7, 8
-INTERRUPTED, TERMINATED = 130, 143  # 128 + the signal's number, as shells count
+# Exit codes.
+OK = 0
+FAILED = 1
+USAGE = 2
+MISSING = 3
+NUMERICAL = 4
+STORAGE = 5
+ENVIRONMENT = 6
+REWARD = 7
+HELD = 8
+# After a signal: 128 + its number, as shells count.
+INTERRUPTED = 130
+TERMINATED = 143
 # Every signal that asks a process to end: Ctrl-C, a closed terminal, what batch systems send before they kill.
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGXCPU")
-STOPPING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+_SIGNAL_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGXCPU")
+# Windows lacks some of them.
+STOPPING = tuple(getattr(signal, name) for name in _SIGNAL_NAMES if hasattr(signal, name))
+
+# What NumPy and torch say about an array that does not fit into memory.
+_ALLOCATION = re.compile(r"allocate ([\d.]+ (?:bytes|[KMGTPE]iB))")
+_EXIT_CODES = {FloatingPointError: NUMERICAL, VersionError: USAGE, CheckpointError: STORAGE, Unsaveable: FAILED}
+# Functions of an environment and of a reward in which an error is theirs.
+_ENVIRONMENT_CALLS = ("make", "step", "reset", "render", "frame", "send", "recv", "close")
+_REWARD_CALLS = ("score", "update", "embed")
 
 
 class Stopped(BaseException):
@@ -33,7 +52,8 @@ class Stopped(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.code = 128 + number  # the exit code
+        # The exit code.
+        self.code = 128 + number
 
 
 class Signals:
@@ -47,40 +67,44 @@ class Signals:
     def __init__(self, deferred: bool = False) -> None:
         self.deferred = deferred
         self.received: int | None = None
-        self._before: dict[int, Any] = {}
+        self._handlers_before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
-        always = (signal.SIGINT, signal.SIGTERM)
-        ours = [number for number in STOPPING if number in always or _ends(signal.getsignal(number))]
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in ours}
+            for number in STOPPING:
+                if number in (signal.SIGINT, signal.SIGTERM) or _ends_process(signal.getsignal(number)):
+                    self._handlers_before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
 
     def release(self) -> None:
         """No longer wait; a signal that came meanwhile is raised now."""
         self.deferred = False
         if self.received is not None:
-            self.deferred = True  # further signals must not interrupt the tidying up
-            raise Stopped(self.received)
+            self._raise(self.received)
+
+    def _raise(self, number: int) -> NoReturn:
+        # Further signals must not interrupt the tidying up.
+        self.deferred = True
+        raise Stopped(number)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None and number == signal.SIGINT:
+        is_first = self.received is None
+        if not is_first and number == signal.SIGINT:
             os._exit(INTERRUPTED)
-        again, self.received = self.received is not None, number
+        self.received = number
         if not self.deferred:
-            self.deferred = True  # further signals must not interrupt the tidying up
-            raise Stopped(number)
-        if again:
-            return
-        with suppress(OSError):  # not through sys.stderr, in the middle of whose own writing this may be
-            os.write(2, b"\nstopping after this step: saving a checkpoint (Ctrl-C again exits at once)\n")
+            self._raise(number)
+        if is_first:
+            # Not through sys.stderr, in the middle of whose own writing this may be.
+            with suppress(OSError):
+                os.write(2, b"\nstopping after this step: saving a checkpoint (Ctrl-C again exits at once)\n")
 
 
-def _ends(handler: Any) -> bool:
+def _ends_process(handler: Any) -> bool:
     """Whether a signal would end the process, or the command that this one is part of."""
     return handler == signal.SIG_DFL or isinstance(getattr(handler, "__self__", None), Signals)
 
@@ -104,35 +128,39 @@ def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple
     if isinstance(error, UsageError):
         return error.exit_code, sentence
     if isinstance(error, ImportError):
-        plain = isinstance(error, ModuleNotFoundError) and sentence == f"No module named {error.name!r}"
-        return MISSING, f"{sentence}; {install_module(str(error.name).partition('.')[0])}" if plain else sentence
-    if isinstance(error, ValueError) and sentence.startswith("Expected parameter "):  # torch.distributions
+        # An ImportError of another kind says itself what is missing.
+        if isinstance(error, ModuleNotFoundError) and sentence == f"No module named {error.name!r}":
+            sentence = f"{sentence}; {install_module(str(error.name).partition('.')[0])}"
+        return MISSING, sentence
+    # What torch.distributions says of parameters that are NaN or infinite.
+    if isinstance(error, ValueError) and sentence.startswith("Expected parameter "):
         return NUMERICAL, (
             f"the policy's outputs stopped being finite at step {step:,}: training diverged; lower agent.learning_rate "
             "or scale the reward (reward.<name>.scale=return)"
         )
-    if (found := _ALLOCATION.search(sentence)) and isinstance(error, MemoryError | RuntimeError):
+    allocation = _ALLOCATION.search(sentence)
+    if allocation and isinstance(error, MemoryError | RuntimeError):
         return FAILED, (
-            f"an array of {found[1]} does not fit into memory ({memory()[0] / GIB:,.1f} GiB are free); make networks "
-            "(hidden, net_arch), buffers (buffer_size), rollouts (n_steps) or n_envs smaller"
+            f"an array of {allocation[1]} does not fit into memory ({memory()[0] / GIB:,.1f} GiB are free); make "
+            "networks (hidden, net_arch), buffers (buffer_size), rollouts (n_steps) or n_envs smaller"
         )
-    owner = _owner(error)
+    owner_code, owner = _owner(error)
     # NumPy raises it, too, where np.seterr asks for that: in an environment it says nothing about training.
-    arithmetic = isinstance(error, FloatingPointError) and not isinstance(error, NotFinite)
-    if arithmetic and owner is not None and owner[0] == ENVIRONMENT:
-        return ENVIRONMENT, _blame(owner[1], error, sentence, step)
-    for kind, code in _CODES.items():
+    is_arithmetic = isinstance(error, FloatingPointError) and not isinstance(error, NotFinite)
+    if is_arithmetic and owner_code == ENVIRONMENT:
+        return ENVIRONMENT, _blame(owner, error, sentence, step)
+    for kind, code in _EXIT_CODES.items():
         if isinstance(error, kind):
             return code, sentence
     if isinstance(error, MaskFault | WorkerError):
         return ENVIRONMENT, f"{sentence}, after {step:,} steps"
-    if isinstance(error, ValueError) and phase == "set-up":
-        return USAGE, sentence
-    if isinstance(error, OSError) and phase == "set-up":
-        wrong_path = isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
-        return (USAGE if wrong_path else STORAGE), sentence
-    if owner is not None:
-        return owner[0], _blame(owner[1], error, sentence, step)
+    if phase == "set-up":
+        if isinstance(error, ValueError | FileNotFoundError | NotADirectoryError | IsADirectoryError):
+            return USAGE, sentence
+        if isinstance(error, OSError):
+            return STORAGE, sentence
+    if owner:
+        return owner_code, _blame(owner, error, sentence, step)
     if isinstance(error, OSError):
         return STORAGE, sentence
     if isinstance(error, SystemExit):
@@ -143,36 +171,36 @@ def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple
 
 def _blame(owner: str, error: BaseException, sentence: str, step: int) -> str:
     """Whose code failed, when and where."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{last.filename}:{last.lineno}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{frame.filename}:{frame.lineno}"
     return f"{owner} failed after {step:,} steps: {type(error).__name__}: {sentence} ({place})"
+
+
+def _owner(error: BaseException) -> tuple[int, str]:
+    """Exit code and name of the innermost reward or environment that raised; FAILED and "" if none did."""
+    code = FAILED
+    owner = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", ""))
+        function = frame.f_code.co_name
+        if module.startswith(("envs.", "gymnasium.")) and function in _ENVIRONMENT_CALLS:
+            code = ENVIRONMENT
+            owner = "the environment"
+        elif module.startswith("rewards.") and function in _REWARD_CALLS:
+            code = REWARD
+            owner = "the reward"
+    return code, owner
 
 
 def save_kept(error: BaseException, folder: Path) -> str:
     """Write the arrays that an error carries to nan.npz in a run's folder; the end of its sentence."""
-    path, found = folder / "nan.npz", getattr(error, "kept", None)
-    if found:
+    arrays = getattr(error, "kept", None)
+    if arrays:
         import numpy as np
 
+        path = folder / "nan.npz"
         with suppress(OSError, ValueError):
             with replacing(path) as temporary:
-                np.savez(temporary, **found)
+                np.savez(temporary, **arrays)
             return f" (the step is in {path})"
     return ""
-
-
-_ALLOCATION = re.compile(r"allocate ([\d.]+ (?:bytes|[KMGTPE]iB))")  # NumPy's and torch's errors say it so
-_CODES = {FloatingPointError: NUMERICAL, VersionError: USAGE, CheckpointError: STORAGE, Unsaveable: FAILED}
-_STEPS = ("make", "step", "reset", "render", "frame", "send", "recv", "close")
-
-
-def _owner(error: BaseException) -> tuple[int, str] | None:
-    """Whose code raised: the innermost call that was a reward's or an environment's."""
-    found = None
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        module = str(frame.f_globals.get("__name__", ""))
-        if module.startswith(("envs.", "gymnasium.")) and frame.f_code.co_name in _STEPS:
-            found = (ENVIRONMENT, "the environment")
-        elif module.startswith("rewards.") and frame.f_code.co_name in ("score", "update", "embed"):
-            found = (REWARD, "the reward")
-    return found

@@ -22,31 +22,49 @@ from runners.run.config import MANAGEMENT, InUse, TrainConfig, UsageError, flatt
 from runners.run.exits import NUMERICAL
 
 STATUS = "status.json"
+# The types of the entries of status.json.
+STATUS_TYPES = {
+    "state": str,
+    "key": str,
+    "step": int,
+    "total": int,
+    "exit_code": int,
+    "error": str,
+    "pid": int,
+    "host": str,
+}
 VIDEOS = "videos"
-TOLD = "told: "  # in result.json: how a policy that was told which user it serves begins
-OTHER_WAY = "this run, mode"  # in result.json: the policy of a run that was judged by sampled actions, by its mode
-EXPORTED = "exported"  # the state of what runners.export wrote: what trains is not in there
-LOG = "log.txt"  # what a run prints, where a sweep started it
-FORM = {"state": str, "key": str, "step": int, "total": int, "exit_code": int, "error": str, "pid": int, "host": str}
-CRASHES = "crashes"  # where workers that crash write their stacks
-# What is there before there is a status.
-BEGUN = {".lock", LOG, CRASHES, "config.yaml", "versions.json", "command.txt", STATUS}
+# What a run prints, where a sweep started it.
+LOG = "log.txt"
+# Where workers that crash write their stacks.
+CRASHES = "crashes"
+# What a folder may hold before it has a status.
+FILES_BEFORE_STATUS = {".lock", LOG, CRASHES, "config.yaml", "versions.json", "command.txt", STATUS}
+# The state of what runners.export wrote: what trains is not in there.
+EXPORTED = "exported"
+# In result.json: how a policy that serves one user begins, and the mode of a policy that was judged by sampled actions.
+TOLD = "told: "
+OTHER_WAY = "this run, mode"
 
 
 class RunFolder:
     """A run's folder, locked by this process until `close`; its path is absolute, as an environment may call chdir."""
 
     def __init__(self, path: Path, lock: FileLock, new: bool) -> None:
-        self.path, self.new, self._lock = path, new, lock
-        self.made: list[Path] = []  # folders around it that were made for it, innermost first
+        self.path = path
+        self.new = new
+        self._lock = lock
+        # Folders around it that were made for it, innermost first.
+        self.made: list[Path] = []
         self.checkpoints = path / "checkpoints"
-        self._began_in = Path.cwd()
+        self._command_folder = Path.cwd()
 
     def shown(self, words: object) -> str:
         """Words for the user, in which this folder is named as seen from where the command was given."""
-        if not self.path.is_relative_to(self._began_in):
-            return str(words)
-        return str(words).replace(str(self.path), str(self.path.relative_to(self._began_in)))
+        text = str(words)
+        if self.path.is_relative_to(self._command_folder):
+            text = text.replace(str(self.path), str(self.path.relative_to(self._command_folder)))
+        return text
 
     def is_finished(self, config: TrainConfig) -> bool:
         """Whether the run of this configuration has ended here, with as many steps as it asks for."""
@@ -59,17 +77,20 @@ class RunFolder:
 
     def write_status(self, **changes: Any) -> None:
         """Update status.json: `state` (running, stopped, failed, finished), `step`, `error`, `exit_code`, ..."""
-        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        status = {**self.status(), **changes, "pid": os.getpid(), "host": socket.gethostname(), "time": now}
+        status = self.status() | changes
+        status["pid"] = os.getpid()
+        status["host"] = socket.gethostname()
+        status["time"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         write_atomically(self.path / STATUS, json.dumps(status, indent=1) + "\n")
 
     def begin(self, config: TrainConfig, command: str) -> None:
         """Write down what is about to run."""
-        try:
-            known = None if self.new else load(self.path / "config.yaml")
-        except UsageError:  # a broken disk took it; the key in the status says that it was this one
-            known = None
-        if known is None or known.total_timesteps != config.total_timesteps:
+        saved_steps = None
+        # A broken disk may have taken it; then the key in the status says that it was this one.
+        if not self.new:
+            with suppress(UsageError):
+                saved_steps = load(self.path / "config.yaml").total_timesteps
+        if saved_steps != config.total_timesteps:
             save(config, self.path / "config.yaml")
         for folder in (self.path, self.checkpoints, self.path / BEST, self.path / VIDEOS):
             remove_leftovers(folder)
@@ -90,7 +111,8 @@ class RunFolder:
         self._lock.release()
         if self.new and not (self.path / LOG).exists():
             shutil.rmtree(self.path, ignore_errors=True)
-            with suppress(OSError):  # another run is in it by now
+            # It stays where another run is in it by now.
+            with suppress(OSError):
                 for folder in self.made:
                     folder.rmdir()
 
@@ -113,7 +135,8 @@ def open_folder(config: TrainConfig) -> RunFolder:
             raise UsageError(f"resume=must, but {config.folder()} has no unfinished run like it; resume=auto begins")
     stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.seed}"
     for number in range(1, 1000):
-        path = config.folder().absolute() / (stamp if number == 1 else f"{stamp}-{number}")
+        name = stamp if number == 1 else f"{stamp}-{number}"
+        path = config.folder().absolute() / name
         made = [folder for folder in path.parents if not folder.exists()]
         try:
             path.mkdir(parents=True)
@@ -127,57 +150,71 @@ def open_folder(config: TrainConfig) -> RunFolder:
 
 
 def _open_named(config: TrainConfig, path: Path) -> RunFolder:
+    given = f"run_dir={config.run_dir}"
     refuse_links(path)
     status = _status(path)
-    if status is not None and status["state"] == EXPORTED:
-        fix = f"init_from={config.run_dir} begins with it"
-        raise UsageError(f"run_dir={config.run_dir} is an exported run, which cannot train on; {fix}")
     if status is None:
-        if path.is_dir() and not _untouched(path):
-            raise UsageError(f"run_dir={config.run_dir} is not empty and holds no run; give a new folder")
+        if path.is_dir() and not _is_untouched(path):
+            raise UsageError(f"{given} is not empty and holds no run; give a new folder")
         if config.resume == "must":
-            raise UsageError(f"resume=must, but run_dir={config.run_dir} holds no run; resume=auto starts one")
+            raise UsageError(f"resume=must, but {given} holds no run; resume=auto starts one")
         path.mkdir(parents=True, exist_ok=True)
+    elif status["state"] == EXPORTED:
+        fix = f"init_from={config.run_dir} begins with it"
+        raise UsageError(f"{given} is an exported run, which cannot train on; {fix}")
     folder = _lock(path, new=status is None)
     if folder is None:
         pid = (read_status(path) or {}).get("pid", "unknown")
-        raise InUse(f"run_dir={config.run_dir} is in use by process {pid}; wait for it, or give another run_dir")
-    try:
-        if status is not None and not _is_same(config, path, status) and not _extends(config, path, status):
-            fix = "give another run_dir, or the values of that run to continue it"
-            raise UsageError(f"run_dir={config.run_dir} holds another run ({_differences(config, path)}); {fix}")
-        if status is not None and config.resume == "never":
-            raise UsageError(f"run_dir={config.run_dir} holds a run already and resume=never; give another run_dir")
-    except UsageError:
-        folder.close()
-        raise
+        raise InUse(f"{given} is in use by process {pid}; wait for it, or give another run_dir")
+    if status is not None:
+        try:
+            _check_continues(config, path, status)
+        except UsageError:
+            folder.close()
+            raise
     return folder
 
 
-def _untouched(path: Path) -> bool:
+def _check_continues(config: TrainConfig, path: Path, status: dict[str, Any]) -> None:
+    """A UsageError if the run that a named folder holds is not to be continued by this command."""
+    given = f"run_dir={config.run_dir}"
+    if not _is_same(config, path, status) and not _extends(config, path, status):
+        fix = "give another run_dir, or the values of that run to continue it"
+        raise UsageError(f"{given} holds another run ({_differences(config, path)}); {fix}")
+    if config.resume == "never":
+        raise UsageError(f"{given} holds a run already and resume=never; give another run_dir")
+
+
+def _is_untouched(path: Path) -> bool:
     """Whether nothing is in a folder, or only what a run of ours writes before it is known to have begun."""
     names = {child.name.split(".tmp-")[0] for child in path.iterdir()}
-    return names <= {".lock", LOG} or (".lock" in names and names <= BEGUN)
+    return names <= {".lock", LOG} or (".lock" in names and names <= FILES_BEFORE_STATUS)
 
 
 def _differences(config: TrainConfig, path: Path) -> str:
     try:
-        other = to_dict(load(path / "config.yaml"))
+        saved = flatten(to_dict(load(path / "config.yaml")))
     except UsageError:
         return "its configuration cannot be read"
-    mine, theirs = flatten(to_dict(config)), flatten(other)
-    keys = [key for key in sorted({*mine, *theirs} - MANAGEMENT) if mine.get(key) != theirs.get(key)]
-    return "it differs in " + (", ".join(f"{key}={theirs.get(key)}" for key in keys[:4]) or "its version")
+    given = flatten(to_dict(config))
+    keys = sorted({*given, *saved} - MANAGEMENT)
+    different = [f"{key}={saved.get(key)}" for key in keys if given.get(key) != saved.get(key)]
+    return "it differs in " + (", ".join(different[:4]) or "its version")
 
 
 def _continuable(config: TrainConfig) -> list[Path]:
     """Runs of the same configuration that are unfinished or shorter; newest first, those of the same length first."""
-    paths = sorted(config.folder().absolute().glob("*/"), reverse=True)
-    statuses = {path: _status(path) or {} for path in paths}
-    fit = {path: status for path, status in statuses.items() if status.get("exit_code") != NUMERICAL}
-    unfinished = [path for path, status in fit.items() if status.get("state") != "finished"]
-    same = [path for path in unfinished if _is_same(config, path, fit[path])]
-    return same + [path for path, status in fit.items() if _extends(config, path, status)]
+    same: list[Path] = []
+    shorter: list[Path] = []
+    for path in sorted(config.folder().absolute().glob("*/"), reverse=True):
+        status = _status(path) or {}
+        if status.get("exit_code") == NUMERICAL:
+            continue
+        if status.get("state") != "finished" and _is_same(config, path, status):
+            same.append(path)
+        elif _extends(config, path, status):
+            shorter.append(path)
+    return same + shorter
 
 
 def _is_same(config: TrainConfig, path: Path, status: dict[str, Any]) -> bool:
@@ -207,15 +244,17 @@ def has_key(path: Path, status: dict[str, Any], key: str) -> bool:
 
 def read_status(path: Path) -> dict[str, Any] | None:
     """status.json of a run's folder without what has another form, or None where there is none that can be read."""
-    status = read_json(path / STATUS)
-    formed = {key: value for key, value in status.items() if isinstance(value, FORM.get(key, object))}
-    return formed if "state" in formed else None
+    saved = read_json(path / STATUS)
+    status = {key: value for key, value in saved.items() if isinstance(value, STATUS_TYPES.get(key, object))}
+    return status if "state" in status else None
 
 
 def _status(path: Path) -> dict[str, Any] | None:
     """`read_status`; of a run that lost it, what its configuration says, so that its checkpoints can be reached."""
     status = read_status(path)
-    if (status and ("key" in status or status["state"] == EXPORTED)) or not path.is_dir() or _untouched(path):
+    if status is not None and ("key" in status or status["state"] == EXPORTED):
+        return status
+    if not path.is_dir() or _is_untouched(path):
         return status
     try:
         saved = load(path / "config.yaml")
@@ -229,11 +268,12 @@ def refuse_links(path: Path) -> None:
 
     A link to a file is no such link, as files are replaced; but a lock is opened as it is.
     """
-    children = path.iterdir() if path.is_dir() else ()
-    links = [child for child in children if child.is_symlink()]
-    through = sorted(link.name for link in links if link.name.endswith(".lock") or not link.is_file())
-    if through:
-        names = ", ".join(through)
+    if not path.is_dir():
+        return
+    links = [child for child in path.iterdir() if child.is_symlink()]
+    leading_out = [link.name for link in links if link.name.endswith(".lock") or not link.is_file()]
+    if leading_out:
+        names = ", ".join(sorted(leading_out))
         raise UsageError(f"{path} holds links ({names}), which may lead anywhere; put what they lead to in their place")
 
 

@@ -14,20 +14,25 @@ from pathlib import Path
 HOME = Path(__file__).resolve().parents[2]
 PACKAGES = ("agents", "envs", "lodestar", "rewards", "runners")
 DISTRIBUTION = "lodestar-rl"
-# distribution -> module, where they differ by more than a dash
-IMPORTS = {"pygame-ce": "pygame", "box2d": "Box2D", "open_clip_torch": "open_clip"}
-IMPORTS |= {"hydra-core": "hydra", "scikit-learn": "sklearn"}
+# Distribution -> module, where they differ by more than a dash.
+MODULE_NAMES = {
+    "pygame-ce": "pygame",
+    "box2d": "Box2D",
+    "open_clip_torch": "open_clip",
+    "hydra-core": "hydra",
+    "scikit-learn": "sklearn",
+}
 
 
 def name_collision() -> str | None:
     """One sentence if one of our package names belongs to another project (`openai-agents` installs an `agents`)."""
     for name in PACKAGES:
-        spec = util.find_spec(name)
-        origin = None if spec is None else spec.origin or next(iter(spec.submodule_search_locations or []), None)
-        if origin is None:
+        place = _place_of(name)
+        if place is None:
             return f"the package {name!r} is missing beside {HOME}; install {DISTRIBUTION} again"
-        place = Path(origin).resolve()
-        if (place.parent.parent if place.suffix else place.parent) != HOME:
+        # Either the package's __init__.py, or the folder of one that has none.
+        home = place.parent.parent if place.suffix else place.parent
+        if home != HOME:
             return (
                 f"the package {name!r} is {place.parent}, which is not part of {DISTRIBUTION} in {HOME}; "
                 "use a separate environment for the other one"
@@ -35,35 +40,61 @@ def name_collision() -> str | None:
     return _overwritten()
 
 
+def _place_of(package: str) -> Path | None:
+    """The file of a package, or its folder if it has no `__init__.py`; None if there is none."""
+    spec = util.find_spec(package)
+    if spec is None:
+        return None
+    origin = spec.origin or next(iter(spec.submodule_search_locations or []), None)
+    return None if origin is None else Path(origin).resolve()
+
+
 def _overwritten() -> str | None:
     """The same where the other project was installed over ours, so that its `__init__.py` lies in our folder."""
     with suppress(metadata.PackageNotFoundError):
-        mine = metadata.distribution(DISTRIBUTION)
-        wheel = Path(str(mine.locate_file(""))).resolve() == HOME
-        for name in PACKAGES if wheel else ():  # a checkout has no list of files
+        ours = metadata.distribution(DISTRIBUTION)
+        # Of a checkout there is no list of files.
+        if Path(str(ours.locate_file(""))).resolve() != HOME:
+            return None
+        record = ours.read_text("RECORD") or ""
+        for name in PACKAGES:
             file = f"{name}/__init__.py"
-            listed = re.search(rf"^{file},sha256=([\w-]+)", mine.read_text("RECORD") or "", re.MULTILINE)
-            digest = base64.urlsafe_b64encode(hashlib.sha256((HOME / file).read_bytes()).digest()).decode().rstrip("=")
-            if listed and listed[1] != digest:
-                others = [d.name for d in metadata.distributions() if f"\n{file}," in f"\n{d.read_text('RECORD')}"]
-                by = " and ".join(sorted({*others} - {DISTRIBUTION})) or "something else"
+            listed = re.search(rf"^{file},sha256=([\w-]+)", record, re.MULTILINE)
+            if listed and listed[1] != _record_digest(HOME / file):
                 return (
-                    f"the package {name!r} of {DISTRIBUTION} in {HOME} was overwritten by {by}; "
+                    f"the package {name!r} of {DISTRIBUTION} in {HOME} was overwritten by {_other_owners(file)}; "
                     f"install {DISTRIBUTION} in an environment without it"
                 )
     return None
+
+
+def _record_digest(path: Path) -> str:
+    """A file's SHA-256 as it stands in a wheel's RECORD."""
+    digest = hashlib.sha256(path.read_bytes()).digest()
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def _other_owners(file: str) -> str:
+    """The other distributions that list a file as theirs."""
+    owners = set()
+    for other in metadata.distributions():
+        if f"\n{file}," in f"\n{other.read_text('RECORD')}":
+            owners.add(other.name)
+    return " and ".join(sorted(owners - {DISTRIBUTION})) or "something else"
 
 
 def required() -> tuple[list[str], dict[str, list[str]]]:
     """Requirements, and those of each extra, as they were installed; nothing where nothing was."""
     core: list[str] = []
     extras: dict[str, list[str]] = {}
-    for line in (metadata.requires(DISTRIBUTION) or []) if version(DISTRIBUTION) else []:
-        found = re.search(r"""(;| and )\s*extra\s*==\s*['"]([\w-]+)['"]""", line)
-        if found is None:
+    if version(DISTRIBUTION) is None:
+        return core, extras
+    for line in metadata.requires(DISTRIBUTION) or []:
+        marker = re.search(r"""(;| and )\s*extra\s*==\s*['"]([\w-]+)['"]""", line)
+        if marker is None:
             core.append(line)
         else:
-            extras.setdefault(found[2], []).append(line.replace(found[0], ""))
+            extras.setdefault(marker[2], []).append(line.replace(marker[0], ""))
     return core, extras
 
 
@@ -74,7 +105,7 @@ def distribution(requirement: str) -> str:
 
 def module_of(name: str) -> str:
     """The module that a distribution installs."""
-    return IMPORTS.get(name, name.replace("-", "_"))
+    return MODULE_NAMES.get(name, name.replace("-", "_"))
 
 
 def install(requirement: str) -> str:
@@ -85,12 +116,16 @@ def install(requirement: str) -> str:
 def install_module(module: str) -> str:
     """The command that installs a module: one of our requirements, one that an extra brings, or another."""
     core, extras = required()
-    lines = itertools.chain(core, *extras.values())
-    mine = {module_of(name): name for name in map(distribution, lines)}
-    package = mine.get(module, module.replace("_", "-"))
-    wishes = [line for line in core if distribution(line) == package]
-    wishes += [f"{DISTRIBUTION}[{name}]" for name, lines in extras.items() if package in map(distribution, lines)]
-    return install(wishes[0] if wishes else package)
+    names = map(distribution, itertools.chain(core, *extras.values()))
+    ours = {module_of(name): name for name in names}
+    package = ours.get(module, module.replace("_", "-"))
+    for line in core:
+        if distribution(line) == package:
+            return install(line)
+    for extra, lines in extras.items():
+        if package in map(distribution, lines):
+            return install(f"{DISTRIBUTION}[{extra}]")
+    return install(package)
 
 
 def version(name: str) -> str | None:

@@ -23,20 +23,29 @@ from lodestar.tables import installed
 from runners.cli.value import is_float
 from runners.run.config import UsageError, flatten
 
-HERE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/[\w/-]*)?")
-KEY = "OPENAI_API_KEY"  # the variable that a judge reads unless another is named
-PLACES = ("root", "run_dir")  # where a run is written to
-SENTENCES = ("goal", "baseline", "negative", "describe")  # options that are words for a model, not names
-WRITTEN = re.compile(r"cache|cached|transcript|answers|\w*dir")  # options that name what is written
-READ = re.compile(
-    r"base|model|weights|demos|goals|others|references_from|data|code|rulebook|\w*file|\w*path"
-)  # and what is read, where it exists
-DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-JOINTS = re.compile(r"[.:/\\\0]")  # what joins the parts of a module's name, of a path, of an address
-SCHEDULE = re.compile(r"[a-z]+(:[\d.eE+-]+)+")  # linear:1:0:200000
-NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-LOGIN = re.compile(r"(\w://)[^/\s@'\"]+@")  # https://user:password@host
-SHORTEST = 8  # characters; what is shorter may be a word of its own
+# A server on this machine, which is sent nothing that it could pass on.
+LOCAL_SERVER = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/[\w/-]*)?")
+# The variable that a judge reads unless another is named.
+DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
+# Keys that say where a run is written to.
+RUN_FOLDER_KEYS = ("root", "run_dir")
+# Options that are words for a model, not names.
+SENTENCE_OPTIONS = ("goal", "baseline", "negative", "describe")
+# Options that name what is written, and what is read where it exists.
+WRITTEN_OPTIONS = re.compile(r"cache|cached|transcript|answers|\w*dir")
+READ_OPTIONS = re.compile(r"base|model|weights|demos|goals|others|references_from|data|code|rulebook|\w*file|\w*path")
+DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+# What joins the parts of a module's name, of a path, of an address.
+JOINTS = re.compile(r"[.:/\\\0]")
+# As in linear:1:0:200000.
+SCHEDULE = re.compile(r"[a-z]+(:[\d.eE+-]+)+")
+SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+# Characters; what is shorter may be a word of its own.
+MIN_SECRET_LENGTH = 8
+# As in https://user:password@host.
+LOGIN = re.compile(r"(\w://)[^/\s@'\"]+@")
+# At most so many phrases of what is not trusted are named.
+MAX_NAMED_PHRASES = 4
 
 
 def require(trusted: bool, where: str, values: Mapping[str, Any]) -> None:
@@ -44,14 +53,20 @@ def require(trusted: bool, where: str, values: Mapping[str, Any]) -> None:
 
     `values` are its settings by their keys on a command line (`saved_keys` makes them of what is saved).
     """
-    settings = {key: value for key, value in values.items() if key.startswith("env.")}  # whole: keys are texts, too
+    # What an environment is given stays whole, because the keys in it may be texts to be looked at, too.
+    settings = {key: value for key, value in values.items() if key.startswith("env.")}
     settings |= flatten({key: value for key, value in values.items() if key not in settings})
-    wants = dict.fromkeys(phrase for key, value in settings.items() for phrase in _reach(key, value, settings))
-    if wants and not trusted:
-        words = ", ".join([*wants][:4]) + (f" and {len(wants) - 4} more" if len(wants) > 4 else "")
+    phrases: list[str] = []
+    for key, value in settings.items():
+        phrases += [phrase for phrase in _reach(key, value, settings) if phrase not in phrases]
+    if not phrases:
+        return
+    if not trusted:
+        words = ", ".join(phrases[:MAX_NAMED_PHRASES])
+        if len(phrases) > MAX_NAMED_PHRASES:
+            words += f" and {len(phrases) - MAX_NAMED_PHRASES} more"
         raise UsageError(f"{where} names {words}; add trust=true if it is yours, or from a source you trust")
-    if wants:
-        _search_here()
+    _search_here()
 
 
 def saved_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,15 +78,20 @@ def saved_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
     code = saved.get("code") or {}
     if not isinstance(code, Mapping) or not all(isinstance(source, str) for source in code.values()):
         raise UsageError(f"code is saved as {code!r:.80} instead of module:Class by names; is it a run's?")
-    below = {f"{part}.{name}": value for part, options in parts.items() for name, value in (options or {}).items()}
-    named = {"env": saved.get("env", ""), "starts": saved.get("starts", "")}
-    return {**named, "reward": [*(parts["reward"] or {}), *code.values()], **below}
+    keys: dict[str, Any] = {"env": saved.get("env", ""), "starts": saved.get("starts", "")}
+    keys["reward"] = [*(parts["reward"] or {}), *code.values()]
+    for part, options in parts.items():
+        for name, value in (options or {}).items():
+            keys[f"{part}.{name}"] = value
+    return keys
 
 
 def admit(arguments: Iterable[str]) -> None:
     """Let what a command line names, as in `env=my_file:Id`, be found in the working directory, behind all else."""
-    for key, _, text in (argument.partition("=") for argument in arguments):
-        if key.split(".")[0] in ("env", "reward", "agent", "policy") and JOINTS.search(text) and not is_float(text):
+    for argument in arguments:
+        key, _, text = argument.partition("=")
+        may_name_code = key.split(".")[0] in ("env", "reward", "agent", "policy")
+        if may_name_code and JOINTS.search(text) and not is_float(text):
             _search_here()
 
 
@@ -92,40 +112,42 @@ def _reach(key: str, value: Any, settings: Mapping[str, Any]) -> Iterator[str]:
     elif key in ("reward", "agent"):
         yield from (f"{key}={text}, which is no name in a table" for text in texts if JOINTS.search(text))
     elif key == "starts":
-        from envs.snapshots.curriculum import BY  # it imports simulators
+        # This imports simulators.
+        from envs.snapshots.curriculum import BY
 
         if value not in ("", *BY):
             yield f"starts={value}, a file which would be read"
-    elif key in PLACES:
+    elif key in RUN_FOLDER_KEYS:
         yield f"{key}={value}, where it would write"
     elif key == "trust":
         yield "trust=, which belongs on a command line"
-    elif key == "env.mission" or (part == "reward" and (option in SENTENCES or value in _declared(rest))):
+    elif key == "env.mission" or (part == "reward" and (option in SENTENCE_OPTIONS or value in _declared(rest))):
         return
-    elif WRITTEN.fullmatch(option):
+    elif WRITTEN_OPTIONS.fullmatch(option):
         yield from (f"the file {text}, which would be written to" for text in texts)
-    elif READ.fullmatch(option) and any(map(os.path.lexists, texts)):
+    elif READ_OPTIONS.fullmatch(option) and any(map(os.path.lexists, texts)):
         yield f"the file {value}, which would be read"
     elif part == "env":
         yield from (f"the name {text}, which an environment may import" for text in texts if _is_code(text))
     elif option == "key":
-        if value != KEY and os.environ.get(str(value)):
+        if value != DEFAULT_KEY_VARIABLE and os.environ.get(str(value)):
             yield f"the variable {value}, which would be sent to a server"
     elif option == "url":
-        sent = settings.get(f"{key.removesuffix('url')}key", KEY)
-        if not HERE.fullmatch(str(value)) or os.environ.get(str(sent)):
+        variable = settings.get(f"{key.removesuffix('url')}key", DEFAULT_KEY_VARIABLE)
+        if not LOCAL_SERVER.fullmatch(str(value)) or os.environ.get(str(variable)):
             yield f"a server at {value}, which would be sent what is seen and a key of yours"
     else:
         for text in texts:
-            joined = JOINTS.search(text.replace(".", "") if option == "model" else text)
-            if joined and not SCHEDULE.fullmatch(text):
+            # The names of models hold numbers of versions.
+            name = text.replace(".", "") if option == "model" else text
+            if JOINTS.search(name) and not SCHEDULE.fullmatch(text):
                 yield f"{key}={text}, which may be a file or a server"
 
 
 def _is_code(text: str) -> bool:
     """Whether `import_module` might find something under a text, or under the first part of it; any text is a name."""
     if JOINTS.search(text):
-        return not (DOTTED.fullmatch(text) and _is_known(text))
+        return not (DOTTED_NAME.fullmatch(text) and _is_known(text))
     if text in sys.modules or text in sys.stdlib_module_names:
         return False
     try:
@@ -136,33 +158,41 @@ def _is_code(text: str) -> bool:
 
 def _is_known(module: str) -> bool:
     """Whether a module was imported before, or is of a package that brings environments of ours or by entry points."""
-    if not DOTTED.fullmatch(module):
+    if not DOTTED_NAME.fullmatch(module):
         return False
-    brought = [family.module for family in families().values() if family.module]
-    brought += [entry.value for entry in installed("gymnasium.envs")]
-    return module in sys.modules or module.split(".")[0] in {re.split("[.:]", name)[0] for name in brought}
+    modules = [family.module for family in families().values() if family.module]
+    modules += [entry.value for entry in installed("gymnasium.envs")]
+    packages = {re.split("[.:]", name)[0] for name in modules}
+    return module in sys.modules or module.split(".")[0] in packages
 
 
 def _declared(path: str) -> tuple[Any, ...]:
     """Of a reward's option, as in `rnd.scale`: its default and its choices; none for any other key."""
     reward, _, option = path.partition(".")
-    if reward not in rewards.names():
-        return ()
-    found = {name: (default, *declared.choices) for name, default, declared in described(rewards.get(reward).Config)}
-    return found.get(option, ())
+    if reward in rewards.names():
+        for name, default, declared in described(rewards.get(reward).Config):
+            if name == option:
+                return (default, *declared.choices)
+    return ()
 
 
 def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value, the keys of dicts among them."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, (dict, list, tuple)):
-        for item in [*value.keys(), *value.values()] if isinstance(value, dict) else value:
+    elif isinstance(value, dict):
+        yield from _texts([*value.keys(), *value.values()])
+    elif isinstance(value, list | tuple):
+        for item in value:
             yield from _texts(item)
 
 
 def secrets() -> dict[str, str]:
     """Environment variables whose names mark their values as secret."""
-    return {name: value for name, value in os.environ.items() if NAMES.search(name) and len(value) >= SHORTEST}
+    variables = os.environ.items()
+    return {
+        name: value for name, value in variables if SECRET_VARIABLE.search(name) and len(value) >= MIN_SECRET_LENGTH
+    }
 
 
 def masked(text: str) -> str:
@@ -174,12 +204,12 @@ def masked(text: str) -> str:
 
 def refuse(arguments: Iterable[str]) -> None:
     """A UsageError if there is a secret in a command line, which is written down with the run."""
-    known = secrets()
+    variables = secrets()
     for argument in arguments:
         key = argument.partition("=")[0]
-        name = next((name for name, value in known.items() if value in argument), None)
-        if name is not None:
-            raise UsageError(f"{key} holds the value of ${name}, which would be written down; give its name {name}")
+        for name, value in variables.items():
+            if value in argument:
+                raise UsageError(f"{key} holds the value of ${name}, which would be written down; give its name {name}")
         if LOGIN.search(argument):
             raise UsageError(
                 f"{key} holds a web address with a login, which would be written down; put a key into an environment "

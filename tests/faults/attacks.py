@@ -86,7 +86,7 @@ class Attack:
         path = self.step / checkpoint.MANIFEST
         manifest = json.loads(path.read_text())
         del manifest["sha256"]
-        names = (checkpoint.ARRAYS, checkpoint.STATE)
+        names = (checkpoint.ARRAYS_FILE, checkpoint.STATE_FILE)
         manifest["files"] = {name: checkpoint._fingerprint(self.step / name) for name in names}
         path.write_text(json.dumps({**manifest, "sha256": checkpoint._digest(manifest)}))
 
@@ -122,13 +122,13 @@ def _pickled_policy(attack: Attack) -> Command:
 
 
 def _pickled_arrays(attack: Attack) -> Command:
-    (attack.step / checkpoint.ARRAYS).write_bytes(attack.pickled)
+    (attack.step / checkpoint.ARRAYS_FILE).write_bytes(attack.pickled)
     attack.seal()
     return _evaluate(attack)
 
 
 def _strange_state(attack: Attack) -> Command:
-    path = attack.step / checkpoint.STATE
+    path = attack.step / checkpoint.STATE_FILE
     state = json.loads(path.read_text())
     state["tree"] = {"_": "object", "v": {"module": "os", "name": "mkdir", "arguments": [str(attack.marker)]}}
     path.write_text(json.dumps(state))
@@ -137,21 +137,21 @@ def _strange_state(attack: Attack) -> Command:
 
 
 def _deep_state(attack: Attack) -> Command:
-    (attack.step / checkpoint.STATE).write_text('{"step": 1, "tree": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    (attack.step / checkpoint.STATE_FILE).write_text('{"step": 1, "tree": ' + "[" * 100_000 + "]" * 100_000 + "}")
     attack.seal()
     return _evaluate(attack)
 
 
 def _latest_elsewhere(attack: Attack) -> Command:
     shutil.copytree(attack.step, attack.folder / "outside")
-    (attack.folder / "outside" / checkpoint.ARRAYS).write_bytes(attack.pickled)
+    (attack.folder / "outside" / checkpoint.ARRAYS_FILE).write_bytes(attack.pickled)
     (attack.run / "checkpoints" / checkpoint.LATEST).write_text("../../outside\n")
     return _evaluate(attack)
 
 
 def _endless_link(attack: Attack) -> Command:
-    (attack.step / checkpoint.ARRAYS).unlink()
-    (attack.step / checkpoint.ARRAYS).symlink_to("/dev/zero")
+    (attack.step / checkpoint.ARRAYS_FILE).unlink()
+    (attack.step / checkpoint.ARRAYS_FILE).symlink_to("/dev/zero")
     return _evaluate(attack)
 
 
@@ -397,7 +397,7 @@ def _strange_file(name: str, kind: str, command: str, attack: Attack) -> Command
     return _evaluate(attack)
 
 
-FILES_OF_A_STEP = (checkpoint.ARRAYS, checkpoint.STATE, checkpoint.MANIFEST)
+FILES_OF_A_STEP = (checkpoint.ARRAYS_FILE, checkpoint.STATE_FILE, checkpoint.MANIFEST)
 READERS = {
     "config.yaml": ("evaluate", "report"),
     **dict.fromkeys(FILES_OF_A_STEP, ("evaluate",)),

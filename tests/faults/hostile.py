@@ -116,7 +116,7 @@ def seal(step: Path) -> None:
     path = step / checkpoint.MANIFEST
     manifest = json.loads(path.read_text())
     del manifest["sha256"]
-    names = (checkpoint.ARRAYS, checkpoint.STATE)
+    names = (checkpoint.ARRAYS_FILE, checkpoint.STATE_FILE)
     manifest["files"] = {name: checkpoint._fingerprint(step / name) for name in names}
     path.write_text(json.dumps({**manifest, "sha256": checkpoint._digest(manifest)}))
 
@@ -124,7 +124,7 @@ def seal(step: Path) -> None:
 def spoil_state(path: tuple[str, ...], value: Any, folder: Path) -> Command:
     """A wrong value in the state of a checkpoint whose manifest fits."""
     (step,) = (folder / "run" / "checkpoints").glob("step_*")
-    file = step / checkpoint.STATE
+    file = step / checkpoint.STATE_FILE
     file.write_text(json.dumps(replaced_value(json.loads(file.read_text()), path, value)))
     seal(step)
     return evaluate(folder)
@@ -135,8 +135,8 @@ def spoil_arrays(folder: Path) -> Command:
     from safetensors.numpy import load_file, save_file
 
     (step,) = (folder / "run" / "checkpoints").glob("step_*")
-    arrays = load_file(step / checkpoint.ARRAYS)
-    save_file({name: value.ravel()[:1] for name, value in arrays.items()}, step / checkpoint.ARRAYS)
+    arrays = load_file(step / checkpoint.ARRAYS_FILE)
+    save_file({name: value.ravel()[:1] for name, value in arrays.items()}, step / checkpoint.ARRAYS_FILE)
     seal(step)
     return evaluate(folder)
 
@@ -144,7 +144,7 @@ def spoil_arrays(folder: Path) -> Command:
 def state_cases(good: Path) -> Iterator[Case]:
     """Checkpoints that are whole, and of something else."""
     (step,) = (good / "checkpoints").glob("step_*")
-    state = json.loads((step / checkpoint.STATE).read_text())
+    state = json.loads((step / checkpoint.STATE_FILE).read_text())
     for path in itertools.islice(leaves(state), STATE_LEAVES):
         for value in WRONG:
             yield Case(f"state {'.'.join(path)}={value!r}", partial(spoil_state, path, value))

@@ -22,7 +22,7 @@ from runners.run import checkpoint
 from tests.faults import Fault, Found
 from tests.faults.child import Child, full_disk, own_disks, run, sentence, small_disk, train, until, warm
 
-FILES = (checkpoint.ARRAYS, checkpoint.STATE, checkpoint.MANIFEST)
+FILES = (checkpoint.ARRAYS_FILE, checkpoint.STATE_FILE, checkpoint.MANIFEST)
 SIZE = 500_000  # numbers in the arrays of a checkpoint, 2 MB, as in a policy for pixels
 
 
@@ -74,7 +74,7 @@ def signal_in_save(folder: Path, quick: bool) -> Found:
             def killing(sync: Any) -> Any:
                 def counted(path: Path) -> None:
                     nonlocal calls
-                    calls += checkpoint.STATE in os.listdir(path.parent if path.is_file() else path)
+                    calls += checkpoint.STATE_FILE in os.listdir(path.parent if path.is_file() else path)
                     if calls == at:
                         os.kill(os.getpid(), signal.SIGTERM)
                     sync(path)
@@ -289,7 +289,7 @@ def other_format(folder: Path, quick: bool) -> Found:
         failed += not (
             code == 2
             and sentence(printed)
-            and f"has format {number}, this version reads format {checkpoint.FORMAT}" in said
+            and f"has format {number}, this version reads format {checkpoint.CHECKPOINT_FORMAT}" in said
         )
     return Found(len(formats), failed, {}, f"code 2: {said.removeprefix('error: ').replace(str(folder), '')}")
 

@@ -142,7 +142,7 @@ def test_an_empty_folder_has_no_checkpoint(tmp_path):
     assert load(tmp_path / "missing") is None
 
 
-@pytest.mark.parametrize("name", [checkpoint.ARRAYS, checkpoint.STATE, checkpoint.MANIFEST])
+@pytest.mark.parametrize("name", [checkpoint.ARRAYS_FILE, checkpoint.STATE_FILE, checkpoint.MANIFEST])
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.99, "all but one byte"])
 def test_a_truncated_file_is_detected_and_the_previous_checkpoint_is_used(tmp_path, name, kept):
     save(tmp_path, _state(1), 1)
@@ -158,7 +158,7 @@ def test_a_truncated_file_is_detected_and_the_previous_checkpoint_is_used(tmp_pa
 def test_every_one_of_200_flipped_bits_is_detected(tmp_path):
     path = save(tmp_path, _state(1), 1)
     rng = np.random.default_rng(0)
-    files = [path / name for name in (checkpoint.ARRAYS, checkpoint.STATE, checkpoint.MANIFEST)]
+    files = [path / name for name in (checkpoint.ARRAYS_FILE, checkpoint.STATE_FILE, checkpoint.MANIFEST)]
     for _ in range(200):
         file = files[rng.integers(3)]
         good = bytearray(file.read_bytes())
@@ -172,7 +172,7 @@ def test_every_one_of_200_flipped_bits_is_detected(tmp_path):
 
 
 def test_when_every_checkpoint_is_broken_the_sentence_says_how_to_start_over(tmp_path):
-    (save(tmp_path, _state(1), 1) / checkpoint.ARRAYS).write_bytes(b"")
+    (save(tmp_path, _state(1), 1) / checkpoint.ARRAYS_FILE).write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"none of 1 checkpoints in .* is whole; start over: resume=never"):
         load(tmp_path, lambda sentence: None)
 
@@ -180,7 +180,7 @@ def test_when_every_checkpoint_is_broken_the_sentence_says_how_to_start_over(tmp
 def test_a_broken_checkpoint_does_not_crowd_out_the_ones_saved_after_it(tmp_path):
     for step in (1, 2, 9):
         path = save(tmp_path, _state(step), step)
-    (path / checkpoint.STATE).write_text("{")
+    (path / checkpoint.STATE_FILE).write_text("{")
     assert load(tmp_path, lambda sentence: None, tidy=True)[1] == 2
     for step in (3, 4, 5):
         save(tmp_path, _state(step), step)
@@ -190,7 +190,7 @@ def test_a_broken_checkpoint_does_not_crowd_out_the_ones_saved_after_it(tmp_path
 def test_reading_leaves_alone_what_a_run_is_writing(tmp_path):
     save(tmp_path, _state(1), 1)
     (tmp_path / "tmp-4242-2").mkdir()
-    (save(tmp_path, _state(3), 3) / checkpoint.STATE).write_text("{")
+    (save(tmp_path, _state(3), 3) / checkpoint.STATE_FILE).write_text("{")
     names = sorted(path.name for path in tmp_path.iterdir())
     assert load(tmp_path, lambda sentence: None)[1] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == names
@@ -219,10 +219,10 @@ def test_a_pickle_in_place_of_the_arrays_is_never_executed(tmp_path):
             return (os.mkdir, (str(marker),))
 
     path = save(tmp_path, _state(1), 1)
-    (path / checkpoint.ARRAYS).write_bytes(pickle.dumps(Payload()))
+    (path / checkpoint.ARRAYS_FILE).write_bytes(pickle.dumps(Payload()))
     manifest = json.loads((path / checkpoint.MANIFEST).read_text())
     del manifest["sha256"]
-    manifest["files"][checkpoint.ARRAYS] = checkpoint._fingerprint(path / checkpoint.ARRAYS)
+    manifest["files"][checkpoint.ARRAYS_FILE] = checkpoint._fingerprint(path / checkpoint.ARRAYS_FILE)
     manifest["sha256"] = checkpoint._digest(manifest)
     (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="is not a safetensors file"):
@@ -252,7 +252,8 @@ def test_files_are_flushed_before_the_rename_and_the_folder_after_it(tmp_path, m
     monkeypatch.setattr(os, "rename", lambda a, b: (calls.append("rename"), rename(a, b)))
     save(tmp_path, _state(1), 1)
     before, after = calls[: calls.index("rename")], calls[calls.index("rename") + 1 :]
-    assert before[:3] == [checkpoint.ARRAYS, checkpoint.STATE, checkpoint.MANIFEST] and before[3].startswith("tmp-")
+    assert before[:3] == [checkpoint.ARRAYS_FILE, checkpoint.STATE_FILE, checkpoint.MANIFEST]
+    assert before[3].startswith("tmp-")
     assert after[0] == tmp_path.name
 
 

@@ -291,7 +291,7 @@ def test_a_broken_newest_checkpoint_costs_some_steps_and_no_numbers(whole, tmp_p
     arguments = [*PPO, "reward=task"]
     _kill_after(arguments, tmp_path / "broken", 1500)
     newest = max((tmp_path / "broken" / "checkpoints").glob("step_*"))
-    with (newest / checkpoint.ARRAYS).open("r+b") as file:
+    with (newest / checkpoint.ARRAYS_FILE).open("r+b") as file:
         file.truncate(1000)
     assert _run(arguments, tmp_path / "broken") == 0
     assert f"{newest.name}/arrays.safetensors is corrupt" in capsys.readouterr().out
