@@ -7,13 +7,12 @@ import ctypes
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
-from typing import cast as assume
 
 from gymnasium import Env, Space
 from gymnasium.spaces import Box, Dict
@@ -42,9 +41,14 @@ if TYPE_CHECKING:
 
     Model = BaseAgent | BaseAlgorithm
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's numbers, from malloc.h
-LIMIT = 1 << 30  # bytes
-NESTED = ("agent", "reward", "code", "trust")  # of a saved configuration, which are no fields of one
+# The numbers of two of glibc's options, from malloc.h, and the value that both get.
+TRIM_THRESHOLD = -1
+MMAP_THRESHOLD = -3
+MALLOC_THRESHOLD_BYTES = 1 << 30
+# Entries of a saved configuration that are no fields of `TrainConfig`.
+ENTRIES_BESIDE_FIELDS = ("agent", "reward", "code", "trust")
+# At most so many characters of a library's error are quoted in a sentence.
+MAX_QUOTED_ERROR = 160
 
 
 @dataclass
@@ -54,11 +58,14 @@ class Parts:
     venv: VectorEnv | VecEnv
     mix: Mix
     model: Model
-    driver: BaseCallback | None  # the callback that feeds the mix; None for an agent that does so itself
+    # The callback that feeds the mix; None for an agent that does so itself.
+    driver: BaseCallback | None
     n_envs: int
     device: str
-    taken: str = ""  # what it begins with of another run
-    notes: tuple[str, ...] = ()  # sentences a user should read before training
+    # What the run begins with of another one, in words.
+    taken: str = ""
+    # Sentences that a user should read before training.
+    notes: tuple[str, ...] = ()
     coverage: Coverage | None = None
 
 
@@ -70,8 +77,8 @@ def build(
 ) -> Parts:
     """Environments, mix and agent, and the driver it takes a reward through.
 
-    Workers that crash write into the folder `crashes`; a `mix` that is given is used as it is, and so is what makes the
-    environments in the place of `make_envs`.
+    Workers that crash write into the folder `crashes`. A `mix` that is given is used as it is, and
+    `make_vector` makes the environments in the place of `make_envs`.
     """
     import torch
     from stable_baselines3.common.utils import set_random_seed
@@ -85,70 +92,93 @@ def build(
     device = find_device(config.device)
     agent = agents.get(config.agent_name)
     n_envs = config.n_envs or agent.n_envs
-    with closing(make(config.env, max_episode_steps=config.max_episode_steps, **config.env_options)) as one:
-        spaces = one.observation_space, one.action_space
-        masked = masks_actions(one, config.seed)
+    # One environment is made only to see its spaces, and whether it masks its actions.
+    single = make(config.env, max_episode_steps=config.max_episode_steps, **config.env_options)
+    with closing(single):
+        spaces = (single.observation_space, single.action_space)
+        has_masks = masks_actions(single, config.seed)
     refuse_empty(config.env, spaces[0])
     agent.check(*spaces)
-    if getattr(agent, "needs_masks", False) and not masked:
-        raise UsageError(f"agent={config.agent_name} needs action masks, and {config.env} gives none; use agent=ppo")
-    deaf = f"{config.env} masks its actions, but agent={config.agent_name} may choose any; ppo, dqn, maskable_ppo obey"
-    notes = (deaf,) if masked and not getattr(agent, "masks", False) else ()
+    notes = mask_notes(config, agent, has_masks)
     with networks_that_fit():
         if mix is None:
-            mix = make_mix(config.reward, *spaces, gamma=config.agent.gamma, seed=config.seed, device=device)
+            gamma = config.agent.gamma
+            mix = make_mix(config.reward, *spaces, gamma=gamma, seed=config.seed, device=device)
             mix.on_nan = OnNan(config.on_nan)
         venv = (make_vector or make_envs)(config, agent.driver, n_envs, mix, crashes)
-        driver, given = make_driver(agent.driver, mix, spaces[0])
-        model = agent.build(config.agent, venv, seed=config.seed, device=device, **given)
-    coverage = Coverage(config.coverage, config.coverage_bin, spaces[0]) if config.coverage else None
+        driver, options = make_driver(agent.driver, mix, spaces[0])
+        model = agent.build(config.agent, venv, seed=config.seed, device=device, **options)
+    coverage = None
+    if config.coverage:
+        coverage = Coverage(config.coverage, config.coverage_bin, spaces[0])
     return Parts(venv, mix, model, driver, n_envs, device, notes=notes, coverage=coverage)
 
 
 def refuse_empty(env_id: str, observation_space: Space) -> None:
     """A UsageError for observations without a number in them, which no network reads."""
-    parts = observation_space.spaces.values() if isinstance(observation_space, Dict) else [observation_space]
-    empty = [part for part in parts if isinstance(part, Box) and 0 in part.shape]
-    if empty:
-        raise UsageError(f"env={env_id} has observations of size 0 ({empty[0]}); give one with something to observe")
+    spaces: Iterable[Space] = [observation_space]
+    if isinstance(observation_space, Dict):
+        spaces = observation_space.values()
+    for space in spaces:
+        if isinstance(space, Box) and 0 in space.shape:
+            raise UsageError(f"env={env_id} has observations of size 0 ({space}); give one with something to observe")
 
 
 def masks_actions(env: Env, seed: int) -> bool:
-    """Whether an environment that is made only to see what it is has action masks; none of our own families has."""
+    """Whether an environment that is made only for this question has action masks; none of our families has."""
     from runners.run.progress import random_state, set_random_state
 
     if family_of(env.spec) is not OTHER or not sizes(env.action_space):
         return False
-    before = random_state()
+    # The reset of a stranger's environment may draw from the global generators.
+    state_before = random_state()
     try:
-        return offered(env, env.reset(seed=seed)[1])
+        _, info = env.reset(seed=seed)
+        return offered(env, info)
     finally:
-        set_random_state(before)
+        set_random_state(state_before)
+
+
+def mask_notes(config: TrainConfig, agent: Any, has_masks: bool) -> tuple[str, ...]:
+    """What to say where agent and environment differ about action masks; a UsageError for an agent that needs them."""
+    if getattr(agent, "needs_masks", False) and not has_masks:
+        raise UsageError(f"agent={config.agent_name} needs action masks, and {config.env} gives none; use agent=ppo")
+    if has_masks and not getattr(agent, "masks", False):
+        ignores = f"agent={config.agent_name} may choose any; ppo, dqn, maskable_ppo obey"
+        return (f"{config.env} masks its actions, but {ignores}",)
+    return ()
 
 
 @contextmanager
-def networks_that_fit(most: float = math.inf) -> Iterator[None]:
-    """Refuse networks, made inside, that learning (a gradient and two moments a weight) would fill the memory with.
+def networks_that_fit(max_bytes: float = math.inf) -> Iterator[None]:
+    """Refuse networks, made inside, that learning would fill the memory with.
 
-    `most` are bytes that they may have, where less than the memory will do.
+    Learning needs a gradient and two moments for each weight. `max_bytes` is a limit beside the free memory.
     """
     from torch.nn.modules.module import register_module_parameter_registration_hook
     from torch.nn.parameter import Parameter
 
-    free = min(memory()[0] or math.inf, most)
-    made: list[Parameter] = []
+    free, _ = memory()
+    # Where the free memory is unknown, it is 0.
+    limit = min(free or math.inf, max_bytes)
+    parameters: list[Parameter] = []
 
-    def count(module: object, name: str, parameter: Parameter) -> None:
+    def count_parameter(module: object, name: str, parameter: Parameter) -> None:
         if parameter is not None and parameter.device.type == "cpu":
-            made.append(parameter)
-            refuse_beyond(sum(each.nbytes for each in made), "the networks of this run", free)
+            parameters.append(parameter)
+            size = sum(weights.nbytes for weights in parameters)
+            refuse_beyond(size, "the networks of this run", limit)
 
-    hook = register_module_parameter_registration_hook(count)
+    hook = register_module_parameter_registration_hook(count_parameter)
     try:
         yield
     finally:
         hook.remove()
-    refuse_beyond(sum(each.nbytes * (4 if each.requires_grad else 1) for each in made), "learning", free)
+    learning_size = 0
+    for weights in parameters:
+        copies = 4 if weights.requires_grad else 1
+        learning_size += copies * weights.nbytes
+    refuse_beyond(learning_size, "learning", limit)
 
 
 def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path | None = None) -> VectorEnv | VecEnv:
@@ -157,38 +187,61 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path 
     from rewards.adapters.ending import ending, endings
     from rewards.adapters.guided import guided, guides
 
+    backend = config.backend
     options: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, "frame_size": mix.frame_size}
-    options |= {name: name in mix.requires for name in ("text", "signals")} | config.env_options
-    options |= {"starts": config.starts} if config.starts else {}
-    watchdog = {"step_timeout": config.step_timeout, "on_error": config.on_env_error, "crash_folder": crashes}
-    workers = watchdog if config.backend == "workers" else None
-    ends, apart = endings(mix), config.backend in ("batched", "device", "workers")
-    if ends and (guides(mix) or apart):
-        beside = f"backend={config.backend}" if apart else next(iter(guides(mix)))
-        raise UsageError(f"reward.{next(iter(ends))}.ends=true does not work beside {beside}; leave one out")
-    end = functools.partial(ending, mix=mix) if ends else None
+    options["text"] = "text" in mix.requires
+    options["signals"] = "signals" in mix.requires
+    options |= config.env_options
+    if config.starts:
+        options["starts"] = config.starts
+    workers: dict[str, Any] | None = None
+    if backend == "workers":
+        watchdog = {"step_timeout": config.step_timeout, "on_error": config.on_env_error}
+        workers = {**watchdog, "crash_folder": crashes}
+    # A reward that ends episodes wraps each environment, which these backends have none to wrap.
+    ends = endings(mix)
+    lacks_single_envs = backend in ("batched", "device", "workers")
+    if ends and (guides(mix) or lacks_single_envs):
+        conflict = f"backend={backend}" if lacks_single_envs else next(iter(guides(mix)))
+        raise UsageError(f"reward.{next(iter(ends))}.ends=true does not work beside {conflict}; leave one out")
+    wrap = functools.partial(ending, mix=mix) if ends else None
     if driver == "scorer":
-        how: dict[str, Any] = {"backend": config.backend, "workers": workers, "num_threads": config.num_threads}
-        how |= {"device": find_device(config.device)} if config.backend == "device" else {}
-        envs = make_vec(config.env, n, seed=config.seed, wrap=end, **how, **options)
+        if backend == "device":
+            options["device"] = find_device(config.device)
+        envs = make_vec(
+            config.env,
+            n,
+            seed=config.seed,
+            wrap=wrap,
+            backend=backend,
+            workers=workers,
+            num_threads=config.num_threads,
+            **options,
+        )
         return guided(envs, mix)
-    if config.backend in ("batched", "device") or (guides(mix) and config.backend == "workers"):
-        raise UsageError(f"backend={config.backend} does not fit agent={config.agent_name}; use backend=auto")
-    wrap = functools.partial(guided, mix=mix) if guides(mix) else end
+    if backend in ("batched", "device") or (guides(mix) and backend == "workers"):
+        raise UsageError(f"backend={backend} does not fit agent={config.agent_name}; use backend=auto")
+    if guides(mix):
+        wrap = functools.partial(guided, mix=mix)
     return make_venv(config.env, n, config.seed, workers=workers, wrap=wrap, **options)
 
 
-def find_device(wanted: str) -> str:
+def find_device(requested: str) -> str:
     """`auto` takes a GPU if there is one; a device that is not there is refused."""
     import torch
 
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if wanted == "auto":
-        return "cuda" if there["cuda"] else "cpu"
-    if not there[wanted.split(":")[0]]:
-        found = ", ".join(name for name, present in there.items() if present)
-        raise UsageError(f"device={wanted} is not on this machine (it has {found}); give one of these, or auto")
-    return wanted
+    has_cuda = torch.cuda.is_available()
+    if requested == "auto":
+        return "cuda" if has_cuda else "cpu"
+    available = ["cpu"]
+    if has_cuda:
+        available.append("cuda")
+    if torch.backends.mps.is_available():
+        available.append("mps")
+    if requested.split(":")[0] not in available:
+        has = f"it has {', '.join(available)}"
+        raise UsageError(f"device={requested} is not on this machine ({has}); give one of these, or auto")
+    return requested
 
 
 def make_driver(kind: str, mix: Mix, observation_space: Space) -> tuple[BaseCallback | None, dict[str, Any]]:
@@ -216,15 +269,20 @@ class Trained(NamedTuple):
 
 def acting(config: TrainConfig, mix: Mix | None = None) -> Parts:
     """A run's agent that only acts, on the CPU with a single environment; its mix, or the one given."""
-    small, options = copy.copy(config), copy.copy(config.agent)
-    small.agent, small.n_envs, small.backend, small.device = options, 1, "gym", "cpu"
+    options = copy.copy(config.agent)
+    # Nothing will be learnt: no replay, no demonstrations, no minibatch larger than a rollout.
     if agents.get(config.agent_name).driver == "relabel":
-        options.buffer_size = 1  # nothing will be learnt
+        options.buffer_size = 1
     if hasattr(options, "demos"):
         options.demos = ""
     if hasattr(options, "n_steps") and hasattr(options, "batch_size"):
         options.batch_size = options.n_steps
-    return build(small, mix=mix)
+    acting_config = copy.copy(config)
+    acting_config.agent = options
+    acting_config.n_envs = 1
+    acting_config.backend = "gym"
+    acting_config.device = "cpu"
+    return build(acting_config, mix=mix)
 
 
 def load_run(run: Path, trust: bool = False, at: str | int = "") -> Trained:
@@ -237,18 +295,23 @@ def load_run(run: Path, trust: bool = False, at: str | int = "") -> Trained:
     try:
         parts = acting(config)
     except (TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
-        words = f"{type(error).__name__}: {shorten(str(error), 160, placeholder=' ...')}"
+        words = f"{type(error).__name__}: {quote_error(error)}"
         raise UsageError(f"what the configuration of run={run} describes cannot be made ({words})") from error
+    # Acting needs no more of the state. A stranger's checkpoint can be wrong in every way.
     try:
-        # All that acting needs.
         parts.model.policy.load_state_dict(state["agent"]["modules"]["policy"])
         if state.get("masked"):
             parts.model.masked = True  # type: ignore[union-attr]
         parts.mix.load_state_dict(state["mix"])
-    except Exception as error:  # a stranger's checkpoint can be wrong in every way
-        words = shorten(str(error), 160, placeholder=" ...")
+    except Exception as error:
+        words = quote_error(error)
         raise UsageError(f"the checkpoint of run={run} does not fit its configuration ({words})") from error
     return Trained(config, parts.model, parts.mix, step)
+
+
+def quote_error(error: Exception) -> str:
+    """The beginning of what an error says."""
+    return shorten(str(error), MAX_QUOTED_ERROR, placeholder=" ...")
 
 
 def config_of(run: Path, trust: bool = False) -> TrainConfig:
@@ -266,9 +329,10 @@ def check_types(saved: dict[str, Any]) -> dict[str, Any]:
 
     Names that are unknown, of an earlier version perhaps, are left to `from_dict`.
     """
+    fields = {key: value for key, value in saved.items() if key not in ENTRIES_BESIDE_FIELDS}
+    checked = {**saved, **typed_options("", TrainConfig, fields)}
     options = dict(saved.get("agent") or {})
     name = options.pop("name", "")
-    checked = {**saved, **typed_options("", TrainConfig, {key: saved[key] for key in saved if key not in NESTED})}
     if name in agents.names():
         checked["agent"] = {"name": name, **typed_options("agent.", agents.get(name).Config, options)}
     checked["reward"] = dict(saved.get("reward") or {})
@@ -281,9 +345,11 @@ def check_types(saved: dict[str, Any]) -> dict[str, Any]:
 def typed_options(prefix: str, kind: type, options: dict[str, Any]) -> dict[str, Any]:
     """The options of a Config as its fields' types want them; those of fields that it lacks as they are."""
     hints = get_type_hints(kind)
-    return {
-        name: cast(f"{prefix}{name}", value, hints[name]) if name in hints else value for name, value in options.items()
-    }
+    typed = dict(options)
+    for name, value in options.items():
+        if name in hints:
+            typed[name] = cast(f"{prefix}{name}", value, hints[name])
+    return typed
 
 
 def saved_config(run: Path, key: str = "run") -> dict[str, Any]:
@@ -295,20 +361,23 @@ def saved_config(run: Path, key: str = "run") -> dict[str, Any]:
 
 def load_checkpoint(run: Path, at: str = "") -> tuple[dict[str, Any], int]:
     """State and step of a run's newest checkpoint, that of a step, or the "best"; else a UsageError."""
-    # Of one step the last that was written.
-    oldest_first = reversed(checkpoint.step_folders(run / "checkpoints"))
-    folders = {path.name.split("_")[1].lstrip("0"): path for path in oldest_first}
-    if at.isdecimal() and at.lstrip("0") in folders:
-        return checkpoint.read(folders[at.lstrip("0")])
+    # Of several checkpoints of one step the last that was written stays in this table.
+    folders: dict[int, Path] = {}
+    for path in reversed(checkpoint.step_folders(run / "checkpoints")):
+        folders[int(path.name.split("_")[1])] = path
+    if at.isdecimal() and int(at) in folders:
+        return checkpoint.read(folders[int(at)])
     if at not in ("", checkpoint.BEST):
-        known = ", ".join(map(str, sorted(map(int, folders))))
-        raise UsageError(f"checkpoint={at} is not in {run}; there are those of the steps {known}")
+        steps = ", ".join(map(str, sorted(folders)))
+        raise UsageError(f"checkpoint={at} is not in {run}; there are those of the steps {steps}")
     folder = run / (at or "checkpoints")
-    found = checkpoint.load(folder, lambda sentence: print(sentence, file=sys.stderr))
-    if found is None:
-        lacks = "best checkpoint; train with eval_every=, which keeps it" if at else "checkpoint yet; train it on"
-        raise UsageError(f"run={run} has no {lacks}")
-    return found
+    newest = checkpoint.load(folder, lambda sentence: print(sentence, file=sys.stderr))
+    if newest is None:
+        missing = "checkpoint yet; train it on"
+        if at:
+            missing = "best checkpoint; train with eval_every=, which keeps it"
+        raise UsageError(f"run={run} has no {missing}")
+    return newest
 
 
 def initialise(config: TrainConfig, parts: Parts) -> str:
@@ -317,34 +386,42 @@ def initialise(config: TrainConfig, parts: Parts) -> str:
     PPO keeps the values of rewards that both runs have; optimisers, counts and replay are new. A UsageError if it is no
     run, or has another agent, other spaces or sizes.
     """
-    run, model, taken = Path(config.init_from), assume(Any, parts.model), []
+    run = Path(config.init_from)
     saved = saved_config(run, "init_from")
-    name, streams = dict(saved.get("agent") or {}).get("name"), list(saved.get("reward") or {})
+    name = dict(saved.get("agent") or {}).get("name")
+    streams = list(saved.get("reward") or {})
     state, step = load_checkpoint(run)
+    loaded: list[str] = []
     try:
         if config.init != "rewards":
             if name != config.agent_name:
                 raise UsageError(f"init_from={run} has agent={name}, not {config.agent_name}; give init=rewards")
-            if hasattr(model, "start_from"):
-                model.start_from(state["agent"], streams)
-            else:
-                model.policy.load_state_dict(state["agent"]["modules"]["policy"])
-            taken.append("agent")
-        shared = [one for one in streams if one in parts.mix.streams and one != "task"]
-        if config.init == "rewards" and not shared:
-            raise UsageError(f"init_from={run} has the rewards {', '.join(streams)}, none of which this run learns")
-        for one in shared if config.init != "agent" else ():
-            parts.mix.streams[one].load_state_dict(state["mix"]["streams"][one])
-            taken.append(one)
+            initialise_agent(parts.model, state["agent"], streams)
+            loaded.append("agent")
+        if config.init != "agent":
+            shared = [stream for stream in streams if stream in parts.mix.streams and stream != "task"]
+            if config.init == "rewards" and not shared:
+                raise UsageError(f"init_from={run} has the rewards {', '.join(streams)}, none of which this run learns")
+            for stream in shared:
+                parts.mix.streams[stream].load_state_dict(state["mix"]["streams"][stream])
+                loaded.append(stream)
     except (RuntimeError, LookupError, TypeError, AttributeError) as error:
-        words = shorten(str(error), 160, placeholder=" ...")
+        words = quote_error(error)
         raise UsageError(f"init_from={run} does not fit this run's environment, networks, options ({words})") from None
-    return f"from step {step:,} of {run}: {', '.join(taken)}"
+    return f"from step {step:,} of {run}: {', '.join(loaded)}"
+
+
+def initialise_agent(model: Any, state: dict[str, Any], streams: list[str]) -> None:
+    """Give an agent the weights in another one's state; only our own agents have more to take than a policy."""
+    if hasattr(model, "start_from"):
+        model.start_from(state, streams)
+    else:
+        model.policy.load_state_dict(state["modules"]["policy"])
 
 
 def keep_freed_memory() -> None:
     """Let glibc keep freed blocks for the next pass, as returning them to the kernel costs up to a quarter."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(TRIM_THRESHOLD, LIMIT)
-        libc.mallopt(MMAP_THRESHOLD, LIMIT)
+        libc.mallopt(TRIM_THRESHOLD, MALLOC_THRESHOLD_BYTES)
+        libc.mallopt(MMAP_THRESHOLD, MALLOC_THRESHOLD_BYTES)

@@ -11,21 +11,25 @@ from stable_baselines3.common.logger import Logger
 from runners.run.folder import OTHER_WAY
 from runners.run.progress import Guarded
 
-TAGS = {  # in result.json -> in the logs
-    "task_return": "final/return",
-    "success": "final/success",
-    "length": "final/length",
-    "goal_steps": "final/goal_steps",
+# A policy's entry in result.json and a number of it -> the number's tag in the logs.
+CLOSING_TAGS = {
+    ("this run", "task_return"): "final/return",
+    ("this run", "success"): "final/success",
+    ("this run", "length"): "final/length",
+    ("this run", "goal_steps"): "final/goal_steps",
+    (OTHER_WAY, "task_return"): "final/mode_return",
+    ("random", "task_return"): "final/random_return",
 }
-OTHERS = {OTHER_WAY: "final/mode_return", "random": "final/random_return"}  # policies whose return is logged
 
 
 def closing_scores(scores: dict[str, dict[str, Any]]) -> dict[str, float]:
     """The numbers of result.json by their tags in the logs; empty without an evaluation."""
-    own = scores.get("this run", {})
-    found = {tag: own.get(key) for key, tag in TAGS.items()}
-    found |= {tag: scores.get(policy, {}).get("task_return") for policy, tag in OTHERS.items()}
-    return {tag: float(value) for tag, value in found.items() if value is not None}
+    values = {}
+    for (policy, key), tag in CLOSING_TAGS.items():
+        value = scores.get(policy, {}).get(key)
+        if value is not None:
+            values[tag] = float(value)
+    return values
 
 
 def write_scores(logger: Logger, scores: dict[str, dict[str, Any]], step: int) -> None:

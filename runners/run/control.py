@@ -16,7 +16,9 @@ from runners.cli.value import replaced
 from runners.run.config import TrainConfig
 from runners.run.folder import LOG
 
-LIMIT = 200_000  # environment steps up to which `control=auto` starts a second run
+# Environment steps up to which `control=auto` starts a second run.
+MAX_CONTROLLED_STEPS = 200_000
+STOP_PATIENCE_S = 5
 
 
 class Control:
@@ -24,19 +26,23 @@ class Control:
 
     def __init__(self, config: TrainConfig, argv: list[str], folder: Path) -> None:
         changes = changes_of(config)
-        self.label = "control: " + ", ".join(f"{key.split('.', 1)[1]}={value}" for key, value in changes.items())
+        words = [f"{key.removeprefix('reward.')}={value}" for key, value in changes.items()]
+        self.label = f"control: {', '.join(words)}"
         self.run = folder / "control" / "run"
         self.log = self.run / LOG
         make_folder(make_folder(folder / "control") / "run")
-        extra = [f"{key}={value}" for key, value in changes.items()]
-        extra += ["cluster=none", "workers=1", "lag=0"] if config.cluster != "none" else []
-        extra += ["control=none", "video=false", "resume=auto", f"run_dir={self.run}"]
+        arguments = [f"{key}={value}" for key, value in changes.items()]
+        if config.cluster != "none":
+            arguments += ["cluster=none", "workers=1", "lag=0"]
+        arguments += ["control=none", "video=false", "resume=auto", f"run_dir={self.run}"]
         # It ends with this process, and waits for the control that an earlier one of this run may have left; Ctrl-C
         # reaches it through us, not through the terminal.
-        child = [sys.executable, "-m", "runners.sweep.child", str(os.getpid()), str(self.run), *replaced(argv, extra)]
+        child = [sys.executable, "-m", "runners.sweep.child", str(os.getpid()), str(self.run)]
+        child += replaced(argv, arguments)
         with appended(self.log) as log:
-            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            self.process = subprocess.Popen(child, start_new_session=True, **streams)
+            self.process = subprocess.Popen(
+                child, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
 
     def result(self, patience_s: float = 600.0) -> dict[str, Any] | None:
         """Wait for the control's evaluation; None if it failed or took too long."""
@@ -52,7 +58,7 @@ class Control:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(5)
+                self.process.wait(STOP_PATIENCE_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -60,7 +66,7 @@ class Control:
 
 def start(config: TrainConfig, argv: list[str], folder: Path) -> Control | None:
     """The control run in a second process, if a reward names one and the run is short."""
-    if not wanted(config):
+    if not is_controlled(config):
         return None
     try:
         control = Control(config, argv, folder)
@@ -73,12 +79,20 @@ def start(config: TrainConfig, argv: list[str], folder: Path) -> Control | None:
 
 def changes_of(config: TrainConfig) -> dict[str, Any]:
     """Command-line key -> value of what makes the run's rewards meaningless; empty if no reward names one."""
-    found = {name: rewards.get(name).control or {} for name in config.reward}
-    return {f"reward.{name}.{key}": value for name, control in found.items() for key, value in control.items()}
+    changes = {}
+    for name in config.reward:
+        for option, value in (rewards.get(name).control or {}).items():
+            changes[f"reward.{name}.{option}"] = value
+    return changes
 
 
-def wanted(config: TrainConfig) -> bool:
+def is_controlled(config: TrainConfig) -> bool:
     """Whether this run should have a control beside it."""
-    changes = [(*key.split(".")[1:], value) for key, value in changes_of(config).items()]
-    differs = any(getattr(config.reward[name], option, None) != value for name, option, value in changes)
-    return config.control == "auto" and differs and config.total_timesteps <= LIMIT
+    if config.control != "auto" or config.total_timesteps > MAX_CONTROLLED_STEPS:
+        return False
+    # A run whose reward is meaningless already is its own control.
+    for key, value in changes_of(config).items():
+        _, name, option = key.split(".")
+        if getattr(config.reward[name], option, None) != value:
+            return True
+    return False

@@ -11,7 +11,8 @@ from lodestar.state import Stateful
 from rewards.exploration.count import CountTable, Hash
 from runners.run.config import UsageError
 
-CELLS = 1_000_000  # distinguished at most; beyond, those least visited are forgotten
+# Cells that are distinguished at most; beyond, those least visited are forgotten.
+MAX_COVERAGE_CELLS = 1_000_000
 
 
 class Coverage(Stateful):
@@ -26,24 +27,24 @@ class Coverage(Stateful):
     def __init__(self, of: str, width: float, space: gym.Space) -> None:
         self.slice = slice(None)
         if of != "all":
-            found, shape = re.fullmatch(r"(\d+):(\d+)", of), space.shape
-            size = shape[0] if isinstance(space, gym.spaces.Box) and shape is not None and len(shape) == 1 else 0
-            low, high = map(int, found.groups()) if found else (0, 0)
-            if not low < high <= size:
-                fix = f"two numbers from 0 to {size}, as in 0:{min(size, 2)}, or all" if size else "all"
-                raise UsageError(f"coverage={of} is no part of the observation {space}; give {fix}")
-            self.slice = slice(low, high)
-            whole: Any = space
-            space = gym.spaces.Box(whole.low[self.slice], whole.high[self.slice], dtype=whole.dtype)
-        self.hash, self.table = Hash(space, [], width), CountTable(CELLS)
-        self.recent = np.zeros(0, np.uint64)  # cells since the last row of the log
+            self.slice = part_of_vector(of, space)
+            vector: Any = space
+            space = gym.spaces.Box(vector.low[self.slice], vector.high[self.slice], dtype=vector.dtype)
+        self.hash = Hash(space, [], width)
+        self.table = CountTable(MAX_COVERAGE_CELLS)
+        # Cells since the last row of the log.
+        self.recent = np.zeros(0, np.uint64)
         self._waiting: list[np.ndarray] = []
 
     def add(self, obs: Obs) -> None:
         """Count observations (N, ...), of NumPy or torch."""
         if not isinstance(obs, dict):
-            obs = np.asarray(obs.cpu() if hasattr(obs, "cpu") else obs)
-            obs = obs if self.slice == slice(None) else obs[:, self.slice]
+            if hasattr(obs, "cpu"):
+                obs = obs.cpu()
+            obs = np.asarray(obs)
+            # Without `of` an observation may be a single number.
+            if self.slice != slice(None):
+                obs = obs[:, self.slice]
         self._waiting.append(self.hash(obs))
 
     def count(self) -> None:
@@ -61,7 +62,28 @@ class Coverage(Stateful):
     def metrics(self) -> dict[str, float]:
         """For a row of the log."""
         self.count()
-        share = self.table.counts / max(self.table.counts.sum(), 1)
-        found = {"cells": len(share), "recent": len(self.recent), "entropy": -(share * np.log(share)).sum()}
+        counts = self.table.counts
+        share = counts / max(counts.sum(), 1)
+        values = {
+            "coverage/cells": float(len(share)),
+            "coverage/recent": float(len(self.recent)),
+            "coverage/entropy": float(-(share * np.log(share)).sum()),
+        }
         self.recent = self.recent[:0]
-        return {f"coverage/{name}": float(value) for name, value in found.items()}
+        return values
+
+
+def part_of_vector(of: str, space: gym.Space) -> slice:
+    """The numbers `A:B` of a vector; a UsageError where observations have no such part."""
+    size = 0
+    if isinstance(space, gym.spaces.Box) and len(space.shape) == 1:
+        size = space.shape[0]
+    match = re.fullmatch(r"(\d+):(\d+)", of)
+    if match:
+        low, high = map(int, match.groups())
+        if low < high <= size:
+            return slice(low, high)
+    fix = "all"
+    if size:
+        fix = f"two numbers from 0 to {size}, as in 0:{min(size, 2)}, or all"
+    raise UsageError(f"coverage={of} is no part of the observation {space}; give {fix}")

@@ -4,7 +4,9 @@ A second agent plays, with the weights of the one that trains, whose random numb
 learns the same whether it is evaluated or not.
 """
 
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +25,13 @@ from runners.run.video import Act, record_video
 if TYPE_CHECKING:
     from runners.run.build import Model
 
-SCORES = {"eval/return": "task_return", "eval/length": "length"}
-SCORES |= {"eval/success": "success", "eval/goal_steps": "goal_steps"}
+# Tag in the log -> entry of `Scores.to_dict`.
+EVALUATION_TAGS = {
+    "eval/return": "task_return",
+    "eval/length": "length",
+    "eval/success": "success",
+    "eval/goal_steps": "goal_steps",
+}
 
 
 class Interrupted(BaseException):
@@ -44,10 +51,18 @@ class Evaluator(Stateful):
         interrupted: Callable[[], bool],
         say: Callable[[str], None] = print,
     ) -> None:
-        self.config, self.folder, self.mix, self.interrupted, self.say = config, folder, parts.mix, interrupted, say
-        self.evaluated = self.filmed = 0  # environment steps at the last one
-        self.best = float("-inf")  # task return
-        self._model: Any = None  # the second agent
+        self.config = config
+        self.folder = folder
+        self.mix = parts.mix
+        self.interrupted = interrupted
+        self.say = say
+        # Environment steps at the last evaluation and at the last video.
+        self.evaluated = 0
+        self.filmed = 0
+        # The highest task return so far.
+        self.best = -math.inf
+        # The second agent, made when it is needed.
+        self._model: Any = None
 
     def is_due(self, step: int) -> bool:
         """Whether an evaluation is to be done at this step; still so after one that a signal cut short."""
@@ -62,19 +77,19 @@ class Evaluator(Stateful):
         films = _due(self.config.video_every, self.filmed, step)
         if not (evaluates or films):
             return {}
-        before = random_state()
-        found: dict[str, float] = {}
+        state_before = random_state()
+        scores: dict[str, float] = {}
         try:
-            act = self._policy(model, interruptible=not last)
-            if evaluates:
-                found = self._evaluate(step, act)
-            if films:
-                self._film(step, act, model)
-        except Interrupted:
-            pass  # an evaluation that was done before stays
+            # An evaluation that is done when a signal cuts the video short stays.
+            with suppress(Interrupted):
+                act = self._policy(model, interruptible=not last)
+                if evaluates:
+                    scores = self._evaluate(step, act)
+                if films:
+                    self._film(step, act, model)
         finally:
-            set_random_state(before)
-        return found
+            set_random_state(state_before)
+        return scores
 
     def _film(self, step: int, act: Act, model: "Model") -> None:
         """A video; one that fails is a sentence, not the end of training."""
@@ -97,29 +112,33 @@ class Evaluator(Stateful):
             self._model.masked = True
         act = policy(self._model, self.config, seed=self.config.seed)
 
-        def watched(obs: Any, begins: Any, mask: Any = None) -> Any:
+        def act_unless_interrupted(obs: Any, begins: Any, mask: Any = None) -> Any:
             if interruptible and self.interrupted():
                 raise Interrupted
             return act(obs, begins, mask)
 
-        return watched
+        return act_unless_interrupted
 
     def _evaluate(self, step: int, act: Act) -> dict[str, float]:
         config = self.config
         limits = limits_of(config, config.seed)
-        scores = play(config.env, act, max(config.eval_episodes, 1), mix=self.mix, **limits).to_dict()
+        episodes = max(config.eval_episodes, 1)
+        scores = play(config.env, act, episodes, mix=self.mix, **limits).to_dict()
         if scores["task_return"] > self.best:
             self.best = scores["task_return"]
-            weights = {"modules": {"policy": self._model.policy.state_dict()}}
-            masked = getattr(self._model, "masked", False)
-            state = {"agent": weights, "mix": self.mix.state_dict(), "masked": masked}
+            state = {
+                "agent": {"modules": {"policy": self._model.policy.state_dict()}},
+                "mix": self.mix.state_dict(),
+                "masked": getattr(self._model, "masked", False),
+            }
             try:
                 checkpoint.save(self.folder / checkpoint.BEST, state, step, keep=1)
             except OSError as error:
                 self.say(f"the best policy, of step {step:,}, is not kept ({error}); training continues")
         self.evaluated = step
-        return {tag: float(scores[key]) for tag, key in SCORES.items() if scores[key] is not None}
+        return {tag: float(scores[key]) for tag, key in EVALUATION_TAGS.items() if scores[key] is not None}
 
 
 def _due(every: int, last: int, step: int) -> bool:
+    """Whether a multiple of `every` lies between the step of the last time and this one."""
     return every > 0 and step // every > last // every

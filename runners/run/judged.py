@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rewards.mix.mix import Mix
 
-JUDGES = "judges"  # the entry of a policy's scores: reward -> a `JudgeUse` and two shares
+# The entry of a policy's scores: reward -> a `JudgeUse` and two shares.
+JUDGES_ENTRY = "judges"
 
 
 def judge_results(mix: "Mix") -> dict[str, Any]:
@@ -19,31 +20,28 @@ def judge_results(mix: "Mix") -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name, use in mix.judge_use().items():
         result = asdict(use)
-        result["answered_share"] = _share(use.answered, use.asked)
-        result["captions_labelled_share"] = _share(use.captions_labelled, use.captions)
+        result["answered_share"] = use.answered / use.asked if use.asked else None
+        result["captions_labelled_share"] = use.captions_labelled / use.captions if use.captions else None
         results[name] = result
-    return {JUDGES: results} if results else {}
+    return {JUDGES_ENTRY: results} if results else {}
 
 
 def judge_sentences(scores: Mapping[str, Any]) -> list[str]:
     """A sentence about each judge: what was asked, and what came of it."""
-    return [_sentence(name, use) for name, use in scores.get(JUDGES, {}).items()]
+    return [_sentence(name, use) for name, use in scores.get(JUDGES_ENTRY, {}).items()]
 
 
 def no_label_sentences(scores: Mapping[str, Any]) -> list[str]:
     """A sentence about each reward that was trained without a single label; the scores may be a stranger's file."""
-    found = scores.get(JUDGES)
-    uses = found.items() if isinstance(found, Mapping) else ()
-    silent = [str(name) for name, use in uses if isinstance(use, Mapping) and use.get("labels") == 0]
+    uses = scores.get(JUDGES_ENTRY)
+    if not isinstance(uses, Mapping):
+        return []
+    consequence = "these scores are those of a run without that reward, and a comparison says nothing about it"
     return [
-        f"{name} had no label of its judge: these scores are those of a run without that reward, and a comparison "
-        "says nothing about it"
-        for name in silent
+        f"{name} had no label of its judge: {consequence}"
+        for name, use in uses.items()
+        if isinstance(use, Mapping) and use.get("labels") == 0
     ]
-
-
-def _share(part: int, whole: int | None) -> float | None:
-    return part / whole if whole else None
 
 
 def _sentence(name: str, use: Mapping[str, Any]) -> str:

@@ -22,35 +22,44 @@ from lodestar.tables import MODULE_AND_CLASS, module_name
 from runners.run.build import load_run, networks_that_fit
 from runners.run.config import UsageError
 
-OFFLINE = {  # the class that a file of runners.offline names -> where it is
-    place.partition(":")[2]: f"agents.offline.{place}"
-    for place in ("iql:IQL", "recoil:ReCOIL", "cpl:CPL", "cloning:Cloning", "rcsl:RCSL", "mbrcsl:MBRCSL", "dt:DT")
+# The class that a file of runners.offline names -> where it is.
+OFFLINE = {
+    "IQL": "agents.offline.iql:IQL",
+    "ReCOIL": "agents.offline.recoil:ReCOIL",
+    "CPL": "agents.offline.cpl:CPL",
+    "Cloning": "agents.offline.cloning:Cloning",
+    "RCSL": "agents.offline.rcsl:RCSL",
+    "MBRCSL": "agents.offline.mbrcsl:MBRCSL",
+    "DT": "agents.offline.dt:DT",
 }
-UNFOLDS = 10  # times the size of a file that what it makes may have; weights hardly compress
-SB3 = {"common": "ActorCriticPolicy", "sac": "SACPolicy", "td3": "TD3Policy", "dqn": "DQNPolicy"}  # by package
+# What a file makes may have so many times its size; weights hardly compress.
+MAX_UNFOLDING = 10
+# Package of Stable-Baselines3 -> its class of policies.
+SB3_POLICIES = {"common": "ActorCriticPolicy", "sac": "SACPolicy", "td3": "TD3Policy", "dqn": "DQNPolicy"}
 
 
 def load(source: str, observation_space: Space, action_space: Space) -> Any:
     """What `source` names, with `predict`, on the CPU; a UsageError or ValueError if it is none, or of other spaces."""
-    path, both = Path(source), (observation_space, action_space)
+    path = Path(source)
     if (path / "config.yaml").is_file():
         return load_run(path).model
     if path.suffix == ".zip" and path.is_file():
-        return _from_zip(path, *both)
+        return _from_zip(path, observation_space, action_space)
     if path.suffix == ".safetensors" and path.is_file():
-        return from_file(path, *both)
+        return from_file(path, observation_space, action_space)
     module, colon, function = source.rpartition(":")
-    why: Any = "there is no such file or run"
+    reason: Any = "there is no such file or run"
     if colon:
         if not MODULE_AND_CLASS.fullmatch(source) or module.endswith(".py"):
             raise UsageError(f"{source} is no module:function; give {module_name(module)}:{function or 'function'}")
+        # Importing executes whatever is in the file.
         try:
             act: Any = load_env_creator(source)
             return script(act, action_space)
-        except Exception as error:  # whatever importing executes
-            why = error
+        except Exception as error:
+            reason = error
     raise UsageError(
-        f"{source} is no policy ({why}); give a run's folder, a *.safetensors of runners.offline, a *.zip of "
+        f"{source} is no policy ({reason}); give a run's folder, a *.safetensors of runners.offline, a *.zip of "
         "Stable-Baselines3, or my_file:function"
     )
 
@@ -65,43 +74,53 @@ def from_file(path: Path, observation_space: Space, action_space: Space) -> Any:
     if kind not in OFFLINE:
         raise UsageError(f"{path} holds no policy of {', '.join(OFFLINE)} (but {kind!r}); give its run's folder")
     agent: Any = load_env_creator(OFFLINE[kind])
-    with networks_that_fit(SMALL + UNFOLDS * path.stat().st_size):
+    with networks_that_fit(_max_unfolded_size(path)):
         return agent.load(str(path), observation_space, action_space)
 
 
 def _from_zip(path: Path, observation_space: Space, action_space: Space) -> Any:
     import torch
 
-    most = SMALL + UNFOLDS * path.stat().st_size
+    max_size = _max_unfolded_size(path)
+    # A stranger's file can be wrong in every way.
     try:
         with zipfile.ZipFile(path) as file:
-            data = json.loads(_read_member(file, "data", most))
-            pickled = _read_member(file, "policy.pth", most)
+            data = json.loads(_read_member(file, "data", max_size))
+            pickled = _read_member(file, "policy.pth", max_size)
         # torch's format is a zip file, too, and an earlier one that is none.
         if zipfile.is_zipfile(io.BytesIO(pickled)):
             with zipfile.ZipFile(io.BytesIO(pickled)) as file:
-                _check_size("policy.pth", sum(member.file_size for member in file.infolist()), most)
+                size = sum(member.file_size for member in file.infolist())
+                _check_size("policy.pth", size, max_size)
         weights = torch.load(io.BytesIO(pickled), "cpu", weights_only=True)
-        module, options = data["policy_class"]["__module__"], data["policy_kwargs"]
-        _, package, _ = module.split(".")
+        options = data["policy_kwargs"]
+        _, package, _ = data["policy_class"]["__module__"].split(".")
         if ":serialized:" in options:
             raise ValueError(f"its options {', '.join(options)} are pickled")
-        kind: Any = load_env_creator(f"stable_baselines3.{package}.policies:{SB3[package]}")
-        with networks_that_fit(most):
+        kind: Any = load_env_creator(f"stable_baselines3.{package}.policies:{SB3_POLICIES[package]}")
+        with networks_that_fit(max_size):
+            # Nothing is learnt, so the schedule of the learning rate is 0.
             policy = kind(observation_space, action_space, lambda _: 0.0, **options)
         policy.load_state_dict(weights)
-    except Exception as error:  # a stranger's file can be wrong in every way
+    except Exception as error:
         words = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"{path} cannot be read here ({words:.300}); in Python, give make(..., base=model)") from None
     return policy
 
 
-def _read_member(file: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """A file in a zip file; a ValueError if it would unfold to more than `most` bytes."""
-    _check_size(name, file.getinfo(name).file_size, most)
+def _max_unfolded_size(path: Path) -> int:
+    """How many bytes what a file of weights holds may have."""
+    return SMALL + MAX_UNFOLDING * path.stat().st_size
+
+
+def _read_member(file: zipfile.ZipFile, name: str, max_size: int) -> bytes:
+    """A file in a zip file; a ValueError if it would unfold to more than `max_size` bytes."""
+    _check_size(name, file.getinfo(name).file_size, max_size)
     return file.read(name)
 
 
-def _check_size(name: str, size: int, most: int) -> None:
-    if size > most:
-        raise ValueError(f"its {name} unfolds to {size:,} bytes, more than the {most:,} that weights of its size do")
+def _check_size(name: str, size: int, max_size: int) -> None:
+    if size > max_size:
+        raise ValueError(
+            f"its {name} unfolds to {size:,} bytes, more than the {max_size:,} that weights of its size do"
+        )

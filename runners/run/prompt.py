@@ -25,6 +25,9 @@ from runners.run.config import UsageError
 if TYPE_CHECKING:
     from runners.offline import OfflineConfig
 
+# A prompt whose R^2 is lower gets a note.
+MIN_PROMPT_FIT = 0.1
+
 
 def zero_shot(
     config: "OfflineConfig", batch: Transitions, spaces: tuple[gym.Space, gym.Space], build: Callable[[Any], HILP]
@@ -37,18 +40,32 @@ def zero_shot(
         hilbert.load_state_dict(model.kept["phi"])
         model.phi = hilbert.phi
     else:
-        vector = HILP(HILPConfig(), *spaces).own.vector  # it refuses what it cannot use
-        given = config.reward_options | {"features": config.agent_options.get("features", HILPConfig.features)}
-        settings: Any = rewards.config_of("hilp", given)
-        states = vector(batch.obs), vector(batch.next_obs)
-        hilbert = Hilbert.learned(*states, episodes(batch), settings, config.seed, config.device)
-        model = build(hilbert.phi)
-        sizes = [model.own.obs_size, settings.features, settings.hidden]
-        model.kept = {"sizes": sizes, "phi": dict(hilbert.state_dict())}
-        model.learn(config.steps)
-    found = prompted(model, config.prompt, config.prompt_options, batch, spaces)
-    weak = found.get("fit", 1) < 0.1
-    return model, found, [f"prompt={config.prompt}: no direction fits it well, R^2 is below 0.1"] * weak
+        model = learn_policy(config, batch, spaces, build)
+    metrics = prompted(model, config.prompt, config.prompt_options, batch, spaces)
+    notes = []
+    if metrics.get("fit", 1) < MIN_PROMPT_FIT:
+        notes.append(f"prompt={config.prompt}: no direction fits it well, R^2 is below {MIN_PROMPT_FIT}")
+    return model, metrics, notes
+
+
+def learn_policy(
+    config: "OfflineConfig", batch: Transitions, spaces: tuple[gym.Space, gym.Space], build: Callable[[Any], HILP]
+) -> HILP:
+    """Learn phi, and of it a policy for every direction, which keeps phi."""
+    # An untrained agent refuses the spaces that it cannot use.
+    vector = HILP(HILPConfig(), *spaces).own.vector
+    features = config.agent_options.get("features", HILPConfig.features)
+    settings: Any = rewards.config_of("hilp", config.reward_options | {"features": features})
+    obs = vector(batch.obs)
+    next_obs = vector(batch.next_obs)
+    hilbert = Hilbert.learned(obs, next_obs, episodes(batch), settings, config.seed, config.device)
+    model = build(hilbert.phi)
+    model.kept = {
+        "sizes": [model.own.obs_size, settings.features, settings.hidden],
+        "phi": dict(hilbert.state_dict()),
+    }
+    model.learn(config.steps)
+    return model
 
 
 def prompted(
@@ -62,34 +79,51 @@ def prompted(
         return {}
     mix = rewards.make({name: {"scale": "none", **given}}, *spaces, gamma=model.config.gamma)
     refuse_missing(batch, mix, f"prompt={name}")
+    # A mix scores steps of environments, (T, N).
     scores, _ = mix.total(batch.map(lambda x: x[:, None]), mix.initial_memory(1), 0)
-    z, fit = direction(scores[:, 0], *(phi(model.own.vector(x)) for x in (batch.obs, batch.next_obs)))
+    before = phi(model.own.vector(batch.obs))
+    after = phi(model.own.vector(batch.next_obs))
+    z, fit = direction(scores[:, 0], before, after)
     if not z.any():
         raise UsageError(f"prompt={name} is worth the same in every recorded transition, which is no direction")
-    model.prompt = lambda x: np.broadcast_to(on_sphere(torch.from_numpy(z)).numpy(), (len(x), len(z)))
+    prompt = on_sphere(torch.from_numpy(z)).numpy()
+    model.prompt = lambda x: np.broadcast_to(prompt, (len(x), len(z)))
     return {"fit": fit}
 
 
 def goal_of(options: dict[str, Any], model: HILP, batch: Transitions) -> np.ndarray:
     """The goal as a vector (1, D): `place`, or what the transition `row` led to; of neither, the last one."""
-    place, row, count = options.get("place", []), options.get("row", -1), len(batch.step)
-    if unknown := {*options} - {"row", "place"}:
+    place = options.get("place", [])
+    row = options.get("row", -1)
+    count = len(batch.step)
+    unknown = options.keys() - {"row", "place"}
+    if unknown:
         raise UsageError(f"prompt.{min(unknown)}= is none of a goal's options; give prompt.row= or prompt.place=")
     if place and np.shape(place) != (model.own.obs_size,):
         raise UsageError(f"prompt.place={place} has not the {model.own.obs_size} numbers of an observation; give these")
     if not (isinstance(row, int) and -count <= row < count):
         raise UsageError(f"prompt.row={row} is not among the {count} rows of the data")
-    return np.array([place], np.float32) if place else model.own.vector(batch[row % count : row % count + 1].next_obs)
+    if place:
+        return np.array([place], np.float32)
+    row %= count
+    return model.own.vector(batch[row : row + 1].next_obs)
 
 
 def direction(worth: np.ndarray, before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, float]:
     """The direction z (d,) that fits rewards (N,) best and its R^2, at most 1; zeros for a constant reward."""
-    found, y = [(0.0, np.zeros(before.shape[1], np.float32))], worth - worth.mean(dtype=np.float64)
-    for x in (after - before, after - after.mean(axis=0)) if np.ptp(worth) > 0 else ():
+    best = np.zeros(before.shape[1], np.float32)
+    best_fit = 0.0
+    if not np.ptp(worth) > 0:
+        return best, best_fit
+    y = worth - worth.mean(dtype=np.float64)
+    # As the reward of a step, then as that of where it leads, up to a constant.
+    for x in (after - before, after - after.mean(axis=0)):
         z = np.linalg.lstsq(x, y, rcond=None)[0]
-        found.append((float(1 - np.square(y - x @ z).sum() / np.square(y).sum()), z.astype(np.float32)))
-    fit, z = max(found, key=lambda pair: pair[0])
-    return z, fit
+        fit = float(1 - np.square(y - x @ z).sum() / np.square(y).sum())
+        if fit > best_fit:
+            best = z.astype(np.float32)
+            best_fit = fit
+    return best, best_fit
 
 
 def refuse_missing(batch: Transitions, reads: Any, who: str) -> None:
@@ -97,5 +131,5 @@ def refuse_missing(batch: Transitions, reads: Any, who: str) -> None:
     missing = sorted({name.removeprefix("obs_") for name in reads.requires if getattr(batch, name) is None})
     if missing:
         options = {"frame": f"frames={reads.frame_size or 224}", "text": "text=true", "signals": "signals=true"}
-        needed = " ".join(options.get(name, name) for name in missing)
-        raise UsageError(f"{who} reads {', '.join(missing)}, which the data lacks; record with {needed}")
+        fix = " ".join(options.get(name, name) for name in missing)
+        raise UsageError(f"{who} reads {', '.join(missing)}, which the data lacks; record with {fix}")

@@ -23,6 +23,7 @@ from rewards.mix.mix import Mix
 from rewards.preference.users import Users
 from runners.run.config import TrainConfig, UsageError
 
+# (observation, whether an episode begins, its action mask if it has one) -> action
 Act = Callable[..., Any]
 
 
@@ -59,26 +60,27 @@ def scores_by_user(
     users = serving_reward(mix)
     if mix is None or users is None:
         return
-    judges, known = users.labelled.judges, users.labelled.z
-    rows = [(name, judges[name], z) for name, z in zip(judges, known)]
+    # A user is a name, a judge and the latent z that says to the policy whom it serves.
+    rows = [(name, judge, z) for (name, judge), z in zip(users.labelled.judges.items(), users.labelled.z)]
+    each = max(episodes // len(rows), 1)
     if new is not None:
         z, count = users.infer(new, answers)
         if not count:
             raise UsageError(f"new_user={new.name} answered no question; {users.failure or 'give another judge'}")
-        rows.append((f"a new user, {count} answer{'s' * (count > 1)}", new, z))
-    each = max(episodes // len(known), 1)
-    by_chance = play_episodes(config, None, mix, each, seed)
+        plural = "s" if count > 1 else ""
+        rows.append((f"a new user, {count} answer{plural}", new, z))
+    random_episodes = play_episodes(config, None, mix, each, seed)
     for name, judge, z in rows:
         with users.serving(z):
-            played = play_episodes(config, act, mix, each, seed)
-        found = ServedEpisodes()
-        for episode, other in zip(played, by_chance):
-            found.returns.append(float(episode.reward.sum(dtype=np.float64)))
-            found.lengths.append(len(episode.step))
-            found.cut += not episode.ended[-1].any()
+            served_episodes = play_episodes(config, act, mix, each, seed)
+        results = ServedEpisodes()
+        for episode, random_episode in zip(served_episodes, random_episodes):
+            results.returns.append(float(episode.reward.sum(dtype=np.float64)))
+            results.lengths.append(len(episode.step))
+            results.cut += not episode.ended[-1].any()
             if judge.synthetic:
-                found.successes.append(is_preferred(judge, episode, other, users.config.length))
-        yield name, found
+                results.successes.append(is_preferred(judge, episode, random_episode, users.config.length))
+        yield name, results
 
 
 def is_preferred(judge: SegmentJudge, episode: Transitions, other: Transitions, length: int) -> bool:
@@ -95,31 +97,44 @@ def play_episodes(config: TrainConfig, act: Act | None, mix: Mix, count: int, se
     No further one begins after `eval_steps` steps, and none is longer.
     """
     users = serving_reward(mix)
-    read = frozenset() if users is None else users.requires
-    options: dict[str, Any] = {name: True for name in ("text", "signals") if name in read}
-    env = make(config.env, max_episode_steps=config.max_episode_steps, **{**config.env_options, **options})
+    options = dict(config.env_options)
+    for name in ("text", "signals"):
+        if users is not None and name in users.requires:
+            options[name] = True
+    env = make(config.env, max_episode_steps=config.max_episode_steps, **options)
     with closing(guided(env, mix)) as env:
         env.action_space.seed(seed)
-        left = int(config.eval_steps)
+        steps_left = config.eval_steps
         episodes: list[Transitions] = []
-        while len(episodes) < count and left > 0:
-            episodes.append(play_episode(env, act, seed + len(episodes), int(config.eval_steps)))
-            left -= len(episodes[-1].step)
+        while len(episodes) < count and steps_left > 0:
+            episode = play_episode(env, act, seed + len(episodes), config.eval_steps)
+            episodes.append(episode)
+            steps_left -= len(episode.step)
         return episodes
 
 
-def play_episode(env: Any, act: Act | None, seed: int, most: int) -> Transitions:
+def play_episode(env: Any, act: Act | None, seed: int, max_steps: int) -> Transitions:
     """One episode (T, 1) of at most so many steps."""
-    cursor, rows = Cursor(1), list[Transitions]()
+    return stack([row for row, _, _ in play_steps(env, act, seed, max_steps)])
+
+
+def play_steps(env: Any, act: Act | None, seed: int, max_steps: int) -> Iterator[tuple[Transitions, Any, Any]]:
+    """The steps of one episode as they are taken: a transition (1,), the observation it led to, the info."""
+    cursor = Cursor(1)
     obs, info = env.reset(seed=seed)
     cursor.begin(modalities_of_one(info))
-    while len(rows) < most and not (rows and rows[-1].ended.any()):
+    for step in range(max_steps):
         mask = (info[MASK],) if MASK in info else ()
-        action = sample(env.action_space, *mask) if act is None else act(obs, not rows, *mask)
+        if act is None:
+            action = sample(env.action_space, *mask)
+        else:
+            action = act(obs, step == 0, *mask)
         next_obs, reward, terminated, truncated, info = env.step(action)
-        rows.append(from_gym_step(cursor, obs, action, float(reward), next_obs, terminated, truncated, info))
+        row = from_gym_step(cursor, obs, action, float(reward), next_obs, terminated, truncated, info)
+        yield row, next_obs, info
+        if terminated or truncated:
+            return
         obs = next_obs
-    return stack(rows)
 
 
 def new_judge(mix: Mix, kind: str, options: dict[str, Any]) -> SegmentJudge:
@@ -130,6 +145,6 @@ def new_judge(mix: Mix, kind: str, options: dict[str, Any]) -> SegmentJudge:
     if kind == "human":
         raise UsageError("new_user=human answers later; annotate first and give new_user=recorded new_user.path=FILE")
     if len(users.segments) < 2:
-        gathered = f"this checkpoint holds {len(users.segments)} segments"
-        raise UsageError(f"new_user={kind} has nothing to be asked about: {gathered}; evaluate a later one")
+        reason = f"this checkpoint holds {len(users.segments)} segments"
+        raise UsageError(f"new_user={kind} has nothing to be asked about: {reason}; evaluate a later one")
     return users.judge_of("new_user", {"judge": kind, **options}, len(users.labelled.judges))

@@ -17,17 +17,19 @@ import yaml
 from PIL import Image
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer import event_file_writer
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.tensorboard import summary
 
 from rewards.mix.mix import Mix
 from runners.run.config import TrainConfig, flatten, to_dict
-from runners.run.progress import TASK_RETURN, TensorBoardLog
+from runners.run.progress import TASK_RETURN, ExcludedFormats, LoggedValues, TensorBoardLog
 from runners.run.video import Episode, draw
 
-BINS = 64
-FRAMES = 60  # of a video that is shown as a moving picture
-SIDE = 224  # pixels of its width
+HISTOGRAM_BINS = 64
+# Of a video that is shown as a moving picture.
+MAX_GIF_FRAMES = 60
+GIF_WIDTH_PX = 224
+GIF_FRAME_MS = 80
 
 
 def begin(folder: Path, config: TrainConfig, step: int) -> None:
@@ -36,11 +38,16 @@ def begin(folder: Path, config: TrainConfig, step: int) -> None:
         event_file_writer.EventFileWriter(str(folder)).close()
     if step > 0:
         return
-    values = to_dict(config)  # as text, and as hyper-parameters that TensorBoard's table compares runs by
+    values = to_dict(config)
+    # As text, which Markdown leaves as it is if it is indented.
     lines = yaml.safe_dump(json.loads(json.dumps(values)), sort_keys=False).splitlines()
-    plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in flatten(values).items()}
-    markdown = "\n".join(f"    {line}" for line in lines)  # indented: as it is
-    _add(folder, 0, summary.text("configuration", markdown), *summary.hparams(plain, {TASK_RETURN: 0.0}))
+    markdown = "\n".join(f"    {line}" for line in lines)
+    # As hyper-parameters, by which TensorBoard's table compares runs; these may be plain values only.
+    parameters = flatten(values)
+    for key, value in parameters.items():
+        if not isinstance(value, bool | int | float | str):
+            parameters[key] = str(value)
+    _write(folder, 0, summary.text("configuration", markdown), *summary.hparams(parameters, {TASK_RETURN: 0.0}))
 
 
 class HistogramLog(TensorBoardLog):
@@ -48,49 +55,64 @@ class HistogramLog(TensorBoardLog):
 
     def __init__(self, folder: Path, step: int, *, model: Any, mix: Mix) -> None:
         super().__init__(folder, step)
-        self.model, self.mix = model, mix
+        self.model = model
+        self.mix = mix
+        # From now on the mix keeps the scores that it sees.
         mix.watched = {}
 
-    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+    def write(self, key_values: LoggedValues, key_excluded: ExcludedFormats, step: int = 0) -> None:
         super().write(key_values, key_excluded, step)
         for tag, values in self._arrays():
-            if len(finite := values[np.isfinite(values)]):
-                self.add(summary.histogram(tag, finite, BINS), step)
+            finite = values[np.isfinite(values)]
+            if len(finite):
+                self.add(summary.histogram(tag, finite, HISTOGRAM_BINS), step)
         self.mix.watched = {}
 
     def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         policy = self.model.policy
-        parameters = dict(policy.named_parameters()) if isinstance(policy, nn.Module) else {}
+        parameters: dict[str, Tensor] = {}
+        if isinstance(policy, nn.Module):
+            parameters = dict(policy.named_parameters())
         for name, value in (parameters or policy.state_dict()).items():
             if value.is_floating_point():
-                yield f"weights/{name}", value.detach().float().cpu().numpy().ravel()
+                yield f"weights/{name}", _flat_array(value)
         for name, value in parameters.items():
             if value.grad is not None:
-                yield f"gradients/{name}", value.grad.float().cpu().numpy().ravel()
+                yield f"gradients/{name}", _flat_array(value.grad)
         for name, scores in (self.mix.watched or {}).items():
             yield f"scores/{name}", scores
 
 
+def _flat_array(values: Tensor) -> np.ndarray:
+    return values.detach().float().cpu().numpy().ravel()
+
+
 def shows(config: TrainConfig, run: Path, step: int) -> Callable[[Episode], None] | None:
     """What writes an episode of a run at a step, where the run has such a log."""
-    return functools.partial(add_video, run / "tensorboard", step) if "tensorboard" in config.logger else None
+    if "tensorboard" not in config.logger:
+        return None
+    return functools.partial(add_video, run / "tensorboard", step)
 
 
 def add_video(folder: Path, step: int, episode: Episode) -> None:
     """Write an episode as a moving picture, of which the image tab shows the one of each step."""
     count = len(episode.images)
-    shown = np.unique(np.linspace(0, count - 1, min(count, FRAMES)).astype(int))
-    frames = [Image.fromarray(draw(episode, int(t))) for t in shown]
-    height = round(frames[0].height * SIDE / frames[0].width)
-    small: list[Any] = [np.asarray(frame.resize((SIDE, height))) for frame in frames]
+    steps = np.unique(np.linspace(0, count - 1, min(count, MAX_GIF_FRAMES)).astype(int))
+    frames: list[Any] = []
+    for t in steps:
+        frame = Image.fromarray(draw(episode, int(t)))
+        height = round(frame.height * GIF_WIDTH_PX / frame.width)
+        frames.append(np.asarray(frame.resize((GIF_WIDTH_PX, height))))
     buffer = io.BytesIO()
-    imageio.mimwrite(buffer, small, format="gif", duration=80, loop=0)
-    image = Summary.Image(height=height, width=SIDE, colorspace=3, encoded_image_string=buffer.getvalue())
-    _add(folder, step, Summary(value=[Summary.Value(tag="video", image=image)]))
+    imageio.mimwrite(buffer, frames, format="gif", duration=GIF_FRAME_MS, loop=0)
+    # Three channels of colour.
+    gif = buffer.getvalue()
+    image = Summary.Image(height=len(frames[0]), width=GIF_WIDTH_PX, colorspace=3, encoded_image_string=gif)
+    _write(folder, step, Summary(value=[Summary.Value(tag="video", image=image)]))
 
 
-def _add(folder: Path, step: int, *summaries: Any) -> None:
+def _write(folder: Path, step: int, *summaries: Any) -> None:
     log = TensorBoardLog(folder)
-    for each in summaries:
-        log.add(each, step)
+    for content in summaries:
+        log.add(content, step)
     log.close()

@@ -4,10 +4,11 @@
 reads, a caption or a small frame, stands between the picture and the rewards.
 """
 
+import math
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -19,34 +20,42 @@ from PIL import Image, ImageDraw, ImageFont
 from envs import render
 from envs.family import family_of
 from envs.make import creator, make, spec_of
-from envs.masks import sample
-from envs.steps import Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions, stack
-from envs.types import MASK
 from lodestar.files import replacing
 from rewards.adapters.guided import guided
 from rewards.mix.mix import Mix
 from runners.cli.output import Ticker
 from runners.run.config import TrainConfig
 from runners.run.curve import colours
+from runners.run.served import Act, play_steps
 
-Act = Callable[..., Any]  # (observation, whether an episode begins, its action mask if it has one) -> action
-
-BACKGROUND, INK = "#16181d", "#c8ccd4"
-SIDE = 448  # pixels of the picture's longer side, and of the video's width
-LANE = 64  # pixels of a stream's plot below it
-PANEL = 112  # pixels of what the reward reads, if it reads something
-STEPS = 1000  # of an episode that are shown at most
+BACKGROUND = "#16181d"
+TEXT_COLOUR = "#c8ccd4"
+# The picture's longer side, and the video's width.
+PICTURE_SIDE_PX = 448
+# The height of a stream's plot below the picture, and of what the reward reads, if it reads something.
+LANE_PX = 64
+PANEL_PX = 112
+MARGIN_PX = 10
+FONT_PX = 13
+# H.264 wants sides that are multiples of this.
+CODEC_BLOCK_PX = 16
+MAX_SHOWN_STEPS = 1000
 
 
 class Episode(NamedTuple):
     """What is shown of T steps."""
 
-    images: list[np.ndarray]  # T pictures (H, W, 3), after each step; the longer side is SIDE
-    streams: dict[str, np.ndarray]  # name -> float32 (T,), its weighted reward; and the task's, if it is no part of it
-    texts: list[str] = []  # the caption after each step; empty if no reward reads it
-    seen: list[np.ndarray] = []  # the frame that rewards read after each step, (side, side, 3); empty if none does
-    ending: str = "cut"  # at the limit of steps, or "terminated" or "truncated"
+    # T pictures (H, W, 3), after each step; the longer side is PICTURE_SIDE_PX.
+    images: list[np.ndarray]
+    # Name -> float32 (T,), a stream's weighted reward; and the task's, if it is no part of it.
+    streams: dict[str, np.ndarray]
+    # The caption after each step; empty if no reward reads it.
+    texts: list[str] = []
+    # The frame that rewards read after each step, (side, side, 3); empty if none does.
+    seen: list[np.ndarray] = []
+    # "cut" at the limit of steps, or "terminated" or "truncated".
+    ending: str = "cut"
 
 
 def record_video(
@@ -56,7 +65,8 @@ def record_video(
     if not can_be_drawn(config.env):
         return "none (this environment cannot be drawn)"
     episode = play(config, act, mix, seed)
-    fps = max(10, min(30, len(episode.images) // 8))  # short episodes in slow motion
+    # Short episodes are shown in slow motion.
+    fps = max(10, min(30, len(episode.images) // 8))
     write(path, [episode], fps)
     if also is not None:
         also(episode)
@@ -65,126 +75,169 @@ def record_video(
 
 def write(path: Path, episodes: Iterable[Episode], fps: int) -> int:
     """Write episodes one after the other, as mp4, or gif if the name says so; returns how many frames there are."""
-    moving: dict[str, Any] = {"fps": fps, "codec": "libx264", "quality": 7, "macro_block_size": 16}
+    options: dict[str, Any] = {"fps": fps, "codec": "libx264", "quality": 7, "macro_block_size": CODEC_BLOCK_PX}
     if path.suffix == ".gif":
-        moving = {"duration": 1000 / fps, "loop": 0}
+        options = {"duration": 1000 / fps, "loop": 0}
     count = 0
     tick = Ticker(f"writing {path}")
-    with replacing(path) as temporary, cast(Any, imageio.get_writer(temporary, **moving)) as writer:
-        for frame in (draw(one, t) for one in episodes for t in range(len(one.images))):
-            writer.append_data(frame)
-            count += 1
-            tick("picture {:,}", count)
+    with replacing(path) as temporary, cast(Any, imageio.get_writer(temporary, **options)) as writer:
+        for episode in episodes:
+            for t in range(len(episode.images)):
+                writer.append_data(draw(episode, t))
+                count += 1
+                tick("picture {:,}", count)
     return count
 
 
 def can_be_drawn(env_id: str) -> bool:
     """Whether an environment declares that it draws pictures; one that declares nothing is taken to."""
     spec = spec_of(env_id)
-    mode = family_of(spec).arguments(spec, {"render_mode": "rgb_array"}, None)["render_mode"]  # as the family calls it
-    return mode in getattr(creator(env_id), "metadata", {}).get("render_modes", [mode])
+    # Some families have a name of their own for this mode.
+    mode = family_of(spec).arguments(spec, {"render_mode": "rgb_array"}, None)["render_mode"]
+    return mode in _metadata(env_id).get("render_modes", [mode])
+
+
+def _metadata(env_id: str) -> dict[str, Any]:
+    """What the class of an environment declares; nothing for one that a function makes."""
+    return getattr(creator(env_id), "metadata", {})
 
 
 def open_env(config: TrainConfig, mix: Mix, drawn: bool = True, also: Collection[str] = ()) -> Any:
     """The environment of a run, with what its rewards read and `also` names; text for pictures unless `drawn`."""
-    modes = getattr(creator(config.env), "metadata", {}).get("render_modes", [])
-    read = {*mix.requires, *also}
-    options: dict[str, Any] = {name: name in read for name in ("text", "signals")} | config.env_options
-    options |= {"frame_size": mix.frame_size, "max_episode_steps": config.max_episode_steps}
-    mode = "rgb_array" if drawn else "ansi" if "ansi" in modes else None
+    needs = {*mix.requires, *also}
+    options: dict[str, Any] = {"text": "text" in needs, "signals": "signals" in needs} | config.env_options
+    options["frame_size"] = mix.frame_size
+    options["max_episode_steps"] = config.max_episode_steps
+    mode = None
+    if drawn:
+        mode = "rgb_array"
+    elif "ansi" in _metadata(config.env).get("render_modes", []):
+        mode = "ansi"
     return guided(make(config.env, render_mode=mode, **options), mix)
 
 
 def play(
-    config: TrainConfig, act: Act | None, mix: Mix, seed: int, steps: int = STEPS, drawn: bool = True, env: Any = None
+    config: TrainConfig,
+    act: Act | None,
+    mix: Mix,
+    seed: int,
+    steps: int = MAX_SHOWN_STEPS,
+    drawn: bool = True,
+    env: Any = None,
 ) -> Episode:
     """One episode of at most so many steps, with every stream's reward; `act` of None acts at random.
 
     `drawn` says whether the environment draws pictures; `env` is what `open_env` gave, to be used again, or None for
     one that is closed at the end.
     """
-    images, texts, rows = list[np.ndarray](), list[str](), list[Transitions]()
-    cursor, ending = Cursor(1), "cut"
-    with closing(open_env(config, mix, drawn)) if env is None else nullcontext(env) as env:
-        env.action_space.seed(seed)
-        obs, info = env.reset(seed=seed)
-        cursor.begin(modalities_of_one(info))
-        while ending == "cut" and len(rows) < steps:
-            mask = (info[MASK],) if MASK in info else ()
-            action = sample(env.action_space, *mask) if act is None else act(obs, not rows, *mask)
-            next_obs, reward, terminated, truncated, info = env.step(action)
-            rows.append(from_gym_step(cursor, obs, action, float(reward), next_obs, terminated, truncated, info))
-            images.append(picture(env, next_obs, drawn))
-            texts += [str(info["text"])] if "text" in mix.requires else []
-            obs, ending = next_obs, "terminated" if terminated else "truncated" if truncated else "cut"
+    if env is None:
+        with closing(open_env(config, mix, drawn)) as env:
+            return play(config, act, mix, seed, steps, drawn, env)
+    images: list[np.ndarray] = []
+    texts: list[str] = []
+    rows: list[Transitions] = []
+    env.action_space.seed(seed)
+    for row, obs, info in play_steps(env, act, seed, steps):
+        rows.append(row)
+        images.append(picture(env, obs, drawn))
+        if "text" in mix.requires:
+            texts.append(str(info["text"]))
     batch = stack(rows)
-    seen = [] if batch.frame is None else [np.asarray(frame) for frame in batch.frame[:, 0]]
+    frames = [] if batch.frame is None else [np.asarray(frame) for frame in batch.frame[:, 0]]
     raw, _ = mix.score(mix.embed(batch))
     streams = {name: part[:, 0] for name, part in mix.parts(raw, config.total_timesteps).items()}
     if "task" not in streams:
         streams["task (not in the reward)"] = batch.reward[:, 0]
-    return Episode(images, streams, texts, seen, ending)
+    ending = "cut"
+    if batch.terminated[-1].any():
+        ending = "terminated"
+    elif batch.truncated[-1].any():
+        ending = "truncated"
+    return Episode(images, streams, texts, frames, ending)
 
 
 def picture(env: Any, obs: Any, drawn: bool) -> np.ndarray:
-    """The environment's picture, its longer side SIDE; of one that draws none, its text or its observation."""
+    """The environment's picture, its longer side PICTURE_SIDE_PX; of one that draws none, its text or observation."""
     if drawn:
-        return render.picture(env, SIDE)
-    text = str(env.render()) if env.render_mode == "ansi" else f"observation\n{obs}"
-    return written(re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text))
+        return render.picture(env, PICTURE_SIDE_PX)
+    text = f"observation\n{obs}"
+    if env.render_mode == "ansi":
+        text = str(env.render())
+    # Without what would colour it on a terminal.
+    return draw_text(re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text))
 
 
-def written(text: str) -> np.ndarray:
-    """Text as a picture (SIDE, SIDE, 3), in letters of one width that are as large as fits."""
+def draw_text(text: str) -> np.ndarray:
+    """Text as a picture (side, side, 3), in letters of one width that are as large as fits."""
     lines = text.splitlines() or [""]
-    width = max(map(len, lines))
-    size = int(max(6, min(20, (SIDE - 20) / max(0.61 * width, 1), (SIDE - 20) / (1.25 * len(lines)))))
-    canvas = Image.new("RGB", (SIDE, SIDE), BACKGROUND)
+    columns = max(map(len, lines))
+    side = PICTURE_SIDE_PX - 2 * MARGIN_PX
+    # A letter of this font is 0.61 of its size wide, a line 1.25 of it high.
+    fitting = min(side / max(0.61 * columns, 1), side / (1.25 * len(lines)))
+    size = int(max(6, min(20, fitting)))
+    canvas = Image.new("RGB", (PICTURE_SIDE_PX, PICTURE_SIDE_PX), BACKGROUND)
     font = ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSansMono.ttf", size)
     for number, line in enumerate(lines):
-        ImageDraw.Draw(canvas).text((10, 10 + 1.25 * size * number), line, fill=INK, font=font)
+        place = (MARGIN_PX, MARGIN_PX + 1.25 * size * number)
+        ImageDraw.Draw(canvas).text(place, line, fill=TEXT_COLOUR, font=font)
     return np.asarray(canvas)
 
 
 def draw(episode: Episode, t: int) -> np.ndarray:
     """Step t of an episode: the picture, what the rewards read of it, a lane per stream with its rewards so far."""
-    text = episode.texts[t] if episode.texts else None
-    seen = episode.seen[t] if episode.seen else None
     image = episode.images[t]
     # All pictures of a video have one size, that of the first.
-    high = len(episode.images[0])
-    below = high + (PANEL if text is not None or seen is not None else 0)
-    # H.264 wants multiples of 16.
-    canvas = Image.new("RGB", (SIDE, -(-(below + LANE * len(episode.streams) + 8) // 16) * 16), BACKGROUND)
-    canvas.paste(Image.fromarray(image), ((SIDE - image.shape[1]) // 2, 0))
-    pen = ImageDraw.Draw(canvas)
-    font = ImageFont.load_default(13)
-    left, width = 10, SIDE - 20
-    if seen is not None:  # the frame, pixel by pixel
-        side = PANEL - 12
-        small = Image.fromarray(np.asarray(seen, np.uint8)).resize((side, side), resample=0)  # 0: nearest
-        canvas.paste(small, (left, high + 8))
-        beside = left + side + 10
-        pen.text((beside, high + 8), f"read by the reward, {len(seen)} x {len(seen)}", fill=INK, font=font)
-    if text is not None:  # the caption, beside it
-        at = (left, high + 8) if seen is None else (beside, high + 28)
-        lines = textwrap.wrap(text, (SIDE - 10 - at[0]) // 7)[:4] or ["(no text)"]  # letters of about 7 pixels
-        pen.text(at, "\n".join(lines), fill=INK, font=font)
-    lanes = zip(colours(episode.streams).values(), episode.streams.items())
-    for number, (colour, (name, values)) in enumerate(lanes):
-        top = below + 6 + LANE * number
-        words = f"{name} {values[t]:+.4f}    sum {values[: t + 1].sum():+.2f}    step {t + 1}"
-        pen.text((left, top), words, fill=colour, font=font)
-        least = float(values.min())
-        span = float(values.max()) - least
-        # A stream that never changes is drawn in the middle of its lane.
-        unit = np.full(t + 1, 0.5)
-        if span > 0:
-            unit = (values[: t + 1] - least) / span
-        x = left + width * np.arange(t + 1) / max(len(values) - 1, 1)
-        y = top + 20 + (LANE - 28) * (1 - unit)
-        points = list(zip(x.tolist(), y.tolist()))
-        if len(points) > 1:
-            pen.line(points, fill=colour, width=1)
-        pen.ellipse([x[-1] - 3, y[-1] - 3, x[-1] + 3, y[-1] + 3], fill=colour)
+    panel_top = len(episode.images[0])
+    lanes_top = panel_top
+    if episode.texts or episode.seen:
+        lanes_top += PANEL_PX
+    height = lanes_top + LANE_PX * len(episode.streams) + 8
+    height = math.ceil(height / CODEC_BLOCK_PX) * CODEC_BLOCK_PX
+    canvas = Image.new("RGB", (PICTURE_SIDE_PX, height), BACKGROUND)
+    canvas.paste(Image.fromarray(image), ((PICTURE_SIDE_PX - image.shape[1]) // 2, 0))
+    _draw_panel(canvas, episode, t, panel_top)
+    stream_colours = colours(episode.streams)
+    for number, (name, values) in enumerate(episode.streams.items()):
+        _draw_lane(canvas, name, values, t, lanes_top + 6 + LANE_PX * number, stream_colours[name])
     return np.asarray(canvas)
+
+
+def _draw_panel(canvas: Image.Image, episode: Episode, t: int, panel_top: int) -> None:
+    """What rewards read of step t: the frame pixel by pixel, the caption beside it."""
+    pen = ImageDraw.Draw(canvas)
+    font = ImageFont.load_default(FONT_PX)
+    left = MARGIN_PX
+    top = panel_top + 8
+    if episode.seen:
+        frame = episode.seen[t]
+        side = PANEL_PX - 12
+        enlarged = Image.fromarray(np.asarray(frame, np.uint8)).resize((side, side), Image.Resampling.NEAREST)
+        canvas.paste(enlarged, (left, top))
+        left += side + 10
+        pen.text((left, top), f"read by the reward, {len(frame)} x {len(frame)}", fill=TEXT_COLOUR, font=font)
+        top += 20
+    if episode.texts:
+        # Letters are about 7 pixels wide.
+        columns = (PICTURE_SIDE_PX - MARGIN_PX - left) // 7
+        lines = textwrap.wrap(episode.texts[t], columns)[:4] or ["(no text)"]
+        pen.text((left, top), "\n".join(lines), fill=TEXT_COLOUR, font=font)
+
+
+def _draw_lane(canvas: Image.Image, name: str, values: np.ndarray, t: int, top: int, colour: str) -> None:
+    """A stream's rewards (T,) up to step t, on the scale of the whole episode."""
+    pen = ImageDraw.Draw(canvas)
+    so_far = values[: t + 1]
+    words = f"{name} {values[t]:+.4f}    sum {so_far.sum():+.2f}    step {t + 1}"
+    pen.text((MARGIN_PX, top), words, fill=colour, font=ImageFont.load_default(FONT_PX))
+    least = float(values.min())
+    span = float(values.max()) - least
+    # A stream that never changes is drawn in the middle of its lane.
+    unit = np.full(t + 1, 0.5)
+    if span > 0:
+        unit = (so_far - least) / span
+    width = PICTURE_SIDE_PX - 2 * MARGIN_PX
+    x = MARGIN_PX + width * np.arange(t + 1) / max(len(values) - 1, 1)
+    y = top + 20 + (LANE_PX - 28) * (1 - unit)
+    if t > 0:
+        pen.line(list(zip(x.tolist(), y.tolist())), fill=colour, width=1)
+    pen.ellipse([x[-1] - 3, y[-1] - 3, x[-1] + 3, y[-1] + 3], fill=colour)

@@ -7,7 +7,6 @@ is continued goes on in the same run there.
 import os
 import secrets
 from pathlib import Path
-from typing import Any
 
 import wandb
 from stable_baselines3.common.logger import KVWriter
@@ -15,25 +14,31 @@ from stable_baselines3.common.logger import KVWriter
 from lodestar.files import read_text
 from runners.run.checkpoint import write_atomically
 from runners.run.config import TrainConfig, to_dict
-from runners.run.progress import scalars
+from runners.run.progress import ExcludedFormats, LoggedValues, scalars
 
 
 class WandbLog(KVWriter):
     """A row a dump, with the tags of metrics.csv."""
 
     def __init__(self, folder: Path, config: TrainConfig) -> None:
-        named = folder / "wandb_id.txt"
-        if not named.is_file():
-            write_atomically(named, secrets.token_hex(8))
+        id_file = folder / "wandb_id.txt"
+        # A run that is continued has its id already.
+        if not id_file.is_file():
+            write_atomically(id_file, secrets.token_hex(8))
         try:
-            about: dict[str, Any] = {"id": read_text(named), "name": "/".join(folder.resolve().parts[-3:])}
-            about |= {"project": os.environ.get("WANDB_PROJECT", "lodestar"), "config": to_dict(config)}
-            quiet = wandb.Settings(console="off")
-            self.run = wandb.init(dir=str(folder), resume="allow", settings=quiet, **about)
+            self.run = wandb.init(
+                dir=str(folder),
+                id=read_text(id_file),
+                name="/".join(folder.resolve().parts[-3:]),
+                project=os.environ.get("WANDB_PROJECT", "lodestar"),
+                config=to_dict(config),
+                resume="allow",
+                settings=wandb.Settings(console="off"),
+            )
         except wandb.Error as error:
             raise OSError(f"{error}; WANDB_MODE=offline needs neither key nor network") from error
 
-    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+    def write(self, key_values: LoggedValues, key_excluded: ExcludedFormats, step: int = 0) -> None:
         try:
             self.run.log(scalars(key_values), step=step)
         except wandb.Error as error:

@@ -254,7 +254,7 @@ def draw(config: TransferConfig, results: dict[str, Any], rows: dict[int, np.nda
     """The transfers, a row a source with its place in the order, and what they add up to."""
     from matplotlib.figure import Figure
 
-    from runners.run.curve import STREAMS
+    from runners.run.curve import STREAM_COLOURS
 
     sources = sorted(rows)
     numbered = {label: f"{k}. {label}" for k, label in enumerate(results["orders"][OURS], 1)}
@@ -268,7 +268,7 @@ def draw(config: TransferConfig, results: dict[str, Any], rows: dict[int, np.nda
     # Squares mark each policy on the task that it was trained on.
     left.scatter(sources, range(len(sources)), marker="s", facecolors="none", edgecolors="white")
     left.set(xlabel="task", ylabel="trained on (numbers: order of choice)", title="zero-shot transfer")
-    for colour, (name, values) in zip(STREAMS, results["generalised"].items()):
+    for colour, (name, values) in zip(STREAM_COLOURS, results["generalised"].items()):
         count = range(1, len(values) + 1)
         mark = "."
         # Equidistant sources are spread for the whole budget: fewer of them mean nothing.

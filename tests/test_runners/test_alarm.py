@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from runners.run.progress import WINDOW, Alarm, apart
+from runners.run.progress import ALARM_WINDOW_ROWS, Alarm, apart
 
 ROWS = 30
 UP, DOWN = np.linspace(0.0, 10.0, ROWS), np.linspace(10.0, 0.0, ROWS)
 
 
 def test_a_learned_return_that_rises_while_the_tasks_falls_is_found_after_one_window() -> None:
-    assert apart(DOWN, UP).tolist() == [False] * (WINDOW - 1) + [True] * (ROWS - WINDOW + 1)
+    assert apart(DOWN, UP).tolist() == [False] * (ALARM_WINDOW_ROWS - 1) + [True] * (ROWS - ALARM_WINDOW_ROWS + 1)
 
 
 @pytest.mark.parametrize(("task", "learned"), [(UP, UP), (DOWN, DOWN), (UP, DOWN), (np.zeros(ROWS), UP)])
@@ -23,10 +23,10 @@ def test_noise_without_a_direction_is_no_alarm() -> None:
 
 
 def test_a_small_fall_after_a_long_climb_is_no_alarm() -> None:
-    task = np.concatenate([np.linspace(0, 100, 30), np.linspace(100, 90, WINDOW)])
-    learned = np.concatenate([np.linspace(0, 10, 30), np.linspace(10, 20, WINDOW)])
+    task = np.concatenate([np.linspace(0, 100, 30), np.linspace(100, 90, ALARM_WINDOW_ROWS)])
+    learned = np.concatenate([np.linspace(0, 10, 30), np.linspace(10, 20, ALARM_WINDOW_ROWS)])
     assert not apart(task, learned).any()
-    task[30:] = np.linspace(100, 50, WINDOW)
+    task[30:] = np.linspace(100, 50, ALARM_WINDOW_ROWS)
     assert apart(task, learned)[-1]
 
 
@@ -45,7 +45,7 @@ def test_it_speaks_once_a_stretch_and_names_the_steps() -> None:
 
 def test_a_run_that_continues_remembers_the_rows_before() -> None:
     said: list[str] = []
-    rows = [{"step": str(i), "task": str(DOWN[i]), "learned": str(UP[i])} for i in range(WINDOW - 1)]
+    rows = [{"step": str(i), "task": str(DOWN[i]), "learned": str(UP[i])} for i in range(ALARM_WINDOW_ROWS - 1)]
     rows.append({"step": "9", "task": "", "learned": ""})
     alarm = Alarm("task", "learned", said.append, rows)
     alarm.write({"task": DOWN[9], "learned": UP[9]}, {}, 9)

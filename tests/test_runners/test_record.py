@@ -54,7 +54,7 @@ def test_noise_is_the_share_of_random_actions_and_the_state_of_a_policy_is_hande
 
 
 def test_states_that_were_met_are_kept_for_a_students_starts(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("runners.record.STATES", 10)
+    monkeypatch.setattr("runners.record.MAX_RECORDED_STATES", 10)
     files = {name: tmp_path / f"{name}.safetensors" for name in ("out", "snapshots")}
     assert main(["env=CartPole-v1", "steps=30", *(f"{name}={file}" for name, file in files.items())]) == 0
     assert f"starts={files['snapshots']}" in capsys.readouterr().out

@@ -512,10 +512,10 @@ def test_a_control_is_wanted_for_short_runs_of_rewards_that_name_one(monkeypatch
 
     monkeypatch.setattr(rewards.table, "registered", {"paid": Paid})
     plain = ["env=CartPole-v1", "reward=paid"]
-    assert control.wanted(compose(plain)[0])
+    assert control.is_controlled(compose(plain)[0])
     for arguments in ([*plain, "control=none"], [*plain, "total_timesteps=3e5"], [*plain, "reward.paid.weight=0.0"]):
-        assert not control.wanted(compose(arguments)[0]), arguments
-    assert not control.wanted(compose(["env=CartPole-v1", "reward=rnd"])[0])
+        assert not control.is_controlled(compose(arguments)[0]), arguments
+    assert not control.is_controlled(compose(["env=CartPole-v1", "reward=rnd"])[0])
 
 
 @pytest.mark.parametrize("name", ["agents", "envs"])

@@ -5,7 +5,7 @@ import pytest
 from runners.run.build import build, load_run
 from runners.run.config import UsageError
 from runners.run.curve import colours
-from runners.run.video import LANE, PANEL, SIDE, Episode, draw, play, written
+from runners.run.video import LANE_PX, PANEL_PX, PICTURE_SIDE_PX, Episode, draw, draw_text, play
 from runners.train import main as train
 from runners.watch import WatchConfig, Window, frames_a_second, main, play_all, summary, watch
 
@@ -30,12 +30,12 @@ def test_a_film_holds_every_step_with_a_lane_for_each_stream(run, tmp_path, caps
     assert capsys.readouterr().out.strip() == f"{tmp_path / name}: 18 frames of CartPole-v1, step 256"
     frames = [np.asarray(frame)[..., :3] for frame in imageio.mimread(tmp_path / name, memtest=False)]
     # CartPole's picture is 600 x 400; a film's height is a multiple of 16.
-    height = round(SIDE * 400 / 600)
-    assert len(frames) == 18 and frames[0].shape == (-(-(height + 2 * LANE + 8) // 16) * 16, SIDE, 3)
+    height = round(PICTURE_SIDE_PX * 400 / 600)
+    assert len(frames) == 18 and frames[0].shape == (-(-(height + 2 * LANE_PX + 8) // 16) * 16, PICTURE_SIDE_PX, 3)
     for number, colour in enumerate(colours(["task", "rnd"]).values()):
-        top = height + 6 + LANE * number
-        first, last = (coloured(frames[t][top + 18 : top + LANE - 2], colour) for t in (0, 8))
-        assert first.max() < 30 and last.max() > SIDE - 30  # the line has grown from the left to the right
+        top = height + 6 + LANE_PX * number
+        first, last = (coloured(frames[t][top + 18 : top + LANE_PX - 2], colour) for t in (0, 8))
+        assert first.max() < 30 and last.max() > PICTURE_SIDE_PX - 30  # the line has grown from the left to the right
     assert frames[0][:height].std() > 5
 
 
@@ -43,7 +43,7 @@ def test_a_window_shows_each_step_once_and_heeds_its_keys(monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     import pygame
 
-    picture = np.zeros((SIDE, SIDE, 3), np.uint8)
+    picture = np.zeros((PICTURE_SIDE_PX, PICTURE_SIDE_PX, 3), np.uint8)
     episode = Episode([picture] * 40, {"task": np.ones(40, np.float32)})
     window = Window("test", 600)
 
@@ -52,7 +52,7 @@ def test_a_window_shows_each_step_once_and_heeds_its_keys(monkeypatch):
             pygame.event.post(pygame.event.Event(pygame.KEYDOWN, key=key))
 
     try:
-        pygame.display.set_mode((SIDE, SIDE))
+        pygame.display.set_mode((PICTURE_SIDE_PX, PICTURE_SIDE_PX))
         pygame.event.clear()
         press(pygame.K_UP, pygame.K_RIGHT, pygame.K_n)
         assert window.show(episode) and window.count == 1 and window.speed == 4.0
@@ -106,25 +106,23 @@ def test_what_draws_nothing_is_written(run):
     parts = build(probe)
     episode = play(probe, None, parts.mix, 0, drawn=False)
     assert episode.ending == "terminated" and len(episode.images) == 1
-    assert episode.images[0].shape == (SIDE, SIDE, 3) and episode.images[0].max() > 150
-    np.testing.assert_array_equal(written("a b"), written("a b"))
-    assert (written("abc") != written("abd")).any() and written("").shape == (SIDE, SIDE, 3)
+    assert episode.images[0].shape == (PICTURE_SIDE_PX, PICTURE_SIDE_PX, 3) and episode.images[0].max() > 150
+    np.testing.assert_array_equal(draw_text("a b"), draw_text("a b"))
+    assert (draw_text("abc") != draw_text("abd")).any() and draw_text("").shape == (PICTURE_SIDE_PX, PICTURE_SIDE_PX, 3)
 
 
 def test_what_the_reward_reads_stands_between_picture_and_lanes():
-    image = np.zeros((SIDE, SIDE, 3), np.uint8)
+    image = np.zeros((PICTURE_SIDE_PX, PICTURE_SIDE_PX, 3), np.uint8)
     streams = {"clip": np.zeros(3, np.float32)}
     seen = np.zeros((2, 2, 3), np.uint8)
     seen[0, 0], seen[1, 1] = 250, 130
     drawn = draw(Episode([image], streams, ["You see a newt."], [seen]), 0)
-    assert len(drawn) >= SIDE + PANEL + LANE
-    small = drawn[SIDE + 8 : SIDE + 8 + PANEL - 12, 10 : 10 + PANEL - 12]
+    assert len(drawn) >= PICTURE_SIDE_PX + PANEL_PX + LANE_PX
+    small = drawn[PICTURE_SIDE_PX + 8 : PICTURE_SIDE_PX + 8 + PANEL_PX - 12, 10 : 10 + PANEL_PX - 12]
     assert small[10, 10].tolist() == [250] * 3 and small[-10, -10].tolist() == [130] * 3 and not small[10, -10].any()
-    words = drawn[SIDE + 28 : SIDE + 50, PANEL + 10 :]
-    assert (
-        words.max() > 150
-        and (words != draw(Episode([image], streams, [""], [seen]), 0)[SIDE + 28 : SIDE + 50, PANEL + 10 :]).any()
-    )
+    beside = (slice(PICTURE_SIDE_PX + 28, PICTURE_SIDE_PX + 50), slice(PANEL_PX + 10, None))
+    without_caption = draw(Episode([image], streams, [""], [seen]), 0)
+    assert drawn[beside].max() > 150 and (drawn[beside] != without_caption[beside]).any()
     assert len(draw(Episode([image], streams), 0)) < len(drawn)
 
 
