@@ -9,18 +9,22 @@ starts; `runners.run.trust` puts it at the end as soon as the user names somethi
 import os
 import sys
 
-if sys.argv[:1] == ["-m"]:  # a command, not an import
-    _here, _home = os.getcwd(), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if not os.path.samefile(_here, _home):
-        if sys.path[:1] == [_here]:
+# A command, not an import.
+if sys.argv[:1] == ["-m"]:
+    _working_folder = os.getcwd()
+    _home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if not os.path.samefile(_working_folder, _home):
+        if sys.path[:1] == [_working_folder]:
             del sys.path[0]
-        if {"", "."} & {*os.environ.get("PYTHONPATH", "").split(os.pathsep)}:  # a slip, such as PYTHONPATH=:/folder
-            sys.path[:] = [folder for folder in sys.path if folder != _here]
+        # An empty entry means this folder, too; it is a slip, as in PYTHONPATH=:/folder.
+        if {"", "."} & {*os.environ.get("PYTHONPATH", "").split(os.pathsep)}:
+            sys.path[:] = [folder for folder in sys.path if folder != _working_folder]
 
     from runners.run.packages import name_collision
 
-    if sentence := name_collision():
-        print(f"error: {sentence}", file=sys.stderr)
+    _sentence = name_collision()
+    if _sentence:
+        print(f"error: {_sentence}", file=sys.stderr)
         raise SystemExit(2)
 
 import envs

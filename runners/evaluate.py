@@ -41,8 +41,11 @@ if TYPE_CHECKING:
     from rewards.mix.mix import Mix
     from runners.run.video import Act
 
-SEED = 1_000_000  # evaluation episodes never share a seed with training
-SAMPLED, MODE = "sampled", "mode"  # how a policy acts
+# Evaluation episodes never share a seed with training.
+SEED = 1_000_000
+# How a policy acts.
+SAMPLED = "sampled"
+MODE = "mode"
 
 
 @dataclass
@@ -51,32 +54,42 @@ class Scores:
 
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    successes: list[bool] = field(default_factory=list)  # empty where the environment reports none
-    goal_steps: list[int] = field(default_factory=list)  # steps in which the goal was true; empty without a goal
+    # Empty where the environment reports none.
+    successes: list[bool] = field(default_factory=list)
+    # Steps in which the goal was true; empty without a goal.
+    goal_steps: list[int] = field(default_factory=list)
     goal: str = ""
-    metrics: dict[str, float] = field(default_factory=dict)  # name with unit -> mean, in the family's own terms
-    cut: int = 0  # episodes that had not ended after so many steps as all may have together
-    actions: str = ""  # how the policy acted: sampled, mode or random
-    possible: tuple[float, float] | None = None  # the lowest and the highest return that there can be, if known
+    # Name with unit -> mean, in the family's own terms.
+    metrics: dict[str, float] = field(default_factory=dict)
+    # Episodes that had not ended after so many steps as all may have together.
+    cut: int = 0
+    # How the policy acted: sampled, mode or random.
+    actions: str = ""
+    # The lowest and the highest return that there can be, if known.
+    possible: tuple[float, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers: per-episode lists, their means, IQM and 95 % interval of the return."""
-        low, high = interval(self.returns, self.possible)
+        count = len(self.returns)
         return {
-            "episodes": len(self.returns),
+            "episodes": count,
             "task_return": float(np.mean(self.returns)),
             "task_return_iqm": float(statistics.iqm(self.returns)),
-            "task_return_interval": None if len(self.returns) == 1 else [low, high],
+            "task_return_interval": None if count == 1 else list(interval(self.returns, self.possible)),
             "task_return_possible": None if self.possible is None else list(self.possible),
             "length": float(np.mean(self.lengths)),
-            "success": float(np.mean(self.successes)) if self.successes else None,
+            "success": _mean_or_none(self.successes),
             "goal": self.goal or None,
-            "goal_steps": float(np.mean(self.goal_steps)) if self.goal_steps else None,
+            "goal_steps": _mean_or_none(self.goal_steps),
             "metrics": self.metrics,
             "cut": self.cut,
             "actions": self.actions or None,
             "returns": self.returns,
         }
+
+
+def _mean_or_none(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
 
 def play(
@@ -100,49 +113,68 @@ def play(
     """
     from rewards.adapters.guided import guide_modalities, guided
 
-    scores = Scores(goal=goal.name if goal else "")
-    modalities: dict[str, Any] = {} if mix is None else guide_modalities(mix)
-    env = make(env_id, max_episode_steps=max_episode_steps, **{**options, **modalities})
-    env = env if mix is None else guided(env, mix)
+    scores = Scores()
+    if goal is not None:
+        scores.goal = goal.name
+    settings: dict[str, Any] = dict(options)
+    if mix is not None:
+        settings |= guide_modalities(mix)
+    env = make(env_id, max_episode_steps=max_episode_steps, **settings)
+    if mix is not None:
+        env = guided(env, mix)
     family = family_of(env.spec)
     if env.spec is not None:
         scores.possible = family.returns(env.spec)
     metrics = family.metrics(env)
-    first = SEED + 1000 * seed
-    env.action_space.seed(first)
+    first_seed = SEED + 1000 * seed
+    env.action_space.seed(first_seed)
     with closing(env):
         for index in range(episodes):
             if index > 0 and sum(scores.lengths) >= max_steps:
                 break
-            obs, info = env.reset(seed=first + index)
-            ended, length, total, met = False, 0, 0.0, 0
+            obs, info = env.reset(seed=first_seed + index)
+            ended = False
+            length = 0
+            total = 0.0
+            goal_steps = 0
             if metrics is not None:
                 metrics.begin(family.sense(env))
             while not ended and length < max_steps:
                 mask = (info[MASK],) if MASK in info else ()
-                action = sample(env.action_space, *mask) if act is None else act(obs, length == 0, *mask)
+                if act is None:
+                    action = sample(env.action_space, *mask)
+                else:
+                    action = act(obs, length == 0, *mask)
                 obs, reward, terminated, truncated, info = env.step(action)
-                ended, length, total = terminated or truncated, length + 1, total + float(reward)
+                ended = terminated or truncated
+                length += 1
+                total += float(reward)
                 if tick is not None:
                     tick("episode {} of {}, step {:,}", index + 1, episodes, length)
-                met += goal is not None and bool(goal.truth(env))
+                if goal is not None:
+                    goal_steps += bool(goal.truth(env))
                 if metrics is not None:
                     metrics.step(family.sense(env))
-            scores.returns.append(float(info["episode"]["r"]) if ended else total)
-            scores.lengths.append(int(info["episode"]["l"]) if ended else length)
+            if ended:
+                # The environment's own sums, from the innermost wrapper.
+                total = float(info["episode"]["r"])
+                length = int(info["episode"]["l"])
+            scores.returns.append(total)
+            scores.lengths.append(length)
             scores.cut += not ended
             if "is_success" in info:
                 scores.successes.append(bool(info["is_success"]))
             if goal is not None:
-                scores.goal_steps.append(met)
-    scores.metrics = metrics.summary() if metrics is not None else {}
+                scores.goal_steps.append(goal_steps)
+    if metrics is not None:
+        scores.metrics = metrics.summary()
     return scores
 
 
 def evaluation(
     config: TrainConfig, model: Any, mix: "Mix", episodes: int, seed: int, new: Any = None, answers: int = 4
 ) -> dict[str, dict[str, Any]]:
-    """Scores of a trained policy and of a random one on the same episodes; and told whom it serves, if it can be.
+    """Scores of a trained policy and of a random one on the same episodes; and for each user whom it can serve.
 
     A policy that is judged by sampled actions is also judged by its mode, which may be worth much less. The mode has
     half of the episodes: enough to see a gap, at half the cost. `new` is the judge of a new user, who is known by that
@@ -158,9 +190,9 @@ def evaluation(
     columns["random"] = play(config.env, None, episodes, tick=Ticker("evaluating a random policy"), **limits)
     columns["random"].actions = "random"
     act = policy(model, config, way=way, seed=seed)
-    for name, told in scores_by_user(config, act, mix, episodes, SEED + 1000 * seed, new, answers):
-        column = Scores(told.returns, told.lengths, told.successes, cut=told.cut)
-        column.actions = way
+    first_seed = SEED + 1000 * seed
+    for name, served in scores_by_user(config, act, mix, episodes, first_seed, new, answers):
+        column = Scores(served.returns, served.lengths, served.successes, cut=served.cut, actions=way)
         columns[f"{TOLD}{name}"] = column
     results = {name: scores.to_dict() for name, scores in columns.items()}
     results["this run"] |= judge_results(mix)
@@ -177,24 +209,34 @@ def play_as(way: str, config: TrainConfig, model: Any, mix: "Mix", episodes: int
 
 def way_of(config: TrainConfig, model: Any) -> str:
     """How a run's policy acts when it is judged or shown: sampled or mode, by default as it was trained."""
-    if config.eval_sampled != "auto":
-        return SAMPLED if config.eval_sampled == "true" else MODE
-    trained = agents.get(config.agent_name)
-    return SAMPLED if trained.samples(config.agent, model.action_space) else MODE
+    sampled = config.eval_sampled == "true"
+    if config.eval_sampled == "auto":
+        sampled = agents.get(config.agent_name).samples(config.agent, model.action_space)
+    return SAMPLED if sampled else MODE
 
 
 def limits_of(config: TrainConfig, seed: int) -> dict[str, Any]:
     """What `play` takes of a run besides its policy."""
-    limits: dict[str, Any] = {"seed": seed, "max_steps": int(config.eval_steps), "goal": goal_of(config)}
-    return limits | {"max_episode_steps": config.max_episode_steps, "options": config.env_options}
+    return {
+        "seed": seed,
+        "max_steps": config.eval_steps,
+        "goal": goal_of(config),
+        "max_episode_steps": config.max_episode_steps,
+        "options": config.env_options,
+    }
 
 
 def goal_of(config: TrainConfig) -> Goal | None:
     """The goal, known to the environment's family, that a reward of this run names."""
     prompts = [options.goal for options in config.reward.values() if getattr(options, "goal", "")]
-    known = goals(config.env) if prompts else []
-    named = [goal for goal in known if goal.prompt in prompts]
-    return next(iter(named or known), None)
+    if not prompts:
+        return None
+    family_goals = goals(config.env)
+    for goal in family_goals:
+        if goal.prompt in prompts:
+            return goal
+    # A prompt in words of the user's own is scored by the family's first goal.
+    return next(iter(family_goals), None)
 
 
 def policy(model: Any, run: TrainConfig | None = None, *, way: str = "", seed: int = 0) -> "Act":
@@ -218,8 +260,11 @@ def policy(model: Any, run: TrainConfig | None = None, *, way: str = "", seed: i
             if way == SAMPLED:
                 # An episode that is cut short for `mfmc` then begins as the whole one does.
                 reseed(model, next(episodes))
-        more = {"mask": mask} if getattr(model, "masked", False) else {}
-        action, state = model.predict(obs, state=state, episode_start=start, deterministic=way == MODE, **more)
+        options: dict[str, Any] = {"state": state, "episode_start": start, "deterministic": way == MODE}
+        # Only some of Stable-Baselines3's agents have this attribute.
+        if getattr(model, "masked", False):
+            options["mask"] = mask
+        action, state = model.predict(obs, **options)
         return np.asarray(action, model.action_space.dtype)[()]
 
     return act
@@ -240,12 +285,12 @@ def reseed(model: Any, seed: int) -> None:
 
 def interval(values: list[float], possible: tuple[float, float] | None = None) -> tuple[float, float]:
     """95 % interval of the IQM, in the possible range; the value itself where there is one only."""
-    found = statistics.aggregate([np.asarray(values)])
+    estimate = statistics.aggregate([np.asarray(values)])
     if len(values) == 1:
-        return found.value, found.value
+        return estimate.value, estimate.value
     if possible is not None:
-        found = statistics.within(found, *possible)
-    return float(found.low), float(found.high)
+        estimate = statistics.within(estimate, *possible)
+    return float(estimate.low), float(estimate.high)
 
 
 def disagreement(closing: dict[str, Any], training: Sequence[float]) -> str:
@@ -257,46 +302,40 @@ def disagreement(closing: dict[str, Any], training: Sequence[float]) -> str:
     before = list(training)[-len(after) :]
     if min(len(after), len(before)) < 2:
         return ""
-    trained, closed = statistics.mean_interval(before), statistics.mean_interval(after)
-    if trained.low <= closed.high and closed.low <= trained.high:
+    training_mean = statistics.mean_interval(before)
+    closing_mean = statistics.mean_interval(after)
+    if training_mean.low <= closing_mean.high and closing_mean.low <= training_mean.high:
         return ""
     why = "both are sampled, so the policy or the world of the episodes has changed since"
     if closing["actions"] == MODE:
         why = "training explores by random actions, and these are the policy's mode"
     return (
-        f"note: the last {len(before)} episodes of training had a mean task return of {_mean(trained)}, these "
-        f"{len(after)} have {_mean(closed)}, beyond both 95 % intervals: {why}"
+        f"note: the last {len(before)} episodes of training had a mean task return of "
+        f"{_estimate_text(training_mean)}, these {len(after)} have {_estimate_text(closing_mean)}, "
+        f"beyond both 95 % intervals: {why}"
     )
 
 
-def _mean(estimate: statistics.Estimate) -> str:
+def _estimate_text(estimate: statistics.Estimate) -> str:
     return f"{estimate.value:.4g} ({estimate.low:.4g} to {estimate.high:.4g})"
 
 
 def table(columns: dict[str, dict[str, Any]]) -> str:
     """Scores side by side: one column per policy."""
-    goal = next((c["goal"] for c in columns.values() if c["goal"]), None)
-    rows = {"actions": "actions"}
-    if len({column.get("episodes") for column in columns.values()}) > 1:
-        rows["episodes"] = "episodes"
-    rows |= {"task return": "task_return", "task return, IQM": "task_return_iqm"}
-    rows |= {"95 % interval of the IQM": "task_return_interval", f"steps with goal '{goal}'": "goal_steps"}
-    rows |= {"success": "success", "episode length": "length"}
-    silent = {name: no_label_sentences(column) for name, column in columns.items()}
-    lines = [["", *(f"{name}*" if silent[name] else name for name in columns)]]
-    # A result.json of an earlier version does not say how its policies acted.
-    listed = [(words, [column.get(key) for column in columns.values()]) for words, key in rows.items()]
-    measured = [column.get("metrics") or {} for column in columns.values()]  # none in runs from before there were any
-    listed += [(name, [each.get(name) for each in measured]) for name in measured[0]]
-    for words, values in listed:
-        if words == "episodes":
-            values = list(map(str, values))
-        if any(value is not None for value in values):
-            lines.append([words, *map(_number, values)])
-    marks = [f"* {name}: {sentence}" for name, found in silent.items() for sentence in found]
-    cut = [f"{c['cut']} of {c['episodes']} of {name}" for name, c in columns.items() if c.get("cut")]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    text = ["  ".join(["", line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
+    head = [""]
+    marks = []
+    cut = []
+    for name, column in columns.items():
+        sentences = no_label_sentences(column)
+        head.append(f"{name}*" if sentences else name)
+        marks += [f"* {name}: {sentence}" for sentence in sentences]
+        if column.get("cut"):
+            cut.append(f"{column['cut']} of {column['episodes']} of {name}")
+    lines = [head, *_table_rows(columns)]
+    widths = [max(map(len, cells)) for cells in zip(*lines)]
+    text = []
+    for words, *cells in lines:
+        text.append("  ".join(["", words.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]))
     text += marks
     if cut:
         text.append(
@@ -308,11 +347,43 @@ def table(columns: dict[str, dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
-def _number(value: Any) -> str:
+def _table_rows(columns: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """The words and the values of each row of the table, without those that no policy has."""
+    goal = next((column["goal"] for column in columns.values() if column["goal"]), None)
+    keys = {
+        "actions": "actions",
+        "episodes": "episodes",
+        "task return": "task_return",
+        "task return, IQM": "task_return_iqm",
+        "95 % interval of the IQM": "task_return_interval",
+        f"steps with goal '{goal}'": "goal_steps",
+        "success": "success",
+        "episode length": "length",
+    }
+    # A result.json of an earlier version does not say how its policies acted, and has no metrics.
+    values = [(words, [column.get(key) for column in columns.values()]) for words, key in keys.items()]
+    measured = [column.get("metrics") or {} for column in columns.values()]
+    for name in measured[0]:
+        by_policy = [metrics.get(name) for metrics in measured]
+        values.append((name, by_policy))
+    rows = []
+    for words, numbers in values:
+        if words == "episodes":
+            # Where all policies have as many episodes, the line above the table says how many.
+            if len(set(numbers)) > 1:
+                rows.append([words, *map(str, numbers)])
+        elif any(number is not None for number in numbers):
+            rows.append([words, *map(_number_text, numbers)])
+    return rows
+
+
+def _number_text(value: Any) -> str:
     if isinstance(value, str):
         return value
-    if value is None or isinstance(value, list):
-        return " to ".join(map(_number, value)) if value else "-"
+    if isinstance(value, list):
+        return " to ".join(map(_number_text, value)) or "-"
+    if value is None:
+        return "-"
     return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
@@ -335,9 +406,9 @@ class EvaluateConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        few = self.estimator == "mfmc" and not 4 <= self.episodes < self.cheap_episodes
+        too_few = self.estimator == "mfmc" and not 4 <= self.episodes < self.cheap_episodes
         self.refuse_if(
-            few,
+            too_few,
             "estimator=mfmc makes no interval of episodes={episodes} and cheap_episodes={cheap_episodes}; "
             "give 4 episodes or more, and more cheap ones",
         )
@@ -347,16 +418,18 @@ def evaluate(config: EvaluateConfig) -> None:
     """Evaluate a run and print its scores."""
     run = Path(config.run)
     trained, model, mix, _ = load_run(run, config.trust, config.checkpoint)
-    from runners.run.served import new_judge
-    from runners.run.video import record_video  # it imports torch
 
-    new = new_judge(mix, config.new_user, config.new_user_options) if config.new_user else None
-    columns = evaluation(trained, model, mix, config.episodes, config.seed, new, config.answers)
+    # These two import torch.
+    from runners.run.served import new_judge
+    from runners.run.video import record_video
+
+    judge = new_judge(mix, config.new_user, config.new_user_options) if config.new_user else None
+    columns = evaluation(trained, model, mix, config.episodes, config.seed, judge, config.answers)
     episodes = columns["this run"]["episodes"]
     print(f"{trained.env_label}, agent {trained.agent_name}, reward {trained.rewards}, {episodes} episodes")
     print(table(columns))
     if config.estimator == "mfmc":
-        print(controlled(config, trained, model, mix, columns["this run"]["returns"]))
+        print(mfmc_summary(config, trained, model, mix, columns["this run"]["returns"]))
     if config.video:
         act = policy(model, trained, seed=config.seed)
         seed = SEED + 1000 * config.seed
@@ -367,16 +440,21 @@ def evaluate(config: EvaluateConfig) -> None:
             print(f"video: none ({type(error).__name__}: {error}); video=false leaves it out")
 
 
-def controlled(config: EvaluateConfig, trained: TrainConfig, model: Any, mix: "Mix", dear: list[float]) -> str:
-    """The mean return by `mfmc`, given those of whole episodes, as a sentence."""
-    limits = {**limits_of(trained, config.seed), "tick": Ticker("evaluating, cut short")}
-    limits |= {"max_episode_steps": config.cheap, "max_steps": config.cheap * config.cheap_episodes}
-    cheap = play(trained.env, policy(model, trained, seed=config.seed), config.cheap_episodes, mix=mix, **limits)
-    found = statistics.mfmc(dear, cheap.returns)
+def mfmc_summary(
+    config: EvaluateConfig, trained: TrainConfig, model: Any, mix: "Mix", full_returns: list[float]
+) -> str:
+    """The mean return by `mfmc`, given the returns of whole episodes, as a sentence."""
+    limits = limits_of(trained, config.seed)
+    limits["tick"] = Ticker("evaluating, cut short")
+    limits["max_episode_steps"] = config.cheap
+    limits["max_steps"] = config.cheap * config.cheap_episodes
+    act = policy(model, trained, seed=config.seed)
+    cheap = play(trained.env, act, config.cheap_episodes, mix=mix, **limits)
+    estimate = statistics.mfmc(full_returns, cheap.returns)
     return (
-        f"mean task return by mfmc: {found.value:.4g} ({found.low:.4g} to {found.high:.4g}), from {len(dear)} whole "
-        f"episodes and {len(cheap.returns)} of {config.cheap} steps; correlation {found.correlation:.2f}, variance "
-        f"{found.ratio:.2f} of that of the whole ones alone"
+        f"mean task return by mfmc: {_estimate_text(estimate)}, from {len(full_returns)} whole "
+        f"episodes and {len(cheap.returns)} of {config.cheap} steps; correlation {estimate.correlation:.2f}, variance "
+        f"{estimate.ratio:.2f} of that of the whole ones alone"
     )
 
 

@@ -31,16 +31,18 @@ from runners.run.trust import admit
 def show(names: list[str]) -> None:
     """Print the lists, or what is known of some names."""
     if not names:
-        print("\n\n".join([_environments(), rewards_text(), *_others()]))
-    admit(f"reward={name}" for name in names)  # my_file:Class
+        print("\n\n".join([_environments_text(), rewards_text(), agents_text(), presets_text()]))
+    # As in my_file:Class.
+    admit(f"reward={name}" for name in names)
     for name in names:
-        name = name if re.search(r"-v\d+$", name) else named(rewards.table, name)
+        if re.search(r"-v\d+$", name):
+            print(environment(name))
+            continue
+        name = named(rewards.table, name)
         if name in rewards.names():
             print(details(name, rewards.get(name), f"reward.{name}."))
         elif name in agents.names():
             print(details(name, agents.get(name), "agent."))
-        elif re.search(r"-v\d+$", name):
-            print(environment(name))
         else:
             raise UsageError(unknown("name", name, [*rewards.names(), *agents.names()]))
 
@@ -58,7 +60,8 @@ def train_text() -> str:
             'example: python -m runners.train env=CartPole-v1 reward=clip reward.clip.goal="pole standing upright"',
             "keys\n" + options_text(TrainConfig, hidden=HIDDEN, defaults=chosen),
             rewards_text(),
-            *_others(),
+            agents_text(),
+            presets_text(),
             "python -m runners.list           environments too\n"
             "python -m runners.list NAME      the options of a reward (reward.NAME.<field>) or agent (agent.<field>)\n"
             "                                 or environment (env.<name>)",
@@ -71,17 +74,23 @@ def rewards_text() -> str:
     return "rewards\n" + _summaries(rewards.table)
 
 
-def _others() -> list[str]:
-    """The agents and the presets."""
+def agents_text() -> str:
+    """The agents, one line each, third parties' included."""
+    return "agents\n" + _summaries(agents.table)
+
+
+def presets_text() -> str:
+    """The presets, one line each, with what they are used for by themselves."""
     lines = {}
     for name, preset in presets.every().items():
-        applies = preset["applies"]
-        when = f" [by itself for {', '.join(f'{k}={v}' for k, v in applies.items())}]" if applies else ""
-        lines[name] = preset["about"] + when
-    return [f"agents\n{_summaries(agents.table)}", "presets\n" + (_table(lines) or "  none")]
+        lines[name] = preset["about"]
+        if preset["applies"]:
+            conditions = ", ".join(f"{key}={value}" for key, value in preset["applies"].items())
+            lines[name] += f" [by itself for {conditions}]"
+    return "presets\n" + (_table(lines) or "  none")
 
 
-def _environments() -> str:
+def _environments_text() -> str:
     blocks = []
     for family in families().values():
         lines = [f"environments: {family.name}, {family.description}"]
@@ -102,17 +111,24 @@ def environment(env_id: str) -> str:
 
 def details(name: str, cls: type[Any], prefix: str) -> str:
     """The docstring of a reward's file or an agent's class, and its options."""
-    text = (inspect.getdoc(sys.modules[cls.__module__]) if prefix.startswith("reward") else None) or inspect.getdoc(cls)
-    return f"{name}: {text or ''}\n\noptions\n{options_text(cls.Config, prefix)}"
+    text = None
+    if prefix.startswith("reward"):
+        text = inspect.getdoc(sys.modules[cls.__module__])
+    text = text or inspect.getdoc(cls) or ""
+    return f"{name}: {text}\n\noptions\n{options_text(cls.Config, prefix)}"
 
 
 def _summaries(table: Table[Any]) -> str:
     """A line each: the file's first sentence, or the class's where several share a file."""
-    registered = {name: f"{cls.__module__}:{cls.__qualname__}" for name, cls in table.registered.items()}
-    targets = {**table.ours, **registered}
-    targets |= {name: entry.value for name, entry in table.plugins().items() if name not in targets}
+    targets = dict(table.ours)
+    for name, cls in table.registered.items():
+        targets[name] = f"{cls.__module__}:{cls.__qualname__}"
+    for name, entry in table.plugins().items():
+        targets.setdefault(name, entry.value)
     modules = [target.partition(":")[0] for target in targets.values()]
-    lines = {name: summary(target, modules.count(target.partition(":")[0]) > 1) for name, target in targets.items()}
+    lines = {}
+    for (name, target), module in zip(targets.items(), modules):
+        lines[name] = summary(target, shared=modules.count(module) > 1)
     return _table(lines)
 
 
@@ -125,14 +141,19 @@ def summary(target: str, shared: bool = False) -> str:
             raise ImportError(f"no module named {module}")
         source = Path(spec.origin).read_text()
         if source.startswith('"""') and not shared:
-            source = source[: source.index('"""', 3) + 3]  # reading the rest costs ten times as much
+            # Parsing the rest costs ten times as much.
+            source = source[: source.index('"""', 3) + 3]
         tree = ast.parse(source)
     except (OSError, SyntaxError, ImportError, ValueError) as error:
         return f"(its file cannot be read: {error})"
-    own = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
-    docs = [ast.get_docstring(tree), ast.get_docstring(own) if own else None]
-    text = next((doc for doc in (docs[::-1] if shared else docs) if doc), "")
-    return re.split(r"(?<!al)\.\s", " ".join(text.split("\n\n")[0].split()))[0].rstrip(".")
+    docs = [ast.get_docstring(tree)]
+    docs += [ast.get_docstring(node) for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    if shared:
+        docs.reverse()
+    text = next(filter(None, docs), "")
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    # A sentence does not end after "et al.".
+    return re.split(r"(?<!al)\.\s", paragraph)[0].rstrip(".")
 
 
 def _table(lines: dict[str, str]) -> str:

@@ -68,7 +68,8 @@ ALGOS = {
     "dt": Algo("agents.offline.dt:DT"),
     "hilp": Algo("agents.offline.hilp:HILP", ("prompt",)),
 }
-BESIDE = Algo("agents.offline.iql:IQL", ("cloning",), {"beta": 0.0})  # cloning beside others; rewards do not matter
+# Cloning beside another algorithm; with beta=0 rewards do not matter.
+CLONING_BESIDE = Algo("agents.offline.iql:IQL", ("cloning",), {"beta": 0.0})
 
 
 @dataclass
@@ -98,16 +99,19 @@ class OfflineConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        has = [arm for arm in ALGOS[self.algo].arms if arm != "preferences" or self.judge != "none"]
-        self.arms = self.arms or has
-        if foreign := [arm for arm in self.arms if arm not in has]:
-            given = f"arms={foreign[0]} does not go with algo={self.algo} and judge={self.judge}"
-            raise UsageError(f"{given}; give {' or '.join(has)}")
+        possible_arms = list(ALGOS[self.algo].arms)
+        if self.judge == "none" and "preferences" in possible_arms:
+            possible_arms.remove("preferences")
+        self.arms = self.arms or possible_arms
+        for arm in self.arms:
+            if arm not in possible_arms:
+                problem = f"arms={arm} does not go with algo={self.algo} and judge={self.judge}"
+                raise UsageError(f"{problem}; give {' or '.join(possible_arms)}")
         if self.algo != "hilp" and (self.policy or self.prompt_options or self.prompt != "goal"):
             raise UsageError(f"prompt= and policy= do not go with algo={self.algo}; give algo=hilp")
-        if bool(self.demos) != ("demos" in has):
-            given = f"demos=[{','.join(self.demos)}] does not go with algo={self.algo}"
-            raise UsageError(f"{given}; demonstrations are for recoil, which needs some, as in demos=pendulum_good")
+        if bool(self.demos) != ("demos" in possible_arms):
+            problem = f"demos=[{','.join(self.demos)}] does not go with algo={self.algo}"
+            raise UsageError(f"{problem}; demonstrations are for recoil, which needs some, as in demos=pendulum_good")
 
 
 def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, Any]:
@@ -117,45 +121,47 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     `learned`, arm -> the algorithm's metrics, and `notes`, sentences.
     """
     meta: dict[str, Any] = {"env": config.env}
+    # Before the imports below, which take seconds.
     if batch is None:
-        batch, meta = load(config.data, config.env, trust=config.trust)  # before the imports, which take seconds
+        batch, meta = load(config.data, config.env, trust=config.trust)
     import torch
 
     torch.set_num_threads(1)
-    env_id = config.env or meta["env"]
-    if not env_id:
-        raise UsageError(f"env= is missing: data={','.join(config.data)} does not say where to evaluate")
-    named = {"env": "" if config.env else env_id, "env_options": meta.get("env_options")}
-    require(config.trust, f"data={','.join(config.data)}", saved_keys(named))
-    if config.judge == "heron" and meta.get("signals"):
-        config.judge_options.setdefault("names", meta["signals"])
-    if config.judge == "human":
-        config.judge_options.setdefault("wait", True)
-        config.judge_options.setdefault("show", "obs" if batch.frame is None else "frame")
+    env_id = _env_of(config, meta)
+    _set_judge_defaults(config, batch, meta)
     options = meta.get("env_options", {})
     with closing(make(env_id, **options)) as env:
-        spaces = env.observation_space, env.action_space
+        spaces = (env.observation_space, env.action_space)
     batch, data, is_demo = recorded(config, batch, *spaces)
     labels: dict[str, float] = {}
     notes = list(meta.get("notes", ()))
-    columns, learned = dict[str, dict[str, Any]](), dict[str, dict[str, float]]()
+    columns: dict[str, Any] = {}
+    metrics_by_arm: dict[str, Metrics] = {}
     for arm in config.arms:
-        algo = BESIDE if arm == "cloning" != config.algo else ALGOS[config.algo]
-        signal = is_demo if arm == "demos" else None
-        if arm == "preferences":
-            ask: Any = compared if config.algo.startswith("cpl") else labelled
-            signal, labels, said = ask(config, batch, *spaces)
-            notes += said
+        algo = ALGOS[config.algo]
+        if arm == "cloning" != config.algo:
+            algo = CLONING_BESIDE
         if arm == "prompt":
             from runners.run.prompt import zero_shot
 
-            model, labels, said = zero_shot(config, data, spaces, partial(build, algo, config, spaces, data))
-            notes += said
+            model, labels, sentences = zero_shot(config, data, spaces, partial(build, algo, config, spaces, data))
+            notes += sentences
         else:
+            # What the arm learns from: the data's own rewards without one.
+            signal: Any = None
+            if arm == "demos":
+                signal = is_demo
+            elif arm == "preferences":
+                ask: Any = compared if config.algo.startswith("cpl") else labelled
+                signal, labels, sentences = ask(config, batch, *spaces)
+                notes += sentences
             model = build(algo, config, spaces, data, signal)
+            # The metrics of dyna are in its log.
             metrics = model.learn(config.steps)
-            learned[arm] = metrics if isinstance(metrics, dict) else {}  # dyna's are in its log
-            labels |= {key: value for key, value in learned[arm].items() if key == "accuracy"}  # of cpl
+            metrics_by_arm[arm] = metrics if isinstance(metrics, dict) else {}
+            # How many of the comparisons cpl gets right.
+            if "accuracy" in metrics_by_arm[arm]:
+                labels["accuracy"] = metrics_by_arm[arm]["accuracy"]
         if arm == config.arms[0] and config.out:
             Path(config.out).parent.mkdir(parents=True, exist_ok=True)
             model.save(config.out)
@@ -164,19 +170,43 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     scores = whole_episodes(batch)
     if scores.returns:
         columns["the data"] = scores.to_dict()
-    return {"arms": columns, "labels": labels, "learned": learned, "notes": notes}
+    return {"arms": columns, "labels": labels, "learned": metrics_by_arm, "notes": notes}
+
+
+def _env_of(config: OfflineConfig, meta: dict[str, Any]) -> str:
+    """Where to evaluate; a UsageError where nothing says so, or the data name what is not trusted."""
+    data = f"data={','.join(config.data)}"
+    env_id = config.env or meta["env"]
+    if not env_id:
+        raise UsageError(f"env= is missing: {data} does not say where to evaluate")
+    # What the user names is trusted.
+    saved = {"env": "" if config.env else env_id, "env_options": meta.get("env_options")}
+    require(config.trust, data, saved_keys(saved))
+    return env_id
+
+
+def _set_judge_defaults(config: OfflineConfig, batch: Transitions, meta: dict[str, Any]) -> None:
+    """Options of the judge that follow from the data."""
+    if config.judge == "heron" and meta.get("signals"):
+        config.judge_options.setdefault("names", meta["signals"])
+    if config.judge == "human":
+        config.judge_options.setdefault("wait", True)
+        config.judge_options.setdefault("show", "obs" if batch.frame is None else "frame")
 
 
 def build(algo: Algo, config: OfflineConfig, spaces: tuple[Space, Space], data: Transitions, signal: Any) -> Any:
     """What learns from a signal about transitions; a UsageError for options that `config.algo` lacks."""
     kind = resolve_name(algo.place)
-    known = [field.name for field in dataclasses.fields(kind.Config)]
-    for option in config.agent_options:
-        if option not in known and algo.place == ALGOS[config.algo].place:
-            raise UsageError(unknown("option", f"agent.{option}", [f"agent.{each}" for each in known]))
-    own = {option: value for option, value in config.agent_options.items() if option in known} | algo.options
-    about = {"data": data, "signal": signal, "seed": config.seed, "device": config.device}
-    return getattr(kind, "of", kind)(kind.Config(**own), *spaces, **about)
+    names = [field.name for field in dataclasses.fields(kind.Config)]
+    options: dict[str, Any] = {}
+    for name, value in config.agent_options.items():
+        if name in names:
+            options[name] = value
+        elif algo.place == ALGOS[config.algo].place:
+            raise UsageError(unknown("option", f"agent.{name}", [f"agent.{each}" for each in names]))
+    settings = kind.Config(**{**options, **algo.options})
+    make_agent = getattr(kind, "of", kind)
+    return make_agent(settings, *spaces, data=data, signal=signal, seed=config.seed, device=config.device)
 
 
 def recorded(
@@ -188,10 +218,11 @@ def recorded(
     """
     spaces = (observation_space, action_space, config.env or "the environment")
     source = f"data={','.join(config.data)}"
-    batch = data = learnable(batch, *spaces, source)
+    batch = learnable(batch, *spaces, source)
     if "true" in config.arms and not np.ptp(batch.reward) and not batch.terminated.any():
-        same = f"every reward of {source} is {batch.reward[0]:g} and no episode terminates"
-        raise UsageError(f"{same}, so that all policies are as good; give arms=preferences, or arms=cloning")
+        problem = f"every reward of {source} is {batch.reward[0]:g} and no episode terminates"
+        raise UsageError(f"{problem}, so that all policies are as good; give arms=preferences, or arms=cloning")
+    data = batch
     if config.demos:
         demos = load(config.demos, config.env, trust=config.trust)[0]
         data = concatenate([batch, learnable(demos, *spaces, f"demos={','.join(config.demos)}")])
@@ -203,18 +234,19 @@ def load(files: list[str], env: str = "", *, trust: bool = False) -> tuple[Trans
 
     Data sets of others are compared with `env`, and `trust` lets them name an environment's code.
     """
-    batches, metas = zip(*(_read(name, env, trust) for name in files))
-    tasks = [(meta.get("env", ""), meta.get("env_options", {})) for meta in metas]
+    recordings = [_read(name, env, trust) for name in files]
+    tasks = [(meta.get("env", ""), meta.get("env_options", {})) for _, meta in recordings]
     if any(task != tasks[0] for task in tasks):
         names = ",".join(files)
         raise UsageError(f"data={names} holds recordings of different environments: {tasks}; give those of one")
-    return concatenate(list(batches)), metas[0]
+    _, first_meta = recordings[0]
+    return concatenate([batch for batch, _ in recordings]), first_meta
 
 
 def _read(name: str, env: str, trust: bool) -> tuple[Transitions, dict[str, Any]]:
     path = Path(name)
-    folder = (path / "data").is_dir() or (path / METADATA).is_file()
-    if folder or path.suffix == ".npz" or (not path.exists() and NAME.fullmatch(name)):
+    is_dataset = (path / "data").is_dir() or (path / METADATA).is_file()
+    if is_dataset or path.suffix == ".npz" or (not path.exists() and NAME.fullmatch(name)):
         return imported(RecordConfig(from_=name, env=env, trust=trust))
     return read(path)
 
@@ -224,9 +256,16 @@ def judged(config: OfflineConfig, batch: Transitions, *spaces: Space) -> "tuple[
     from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
     from runners.run.prompt import refuse_missing
 
-    asked = {"queries": config.queries, "budget": config.queries, "length": config.length}
-    asked |= {"seed_steps": 0, "pool": max(len(batch.step) // config.length, 2)}
-    settings = {"judge": config.judge, "judge_options": config.judge_options, **asked, **config.reward_options}
+    settings: dict[str, Any] = {
+        "judge": config.judge,
+        "judge_options": config.judge_options,
+        "queries": config.queries,
+        "budget": config.queries,
+        "length": config.length,
+        "seed_steps": 0,
+        "pool": max(len(batch.step) // config.length, 2),
+    }
+    settings |= config.reward_options
     reward = BradleyTerry(BradleyTerryConfig(**settings), *spaces, seed=config.seed, device=config.device)
     refuse_missing(batch, reward, f"the judge {config.judge}")
     if reward.embedding:
@@ -241,13 +280,18 @@ def labelled(config: OfflineConfig, batch: Transitions, *spaces: Space) -> tuple
     """
     reward, batch = judged(config, batch, *spaces)
     metrics = reward.update(batch)
-    memory = reward.initial_memory(1)  # of reward.of=history, along the recorded episodes
-    column = batch.map(lambda x: x[:, None])
-    rewards = reward.score(batch) if memory is None else reward.scan(column, memory)[0][:, 0]
+    # With reward.of=history it remembers along the recorded episodes, as one environment's steps (T, 1).
+    memory = reward.initial_memory(1)
+    if memory is None:
+        rewards = reward.score(batch)
+    else:
+        scores, _ = reward.scan(batch.map(lambda x: x[:, None]), memory)
+        rewards = scores[:, 0]
     if not rewards.any():
         raise UsageError(f"no reward could be learned: {' '.join(reward.notes())}")
     if np.ptp(batch.reward) > 0:
-        metrics["correlation"] = float(np.corrcoef(rewards, batch.reward)[0, 1])  # with the task's, step by step
+        # With the task's rewards, step by step.
+        metrics["correlation"] = float(np.corrcoef(rewards, batch.reward)[0, 1])
     return rewards, metrics, reward.notes()
 
 

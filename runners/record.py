@@ -15,6 +15,7 @@ A function acts for a batch: `script(obs)` takes observations (N, D) and returns
 
 import copy
 import itertools
+import math
 import pickle
 import sys
 from collections.abc import Callable
@@ -45,8 +46,9 @@ from runners.run.config import UsageError
 from runners.run.policies import load
 from runners.run.trust import require, saved_keys
 
-STEPS = 10_000
-STATES = 1000  # that a file of snapshots holds, at most
+DEFAULT_RECORD_STEPS = 10_000
+# What a file of snapshots holds.
+MAX_RECORDED_STATES = 1000
 
 
 @dataclass
@@ -78,8 +80,8 @@ class RecordConfig(Settings):
             if self.policy == "random" and not self.env:
                 raise UsageError("env= is missing, as in env=Pendulum-v1; or give a run's folder as policy=")
             return
-        ours = {"policy": "random", "noise": 0.0, "text": False, "signals": False, "snapshots": ""}
-        for name, default in ours.items():
+        of_a_policy = {"policy": "random", "noise": 0.0, "text": False, "signals": False, "snapshots": ""}
+        for name, default in of_a_policy.items():
             if getattr(self, name) != default:
                 raise UsageError(f"{name}= is of a policy that acts, and from={self.from_} was recorded; leave it out")
         self.out = self.out or f"{Path(self.from_.rstrip('/')).stem}.safetensors"
@@ -89,28 +91,36 @@ def record(config: RecordConfig) -> dict[str, Any]:
     """Record and write; returns the file's metadata."""
     if config.from_:
         return write(config, *imported(config))
-    options, env_id = dict(config.env_options), config.env
+    options = dict(config.env_options)
+    env_id = config.env
     model: Any = None
-    named = config.policy != "random"
-    if named and (not env_id or Path(config.policy).is_dir()):
+    is_random = config.policy == "random"
+    if not is_random and (not env_id or Path(config.policy).is_dir()):
         run, model, *_ = load_run(Path(config.policy), config.trust)
         env_id = env_id or run.env
         options = {"max_episode_steps": run.max_episode_steps, **run.env_options, **options}
-    modalities: dict[str, Any] = {"frame_size": config.frames or None, "text": config.text, "signals": config.signals}
-    with closing(make(env_id, **{key: value for key, value in modalities.items() if value}, **options)) as env:
+    modalities: dict[str, Any] = {"frame_size": config.frames, "text": config.text, "signals": config.signals}
+    modalities = {name: value for name, value in modalities.items() if value}
+    states: list[tuple[State, np.ndarray]] = []
+    signals: list[str] = []
+    with closing(make(env_id, **modalities, **options)) as env:
         env.action_space.seed(config.seed)
-        if named and model is None:
+        if not is_random and model is None:
             model = load(config.policy, env.observation_space, env.action_space)
-        act = None if model is None else acting(model, env.action_space, config.noise, config.seed)
-        steps, met = config.steps or STEPS, list[tuple[State, np.ndarray]]()
+        act = None
+        if model is not None:
+            act = acting(model, env.action_space, config.noise, config.seed)
+        steps = config.steps or DEFAULT_RECORD_STEPS
         if config.snapshots:
-            act = remembering(env, act, -(-steps // STATES), met)
+            act = remembering(env, act, math.ceil(steps / MAX_RECORDED_STATES), states)
         batch = recorded(env, act, steps, config.seed)
-        signals = list(family_of(env.spec).signals(env.spec)) if config.signals and env.spec else []
-    if met:
-        Snapshots([state for state, _ in met], np.stack([obs for _, obs in met])).save(config.snapshots)
-    about = {"policy": config.policy, "noise": config.noise, "seed": config.seed, "signals": signals}
-    return write(config, batch, {"env": env_id, "env_options": options, **about})
+        if config.signals and env.spec:
+            signals = list(family_of(env.spec).signals(env.spec))
+    if states:
+        snapshots, observations = zip(*states)
+        Snapshots(list(snapshots), np.stack(observations)).save(config.snapshots)
+    meta = {"env": env_id, "env_options": options, "policy": config.policy, "noise": config.noise}
+    return write(config, batch, {**meta, "seed": config.seed, "signals": signals})
 
 
 def imported(config: RecordConfig) -> tuple[Transitions, dict[str, Any]]:
@@ -119,37 +129,56 @@ def imported(config: RecordConfig) -> tuple[Transitions, dict[str, Any]]:
     They are compared with the environment that is given, or with the one that a data set names. A UsageError if the
     source is to be trusted first, or holds no transitions; else raises as `envs.datasets.read`.
     """
-    source, path, named, options = config.from_, Path(config.from_), config.env, config.env_options
+    source = config.from_
+    path = Path(source)
     env: Any = None
+    env_id = config.env
+    # What the source says of its environment counts only where the user names no other one.
+    source_options: dict[str, Any] = {}
     dataset: Dataset | None = None
-    theirs: dict[str, Any] = {}
+    about: dict[str, Any] = {}
     notes: list[str] = []
-    if (path / "config.yaml").is_file():
-        batch, named, theirs = _replay(path, config.trust)
-    elif path.suffix == ".pkl":
-        batch = _unpickled(path, config.trust)
+    is_run = (path / "config.yaml").is_file()
+    if is_run or path.suffix == ".pkl":
+        if config.frames:
+            raise UsageError(
+                f"frames={config.frames} cannot be made of a replay, which has what was kept; leave it out"
+            )
+        if is_run:
+            batch, saved_env, saved_options = _replay(path, config.trust)
+        else:
+            batch = _unpickled(path, config.trust)
+            saved_env = ""
+            saved_options = {}
     else:
         dataset = read(source, config.frames, config.camera)
-        named, theirs, notes = dataset.env, dataset.env_options, [*dataset.notes]
-    if dataset is None and config.frames:
-        raise UsageError(f"frames={config.frames} cannot be made of a replay, which has what was kept; leave it out")
+        about = dataset.about
+        notes += dataset.notes
+        saved_env = dataset.env
+        saved_options = dataset.env_options
     if config.env:
-        named, theirs = config.env, {}
-        env = make(config.env, **options)
-    elif named and dataset is not None:
-        require(config.trust, f"from={source}", saved_keys({"env": named, "env_options": theirs}))
-        try:
-            env = make(named, **{**theirs, **options})
-        except Exception as error:  # whatever the code of an environment raises that need not be here
-            words = " ".join(str(error).split())
-            notes.append(f"{named}, which it names, cannot be made here ({words}), so nothing was compared with it")
+        env = make(config.env, **config.env_options)
+    else:
+        env_id = saved_env
+        source_options = saved_options
+        if env_id and dataset is not None:
+            saved = {"env": env_id, "env_options": saved_options}
+            require(config.trust, f"from={source}", saved_keys(saved))
+            # The code of an environment that need not be here may raise anything.
+            try:
+                env = make(env_id, **{**saved_options, **config.env_options})
+            except Exception as error:
+                words = " ".join(str(error).split())
+                notes.append(
+                    f"{env_id}, which it names, cannot be made here ({words}), so nothing was compared with it"
+                )
     with nullcontext() if env is None else closing(env):
         if dataset is not None:
             batch = dataset.transitions(env, config.steps)
         elif env is not None:
             batch = fitted(batch, env)
-    about = {"env": named, "env_options": {**theirs, **options}, "from": source, "signals": []}
-    return batch[: config.steps], {**about, **(dataset.about if dataset is not None else {}), "notes": notes}
+    meta = {"env": env_id, "env_options": source_options | config.env_options, "from": source, "signals": []}
+    return batch[: config.steps], {**meta, **about, "notes": notes}
 
 
 def _unpickled(path: Path, trust: bool) -> Transitions:
@@ -175,9 +204,12 @@ def _replay(run: Path, trust: bool) -> tuple[Transitions, str, dict[str, Any]]:
     config = copy.copy(config_of(run, trust))
     state, _ = load_checkpoint(run)
     if "replay" not in state["agent"]:
-        named = f"from={run} is of agent={config.agent_name}"
-        raise UsageError(f"{named}, which keeps no replay; record what its policy does, with policy={run}")
-    config.backend, config.device = "gym", "cpu"
+        raise UsageError(
+            f"from={run} is of agent={config.agent_name}, which keeps no replay; record what its policy does, with "
+            f"policy={run}"
+        )
+    config.backend = "gym"
+    config.device = "cpu"
     parts = build(config)
     model: Any = parts.model
     with closing(parts.venv):
@@ -202,7 +234,8 @@ def write(config: RecordConfig, batch: Transitions, meta: dict[str, Any]) -> dic
     """Write the file; its metadata with what there is to count."""
     returns = whole_episodes(batch).returns
     meta["env_options"] = {key: value for key, value in meta["env_options"].items() if value is not None}
-    meta |= {"transitions": batch.shape[0], "episodes": len(returns)}
+    meta["transitions"] = batch.shape[0]
+    meta["episodes"] = len(returns)
     meta["mean_return"] = float(np.mean(returns)) if returns else None
     save(config.out, batch, meta)
     return meta
@@ -210,7 +243,8 @@ def write(config: RecordConfig, batch: Transitions, meta: dict[str, Any]) -> dic
 
 def acting(model: Any, action_space: Any, noise: float, seed: int) -> Callable[..., np.ndarray]:
     """An agent's deterministic policy for batches of observations; a share `noise` of actions is random."""
-    rng, best = np.random.default_rng(seed), policy(model)
+    rng = np.random.default_rng(seed)
+    best = policy(model)
 
     def act(obs: Any, begins: Any, masks: Any = None) -> np.ndarray:
         actions = np.array(best(obs, begins, masks))
@@ -221,18 +255,20 @@ def acting(model: Any, action_space: Any, noise: float, seed: int) -> Callable[.
     return act
 
 
-def remembering(env: gym.Env, act: Any, every: int, met: list[tuple[State, np.ndarray]]) -> Callable[..., Any]:
-    """The policy `act`, None for a random one, that adds one in `every` states it acts in to `met`, and what it saw."""
+def remembering(env: gym.Env, act: Any, every: int, states: list[tuple[State, np.ndarray]]) -> Callable[..., Any]:
+    """The policy `act`, None for a random one, that adds one in `every` states it acts in to `states`, with its obs."""
     supported(env)
+    steps = itertools.count()
 
-    def acts(obs: Any, begins: Any, *masks: Any) -> Any:
-        if next(counted) % every == 0:
-            first = flatten(env.observation_space, map_obs(lambda x: x[0], obs))
-            met.append((get_state(env), np.asarray(first, np.float32)))
-        return [sample(env.action_space, *(mask[0] for mask in masks))] if act is None else act(obs, begins, *masks)
+    def act_and_remember(obs: Any, begins: Any, *masks: Any) -> Any:
+        if next(steps) % every == 0:
+            first_obs = flatten(env.observation_space, map_obs(lambda x: x[0], obs))
+            states.append((get_state(env), np.asarray(first_obs, np.float32)))
+        if act is not None:
+            return act(obs, begins, *masks)
+        return [sample(env.action_space, *(mask[0] for mask in masks))]
 
-    counted = itertools.count()
-    return acts
+    return act_and_remember
 
 
 def whole_episodes(batch: Transitions) -> Scores:
@@ -248,12 +284,15 @@ def whole_episodes(batch: Transitions) -> Scores:
 def record_and_print(config: RecordConfig) -> None:
     """Record, and print what the file holds."""
     meta = record(config)
-    print(*meta.get("notes", ()), sep="\n", end="\n" if meta.get("notes") else "")
-    mean = "" if meta["mean_return"] is None else f", mean return {meta['mean_return']:.1f}"
-    env = meta["env"] or "an environment that is not named (env=)"
+    for note in meta.get("notes", ()):
+        print(note)
     if config.snapshots:
         print(f"use the states:  python -m runners.train env={meta['env']} starts={config.snapshots}")
-    print(f"{config.out}: {meta['transitions']:,} transitions of {env}, {meta['episodes']} episodes{mean}")
+    env = meta["env"] or "an environment that is not named (env=)"
+    summary = f"{config.out}: {meta['transitions']:,} transitions of {env}, {meta['episodes']} episodes"
+    if meta["mean_return"] is not None:
+        summary += f", mean return {meta['mean_return']:.1f}"
+    print(summary)
 
 
 main = Command(RecordConfig, record_and_print, __doc__)

@@ -23,7 +23,7 @@ from runners.cli.command import Command
 from runners.cli.compose import compose
 from runners.evaluate import SEED, disagreement, evaluation, policy, table
 from runners.run import checkpoint, control
-from runners.run.build import Parts, build
+from runners.run.build import Parts, build, initialise
 from runners.run.checkpoint import write_atomically
 from runners.run.config import TrainConfig
 from runners.run.control import Control
@@ -66,11 +66,12 @@ def train_in(argv: list[str]) -> tuple[int, Path]:
         report(config, parts, scores, work)
         parts.model.logger.close()
         parts.mix.close()
-        code = STORAGE if saver.storage_error else 0
-        work.end("failed" if code else "finished", code, saver.storage_error)
         if saver.storage_error:
+            work.end("failed", STORAGE, saver.storage_error)
             print(f"error: the last checkpoint could not be written: {saver.storage_error}", file=sys.stderr)
-        return code, work.folder.path
+            return STORAGE, work.folder.path
+        work.end("finished", 0)
+        return 0, work.folder.path
 
 
 def elsewhere(config: TrainConfig) -> AbstractContextManager[Callable[..., Any] | None]:
@@ -99,18 +100,24 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: "Work"
         print(f"begins {parts.taken}")
     if preset:
         print(f"preset: {preset} (preset=none switches it off)")
+    plural = "s" if parts.n_envs > 1 else ""
     print(
         f"run: {config.agent_name} on {config.env_label}, {config.total_timesteps:,} steps, "
-        f"{parts.n_envs} environment{'s' if parts.n_envs > 1 else ''}, seed {config.seed}, {parts.device}"
+        f"{parts.n_envs} environment{plural}, seed {config.seed}, {parts.device}"
     )
     progress = f", continues at step {work.step:,}" if work.step else ""
     print(f"folder: {work.folder.shown(work.folder.path)}{progress}", flush=True)
-    model: Any = parts.model
-    rollout = model.n_steps if hasattr(model, "rollout_buffer") else 1
-    size = parts.n_envs * (model.collector.rollout.length if hasattr(model, "collector") else rollout)
+    size = parts.n_envs * rollout_steps(parts.model)
     end = work.step + size * math.ceil((config.total_timesteps - work.step) / size)
     if end > config.total_timesteps:
         print(f"note: {end:,} steps will be trained, as they come in rollouts of {size:,}", flush=True)
+
+
+def rollout_steps(model: Any) -> int:
+    """Steps of each environment in a rollout, of our agents and of Stable-Baselines3's; 1 where there is a replay."""
+    if hasattr(model, "collector"):
+        return model.collector.rollout.length
+    return model.n_steps if hasattr(model, "rollout_buffer") else 1
 
 
 def learn(config: TrainConfig, parts: Parts, saver: "Saver", work: "Work") -> None:
@@ -118,22 +125,29 @@ def learn(config: TrainConfig, parts: Parts, saver: "Saver", work: "Work") -> No
     from stable_baselines3.common.callbacks import CallbackList
 
     work.phase = "training"
-    left = config.total_timesteps - work.step
-    if left > 0:
-        parts.model.num_timesteps = work.step  # the rest is restored at the first rollout
-        try:
-            parts.model.learn(
-                left,
-                callback=CallbackList([saver] if parts.driver is None else [saver, parts.driver]),
-                log_interval=None,  # type: ignore[arg-type]  # the saver writes the rows
-                reset_num_timesteps=work.step == 0,
-            )
-        except WorkerError:  # the environments are lost for good
-            saver.save_held()
-            raise
-        saver.finish()
-    else:  # killed between the last checkpoint and the end of the report
+    steps_left = config.total_timesteps - work.step
+    if steps_left <= 0:
+        # It was killed between the last checkpoint and the end of the report.
         saver.restore(parts.model, training=False)
+        return
+    # The rest of the agent's state is restored at the first rollout.
+    parts.model.num_timesteps = work.step
+    callbacks: list[Any] = [saver]
+    if parts.driver is not None:
+        callbacks.append(parts.driver)
+    try:
+        # The saver writes the rows of the log.
+        parts.model.learn(
+            steps_left,
+            callback=CallbackList(callbacks),
+            log_interval=None,  # type: ignore[arg-type]
+            reset_num_timesteps=work.step == 0,
+        )
+    except WorkerError:
+        # The environments are lost for good.
+        saver.save_held()
+        raise
+    saver.finish()
 
 
 def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict[str, dict[str, Any]]:
@@ -154,63 +168,84 @@ def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict
 
 def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Work") -> None:
     """Numbers, video, curve, and the line for TensorBoard. A picture that fails is one sentence, not a failed run."""
-    from runners.run.closing import write_scores, write_video
+    from runners.run.closing import write_scores
+
+    write_scores(parts.model.logger, scores, work.step)
+    print_scores(parts, scores)
+    for name, draw in make_pictures(config, parts, scores, work).items():
+        label = f"{name + ':':<13}"
+        try:
+            print(f"{label}{work.folder.shown(draw())}")
+        except Exception as error:
+            if os.environ.get("LODESTAR_DEBUG"):
+                traceback.print_exc()
+            print(f"{label}none ({type(error).__name__}: {error})")
+    path = work.folder.path
+    if "tensorboard" in config.logger:
+        logdir = shlex.quote(work.folder.shown(path))
+        print(f"tensorboard: {sys.executable} -m tensorboard.main --logdir {logdir}")
+    with suppress(OSError):
+        write_atomically(path / "result.json", json.dumps(scores, indent=1) + "\n")
+
+
+def print_scores(parts: Parts, scores: dict[str, Any]) -> None:
+    """The table of the evaluation, if there was one, and what the judges answered."""
+    judge_uses = judge_results(parts.mix)
+    sentences = judge_sentences(judge_uses)
+    if scores:
+        this_run = scores["this run"]
+        print(f"\nthe task's own scores over {this_run['episodes']} episodes of the trained policy")
+        print(table(scores))
+        window: list[dict[str, Any]] = list(parts.model.ep_info_buffer or [])
+        note = disagreement(this_run, [episode["r"] for episode in window])
+        if note:
+            print(note)
+    else:
+        # Otherwise the table says it.
+        sentences += no_label_sentences(judge_uses)
+    for sentence in sentences:
+        print(f"note: {sentence}")
+
+
+def make_pictures(
+    config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Work"
+) -> dict[str, Callable[[], object]]:
+    """What draws the pictures of a run, by name: the slowest first, as it was filmed; each returns where it is."""
+    from runners.run.closing import write_video
     from runners.run.curve import archive, curve
     from runners.run.tensorboard import shows
     from runners.run.video import record_video
 
-    path, control = work.folder.path, work.control
-    write_scores(parts.model.logger, scores, work.step)
-    if scores:
-        print(f"\nthe task's own scores over {scores['this run']['episodes']} episodes of the trained policy")
-        print(table(scores))
-        window: list[dict[str, Any]] = list(parts.model.ep_info_buffer or [])
-        if note := disagreement(scores["this run"], [episode["r"] for episode in window]):
-            print(note)
-    of_judges = judge_results(parts.mix)
-    sentences = judge_sentences(of_judges)
-    if not scores:  # else the table says it
-        sentences += no_label_sentences(of_judges)
-    for sentence in sentences:
-        print(f"note: {sentence}")
-    pictures: list[tuple[str, Callable[[], object]]] = [
-        ("curve", lambda: curve(path, f"{config.env_label}: {parts.mix.describe()}", scores=scores, control=control))
-    ]
-    if hasattr(parts.model, "map"):
-        pictures.append(("archive", lambda: archive(path, parts.model)))
-    if config.video:
+    path = work.folder.path
+
+    def film() -> str:
         act = policy(parts.model, config, seed=config.seed)
-        seed, also = SEED + 1000 * config.seed, shows(config, path, work.step)
+        add_to_log = shows(config, path, work.step)
+        video = path / "video.mp4"
+        place = record_video(config, act, parts.mix, video, SEED + 1000 * config.seed, add_to_log)
+        if video.exists():
+            write_video(parts.model.logger, video, work.step)
+        return place
 
-        def film() -> str:
-            said = record_video(config, act, parts.mix, path / "video.mp4", seed, also)
-            if (path / "video.mp4").exists():
-                write_video(parts.model.logger, path / "video.mp4", work.step)
-            return said
-
-        pictures.append(("video", film))
-    for name, draw in reversed(pictures):
-        try:
-            print(f"{name + ':':<13}{work.folder.shown(draw())}")
-        except Exception as error:
-            if os.environ.get("LODESTAR_DEBUG"):
-                traceback.print_exc()
-            print(f"{name + ':':<13}none ({type(error).__name__}: {error})")
-    if "tensorboard" in config.logger:
-        print(
-            f"{'tensorboard:':<13}{sys.executable} -m tensorboard.main --logdir {shlex.quote(work.folder.shown(path))}"
-        )
-    with suppress(OSError):
-        write_atomically(path / "result.json", json.dumps(scores, indent=1) + "\n")
+    pictures: dict[str, Callable[[], object]] = {}
+    if config.video:
+        pictures["video"] = film
+    if hasattr(parts.model, "map"):
+        pictures["archive"] = lambda: archive(path, parts.model)
+    title = f"{config.env_label}: {parts.mix.describe()}"
+    pictures["curve"] = lambda: curve(path, title, scores=scores, control=work.control)
+    return pictures
 
 
 class Work:
     """A run in its folder: whatever ends it is written down, and the folder is left in order."""
 
     def __init__(self, config: TrainConfig, argv: list[str]) -> None:
-        self.config, self.argv = config, argv
+        self.config = config
+        self.argv = argv
         self.phase = "set-up"
-        self.folder = open_folder(config)  # locked from here on
+        # The folder is locked from here on.
+        self.folder = open_folder(config)
         self.control: Control | None = None
         self._model: Any = None
         self._start = 0
@@ -222,22 +257,26 @@ class Work:
     @property
     def step(self) -> int:
         """Environment steps so far."""
-        return self._start if self._model is None else max(self._start, int(self._model.num_timesteps))
+        if self._model is None:
+            return self._start
+        return max(self._start, int(self._model.num_timesteps))
 
     def begin(self, parts: Parts, signals: Signals) -> "Saver":
         """Read the newest checkpoint, write down the run, open its logs, make the callback that saves it."""
         from runners.run.progress import Live, Saver, make_logger
 
         config = self.config
-        found = checkpoint.load(self.folder.checkpoints, tidy=True)
-        state, self._start = found or (None, 0)
-        last_row = 0 if state is None else int(state["log"]["rows"])
-        if found is None and config.init_from:
-            from runners.run.build import initialise
-
+        state = None
+        last_row = 0
+        newest = checkpoint.load(self.folder.checkpoints, tidy=True)
+        if newest is not None:
+            state, self._start = newest
+            last_row = int(state["log"]["rows"])
+        elif config.init_from:
             parts.taken = initialise(config, parts)
         self.folder.begin(config, f"python -m runners.train {shlex.join(self.argv)}")
-        self._live = live = Live(config.total_timesteps, self._start)
+        live = Live(config.total_timesteps, self._start)
+        self._live = live
         self._model = parts.model
         more = self._logs(parts, last_row)
         logger = make_logger(self.folder.path, live, step=last_row, warn=live.say, more=more)
@@ -253,22 +292,26 @@ class Work:
         """What makes the writers that the user asked for, beside that of metrics.csv; `last_row` is the row's step."""
         from runners.run.progress import TensorBoardLog
 
-        path, config = self.folder.path, self.config
-        made: dict[str, Callable[[], Any]] = {}
+        path = self.folder.path
+        config = self.config
+        writers: dict[str, Callable[[], Any]] = {}
         if "tensorboard" in config.logger:
             from runners.run import tensorboard
 
-            with suppress(OSError):  # the log itself will say so
-                tensorboard.begin(path / "tensorboard", config, self._start)
-            made["tensorboard"] = lambda: TensorBoardLog(path / "tensorboard", last_row)
+            folder = path / "tensorboard"
+            # If the disk is full, the log itself will say so.
+            with suppress(OSError):
+                tensorboard.begin(folder, config, self._start)
+            writers["tensorboard"] = functools.partial(TensorBoardLog, folder, last_row)
             if config.histograms:
-                log = functools.partial(tensorboard.HistogramLog, model=parts.model, mix=parts.mix)
-                made["tensorboard"] = lambda: log(path / "tensorboard", last_row)
+                writers["tensorboard"] = functools.partial(
+                    tensorboard.HistogramLog, folder, last_row, model=parts.model, mix=parts.mix
+                )
         if "wandb" in config.logger:
             from runners.run.wandb_log import WandbLog
 
-            made["wandb"] = lambda: WandbLog(path, config)
-        return made
+            writers["wandb"] = functools.partial(WandbLog, path, config)
+        return writers
 
     def end(self, state: str, code: int, error: str | None = None) -> None:
         """Write down how it ended; a folder in which nothing happened disappears."""

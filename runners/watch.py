@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
     from runners.run.video import Episode
 
-FASTEST = 16.0  # times real time; the slowest is its inverse
-LINGER_S = 0.7  # that the last picture of an episode stays
+# Times real time; the slowest is its inverse.
+MAX_SPEED = 16.0
+# The last picture of an episode stays so long.
+LINGER_S = 0.7
 
 
 @dataclass
@@ -60,22 +62,25 @@ class WatchConfig(Settings):
 
 def has_screen() -> bool:
     """Whether a window can be opened; a video driver that the user chose is taken at its word."""
-    named = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))
-    return sys.platform in ("win32", "darwin") or named
+    if sys.platform in ("win32", "darwin"):
+        return True
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))
 
 
 def watch(config: WatchConfig) -> str:
     """Play, and show or write; returns a sentence about it."""
     run = Path(config.run)
-    real = has_screen() and os.environ.get("SDL_VIDEODRIVER") != "dummy"
+    # Asked first, because environments may choose a video driver when they are made.
+    in_window = opens_window(config)
     trained = load_run(run, config.trust, config.checkpoint)
-    from runners.run.video import write  # it imports torch
+    # This imports torch.
+    from runners.run.video import write
 
-    played = f"step {trained.step:,}" if config.policy == "trained" else "a random policy"
-    label = f"{trained.config.env_label}, {played}"
+    actor = f"step {trained.step:,}" if config.policy == "trained" else "a random policy"
+    label = f"{trained.config.env_label}, {actor}"
     episodes = play_all(config, trained)
     fps = frames_a_second(trained.config.env)
-    if not (config.window == "true" or (config.window == "auto" and not config.out and real)):
+    if not in_window:
         path = Path(config.out) if config.out else run / "watch.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
         return f"{path}: {write(path, episodes, fps):,} frames of {label}"
@@ -87,14 +92,25 @@ def watch(config: WatchConfig) -> str:
     return f"{window.count:,} pictures of {label}"
 
 
+def opens_window(config: WatchConfig) -> bool:
+    """Whether the episodes are shown instead of written."""
+    if config.window != "auto":
+        return config.window == "true"
+    # Nobody sees what SDL's dummy driver shows.
+    return not config.out and has_screen() and os.environ.get("SDL_VIDEODRIVER") != "dummy"
+
+
 def play_all(config: WatchConfig, trained: Trained) -> Iterator[Episode]:
     """The episodes, one after the other."""
     from runners.run.video import can_be_drawn, open_env, play
 
     run, model, mix, _ = trained
-    act = None if config.policy == "random" else policy(model, run, seed=config.seed)
+    act = None
+    if config.policy == "trained":
+        act = policy(model, run, seed=config.seed)
     drawn = can_be_drawn(run.env)
-    with closing(open_env(run, mix, drawn)) as env:  # one for all: some take every window with them when they close
+    # One environment for all episodes: some take every window with them when they close.
+    with closing(open_env(run, mix, drawn)) as env:
         for number in range(config.episodes):
             yield play(run, act, mix, config.seed + number, config.steps, drawn=drawn, env=env)
 
@@ -117,8 +133,12 @@ class Window:
     def __init__(self, label: str, fps: int) -> None:
         import pygame
 
-        self.pygame, self.label, self.fps = pygame, label, fps
-        self.speed, self.paused, self.count = 1.0, False, 0
+        self.pygame = pygame
+        self.label = label
+        self.fps = fps
+        self.speed = 1.0
+        self.paused = False
+        self.count = 0
         pygame.display.init()
         self.clock = pygame.time.Clock()
         self.surface: Any = None
@@ -127,14 +147,16 @@ class Window:
         """Show an episode from its beginning; False if the window was closed."""
         from runners.run.video import draw
 
-        t, last, request = 0, len(episode.images) - 1, ""
-        linger = LINGER_S * self.fps
-        while request == "" and (t < last or linger > 0 or self.paused):
+        t = 0
+        last = len(episode.images) - 1
+        ticks_to_linger = LINGER_S * self.fps
+        request = ""
+        while request == "" and (t < last or ticks_to_linger > 0 or self.paused):
             self._put(draw(episode, t), f"{name}, step {t + 1}")
             self.clock.tick(self.fps * self.speed)
             request = self._read_keys()
             if not self.paused:
-                linger -= t == last
+                ticks_to_linger -= t == last
                 t = min(t + 1, last)
         return request != "quit"
 
@@ -153,20 +175,22 @@ class Window:
 
     def _read_keys(self) -> str:
         """What the keys ask for: "quit", "next" or ""."""
-        key = self.pygame
-        for event in key.event.get():
-            if event.type == key.QUIT or (event.type == key.KEYDOWN and event.key in (key.K_q, key.K_ESCAPE)):
+        pygame = self.pygame
+        for event in pygame.event.get():
+            if event.type == pygame.QUIT:
                 return "quit"
-            if event.type != key.KEYDOWN:
+            if event.type != pygame.KEYDOWN:
                 continue
-            if event.key == key.K_n:
+            if event.key in (pygame.K_q, pygame.K_ESCAPE):
+                return "quit"
+            if event.key == pygame.K_n:
                 return "next"
-            if event.key == key.K_SPACE:
+            if event.key == pygame.K_SPACE:
                 self.paused = not self.paused
-            elif event.key in (key.K_UP, key.K_RIGHT):
-                self.speed = min(2 * self.speed, FASTEST)
-            elif event.key in (key.K_DOWN, key.K_LEFT):
-                self.speed = max(self.speed / 2, 1 / FASTEST)
+            elif event.key in (pygame.K_UP, pygame.K_RIGHT):
+                self.speed = min(2 * self.speed, MAX_SPEED)
+            elif event.key in (pygame.K_DOWN, pygame.K_LEFT):
+                self.speed = max(self.speed / 2, 1 / MAX_SPEED)
         return ""
 
     def close(self) -> None:
