@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from runners.evaluate import EvaluateConfig, controlled, play
+from runners.evaluate import EvaluateConfig, mfmc_summary, play
 from runners.report.statistics import mfmc
 from runners.run.config import TrainConfig
 
@@ -79,5 +79,5 @@ def test_a_run_is_evaluated_by_whole_and_cut_episodes_that_begin_alike():
     trained = TrainConfig(env="Pendulum-v1", reward={}, agent=None)
     config = EvaluateConfig(run="none", estimator="mfmc", cheap=100, cheap_episodes=24)
     dear = play("Pendulum-v1", lambda obs, begins: np.zeros(1, np.float32), 6).returns
-    said = controlled(config, trained, Still(), None, dear)
+    said = mfmc_summary(config, trained, Still(), None, dear)
     assert "from 6 whole episodes and 24 of 100 steps; correlation 0.9" in said or "correlation 1.0" in said, said
