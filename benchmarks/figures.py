@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from runners.evaluate import interval
+from runners.evaluation.play import interval
 from runners.report import statistics
 
 PAIRED_CORRELATION = 0.3  # from which on runs that share a seed are compared seed by seed

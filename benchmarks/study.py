@@ -76,7 +76,7 @@ class Cell:
 
     def argv(self, seed: int) -> dict[str, str]:
         """Key -> text, as runners.train reads it."""
-        from runners.cli.value import literal
+        from runners.run.value import literal
 
         rewards = self.keys.get("reward", "task")
         given: Keys = {}

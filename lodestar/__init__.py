@@ -86,8 +86,8 @@ def train(env: str, reward: Any = "task", agent: Any = "ppo", **keys: Any) -> "T
     """
     import agents
     import rewards
-    from runners.cli.value import literal
     from runners.run.exits import Failed, Stopped
+    from runners.run.value import literal
     from runners.train import train_in
 
     with _restored_process():

@@ -35,7 +35,7 @@ from envs.recording import load as read
 from envs.transitions import Transitions, concatenate
 from lodestar.settings import Settings, setting
 from runners.cli.command import Command
-from runners.evaluate import play, policy, table
+from runners.evaluation.play import play, policy, table
 from runners.record import RecordConfig, imported, whole_episodes
 from runners.run.config import UsageError, unknown
 from runners.run.trust import require, saved_keys

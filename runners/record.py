@@ -40,7 +40,7 @@ from envs.snapshots.snapshots import State, get_state, supported
 from envs.transitions import Transitions, map_obs
 from lodestar.settings import Settings, setting
 from runners.cli.command import Command
-from runners.evaluate import Scores, policy
+from runners.evaluation.play import Scores, policy
 from runners.run.build import build, config_of, load_checkpoint, load_run
 from runners.run.config import UsageError
 from runners.run.policies import load
@@ -117,8 +117,8 @@ def record(config: RecordConfig) -> dict[str, Any]:
         if config.signals and env.spec:
             signals = list(family_of(env.spec).signals(env.spec))
     if states:
-        snapshots, observations = zip(*states)
-        Snapshots(list(snapshots), np.stack(observations)).save(config.snapshots)
+        observations = np.stack([obs for _, obs in states])
+        Snapshots([state for state, _ in states], observations).save(config.snapshots)
     meta = {"env": env_id, "env_options": options, "policy": config.policy, "noise": config.noise}
     return write(config, batch, {**meta, "seed": config.seed, "signals": signals})
 

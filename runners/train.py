@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from envs.vector.watchdog import WorkerError
 from runners.cli.command import Command
 from runners.cli.compose import compose
-from runners.evaluate import SEED, disagreement, evaluation, policy, table
+from runners.evaluation.play import SEED, disagreement, evaluation, policy, table
 from runners.run import checkpoint, control
 from runners.run.build import Parts, build, initialise
 from runners.run.checkpoint import write_atomically
@@ -168,7 +168,7 @@ def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict
 
 def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Work") -> None:
     """Numbers, video, curve, and the line for TensorBoard. A picture that fails is one sentence, not a failed run."""
-    from runners.run.closing import write_scores
+    from runners.evaluation.closing import write_scores
 
     write_scores(parts.model.logger, scores, work.step)
     print_scores(parts, scores)
@@ -211,7 +211,7 @@ def make_pictures(
     config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Work"
 ) -> dict[str, Callable[[], object]]:
     """What draws the pictures of a run, by name: the slowest first, as it was filmed; each returns where it is."""
-    from runners.run.closing import write_video
+    from runners.evaluation.closing import write_video
     from runners.run.curve import archive, curve
     from runners.run.tensorboard import shows
     from runners.run.video import record_video
@@ -266,11 +266,10 @@ class Work:
         from runners.run.progress import Live, Saver, make_logger
 
         config = self.config
-        state = None
-        last_row = 0
         newest = checkpoint.load(self.folder.checkpoints, tidy=True)
-        if newest is not None:
-            state, self._start = newest
+        state, self._start = newest or (None, 0)
+        last_row = 0
+        if state is not None:
             last_row = int(state["log"]["rows"])
         elif config.init_from:
             parts.taken = initialise(config, parts)
@@ -283,7 +282,7 @@ class Work:
         parts.model.set_logger(logger)
         evaluator = None
         if config.eval_every or config.video_every:
-            from runners.run.evaluator import Evaluator
+            from runners.evaluation.evaluator import Evaluator
 
             evaluator = Evaluator(config, self.folder.path, parts, lambda: signals.received is not None, live.say)
         return Saver(config, self.folder, parts, signals, live, state, evaluator)

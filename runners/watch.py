@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from envs.make import creator
 from lodestar.settings import Settings, setting
 from runners.cli.command import Command
-from runners.evaluate import policy
+from runners.evaluation.play import policy
 from runners.run.build import Trained, load_run
 from runners.run.config import UsageError
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import results
-from runners.evaluate import interval
+from runners.evaluation.play import interval
 from runners.report.statistics import iqm
 
 SEEDS = 5

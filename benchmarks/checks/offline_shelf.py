@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks import results
 from benchmarks.checks.offline import AGENT, DATA, STEPS
-from runners.evaluate import interval
+from runners.evaluation.play import interval
 from runners.report.statistics import iqm
 
 SEEDS = 5

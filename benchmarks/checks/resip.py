@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks import results
-from runners.evaluate import interval
+from runners.evaluation.play import interval
 from runners.report.statistics import iqm
 
 SEEDS, STEPS, MINIBATCHES = 5, 600_000, 2000

@@ -27,7 +27,7 @@ from benchmarks import results
 from envs.make import make
 from envs.recording import record
 from envs.transitions import Transitions, concatenate
-from runners.evaluate import interval
+from runners.evaluation.play import interval
 from runners.report.statistics import iqm
 
 SEEDS, WALKS, LONG, NOISE, STEPS = 5, 300, 20, 0.3, 2000

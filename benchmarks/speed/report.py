@@ -125,7 +125,7 @@ def _log(streams: tuple[str, ...], score: float, rows: int, rng: np.random.Gener
 
 
 def _scores(level: float, rng: np.random.Generator) -> dict[str, Any]:
-    from runners.evaluate import Scores
+    from runners.evaluation.play import Scores
 
     returns = np.full(20, level).tolist() if level > 400 else (level + rng.random(20)).tolist()
     return Scores(returns=returns, lengths=[100] * 20, successes=[value > 300 for value in returns]).to_dict()

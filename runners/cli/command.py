@@ -25,11 +25,11 @@ from typing import Any
 
 from lodestar.settings import declarations, described
 from runners.cli.declared import key_of
-from runners.cli.output import lasting_output
-from runners.cli.value import cast, parse, read, refuse_twice, split
 from runners.run.config import UsageError, unknown
+from runners.run.output import lasting_output
 from runners.run.packages import name_collision
 from runners.run.trust import admit, masked, refuse
+from runners.run.value import cast, parse, read, refuse_twice, split
 
 # Ends the name of a field that collects <name>.<key>.
 OPTIONS = "_options"

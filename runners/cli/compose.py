@@ -20,9 +20,9 @@ from lodestar.tables import Table
 from runners.cli import presets
 from runners.cli.declared import declared_fields
 from runners.cli.presets import Values
-from runners.cli.value import cast, parse, read, short, split
 from runners.run.config import RENAMED, TrainConfig, UsageError, nearest, unknown
 from runners.run.trust import admit, refuse, require
+from runners.run.value import cast, parse, read, short, split
 
 # Keys -> the types of their values.
 Kinds = dict[str, Any]

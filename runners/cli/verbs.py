@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from runners.cli.output import lasting_output
+from runners.run.output import lasting_output
 from runners.run.packages import DISTRIBUTION, name_collision, version
 
 RUNNERS_FOLDER = Path(__file__).resolve().parents[1]

@@ -18,9 +18,9 @@ from typing import Any
 
 from lodestar.settings import Settings, setting
 from runners.cli.command import Command
-from runners.cli.output import styled
 from runners.doctor import Finding, ask, checks
 from runners.run.config import UsageError, unknown
+from runners.run.output import styled
 from runners.run.packages import DISTRIBUTION, required
 
 # As terminals number them.

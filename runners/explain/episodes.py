@@ -16,10 +16,10 @@ import torch
 from envs.steps import Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions, concatenate, map_obs, stack
 from envs.types import Obs
-from runners.cli.output import Ticker
 from runners.evaluate import SEED, policy
 from runners.explain.policy import PolicyView
 from runners.run.build import Trained
+from runners.run.output import Ticker
 from runners.run.video import Act, picture
 
 # No further episode begins after so many rows, but for the second.

@@ -13,13 +13,13 @@ import matplotlib
 import numpy as np
 
 from lodestar.files import read_bytes
-from runners.cli.output import clock
 from runners.report import html, plots
 from runners.report.comparison import Bands, Comparison, alarm, configurations
 from runners.report.job_log import Entry
 from runners.report.numbers import ALL_TASKS, MIN_BASELINE_LEAD, NAN, Numbers, Row
 from runners.report.plots import label_steps
 from runners.report.read import ELAPSED, Run
+from runners.run.output import clock
 
 # Of all videos of a page, and of one.
 MAX_PAGE_VIDEO_BYTES = 24_000_000

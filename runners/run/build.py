@@ -25,10 +25,10 @@ from envs.make import make, make_vec
 from envs.masks import offered, sizes
 from envs.transitions import OnNan
 from lodestar.memory import memory, refuse_beyond
-from runners.cli.value import cast
 from runners.run import checkpoint
 from runners.run.config import TrainConfig, UsageError, from_dict, read
 from runners.run.trust import require, saved_keys
+from runners.run.value import cast
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm

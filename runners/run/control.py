@@ -12,9 +12,9 @@ from typing import Any
 
 import rewards
 from lodestar.files import appended, make_folder, read_json
-from runners.cli.value import replaced
 from runners.run.config import TrainConfig
 from runners.run.folder import LOG
+from runners.run.value import replaced
 
 # Environment steps up to which `control=auto` starts a second run.
 MAX_CONTROLLED_STEPS = 200_000

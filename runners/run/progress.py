@@ -34,16 +34,16 @@ from agents.sb3 import agent as sb3
 from envs.transitions import NotFinite, is_finite
 from lodestar.files import make_folder, opened_text
 from lodestar.state import pack, unpack
-from runners.cli.output import clock, plain_text, styled
-from runners.cli.value import is_float
 from runners.run import checkpoint
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError, flatten
 from runners.run.exits import Signals, Stopped
 from runners.run.folder import RunFolder
+from runners.run.output import clock, plain_text, styled
+from runners.run.value import is_float
 
 if TYPE_CHECKING:
+    from runners.evaluation.evaluator import Evaluator
     from runners.run.build import Parts
-    from runners.run.evaluator import Evaluator
 
 Say = Callable[[str], None]
 # What Stable-Baselines3 hands to a writer: the logged values, and by tag the writers that leave it out.

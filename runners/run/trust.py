@@ -20,8 +20,8 @@ import rewards
 from envs.family import families
 from lodestar.settings import described
 from lodestar.tables import installed
-from runners.cli.value import is_float
 from runners.run.config import UsageError, flatten
+from runners.run.value import is_float
 
 # A server on this machine, which is sent nothing that it could pass on.
 LOCAL_SERVER = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/[\w/-]*)?")
@@ -110,7 +110,8 @@ def _reach(key: str, value: Any, settings: Mapping[str, Any]) -> Iterator[str]:
         if module and not _is_known(module):
             yield f"env={value}, which imports the module {module}"
     elif key in ("reward", "agent"):
-        yield from (f"{key}={text}, which is no name in a table" for text in texts if JOINTS.search(text))
+        for text in filter(JOINTS.search, texts):
+            yield f"{key}={text}, which is no name in a table"
     elif key == "starts":
         # This imports simulators.
         from envs.snapshots.curriculum import BY
@@ -124,11 +125,13 @@ def _reach(key: str, value: Any, settings: Mapping[str, Any]) -> Iterator[str]:
     elif key == "env.mission" or (part == "reward" and (option in SENTENCE_OPTIONS or value in _declared(rest))):
         return
     elif WRITTEN_OPTIONS.fullmatch(option):
-        yield from (f"the file {text}, which would be written to" for text in texts)
+        for text in texts:
+            yield f"the file {text}, which would be written to"
     elif READ_OPTIONS.fullmatch(option) and any(map(os.path.lexists, texts)):
         yield f"the file {value}, which would be read"
     elif part == "env":
-        yield from (f"the name {text}, which an environment may import" for text in texts if _is_code(text))
+        for text in filter(_is_code, texts):
+            yield f"the name {text}, which an environment may import"
     elif option == "key":
         if value != DEFAULT_KEY_VARIABLE and os.environ.get(str(value)):
             yield f"the variable {value}, which would be sent to a server"

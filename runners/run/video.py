@@ -24,9 +24,9 @@ from envs.transitions import Transitions, stack
 from lodestar.files import replacing
 from rewards.adapters.guided import guided
 from rewards.mix.mix import Mix
-from runners.cli.output import Ticker
 from runners.run.config import TrainConfig
 from runners.run.curve import colours
+from runners.run.output import Ticker
 from runners.run.served import Act, play_steps
 
 BACKGROUND = "#16181d"

@@ -22,11 +22,11 @@ from pathlib import Path
 from lodestar.settings import setting
 from runners.cli.command import Command
 from runners.cli.compose import compose
-from runners.cli.output import clock
 from runners.report.job_log import Entry
 from runners.run.checkpoint import versions, write_atomically
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError
 from runners.run.folder import read_status
+from runners.run.output import clock
 from runners.sweep.config import JobsConfig
 from runners.sweep.display import Display, summary
 from runners.sweep.drive import RESUME, drive

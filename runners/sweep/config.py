@@ -15,9 +15,9 @@ from lodestar.files import read_json
 from lodestar.settings import Settings, declarations, described, setting
 from runners.cli.command import OPTIONS, REST, written
 from runners.cli.compose import compose
-from runners.cli.value import cast, literal, replaced
 from runners.run.checkpoint import write_atomically
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError, unknown
+from runners.run.value import cast, literal, replaced
 from runners.sweep.job import Job, Launcher
 
 LAUNCHERS = {"local": "runners.sweep.local:Local", "ray": "runners.sweep.ray:Ray", "slurm": "runners.sweep.slurm:Slurm"}

@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from lodestar.files import LARGE, opened, read_json
-from runners.cli.output import clock
-from runners.cli.value import is_float
 from runners.report.job_log import JOB_STATES, Entry
 from runners.run.folder import OTHER_WAY, read_status
+from runners.run.output import clock
+from runners.run.value import is_float
 from runners.sweep.drive import Watcher
 from runners.sweep.job import LOG, Job, cells
 

@@ -19,9 +19,9 @@ from typing import Any
 import agents
 from envs.make import options
 from runners.cli.compose import ENV, chosen, compose, environment
-from runners.cli.value import MAX_VALUE_LENGTH, literal, override, parse
 from runners.run.config import TrainConfig, UsageError, to_dict
 from runners.run.folder import has_key, read_status
+from runners.run.value import MAX_VALUE_LENGTH, literal, override, parse
 from runners.sweep.job import Job
 
 # The folder of the runs, in that of the sweep.

@@ -22,14 +22,14 @@ from lodestar.files import read_json, replacing
 from lodestar.settings import setting
 from runners.cli.command import Command
 from runners.cli.compose import ENV, compose
-from runners.cli.value import is_number, literal, replaced, split
-from runners.cli.value import read as read_value
 from runners.evaluate import limits_of, play, policy
 from runners.report.statistics import aggregate
 from runners.run.build import load_run
 from runners.run.checkpoint import versions, write_atomically
 from runners.run.config import UsageError, read, to_dict
 from runners.run.exits import Signals
+from runners.run.value import is_number, literal, replaced, split
+from runners.run.value import read as read_value
 from runners.sweep.config import JobsConfig, begin
 from runners.sweep.drive import drive
 from runners.sweep.grid import safe

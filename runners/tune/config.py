@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from lodestar.settings import declarations, setting
 from runners.cli.compose import kinds_of
-from runners.cli.value import is_number
 from runners.run.config import TrainConfig, UsageError, unknown
+from runners.run.value import is_number
 from runners.sweep.config import JobsConfig
 from runners.sweep.grid import safe
 from runners.sweep.job import Job

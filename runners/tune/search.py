@@ -33,7 +33,6 @@ from optuna.trial import FrozenTrial, TrialState
 from lodestar.files import LARGE, appended, read_bytes, read_json
 from runners.cli.command import changed
 from runners.cli.compose import compose
-from runners.cli.value import literal
 from runners.report.job_log import Entry
 from runners.report.read import possible_returns
 from runners.report.statistics import Estimate, aggregate, iqm, paired_difference, within
@@ -42,6 +41,7 @@ from runners.run.config import sources
 from runners.run.exits import MISSING, NUMERICAL
 from runners.run.folder import OTHER_WAY, read_status
 from runners.run.progress import TASK_RETURN, read_csv
+from runners.run.value import literal
 from runners.sweep.display import score
 from runners.sweep.drive import Watcher, drive
 from runners.sweep.job import Job, JobLog, Launcher

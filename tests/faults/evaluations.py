@@ -32,7 +32,7 @@ RUN += ["agent.n_epochs=1", "total_timesteps=256", "checkpoint_every=64", "log_e
 RUN += ["eval_every=64", "eval_episodes=2", "video_every=128", "video=false", "control=none", "reward=task"]
 RUN += ["logger=[]"]
 # Once for all processes: they take longer to import than such a run takes.
-SLOW_IMPORTS = ("scipy.stats", "runners.run.evaluator", "runners.run.video", "runners.run.curve")
+SLOW_IMPORTS = ("scipy.stats", "runners.evaluation.evaluator", "runners.run.video", "runners.run.curve")
 
 
 class Place(NamedTuple):
@@ -49,7 +49,7 @@ UPDATE = ("agents.ppo.agent", "PPO.update")
 ROW = ("runners.run.progress", "CSVLog.write")
 SAVE = ("runners.run.checkpoint", "_fingerprint")
 PICTURE = ("runners.run.video", "draw")
-ACTION = ("runners.run.evaluator", "policy")
+ACTION = ("runners.evaluation.evaluator", "policy")
 # Actions 1-30, 31-60, 76-105 and 106-135 belong to the four evaluations, 61-75 and 136-150 to the two films.
 ACTIONS = (1, 17, 30, 31, 60, 62, 76, 105, 106, 120, 135, 140)
 PLACES = [

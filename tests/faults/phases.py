@@ -29,7 +29,7 @@ PHASES: dict[str, tuple[str, str, int]] = {
     "first step": ("runners.run.progress", "Saver._on_step", 1),
     "save": ("runners.run.checkpoint", "_fingerprint", 3),  # of the second save: two files are written, nothing renamed
     "last step": ("runners.run.progress", "Saver.finish", 1),
-    "evaluation": ("runners.evaluate", "policy", 5),  # the fifth action that the policy is asked for
+    "evaluation": ("runners.evaluation.play", "policy", 5),  # the fifth action that the policy is asked for
     "video": ("runners.run.video", "draw", 5),  # the fifth picture, so that there is half a file
     "control": ("runners.run.control", "Control.result", 1),  # the run waits for its control
     "report": ("runners.train", "Work.end", 1),  # everything is written but that the run is finished

@@ -15,11 +15,11 @@ from envs.make import make
 from envs.snapshots import s3rl
 from envs.snapshots.s3rl import Snapshots
 from runners.cli.compose import compose
-from runners.cli.output import Lasting, styled
 from runners.record import main as record
 from runners.run import policies
 from runners.run.build import typed_options
 from runners.run.config import UsageError
+from runners.run.output import Lasting, styled
 from runners.train import main as train
 from tests.faults import hostile
 

@@ -14,11 +14,22 @@ from agents.ppo.agent import PPO
 from envs.family import Goal
 from envs.make import make_vec
 from runners.cli.compose import compose
-from runners.cli.output import Ticker
-from runners.evaluate import SEED, Scores, disagreement, evaluation, goal_of, interval, play, policy, table, way_of
+from runners.evaluation.play import (
+    SEED,
+    Scores,
+    disagreement,
+    evaluation,
+    goal_of,
+    interval,
+    play,
+    policy,
+    table,
+    way_of,
+)
 from runners.report import html
 from runners.report.statistics import iqm
 from runners.run.config import from_dict, to_dict
+from runners.run.output import Ticker
 from runners.run.video import Episode, can_be_drawn, draw
 
 
@@ -202,7 +213,7 @@ def test_the_mode_of_a_sampled_policy_stands_beside_it_on_half_of_the_episodes(a
 
 def test_a_policy_that_is_judged_by_its_mode_is_played_once(monkeypatch):
     played = []
-    monkeypatch.setattr("runners.evaluate.play", lambda *given, **more: played.append(1) or Scores([1.0], [1]))
+    monkeypatch.setattr("runners.evaluation.play.play", lambda *given, **more: played.append(1) or Scores([1.0], [1]))
     config, _ = compose(["env=Pendulum-v1"])
     monkeypatch.setattr(Sayer, "action_space", spaces.Box(-2, 2, (1,)))
     mix = ld.make_reward("task", gymnasium.make("Pendulum-v1"))

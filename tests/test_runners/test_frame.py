@@ -8,10 +8,10 @@ import pytest
 
 from lodestar.settings import Settings, setting
 from runners.cli.command import Command, options_text
-from runners.cli.value import literal, read
 from runners.run.checkpoint import CheckpointError
 from runners.run.config import InUse
 from runners.run.exits import Failed, Stopped
+from runners.run.value import literal, read
 
 
 @dataclass

@@ -5,7 +5,7 @@ import json
 import pytest
 from model_server import ModelServer, hangs
 
-from runners.evaluate import Scores, table
+from runners.evaluation.play import Scores, table
 from runners.report.comparison import Comparison
 from runners.report.read import find
 from runners.run.judged import judge_sentences, no_label_sentences

@@ -17,14 +17,14 @@ import torch
 
 from lodestar.state import pack
 from runners.cli.compose import compose
-from runners.cli.value import replaced
 from runners.evaluate import evaluation
+from runners.evaluation.evaluator import Evaluator
 from runners.run import checkpoint
 from runners.run import progress as running
 from runners.run.build import build, initialise, load_run
 from runners.run.config import load
-from runners.run.evaluator import Evaluator
 from runners.run.progress import read_csv
+from runners.run.value import replaced
 from runners.sweep.display import progress
 from runners.train import main
 

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from runners.cli.output import clock
 from runners.report.job_log import Entry
+from runners.run.output import clock
 from runners.sweep.display import Display, RunProgress, progress, summary
 from runners.sweep.job import Job
 

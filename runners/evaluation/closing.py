@@ -22,21 +22,18 @@ CLOSING_TAGS = {
 }
 
 
-def closing_scores(scores: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """The numbers of result.json by their tags in the logs; empty without an evaluation."""
+def write_scores(logger: Logger, scores: dict[str, dict[str, Any]], step: int) -> None:
+    """Give the numbers of result.json to TensorBoard and W&B, where the run has them and was evaluated."""
     values = {}
     for (policy, key), tag in CLOSING_TAGS.items():
         value = scores.get(policy, {}).get(key)
         if value is not None:
             values[tag] = float(value)
-    return values
-
-
-def write_scores(logger: Logger, scores: dict[str, dict[str, Any]], step: int) -> None:
-    """Give the closing scores to TensorBoard and W&B, where the run has them."""
-    values = closing_scores(scores)
+    if not values:
+        return
     for log in logger.output_formats:
-        if values and isinstance(log, Guarded) and log.name != "metrics.csv":
+        # metrics.csv holds only what happened while the run trained.
+        if isinstance(log, Guarded) and log.name != "metrics.csv":
             log.write(values, dict.fromkeys(values, ()), step)
 
 

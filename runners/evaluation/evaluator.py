@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from lodestar.files import make_folder
 from lodestar.state import Stateful
-from runners.evaluate import SEED, limits_of, play, policy
+from runners.evaluation.closing import write_video
+from runners.evaluation.play import SEED, limits_of, play, policy
 from runners.run import checkpoint
 from runners.run.build import Parts, acting
-from runners.run.closing import write_video
 from runners.run.config import TrainConfig
 from runners.run.folder import VIDEOS
 from runners.run.progress import random_state, set_random_state
