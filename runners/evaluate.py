@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lodestar.settings import Settings, setting
 from runners.cli.command import Command
-from runners.evaluation.play import SEED, estimate_text, evaluation, limits_of, play, policy, table
+from runners.evaluation.play import SEED, evaluation, limits_of, play, policy, table
 from runners.report import statistics
 from runners.run.build import load_run
 from runners.run.config import TrainConfig
@@ -94,9 +94,9 @@ def mfmc_summary(
     cheap = play(trained.env, act, config.cheap_episodes, mix=mix, **limits)
     estimate = statistics.mfmc(full_returns, cheap.returns)
     return (
-        f"mean task return by mfmc: {estimate_text(estimate)}, from {len(full_returns)} whole "
-        f"episodes and {len(cheap.returns)} of {config.cheap} steps; correlation {estimate.correlation:.2f}, variance "
-        f"{estimate.ratio:.2f} of that of the whole ones alone"
+        f"mean task return by mfmc: {estimate.value:.4g} ({estimate.low:.4g} to {estimate.high:.4g}), from "
+        f"{len(full_returns)} whole episodes and {len(cheap.returns)} of {config.cheap} steps; "
+        f"correlation {estimate.correlation:.2f}, variance {estimate.ratio:.2f} of that of the whole ones alone"
     )
 
 

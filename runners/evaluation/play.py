@@ -299,13 +299,12 @@ def disagreement(closing: dict[str, Any], training: Sequence[float]) -> str:
         why = "training explores by random actions, and these are the policy's mode"
     return (
         f"note: the last {len(before)} episodes of training had a mean task return of "
-        f"{estimate_text(training_mean)}, these {len(after)} have {estimate_text(closing_mean)}, "
+        f"{_estimate_text(training_mean)}, these {len(after)} have {_estimate_text(closing_mean)}, "
         f"beyond both 95 % intervals: {why}"
     )
 
 
-def estimate_text(estimate: statistics.Estimate) -> str:
-    """A value and its interval."""
+def _estimate_text(estimate: statistics.Estimate) -> str:
     return f"{estimate.value:.4g} ({estimate.low:.4g} to {estimate.high:.4g})"
 
 
