@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks import results
 from benchmarks.checks import offline_shelf, resip
-from runners.evaluate import interval
+from runners.evaluation.play import interval
 from runners.report.statistics import iqm
 
 SEEDS = range(300, 310)
