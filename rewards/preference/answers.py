@@ -28,27 +28,33 @@ from envs.types import MODALITIES
 from lodestar.files import appended, refuse_link
 from lodestar.state import pack, unpack
 from rewards.llm.store import read_rows
+from rewards.preference.segments import side_by_side
 
 Pair: TypeAlias = tuple[str, str]
-PICTURE = "picture"  # the extra that holds the numbers of pictures, which mean something in one process alone
-LARGEST = 1 << 28  # bytes of a pair
-WRONG = "no label; it needs first, second and a label in [0, 1] or null"
+# The extra that holds the numbers of pictures, which mean something in one process alone.
+PICTURE = "picture"
+MAX_PAIR_BYTES = 1 << 28
 
 
 class KeptAnswers:
-    """The answers in a file, and which of them a reward has taken."""
+    """The answers in a file, and which of them a reward has learned from."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
-        self.labels: dict[Pair, float] = {}  # NaN for a question that was skipped or taken back
+        # The label is NaN for a question that was skipped or taken back.
+        self.labels: dict[Pair, float] = {}
         self.segments: dict[Pair, str] = {}
+        # A dict without values is a set that keeps its order, as a checkpoint needs it.
         self.taken: dict[Pair, None] = {}
-        self._whole = False  # whether the file is known to end in a whole line
-        self.unfit = 0  # answers about segments of another form than those of this run
+        # The number of answers about segments of another form than those of this run.
+        self.unfit = 0
+        self._ends_in_newline = False
         if self.path.is_file():
-            for pair, label, segments in read_rows(self.path, _row, WRONG):
+            wrong = "no label; it needs first, second and a label in [0, 1] or null"
+            for pair, label, segments in read_rows(self.path, _parse_row, wrong):
                 self._put(pair, label, segments)
-        self.has_segments, self._read = bool(self.segments), list(self.segments)
+        self.has_segments = bool(self.segments)
+        self._unchecked = list(self.segments)
 
     def __len__(self) -> int:
         return sum(map(self.has_label, self.segments))
@@ -59,22 +65,26 @@ class KeptAnswers:
     def append(self, pair: Pair, label: float, segments: str = "") -> None:
         """Keep an answer, on the disk when this returns; OSError if it cannot be written."""
         row: dict[str, Any] = {"first": pair[0], "second": pair[1]}
-        row |= {"label": None if math.isnan(label) else label, "created": round(time.time(), 3)}
+        row["label"] = None if math.isnan(label) else label
+        row["created"] = round(time.time(), 3)
+        if segments:
+            row["segments"] = segments
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = Path(f"{self.path}.lock")
         refuse_link(lock, "file")
         with FileLock(lock, timeout=60), appended(self.path) as file:
-            if not self._whole:
+            if not self._ends_in_newline:
                 self._end_last_line(file)
-            self._whole = False
-            file.write(json.dumps(row | ({"segments": segments} if segments else {})).encode() + b"\n")
+            # It stays False if the disk fills up while the line is written.
+            self._ends_in_newline = False
+            file.write(json.dumps(row).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-            self._whole = True
+            self._ends_in_newline = True
         self._put(pair, label, segments)
 
     def _end_last_line(self, file: BinaryIO) -> None:
-        """Let the next line begin behind a whole one, which an editor may have left without its end."""
+        """Let the next line begin behind a complete one, which an editor may have left without its end."""
         data = self.path.read_bytes()
         start = data.rfind(b"\n") + 1
         if _is_row(data[start:]):
@@ -83,33 +93,36 @@ class KeptAnswers:
             # What a crash, or a full disk, cut off would spoil the line behind it.
             file.truncate(start)
 
-    def fit(self, like: Transitions) -> None:
+    def drop_segments_unlike(self, like: Transitions) -> None:
         """Leave out what the file held about segments of another form than `like` (L, B)."""
-        if not self._read:
+        if not self._unchecked:
             return
         form = _form(lean(like[:, 0]))
-        for pair in self._read:
-            both = unpacked(self.segments[pair])
+        for pair in self._unchecked:
+            both = unpack_segments(self.segments[pair])
             if both is None or _form(both[0]) != form:
                 self.unfit += self.has_label(pair)
                 del self.segments[pair]
-        self._read = []
+        self._unchecked = []
 
     def take(self, like: Transitions, most: int, held: Pair | None = None) -> tuple[Transitions, Transitions, Any]:
         """At most `most` answers not taken before, and not the pair `held`: segments (L, B) twice, labels (B,)."""
-        self.fit(like)
-        new = [pair for pair in self.segments if pair not in self.taken and pair != held and self.has_label(pair)]
-        new = new[:most]
+        self.drop_segments_unlike(like)
+        new = [pair for pair in self.segments if pair not in self.taken and pair != held and self.has_label(pair)][
+            :most
+        ]
         if not new:
             return like[:, :0], like[:, :0], np.zeros(0, np.float32)
         self.taken.update(dict.fromkeys(new))
-        pairs = stack([both for pair in new if (both := unpacked(self.segments[pair])) is not None])
-        sides = (pairs.map(lambda x, side=side: x[:, side].swapaxes(0, 1)) for side in (0, 1))  # type: ignore[misc]
-        return *sides, np.array([self.labels[pair] for pair in new], np.float32)  # type: ignore[return-value]
+        both: list[Any] = [unpack_segments(self.segments[pair]) for pair in new]
+        first = side_by_side([sides[0] for sides in both])
+        second = side_by_side([sides[1] for sides in both])
+        return first, second, np.array([self.labels[pair] for pair in new], np.float32)
 
     def notes(self) -> list[str]:
-        left = f"{self.unfit} answers in {self.path} are about other segments (another environment, length or of)"
-        return [left] if self.unfit else []
+        if not self.unfit:
+            return []
+        return [f"{self.unfit} answers in {self.path} are about other segments (another environment, length or of)"]
 
     def state_dict(self) -> dict[str, Any]:
         return {"taken": [list(pair) for pair in self.taken]}
@@ -126,20 +139,26 @@ class KeptAnswers:
 def lean(segments: Transitions) -> Transitions:
     """What a reward learns from: no pictures, no texts, and no observations where an embedding stands for them."""
     extras = {name: value for name, value in segments.extras.items() if name != PICTURE}
-    absent = dict.fromkeys(("obs", *MODALITIES, *(f"obs_{name}" for name in MODALITIES)))
-    return segments.replace(extras=extras, **absent, **({"next_obs": None} if extras else {}))
+    absent: dict[str, Any] = {"obs": None}
+    for name in MODALITIES:
+        absent |= {name: None, f"obs_{name}": None}
+    if extras:
+        absent["next_obs"] = None
+    return segments.replace(extras=extras, **absent)
 
 
-def packed(first: Transitions, second: Transitions) -> str:
-    """Two segments (L,) as a text; `unpacked` is the inverse."""
+def pack_segments(first: Transitions, second: Transitions) -> str:
+    """Two segments (L,) as a text; `unpack_segments` is the inverse."""
     tree, arrays = pack(vars(stack([lean(first), lean(second)])))
-    return base64.b64encode(zlib.compress(json.dumps(tree).encode() + b"\n" + safetensors.save(arrays), 9)).decode()
+    data = json.dumps(tree).encode() + b"\n" + safetensors.save(arrays)
+    return base64.b64encode(zlib.compress(data, 9)).decode()
 
 
-def unpacked(text: str) -> Transitions | None:
+def unpack_segments(text: str) -> Transitions | None:
     """The segments (2, L) in a text; None if there are none."""
     try:
-        tree, _, arrays = zlib.decompressobj().decompress(base64.b64decode(text), LARGEST).partition(b"\n")
+        data = zlib.decompressobj().decompress(base64.b64decode(text), MAX_PAIR_BYTES)
+        tree, _, arrays = data.partition(b"\n")
         return Transitions(**unpack(json.loads(tree), safetensors.load(arrays)))
     except (ValueError, TypeError, LookupError, zlib.error, SafetensorError, RecursionError):
         return None
@@ -150,27 +169,34 @@ def fingerprint(segments: Transitions) -> list[str]:
     columns: list[np.ndarray] = []
     for part in (segments.obs, segments.action, segments.next_obs):
         map_obs(columns.append, part)
-    rows = (b"".join(np.ascontiguousarray(x[:, b]).tobytes() for x in columns) for b in range(segments.shape[1]))
-    return [hashlib.sha256(row).hexdigest()[:16] for row in rows]
+    keys = []
+    for b in range(segments.shape[1]):
+        row = b"".join(np.ascontiguousarray(column[:, b]).tobytes() for column in columns)
+        keys.append(hashlib.sha256(row).hexdigest()[:16])
+    return keys
 
 
 def _form(segment: Transitions) -> dict[str, tuple[tuple[int, ...], str]]:
-    return {name: (array.shape, array.dtype.str) for name, array in pack(vars(segment))[1].items()}
+    """Shape and type of each array of a segment, by its name."""
+    _, arrays = pack(vars(segment))
+    return {name: (array.shape, array.dtype.str) for name, array in arrays.items()}
 
 
 def _is_row(line: bytes) -> bool:
     """Whether a line is an answer, as `read_rows` reads it."""
     try:
-        _row(json.loads(line))
+        _parse_row(json.loads(line))
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
         return False
     return True
 
 
-def _row(row: Mapping[str, Any]) -> tuple[Pair, float, str]:
-    first, second, name = ("text", "other", "value") if "text" in row else ("first", "second", "label")
-    label, segments = row[name], row.get("segments", "")
+def _parse_row(row: Mapping[str, Any]) -> tuple[Pair, float, str]:
+    """Pair, label and packed segments of a line, also of one that an `AnswerStore` wrote."""
+    names = ("text", "other", "value") if "text" in row else ("first", "second", "label")
+    first, second, label = (row[name] for name in names)
     label = math.nan if label is None else float(label)
+    segments = row.get("segments", "")
     if label < 0 or label > 1 or not isinstance(segments, str):
         raise ValueError("no label")
-    return (str(row[first]), str(row[second])), label, segments
+    return (str(first), str(second)), label, segments

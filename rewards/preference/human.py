@@ -36,7 +36,7 @@ import numpy as np
 from envs.transitions import Transitions, map_obs
 from lodestar.settings import setting
 from rewards.llm.judges.base import SegmentJudge
-from rewards.preference.answers import PICTURE, KeptAnswers, Pair, fingerprint, packed
+from rewards.preference.answers import PICTURE, KeptAnswers, Pair, fingerprint, pack_segments
 
 PICTURES = 20_000  # newest frames that are kept, a few KB each; questions about older ones are not asked
 HOLD = 10.0  # seconds for which the last answer can be taken back
@@ -84,7 +84,7 @@ class Human(SegmentJudge):
             if clips[0][b] and clips[1][b]
         ]
         with questions.lock:
-            self.kept.fit(first)
+            self.kept.drop_segments_unlike(first)
             questions.budget = len(self.kept.taken) + most
             questions.replace(new)
         if self.page is None and questions.open():
@@ -223,7 +223,7 @@ class Questions:
             current = self.current
             if current is None or current.id != id:
                 return self.view(message="This question was answered already; here is the next one.")
-            self.kept.append(current.pair, label, packed(current.first, current.second))
+            self.kept.append(current.pair, label, pack_segments(current.first, current.second))
             self.given.append((current, time.monotonic()))
             self.counts["skipped" if math.isnan(label) else "answered"] += 1
             self.current = None

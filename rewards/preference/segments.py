@@ -8,25 +8,36 @@ import numpy as np
 
 from envs.transitions import Transitions, concatenate, stack
 
-# what a segment always holds
-PARTS = ("obs", "action", "reward", "next_obs", "terminated", "truncated", "valid", "step")
-SUMMARY = "summary"  # the extra of an episode that its reward learns from
-LONGEST = 10_000  # steps of an episode; longer ones are dropped, so that memory ends where they do not
+# The fields that a segment always holds.
+SEGMENT_FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncated", "valid", "step")
+# The extra of an episode that its reward learns from.
+SUMMARY = "summary"
+# Longer episodes are dropped, so that memory is bounded where episodes do not end.
+MAX_EPISODE_STEPS = 10_000
 
 
 def cut(batch: Transitions, usable: np.ndarray, length: int) -> tuple[Transitions, np.ndarray]:
-    """The usable rows of a rollout (T, N) as segments (L, M), in the order of their last steps; and bool (T, N), the
-    rest.
+    """Cut the usable rows of a rollout (T, N) into segments (L, M), in the order of their last steps.
+
+    Also returns a bool (T, N): the rows that are left over, as they may begin a segment that later rows complete.
     """
-    t = np.arange(len(usable))[:, None]
+    times = np.arange(len(usable))[:, None]
     follows = np.zeros_like(usable)
-    follows[1:] = usable[1:] & usable[:-1] & ~batch.ended[:-1] & (batch.step[1:] == batch.step[:-1] + 1)
-    place = (t - np.maximum.accumulate(np.where(usable & ~follows, t, 0), axis=0)) % length  # within its segment
+    next_step = batch.step[1:] == batch.step[:-1] + 1
+    follows[1:] = usable[1:] & usable[:-1] & ~batch.ended[:-1] & next_step
+    # The place of a row within its segment counts from the last row that followed no other.
+    starts = np.where(usable & ~follows, times, 0)
+    place = (times - np.maximum.accumulate(starts, axis=0)) % length
     last, env = np.nonzero(usable & (place == length - 1))
     rows = last - np.arange(length - 1, -1, -1)[:, None]
     continues = usable[-1] & ~batch.ended[-1] & (place[-1] < length - 1)
-    left = t >= len(usable) - np.where(continues, place[-1] + 1, 0)
+    left = times >= len(usable) - np.where(continues, place[-1] + 1, 0)
     return batch[rows, env[None]], left
+
+
+def side_by_side(segments: list[Transitions]) -> Transitions:
+    """B segments (L,) as (L, B)."""
+    return stack(segments).map(lambda x: x.swapaxes(0, 1))
 
 
 class Segments:
@@ -34,11 +45,15 @@ class Segments:
 
     def __init__(
         self, length: int, capacity: int, modality_names: frozenset[str] = frozenset(), extras: tuple[str, ...] = ()
-    ):
-        self.length, self.modality_names, self.extras = length, modality_names, extras
-        self.pool: deque[Transitions] = deque(maxlen=capacity)  # each (L,)
-        self.tail: Transitions | None = None  # (M,) rows of what is unfinished, in time order
-        self.left = np.zeros((0, 0), bool)  # (T, N), where those rows were
+    ) -> None:
+        self.length = length
+        self.modality_names = modality_names
+        self.extras = extras
+        # Each segment has the shape (L,).
+        self.pool: deque[Transitions] = deque(maxlen=capacity)
+        # The rows (M,) of unfinished segments in time order, and where they stood: bool (T, N).
+        self.tail: Transitions | None = None
+        self.left = np.zeros((0, 0), bool)
 
     def __len__(self) -> int:
         return len(self.pool)
@@ -50,72 +65,88 @@ class Segments:
             batch = batch.map(lambda x: x[:, None])
         usable = np.asarray(batch.valid, bool)
         if self.tail is not None and self.left.shape[1] == batch.shape[1]:
-            tail, left = self.tail, self.left
-            batch = concatenate([tail.map(lambda x: _scatter(x, left)), batch])
-            usable = np.concatenate([left, usable])
-        found, left = self.take(batch, usable)
-        self.pool.extend(found)
-        self.left = left[left.any(axis=1).argmax() if left.any() else len(left) :]
-        self.tail = batch[len(left) - len(self.left) :][self.left] if left.any() else None
+            places = self.left
+            before = self.tail.map(lambda rows: _scatter(rows, places))
+            batch = concatenate([before, batch])
+            usable = np.concatenate([places, usable])
+        segments, left = self.take(batch, usable)
+        self.pool.extend(segments)
+        # Rows before the first that is left over are not carried to the next call.
+        begin = int(left.any(axis=1).argmax()) if left.any() else len(left)
+        self.left = left[begin:]
+        self.tail = batch[begin:][self.left] if left.any() else None
 
     def take(self, batch: Transitions, usable: np.ndarray) -> tuple[list[Transitions], np.ndarray]:
-        """What is whole among the usable rows of (T, N), in the order of its end; and bool (T, N), the rows to keep."""
+        """The segments among the usable rows of (T, N), in the order of their ends; and bool (T, N), rows to keep."""
         segments, left = cut(batch, usable, self.length)
         return [segments[:, m] for m in range(segments.shape[1])], left
 
     def slim(self, batch: Transitions) -> Transitions:
-        absent = dict.fromkeys({*vars(batch)} - {*PARTS, *self.modality_names, "extras"})
-        return batch.replace(extras={key: x for key, x in batch.extras.items() if key in self.extras}, **absent)
+        """The batch without the fields and extras that no segment holds."""
+        absent = dict.fromkeys({*vars(batch)} - {*SEGMENT_FIELDS, *self.modality_names, "extras"})
+        extras = {key: x for key, x in batch.extras.items() if key in self.extras}
+        return batch.replace(extras=extras, **absent)
 
     def pick(self, rows: np.ndarray) -> Transitions:
         """Segments (L, B) by their places (B,) in the pool."""
-        return stack([self.pool[row] for row in rows]).map(lambda x: x.swapaxes(0, 1))
+        return side_by_side([self.pool[row] for row in rows])
 
     def state_dict(self) -> dict[str, Any]:
-        whole = stack(list(self.pool)) if self.pool else None
-        return {"pool": whole and vars(whole), "tail": self.tail and vars(self.tail), "left": self.left}
+        return {
+            "pool": vars(stack(list(self.pool))) if self.pool else None,
+            "tail": self.tail and vars(self.tail),
+            "left": self.left,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        whole, tail = (part and Transitions(**part) for part in (state["pool"], state["tail"]))
         self.pool.clear()
-        self.pool.extend(whole[m] for m in range(whole.shape[0] if whole else 0))
-        self.tail, self.left = tail, np.array(state["left"], bool)
+        if state["pool"]:
+            pool = Transitions(**state["pool"])
+            self.pool.extend(pool[m] for m in range(pool.shape[0]))
+        self.tail = state["tail"] and Transitions(**state["tail"])
+        self.left = np.array(state["left"], bool)
 
 
 class LastEpisodes(Segments):
-    """The newest `capacity` whole episodes of any length, each shown as `length` of its steps, equally far apart.
+    """The newest `capacity` complete episodes of any length, each shown as `length` of its steps, equally far apart.
 
     A reward is the sum of all since the step shown before; the extra `SUMMARY` (D,) is what `summarise` makes of all.
     """
 
-    def __init__(self, length: int, capacity: int, summarise: Callable[[Transitions], np.ndarray], *kept: Any) -> None:
-        super().__init__(length, capacity, *kept)
+    def __init__(
+        self, length: int, capacity: int, summarise: Callable[[Transitions], np.ndarray], *fields: Any
+    ) -> None:
+        super().__init__(length, capacity, *fields)
         self.summarise = summarise
 
     def take(self, batch: Transitions, usable: np.ndarray) -> tuple[list[Transitions], np.ndarray]:
+        episodes = []
         ends = np.argwhere(usable & batch.ended)[-(self.pool.maxlen or 0) :]
-        found = []
         for t, n in ends:
             begin = t - batch.step[t, n]
             rows = np.arange(max(begin, 0), t + 1)
-            whole = usable[rows, n].all() and np.array_equal(batch.step[rows, n], rows - begin)
-            if begin >= 0 and whole:
-                found.append(self.shown(batch[rows, n]))
-        begin = len(usable) - 1 - batch.step[-1]
-        open_ = usable[-1] & ~batch.ended[-1] & (begin >= 0) & (batch.step[-1] < LONGEST)
-        return found, usable & open_ & (np.arange(len(usable))[:, None] >= begin)
+            is_complete = usable[rows, n].all() and np.array_equal(batch.step[rows, n], rows - begin)
+            if begin >= 0 and is_complete:
+                episodes.append(self.shown(batch[rows, n]))
+        # The rows of an episode that goes on are kept, if its first is among them.
+        begins = len(usable) - 1 - batch.step[-1]
+        goes_on = usable[-1] & ~batch.ended[-1] & (begins >= 0) & (batch.step[-1] < MAX_EPISODE_STEPS)
+        times = np.arange(len(usable))[:, None]
+        return episodes, usable & goes_on & (times >= begins)
 
     def shown(self, episode: Transitions) -> Transitions:
         """An episode (H,) as `length` steps."""
+        # The last step of each of `length` equal parts, rounded up.
         rows = -(-np.arange(1, self.length + 1) * len(episode.step) // self.length) - 1
-        so_far = np.cumsum(episode.reward, dtype=np.float64)[rows]
-        few, summary = episode[rows], self.summarise(episode)
-        extras = {**few.extras, SUMMARY: np.broadcast_to(summary, (self.length, len(summary)))}
-        return few.replace(reward=np.diff(so_far, prepend=0).astype(np.float32), extras=extras)
+        return_so_far = np.cumsum(episode.reward, dtype=np.float64)[rows]
+        steps = episode[rows]
+        summary = self.summarise(episode)
+        extras = {**steps.extras, SUMMARY: np.broadcast_to(summary, (self.length, len(summary)))}
+        return steps.replace(reward=np.diff(return_so_far, prepend=0).astype(np.float32), extras=extras)
 
 
 def _scatter(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Rows (M, ...) -> (T, N, ...) with the rows where `places` (T, N) is True and nothing elsewhere."""
-    spread = np.zeros((*places.shape, *rows.shape[1:]), rows.dtype)
-    spread[places] = rows
-    return spread
+    """Rows (M, ...) -> (T, N, ...) with the rows where `places` (T, N) is True and zeros elsewhere."""
+    scattered = np.zeros((*places.shape, *rows.shape[1:]), rows.dtype)
+    scattered[places] = rows
+    return scattered
