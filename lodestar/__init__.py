@@ -263,9 +263,7 @@ def make_reward(
         given |= options
     else:
         given = {names[0]: options}
-        # A single bonus is added to the task's own reward; a goal replaces it.
-        if names[0] != "task" and rewards.get(names[0]).role == "bonus":
-            names = ["task", *names]
+        names = rewards.join_task(names[0])
     configs = {name: rewards.config_of(name, given.get(name)) for name in names}
 
     # Some environments come with a goal for those who give none.

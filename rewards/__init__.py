@@ -61,7 +61,14 @@ TABLE: dict[str, str] = {
     "table": "rewards.design.table:StateTable",
 }
 table: Table[Reward] = Table("reward", TABLE, needs=("Config", "score", "update", "requires"))
-names, get, register = table.names, table.get, table.register
+names = table.names
+get = table.get
+register = table.register
+
+
+def join_task(name: str) -> list[str]:
+    """The rewards of a run that names one alone: a bonus joins the task's own reward, a goal replaces it."""
+    return ["task", name] if get(name).role == "bonus" else [name]
 
 
 def make(
@@ -95,19 +102,24 @@ def make(
         raise ValueError("a mix of no rewards teaches nothing; name at least one, as in ['task']")
     streams = []
     for index, (name, config) in enumerate(rewards.items()):
-        cls = get(name := table.name_of(name))
+        name = table.name_of(name)
+        reward_class = get(name)
         config = config_of(name, config)
-        reward = cls(config, observation_space, action_space, seed=seed + 1000 * index, device=device)
+        # Seeds that lie far apart leave room for those that a reward derives from its own.
+        reward = reward_class(config, observation_space, action_space, seed=seed + 1000 * index, device=device)
         streams.append(Stream(name, reward, gamma=gamma))
     return Mix(streams)
 
 
 def config_of(name: str, given: Any = None) -> RewardConfig:
     """The Config of a reward, made of a dict of options unless it is one; a ValueError for an unknown option."""
-    kind, options = get(name).Config, {} if given is None else given
-    if not isinstance(options, dict):
-        return options
-    known = [field.name for field in dataclasses.fields(kind)]
-    for key in [key for key in options if key not in known]:
-        raise ValueError(f"{key!r} is no option of the reward {name!r}; {nearest(key, known, 'it has')}")
-    return kind(**options)
+    config_class = get(name).Config
+    if given is None:
+        return config_class()
+    if not isinstance(given, dict):
+        return given
+    fields = [field.name for field in dataclasses.fields(config_class)]
+    for key in given:
+        if key not in fields:
+            raise ValueError(f"{key!r} is no option of the reward {name!r}; {nearest(key, fields, 'it has')}")
+    return config_class(**given)

@@ -43,30 +43,43 @@ from envs.types import Memory
 from lodestar.settings import Settings, check_config, setting
 from lodestar.state import Stateful, restore, state_of
 
-EPSILON = 1e-8  # the least deviation that anything is divided by
-DISCOUNT = 0.99  # of a reward outside of a mix, where no learner says its own
-LEAST_SPREAD = 0.1  # the least share of the mean's size that a stream's rewards are divided by
+# Nothing is divided by a smaller deviation.
+MIN_DEVIATION = 1e-8
+# The discount of a reward outside of a mix, where no learner gives its own.
+DEFAULT_DISCOUNT = 0.99
+# The least share of the mean's size that a stream's rewards are divided by.
+MIN_SPREAD_SHARE = 0.1
 
 
 class Scored(NamedTuple):
     """What `score` may return instead of a bare array when some rows have no answer yet (annotators)."""
 
-    value: np.ndarray  # float32 (N,)
-    ready: np.ndarray  # bool (N,); a row that is not ready gets 0 and may be asked again later
+    # Float32 (N,).
+    value: np.ndarray
+    # Bool (N,); a row that is not ready gets 0 and may be asked again later.
+    ready: np.ndarray
 
 
 @dataclass(frozen=True)
 class JudgeUse:
     """What a reward had of its judge since the run began."""
 
-    asked: int  # questions put to the judge
-    answered: int  # of these
-    cached: int = 0  # answers that an earlier run had got
-    labels: int = 0  # answers to learn from: those in which the judge was sure
-    captions: int | None = None  # distinct ones that were met; None for a reward that reads no captions
-    captions_labelled: int = 0  # of these
-    rewarded: float | None = None  # share of the steps that got a reward; None where it is not counted
-    failure: str = ""  # the sentence of the latest question without an answer
+    # Questions put to the judge.
+    asked: int
+    # Those of them that were answered.
+    answered: int
+    # Answers that an earlier run had got.
+    cached: int = 0
+    # Answers to learn from: those in which the judge was sure.
+    labels: int = 0
+    # Distinct captions that were met; None for a reward that reads no captions.
+    captions: int | None = None
+    # Those of them that have a label.
+    captions_labelled: int = 0
+    # Share of the steps that got a reward; None where it is not counted.
+    rewarded: float | None = None
+    # The sentence of the latest question without an answer.
+    failure: str = ""
 
 
 @dataclass
@@ -115,8 +128,9 @@ class RewardConfig(Settings):
     def name(self) -> str:
         """The reward's name, for errors: its file's, or its class's outside of this package."""
         package, _, file = type(self).__module__.rpartition(".")
-        own = package.partition(".")[0] == "rewards" and file != "base"
-        return file if own else type(self).__name__.removesuffix("Config").lower()
+        if package.partition(".")[0] == "rewards" and file != "base":
+            return file
+        return type(self).__name__.removesuffix("Config").lower()
 
     @property
     def prefix(self) -> str:
@@ -138,14 +152,22 @@ class Reward(ABC):
 
     Config: ClassVar[type[RewardConfig]] = RewardConfig
     requires: frozenset[str] = frozenset({"next_obs"})
-    role: ClassVar[str] = "bonus"  # "bonus" is added to the task's reward, "goal" replaces it
-    relabelable: bool = True  # may it be recomputed on an old transition? with a memory only if it has `recalls`, too
-    frame_size: int | None = None  # height and width of the frames it wants, pixels
-    embedding: str | None = None  # name of the extra that stands for the frame; equal names, equal models
-    keeps_frames: bool = False  # must the frames stay beside the embedding?
-    recalls: ClassVar[str] = ""  # with a memory: the extra, one number a row, that can stand for it (see `recall`)
-    starts_at: ClassVar[float | None] = None  # with a memory: what every episode's first state scores, if one constant
-    control: ClassVar[dict[str, Any] | None] = None  # config changes that make it meaningless, for the control run
+    # "bonus" is added to the task's reward, "goal" replaces it.
+    role: ClassVar[str] = "bonus"
+    # Whether it may be recomputed on an old transition; with a memory it needs `recalls`, too.
+    relabelable: bool = True
+    # Height and width of the frames it wants, pixels.
+    frame_size: int | None = None
+    # Name of the extra that stands for the frame; equal names, equal models.
+    embedding: str | None = None
+    # Whether the frames must stay beside the embedding.
+    keeps_frames: bool = False
+    # With a memory: the extra, one number a row, that can stand for it (see `recall`).
+    recalls: ClassVar[str] = ""
+    # With a memory: what every episode's first state scores, if one constant.
+    starts_at: ClassVar[float | None] = None
+    # Config changes that make it meaningless, for the control run.
+    control: ClassVar[dict[str, Any] | None] = None
 
     def __init__(
         self,
@@ -157,12 +179,13 @@ class Reward(ABC):
         device: str = "cpu",
     ) -> None:
         check_config(config, self.Config)
-        self.config: Any = config  # of the class's own Config
+        # `Any`, as each class has a Config of its own.
+        self.config: Any = config
         self.observation_space = observation_space
         self.action_space = action_space
         self.seed = seed
         self.device = device
-        self.discount = DISCOUNT if config.gamma is None else float(config.gamma)
+        self.discount = DEFAULT_DISCOUNT if config.gamma is None else float(config.gamma)
         self.build()
 
     def use_discount(self, discount: float) -> None:
@@ -197,13 +220,15 @@ class Reward(ABC):
         once; the answer must be the one that `score` gives step by step.
         """
         raw = np.empty(batch.shape, np.float32)
-        valid, ended = batch.valid, batch.ended
-        for t, (whole, ends) in enumerate(zip(valid.all(axis=1), ended.any(axis=1))):
+        valid = batch.valid
+        ended = batch.ended
+        for t, (all_valid, any_ended) in enumerate(zip(valid.all(axis=1), ended.any(axis=1))):
             scored, after = self.score(batch[t], memory)
             raw[t] = values_of(scored)
-            if not whole and memory is not None:  # None: rows out of a replay, whose memory `recalls` stands for
+            # The memory is None for rows from a replay, where the extra in `recalls` stands for it.
+            if not all_valid and memory is not None:
                 after = merge_memory(after, memory, ~valid[t])
-            if ends and memory is not None:
+            if any_ended and memory is not None:
                 after = merge_memory(after, self.initial_memory(batch.shape[1]), ended[t])
             memory = after
         return raw, memory
@@ -251,11 +276,11 @@ class Reward(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; raises ValueError if it belongs to another kind of reward."""
-        own = {name for name, value in vars(self).items() if _has_state(value)}
-        if own != set(state):
-            parts = f"the parts {sorted(state)}, this one has {sorted(own)}"
+        names = {name for name, value in vars(self).items() if _has_state(value)}
+        if names != set(state):
+            parts = f"the parts {sorted(state)}, this one has {sorted(names)}"
             raise ValueError(f"the saved state of {type(self).__name__} has {parts}; was it another reward or version?")
-        for name in own:
+        for name in names:
             restore(self, name, state[name])
 
 
@@ -267,8 +292,8 @@ def valid_rows(batch: Transitions) -> Transitions:
 
 def one_row(batch: Transitions) -> Transitions:
     """A step (N,) as a rollout of one row, whose caller handles ends and rows that are no transitions."""
-    no = np.zeros((1, *batch.shape), bool)
-    return batch.map(lambda x: x[None]).replace(terminated=no, truncated=no, valid=~no)
+    never = np.zeros((1, *batch.shape), bool)
+    return batch.map(lambda x: x[None]).replace(terminated=never, truncated=never, valid=~never)
 
 
 def merge_memory(memory: Memory, other: Memory, mask: np.ndarray) -> Memory:
@@ -318,7 +343,8 @@ class RunningMeanStd(Stateful):
         away = x.astype(np.float64)
         mean = away.mean(axis=0)
         away -= mean
-        var = np.einsum("n...,n...->...", away, away) / n  # without another array of its size
+        # `einsum` sums the squares without another array of their size.
+        var = np.einsum("n...,n...->...", away, away) / n
         total = self.count + n
         delta = mean - self.mean
         self.var = (self.var * self.count + var * n + delta**2 * self.count * n / total) / total
@@ -332,7 +358,7 @@ class RunningMeanStd(Stateful):
 
     @property
     def std(self) -> np.ndarray:
-        return np.maximum(np.sqrt(self.var), EPSILON)
+        return np.maximum(np.sqrt(self.var), MIN_DEVIATION)
 
 
 class StreamScale(Stateful):
@@ -346,8 +372,10 @@ class StreamScale(Stateful):
     """
 
     saved: ClassVar[tuple[str, ...]] = ("count",)
-    value = 1.0  # the divisor
-    count = 0  # transitions seen
+    # The divisor.
+    value = 1.0
+    # Transitions seen.
+    count = 0
 
     def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
         """Take in rewards (T, N) in time order; `ended` and `valid` are bool (T, N)."""
@@ -356,10 +384,10 @@ class StreamScale(Stateful):
 
 def spread_of(mean: float, deviation: float) -> float:
     """What rewards of this mean and deviation are divided by: their deviation, at least a tenth of the mean's size."""
-    spread = max(deviation, LEAST_SPREAD * abs(mean))
+    spread = max(deviation, MIN_SPREAD_SHARE * abs(mean))
     if spread == 0:
         return 1.0
-    return max(spread, EPSILON)
+    return max(spread, MIN_DEVIATION)
 
 
 class RewardStd(RunningMeanStd, StreamScale):
@@ -387,13 +415,16 @@ class ReturnStd(RewardStd):
         super().__init__()
         self.gamma = gamma
         self.episodic = episodic
-        self.running = np.zeros(0)  # R of each environment
+        # The return R so far, of each environment.
+        self.running = np.zeros(0)
 
     def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:  # type: ignore[override]
         if len(self.running) != reward.shape[1]:
             self.running = np.zeros(reward.shape[1])
-        keep = np.ones((len(reward) + 1, reward.shape[1]))  # what each row leaves of the return before it
-        keep[:-1][valid] = self.gamma  # a row that is no transition neither discounts nor adds
+        # The factor of each row by which the return before it still counts.
+        keep = np.ones((len(reward) + 1, reward.shape[1]))
+        # A row that is no transition neither discounts nor adds.
+        keep[:-1][valid] = self.gamma
         if self.episodic:
             keep[1:][ended] = 0.0
         returns = np.where(valid, reward.astype(np.float64), 0.0)
@@ -423,7 +454,8 @@ class RewardEma(StreamScale):
     def value(self) -> float:  # type: ignore[override]
         if self.updates == 0:
             return 1.0
-        return self.average / (1 - self.decay**self.updates)  # undo the bias towards the initial zero
+        # Undo the bias towards the initial zero.
+        return self.average / (1 - self.decay**self.updates)
 
     def update(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
         rewards = reward[valid]

@@ -28,6 +28,10 @@ class Effect(Reward):
     requires = frozenset({"obs", "next_obs"})
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
+        # An observation that is no dict is read as its only entry.
         entries = batch.obs if isinstance(batch.obs, dict) else [...]
-        changed = [batch.obs[key] != batch.next_obs[key] for key in entries]
-        return np.float32(0.5) * np.any([x.reshape(len(batch.reward), -1).any(axis=1) for x in changed], axis=0)
+        changed = np.zeros(batch.shape, bool)
+        for key in entries:
+            differs = batch.obs[key] != batch.next_obs[key]
+            changed |= differs.reshape(len(changed), -1).any(axis=1)
+        return np.float32(0.5) * changed

@@ -18,7 +18,7 @@ import numpy as np
 from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.settings import setting
-from rewards.base import EPSILON, RunningMeanStd
+from rewards.base import MIN_DEVIATION, RunningMeanStd
 from rewards.exploration.learned import InverseDynamics, LearnedConfig
 from rewards.exploration.memories import Episodic, NeighbourMemory, Visits
 
@@ -78,7 +78,7 @@ class PseudoCount(Episodic, InverseDynamics):
     def bonus(self, squares: np.ndarray) -> np.ndarray:
         """Squared distances (..., k), infinite where there is no neighbour -> rewards float32 (...)."""
         config = self.config
-        mean = max(float(self.distance.mean), EPSILON)
+        mean = max(float(self.distance.mean), MIN_DEVIATION)
         # A missing neighbour counts as one at the mean distance.
         share = np.where(np.isfinite(squares), squares / mean, 1)
         kernel = config.kernel / (np.maximum(share - config.cluster, 0) + config.kernel)

@@ -199,9 +199,9 @@ def named(table: Table[Any], given: Any) -> str:
 
 def _with_task(names: list[str], values: Values) -> list[str]:
     """The rewards of a run: a bonus that stands alone is added to the task."""
-    if not isinstance(values.get("reward"), list) and rewards.get(names[0]).role == "bonus":
-        return ["task", *names]
-    return names
+    if isinstance(values.get("reward"), list):
+        return names
+    return rewards.join_task(names[0])
 
 
 def _learned_first(names: list[str]) -> list[str]:
