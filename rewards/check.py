@@ -21,7 +21,6 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from envs.driving.vehicle import VEHICLE
 from envs.transitions import Transitions, concatenate, map_obs
 from envs.types import MODALITIES, Memory
 from rewards.base import Reward, RewardConfig, Scored
@@ -516,12 +515,13 @@ def random_rollout(
     *,
     steps: int = 6,
     envs: int = 4,
+    signals: int = 9,
     seed: int = 0,
 ) -> Transitions:
     """A rollout (steps, envs) in time order; the first episode of environment 0 terminates, that of 1 is truncated.
 
-    Frames (random pixels), texts and signals (as many as a vehicle has) are there if `requires` names them; the
-    spaces' own generators are left alone.
+    Frames (random pixels), texts and so many signals are there if `requires` names them; the spaces' own generators
+    are left alone.
     """
     rng = np.random.default_rng(seed)
     states = _sample(observation_space, steps + 1, envs, seed)
@@ -533,8 +533,8 @@ def random_rollout(
         step[t] = np.where((terminated | truncated)[t - 1], 0, step[t - 1] + 1)
     frames = rng.integers(0, 256, (steps + 1, envs, frame_size, frame_size, 3), dtype=np.uint8)
     texts = np.array(SENTENCES, dtype=object)[rng.integers(0, len(SENTENCES), (steps + 1, envs))]
-    signals = rng.normal(size=(steps + 1, envs, len(VEHICLE))).astype(np.float32)
-    content: dict[str, Any] = {"frame": frames, "text": texts, "signals": signals}
+    numbers = rng.normal(size=(steps + 1, envs, signals)).astype(np.float32)
+    content: dict[str, Any] = {"frame": frames, "text": texts, "signals": numbers}
     content = {name: x[1:] for name, x in content.items()} | {f"obs_{name}": x[:-1] for name, x in content.items()}
     return Transitions(
         obs=_where(step == 0, starts, map_obs(lambda x: x[:-1], states)),
