@@ -6,11 +6,11 @@ from gymnasium import spaces
 from rollouts import rollout
 
 from rewards.base import Reward
-from rewards.check import SENTENCES, check_reward
+from rewards.check import RANDOM_CAPTIONS, check_reward
 from rewards.language.captioned import EPISODE_CAPTIONS, Captioned, CaptionedConfig, key
 
 SPACES = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(3)
-WORTH = {"door": 1.0, "key": 0.5, "wall": 0.0, **dict.fromkeys(SENTENCES, 1.0)}
+WORTH = {"door": 1.0, "key": 0.5, "wall": 0.0, **dict.fromkeys(RANDOM_CAPTIONS, 1.0)}
 
 
 class Told(Captioned):
