@@ -39,14 +39,13 @@ from rewards.preference.answers import PICTURE
 from rewards.preference.history import StackedGRU
 from rewards.preference.judges import make_segment_judge
 from rewards.preference.segments import Segments
-from rewards.preference.sessions import Asked, LabelledPairs, Sessions, SessionsConfig
+from rewards.preference.sessions import MIN_HELD_OUT, Asked, BestLoss, LabelledPairs, Sessions, SessionsConfig
 from rewards.preference.trees import StackedTrees
 from rewards.vision.encoder import ClipEncoder, shared
 
-DRAWS = ("uniform", "disagreement")
-FRAMES = 256  # a pass through CLIP
-FEW = 10  # labels held out; fewer say nothing about when to stop
-TEMPERATURE = 0.1  # of the contrast of `goals`, in cosines
+CLIP_BATCH_FRAMES = 256
+# The temperature of the contrast of `goals`, in cosines.
+CONTRAST_TEMPERATURE = 0.1
 
 
 @dataclass
@@ -62,7 +61,11 @@ class BradleyTerryConfig(SessionsConfig):
     )
     model: str = setting("lodestar", "whose embedding `of=frame` reads, as in `reward.clip.model`")
     weights: str = setting("", "as `reward.clip.weights`")
-    draw: str = setting("uniform", "of ten times as many those that members disagree about, or any", choices=DRAWS)
+    draw: str = setting(
+        "uniform",
+        "of ten times as many those that members disagree about, or any",
+        choices=("uniform", "disagreement"),
+    )
     mistakes: float = setting(0.1, "share of the labels that the model takes for coin flips, [0]", low=0, below=1)
     members: int = setting(3, "networks, K [3]", low=1)
     net: str = setting("mlp", "mlp, or boosted trees, which say what they ask about", choices=("mlp", "trees"))
@@ -94,26 +97,38 @@ class BradleyTerry(Sessions):
     Config = BradleyTerryConfig
 
     def build(self) -> None:
-        config, space, device = self.config, self.observation_space, self.device
-        own = {"seed": self.seed + 500, "device": device}  # not the numbers that the pairs are drawn with
-        self.judge = make_segment_judge(config.judge, **{**own, **config.judge_options})
+        config = self.config
+        space = self.observation_space
+        # The judge's seed differs from the one that the pairs are drawn with.
+        options = {"seed": self.seed + 500, "device": self.device, **config.judge_options}
+        judge = make_segment_judge(config.judge, **options)
+        self.judge = judge
         self.encoder: ClipEncoder | None = None
         if config.of == "frame":
-            self.encoder = shared(config.model, config.weights, seed=self.seed, device=device)
-            self.observation_space = gym.spaces.Box(-1, 1, (self.encoder.width,), np.float32)  # what `build` lays out
-        self.requires = self.judge.requires | ({"frame"} if self.encoder else {"next_obs", "action"})
-        self.embedding = self.encoder.name if self.encoder else self.judge.embedding
-        self.keeps_frames = "frame" in self.judge.requires and self.judge.embedding != self.embedding
-        self.frame_size = self.judge.frame_size or (self.encoder.size if self.encoder else None)
+            self.encoder = shared(config.model, config.weights, seed=self.seed, device=self.device)
+            self.requires = judge.requires | {"frame"}
+            self.embedding = self.encoder.name
+            self.frame_size = judge.frame_size or self.encoder.size
+            # The layout that `super().build` makes is one of embeddings.
+            self.observation_space = gym.spaces.Box(-1, 1, (self.encoder.width,), np.float32)
+        else:
+            self.requires = judge.requires | {"next_obs", "action"}
+            self.embedding = judge.embedding
+            self.frame_size = judge.frame_size
+        self.keeps_frames = "frame" in judge.requires and judge.embedding != self.embedding
         self.relabelable = config.relabel and config.of != "history"
         super().build()
         self.observation_space = space
         if self.layout.images:
             raise ValueError(f"reward {config.name} cannot read the images of {space}; take of=frame")
-        self.ensemble = self.networks(self.layout.size + (0 if self.encoder else self.actions.size)).to(device)
+        inputs = self.layout.size
+        if self.encoder is None:
+            inputs += self.actions.size
+        self.ensemble = self.networks(inputs).to(self.device)
         self.train_on(self.ensemble)
-        kept = self.requires & {"frame", "obs_frame", "text", "obs_text", "signals", "obs_signals"}
-        self.segments = self.gather(config.length, config.pool, kept, (self.embedding,) if self.embedding else ())
+        modality_names = self.requires & {"frame", "obs_frame", "text", "obs_text", "signals", "obs_signals"}
+        extras = (self.embedding,) if self.embedding else ()
+        self.segments = self.gather(config.length, config.pool, modality_names, extras)
         self.labelled = LabelledPairs(config.seed_steps)
 
     def gather(self, *settings: Any) -> Segments:
@@ -129,8 +144,10 @@ class BradleyTerry(Sessions):
         return StackedHeads([self.head(inputs, config.hidden, config.features, 1) for _ in range(config.members)])
 
     def initial_memory(self, n: int) -> Memory:
-        shape = (n, self.config.members, self.config.hidden)
-        return {"states": np.zeros(shape, np.float32)} if self.config.of == "history" else None
+        config = self.config
+        if config.of != "history":
+            return None
+        return {"states": np.zeros((n, config.members, config.hidden), np.float32)}
 
     def score(self, batch: Transitions, memory: Memory = None) -> Any:
         """Float32 (N,) in [-1, 1]; 0 before the first fit. With a memory, that and what is remembered then."""
@@ -140,29 +157,34 @@ class BradleyTerry(Sessions):
         if not self.labelled.fits:
             return np.zeros(batch.shape, np.float32)
         rows, actions = self.seen(batch)
-        return self.in_pieces(self.mean, self.whiten(rows), torch.from_numpy(actions).to(self.device)).cpu().numpy()
+        reward = self.in_pieces(self.mean, self.whiten(rows), torch.from_numpy(actions).to(self.device))
+        return reward.cpu().numpy()
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         assert isinstance(self.ensemble, StackedGRU)
-        rows, actions = self.seen(batch.flatten())
-        x = torch.cat([self.whiten(rows), torch.from_numpy(actions).to(self.device)], dim=-1)
-        valid, ended = (torch.from_numpy(np.array(part)).to(self.device) for part in (batch.valid, batch.ended))
-        h, states = torch.from_numpy(memory["states"]).to(self.device).transpose(0, 1), []
+        x = self.inputs_of(*self.seen(batch.flatten()))
+        valid = torch.from_numpy(np.array(batch.valid)).to(self.device)
+        ended = torch.from_numpy(np.array(batch.ended)).to(self.device)
+        # (N, K, hidden) -> (K, N, hidden)
+        h = torch.from_numpy(memory["states"]).to(self.device).transpose(0, 1)
+        states = []
         with torch.no_grad():
             gates = self.ensemble.gates(x).unflatten(1, batch.shape)
             for t in range(batch.shape[0]):
                 h = torch.where(valid[t, :, None], self.ensemble.step(gates[:, t], h), h)
                 states.append(h)
                 h = h * ~ended[t, :, None]
-            score = self.blend(torch.tanh(self.ensemble.head(torch.stack(states, dim=1)))).cpu().numpy()
-        after = {"states": h.transpose(0, 1).contiguous().cpu().numpy()}
-        return (score if self.labelled.fits else np.zeros(batch.shape, np.float32)), after
+            member_rewards = torch.tanh(self.ensemble.head(torch.stack(states, dim=1)))
+            score = self.blend(member_rewards).cpu().numpy()
+        if not self.labelled.fits:
+            score = np.zeros(batch.shape, np.float32)
+        return score, {"states": h.transpose(0, 1).contiguous().cpu().numpy()}
 
     def embed(self, batch: Transitions) -> np.ndarray:
         """Embeddings of `batch.frame`, float16 (N, D): those that `of=frame` reads, or the judge's own."""
         if self.encoder is None:
             return self.judge.embed(batch)
-        return self.encoder.embed(batch.frame, FRAMES, "bradley_terry with of=frame")
+        return self.encoder.embed(batch.frame, CLIP_BATCH_FRAMES, "bradley_terry with of=frame")
 
     def session(self, most: int) -> dict[str, float]:
         pairs, metrics = self.compared(most)
@@ -174,24 +196,28 @@ class BradleyTerry(Sessions):
         first, second = map(self.segments.pick, self.draw(queries))
         self.labelled.asked += queries
         asked = self.ask(self.judge, first, second, most)
-        if asked is None or not len(asked[2]):
-            return None, {"failed": 1.0} if asked is None else {}
+        if asked is None:
+            return None, {"failed": 1.0}
         first, second, label = asked
+        # A person answers later, so that there may be no labels yet, which is no failure.
+        if not len(label):
+            return None, {}
         answered = np.flatnonzero(~np.isnan(label))
         metrics = {"failed": float(not len(answered)), "dropped": 1 - len(answered) / len(label)}
-        return (first[:, answered], second[:, answered], label[answered]) if len(answered) else None, metrics
+        if not len(answered):
+            return None, metrics
+        return Asked(first[:, answered], second[:, answered], label[answered]), metrics
 
     def draw(self, queries: int) -> tuple[np.ndarray, np.ndarray]:
         """As any session draws them; with `disagreement`, those the members disagree about, of ten times as many."""
         if not (self.config.draw == "disagreement" and self.labelled.fits > 0):
             return super().draw(queries)
         one, two = super().draw(10 * queries)
-        sides = [self.read(self.segments.pick(places)) for places in (one, two)]
-        rows, actions = (np.stack(parts, axis=1) for parts in zip(*sides))
+        rows, actions = self.read_pairs(self.segments.pick(one), self.segments.pick(two))
         with torch.no_grad():
             chance = torch.sigmoid(self._logits(self.inputs_of(rows, actions))).cpu().numpy()
-        best = np.argsort(-chance.std(axis=0), kind="stable")[:queries]
-        return one[best], two[best]
+        most_disputed = np.argsort(-chance.std(axis=0), kind="stable")[:queries]
+        return one[most_disputed], two[most_disputed]
 
     def learn_from(self, first: Transitions, second: Transitions, label: np.ndarray) -> dict[str, float]:
         """Take in pairs of segments (L, B), each with the chance (B,) that the second is better, and fit.
@@ -199,15 +225,16 @@ class BradleyTerry(Sessions):
         Metrics: agreement (share of the decided pairs that the task's return decides alike), ties (share), and those of
         `fit_labels` where there was something to learn.
         """
-        rows, actions = (np.stack(parts, axis=1) for parts in zip(self.read(first), self.read(second)))
+        rows, actions = self.read_pairs(first, second)
         if self.config.normalize_obs == "running":
             self.statistics.update(rows.reshape(-1, rows.shape[-1]))
-        self.labelled.add(rows, actions, label, self.rng.random(len(label)) < self.config.held_out)
-        gap = np.sum(second.reward - first.reward, axis=0)
+        held_out = self.rng.random(len(label)) < self.config.held_out
+        self.labelled.add(rows, actions, label, held_out)
+        return_gap = np.sum(second.reward - first.reward, axis=0)
         decided = label != 0.5
         metrics = {"ties": 1 - float(decided.mean())}
         if decided.any():
-            metrics["agreement"] = float(((label > 0.5) == (gap > 0))[decided].mean())
+            metrics["agreement"] = float(((label > 0.5) == (return_gap > 0))[decided].mean())
         if self.undecided():
             return metrics | {"failed": 1.0}
         self.failure = ""
@@ -215,60 +242,73 @@ class BradleyTerry(Sessions):
 
     def fit_labels(self) -> dict[str, float]:
         """Passes over all labels until enough are right, those held out get no better, or `epochs` are over."""
-        config, pairs = self.config, self.labelled
-        x, y = self.inputs_of(pairs.rows, pairs.actions), torch.from_numpy(pairs.label).to(self.device)
+        config = self.config
+        pairs = self.labelled
+        x = self.inputs_of(pairs.rows, pairs.actions)
+        y = torch.from_numpy(pairs.label).to(self.device)
         targets = y.clone()
-        learnt, kept = np.flatnonzero(~pairs.held), np.flatnonzero(pairs.held)
-        if len(learnt) == 0:
-            learnt = kept
-        best, waited, passes, right, loss = math.inf, 0, 0, 0.0, 0.0
-        while passes < config.epochs and right < config.enough and waited < config.patience:
-            right, loss = self._one_pass(x, y, targets, learnt)
+        learnt, held_out = pairs.split()
+        best = BestLoss()
+        passes = 0
+        accuracy = 0.0
+        loss = 0.0
+        # An accuracy of NaN, where all labels are ties, ends it, too.
+        while passes < config.epochs and accuracy < config.enough and best.passes_since < config.patience:
+            accuracy, loss = self._one_pass(x, y, targets, learnt)
             passes += 1
             if config.dynamic:
                 with torch.no_grad():
-                    believed = self._chance(self._logits(x[learnt])).mean(dim=0)
-                    targets[learnt] += config.dynamic * (believed - targets[learnt])
-            if len(kept) >= FEW:
-                error = self._held_out(x[kept], y[kept])[1]
-                best, waited = (error, 0) if error < best else (best, waited + 1)
+                    chance = self._chance(self._logits(x[learnt])).mean(dim=0)
+                    targets[learnt] += config.dynamic * (chance - targets[learnt])
+            if len(held_out) >= MIN_HELD_OUT:
+                best.update(self._held_out(x[held_out], y[held_out])[1])
         pairs.fits += 1
-        metrics = {"loss": loss, "train_accuracy": right, "passes": float(passes)}
-        if (pairs.label[kept] != 0.5).any():
-            metrics["accuracy"] = self._held_out(x[kept], y[kept])[0]
-        return metrics | {"spread": float(self.predictions(x).detach().std(dim=0, correction=0).mean())}
+        metrics = {"loss": loss, "train_accuracy": accuracy, "passes": float(passes)}
+        if (pairs.label[held_out] != 0.5).any():
+            metrics["accuracy"] = self._held_out(x[held_out], y[held_out])[0]
+        metrics["spread"] = float(self.predictions(x).detach().std(dim=0, correction=0).mean())
+        return metrics
 
     def _one_pass(self, x: Tensor, y: Tensor, targets: Tensor, learnt: np.ndarray) -> tuple[float, float]:
         """Every member once through the labels, in its own order; share of right answers, and loss of a member."""
         config = self.config
-        trees = isinstance(self.ensemble, StackedTrees)
-        each = (config.members, len(learnt))
-        order = self.rng.choice(learnt, each) if trees else self.rng.permuted(np.broadcast_to(learnt, each), axis=1)
-        share = math.ceil(config.update_proportion * order.shape[1])
-        size = share if trees else config.batch_size
+        shape = (config.members, len(learnt))
+        count = math.ceil(config.update_proportion * len(learnt))
+        if isinstance(self.ensemble, StackedTrees):
+            # One tree a pass, each fitted to a bootstrap of the labels.
+            order = self.rng.choice(learnt, shape)
+            batch_size = count
+        else:
+            order = self.rng.permuted(np.broadcast_to(learnt, shape), axis=1)
+            batch_size = config.batch_size
         results = []
-        for i in range(0, share, size):
-            index = torch.from_numpy(order[:, i : min(i + size, share)]).to(self.device)
+        for start in range(0, count, batch_size):
+            index = torch.from_numpy(order[:, start : min(start + batch_size, count)]).to(self.device)
             logits = self._logits(x[index])
             losses = self._loss(logits, targets[index])
-            contrast = config.goals * self._contrast(x[index], y[index]) if config.goals else 0
+            # The members' losses are summed, so that none learns more slowly for being one of many.
+            total = losses.mean(dim=1).sum()
+            if config.goals:
+                total = total + config.goals * self._contrast(x[index], y[index])
             if isinstance(self.ensemble, StackedTrees):
-                self.ensemble.grow(losses.mean(dim=1).sum(), share)
+                self.ensemble.grow(total, count)
             else:
-                self.descend(losses.mean(dim=1).sum() + contrast)
-            results.append(torch.stack([_right(logits, y[index]), losses.detach()]).flatten(1))
-        right, loss = torch.cat(results, dim=1)
-        return float(right.nanmean()), float(loss.mean())
+                self.descend(total)
+            results.append(torch.stack([_is_right(logits, y[index]), losses.detach()]).flatten(1))
+        is_right, loss = torch.cat(results, dim=1)
+        return float(is_right.nanmean()), float(loss.mean())
 
     def _held_out(self, x: Tensor, y: Tensor) -> tuple[float, float]:
         """How often all members together are right about labels that none of them learnt from, and their mean loss."""
         with torch.no_grad():
             logits = self._logits(x)
-            return float(_right(logits.mean(dim=0), y).nanmean()), float(self._loss(logits, y).mean())
+            accuracy = _is_right(logits.mean(dim=0), y).nanmean()
+            return float(accuracy), float(self._loss(logits, y).mean())
 
     def _logits(self, x: Tensor) -> Tensor:
         """R_2 - R_1 of pairs (B, 2, L, inputs), or of other pairs for each member (K, B, 2, L, inputs): (K, B)."""
-        sums = self.along(x.flatten(-4, -3)).unflatten(1, x.shape[-4:-2]).sum(dim=-1)
+        rewards = self.along(x.flatten(-4, -3))
+        sums = rewards.unflatten(1, x.shape[-4:-2]).sum(dim=-1)
         return sums[..., 1] - sums[..., 0]
 
     def _loss(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -279,19 +319,23 @@ class BradleyTerry(Sessions):
         return -y * torch.log(second) - (1 - y) * torch.log(1 - second)
 
     def _chance(self, logits: Tensor) -> Tensor:
-        eps = self.config.mistakes
-        return (1 - eps) * torch.sigmoid(logits) + eps / 2
+        """P(2 > 1) of the class's docstring."""
+        mistakes = self.config.mistakes
+        return (1 - mistakes) * torch.sigmoid(logits) + mistakes / 2
 
     def _contrast(self, x: Tensor, y: Tensor) -> Tensor:
         """`contrast` of pairs (K, B, 2, L, inputs), summed over the members: a step and one that comes later."""
         now = int(self.rng.integers(x.shape[-2] - 1))
         later = int(self.rng.integers(now + 1, x.shape[-2]))
         states = self.represent(x.flatten(1, 2)).unflatten(1, (y.shape[1], 2))
-        second = (y > 0.5)[..., None]
-        ones, twos = (torch.where(second, states[:, :, 1, t], states[:, :, 0, t]) for t in (now, later))
-        others = torch.where(second, states[:, :, 0, later], states[:, :, 1, later])
+        first = states[:, :, 0]
+        second = states[:, :, 1]
+        second_is_better = (y > 0.5)[..., None, None]
+        better = torch.where(second_is_better, second, first)
+        worse = torch.where(second_is_better, first, second)
         decided = (y != 0.5).float()
-        return (contrast(ones, twos, others) * decided).sum() / decided.sum().clamp(min=1) * len(y)
+        losses = contrast(better[:, :, now], better[:, :, later], worse[:, :, later])
+        return (losses * decided).sum() / decided.sum().clamp(min=1) * len(y)
 
     def represent(self, x: Tensor) -> Tensor:
         """What the members make of each step of other sequences for each (K, B, L, inputs): (K, B, L, features)."""
@@ -320,14 +364,23 @@ class BradleyTerry(Sessions):
 
     def blend(self, each: Tensor) -> Tensor:
         """One number of the members' (K, ...)."""
-        mean, floor = each.mean(dim=0), self.config.floor
-        return mean if floor == 1 else floor * mean + (1 - floor) * each.amin(dim=0)
+        mean = each.mean(dim=0)
+        floor = self.config.floor
+        if floor == 1:
+            return mean
+        return floor * mean + (1 - floor) * each.amin(dim=0)
 
     def read(self, segments: Transitions) -> tuple[np.ndarray, np.ndarray]:
         """Inputs of the members for segments (L, B): rows (B, L, size) to be whitened, and actions (B, L, A)."""
         parts = self.seen(segments.flatten())
         rows, actions = (part.reshape(*segments.shape, part.shape[1]).swapaxes(0, 1) for part in parts)
         return rows, actions
+
+    def read_pairs(self, first: Transitions, second: Transitions) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs of the members for pairs of segments (L, B): rows (B, 2, L, size) and actions (B, 2, L, A)."""
+        first_rows, first_actions = self.read(first)
+        second_rows, second_actions = self.read(second)
+        return np.stack([first_rows, second_rows], axis=1), np.stack([first_actions, second_actions], axis=1)
 
     def inputs_of(self, rows: np.ndarray, actions: np.ndarray) -> Tensor:
         """The same as one tensor (..., inputs)."""
@@ -337,8 +390,9 @@ class BradleyTerry(Sessions):
         """Inputs of the members for flat transitions: rows (N, size) to be whitened, and actions (N, A)."""
         if self.encoder is None:
             return self.rows(batch.next_obs), self.actions(batch.action).cpu().numpy()
-        found = batch.extras.get(self.encoder.name)
-        embedded = self.embed(batch) if found is None else found
+        embedded = batch.extras.get(self.encoder.name)
+        if embedded is None:
+            embedded = self.embed(batch)
         return np.asarray(embedded, np.float32), np.zeros((len(embedded), 0), np.float32)
 
     def preflight(self) -> str:
@@ -346,23 +400,30 @@ class BradleyTerry(Sessions):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        if self.embedding == PICTURE:  # pictures are in no checkpoint, and without them there is nothing to show
+        # Pictures are in no checkpoint, and without them there is nothing to show.
+        if self.embedding == PICTURE:
             self.segments.pool.clear()
 
     def notes(self) -> list[str]:
-        return [*self.judge.notes(), *([self.failure] if self.failure else [])]
+        notes = list(self.judge.notes())
+        if self.failure:
+            notes.append(self.failure)
+        return notes
 
 
-def _right(logits: Tensor, y: Tensor) -> Tensor:
+def _is_right(logits: Tensor, y: Tensor) -> Tensor:
     """1 where the sign of a logit is the label's, 0 where not, NaN where the label is a tie."""
-    right = ((logits > 0) == (y > 0.5)).float()
-    return torch.where(y == 0.5, torch.nan, right)
+    is_right = ((logits > 0) == (y > 0.5)).float()
+    return torch.where(y == 0.5, torch.nan, is_right)
 
 
 def contrast(ones: Tensor, later: Tensor, others: Tensor) -> Tensor:
     """InfoNCE of directions (K, B, D): -log of e^(one . later) / (that + sum over the batch of e^(one . other)), (K,
     B).
     """
-    ones, later, others = (normalize(x, dim=-1) for x in (ones, later, others))
-    near, far = (ones * later).sum(dim=-1, keepdim=True), ones @ others.transpose(-1, -2)
-    return -log_softmax(torch.cat([near, far], dim=-1) / TEMPERATURE, dim=-1)[..., 0]
+    ones = normalize(ones, dim=-1)
+    later = normalize(later, dim=-1)
+    others = normalize(others, dim=-1)
+    near = (ones * later).sum(dim=-1, keepdim=True)
+    far = ones @ others.transpose(-1, -2)
+    return -log_softmax(torch.cat([near, far], dim=-1) / CONTRAST_TEMPERATURE, dim=-1)[..., 0]

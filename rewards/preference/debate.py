@@ -32,11 +32,14 @@ from lodestar.settings import setting
 from rewards.exploration.disagreement import StackedHeads
 from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
 
-MOST = 64  # numbers of an observation
-RIVALS = 16  # actions where they are not one choice
-ROWS = 512  # looked at at a time
-TIE = 1e-4  # of J
-EVIDENCE = ("debate", "isolated", "random")
+# An observation has at most so many numbers.
+MAX_OBSERVATION_NUMBERS = 64
+# So many actions stand for all, where an action is not one choice.
+RIVAL_ACTIONS = 16
+# Debates that are held at a time, to bound memory.
+DEBATES_AT_ONCE = 512
+# Two values of J that differ by no more are equal.
+MIN_J_GAP = 1e-4
 
 
 @dataclass
@@ -47,7 +50,9 @@ class DebateConfig(BradleyTerryConfig):
     length: int = setting(1, "steps of a segment that the judge compares", low=1)
     members: int = setting(1, "networks, whose mean is J", low=1)
     shown: int = setting(4, "numbers that a debate shows, of both sides together; 0 is none", low=0)
-    evidence: str = setting("debate", "two sides in turn, the agent's alone, or a draw", choices=EVIDENCE)
+    evidence: str = setting(
+        "debate", "two sides in turn, the agent's alone, or a draw", choices=("debate", "isolated", "random")
+    )
     goals: float = setting(0.0, "contrasts what J does not read", low=0, high=0)
 
 
@@ -62,16 +67,25 @@ class Debate(BradleyTerry):
     def build(self) -> None:
         super().build()
         self.requires = self.judge.requires | {"obs", "action"}
-        draw, blocks = torch.Generator().manual_seed(0), self.actions.blocks
-        each = [torch.eye(size)[torch.randint(size, (RIVALS,), generator=draw)] for size in blocks]
-        some = torch.cat(each, dim=1) if each else 2 * torch.rand(RIVALS, self.actions.size, generator=draw) - 1
-        self.rivals = (torch.eye(blocks[0]) if len(blocks) == 1 else some).to(self.device)
-        self.mixing = torch.randn(2 * (self.layout.size,), generator=draw).double().to(self.device)
+        generator = torch.Generator().manual_seed(0)
+        # An action of several choices has a block for each, a Box has none.
+        blocks = self.actions.blocks
+        choices = [torch.eye(size)[torch.randint(size, (RIVAL_ACTIONS,), generator=generator)] for size in blocks]
+        if not blocks:
+            rivals = 2 * torch.rand(RIVAL_ACTIONS, self.actions.size, generator=generator) - 1
+        elif len(blocks) == 1:
+            rivals = torch.eye(blocks[0])
+        else:
+            rivals = torch.cat(choices, dim=1)
+        self.rivals = rivals.to(self.device)
+        self.mixing = torch.randn(2 * (self.layout.size,), generator=generator).double().to(self.device)
 
     def networks(self, inputs: int) -> StackedHeads:
-        config, size = self.config, self.layout.size
-        if size > MOST:
-            raise ValueError(f"reward debate reads at most {MOST} numbers, not {size}; name some: {config.prefix}keys")
+        config = self.config
+        size = self.layout.size
+        if size > MAX_OBSERVATION_NUMBERS:
+            numbers = f"{MAX_OBSERVATION_NUMBERS} numbers, not {size}"
+            raise ValueError(f"reward debate reads at most {numbers}; name some: {config.prefix}keys")
         return StackedHeads([self.head(inputs + size, config.hidden, 1) for _ in range(config.members)])
 
     def seen(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
@@ -79,55 +93,73 @@ class Debate(BradleyTerry):
 
     def along(self, x: Tensor) -> Tensor:
         """J at every step of sequences (B, L, inputs), or, while it learns, with a part of others (K, B, L, inputs)."""
-        size, seen = self.layout.size, torch.ones_like(x[..., : self.layout.size])
+        size = self.layout.size
+        is_seen = torch.ones_like(x[..., :size])
         if x.ndim == 4:
             drawn = torch.from_numpy(self.rng.random((*x.shape[:-1], size + 1), np.float32)).to(x.device)
-            seen = (drawn[..., 1:] < drawn[..., :1]).float()
-        x = torch.cat([x[..., :size] * seen, x[..., size:], seen], dim=-1)
+            # Each row has a threshold of its own, so that few numbers are seen as often as many.
+            is_seen = (drawn[..., 1:] < drawn[..., :1]).float()
+        x = torch.cat([x[..., :size] * is_seen, x[..., size:], is_seen], dim=-1)
         return self.ensemble(x.flatten(-3, -2)).squeeze(-1).unflatten(1, x.shape[-3:-1])
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         if not self.labelled.fits:
             return np.zeros(batch.shape, np.float32)
-        rows, actions = self.seen(batch)
-        pieces = zip(self.whiten(rows).split(ROWS), torch.from_numpy(actions).to(self.device).split(ROWS))
-        gaps = [self.debate(state, ours, self.rival(state, ours))[0] for state, ours in pieces]
-        return (torch.cat(gaps) > TIE).float().cpu().numpy()
+        states = self.whiten(self.rows(batch.obs)).split(DEBATES_AT_ONCE)
+        actions = self.actions(batch.action).split(DEBATES_AT_ONCE)
+        gaps = [self.debate(state, ours, self.rival(state, ours))[0] for state, ours in zip(states, actions)]
+        return (torch.cat(gaps) > MIN_J_GAP).float().cpu().numpy()
 
     @torch.no_grad()
     def rival(self, state: Tensor, ours: Tensor) -> Tensor:
         """The best of the other actions by J of whole states (N, D): codes (N, A), like `ours`."""
         others = self.rivals.expand(len(state), -1, -1)
         x = torch.cat([state[:, None].expand(-1, len(self.rivals), -1), others], dim=-1)
-        same = (others == ours[:, None]).all(dim=-1)
-        return self.rivals[self.along(x).mean(dim=0).masked_fill(same, -torch.inf).argmax(dim=1)]
+        is_ours = (others == ours[:, None]).all(dim=-1)
+        j = self.along(x).mean(dim=0).masked_fill(is_ours, -torch.inf)
+        return self.rivals[j.argmax(dim=1)]
 
     @torch.no_grad()
     def debate(self, state: Tensor, ours: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
         """J of `ours` less J of `theirs` (N,) after debates about states (N, D), and what was shown, (N, turns)."""
-        evidence, (first, last), (n, size) = self.config.evidence, self.ensemble.weights, state.shape
-        number, action, seen = first.split([size, ours.shape[1], size], dim=1)
-        each = state[..., None] * number[:, None] + seen[:, None]  # what a number adds to hidden units (K, N, D, H)
-        sides = [(side @ action + self.ensemble.biases[0])[:, :, None] for side in (ours, theirs)]
+        evidence = self.config.evidence
+        n, size = state.shape
+        first, last = self.ensemble.weights
+        bias = self.ensemble.biases[0]
+        number_weight, action_weight, seen_weight = first.split([size, ours.shape[1], size], dim=1)
+        # What each number of a state adds to the hidden units if it is shown: (K, N, D, H).
+        added = state[..., None] * number_weight[:, None] + seen_weight[:, None]
+        our_hidden = (ours @ action_weight + bias)[:, :, None]
+        their_hidden = (theirs @ action_weight + bias)[:, :, None]
 
-        def gap(hidden: Tensor) -> Tensor:  # (K, N, G, H) -> (N, G)
-            one, two = (torch.relu(hidden + side) for side in sides)
-            return ((one - two).flatten(1, 2) @ last).mean(dim=0).view(n, -1)
+        def gap(hidden: Tensor) -> Tensor:
+            """J of ours less J of theirs (N, G), given what G choices of numbers add, (K, N, G, H)."""
+            difference = torch.relu(hidden + our_hidden) - torch.relu(hidden + their_hidden)
+            return (difference.flatten(1, 2) @ last).mean(dim=0).view(n, -1)
 
-        drawn = torch.sin(1e4 * state.double() @ self.mixing).argsort(dim=1)  # by the state alone
-        hidden, order, rows = torch.zeros_like(each[:, :, :1]), drawn[:, : self.config.shown].clone(), torch.arange(n)
+        # An order that looks random and follows from the state alone, so that scores are pure.
+        order = torch.sin(1e4 * state.double() @ self.mixing).argsort(dim=1)
+        order = order[:, : self.config.shown].clone()
+        hidden = torch.zeros_like(added[:, :, :1])
         for turn in range(order.shape[1]):
             if evidence != "random":
-                moved = gap(hidden + each) * (-1 if turn % 2 and evidence == "debate" else 1)
-                order[:, turn] = moved.scatter(1, order[:, :turn], -torch.inf).argmax(dim=1)
-            hidden = hidden + each[:, rows, order[:, turn]][:, :, None]
+                gain = gap(hidden + added)
+                if turn % 2 and evidence == "debate":
+                    gain = -gain
+                order[:, turn] = gain.scatter(1, order[:, :turn], -torch.inf).argmax(dim=1)
+            hidden = hidden + added[:, torch.arange(n), order[:, turn]][:, :, None]
         return gap(hidden)[:, 0], order
 
     def reasons(self, batch: Transitions, names: Sequence[str]) -> list[str]:
-        rows, actions = self.seen(batch)
-        state, ours = self.whiten(rows), torch.from_numpy(actions).to(self.device)
+        rows = self.rows(batch.obs)
+        state = self.whiten(rows)
+        ours = self.actions(batch.action)
         gaps, order = self.debate(state, ours, self.rival(state, ours))
-        named = names if len(names) == rows.shape[1] else [f"entry {i}" for i in range(rows.shape[1])]
-        shown = [[f"{named[i]} {row[i]:.3g}" for i in places] for row, places in zip(rows, order.tolist())]
-        verdicts = ["won" if gap > TIE else "lost" for gap in gaps.tolist()]
-        return [f"{said}; for: {', '.join(x[::2])}; against: {', '.join(x[1::2])}" for said, x in zip(verdicts, shown)]
+        if len(names) != rows.shape[1]:
+            names = [f"entry {i}" for i in range(rows.shape[1])]
+        reasons = []
+        for row, gap, places in zip(rows, gaps.tolist(), order.tolist()):
+            verdict = "won" if gap > MIN_J_GAP else "lost"
+            shown = [f"{names[i]} {row[i]:.3g}" for i in places]
+            reasons.append(f"{verdict}; for: {', '.join(shown[::2])}; against: {', '.join(shown[1::2])}")
+        return reasons

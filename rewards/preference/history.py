@@ -18,9 +18,12 @@ class StackedGRU(nn.Module):
     def __init__(self, members: int, inputs: int, hidden: int, generator: torch.Generator) -> None:
         super().__init__()
         shapes = ((inputs, 3 * hidden), (1, 3 * hidden), (hidden, 3 * hidden), (1, 3 * hidden), (hidden, 1), (1, 1))
-        drawn = (torch.empty(members, *shape).uniform_(-1, 1, generator=generator) for shape in shapes)
-        self.weights = nn.ParameterList(each / math.sqrt(hidden) for each in drawn)
         self.hidden = hidden
+        # In this order: weights and biases of the inputs, of the state before, and of the head.
+        self.weights = nn.ParameterList()
+        for shape in shapes:
+            weight = torch.empty(members, *shape).uniform_(-1, 1, generator=generator)
+            self.weights.append(weight / math.sqrt(hidden))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.states(x))
@@ -41,9 +44,13 @@ class StackedGRU(nn.Module):
 
     def step(self, gates: Tensor, h: Tensor) -> Tensor:
         """h (K, N, hidden) one step later."""
-        kept = torch.baddbmm(self.weights[3], h, self.weights[2])
-        reset, keep = torch.sigmoid(gates[..., : -self.hidden] + kept[..., : -self.hidden]).chunk(2, dim=-1)
-        new = torch.tanh(gates[..., -self.hidden :] + reset * kept[..., -self.hidden :])
+        recurrent = torch.baddbmm(self.weights[3], h, self.weights[2])
+        sizes = [2 * self.hidden, self.hidden]
+        gates, candidate = gates.split(sizes, dim=-1)
+        recurrent_gates, recurrent_candidate = recurrent.split(sizes, dim=-1)
+        reset, keep = torch.sigmoid(gates + recurrent_gates).chunk(2, dim=-1)
+        new = torch.tanh(candidate + reset * recurrent_candidate)
+        # Equal to (1 - keep) * new + keep * h, with one product less.
         return new + keep * (h - new)
 
     def head(self, h: Tensor) -> Tensor:

@@ -73,14 +73,16 @@ class SelfPlay(BradleyTerry):
         super().build()
         self.relabelable = False
         self.requires = self.requires | {"terminated", "truncated"}
-        self.statistics = RunningMeanStd((self.width,))  # of summaries
+        # Summaries are whitened, not observations.
+        self.statistics = RunningMeanStd((self.width,))
 
     def gather(self, *settings: Any) -> Segments:
-        length, capacity, *kept = settings
-        return LastEpisodes(length, capacity, self.summarise, *kept)
+        length, capacity, *fields = settings
+        return LastEpisodes(length, capacity, self.summarise, *fields)
 
     def networks(self, inputs: int) -> StackedHeads:
-        config, self.summed = self.config, 2 * inputs
+        config = self.config
+        self.summed = 2 * inputs
         self.width = self.summed + self.layout.size + 1
         widths = (config.hidden, config.features, 1 + 2 * config.rank)
         return StackedHeads([self.head(self.width, *widths) for _ in range(config.members)])
@@ -92,22 +94,30 @@ class SelfPlay(BradleyTerry):
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         """Along a rollout (T, N); `spread` over those of its steps that are in it."""
         rows, moments = (part.reshape(*batch.shape, -1) for part in self.moments(batch.flatten()))
-        sums, last, steps = memory["sums"], memory["last"], memory["steps"]
-        valid, ended = np.asarray(batch.valid, bool), batch.ended
-        ends, found = [], []
-        for t, live in enumerate(valid):
-            sums, steps = np.where(live[:, None], sums + moments[t], sums), steps + live
-            last = np.where(live[:, None], rows[t], last)
-            if ended[t].any():
-                over = np.flatnonzero(ended[t] & live)
-                ends += [(t, n, steps[n]) for n in over]
-                found.append(summary(sums[over], last[over], steps[over]))
-                sums[ended[t]], last[ended[t]], steps[ended[t]] = 0, 0, 0
+        sums = memory["sums"]
+        last = memory["last"]
+        steps = memory["steps"]
+        valid = np.asarray(batch.valid, bool)
+        ends = []
+        summaries = []
+        for t, ended in enumerate(batch.ended):
+            is_step = valid[t, :, None]
+            sums = np.where(is_step, sums + moments[t], sums)
+            last = np.where(is_step, rows[t], last)
+            steps = steps + valid[t]
+            if ended.any():
+                columns = np.flatnonzero(ended & valid[t])
+                ends += [(t, n, steps[n]) for n in columns]
+                summaries.append(summary(sums[columns], last[columns], steps[columns]))
+                for part in (sums, last, steps):
+                    part[ended] = 0
         raw = np.zeros(batch.shape, np.float32)
-        for (t, n, taken), rate in zip(ends, self.win_rates(np.concatenate(found)) if ends else ()):
-            inside = min(taken, t + 1) if self.config.spread else 1
-            raw[t + 1 - inside : t + 1, n] = rate / taken
-            raw[t, n] = rate - (inside - 1) * np.float32(rate / taken)
+        rates = self.win_rates(np.concatenate(summaries)) if ends else ()
+        for (t, n, length), rate in zip(ends, rates):
+            rewarded_steps = min(length, t + 1) if self.config.spread else 1
+            raw[t + 1 - rewarded_steps : t + 1, n] = rate / length
+            # The last step also gets the shares of steps in earlier rollouts.
+            raw[t, n] = rate - (rewarded_steps - 1) * np.float32(rate / length)
         return raw, {"sums": sums, "last": last, "steps": steps}
 
     def win_rates(self, summaries: np.ndarray) -> np.ndarray:
@@ -115,12 +125,15 @@ class SelfPlay(BradleyTerry):
         if not self.labelled.fits:
             return np.full(len(summaries), 0.5, np.float32)
         with torch.no_grad():
-            own, others = (self.ensemble(self.whiten(x)) for x in (summaries, self.queue()))
-            return self.blend(torch.sigmoid(margins(own, others)).mean(dim=2)).cpu().numpy()
+            own = self.ensemble(self.whiten(summaries))
+            others = self.ensemble(self.whiten(self.queue()))
+            member_rates = torch.sigmoid(margins(own, others)).mean(dim=2)
+            return self.blend(member_rates).cpu().numpy()
 
     def queue(self) -> np.ndarray:
         """The summaries of the newest episodes (B, D)."""
-        return np.stack([episode.extras[SUMMARY][0] for episode in [*self.segments.pool][-self.config.queue :]])
+        newest = list(self.segments.pool)[-self.config.queue :]
+        return np.stack([episode.extras[SUMMARY][0] for episode in newest])
 
     def session(self, most: int) -> dict[str, float]:
         """Also metrics: `circles`, the share of triples in the queue that go in one, 1/4 if P were random."""
@@ -131,6 +144,7 @@ class SelfPlay(BradleyTerry):
             outputs = self.ensemble(self.whiten(self.queue()))
             wins = (margins(outputs, outputs).mean(dim=0) > 0).cpu().numpy().astype(np.int64)
         triples = max(math.comb(len(wins), 3), 1)
+        # The diagonal counts each circle of three from each of its episodes.
         return metrics | {"circles": float(np.trace(wins @ wins @ wins)) / 3 / triples}
 
     def summarise(self, episode: Transitions) -> np.ndarray:
@@ -146,19 +160,22 @@ class SelfPlay(BradleyTerry):
 
     def read(self, segments: Transitions) -> tuple[np.ndarray, np.ndarray]:
         """Summaries of episodes (L, B), as rows (B, 1, D), and no actions."""
-        found = np.asarray(segments.extras[SUMMARY][0], np.float32)[:, None]
-        return found, np.zeros((*found.shape[:2], 0), np.float32)
+        summaries = np.asarray(segments.extras[SUMMARY][0], np.float32)[:, None]
+        return summaries, np.zeros((*summaries.shape[:2], 0), np.float32)
 
     def _logits(self, x: Tensor) -> Tensor:
         """Logits that the second of pairs of summaries (B, 2, 1, D), or (K, B, 2, 1, D), is better: (K, B)."""
         outputs = self.ensemble(x.flatten(-4, -2)).unflatten(1, x.shape[-4:-2])
         return margins(outputs[:, :, None, 1], outputs[:, :, None, 0])[..., 0, 0]
 
-    predictions = _logits  # are what the members may differ about
+    # The members may differ about these, as the steps of an episode have no rewards.
+    predictions = _logits
 
     def notes(self) -> list[str]:
-        coin = ["the queue holds one episode, so that a reward is a coin's; give queue=10 or more"]
-        return [*super().notes(), *(coin if self.config.queue == 1 else [])]
+        notes = super().notes()
+        if self.config.queue == 1:
+            notes.append("the queue holds one episode, so that a reward is a coin's; give queue=10 or more")
+        return notes
 
 
 def summary(sums: np.ndarray, last: np.ndarray, steps: np.ndarray) -> np.ndarray:
@@ -173,5 +190,6 @@ def margins(own: Tensor, others: Tensor) -> Tensor:
     Outputs are u, a, b. What is exchanged changes its sign, so an episode against itself gives exactly 0.
     """
     rank = own.shape[-1] // 2
-    (u, a, b), (v, c, d) = (x.split([1, rank, rank], dim=-1) for x in (own, others))
-    return u - v.transpose(-1, -2) + a @ d.transpose(-1, -2) - b @ c.transpose(-1, -2)
+    u, a, b = own.split([1, rank, rank], dim=-1)
+    other_u, other_a, other_b = others.mT.split([1, rank, rank], dim=-2)
+    return u - other_u + a @ other_b - b @ other_a

@@ -3,8 +3,9 @@
 A subclass sets `segments` and `labelled` when it is built, and defines `session`: draw pairs, `ask`, learn.
 """
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,16 @@ from rewards.exploration.learned import Learned, LearnedConfig
 from rewards.llm.judges.base import SegmentJudge
 from rewards.preference.segments import Segments
 
-Asked = tuple[Transitions, Transitions, np.ndarray]  # first and second segments (L, B), labels float32 (B,)
+# Fewer labels held out say nothing about when to stop.
+MIN_HELD_OUT = 10
+
+
+class Asked(NamedTuple):
+    """Pairs of segments (L, B), and the judge's labels, float32 (B,)."""
+
+    first: Transitions
+    second: Transitions
+    label: np.ndarray
 
 
 @dataclass
@@ -44,11 +54,17 @@ class LabelledPairs(Stateful):
     saved = (*columns, "seen", "due", "asked", "fits")
 
     def __init__(self, due: int) -> None:
-        self.rows = self.actions = np.zeros((0, 2, 1, 1), np.float32)  # (n, 2, L, ...), rows not whitened
-        self.label = np.zeros(0, np.float32)  # (n,), the chance that the second is better
-        self.held = np.zeros(0, bool)  # (n,), kept to judge by
-        # transitions; of them when the next session is; pairs; sessions that were learnt from
-        self.seen, self.due, self.asked, self.fits = 0, due, 0, 0
+        # Inputs of n pairs, (n, 2, L, ...); the rows are not whitened.
+        self.rows = self.actions = np.zeros((0, 2, 1, 1), np.float32)
+        # The chance that the second is better, (n,); and which labels are held out to judge the reward by.
+        self.label = np.zeros(0, np.float32)
+        self.held = np.zeros(0, bool)
+        # Transitions so far, and their number at which the next session is due.
+        self.seen = 0
+        self.due = due
+        # Pairs that were asked about, and sessions that were learnt from.
+        self.asked = 0
+        self.fits = 0
 
     def __len__(self) -> int:
         return len(self.label)
@@ -56,6 +72,26 @@ class LabelledPairs(Stateful):
     def add(self, *columns: np.ndarray) -> None:
         for name, new in zip(self.columns, columns):
             setattr(self, name, np.concatenate([getattr(self, name), new]) if len(self) else new)
+
+    def split(self) -> tuple[np.ndarray, np.ndarray]:
+        """Places of the labels to learn from, and of those held out; where all are held out, these serve as both."""
+        held_out = np.flatnonzero(self.held)
+        learnt = np.flatnonzero(~self.held)
+        return learnt if len(learnt) else held_out, held_out
+
+
+class BestLoss:
+    """The least loss on the labels held out, and how many passes ago it was."""
+
+    def __init__(self) -> None:
+        self.loss = math.inf
+        self.passes_since = 0
+
+    def update(self, loss: float) -> None:
+        self.passes_since += 1
+        if loss < self.loss:
+            self.loss = loss
+            self.passes_since = 0
 
 
 class Sessions(Learned):
@@ -78,7 +114,8 @@ class Sessions(Learned):
         self.segments.add(batch)
         self.labelled.seen += fresh
         metrics: dict[str, float] = {}
-        config, pairs = self.config, self.labelled
+        config = self.config
+        pairs = self.labelled
         if pairs.seen >= pairs.due and len(pairs) < config.budget and len(self.segments) > 1:
             pairs.due += config.every * ((pairs.seen - pairs.due) // config.every + 1)
             metrics = self.session(config.budget - len(pairs))
@@ -88,7 +125,7 @@ class Sessions(Learned):
         return self._use_of(self.labelled.asked)
 
     def _use_of(self, asked: int) -> JudgeUse:
-        """Of so many questions in this run; labels beyond them are answers from a file."""
+        """What a judge was asked, `asked` questions in this run; labels beyond them are answers from a file."""
         labels = len(self.labelled)
         answered = min(labels, asked)
         return JudgeUse(asked, answered, cached=labels - answered, labels=labels, failure=self.failure)
@@ -97,27 +134,30 @@ class Sessions(Learned):
         """Places in the pool of the first and the second segment of each pair, never the same one."""
         count = len(self.segments)
         one = self.rng.integers(count, size=queries)
-        return one, (one + 1 + self.rng.integers(count - 1, size=queries)) % count
+        offset = 1 + self.rng.integers(count - 1, size=queries)
+        return one, (one + offset) % count
 
     def ask(self, judge: SegmentJudge, first: Transitions, second: Transitions, most: int) -> Asked | None:
         """What a judge says of pairs, or of earlier ones, NaN where unsure; None if it failed: `failure` says how."""
         try:
-            first, second, given = judge.ask(first, second, most)
-            label, queries = np.asarray(given, np.float32), first.shape[1]
+            first, second, answers = judge.ask(first, second, most)
+            label = np.asarray(answers, np.float32)
+            queries = first.shape[1]
             if label.shape != (queries,) or (label < 0).any() or (label > 1).any():
                 raise ValueError(f"it answered {label} to {queries} pairs; give one number in [0, 1], or NaN, for each")
-        except Exception as error:  # a judge may be anything, and training does not depend on its health
+        # A judge may be anything, and training does not depend on its health.
+        except Exception as error:
             self.failure = f"the judge {judge.name} failed and was left out of a session: {error}"
             return None
         if queries and np.isnan(label).all():
             self.failure = f"the judge {judge.name} answered none of {queries} pairs"
-        return first, second, label
+        return Asked(first, second, label)
 
     def undecided(self) -> bool:
         """Whether there is nothing to learn from the labels so far, as `failure` then says."""
-        known = self.labelled.label
-        if (known > 0.5).any() and (known < 0.5).any():
+        label = self.labelled.label
+        if (label > 0.5).any() and (label < 0.5).any():
             return False
-        which = "that both are equal" if (known == 0.5).all() else "for the same side"
-        self.failure = f"all {len(known)} labels so far are {which}, which says nothing about a reward; check the judge"
+        which = "that both are equal" if (label == 0.5).all() else "for the same side"
+        self.failure = f"all {len(label)} labels so far are {which}, which says nothing about a reward; check the judge"
         return True

@@ -12,7 +12,10 @@ from torch import nn
 
 from lodestar.numerics.trees import Bins, Trees, fit
 
-DEPTH, RATE, BINS = 3, 0.3, 32
+MEMBER_DEPTH = 3
+MEMBER_BINS = 32
+# The share of a tree's values that its member takes over.
+SHRINKAGE = 0.3
 
 
 class StackedTrees(nn.Module):
@@ -20,7 +23,7 @@ class StackedTrees(nn.Module):
 
     def __init__(self, members: int, inputs: int) -> None:
         super().__init__()
-        self.members = nn.ModuleList(Trees(inputs, 1, DEPTH) for _ in range(members))
+        self.members = nn.ModuleList(Trees(inputs, 1, MEMBER_DEPTH) for _ in range(members))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.rows = x.expand(len(self.members), -1, -1)
@@ -31,6 +34,7 @@ class StackedTrees(nn.Module):
     def grow(self, loss: torch.Tensor, pairs: int) -> None:
         """Add a tree to each member, along the gradient of a loss that is the mean over `pairs`."""
         (gradient,) = torch.autograd.grad(loss * pairs, self.out)
-        for trees, rows, each in zip(self.members, self.rows, gradient):
-            tree = fit(Bins.of(rows.cpu().numpy(), BINS), each.cpu().numpy(), DEPTH)
-            trees.grow([tree._replace(leaf=-RATE * tree.leaf)])  # type: ignore[operator]
+        for trees, rows, member_gradient in zip(self.members, self.rows, gradient):
+            bins = Bins.of(rows.cpu().numpy(), MEMBER_BINS)
+            tree = fit(bins, member_gradient.cpu().numpy(), MEMBER_DEPTH)
+            trees.grow([tree._replace(leaf=-SHRINKAGE * tree.leaf)])  # type: ignore[operator]

@@ -32,6 +32,7 @@ Example:
     python -m runners.evaluate run=runs/... new_user=scripted new_user.mistakes=1.0 answers=4
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,23 +51,27 @@ from rewards.base import JudgeUse
 from rewards.llm.judges.base import SegmentJudge
 from rewards.preference.judges import RecordedPreferences, make_segment_judge
 from rewards.preference.segments import Segments
-from rewards.preference.sessions import LabelledPairs, Sessions, SessionsConfig
+from rewards.preference.sessions import MIN_HELD_OUT, BestLoss, LabelledPairs, Sessions, SessionsConfig
 
-# two synthetic ones, the second against the task
-TWO = {"for": {"judge": "scripted"}, "against": {"judge": "scripted", "mistakes": 1.0}}
-ALL = "all"
-PATIENCE = 10  # passes without progress on the answers held out
-FEW = 10  # of those; fewer say nothing about when to stop
-CANDIDATES = 200  # pairs that a question to somebody new is chosen from
-DRAWS = 64  # of z, to estimate what a question's answer says about it
-ENOUGH = 0.97  # share of the answers it learns from that it is right about, after which a session ends
+# Two synthetic users, the second of whom wants the opposite of the task.
+TWO_USERS = {"for": {"judge": "scripted"}, "against": {"judge": "scripted", "mistakes": 1.0}}
+ALL_USERS = "all"
+# A session ends after so many passes without progress on the answers held out, or once it is right about this share
+# of the answers that it learns from.
+MAX_PASSES_WITHOUT_PROGRESS = 10
+ENOUGH_ACCURACY = 0.97
+# Pairs that a question to somebody new is chosen from, and draws of z that estimate what its answer would say.
+CANDIDATE_PAIRS = 200
+BELIEF_DRAWS = 64
 
 
 @dataclass
 class UsersConfig(SessionsConfig):
     """Settings of users; the source's value in brackets where it differs."""
 
-    users: dict[str, Any] = setting(TWO, "name -> judge and options, as in {ann: {judge: recorded, path: ann.jsonl}}")
+    users: dict[str, Any] = setting(
+        TWO_USERS, "name -> judge and options, as in {ann: {judge: recorded, path: ann.jsonl}}"
+    )
     user: str = setting("", "whose reward it is; empty for the first; all: episode by episode the next one's")
     latent: int = setting(8, "numbers in z, D [8 to 32]; 0 is one reward for all users, the control", low=0)
     answers: int = setting(4, "answers that z is inferred from while learning, N [4 to 16]", low=1)
@@ -79,8 +84,9 @@ class UsersConfig(SessionsConfig):
         super().__post_init__()
         if not self.users:
             raise ValueError(f"{self.prefix}users={{}} names none; give judges by name, as {{ann: {{judge: human}}}}")
-        if self.user not in ("", ALL, *self.users):
-            raise ValueError(f"{self.prefix}user={self.user} is unknown; give one of {', '.join(self.users)}, or {ALL}")
+        if self.user not in ("", ALL_USERS, *self.users):
+            names = ", ".join(self.users)
+            raise ValueError(f"{self.prefix}user={self.user} is unknown; give one of {names}, or {ALL_USERS}")
 
 
 class UserAnswers(LabelledPairs):
@@ -91,8 +97,10 @@ class UserAnswers(LabelledPairs):
 
     def __init__(self, due: int, judges: dict[str, SegmentJudge], latent: int) -> None:
         super().__init__(due)
-        self.user = self.pair = np.zeros(0, np.int64)  # (n,); pair -1 where it was not the one asked about
-        self.z, self.references = np.zeros((len(judges), latent), np.float32), np.zeros((1, 1), np.float32)
+        # Both are (n,); the pair is -1 where the answer is about another than the one asked about.
+        self.user = self.pair = np.zeros(0, np.int64)
+        self.z = np.zeros((len(judges), latent), np.float32)
+        self.references = np.zeros((1, 1), np.float32)
         self.judges = judges
 
 
@@ -101,22 +109,30 @@ class Users(Sessions):
 
     Config = UsersConfig
     labelled: UserAnswers
-    served: np.ndarray | None = None  # z (1, D) of the only user, while one alone is served
+    # The z (1, D) of the only user, while one alone is served.
+    served: np.ndarray | None = None
     control: ClassVar[dict[str, Any] | None] = {"latent": 0}
 
     def build(self) -> None:
-        config, space = self.config, self.observation_space
-        self.guides = config.latent if config.user == ALL else 0  # numbers that the policy reads
-        judges = {name: self.judge_of(name, given, place) for place, (name, given) in enumerate(config.users.items())}
+        config = self.config
+        space = self.observation_space
+        # How many numbers of z the policy reads beside its observation.
+        self.guides = config.latent if config.user == ALL_USERS else 0
+        judges = {}
+        for place, (name, options) in enumerate(config.users.items()):
+            judges[name] = self.judge_of(name, options, place)
         self.requires = frozenset({"next_obs"}).union(*(judge.requires for judge in judges.values()))
-        if self.guides:  # z comes with the observations
+        if self.guides:
+            # The layout that `super().build` makes is one of observations without z.
             size = max(int(np.prod(space.shape or (0,))) - self.guides, 1)
             self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
         super().build()
         self.observation_space = space
         if self.layout.images:
             raise ValueError(f"reward users cannot read the images of {space}; give observations as numbers")
-        hidden, size, latent = config.hidden, self.layout.size, config.latent
+        hidden = config.hidden
+        size = self.layout.size
+        latent = config.latent
         self.reads = self.head(2 * config.length * size + 1, hidden, hidden, config.features)
         self.infers = self.head(config.features, hidden, 2 * latent)
         self.rates = self.head(size + latent, hidden, hidden, 1)
@@ -126,16 +142,17 @@ class Users(Sessions):
 
     def judge_of(self, name: str, given: dict[str, Any], place: int) -> SegmentJudge:
         """The judge that a user's options name; `place` seeds its faults."""
-        options = dict(given)
-        kind = options.pop("judge", "scripted")
+        options: dict[str, Any] = {"judge": "scripted", "seed": self.seed + 500 + place, "device": self.device, **given}
+        kind = options.pop("judge")
         if kind == "human":
             options = {"answers": f"preferences/{name}.jsonl", "show": "obs", **options}
-        made = make_segment_judge(kind, **{"seed": self.seed + 500 + place, "device": self.device, **options})
-        if isinstance(made, RecordedPreferences) and made.judge is None and not made.labels:
-            raise ValueError(f"{self.config.prefix}users: {name} has no answers in {made.path}; leave the file out")
-        if made.embedding or "frame" in made.requires:
-            raise ValueError(f"{self.config.prefix}users: the judge of {name} reads frames; give show=obs, or another")
-        return made
+        judge = make_segment_judge(kind, **options)
+        prefix = f"{self.config.prefix}users"
+        if isinstance(judge, RecordedPreferences) and judge.judge is None and not judge.labels:
+            raise ValueError(f"{prefix}: {name} has no answers in {judge.path}; leave the file out")
+        if judge.embedding or "frame" in judge.requires:
+            raise ValueError(f"{prefix}: the judge of {name} reads frames; give show=obs, or another")
+        return judge
 
     def guide(self, episode: np.ndarray) -> np.ndarray:
         """The z that the policy reads in the episodes of these numbers (N,): float32 (N, D), user after user."""
@@ -153,40 +170,43 @@ class Users(Sessions):
 
     def infer(self, judge: SegmentJudge, count: int, informative: bool = True) -> tuple[np.ndarray, int]:
         """The z (D,) of somebody new, from at most `count` answers about pairs of the pool; and how many there were."""
-        first, second = map(self.segments.pick, self.draw(CANDIDATES))
+        first, second = map(self.segments.pick, self.draw(CANDIDATE_PAIRS))
         pairs = self.whiten(self.pair_rows(first, second))
-        left = np.arange(CANDIDATES)
-        rows, labels = list[np.ndarray](), list[float]()
-        while len(left) and len(labels) < count:
-            worth = self.rng.random(len(left))
+        unasked = np.arange(CANDIDATE_PAIRS)
+        rows: list[np.ndarray] = []
+        labels: list[float] = []
+        while len(unasked) and len(labels) < count:
+            worth = self.rng.random(len(unasked))
             if informative:
-                worth = self.information(pairs[left], *self.belief(rows, labels))
-            place = left[worth.argmax()]
-            left = left[left != place]
+                worth = self.information(pairs[unasked], *self.belief(rows, labels))
+            place = unasked[worth.argmax()]
+            unasked = unasked[unasked != place]
             asked = self.ask(judge, first[:, [place]], second[:, [place]], 1)
-            if asked is None or not len(asked[2]):
+            if asked is None or not len(asked.label):
                 break
-            one, two, label = asked
-            if not np.isnan(label[0]):
-                rows.append(self.pair_rows(one, two)[0])
-                labels.append(float(label[0]))
-        return self.belief(rows, labels)[0][0].cpu().numpy(), len(labels)
+            if not np.isnan(asked.label[0]):
+                rows.append(self.pair_rows(asked.first, asked.second)[0])
+                labels.append(float(asked.label[0]))
+        mean, _ = self.belief(rows, labels)
+        return mean[0].cpu().numpy(), len(labels)
 
     def belief(self, rows: list[np.ndarray], labels: list[float]) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of z, (1, D) each, given answers: pairs (2, L, size) and labels; N(0, 1) before any."""
         if not rows:
-            nothing = torch.zeros(1, self.config.latent, device=self.device)
-            return nothing, nothing
-        x, y = self.whiten(np.stack(rows)), torch.tensor(labels, device=self.device)
+            zeros = torch.zeros(1, self.config.latent, device=self.device)
+            return zeros, zeros
+        x = self.whiten(np.stack(rows))
+        y = torch.tensor(labels, device=self.device)
         with torch.no_grad():
             return self.posterior(x, y, np.arange(len(labels))[None])
 
     def information(self, x: Tensor, mean: Tensor, log_var: Tensor) -> np.ndarray:
         """What the answer to each whitened pair (B, 2, L, size) says about z, in nats: (B,)."""
-        noise = torch.from_numpy(self.rng.standard_normal((DRAWS, mean.shape[1]), np.float32)).to(self.device)
+        noise = torch.from_numpy(self.rng.standard_normal((BELIEF_DRAWS, mean.shape[1]), np.float32)).to(self.device)
         drawn = mean + noise * torch.exp(log_var / 2)
         with torch.no_grad():
-            chance = torch.stack([torch.sigmoid(self.logits(x, z.expand(len(x), -1))) for z in drawn])
+            chances = [torch.sigmoid(self.logits(x, z.expand(len(x), -1))) for z in drawn]
+        chance = torch.stack(chances)
         return (entropy(chance.mean(dim=0)) - entropy(chance).mean(dim=0)).cpu().numpy()
 
     def pair_rows(self, first: Transitions, second: Transitions) -> np.ndarray:
@@ -197,10 +217,12 @@ class Users(Sessions):
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         if not self.labelled.fits:
             return np.zeros(batch.shape, np.float32)
-        names, chosen = [*self.config.users], self.config.user
-        z = np.tile(self.labelled.z[names.index(chosen) if chosen in names else 0], (len(batch.step), 1))
         if self.guides:
             z = np.asarray(batch.next_obs, np.float32)[:, -self.guides :]
+        else:
+            names = [*self.config.users]
+            place = names.index(self.config.user) if self.config.user in names else 0
+            z = np.tile(self.labelled.z[place], (len(batch.step), 1))
         state = self.whiten(self.own_rows(batch.next_obs))
         return self.in_pieces(self.share, state, torch.from_numpy(z).to(self.device)).cpu().numpy()
 
@@ -210,12 +232,15 @@ class Users(Sessions):
 
     def share(self, state: Tensor, z: Tensor) -> Tensor:
         """r of whitened states (N, size) for z (N, D): (N,)."""
-        kinds, which = z[:1], torch.zeros(len(z), dtype=torch.long, device=z.device)
+        # References are rated once for each different z; with latent=0 all of them are the same.
         if z.shape[1]:
-            kinds, which = torch.unique(z, dim=0, return_inverse=True)
-        known = self.whiten(self.labelled.references).expand(len(kinds), -1, -1)
-        theirs = self.rate(known, kinds[:, None])
-        return torch.sigmoid(self.rate(state, z)[:, None] - theirs[which]).mean(dim=1)
+            different_z, index = torch.unique(z, dim=0, return_inverse=True)
+        else:
+            different_z = z[:1]
+            index = torch.zeros(len(z), dtype=torch.long, device=z.device)
+        references = self.whiten(self.labelled.references).expand(len(different_z), -1, -1)
+        reference_rates = self.rate(references, different_z[:, None])
+        return torch.sigmoid(self.rate(state, z)[:, None] - reference_rates[index]).mean(dim=1)
 
     def rate(self, state: Tensor, z: Tensor) -> Tensor:
         """g of whitened states (..., size) and z that fits them: (...)."""
@@ -227,111 +252,138 @@ class Users(Sessions):
         return self._use_of(self.labelled.asked * len(self.labelled.judges))
 
     def session(self, most: int) -> dict[str, float]:
-        answers, config = self.labelled, self.config
+        config = self.config
+        answers = self.labelled
         queries = min(config.queries, most // len(answers.judges))
         if not queries:
             return {}
         first, second = map(self.segments.pick, self.draw(queries))
-        number, held = answers.asked + np.arange(queries), self.rng.random(queries) < config.held_out
+        numbers = answers.asked + np.arange(queries)
+        held_out = self.rng.random(queries) < config.held_out
         answers.asked += queries
-        taken, self.failure = 0, ""
+        new_answers = 0
+        self.failure = ""
         for user, judge in enumerate(answers.judges.values()):
             asked = self.ask(judge, first, second, queries)
-            if asked is None or np.isnan(asked[2]).all():
+            if asked is None or np.isnan(asked.label).all():
                 continue
-            one, two, label = asked
+            label = asked.label
             given = np.flatnonzero(~np.isnan(label))
-            same = one is first  # not an answer to an earlier question
-            rows = self.pair_rows(one, two)[given]
+            rows = self.pair_rows(asked.first, asked.second)[given]
             if config.normalize_obs == "running":
                 self.statistics.update(rows.reshape(-1, rows.shape[-1]))
-            kept = held if same else self.rng.random(len(label)) < config.held_out
-            pair = number if same else np.full(len(label), -1)
-            answers.add(rows, label[given], kept[given], np.full(len(given), user), pair[given])
-            taken += len(given)
-        return {"failed": 1.0} if not taken or self.undecided() else self.fit_answers()
+            if asked.first is first:
+                pairs = numbers
+                held = held_out
+            else:
+                # Answers to earlier questions, which other users were not asked now.
+                pairs = np.full(len(label), -1)
+                held = self.rng.random(len(label)) < config.held_out
+            answers.add(rows, label[given], held[given], np.full(len(given), user), pairs[given])
+            new_answers += len(given)
+        if not new_answers or self.undecided():
+            return {"failed": 1.0}
+        return self.fit_answers()
 
     def fit_answers(self) -> dict[str, float]:
         """Passes over all answers until `epochs` are over, the learnt right or the held out no better; then all z."""
-        config, answers = self.config, self.labelled
-        x, y = self.whiten(answers.rows), torch.from_numpy(answers.label).to(self.device)
-        learnt, kept = np.flatnonzero(~answers.held), np.flatnonzero(answers.held)
-        learnt = learnt if len(learnt) else kept
-        best, waited, losses = np.inf, 0, [torch.zeros(2)]
+        config = self.config
+        answers = self.labelled
+        x = self.whiten(answers.rows)
+        y = torch.from_numpy(answers.label).to(self.device)
+        learnt, held_out = answers.split()
+        best = BestLoss()
+        metrics = {"loss": 0.0, "kl": 0.0}
         for _ in range(config.epochs):
-            losses, right = [], []
-            for rows in np.array_split(self.rng.permutation(learnt), -(-len(learnt) // config.batch_size)):
-                mean, log_var = self.posterior(x, y, self.examples(rows, learnt))
-                noise = torch.from_numpy(self.rng.standard_normal(mean.shape, np.float32)).to(self.device)
-                logits = self.logits(x[rows], mean + noise * torch.exp(log_var / 2))
-                right.append(((logits > 0) == (y[rows] > 0.5))[y[rows] != 0.5])
-                loss = cross_entropy(logits, y[rows])
-                kl = divergence(mean, log_var).mean()
-                self.descend(loss + config.kl_weight * kl)
-                losses.append(torch.stack([loss, kl]).detach())
-            if len(kept) >= FEW:
-                error = float(cross_entropy(torch.from_numpy(self.predict(x, y, kept, learnt)), y[kept].cpu()))
-                best, waited = (error, 0) if error < best else (best, waited + 1)
-            if waited >= PATIENCE or float(torch.cat(right).float().mean()) >= ENOUGH:
+            accuracy, metrics = self._one_pass(x, y, learnt)
+            if len(held_out) >= MIN_HELD_OUT:
+                logits = torch.from_numpy(self.predict(x, y, held_out, learnt))
+                best.update(float(cross_entropy(logits, y[held_out].cpu())))
+            if best.passes_since >= MAX_PASSES_WITHOUT_PROGRESS or accuracy >= ENOUGH_ACCURACY:
                 break
         answers.fits += 1
         states = answers.rows.reshape(-1, answers.rows.shape[-1])
         answers.references = states[self.rng.integers(len(states), size=config.references)]
         with torch.no_grad():
             for user in np.unique(answers.user):
-                answers.z[user] = self.posterior(x, y, np.flatnonzero(answers.user == user)[None])[0][0].cpu().numpy()
-        loss, kl = torch.stack(losses).mean(dim=0).tolist()
-        return {"loss": loss, "kl": kl, **self.accuracy(x, y, kept, learnt)}
+                mean, _ = self.posterior(x, y, np.flatnonzero(answers.user == user)[None])
+                answers.z[user] = mean[0].cpu().numpy()
+        return metrics | self.accuracy(x, y, held_out, learnt)
 
-    def accuracy(self, x: Tensor, y: Tensor, kept: np.ndarray, learnt: np.ndarray) -> dict[str, float]:
+    def _one_pass(self, x: Tensor, y: Tensor, learnt: np.ndarray) -> tuple[float, dict[str, float]]:
+        """Once through the answers learnt from: the share of them that was right, and mean losses."""
+        config = self.config
+        is_right = []
+        losses = []
+        minibatches = math.ceil(len(learnt) / config.batch_size)
+        for rows in np.array_split(self.rng.permutation(learnt), minibatches):
+            mean, log_var = self.posterior(x, y, self.examples(rows, learnt))
+            noise = torch.from_numpy(self.rng.standard_normal(mean.shape, np.float32)).to(self.device)
+            logits = self.logits(x[rows], mean + noise * torch.exp(log_var / 2))
+            decided = y[rows] != 0.5
+            is_right.append(((logits > 0) == (y[rows] > 0.5))[decided])
+            loss = cross_entropy(logits, y[rows])
+            kl = divergence(mean, log_var).mean()
+            self.descend(loss + config.kl_weight * kl)
+            losses.append(torch.stack([loss, kl]).detach())
+        mean_loss, mean_kl = torch.stack(losses).mean(dim=0).tolist()
+        return float(torch.cat(is_right).float().mean()), {"loss": mean_loss, "kl": mean_kl}
+
+    def accuracy(self, x: Tensor, y: Tensor, held_out: np.ndarray, learnt: np.ndarray) -> dict[str, float]:
         """How often answers held out are predicted, from N others of the same user; and where users disagree."""
         answers = self.labelled
-        kept = kept[answers.label[kept] != 0.5]
-        if not len(kept):
+        rows = held_out[answers.label[held_out] != 0.5]
+        if not len(rows):
             return {}
-        second, pair = answers.label[kept] > 0.5, answers.pair[kept]
-        right = (self.predict(x, y, kept, learnt) > 0) == second
-        both = np.intersect1d(pair[second], pair[~second])
-        differ = np.isin(pair, both[both >= 0])
-        found = {"accuracy": float(right.mean()), "disagreeing": float(differ.mean())}
-        return found | ({"accuracy_disagreeing": float(right[differ].mean())} if differ.any() else {})
+        second_is_better = answers.label[rows] > 0.5
+        pair = answers.pair[rows]
+        is_right = (self.predict(x, y, rows, learnt) > 0) == second_is_better
+        disputed = np.intersect1d(pair[second_is_better], pair[~second_is_better])
+        in_dispute = np.isin(pair, disputed[disputed >= 0])
+        metrics = {"accuracy": float(is_right.mean()), "disagreeing": float(in_dispute.mean())}
+        if in_dispute.any():
+            metrics["accuracy_disagreeing"] = float(is_right[in_dispute].mean())
+        return metrics
 
     def predict(self, x: Tensor, y: Tensor, rows: np.ndarray, learnt: np.ndarray) -> np.ndarray:
         """Logits of answers (B,), each from N answers of its user among those `learnt`."""
         with torch.no_grad():
-            return self.logits(x[rows], self.posterior(x, y, self.examples(rows, learnt))[0]).cpu().numpy()
+            mean, _ = self.posterior(x, y, self.examples(rows, learnt))
+            return self.logits(x[rows], mean).cpu().numpy()
 
     def examples(self, rows: np.ndarray, learnt: np.ndarray) -> np.ndarray:
         """For each of B answers the places of N others of its user, drawn among those `learnt`: (B, N)."""
         users = self.labelled.user
         drawn = np.empty((len(rows), self.config.answers), np.int64)
         for user in np.unique(users[rows]):
-            judged = users[rows] == user
-            own = learnt[users[learnt] == user]
-            drawn[judged] = self._others(rows[judged], own if len(own) else learnt)
+            is_users = users[rows] == user
+            answers = learnt[users[learnt] == user]
+            drawn[is_users] = self._draw_others(rows[is_users], answers if len(answers) else learnt)
         return drawn
 
-    def _others(self, judged: np.ndarray, answers: np.ndarray) -> np.ndarray:
+    def _draw_others(self, judged: np.ndarray, answers: np.ndarray) -> np.ndarray:
         """Of `answers`, places in ascending order, N for each judged one, itself left out: (B, N).
 
         Who gave one answer only is inferred from that one.
         """
         place = np.searchsorted(answers, judged)
-        among = answers[np.minimum(place, len(answers) - 1)] == judged
-        among &= len(answers) > 1
-        choices = (len(answers) - among)[:, None]
+        is_among = answers[np.minimum(place, len(answers) - 1)] == judged
+        is_among &= len(answers) > 1
+        choices = (len(answers) - is_among)[:, None]
         drawn = self.rng.integers(choices, size=(len(judged), self.config.answers))
         # The places from the judged answer's own on move up by one, so that it is never drawn.
-        drawn += among[:, None] & (drawn >= place[:, None])
+        drawn += is_among[:, None] & (drawn >= place[:, None])
         return answers[drawn]
 
     def posterior(self, x: Tensor, y: Tensor, places: np.ndarray) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of z, (B, D) each, given the answers (n, 2, L, size), (n,) at `places` (B, N)."""
         index = torch.from_numpy(places).to(self.device)
-        pairs, sure = x[index], 2 * y[index] - 1
-        better = torch.where(sure[..., None, None, None] > 0, pairs.flip(2), pairs)
-        seen = torch.cat([better.flatten(2), sure.abs()[..., None]], dim=-1)
-        mean, log_var = self.infers(self.reads(seen).mean(dim=1)).chunk(2, dim=-1)
+        pairs = x[index]
+        # From -1, the first is better, to 1, the second is; the better one is put first.
+        preference = 2 * y[index] - 1
+        better_first = torch.where(preference[..., None, None, None] > 0, pairs.flip(2), pairs)
+        inputs = torch.cat([better_first.flatten(2), preference.abs()[..., None]], dim=-1)
+        mean, log_var = self.infers(self.reads(inputs).mean(dim=1)).chunk(2, dim=-1)
         return mean, log_var
 
     def logits(self, x: Tensor, z: Tensor) -> Tensor:
@@ -340,17 +392,26 @@ class Users(Sessions):
         return sums[:, 1] - sums[:, 0]
 
     def preflight(self) -> str:
-        return next(filter(None, (judge.reach() for judge in self.labelled.judges.values())), "")
+        for judge in self.labelled.judges.values():
+            reason = judge.reach()
+            if reason:
+                return reason
+        return ""
 
     def close(self) -> None:
         for judge in self.labelled.judges.values():
             judge.close()
 
     def notes(self) -> list[str]:
-        notes = [f"{name}: {note}" for name, judge in self.labelled.judges.items() for note in judge.notes()]
+        notes = []
+        for name, judge in self.labelled.judges.items():
+            notes += [f"{name}: {note}" for note in judge.notes()]
         silent = [name for place, name in enumerate(self.config.users) if place not in self.labelled.user]
-        waiting = [f"no answers yet of {', '.join(silent)}, for whom z is 0"] if silent and self.labelled.fits else []
-        return [*notes, *waiting, *([self.failure] if self.failure else [])]
+        if silent and self.labelled.fits:
+            notes.append(f"no answers yet of {', '.join(silent)}, for whom z is 0")
+        if self.failure:
+            notes.append(self.failure)
+        return notes
 
 
 def entropy(chance: Tensor) -> Tensor:
