@@ -38,15 +38,17 @@ from lodestar.settings import setting
 from rewards.llm.judges.base import SegmentJudge
 from rewards.preference.answers import PICTURE, KeptAnswers, Pair, fingerprint, pack_segments
 
-PICTURES = 20_000  # newest frames that are kept, a few KB each; questions about older ones are not asked
-HOLD = 10.0  # seconds for which the last answer can be taken back
-ENTRIES = 12  # of an observation that are plotted
-Clip: TypeAlias = dict[str, list[Any]]  # one of frames (JPEG), texts, rows of numbers: what, step by step
-SHOWN = ("frame", "text", "obs")
-LABELS = {"left": 0.0, "right": 1.0, "equal": 0.5, "skip": math.nan}
-HOST = "127.0.0.1"
-HOSTS = (HOST, "localhost")  # as a browser names this machine, also through a tunnel
-LONGEST = 4096  # bytes of a request's body
+# What is shown step by step: either frames (JPEG), texts, or rows of numbers.
+Clip: TypeAlias = dict[str, list[Any]]
+# The newest frames are kept, a few KB each; questions about older ones are not asked.
+MAX_PICTURES = 20_000
+UNDO_SECONDS = 10.0
+MAX_PLOTTED_NUMBERS = 12
+MAX_BODY_BYTES = 4096
+ANSWER_LABELS = {"left": 0.0, "right": 1.0, "equal": 0.5, "skip": math.nan}
+PAGE_HOST = "127.0.0.1"
+# How a browser names this machine, also through a tunnel.
+HOST_NAMES = (PAGE_HOST, "localhost")
 
 
 @dataclass(eq=False)
@@ -54,7 +56,9 @@ class Human(SegmentJudge):
     """Opens its page with the first question, and prints the address."""
 
     answers: str = setting("preferences.jsonl", "file of answers, extended, and begun with; judge=recorded reads it")
-    show: str = setting("frame", "of a clip: its frames, its texts, or a plot of observations", choices=SHOWN)
+    show: str = setting(
+        "frame", "of a clip: its frames, its texts, or a plot of observations", choices=("frame", "text", "obs")
+    )
     frame_size: int | None = setting(160, "height and width of a frame, pixels", low=8, high=1024)
     port: int = setting(0, "of the page on 127.0.0.1; 0 takes a free one", low=0, high=65535)
     browser: bool = setting(True, "whether to open it in a browser, where there is a screen and a terminal")
@@ -73,16 +77,18 @@ class Human(SegmentJudge):
         self.questions = Questions(self.kept)
         self.page: Page | None = None
         self._pictures: dict[int, str] = {}
-        self._next = time.time_ns()  # numbers of another process are not met again
+        # Pictures of another process have other numbers.
+        self._next_number = time.time_ns()
 
     def ask(self, first: Transitions, second: Transitions, most: int) -> tuple[Transitions, Transitions, np.ndarray]:
-        """Put these pairs in place of those that nobody has seen; the answers since the last call, `most` at most."""
-        questions, clips = self.questions, [self._clips(side) for side in (first, second)]
-        new = [
-            Question(pair, first[:, b], second[:, b], (clips[0][b], clips[1][b]))
-            for b, pair in enumerate(zip(fingerprint(first), fingerprint(second)))
-            if clips[0][b] and clips[1][b]
-        ]
+        """Let these pairs wait in place of those not shown yet; the answers since the last call, `most` at most."""
+        questions = self.questions
+        pairs = zip(fingerprint(first), fingerprint(second))
+        clips = zip(self._clips(first), self._clips(second))
+        new = []
+        for b, (pair, (left, right)) in enumerate(zip(pairs, clips)):
+            if left and right:
+                new.append(Question(pair, first[:, b], second[:, b], (left, right)))
         with questions.lock:
             self.kept.drop_segments_unlike(first)
             questions.budget = len(self.kept.taken) + most
@@ -92,7 +98,7 @@ class Human(SegmentJudge):
         while self.wait and questions.open():
             time.sleep(0.05)
         with questions.lock:
-            return self.kept.take(first, most, questions.held(0.0 if self.wait else HOLD))
+            return self.kept.take(first, most, questions.held(0.0 if self.wait else UNDO_SECONDS))
 
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
         raise TypeError("a person answers later; call ask")
@@ -106,22 +112,23 @@ class Human(SegmentJudge):
         for frame in batch.frame:
             file = io.BytesIO()
             Image.fromarray(frame).save(file, "JPEG", quality=85, subsampling=0)
-            self._pictures[self._next] = b64encode(file.getvalue()).decode()  # as JSON holds it
-            self._next += 1
-        while len(self._pictures) > PICTURES:
+            # JSON holds it in this form.
+            self._pictures[self._next_number] = b64encode(file.getvalue()).decode()
+            self._next_number += 1
+        while len(self._pictures) > MAX_PICTURES:
             del self._pictures[next(iter(self._pictures))]
-        return np.arange(self._next - len(batch.frame), self._next)[:, None]
+        return np.arange(self._next_number - len(batch.frame), self._next_number)[:, None]
 
     def reach(self) -> str:
         try:
-            ThreadingHTTPServer((HOST, self.port), _Handler).server_close()
+            ThreadingHTTPServer((PAGE_HOST, self.port), _Handler).server_close()
         except OSError:
             return f"port={self.port} of the judge human is in use; give another, or 0 for any"
         return ""
 
     def notes(self) -> list[str]:
-        kept = f"answers are kept in {self.answers}, which has {len(self.kept):,}"
-        return [f"a person compares clips; {kept}", *self.kept.notes()]
+        file = f"answers are kept in {self.answers}, which has {len(self.kept):,}"
+        return [f"a person compares clips; {file}", *self.kept.notes()]
 
     def state_dict(self) -> dict[str, Any]:
         return self.kept.state_dict()
@@ -138,26 +145,32 @@ class Human(SegmentJudge):
     def _open(self) -> None:
         self.page = Page(self.questions, self.port)
         print(f"questions: {self.page.address}", flush=True)
-        screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform in ("win32", "darwin")
-        if self.browser and screen and sys.stdout.isatty():
+        display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        has_screen = display or sys.platform in ("win32", "darwin")
+        if self.browser and has_screen and sys.stdout.isatty():
             with suppress(webbrowser.Error):
                 webbrowser.open(self.page.address)
 
     def _clips(self, segments: Transitions) -> list[Clip]:
         """What is shown of each of B segments (L, B); empty for one whose frames are gone."""
-        count = segments.shape[1]
         if self.show == "text":
-            return [{"texts": list(map(str, segments.text[:, b]))} for b in range(count)]  # type: ignore[index]
+            texts: Any = segments.text
+            return [{"texts": list(map(str, text))} for text in texts.T]
         if self.show == "obs":
-            parts: list[np.ndarray] = []
-            map_obs(lambda x: parts.append(np.asarray(x, float).reshape(*segments.shape, -1)), segments.next_obs)  # type: ignore[func-returns-value, arg-type, return-value]
-            rows = np.round(np.concatenate(parts, axis=-1)[..., :ENTRIES], 5)
-            return [{"rows": rows[:, b].tolist()} for b in range(count)]
-        numbers = segments.extras.get(PICTURE)
-        if numbers is None:  # `of=frame` keeps the frames themselves
-            numbers = self.embed(segments.flatten()).reshape(*segments.shape, 1)
-        found = [[self._pictures.get(number) for number in numbers[:, b, 0].tolist()] for b in range(count)]
-        return [{"frames": clip} if all(clip) else {} for clip in found]
+            parts: list[Any] = []
+            map_obs(parts.append, segments.next_obs)
+            numbers = [np.asarray(part, float).reshape(*segments.shape, -1) for part in parts]
+            rows = np.round(np.concatenate(numbers, axis=-1)[..., :MAX_PLOTTED_NUMBERS], 5)
+            return [{"rows": row} for row in rows.swapaxes(0, 1).tolist()]
+        pictures = segments.extras.get(PICTURE)
+        # With `of=frame` the segments hold the frames themselves.
+        if pictures is None:
+            pictures = self.embed(segments.flatten()).reshape(*segments.shape, 1)
+        clips: list[Clip] = []
+        for numbers in pictures[..., 0].T.tolist():
+            frames = [self._pictures.get(number) for number in numbers]
+            clips.append({"frames": frames} if all(frames) else {})
+        return clips
 
 
 class Question(NamedTuple):
@@ -177,24 +190,30 @@ class Questions:
     """What is asked, shared by the reward and any number of tabs: one question at a time, the first answer counts."""
 
     def __init__(self, kept: KeptAnswers) -> None:
-        self.kept, self.lock = kept, threading.RLock()  # to be held around `held`, `replace` and changes of `kept`
+        self.kept = kept
+        # To be held around `held`, `replace` and changes of `kept`.
+        self.lock = threading.RLock()
         self.budget = 0
-        self.waiting: list[Question] = []  # the next one last
+        # The next question is the last of those that wait.
+        self.waiting: list[Question] = []
         self.current: Question | None = None
-        self.given: list[tuple[Question, float]] = []  # answered and not yet taken; when
+        # What was answered and can be taken back, and when.
+        self.given: list[tuple[Question, float]] = []
         self.counts = dict.fromkeys(("asked", "answered", "skipped"), 0)
 
     def replace(self, questions: list[Question]) -> None:
-        """These wait instead of those that nobody has seen, unless they were answered before."""
-        known = self.kept.labels
-        new = {each.pair: each for each in questions}
-        self.waiting = [each for pair, each in new.items() if pair not in known and pair[::-1] not in known]
+        """These wait instead of those that were not shown yet, unless they were answered before."""
+        labels = self.kept.labels
+        by_pair = {question.pair: question for question in questions}
+        self.waiting = [by_pair[pair] for pair in by_pair if pair not in labels and pair[::-1] not in labels]
 
     def held(self, seconds: float) -> Pair | None:
         """The pair of the last answer, while it can be taken back; what came before cannot."""
-        if self.given and time.monotonic() - self.given[-1][1] < seconds:
-            self.given = self.given[-1:]
-            return self.given[0][0].pair
+        if self.given:
+            question, answered_at = self.given[-1]
+            if time.monotonic() - answered_at < seconds:
+                self.given = self.given[-1:]
+                return question.pair
         self.given = []
         return None
 
@@ -210,15 +229,22 @@ class Questions:
                 self.current = self.waiting.pop()
                 self.counts["asked"] += 1
             question: dict[str, Any] | None = None
-            if (current := self.current) is not None:
-                question = {"id": current.id}
-                if current.id != have:
-                    question["clips"] = list(current.clips)
-            known = {"budget": self.budget, "labels": len(self.kept), "file": str(self.kept.path), **self.counts}
-            return {"question": question, "undo": bool(self.given), "message": message, **known}
+            if self.current is not None:
+                question = {"id": self.current.id}
+                if self.current.id != have:
+                    question["clips"] = list(self.current.clips)
+            return {
+                "question": question,
+                "undo": bool(self.given),
+                "message": message,
+                "budget": self.budget,
+                "labels": len(self.kept),
+                "file": str(self.kept.path),
+                **self.counts,
+            }
 
     def answer(self, id: str, answer: str) -> dict[str, Any]:
-        label = LABELS[answer]
+        label = ANSWER_LABELS[answer]
         with self.lock:
             current = self.current
             if current is None or current.id != id:
@@ -234,8 +260,9 @@ class Questions:
         with self.lock:
             if not self.given:
                 return self.view(message="There is no answer that the reward has not learned from.")
-            question = self.given[-1][0]
+            question, _ = self.given[-1]
             skipped = math.isnan(self.kept.labels[question.pair])
+            # If the file cannot be written, the answer stays as it is.
             self.kept.append(question.pair, math.nan)
             del self.kept.labels[question.pair]
             self.given.pop()
@@ -261,9 +288,9 @@ class Page:
     def __init__(self, questions: Questions, port: int = 0) -> None:
         token = secrets.token_urlsafe(24)
         handler = type("Bound", (_Handler,), {"questions": questions, "token": token})
-        self._server = _Server((HOST, port), handler)
+        self._server = _Server((PAGE_HOST, port), handler)
         self.port = int(self._server.server_address[1])
-        self.address = f"http://{HOST}:{self.port}/?token={token}"
+        self.address = f"http://{PAGE_HOST}:{self.port}/?token={token}"
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="questions", daemon=True).start()
 
     def close(self) -> None:
@@ -281,58 +308,62 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     questions: Questions
     token: str
-    timeout = 30  # seconds for a request to arrive
-    server_version, sys_version = "lodestar", ""
+    # Seconds for a request to arrive.
+    timeout = 30
+    server_version = "lodestar"
+    sys_version = ""
 
     def do_GET(self) -> None:
-        route, query = self._admitted()
+        route, query = self._admit()
         if route == "/":
             nonce = secrets.token_urlsafe(16)
             page = files(__package__).joinpath("page.html").read_text(encoding="utf-8").replace("NONCE", nonce)
             self._reply(200, "text/html; charset=utf-8", page, nonce)
         elif route == "/next":
-            self._tell(self.questions.view(have=query.get("have", [""])[0]))
+            self._reply_json(self.questions.view(have=query.get("have", [""])[0]))
         elif route:
             self._refuse(404, "There is nothing here.")
 
     def do_POST(self) -> None:
-        route, _ = self._admitted()
+        route, _ = self._admit()
         if not route:
             return
         try:
-            told = json.loads(self._body() or "{}")
+            message = json.loads(self._read_body() or "{}")
             if route == "/undo":
-                self._tell(self.questions.undo())
+                self._reply_json(self.questions.undo())
             elif route == "/answer":
-                self._tell(self.questions.answer(str(told["id"]), told["answer"]))
+                self._reply_json(self.questions.answer(str(message["id"]), message["answer"]))
             else:
                 self._refuse(404, "There is nothing here.")
         except OSError as error:
             self._refuse(507, f"The answer could not be written, and does not count: {error}")
         except (ValueError, TypeError, LookupError):
-            self._refuse(400, f"An answer is an id and one of {', '.join(LABELS)}.")
+            self._refuse(400, f"An answer is an id and one of {', '.join(ANSWER_LABELS)}.")
 
-    def _body(self) -> bytes:
-        """What was sent, at most `LONGEST` bytes; a ValueError for a length below 0, which would read to the end."""
+    def _read_body(self) -> bytes:
+        """What was sent, at most `MAX_BODY_BYTES`; a ValueError for a length below 0, which would read to the end."""
         length = int(self.headers.get("Content-Length", 0))
         if length < 0:
             raise ValueError(f"Content-Length={length} is below 0")
-        return self.rfile.read(min(length, LONGEST))
+        return self.rfile.read(min(length, MAX_BODY_BYTES))
 
-    def _admitted(self) -> tuple[str, dict[str, list[str]]]:
+    def _admit(self) -> tuple[str, dict[str, list[str]]]:
         """Route and query of a request that may be answered; "" for one that was refused."""
         url = urlsplit(self.path)
         query = parse_qs(url.query)
-        host = self.headers.get("Host", "").rpartition(":")
-        if (host[0] or host[2]) not in HOSTS:
+        # A host may come with a port, or without.
+        host, _, last = self.headers.get("Host", "").rpartition(":")
+        token = query.get("token", [""])[0]
+        if (host or last) not in HOST_NAMES:
             self._refuse(403, "This page belongs to 127.0.0.1; open the address that the run printed.")
-        elif not secrets.compare_digest(query.get("token", [""])[0].encode(), self.token.encode()):
+        elif not secrets.compare_digest(token.encode(), self.token.encode()):
             self._refuse(403, "Open the whole address that the run printed; it ends in a token.")
         else:
             return url.path or "/", query
         return "", {}
 
-    def _tell(self, view: dict[str, Any]) -> None:
+    def _reply_json(self, view: dict[str, Any]) -> None:
         self._reply(200, "application/json", json.dumps(view))
 
     def _refuse(self, status: int, sentence: str) -> None:
@@ -340,8 +371,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _reply(self, status: int, kind: str, text: str, nonce: str = "") -> None:
         body = text.encode()
-        own = f"'nonce-{nonce}'"
-        policy = f"default-src 'none'; script-src {own}; style-src {own}; img-src data:; connect-src 'self'"
+        # Only the page's own script and style run, which name the nonce.
+        source = f"'nonce-{nonce}'"
+        policy = f"default-src 'none'; script-src {source}; style-src {source}; img-src data:; connect-src 'self'"
         headers = {
             "Content-Type": kind,
             "Content-Length": str(len(body)),

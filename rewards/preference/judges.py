@@ -58,18 +58,19 @@ class Scripted(Stateful, SegmentJudge):
         self.rng = np.random.default_rng(self.seed)
 
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
-        length = first.shape[0]
-        gap = np.asarray(second.reward - first.reward, np.float64)
-        gap = self.myopia ** np.arange(length - 1, -1, -1.0) @ gap
-        drawn = self.rng.random((3, len(gap)))  # always three a pair: one fault does not shift another
+        step_weights = self.myopia ** np.arange(first.shape[0] - 1, -1, -1.0)
+        gap = step_weights @ np.asarray(second.reward - first.reward, np.float64)
+        # Always three numbers a pair, so that one fault does not shift another.
+        choice, inversion, skip = self.rng.random((3, len(gap)))
         if math.isinf(self.rationality):
-            label = (gap > 0).astype(np.float32)
+            second_is_better = gap > 0
         else:
-            label = (drawn[0] < 1 / (1 + np.exp(-np.clip(self.rationality * gap, -50, 50)))).astype(np.float32)
-        label = np.where(drawn[1] < self.mistakes, 1 - label, label)
+            logits = np.clip(self.rationality * gap, -50, 50)
+            second_is_better = choice < 1 / (1 + np.exp(-logits))
+        label = (second_is_better ^ (inversion < self.mistakes)).astype(np.float32)
         label[np.abs(gap) <= self.margin] = 0.5
-        label[drawn[2] < self.skip] = np.nan
-        return label.astype(np.float32)
+        label[skip < self.skip] = np.nan
+        return label
 
     def notes(self) -> list[str]:
         return ["labels are synthetic: a scripted judge compares the task's own rewards, no person and no model does"]
@@ -83,8 +84,9 @@ def lexicographic_preference(first: np.ndarray, second: np.ndarray, margins: Arr
     """
     gap = (np.asarray(second) - np.asarray(first)) * np.asarray(signs)
     differs = np.abs(gap) > np.asarray(margins)
-    decides = differs.argmax(axis=1)[:, None]  # the first that differs; column 0 if none does
-    label = (np.take_along_axis(gap, decides, axis=1)[:, 0] > 0).astype(np.float32)
+    # The first signal that differs, column 0 if none does.
+    decisive = differs.argmax(axis=1)[:, None]
+    label = (np.take_along_axis(gap, decisive, axis=1)[:, 0] > 0).astype(np.float32)
     label[~differs.any(axis=1)] = 0.5
     return label
 
@@ -101,7 +103,8 @@ class Circle(SegmentJudge):
 
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
         ahead = (np.asarray(second.action[-1]) - first.action[-1]).reshape(first.shape[1]) % self.arms
-        return np.where((ahead == 0) | (2 * ahead == self.arms), 0.5, 2 * ahead < self.arms).astype(np.float32)
+        is_tie = (ahead == 0) | (2 * ahead == self.arms)
+        return np.where(is_tie, 0.5, 2 * ahead < self.arms).astype(np.float32)
 
     def notes(self) -> list[str]:
         return ["labels are synthetic: each action beats the one before it, so that none is best"]
@@ -125,18 +128,20 @@ class Heron(Stateful, SegmentJudge):
         super().__post_init__()
         if not self.order:
             raise ValueError("judge heron: order is empty; name signals, the most important first, as in [speed,-gap]")
-        self.signs = np.array([-1.0 if str(signal).startswith("-") else 1.0 for signal in self.order])
-        self.columns = [_column(str(signal).lstrip("+-"), self.names) for signal in self.order]
-        given, count = np.asarray(self.margins, np.float64), len(self.order)
-        if given.ndim and len(given) != count:
-            raise ValueError(f"judge heron: {len(given)} margins for {count} signals; give one, or one for each")
-        self.thresholds = np.broadcast_to(given, count)
+        signals = [str(signal) for signal in self.order]
+        self.signs = np.array([-1.0 if signal.startswith("-") else 1.0 for signal in signals])
+        self.columns = [self._column(signal.lstrip("+-")) for signal in signals]
+        margins = np.asarray(self.margins, np.float64)
+        count = len(signals)
+        if margins.ndim and len(margins) != count:
+            raise ValueError(f"judge heron: {len(margins)} margins for {count} signals; give one, or one for each")
+        self.thresholds = np.broadcast_to(margins, count)
         self.statistics = RunningMeanStd((count,))
 
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
-        if first.signals is None or first.signals.shape[-1] != len(self.names):
-            found = "no" if first.signals is None else first.signals.shape[-1]
-            raise ValueError(f"there are {found} signals, and names for {len(self.names)}; name them in names=[...]")
+        width = "no" if first.signals is None else first.signals.shape[-1]
+        if width != len(self.names):
+            raise ValueError(f"there are {width} signals, and names for {len(self.names)}; name them in names=[...]")
         means = [np.asarray(side.signals, np.float64)[..., self.columns].mean(axis=0) for side in (first, second)]
         margins = self.thresholds
         if self.unit == "std":
@@ -147,13 +152,14 @@ class Heron(Stateful, SegmentJudge):
     def notes(self) -> list[str]:
         return ["labels are synthetic: signals of the simulator are compared in order of importance"]
 
-
-def _column(signal: str, names: Sequence[str]) -> int:
-    if signal in names:
-        return list(names).index(signal)
-    if signal.isdigit() and int(signal) < len(names):
-        return int(signal)
-    raise ValueError(f"judge heron: order names {signal!r}, which is no signal; choose among {', '.join(names)}")
+    def _column(self, signal: str) -> int:
+        """The column of a signal, given by its name or as a number."""
+        names = list(self.names)
+        if signal in names:
+            return names.index(signal)
+        if signal.isdigit() and int(signal) < len(names):
+            return int(signal)
+        raise ValueError(f"judge heron: order names {signal!r}, which is no signal; choose among {', '.join(names)}")
 
 
 @dataclass(eq=False)
@@ -176,17 +182,23 @@ class ClipJudge(SegmentJudge):
         from rewards.vision.clip import Clip, ClipConfig
 
         super().__post_init__()
-        shared = ("goal", "baseline", "alpha", "model", "weights")
-        config = ClipConfig(**{name: getattr(self, name) for name in shared})
-        ignored = gym.spaces.Discrete(1)  # CLIP reads frames only
-        self.reward = Clip(config, ignored, ignored, seed=self.seed, device=self.device)
-        self.frame_size, self.embedding = self.reward.frame_size, self.reward.embedding
+        config = ClipConfig(
+            goal=self.goal, baseline=self.baseline, alpha=self.alpha, model=self.model, weights=self.weights
+        )
+        # CLIP reads frames only, whatever the spaces are.
+        space = gym.spaces.Discrete(1)
+        self.reward = Clip(config, space, space, seed=self.seed, device=self.device)
+        self.frame_size = self.reward.frame_size
+        self.embedding = self.reward.embedding
 
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
-        rated = (self.reward.rate(self.reward.seen(side.flatten())).reshape(side.shape) for side in (first, second))
-        one, two = (each.mean(axis=0) for each in rated)
-        gap = two - one
+        gap = self._mean_score(second) - self._mean_score(first)
         return np.where(np.abs(gap) <= self.margin, 0.5, gap > 0).astype(np.float32)
+
+    def _mean_score(self, segments: Transitions) -> np.ndarray:
+        """The mean of CLIP's scores over each segment (L, B): (B,)."""
+        scores = self.reward.rate(self.reward.seen(segments.flatten()))
+        return scores.reshape(segments.shape).mean(axis=0)
 
     def embed(self, batch: Transitions) -> np.ndarray:
         return self.reward.embed(batch)
@@ -206,11 +218,15 @@ class RecordedPreferences(SegmentJudge):
     source: SegmentJudge | KeptAnswers
 
     def __init__(self, path: str, judge: SegmentJudge | None = None) -> None:
-        self.path, self.judge = path, judge
+        self.path = path
+        self.judge = judge
         self.labels: dict[Item, float] = {}
         if judge is not None:
-            self.requires, self.frame_size, self.embedding = judge.requires, judge.frame_size, judge.embedding
-            self.store, self.source = AnswerStore(path), judge
+            self.requires = judge.requires
+            self.frame_size = judge.frame_size
+            self.embedding = judge.embedding
+            self.store = AnswerStore(path)
+            self.source = judge
         elif Path(path).is_file():
             self.source = KeptAnswers(path)
             self.labels = dict(self.source.labels.items())
@@ -226,7 +242,9 @@ class RecordedPreferences(SegmentJudge):
         keys = list(zip(fingerprint(first), fingerprint(second)))
         if self.judge is not None:
             self.labels = self.store.get(self.judge.name, [*keys, *(key[::-1] for key in keys)])
-        label = np.array([self.labels.get(key, 1 - self.labels.get(key[::-1], math.nan)) for key in keys], np.float32)
+        # A pair may have been compared the other way round.
+        answers = [self.labels.get(key, 1 - self.labels.get(key[::-1], math.nan)) for key in keys]
+        label = np.array(answers, np.float32)
         unknown = np.flatnonzero(np.isnan(label))
         if self.judge is not None and len(unknown):
             label[unknown] = self.judge.compare(first[:, unknown], second[:, unknown])
@@ -241,8 +259,8 @@ class RecordedPreferences(SegmentJudge):
         return "" if self.judge is None else self.judge.reach()
 
     def notes(self) -> list[str]:
-        what = f"{len(self.labels)} labels are read from" if self.judge is None else "labels are kept in"
-        return [f"{what} {self.path}", *self.source.notes()]
+        use = f"{len(self.labels)} labels are read from" if self.judge is None else "labels are kept in"
+        return [f"{use} {self.path}", *self.source.notes()]
 
     def state_dict(self) -> dict[str, Any]:
         return self.source.state_dict()
@@ -256,4 +274,6 @@ def make_segment_judge(name: str, *, cached: str = "", **options: Any) -> Segmen
     if cached and name == "human":
         raise ValueError(f"cached={cached}: the judge human keeps its answers itself; give answers=FILE instead")
     judge: SegmentJudge = make_judge(name, "segments", **options)
-    return RecordedPreferences(cached, judge) if cached else judge
+    if cached:
+        return RecordedPreferences(cached, judge)
+    return judge

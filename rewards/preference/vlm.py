@@ -25,7 +25,7 @@ from rewards.llm.judges.base import SegmentJudge
 from rewards.llm.judges.prompts import sections
 from rewards.llm.judges.served import ModelJudge
 
-SCHEMA = answer_form(answer={"type": "integer", "enum": [0, 1, -1]}) | {"additionalProperties": False}
+VERDICT_SCHEMA = answer_form(answer={"type": "integer", "enum": [0, 1, -1]}) | {"additionalProperties": False}
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
         self.goal = self.goal.strip()
         if not self.goal:
             raise ValueError('judge vlm: goal is empty; say what is wanted, such as goal="to balance the pole upright"')
-        # questions by their end, paused while the breaker is open; pairs that were known or look the same need none
+        # Questions by their outcome, paused while the breaker is open. Pairs that are known or look the same need none.
         self.counts = dict.fromkeys(("answered", "unsure", "failed", "paused", "known", "same"), 0)
         self._known: dict[str, int] = {}
         self._last_error = ""
@@ -57,52 +57,63 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
         if first.frame is None or second.frame is None:
             raise ValueError(f"the judge vlm reads frames, and these have none; use frame_size={self.frame_size}")
-        sides = [*zip(first.frame[-1], second.frame[-1])]
-        keys, swapped = zip(*(self._named(*pair) for pair in sides)) if sides else ((), ())
-        before = set(self._known)
-        shown = [pair[::-1] if turned else pair for pair, turned in zip(sides, swapped)]
-        asked = {key: pair for key, pair in zip(keys, shown) if key and key not in before}
-        kept, new = self.ask_kept(asked, self._ask, _answer)
-        self._known.update(kept)
-        before |= kept.keys()
-        for key, answer in new.items():
-            if isinstance(answer, JudgeError):
-                paused = isinstance(answer, PausedError)
-                self.counts["paused" if paused else "failed"] += 1
-                self._last_error = self._last_error if paused else str(answer)
-            else:
-                self._known[key] = answer
-                self.counts["unsure" if answer == -1 else "answered"] += 1
+        keys = []
+        swapped = np.zeros(first.shape[1], bool)
+        questions = {}
+        for b, pair in enumerate(zip(first.frame[-1], second.frame[-1])):
+            key, swapped[b] = self._key_and_order(*pair)
+            keys.append(key)
+            if key and key not in self._known:
+                questions[key] = pair[::-1] if swapped[b] else pair
+        stored, new = self.ask_kept(questions, self._ask, _parse_answer)
+        self._known.update(stored)
         self.counts["same"] += keys.count("")
-        self.counts["known"] += sum(key in before for key in keys)
+        self.counts["known"] += sum(key in self._known for key in keys)
+        for key, answer in new.items():
+            self._take(key, answer)
         answers = np.array([self._known.get(key, -1) for key in keys], np.float32)
-        return np.where(answers == -1, np.float32(np.nan), np.where(swapped, 1 - answers, answers))
+        label = np.where(swapped, 1 - answers, answers)
+        return np.where(answers == -1, np.float32(np.nan), label)
+
+    def _take(self, key: str, answer: int | JudgeError) -> None:
+        """Keep and count what the model answered now."""
+        if isinstance(answer, PausedError):
+            self.counts["paused"] += 1
+        elif isinstance(answer, JudgeError):
+            self.counts["failed"] += 1
+            self._last_error = str(answer)
+        else:
+            self._known[key] = answer
+            self.counts["unsure" if answer == -1 else "answered"] += 1
 
     def notes(self) -> list[str]:
         lines = [f"preferences are those of {self.model} at {self.url}, asked for: {self.goal}"]
-        lost = self.counts["failed"] + self.counts["paused"]
-        if lost:
-            lines.append(f"{lost} pairs got no answer; the last error: {self._last_error}")
+        unanswered = self.counts["failed"] + self.counts["paused"]
+        if unanswered:
+            lines.append(f"{unanswered} pairs got no answer; the last error: {self._last_error}")
         return lines
 
-    def _named(self, first: np.ndarray, second: np.ndarray) -> tuple[str, bool]:
+    def _key_and_order(self, first: np.ndarray, second: np.ndarray) -> tuple[str, bool]:
         """The key of two pictures, "" for equal ones; whether the second is shown first, which they alone decide."""
         one, two = (hashlib.sha256(f"{x.shape}".encode() + x.tobytes()).hexdigest() for x in (first, second))
-        about = [int(sections("pictures")["version"]), self.model, self.goal, *sorted((one, two))]
-        digest = hashlib.sha256(json.dumps(about).encode())
-        return digest.hexdigest() if one != two else "", (one < two) != bool(digest.digest()[0] & 1)
+        identity = [int(sections("pictures")["version"]), self.model, self.goal, *sorted((one, two))]
+        digest = hashlib.sha256(json.dumps(identity).encode())
+        key = digest.hexdigest() if one != two else ""
+        return key, (one < two) != bool(digest.digest()[0] & 1)
 
-    def _ask(self, shown: tuple[np.ndarray, np.ndarray]) -> str:
-        one, two = shown
-        asked = sections("pictures")
-        said = self.chat.ask(["Image 1:", one, "Image 2:", two, asked["look"].format(goal=self.goal)])
-        answer = self.chat.ask([asked["decide"].format(goal=self.goal, said=said)], SCHEMA)["answer"]
-        return json.dumps({"answer": answer, "said": said})
+    def _ask(self, pictures: tuple[np.ndarray, np.ndarray]) -> str:
+        """Both stages of the question, about two pictures in the order of showing; the answer as it is stored."""
+        one, two = pictures
+        prompts = sections("pictures")
+        comparison = self.chat.ask(["Image 1:", one, "Image 2:", two, prompts["look"].format(goal=self.goal)])
+        decide = prompts["decide"].format(goal=self.goal, said=comparison)
+        answer = self.chat.ask([decide], VERDICT_SCHEMA)["answer"]
+        return json.dumps({"answer": answer, "said": comparison})
 
 
-def _answer(words: str) -> int:
-    """The answer among what is kept of a pair; ValueError for none."""
-    found = json.loads(words)
-    if not fits(found, SCHEMA):
+def _parse_answer(words: str) -> int:
+    """The answer among what is stored of a pair; ValueError for none."""
+    stored = json.loads(words)
+    if not fits(stored, VERDICT_SCHEMA):
         raise ValueError("no answer")
-    return int(found["answer"])
+    return int(stored["answer"])

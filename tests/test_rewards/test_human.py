@@ -121,7 +121,7 @@ def test_the_last_answer_can_be_taken_back_until_it_is_learned_from(judge, monke
     assert label.tolist() == [1.0]  # the last one is held back
     tab.seen = tab("/undo", {})
     tab.answer("left")
-    monkeypatch.setattr(human, "HOLD", 0.0)
+    monkeypatch.setattr(human, "UNDO_SECONDS", 0.0)
     assert judge.ask(*pairs(seed=2), 9)[2].tolist() == [0.0]
     assert "not learned from" in tab("/undo", {})["message"]
     again = KeptAnswers(judge.answers)
@@ -182,7 +182,7 @@ def learner(path, judge="human", **options):
 
 
 def test_a_reward_learns_from_a_person_and_again_from_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(human, "HOLD", 0.0)
+    monkeypatch.setattr(human, "UNDO_SECONDS", 0.0)
     path, other = tmp_path / "below" / "answers.jsonl", walk(seed=1).flatten()
     reward = learner(path, queries=80, budget=61)
     began = time.monotonic()
