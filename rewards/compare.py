@@ -28,17 +28,20 @@ import numpy as np
 from envs.transitions import Transitions, map_obs
 from envs.types import Array
 
-FOURIER = 128  # random features of a state at most, for a fitted value
-TINY = 1e-12
+# Random features of a state that a value is fitted with, at most.
+MAX_COSINES = 128
 
 
 def pearson(a: Array, b: Array) -> float:
     """Correlation of two arrays (N,), in [-1, 1]; 0 where one of them is constant."""
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    a, b = a - a.mean(), b - b.mean()
+    a = np.asarray(a, np.float64)
+    b = np.asarray(b, np.float64)
+    a = a - a.mean()
+    b = b - b.mean()
     length = np.sqrt((a @ a) * (b @ b))
-    small = length <= TINY * max(len(a), 1)
-    return 0.0 if small else float(np.clip(a @ b / length, -1.0, 1.0))
+    if length <= 1e-12 * max(len(a), 1):
+        return 0.0
+    return float(np.clip(a @ b / length, -1.0, 1.0))
 
 
 def midranks(values: Array) -> np.ndarray:
@@ -55,10 +58,13 @@ def spearman(a: Array, b: Array) -> float:
 def auroc(score: Array, positive: Array) -> float:
     """Probability that a row of `positive` (bool (N,)) scores above another; ties count half; NaN without both."""
     positive = np.asarray(positive, bool)
-    many, few = int(positive.sum()), int((~positive).sum())
-    if many == 0 or few == 0:
+    positives = int(positive.sum())
+    negatives = len(positive) - positives
+    if positives == 0 or negatives == 0:
         return float("nan")
-    return float((midranks(score)[positive].sum() - many * (many + 1) / 2) / (many * few))
+    # The rank sum of the positives less its least, which they have where all are below the others (Mann and Whitney).
+    wins = midranks(score)[positive].sum() - positives * (positives + 1) / 2
+    return float(wins / (positives * negatives))
 
 
 def epic(a: Array, b: Array) -> float:
@@ -79,20 +85,25 @@ def epic_canonical(
     `score` gives rewards of any flat batch, float32 (M,), without reading `reward`. S, A and S' are drawn from the
     rows, independently, `samples` for each expectation, and rows * samples transitions scored, twice. Float64 (N,).
     """
-
-    def joined(start: Array, state: Array, action: Array, after: Array) -> Transitions:
-        """From `start[state]`, by the action of row `action`, to row `after`'s successor."""
-        return batch[after].replace(obs=map_obs(lambda x: x[state], start), action=batch.action[action])
-
     n = batch.shape[0]
+    # Rows that S, A and S' are taken from.
     state, action, after = (rng.integers(n, size=samples) for _ in range(3))
-    mean = float(score(joined(batch.obs, state, action, after)).mean())
-    rows, tile = np.repeat(np.arange(n), samples), np.tile(np.arange(samples), n)
-    expected = []
-    for start in (batch.next_obs, batch.obs):
-        made = joined(start, rows, action[tile], after[tile])
-        expected.append(np.asarray(score(made), np.float64).reshape(n, samples).mean(1))
-    return np.asarray(score(batch), np.float64) + gamma * expected[0] - expected[1] - gamma * mean
+
+    def recombine(start: Array, state: Array, draws: Array) -> Transitions:
+        """From `start[state]`, by the actions of these draws, to their successors."""
+        obs = map_obs(lambda x: x[state], start)
+        return batch[after[draws]].replace(obs=obs, action=batch.action[action[draws]])
+
+    def expected(start: Array) -> np.ndarray:
+        """E[R(start, A, S')] of each row, float64 (N,)."""
+        rows = np.repeat(np.arange(n), samples)
+        scores = score(recombine(start, rows, np.tile(np.arange(samples), n)))
+        return np.asarray(scores, np.float64).reshape(n, samples).mean(1)
+
+    mean = float(score(recombine(batch.obs, state, np.arange(samples))).mean())
+    after_next = expected(batch.next_obs)
+    after_obs = expected(batch.obs)
+    return np.asarray(score(batch), np.float64) + gamma * after_next - after_obs - gamma * mean
 
 
 def starc_canonical(reward: np.ndarray, transition: np.ndarray, *, gamma: float) -> np.ndarray:
@@ -105,23 +116,30 @@ def starc_canonical(reward: np.ndarray, transition: np.ndarray, *, gamma: float)
     if not 0 <= gamma < 1:
         raise ValueError(f"gamma={gamma} leaves values without end; give a discount in [0, 1)")
     expected = (transition * reward).sum(-1)
+    # The uniform policy's value solves V = r + gamma P V, with r and P averaged over the actions.
     value = np.linalg.solve(np.eye(len(expected)) - gamma * transition.mean(1), expected.mean(1))
     return expected + gamma * transition @ value - value[:, None]
 
 
 def starc_distance(first: Array, second: Array) -> float:
     """Half the L2 distance of two canonical rewards of length one, in [0, 1]; a trivial one (all zero) stays zero."""
-    parts = []
-    for canonical in (first, second):
-        flat = np.asarray(canonical, np.float64).ravel()
-        length = np.linalg.norm(flat)
-        parts.append(flat / length if length > 1e-9 * np.sqrt(len(flat)) else np.zeros_like(flat))
-    return float(np.linalg.norm(parts[0] - parts[1]) / 2)
+    return float(np.linalg.norm(_direction(first) - _direction(second)) / 2)
+
+
+def _direction(canonical: Array) -> np.ndarray:
+    """A canonical reward, flat and of length one; zeros for a trivial one."""
+    flat = np.asarray(canonical, np.float64).ravel()
+    length = np.linalg.norm(flat)
+    if length > 1e-9 * np.sqrt(len(flat)):
+        return flat / length
+    return np.zeros_like(flat)
 
 
 def starc(first: np.ndarray, second: np.ndarray, transition: np.ndarray, *, gamma: float) -> float:
     """STARC distance of two tables of rewards (S, A, S) in a known environment, exactly."""
-    return starc_distance(*(starc_canonical(reward, transition, gamma=gamma) for reward in (first, second)))
+    one = starc_canonical(first, transition, gamma=gamma)
+    two = starc_canonical(second, transition, gamma=gamma)
+    return starc_distance(one, two)
 
 
 def fit_canonical(
@@ -135,9 +153,11 @@ def fit_canonical(
     """
     rewards, now, after = (np.asarray(x, np.float64) for x in (rewards, now, after))
     change = now - gamma * after * ~np.asarray(terminated, bool)[:, None]
-    pull = ridge * np.trace(now.T @ now) / now.shape[1] * np.eye(now.shape[1])
-    pull[0, 0] = 0
-    weights = np.linalg.solve(now.T @ change + pull, now.T @ rewards)
+    width = now.shape[1]
+    penalty = ridge * np.trace(now.T @ now) / width * np.eye(width)
+    # The constant is free, as the level of a reward is no error.
+    penalty[0, 0] = 0
+    weights = np.linalg.solve(now.T @ change + penalty, now.T @ rewards)
     return rewards - change @ weights
 
 
@@ -151,24 +171,30 @@ def starc_on_distribution(
 
 def state_features(batch: Transitions, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Features of obs and next_obs, float64 (N, D): one, the whitened observation if short, a cosine for ten rows."""
-    both = [_flat(x) for x in (batch.obs, batch.next_obs)]
-    mean, std = np.concatenate(both).mean(0), np.concatenate(both).std(0)
-    whitened = [(x - mean)[:, std > 1e-6] / std[std > 1e-6] for x in both]
-    width = whitened[0].shape[1]
+    states = np.concatenate([_flatten(batch.obs), _flatten(batch.next_obs)])
+    std = states.std(0)
+    varies = std > 1e-6
+    states = (states - states.mean(0))[:, varies] / std[varies]
+    rows, width = states.shape
+    # `states` holds two of each row, so that there is a cosine for ten rows.
+    count = min(MAX_COSINES, rows // 20)
     rng = np.random.default_rng(seed)
-    many = min(FOURIER, len(whitened[0]) // 10)
-    slopes = rng.normal(size=(width, many)) / np.sqrt(max(width, 1))
-    phases = rng.uniform(0, 2 * np.pi, many)
-    now, after = (
-        np.concatenate([np.ones((len(x), 1)), *([x] if width <= many else []), np.cos(x @ slopes + phases)], 1)
-        for x in whitened
-    )
-    return now, after
+    slopes = rng.normal(size=(width, count)) / np.sqrt(max(width, 1))
+    phases = rng.uniform(0, 2 * np.pi, count)
+
+    def features(states: np.ndarray) -> np.ndarray:
+        columns = [np.ones((len(states), 1)), np.cos(states @ slopes + phases)]
+        if width <= count:
+            columns.insert(1, states)
+        return np.concatenate(columns, 1)
+
+    return features(states[: rows // 2]), features(states[rows // 2 :])
 
 
-def _flat(obs: Array) -> np.ndarray:
+def _flatten(obs: Array) -> np.ndarray:
+    """Observations (N, ...), or dicts of them, as float64 (N, D)."""
     if isinstance(obs, dict):
-        return np.concatenate([_flat(obs[key]) for key in sorted(obs)], 1)
+        return np.concatenate([_flatten(obs[key]) for key in sorted(obs)], 1)
     return np.asarray(obs, np.float64).reshape(len(obs), -1)
 
 
@@ -182,8 +208,8 @@ def interval(
     for i in range(resamples):
         rows = rng.integers(n, size=n)
         values[i] = function(*(x[rows] for x in arrays))
-    known = values[np.isfinite(values)]
-    if len(known) < resamples / 2:
+    finite = values[np.isfinite(values)]
+    if len(finite) < resamples / 2:
         return float("nan"), float("nan")
-    low, high = np.quantile(known, [0.025, 0.975])
+    low, high = np.quantile(finite, [0.025, 0.975])
     return float(low), float(high)

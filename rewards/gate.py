@@ -27,7 +27,8 @@ from envs.types import Memory
 from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, values_of
 
-OWN = ("weight", "scale", "shape", "gamma", "credit")  # of a stream, so of the gate and not of what it holds
+# Options of a stream belong to the gate and not to what it holds.
+STREAM_OPTIONS = ("weight", "scale", "shape", "gamma", "credit")
 
 
 @dataclass
@@ -39,10 +40,10 @@ class PairConfig(RewardConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for side in self.sides:
-            for key in OWN:
+            for key in STREAM_OPTIONS:
                 if key in getattr(self, f"{side}_options"):
-                    whose = f"which is the {self.name}'s: {self.prefix}{key}"
-                    raise ValueError(f"{self.prefix}{side}_options has {key}, {whose}")
+                    owner = f"which is the {self.name}'s: {self.prefix}{key}"
+                    raise ValueError(f"{self.prefix}{side}_options has {key}, {owner}")
 
 
 class Pair(Reward):
@@ -51,23 +52,30 @@ class Pair(Reward):
     config: PairConfig
 
     def build(self) -> None:
-        given, sides = vars(self.config), self.config.sides
-        self.both = [self.make(given[side], given[f"{side}_options"], n) for n, side in enumerate(sides)]
-        vars(self).update(zip(sides, self.both))
-        self.requires = frozenset[str]().union(*(each.requires for each in self.both))
+        options = vars(self.config)
+        self.both: list[Reward] = []
+        for place, side in enumerate(self.config.sides):
+            reward = self.make(options[side], options[f"{side}_options"], place)
+            self.both.append(reward)
+            setattr(self, side, reward)
+        self.requires = self.both[0].requires | self.both[1].requires
 
     def make(self, name: str, options: dict[str, Any], place: int) -> Reward:
-        import rewards  # the table, which lists this file
+        # The table of rewards lists this file.
+        import rewards
 
-        given, spaces = rewards.config_of(name, options), (self.observation_space, self.action_space)
-        return rewards.get(name)(given, *spaces, seed=self.seed + 100 * place, device=self.device)
+        config = rewards.config_of(name, options)
+        seed = self.seed + 100 * place
+        return rewards.get(name)(config, self.observation_space, self.action_space, seed=seed, device=self.device)
 
     def embed(self, batch: Transitions) -> np.ndarray:
-        seeing = [each for each in self.both if each.embedding == self.embedding]
-        return seeing[0].embed(batch) if seeing else super().embed(batch)
+        for reward in self.both:
+            if reward.embedding == self.embedding:
+                return reward.embed(batch)
+        return super().embed(batch)
 
     def notes(self) -> list[str]:
-        return [note for each in self.both for note in each.notes()]
+        return self.both[0].notes() + self.both[1].notes()
 
     def preflight(self) -> str:
         return self.both[0].preflight() or self.both[1].preflight()
@@ -101,60 +109,79 @@ class Gate(Pair):
 
     def build(self) -> None:
         super().build()
-        if seeing := [side for side in self.both if "frame" in side.requires]:
-            if len({(side.embedding, side.frame_size) for side in seeing}) > 1:
-                of, by = self.config.of, self.config.by
-                raise ValueError(f"reward.gate.of={of} by={by} see frames with different models; give one")
-            self.embedding, self.frame_size = seeing[0].embedding, seeing[0].frame_size
-            self.keeps_frames = any(side.keeps_frames for side in seeing)
+        seeing = [reward for reward in self.both if "frame" in reward.requires]
+        if len({(reward.embedding, reward.frame_size) for reward in seeing}) > 1:
+            of = self.config.of
+            raise ValueError(f"reward.gate.of={of} by={self.config.by} see frames with different models; give one")
+        for reward in seeing:
+            self.embedding = reward.embedding
+            self.frame_size = reward.frame_size
+            self.keeps_frames |= reward.keeps_frames
 
     def initial_memory(self, n: int) -> Memory:
         memory = {"sum": np.zeros(n), "outcome": np.zeros(n), "steps": np.zeros(n, np.int64)}
         for side, reward in zip(self.config.sides, self.both):
-            memory.update({f"{side}.{key}": value for key, value in (reward.initial_memory(n) or {}).items()})
+            memory |= _with_prefix(side, reward.initial_memory(n) or {})
         return memory
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
         """What the gate lets through at each row (N,), and the memory; rows that ended keep theirs, for the caller."""
-        of, by, own = self._ask(batch, memory)
+        (of, by), memories = self._score_sides(batch, memory)
         passed, sums = self._let_through(of, by, batch.ended, memory)
-        return passed, {**sums, **own}
+        return passed, sums | memories
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         """As `score`, along a rollout (T, N): each side scores it at once."""
-        of, by, own = self._ask(batch, memory)
+        (of, by), memories = self._score_sides(batch, memory)
         passed = np.zeros(batch.shape, np.float32)
         sums = {key: memory[key] for key in ("sum", "outcome", "steps")}
         for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
-            row, new = self._let_through(of[t], by[t], ended, sums)
+            row, after = self._let_through(of[t], by[t], ended, sums)
             passed[t] = np.where(valid, row, 0)
-            for key, value in new.items():
+            for key, value in after.items():
                 sums[key] = np.where(ended, 0, np.where(valid, value, sums[key]))
-        return passed, {**sums, **own}
+        return passed, sums | memories
 
-    def _ask(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, np.ndarray, Memory]:
+    def _score_sides(self, batch: Transitions, memory: Memory) -> tuple[list[np.ndarray], Memory]:
         """Scores of the batch's shape by `of` and `by`, and the memory of both."""
-        scores, after = [], {}
+        scores = []
+        memories: dict[str, np.ndarray] = {}
         for side, reward in zip(self.config.sides, self.both):
-            own = {key.partition(".")[2]: value for key, value in memory.items() if key.startswith(f"{side}.")}
-            if own:
-                given, own = (reward.scan if len(batch.shape) == 2 else reward.score)(batch, own)
+            prefix = f"{side}."
+            side_memory = {key.removeprefix(prefix): memory[key] for key in memory if key.startswith(prefix)}
+            if not side_memory:
+                scored = reward.score(batch.flatten())
+            elif len(batch.shape) == 2:
+                scored, side_memory = reward.scan(batch, side_memory)
             else:
-                given = reward.score(batch.flatten())
-            scores.append(values_of(given).reshape(batch.shape))
-            after.update({f"{side}.{key}": value for key, value in own.items()})
-        return *scores, after  # type: ignore[return-value]
+                scored, side_memory = reward.score(batch, side_memory)
+            scores.append(values_of(scored).reshape(batch.shape))
+            memories |= _with_prefix(side, side_memory)
+        return scores, memories
 
     def _let_through(
         self, r: np.ndarray, by: np.ndarray, ended: np.ndarray, memory: Memory
     ) -> tuple[np.ndarray, Memory]:
-        total, outcome, steps = memory["sum"] + r, memory["outcome"] + by, memory["steps"] + 1
+        """One step (N,) of the gate, given what both sides earned at it; what passes, and the sums."""
+        total = memory["sum"] + r
+        outcome = memory["outcome"] + by
+        steps = memory["steps"] + 1
+        is_open = outcome >= self.config.at
         if self.config.mode == "renorm":
             passed = np.where(ended, total + steps * (np.clip(outcome, 0, 1) - 1), 0)
+        elif self.config.mode == "latched":
+            passed = np.where(is_open, r, 0)
         else:
-            passed = np.where(outcome >= self.config.at, r if self.config.mode == "latched" else total * ended, 0)
+            passed = np.where(is_open, total * ended, 0)
         return passed.astype(np.float32), {"sum": total, "outcome": outcome, "steps": steps}
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        sides = zip(self.config.sides, self.both)
-        return {f"{side}_{key}": x for side, reward in sides for key, x in reward.update(batch).items()}
+        metrics = {}
+        for side, reward in zip(self.config.sides, self.both):
+            metrics |= {f"{side}_{key}": value for key, value in reward.update(batch).items()}
+        return metrics
+
+
+def _with_prefix(side: str, memory: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The memory of a side as part of the gate's."""
+    return {f"{side}.{key}": value for key, value in memory.items()}

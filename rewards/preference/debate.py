@@ -33,7 +33,7 @@ from rewards.exploration.disagreement import StackedHeads
 from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
 
 # An observation has at most so many numbers.
-MAX_OBSERVATION_NUMBERS = 64
+MAX_DEBATED_NUMBERS = 64
 # So many actions stand for all, where an action is not one choice.
 RIVAL_ACTIONS = 16
 # Debates that are held at a time, to bound memory.
@@ -83,8 +83,8 @@ class Debate(BradleyTerry):
     def networks(self, inputs: int) -> StackedHeads:
         config = self.config
         size = self.layout.size
-        if size > MAX_OBSERVATION_NUMBERS:
-            numbers = f"{MAX_OBSERVATION_NUMBERS} numbers, not {size}"
+        if size > MAX_DEBATED_NUMBERS:
+            numbers = f"{MAX_DEBATED_NUMBERS} numbers, not {size}"
             raise ValueError(f"reward debate reads at most {numbers}; name some: {config.prefix}keys")
         return StackedHeads([self.head(inputs + size, config.hidden, 1) for _ in range(config.members)])
 

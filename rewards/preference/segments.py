@@ -13,7 +13,7 @@ SEGMENT_FIELDS = ("obs", "action", "reward", "next_obs", "terminated", "truncate
 # The extra of an episode that its reward learns from.
 SUMMARY = "summary"
 # Longer episodes are dropped, so that memory is bounded where episodes do not end.
-MAX_EPISODE_STEPS = 10_000
+MAX_KEPT_STEPS = 10_000
 
 
 def cut(batch: Transitions, usable: np.ndarray, length: int) -> tuple[Transitions, np.ndarray]:
@@ -130,7 +130,7 @@ class LastEpisodes(Segments):
                 episodes.append(self.shown(batch[rows, n]))
         # The rows of an episode that goes on are kept, if its first is among them.
         begins = len(usable) - 1 - batch.step[-1]
-        goes_on = usable[-1] & ~batch.ended[-1] & (begins >= 0) & (batch.step[-1] < MAX_EPISODE_STEPS)
+        goes_on = usable[-1] & ~batch.ended[-1] & (begins >= 0) & (batch.step[-1] < MAX_KEPT_STEPS)
         times = np.arange(len(usable))[:, None]
         return episodes, usable & goes_on & (times >= begins)
 
