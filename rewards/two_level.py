@@ -37,8 +37,11 @@ from rewards.llm.judges.base import JUDGES, TextJudge, make_judge
 from rewards.preference.segments import Segments
 from rewards.vision.latent import EVERY_PIXEL
 
-CANDIDATES = 256  # newest transitions that a session chooses among
-LENGTHS, NOISES = (0.25, 0.5, 1.0, 2.0), (1e-3, 1e-2, 1e-1)  # of kernels; noise is an answer's variance over delta's
+# A session chooses among so many of the newest transitions.
+CANDIDATE_TRANSITIONS = 256
+# Kernels are tried with these; noise is an answer's variance over delta's.
+KERNEL_LENGTHS = (0.25, 0.5, 1.0, 2.0)
+KERNEL_NOISES = (1e-3, 1e-2, 1e-1)
 
 
 @dataclass
@@ -68,69 +71,88 @@ class TwoLevel(Pair):
 
     def build(self) -> None:
         super().build()
-        config, cheap, dear = self.config, self.cheap, self.dear
-        if any(each.initial_memory(1) is not None for each in self.both):
+        config = self.config
+        cheap = self.cheap
+        dear = self.dear
+        if cheap.initial_memory(1) is not None or dear.initial_memory(1) is not None:
             names = f"{config.prefix}cheap={config.cheap} dear={config.dear}"
             raise ValueError(f"{names}: one remembers the episode; take rewards that rate a transition by itself")
-        self.embedding, self.relabelable = cheap.embedding, cheap.relabelable
-        self.frame_size = max((each.frame_size for each in self.both if each.frame_size), default=None)
+        self.embedding = cheap.embedding
+        self.relabelable = cheap.relabelable
+        self.frame_size = max(cheap.frame_size or 0, dear.frame_size or 0) or None
         self.keeps_frames = cheap.keeps_frames or ("frame" in dear.requires and dear.embedding != cheap.embedding)
+        self.rng = np.random.default_rng(self.seed)
+        # The transitions that have an answer.
         if self.embedding is None:
             self.layout = Layout(self.observation_space, (), config.name, channels=0, smallest_image=EVERY_PIXEL)
             self.requires |= {"next_obs"}
-        kept = (cheap.requires - {"frame"}, (self.embedding,)) if self.embedding else (cheap.requires, ())
-        self.rng = np.random.default_rng(self.seed)
-        self.asked, self.correction = Segments(1, config.budget, *kept), Correction()  # transitions with an answer
+            self.asked = Segments(1, config.budget, cheap.requires)
+        else:
+            self.asked = Segments(1, config.budget, cheap.requires - {"frame"}, (self.embedding,))
+        self.correction = Correction()
 
     def make(self, name: str, options: dict[str, Any], place: int) -> Reward:
         if place and name in JUDGES["texts"]:
-            return Judged(make_judge(name, **{"seed": self.seed, "device": self.device, **options}))
+            options = {"seed": self.seed, "device": self.device, **options}
+            return Judged(make_judge(name, **options))
         return super().make(name, options, place)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         cheap = values_of(self.cheap.score(batch))
-        return self.correction.at(self.states(batch), cheap) if len(self.asked) else cheap
+        if not len(self.asked):
+            return cheap
+        return self.correction.at(self.states(batch), cheap)
 
     def states(self, batch: Transitions) -> np.ndarray:
         """What delta is a function of: float32 (N, D)."""
-        found = batch.extras.get(str(self.embedding))
-        if found is None:
-            found = self.embed(batch) if self.embedding else self.layout.flatten(batch.next_obs)
-        refuse_rows(found, self.config.name)
-        return np.asarray(found, np.float32)
+        if self.embedding is None:
+            states = self.layout.flatten(batch.next_obs)
+        elif self.embedding in batch.extras:
+            states = batch.extras[self.embedding]
+        else:
+            states = self.embed(batch)
+        refuse_rows(states, self.config.name)
+        return np.asarray(states, np.float32)
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        """The cheap reward learns; a session where one is due, whose `error` is that of what was believed before."""
-        flat, config, correction = valid_rows(batch), self.config, self.correction
+        """The cheap reward learns; a session where one is due, whose `error` is that of the score before it."""
+        flat = valid_rows(batch)
+        config = self.config
+        correction = self.correction
         if not len(flat.step):
             return {}
         metrics = {f"cheap_{key}": value for key, value in self.cheap.update(batch).items()}
         correction.seen += len(flat.step)
         if correction.seen >= correction.due:
             correction.due += config.every * ((correction.seen - correction.due) // config.every + 1)
-            most = min(config.queries, config.budget - correction.given)
-            metrics |= self.session(flat, most) if most else {}
+            count = min(config.queries, config.budget - correction.given)
+            if count:
+                metrics |= self.session(flat, count)
             if len(self.asked):
                 rows = self.asked.pick(np.arange(len(self.asked))).flatten()
                 correction.fit(self.states(rows), values_of(self.cheap.score(rows)))
                 metrics["rho"] = float(correction.trend[1])
         return {**metrics, "asked": float(correction.given)}
 
-    def session(self, flat: Transitions, most: int) -> dict[str, float]:
-        """Ask about `most` of the newest transitions (N,)."""
-        rows = flat[self.rng.permutation(len(flat.step))[:CANDIDATES]]
+    def session(self, flat: Transitions, count: int) -> dict[str, float]:
+        """Ask about `count` of the newest transitions (N,)."""
+        correction = self.correction
+        rows = flat[self.rng.permutation(len(flat.step))[:CANDIDATE_TRANSITIONS]]
         if self.config.choose == "informative":
-            rows = rows[informative(self.correction.covariance(self.states(rows)), self.correction.noise, most)]
-        rows = rows[:most]
-        believed, given = self.score(rows), self.dear.score(rows)
-        known = given.ready if isinstance(given, Scored) else np.ones(len(rows.step), bool)
-        self.correction.given += len(known)
-        if not known.any():
+            covariance = correction.covariance(self.states(rows))
+            rows = rows[choose_informative(covariance, correction.noise, count)]
+        rows = rows[:count]
+        score = self.score(rows)
+        answer = self.dear.score(rows)
+        answered = answer.ready if isinstance(answer, Scored) else np.ones(len(rows.step), bool)
+        correction.given += len(answered)
+        if not answered.any():
             return {"failed": 1.0}
-        dear, kept = values_of(given)[known], self.asked.slim(rows)
-        self.asked.pool.extend(kept[row : row + 1] for row in np.flatnonzero(known))
-        self.correction.dear = np.append(self.correction.dear, dear)
-        return {"failed": 1 - float(known.mean()), "error": float(np.abs(believed[known] - dear).mean())}
+        dear = values_of(answer)[answered]
+        slim_rows = self.asked.slim(rows)
+        self.asked.pool.extend(slim_rows[row : row + 1] for row in np.flatnonzero(answered))
+        correction.dear = np.append(correction.dear, dear)
+        return {"failed": 1 - float(answered.mean()), "error": float(np.abs(score[answered] - dear).mean())}
 
 
 class Correction(Stateful):
@@ -141,25 +163,36 @@ class Correction(Stateful):
     def __init__(self) -> None:
         self.x = self.root = np.zeros((0, 0))
         self.cheap = self.dear = self.weights = self.trend = np.zeros(0)
-        self.length, self.noise = 1.0, NOISES[0]
-        self.seen = self.due = self.given = 0  # transitions; of them when the next session is; questions
+        self.length = 1.0
+        self.noise = KERNEL_NOISES[0]
+        # Transitions so far, their number at which the next session is due, and questions.
+        self.seen = self.due = self.given = 0
 
     def fit(self, x: np.ndarray, cheap: np.ndarray) -> None:
         """To the answers about x (n, D), unless nothing has changed: generalised least squares for each kernel."""
         if np.array_equal(cheap, self.cheap):
             return
-        self.x, self.cheap, best = x, cheap, -math.inf
-        centred = (cheap - cheap.mean()) * (len(x) > 2)  # two answers would fix a slope, however steep
-        columns = np.stack([np.ones(len(x)), centred, self.dear], axis=1)
-        for length, noise in itertools.product(LENGTHS, NOISES):
-            root = cholesky(self.kernel(x, x, length) + noise * np.eye(len(x)), lower=True)
+        self.x = x
+        self.cheap = cheap
+        n = len(x)
+        # Two answers would fix a slope, however steep.
+        centred = (cheap - cheap.mean()) * (n > 2)
+        columns = np.stack([np.ones(n), centred, self.dear], axis=1)
+        best = -math.inf
+        for length, noise in itertools.product(KERNEL_LENGTHS, KERNEL_NOISES):
+            root = cholesky(self.kernel(x, x, length) + noise * np.eye(n), lower=True)
+            # Divided by the root, errors are independent and of one size, so that plain least squares fits them.
             white = solve_triangular(root, columns, lower=True)
             trend = np.linalg.lstsq(white[:, :2], white[:, 2], rcond=1e-9)[0]
-            rest = white[:, 2] - white[:, :2] @ trend
-            likely = -len(x) / 2 * math.log(rest @ rest / len(x) + 1e-12) - np.log(root.diagonal()).sum()
-            if likely > best:
-                best, self.length, self.noise, self.root, self.trend = likely, length, noise, root, trend
-                self.weights = solve_triangular(root, rest, lower=True, trans=1)
+            residual = white[:, 2] - white[:, :2] @ trend
+            log_likelihood = -n / 2 * math.log(residual @ residual / n + 1e-12) - np.log(root.diagonal()).sum()
+            if log_likelihood > best:
+                best = log_likelihood
+                self.length = length
+                self.noise = noise
+                self.root = root
+                self.trend = trend
+                self.weights = solve_triangular(root, residual, lower=True, trans=1)
 
     def at(self, x: np.ndarray, cheap: np.ndarray) -> np.ndarray:
         """What the dear source would say, float32 (N,)."""
@@ -168,18 +201,18 @@ class Correction(Stateful):
 
     def covariance(self, x: np.ndarray) -> np.ndarray:
         """Of delta at x (M, D), given what was asked, in units of its variance: (M, M)."""
-        whole = self.kernel(x, x, self.length)
+        prior = self.kernel(x, x, self.length)
         if not len(self.x):
-            return whole
-        known = solve_triangular(self.root, self.kernel(self.x, x, self.length), lower=True)
-        return whole - known.T @ known
+            return prior
+        explained = solve_triangular(self.root, self.kernel(self.x, x, self.length), lower=True)
+        return prior - explained.T @ explained
 
     def kernel(self, one: np.ndarray, other: np.ndarray, length: float) -> np.ndarray:
         """exp(-d / (2 length^2)) of rows (N, D) and (M, D): (N, M); d is the mean square, in deviations of x."""
-        known = self.x if len(self.x) else other
-        deviation = known.std(axis=0, dtype=np.float64)
-        scale = np.where(deviation > 1e-6, deviation, 1.0) * math.sqrt(known.shape[1])
-        one, other = ((rows - known.mean(axis=0)) / scale for rows in (one, other))
+        reference = self.x if len(self.x) else other
+        deviation = reference.std(axis=0, dtype=np.float64)
+        scale = np.where(deviation > 1e-6, deviation, 1.0) * math.sqrt(reference.shape[1])
+        one, other = ((rows - reference.mean(axis=0)) / scale for rows in (one, other))
         square = np.square(one).sum(axis=1)[:, None] + np.square(other).sum(axis=1) - 2 * (one @ other.T)
         return np.exp(np.minimum(square / (-2 * length**2), 0))
 
@@ -191,20 +224,26 @@ class Judged(Reward):
 
     def __init__(self, judge: TextJudge) -> None:
         self.judge = judge
-        self.notes, self.preflight, self.close = judge.notes, judge.reach, judge.close  # type: ignore[method-assign]
+
+    def notes(self) -> list[str]:
+        return self.judge.notes()
+
+    def preflight(self) -> str:
+        return self.judge.reach()
 
     def score(self, batch: Transitions, memory: Memory = None) -> Scored:
         value = self.judge.label(np.asarray(batch.text).tolist()).value
         return Scored(value, ~np.isnan(value))
 
 
-def informative(covariance: np.ndarray, noise: float, count: int) -> np.ndarray:
+def choose_informative(covariance: np.ndarray, noise: float, count: int) -> np.ndarray:
     """Rows, one after the other, whose answers would take most variance off all: cov(i, j)^2 / (cov(i, i) + noise)."""
     chosen: list[int] = []
     for _ in range(min(count, len(covariance))):
-        taken = np.square(covariance).sum(axis=0) / (covariance.diagonal() + noise)
-        taken[chosen] = -1
-        chosen.append(int(taken.argmax()))
-        column = covariance[:, chosen[-1]]
-        covariance = covariance - np.outer(column, column) / (column[chosen[-1]] + noise)
+        reduction = np.square(covariance).sum(axis=0) / (covariance.diagonal() + noise)
+        reduction[chosen] = -1
+        row = int(reduction.argmax())
+        chosen.append(row)
+        column = covariance[:, row]
+        covariance = covariance - np.outer(column, column) / (column[row] + noise)
     return np.array(chosen)

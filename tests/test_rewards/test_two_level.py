@@ -12,7 +12,7 @@ import rewards
 from envs.transitions import Transitions
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.check import check_reward
-from rewards.two_level import Correction, TwoLevel, TwoLevelConfig, informative
+from rewards.two_level import Correction, TwoLevel, TwoLevelConfig, choose_informative
 
 LINE, PUSH = spaces.Box(-9.0, 9.0, (1,), np.float32), spaces.Discrete(2)
 
@@ -80,8 +80,8 @@ def test_a_dear_reward_that_is_twice_the_cheap_one_and_one_more_is_known_after_t
 
 def test_rows_are_asked_about_whose_answers_say_most_of_the_others():
     alike = np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    assert informative(alike, 0.01, 2).tolist() == [0, 2]
-    assert sorted(informative(alike, 0.01, 9).tolist()) == [0, 1, 2]  # none twice
+    assert choose_informative(alike, 0.01, 2).tolist() == [0, 2]
+    assert sorted(choose_informative(alike, 0.01, 9).tolist()) == [0, 1, 2]  # none twice
 
 
 def test_chosen_asks_find_what_random_ones_seldom_meet():
