@@ -21,6 +21,7 @@ succeed by ending take airl, or shape=potential); the demonstrations are few and
 of a bad policy, which it imitates as faithfully. airl costs PPO two fifths of its frames a second on MiniGrid.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,11 +35,12 @@ from envs.types import Memory
 from lodestar.settings import setting
 from rewards.exploration.learned import Learned, LearnedConfig
 
-KNOWN_BY = ("action", "next_obs")
-TINY = 1e-6
-SHARE = 4  # one row of so many is asked for its slope, which costs three times a row's cross-entropy
-SAME_ACTION = 1e-3  # two actions are equal if no number differs by more, where actions span [-1, 1]
-EXTREME = 20.0  # largest logit, so that one sure answer does not outweigh an episode
+# One row of so many is asked for its slope, which costs three times a row's cross-entropy.
+ROWS_A_SLOPE = 4
+# Two actions are equal if no number differs by more, where actions span [-1, 1].
+MAX_ACTION_GAP = 1e-3
+# Logits are clipped here, so that one sure answer does not outweigh an episode.
+MAX_LOGIT = 20.0
 
 
 @dataclass
@@ -51,7 +53,7 @@ class DemosDiscriminatorConfig(LearnedConfig):
     batch_size: int = 512
     demos: str = setting("", "a recording of what is to be imitated, or the name of one that ships")
     form: str = setting("gail", "what D is turned into; see above", choices=("gail", "airl", "sqil"))
-    of: str = setting("action", "read beside an observation: the action, or the change", choices=KNOWN_BY)
+    of: str = setting("action", "read beside an observation: the action, or the change", choices=("action", "next_obs"))
     penalty: float = setting(0.1, "of the squared slope of the logit, between both kinds of transitions", low=0)
 
 
@@ -66,21 +68,29 @@ class DemosDiscriminator(Learned):
     def build(self) -> None:
         super().build()
         config = self.config
-        self.demos = recorded(config.demos, f"{config.prefix}demos", self.observation_space, self.action_space)
-        self.demos = self.demos.replace(**dict.fromkeys(("frame", "obs_frame", "text", "obs_text")), extras={})
+        demos = recorded(config.demos, f"{config.prefix}demos", self.observation_space, self.action_space)
+        self.demos = demos.replace(frame=None, obs_frame=None, text=None, obs_text=None, extras={})
         if config.form == "sqil":
             self.learns = False
-            self.known = self._known()
+            self.recorded_actions = self._actions_by_pair()
             return
         self.watch(self.demos)
-        change = np.sqrt(np.square(self.rows(self.demos.next_obs) - self.rows(self.demos.obs)).mean(0))
-        self.change = np.where(change > TINY, change, self.statistics.std).astype(np.float32)  # of a step
-        self.shown = self.read(self.demos)
-        self.shown_states = np.any([x.any(axis=0) for x in self.shown[::2]], axis=0, keepdims=True)
+        step = self.rows(self.demos.next_obs) - self.rows(self.demos.obs)
+        # What a number changes by in a step, root mean square; where it never does, its deviation.
+        change = np.sqrt(np.square(step).mean(0))
+        self.change = np.where(change > 1e-6, change, self.statistics.std).astype(np.float32)
+        self.demo_columns = self.read(self.demos)
+        # The numbers that are not 0 in some demonstration, as a row (1, size) for `use`.
+        states = self.demo_columns[::2]
+        self.shown_states = np.any([x.any(axis=0) for x in states], axis=0, keepdims=True)
         self.encoder = self.net(config.features)
-        self.beside: torch.nn.Module = torch.nn.Identity() if config.of == "action" else self.net(config.features)
-        more = self.actions.size if config.of == "action" else config.features
-        self.judge = self.head(config.features + more, config.hidden, 1, gain=0.1)
+        if config.of == "action":
+            self.beside: torch.nn.Module = torch.nn.Identity()
+            beside_size = self.actions.size
+        else:
+            self.beside = self.net(config.features)
+            beside_size = config.features
+        self.judge = self.head(config.features + beside_size, config.hidden, 1, gain=0.1)
         trained = [self.encoder, self.beside, self.judge]
         if config.form == "airl":
             self.potential = self.net(config.hidden, 1)
@@ -89,32 +99,40 @@ class DemosDiscriminator(Learned):
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         if self.config.form == "sqil":
-            return self._recorded(batch)
+            return self._is_recorded(batch)
         return self.in_pieces(self.reward, *self.columns(batch)).cpu().numpy()
 
     def reward(self, *columns: Tensor) -> Tensor:
         """What the logits of rows (N, ...) earn, (N,)."""
-        logit = self.logit(*columns).clamp(-EXTREME, EXTREME)
-        return logit if self.config.form == "airl" else softplus(logit)
+        logit = self.logit(*columns).clamp(-MAX_LOGIT, MAX_LOGIT)
+        if self.config.form == "airl":
+            return logit
+        # -log(1 - D), as D is the logit's sigmoid.
+        return softplus(logit)
 
     def read(self, batch: Transitions) -> list[np.ndarray]:
         """Columns as they are: s and what stands beside it; for airl also s' and whether the episode continues."""
-        obs, airl, of = self.rows(batch.obs), self.config.form == "airl", self.config.of
-        next_obs = self.rows(batch.next_obs) if airl or of == "next_obs" else obs
-        # a step is small beside the states that it lies between
-        change = ((next_obs - obs) / self.change).clip(-5, 5) if of == "next_obs" else None
-        beside = self.actions(batch.action).cpu().numpy() if change is None else change
+        obs = self.rows(batch.obs)
+        if self.config.of == "action":
+            beside = self.actions(batch.action).cpu().numpy()
+        else:
+            # A step is small beside the states that it lies between.
+            beside = ((self.rows(batch.next_obs) - obs) / self.change).clip(-5, 5)
+        if self.config.form != "airl":
+            return [obs, beside]
         continues = ~np.asarray(batch.terminated)[:, None]
-        return [obs, beside, *([next_obs, continues.astype(np.float32)] if airl else [])]
+        return [obs, beside, self.rows(batch.next_obs), continues.astype(np.float32)]
 
-    def prepared(self, read: list[np.ndarray]) -> tuple[Tensor, ...]:
-        used = self.layout.used
-        return tuple(torch.from_numpy(x).to(self.device) if i % 2 else self.whiten(x, used) for i, x in enumerate(read))
+    def whiten_states(self, columns: list[np.ndarray]) -> tuple[Tensor, ...]:
+        """Columns of `read` as tensors; every other one, from the first on, holds states."""
+        tensors = [torch.from_numpy(column).to(self.device) for column in columns]
+        tensors[::2] = [self.whiten(states, self.layout.used) for states in columns[::2]]
+        return tuple(tensors)
 
     def columns(self, batch: Transitions) -> tuple[Tensor, ...]:
-        read = self.read(batch)
-        self.use(*read[::2], self.shown_states)
-        return self.prepared(read)
+        columns = self.read(batch)
+        self.use(*columns[::2], self.shown_states)
+        return self.whiten_states(columns)
 
     def logit(self, obs: Tensor, beside: Tensor, *after: Tensor) -> Tensor:
         """Log-odds (N,) of a demonstration."""
@@ -128,28 +146,34 @@ class DemosDiscriminator(Learned):
         """Cross-entropy of a minibatch against as many demonstrations, and the penalty of the slope between them."""
         n = len(columns[0])
         drawn = self.rng.integers(len(self.demos.step), size=n)
-        demos = self.prepared([x[drawn] for x in self.shown])
+        demos = self.whiten_states([x[drawn] for x in self.demo_columns])
         logits = self.logit(*(torch.cat(pair) for pair in zip(demos, columns)))
         labels = torch.zeros_like(logits)
         labels[:n] = 1
         losses = {"loss": binary_cross_entropy_with_logits(logits, labels)}
         if self.config.penalty:
-            some = -(-n // SHARE)
-            share = torch.from_numpy(self.rng.random((some, 1), np.float32)).to(self.device)
-            between = [one[:some].lerp(two[:some], share) for one, two in zip(columns, demos)]
-            leaves = [(x if i % 2 else self.whole(x)).requires_grad_() for i, x in enumerate(between)]
-            slopes = torch.autograd.grad(self.logit(*leaves).sum(), leaves, create_graph=True)
-            square = sum(slope.square().sum(1) for slope in slopes)
-            losses["penalty_loss"] = self.config.penalty * torch.as_tensor(square).mean()
+            losses["penalty_loss"] = self.config.penalty * self.squared_slope(columns, demos)
         return losses
 
-    def whole(self, x: Tensor) -> Tensor:
+    def squared_slope(self, columns: tuple[Tensor, ...], demos: tuple[Tensor, ...]) -> Tensor:
+        """The logit's mean squared slope at points drawn evenly between transitions of both kinds."""
+        count = math.ceil(len(columns[0]) / ROWS_A_SLOPE)
+        share = torch.from_numpy(self.rng.random((count, 1), np.float32)).to(self.device)
+        points = [one[:count].lerp(two[:count], share) for one, two in zip(columns, demos)]
+        points[::2] = [self.with_unused_columns(states) for states in points[::2]]
+        for point in points:
+            point.requires_grad_()
+        slopes = torch.autograd.grad(self.logit(*points).sum(), points, create_graph=True)
+        square = sum(slope.square().sum(1) for slope in slopes)
+        return torch.as_tensor(square).mean()
+
+    def with_unused_columns(self, x: Tensor) -> Tensor:
         """Whitened rows with the columns that were left out, which are 0 but have a slope."""
         rows = x.new_zeros(len(x), self.layout.size)
         rows[:, self.layout.used] = x
         return rows
 
-    def _known(self) -> dict[bytes, np.ndarray]:
+    def _actions_by_pair(self) -> dict[bytes, np.ndarray]:
         """Both observations of each recorded transition -> the actions that led from one to the other, (K, A)."""
         actions = self._action_rows(self.demos)
         places: dict[bytes, list[int]] = {}
@@ -157,15 +181,15 @@ class DemosDiscriminator(Learned):
             places.setdefault(pair, []).append(place)
         return {pair: actions[rows] for pair, rows in places.items()}
 
-    def _recorded(self, batch: Transitions) -> np.ndarray:
+    def _is_recorded(self, batch: Transitions) -> np.ndarray:
         """1 where a transition is one of the recording, else 0: float32 (N,)."""
         score = np.zeros(batch.shape, np.float32)
         actions = self._action_rows(batch)
         for place, pair in enumerate(self._pairs(batch)):
-            if pair in self.known:
+            if pair in self.recorded_actions:
                 # A replay that stores actions scaled gives them back rounded, so that none is equal to the last bit.
-                distance = np.abs(self.known[pair] - actions[place]).max(axis=1)
-                score[place] = distance.min() <= SAME_ACTION
+                distance = np.abs(self.recorded_actions[pair] - actions[place]).max(axis=1)
+                score[place] = distance.min() <= MAX_ACTION_GAP
         return score
 
     def _action_rows(self, batch: Transitions) -> np.ndarray:
@@ -176,7 +200,8 @@ class DemosDiscriminator(Learned):
 
     def _pairs(self, batch: Transitions) -> list[bytes]:
         """Both observations of each transition, as replays keep them."""
-        return [row.tobytes() for row in np.concatenate([self.rows(batch.obs), self.rows(batch.next_obs)], axis=1)]
+        pairs = np.concatenate([self.rows(batch.obs), self.rows(batch.next_obs)], axis=1)
+        return [pair.tobytes() for pair in pairs]
 
     def notes(self) -> list[str]:
         lines = [f"{len(self.demos.step):,} transitions are imitated, whatever they were worth"]

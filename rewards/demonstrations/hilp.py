@@ -34,8 +34,11 @@ from lodestar.settings import setting
 from rewards.exploration.learned import dense
 from rewards.vision.latent import TINY, Latent, LatentConfig, Whitened
 
-LATER = 0.625  # share of the goals that are later states of the same episode
-SOURCE_STATES, COMPARED_PAIRS = 32, 1000  # of the recording, to compare distances with recorded steps
+# The share of the goals that are later states of the same episode.
+LATER = 0.625
+# So many states of the recording, and pairs with these, are compared with recorded steps.
+SOURCE_STATES = 32
+COMPARED_PAIRS = 1000
 
 
 @dataclass
@@ -72,11 +75,13 @@ class Hilp(Latent):
 
     def build(self) -> None:
         super().build()
-        config, batch = self.config, self.recorded("data")
-        self.way = config.value == "direction"
-        if self.way:
+        config = self.config
+        batch = self.recorded("data")
+        self.by_direction = config.value == "direction"
+        if self.by_direction:
             self.requires |= {"obs" if config.of == "obs" else "obs_frame"}
-        before, after = self.states(batch.at_obs()), self.states(batch)
+        before = self.states(batch.at_obs())
+        after = self.states(batch)
         self.hilbert = Hilbert.learned(before, after, episodes(batch), config, self.seed, self.device)
         self.quality = compare_with_steps(self.hilbert, before, after, config.discount, self.seed)
         self.place = self._goal(after)
@@ -84,7 +89,7 @@ class Hilp(Latent):
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         after = self.hilbert.phi(self.states(batch))
-        if not self.way:
+        if not self.by_direction:
             return -np.linalg.norm(after - self.goal, axis=1)
         before = self.hilbert.phi(self.states(batch.at_obs()))
         z = self.goal - before
@@ -95,21 +100,26 @@ class Hilp(Latent):
         self.goal = self.hilbert.phi(self.place)[0]
 
     def notes(self) -> list[str]:
-        distance, steps, gap = self.quality
+        quality = self.quality
         return [
-            f"recorded states that the fewest recorded steps put {steps:.2f} apart are {distance:.2f} apart, off by "
-            f"{gap:.2f} (means, steps discounted by {self.config.discount:g}; less is right where no recorded way is "
-            "the shortest, near 0 means more reward.hilp.steps)"
+            f"recorded states that the fewest recorded steps put {quality.steps:.2f} apart are {quality.distance:.2f} "
+            f"apart, off by {quality.gap:.2f} (means, steps discounted by {self.config.discount:g}; less is right "
+            "where no recorded way is the shortest, near 0 means more reward.hilp.steps)"
         ]
 
     def _goal(self, after: np.ndarray) -> np.ndarray:
         """The goal's state, (1, D)."""
-        place, row, prefix = self.config.place, self.config.row, self.config.prefix
-        if place and (self.encoder is not None or len(place) != self.size):
-            raise ValueError(f"{prefix}place has {len(place)} numbers; give {self.size} with of=obs, or {prefix}row")
-        if not place and not -len(after) <= row < len(after):
-            raise ValueError(f"{prefix}row={row} is not among the {len(after)} rows of {self.config.data}")
-        return np.array([place], np.float32) if place else after[row][None]
+        config = self.config
+        place = config.place
+        prefix = config.prefix
+        if place:
+            if self.encoder is not None or len(place) != self.size:
+                numbers = f"{len(place)} numbers; give {self.size} with of=obs"
+                raise ValueError(f"{prefix}place has {numbers}, or {prefix}row")
+            return np.array([place], np.float32)
+        if not -len(after) <= config.row < len(after):
+            raise ValueError(f"{prefix}row={config.row} is not among the {len(after)} rows of {config.data}")
+        return after[config.row][None]
 
 
 class Hilbert(Whitened):
@@ -125,9 +135,10 @@ class Hilbert(Whitened):
     ) -> Self:
         """Of states (N, D) and what followed them, whose rows the episodes are."""
         ends = np.concatenate([np.full(rows.stop - rows.start, rows.stop - 1) for rows in episodes])
-        made = cls(before.shape[1], config.features, config.hidden, torch.Generator().manual_seed(seed)).to(device)
-        made.fit(before, after, ends, config, np.random.default_rng(seed))
-        return made
+        generator = torch.Generator().manual_seed(seed)
+        hilbert = cls(before.shape[1], config.features, config.hidden, generator).to(device)
+        hilbert.fit(before, after, ends, config, np.random.default_rng(seed))
+        return hilbert
 
     def forward(self, x: Tensor) -> Tensor:
         """Both embeddings (2, M, d) of whitened states (M, D)."""
@@ -143,27 +154,36 @@ class Hilbert(Whitened):
     ) -> None:
         """Learn from states (N, D), what followed them, and the last row of each one's episode."""
         self.measure(after)
-        x, y, size, gamma = self.whiten(before), self.whiten(after), config.batch_size, config.discount
+        x = self.whiten(before)
+        y = self.whiten(after)
+        size = config.batch_size
+        gamma = config.discount
         target = copy.deepcopy(self).requires_grad_(False)
-        old, new = (Flat.over(list(net.parameters()), epsilon=1e-8) for net in (target, self))
+        target_weights = Flat.over(list(target.parameters()), epsilon=1e-8)
+        weights = Flat.over(list(self.parameters()), epsilon=1e-8)
         for _ in range(config.steps):
-            row = rng.integers(len(x), size=size)
-            later = np.minimum(row + rng.geometric(1 - gamma, size) - 1, ends[row])
-            aim = np.where(rng.random(size) < LATER, later, rng.integers(len(x), size=size))
-            i, j = (torch.from_numpy(rows).to(x.device) for rows in (row, aim))
-            three = torch.cat([x[i], y[i], y[j]])
+            rows = rng.integers(len(x), size=size)
+            later_rows = np.minimum(rows + rng.geometric(1 - gamma, size) - 1, ends[rows])
+            goal_rows = np.where(rng.random(size) < LATER, later_rows, rng.integers(len(x), size=size))
+            state = x[torch.from_numpy(rows).to(x.device)]
+            next_state = y[torch.from_numpy(rows).to(x.device)]
+            goal_state = y[torch.from_numpy(goal_rows).to(x.device)]
+            states = torch.cat([state, next_state, goal_state])
             with torch.no_grad():
-                here, there, goal = target(three).split(size, 1)
-                going = ((x[i] - y[j]).abs().amax(1) > TINY).float()
-                ahead = -(there - goal).norm(dim=2) * gamma * going - going
-                better = ahead.amin(0) + (here - goal).norm(dim=2).mean(0) >= 0
-                weight = torch.where(better, config.expectile, 1 - config.expectile)
-            here, _, goal = self(three).split(size, 1)
-            gap = ahead + ((here - goal).square().sum(2) + TINY).sqrt()
-            new.grad.zero_()
-            (weight * gap.square()).sum(0).mean().backward()
-            new.step(config.learning_rate)
-            old.value.lerp_(new.value, config.follow)
+                here, there, goal = target(states).split(size, 1)
+                # A state that is its goal costs no step and has no way ahead.
+                is_on_way = ((state - goal_state).abs().amax(1) > TINY).float()
+                target_value = -(there - goal).norm(dim=2) * gamma * is_on_way - is_on_way
+                # Steps that led further than V expected count `expectile`, the others 1 - `expectile`.
+                is_better = target_value.amin(0) + (here - goal).norm(dim=2).mean(0) >= 0
+                importance = torch.where(is_better, config.expectile, 1 - config.expectile)
+            here, _, goal = self(states).split(size, 1)
+            # The value is minus the distance; TINY keeps its gradient finite at 0.
+            error = target_value + ((here - goal).square().sum(2) + TINY).sqrt()
+            weights.grad.zero_()
+            (importance * error.square()).sum(0).mean().backward()
+            weights.step(config.learning_rate)
+            target_weights.value.lerp_(weights.value, config.follow)
 
 
 class DistanceQuality(NamedTuple):
@@ -187,14 +207,15 @@ def compare_with_steps(
     count = len(states)
     sources = rng.choice(count, min(count, SOURCE_STATES), replace=False)
     edges = csr_array((np.ones(len(start)), (start, end)), shape=(count, count))
-    steps = dijkstra(edges, indices=sources, unweighted=True)  # (S, M), infinite where no recorded way leads
+    # Shape (S, M), infinite where no recorded way leads.
+    steps = dijkstra(edges, indices=sources, unweighted=True)
     pairs = np.argwhere(np.isfinite(steps) & (steps > 0))
     if not len(pairs):
         return DistanceQuality(0.0, 0.0, 0.0)
-    some = pairs[rng.choice(len(pairs), min(len(pairs), COMPARED_PAIRS), replace=False)]
-    discounted = (1 - discount ** steps[some[:, 0], some[:, 1]]) / (1 - discount)
-    here, there = (hilbert.phi(states[rows]) for rows in (sources[some[:, 0]], some[:, 1]))
-    distance = np.linalg.norm(here - there, axis=1)
+    pairs = pairs[rng.choice(len(pairs), min(len(pairs), COMPARED_PAIRS), replace=False)]
+    source, aim = pairs.T
+    discounted = (1 - discount ** steps[source, aim]) / (1 - discount)
+    distance = np.linalg.norm(hilbert.phi(states[sources[source]]) - hilbert.phi(states[aim]), axis=1)
     gap = np.abs(distance - discounted)
     return DistanceQuality(float(distance.mean()), float(discounted.mean()), float(gap.mean()))
 
@@ -206,8 +227,9 @@ def fingerprint(row: np.ndarray) -> bytes:
 
 def recorded_graph(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The different states (M, D) of transitions (N, D), and the number of each one's state before and after, (N,)."""
-    rows = np.concatenate([before, after]) + np.float32(0)  # -0 and 0 are the same state
-    number: dict[bytes, int] = {}
-    numbers = np.array([number.setdefault(fingerprint(row), len(number)) for row in rows])
-    first = np.unique(numbers, return_index=True)[1]
+    # Adding 0 makes -0 and 0 the same state.
+    rows = np.concatenate([before, after]) + np.float32(0)
+    number_of: dict[bytes, int] = {}
+    numbers = np.array([number_of.setdefault(fingerprint(row), len(number_of)) for row in rows])
+    _, first = np.unique(numbers, return_index=True)
     return rows[first], numbers[: len(before)], numbers[len(before) :]

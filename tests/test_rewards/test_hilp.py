@@ -55,9 +55,9 @@ def test_the_score_is_the_distance_to_the_goal_and_its_potential_a_step(learnt):
 
 
 def test_a_direction_is_worth_what_of_the_step_goes_there(learnt):
-    learnt.way = True
+    learnt.by_direction = True
     towards, away = learnt.score(path([0, 1, 2]).flatten()), learnt.score(path([1, 0]).flatten())
-    learnt.way = False
+    learnt.by_direction = False
     assert towards == pytest.approx([1, 1], abs=0.2) and away == pytest.approx([-1], abs=0.2)
 
 

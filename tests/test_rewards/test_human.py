@@ -278,7 +278,7 @@ def test_an_answer_that_cannot_be_written_does_not_count(tmp_path):
 
 
 def test_frames_are_shown_as_pictures_of_which_the_newest_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(human, "PICTURES", 4 * L)
+    monkeypatch.setattr(human, "MAX_PICTURES", 4 * L)
     judge = Human(answers=str(tmp_path / "answers.jsonl"), frame_size=32)
     first, second = pairs(count=2)
     frames = np.random.default_rng(0).integers(0, 255, (6 * L, 32, 32, 3)).astype(np.uint8)
