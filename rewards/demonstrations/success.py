@@ -34,13 +34,19 @@ from rewards.base import valid_rows
 from rewards.exploration.learned import dense, narrow_linear, used_columns
 from rewards.vision.latent import Latent, LatentConfig, Whitened
 
-EXTREME = 20.0  # largest logit
-KEPT = 5  # one episode of so many is kept to judge by
-SMOOTHING = 0.1  # of labels, online
-SLOPE = 0.1  # weight of the penalty of squared slopes, online
-SHARE = 4  # one row of so many is asked for its slope
-BATCHES = 4  # transitions of so many minibatches come for one, online; VICE's code takes two of 128 each 1,000
-RUN = "successes before"  # the extra that stands for the memory
+# Logits are clipped here, as values.
+MAX_SUCCESS_LOGIT = 20.0
+# One episode of so many is held out to judge by.
+EPISODES_A_HELD_OUT = 5
+# Online, labels stay so far from 0 and 1 together.
+LABEL_SMOOTHING = 0.1
+# Online, the weight of the penalty of squared slopes, for which one row of so many is asked.
+SLOPE_WEIGHT = 0.1
+ROWS_A_SLOPE_PENALTY = 4
+# Online, so many minibatches of transitions come for one that is learnt from; VICE's code takes two of 128 each 1,000.
+BATCHES_A_STEP = 4
+# The extra that stands for the memory.
+SUCCESSES_BEFORE = "successes before"
 
 
 @dataclass
@@ -81,10 +87,10 @@ class Success(Latent):
     def build(self) -> None:
         super().build()
         config = self.config
-        self.recalls = RUN if config.consecutive > 1 else ""  # type: ignore[misc]
+        self.recalls = SUCCESSES_BEFORE if config.consecutive > 1 else ""  # type: ignore[misc]
         self.bar = math.log(config.at / (1 - config.at))
         self.rng = np.random.default_rng(self.seed)
-        self.goals, self.others = self._recorded()
+        self.goals, self.others = self._read_recordings()
         self.classifier = Classifier(self.size, config.hidden, torch.Generator().manual_seed(self.seed))
         self.classifier.to(self.device).measure(np.concatenate([self.goals[0], self.others[0]]))
         self.optimizer = Flat.over(list(self.classifier.parameters()), epsilon=1e-8)
@@ -100,16 +106,19 @@ class Success(Latent):
             return raw[0], after
         logits = self.logits(batch)
         if self.config.value == "logit":
-            return logits.clip(-EXTREME, EXTREME)
+            return logits.clip(-MAX_SUCCESS_LOGIT, MAX_SUCCESS_LOGIT)
         return (logits >= self.bar).astype(np.float32)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         success = self.logits(batch) >= self.bar
-        before, after = self._runs(success, batch, memory) if RUN not in batch.extras else (batch.extras[RUN], memory)
-        return (success & (before + 1 >= self.config.consecutive)).astype(np.float32), after
+        if SUCCESSES_BEFORE in batch.extras:
+            before = batch.extras[SUCCESSES_BEFORE]
+        else:
+            before, memory = self._count_before(success, batch, memory)
+        return (success & (before + 1 >= self.config.consecutive)).astype(np.float32), memory
 
     def recall(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        return self._runs(self.logits(batch) >= self.bar, batch, memory)
+        return self._count_before(self.logits(batch) >= self.bar, batch, memory)
 
     def logits(self, batch: Transitions) -> np.ndarray:
         """Log-odds of success, float32 of the batch's shape."""
@@ -120,9 +129,10 @@ class Success(Latent):
         flat = valid_rows(batch)
         if not len(flat.step):
             return {}
-        metrics, states = {}, self.states(flat)
+        states = self.states(flat)
+        metrics = {}
         if self.config.online:
-            steps = -(-len(states) // (BATCHES * self.config.batch_size))
+            steps = math.ceil(len(states) / (BATCHES_A_STEP * self.config.batch_size))
             metrics = {"loss": self.learn(np.concatenate([states, self.others[0]]), steps), **self.errors()}
         success = self.classifier.ask(states) >= self.bar
         metrics["successes"] = float(success.mean())
@@ -132,80 +142,103 @@ class Success(Latent):
 
     def learn(self, others: np.ndarray, steps: int) -> float:
         """Minibatches of goals and of `others` (M, D); the mean loss."""
-        config, losses, kinds = self.config, list[torch.Tensor](), (self.goals[0], others)
-        used = used_columns(self.classifier.mean.cpu().numpy(), *kinds)
+        config = self.config
+        classifier = self.classifier
+        kinds = (self.goals[0], others)
+        used = used_columns(classifier.mean.cpu().numpy(), *kinds)
         labels = torch.cat([torch.ones(config.batch_size), torch.zeros(config.batch_size)]).to(self.device)
+        n = len(labels)
+        losses: list[torch.Tensor] = []
         for _ in range(steps):
-            both = [part[self.rng.integers(len(part), size=config.batch_size)] for part in kinds]
-            x, y, n = self.classifier.whiten(np.concatenate(both), used), labels, len(labels)
+            rows = [states[self.rng.integers(len(states), size=config.batch_size)] for states in kinds]
+            x = classifier.whiten(np.concatenate(rows), used)
+            y = labels
             if config.online:
-                share = torch.from_numpy(self.rng.random((n, 1), np.float32)).to(self.device)  # Beta(1, 1)
-                mate = torch.from_numpy(self.rng.permutation(n)).to(self.device)
-                x, y = x.lerp(x[mate], share), y.lerp(y[mate], share[:, 0])
-                y = y * (1 - SMOOTHING) + SMOOTHING / 2
-            kept = (self.rng.random((n, config.hidden), np.float32) >= config.dropout) / np.float32(1 - config.dropout)
-            units, keep = narrow_linear(self.classifier.first[0], x, used), torch.from_numpy(kept).to(self.device)
-            loss = binary_cross_entropy_with_logits(self.classifier(units, keep), y)
+                x, y = self._mix_rows(x, y)
+            kept_units = self.rng.random((n, config.hidden), np.float32) >= config.dropout
+            dropout = torch.from_numpy(kept_units / np.float32(1 - config.dropout)).to(self.device)
+            units = narrow_linear(classifier.first[0], x, used)
+            loss = binary_cross_entropy_with_logits(classifier(units, dropout), y)
             if config.online:
-                some = units[::SHARE]
-                (slope,) = torch.autograd.grad(self.classifier(some, keep[::SHARE]).sum(), some, create_graph=True)
-                loss = loss + SLOPE * (slope @ self.classifier.first[0].get_parameter("weight")).square().sum(1).mean()
+                loss = loss + SLOPE_WEIGHT * self._squared_slope(units, dropout)
             losses.append(loss.detach())
             self.optimizer.grad.zero_()
             loss.backward()
-            if math.isfinite(self.optimizer.clip(math.inf)):  # else the batch is left out
+            # A minibatch whose gradient is not finite is left out.
+            if math.isfinite(self.optimizer.clip(math.inf)):
                 self.optimizer.adam(config.learning_rate)
         return sum(torch.stack(losses).tolist()) / steps if losses else 0.0
 
+    def _mix_rows(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each row mixed with another, in shares from Beta(1, 1), and labels between, short of 0 and 1."""
+        n = len(y)
+        share = torch.from_numpy(self.rng.random((n, 1), np.float32)).to(self.device)
+        mate = torch.from_numpy(self.rng.permutation(n)).to(self.device)
+        y = y.lerp(y[mate], share[:, 0])
+        return x.lerp(x[mate], share), y * (1 - LABEL_SMOOTHING) + LABEL_SMOOTHING / 2
+
+    def _squared_slope(self, units: torch.Tensor, dropout: torch.Tensor) -> torch.Tensor:
+        """The logit's mean squared slope along the states, of some rows; `units` is what `first` makes of them."""
+        some_units = units[::ROWS_A_SLOPE_PENALTY]
+        logits = self.classifier(some_units, dropout[::ROWS_A_SLOPE_PENALTY])
+        (slope,) = torch.autograd.grad(logits.sum(), some_units, create_graph=True)
+        weight = self.classifier.first[0].get_parameter("weight")
+        return (slope @ weight).square().sum(1).mean()
+
     def errors(self) -> dict[str, float]:
         """Shares of the rows kept to judge by that it gets wrong, of each kind of which there are some."""
-        kinds = {"false_negative": (self.goals[1], False), "false_positive": (self.others[1], True)}
-        asked = {
-            name: (self.classifier.ask(rows) >= self.bar) == wrong for name, (rows, wrong) in kinds.items() if len(rows)
-        }
-        return {name: float(errs.mean()) for name, errs in asked.items()}
+        shares = {}
+        for name, rows, wrong in (("false_negative", self.goals[1], False), ("false_positive", self.others[1], True)):
+            if len(rows):
+                success = self.classifier.ask(rows) >= self.bar
+                shares[name] = float((success == wrong).mean())
+        return shares
 
     def notes(self) -> list[str]:
-        found = ", ".join(f"{name.replace('_', ' ')}s {value:.1%}" for name, value in self.errors().items())
-        kept = len(self.goals[1]), len(self.others[1])
-        return [f"of {kept[0]} goals and {kept[1]} others that were kept to judge by: {found or 'nothing is known'}"]
+        errors = ", ".join(f"{name.replace('_', ' ')}s {share:.1%}" for name, share in self.errors().items())
+        rows = f"{len(self.goals[1])} goals and {len(self.others[1])} others"
+        return [f"of {rows} that were kept to judge by: {errors or 'nothing is known'}"]
 
-    def _runs(self, success: np.ndarray, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+    def _count_before(self, success: np.ndarray, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         """Successes in a row before each row of a rollout (T, N), float32; and the memory after."""
-        run, before = memory["run"], np.empty(batch.shape, np.float32)
+        run = memory["run"]
+        before = np.empty(batch.shape, np.float32)
         for t, (valid, ended) in enumerate(zip(batch.valid, batch.ended)):
             before[t] = run
             run = np.where(ended, np.float32(0), np.where(valid, (run + 1) * success[t], run))
         return before, {"run": run}
 
-    def _recorded(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    def _read_recordings(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
         """States (M, D) of the goal and others, each in rows to learn from and rows to judge by."""
-        config, prefix = self.config, self.config.prefix
-        batch, states, kept = self._states("goals")
-        goal = batch.terminated if config.which == "ends" else np.ones(len(states), bool)
-        if not goal[~kept].any():
+        config = self.config
+        prefix = config.prefix
+        batch, states, held_out = self._states("goals")
+        is_goal = batch.terminated if config.which == "ends" else np.ones(len(states), bool)
+        if not is_goal[~held_out].any():
             raise ValueError(
                 f"{prefix}goals={config.goals} has no episode that terminated; take {prefix}which=all if all of it "
                 "shows the goal, or record episodes that reach it"
             )
-        goals, rest = (states[goal & ~kept], states[goal & kept]), (states[~goal & ~kept], states[~goal & kept])
+        goals = (states[is_goal & ~held_out], states[is_goal & held_out])
         if config.others:
-            _, states, kept = self._states("others")
-            rest = states[~kept], states[kept]
-        if not len(rest[0]) and not config.online:
+            _, states, held_out = self._states("others")
+            others = (states[~held_out], states[held_out])
+        else:
+            others = (states[~is_goal & ~held_out], states[~is_goal & held_out])
+        if not len(others[0]) and not config.online:
             raise ValueError(
                 f"{prefix}others is empty, and {prefix}goals={config.goals} shows nothing but goals; name a recording "
                 f"of something else, or learn from what the agent meets: {prefix}online=true"
             )
-        return goals, rest
+        return goals, others
 
     def _states(self, option: str) -> tuple[Transitions, np.ndarray, np.ndarray]:
         """A recording, what its actions led to (N, D), and bool (N,): the rows of every fifth episode."""
         batch = self.recorded(option)
-        kept = np.zeros(len(batch.step), bool)
-        for rows in episodes(batch)[KEPT - 1 :: KEPT]:
-            kept[rows] = True
-        return batch, self.states(batch), kept
+        held_out = np.zeros(len(batch.step), bool)
+        for rows in episodes(batch)[EPISODES_A_HELD_OUT - 1 :: EPISODES_A_HELD_OUT]:
+            held_out[rows] = True
+        return batch, self.states(batch), held_out
 
 
 class Classifier(Whitened):
@@ -213,12 +246,15 @@ class Classifier(Whitened):
 
     def __init__(self, size: int, hidden: int, generator: torch.Generator) -> None:
         super().__init__(size)
-        self.first, self.norm = dense(size, (hidden,), generator), nn.LayerNorm(hidden)
+        self.first = dense(size, (hidden,), generator)
+        self.norm = nn.LayerNorm(hidden)
         self.last = dense(hidden, (1,), generator)
 
-    def forward(self, x: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
-        """Log-odds (M,) of what `first` makes of whitened states, (M, hidden); `kept` multiplies it."""
-        return self.last(torch.relu(self.norm(x if kept is None else x * kept))).squeeze(1)
+    def forward(self, units: torch.Tensor, dropout: torch.Tensor | None = None) -> torch.Tensor:
+        """Log-odds (M,) of what `first` makes of whitened states, (M, hidden); `dropout` multiplies it."""
+        if dropout is not None:
+            units = units * dropout
+        return self.last(torch.relu(self.norm(units))).squeeze(1)
 
     def ask(self, states: np.ndarray) -> np.ndarray:
         """Log-odds, float32 of the leading shape of states (..., D)."""

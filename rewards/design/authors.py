@@ -25,8 +25,9 @@ from rewards.llm.client import JudgeError
 from rewards.llm.judges.base import Judge
 from rewards.llm.judges.prompts import sections
 
-SHIPPED = Path(__file__).with_name("recorded")
-DEEPEST = 3  # operations in a random component
+SHIPPED_ANSWERS = Path(__file__).with_name("recorded")
+# Operations in a random component.
+MAX_FORMULA_DEPTH = 3
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,10 @@ class Brief:
     @property
     def text(self) -> str:
         fields = {key: value for key, value in vars(self).items() if key != "feedback"}
-        asked = sections("rewards")["candidate"].format(**fields, rules=rules())
-        return "\n\n".join(filter(None, [asked, self.feedback]))
+        question = sections("rewards")["candidate"].format(**fields, rules=rules())
+        if not self.feedback:
+            return question
+        return f"{question}\n\n{self.feedback}"
 
 
 class RewardAuthor(Judge):
@@ -75,26 +78,27 @@ class ModelAuthor(CodeModel, RewardAuthor):
 class RecordedAuthor(RewardAuthor):
     """Answers in a file."""
 
-    file: str = setting(help="a file of answers, or the name of one that ships: " + "mountaincar, pendulum")
+    file: str = setting(help="a file of answers, or the name of one that ships: mountaincar, pendulum")
 
     name = "recorded"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        path = SHIPPED / f"{self.file}.txt"
+        path = SHIPPED_ANSWERS / f"{self.file}.txt"
         try:
             text = read_text(path if path.is_file() else Path(self.file).resolve())
         except OSError as error:
-            names = ", ".join(sorted(each.stem for each in SHIPPED.glob("*.txt")))
+            names = ", ".join(sorted(path.stem for path in SHIPPED_ANSWERS.glob("*.txt")))
             raise ValueError(
                 f"judge.file={self.file!r} {why_unread(self.file, error)}; give a file of answers, or {names}"
             ) from None
+        # The text before the first line as === 1 is a comment; rounds and answers follow in turn.
         _, *parts = re.split(r"^=== (\d+)$\n?", text, flags=re.MULTILINE)
-        self.answers = [(int(number), answer) for number, answer in zip(parts[::2], parts[1::2])]
+        self.answers = list(zip(map(int, parts[::2]), parts[1::2]))
         self.refuse_if(not parts, "judge.file={file!r} has no answers; each begins with a line as === 1, its round")
 
     def propose(self, brief: Brief, count: int, number: int) -> Sequence[str | JudgeError]:
-        return [answer for of, answer in self.answers if of == number][:count]
+        return [answer for answer_round, answer in self.answers if answer_round == number][:count]
 
     def notes(self) -> list[str]:
         return [f"the code stands in {self.file}"]
@@ -120,35 +124,40 @@ def formula(brief: Brief, rng: np.random.Generator) -> str:
 
     def leaf() -> str:
         i = int(rng.integers(brief.obs_size))
-        kinds = [f"obs[:, {i}]", f"next_obs[:, {i}]", f"(next_obs[:, {i}] - obs[:, {i}])"]
-        kinds += [f"action[:, {int(rng.integers(brief.action_size))}]"]
-        return str(rng.choice(kinds))
+        j = int(rng.integers(brief.action_size))
+        numbers = [f"obs[:, {i}]", f"next_obs[:, {i}]", f"(next_obs[:, {i}] - obs[:, {i}])", f"action[:, {j}]"]
+        return str(rng.choice(numbers))
 
-    def grown(depth: int) -> str:
+    def grow(depth: int) -> str:
         if depth == 0:
             return leaf()
-        inner, scale = grown(depth - 1), 10.0 ** rng.uniform(-1, 1)
-        one = [
+        inner = grow(depth - 1)
+        scale = 10.0 ** rng.uniform(-1, 1)
+        operations = [
             f"np.abs({inner})",
             f"({inner}) ** 2",
             f"np.tanh({scale:.2g} * {inner})",
             f"np.sin({scale:.2g} * {inner})",
+            f"np.exp(-{scale:.2g} * ({inner}) ** 2)",
         ]
-        two = [f"({inner} {sign} {leaf()})" for sign in "+-*"]
-        return str(rng.choice([*one, f"np.exp(-{scale:.2g} * ({inner}) ** 2)", *two]))
+        operations += [f"({inner} {sign} {leaf()})" for sign in "+-*"]
+        return str(rng.choice(operations))
 
     parts = []
     for index in range(int(rng.integers(1, 5))):
         weight = float(rng.choice([-1, 1])) * 10.0 ** rng.uniform(-1, 1)
-        parts.append(f'"part{index}": {weight:.2g} * {grown(int(rng.integers(DEEPEST + 1)))}')
+        parts.append(f'"part{index}": {weight:.2g} * {grow(int(rng.integers(MAX_FORMULA_DEPTH + 1)))}')
     return f"def reward(obs, action, next_obs):\n    return {{{', '.join(parts)}}}\n"
 
 
 def record(path: Path, rounds: Sequence[Sequence[str]]) -> None:
     """Write the answers of all rounds so far as `RecordedAuthor` reads them."""
-    quoted = [(number, re.sub(r"^===", " ===", each, flags=re.MULTILINE))
-              for number, answers in enumerate(rounds, start=1) for each in answers]  # fmt: skip
-    text = "".join(f"=== {number}\n{answer.rstrip()}\n" for number, answer in quoted)
+    text = ""
+    for number, answers in enumerate(rounds, start=1):
+        for answer in answers:
+            # A line of an answer that begins like a heading is moved by a space.
+            quoted = re.sub(r"^===", " ===", answer, flags=re.MULTILINE)
+            text += f"=== {number}\n{quoted.rstrip()}\n"
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

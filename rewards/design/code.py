@@ -18,6 +18,7 @@ Example:
 """
 
 import ast
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,11 +36,13 @@ from rewards.exploration.learned import IMAGE, Layout, refuse_rows
 from rewards.language.lare import verified
 from rewards.llm.sandbox.process import Sandbox, SandboxError, parsed, readable
 
-MOST = 12  # components
 FORM = "reward(obs, action, next_obs)"
-WATCHED = 512  # rows of an update whose components are logged
-NAME = re.compile(r"[a-z]\w{0,39}", re.ASCII)
-Rows = tuple[np.ndarray, np.ndarray]  # obs beside next_obs (B, 2 D), action (B, A)
+MAX_COMPONENTS = 12
+COMPONENT_NAME = re.compile(r"[a-z]\w{0,39}", re.ASCII)
+# The components of at most so many rows of an update are logged.
+MAX_LOGGED_ROWS = 512
+# obs beside next_obs (B, 2 D), and action (B, A).
+Rows = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass
@@ -87,12 +90,13 @@ class Code(Reward):
         rows = np.flatnonzero(flat.valid)
         if not len(rows):
             return {}
-        means = self.components(flat[rows[:: -(-len(rows) // WATCHED)]]).mean(axis=0)
+        rows = rows[:: math.ceil(len(rows) / MAX_LOGGED_ROWS)]
+        means = self.components(flat[rows]).mean(axis=0)
         return dict(zip(self.names, map(float, means)))
 
     def notes(self) -> list[str]:
-        lines = [f"the reward is the code in {self.config.file}: {' + '.join(self.names)}"]
-        return lines + [_of_reward(note) for note in self.program.notes()]
+        components = " + ".join(self.names)
+        return [f"the reward is the code in {self.config.file}: {components}", *map(_of_reward, self.program.notes())]
 
 
 def layout_of(space: Any, keys: Sequence[str] = ()) -> Layout:
@@ -105,11 +109,13 @@ def layout_of(space: Any, keys: Sequence[str] = ()) -> Layout:
 
 def rows_of(layout: Layout, batch: Transitions) -> Rows:
     """Flat transitions as code reads them, float32."""
-    both = [layout.flatten(obs) for obs in (batch.obs, batch.next_obs)]
-    for rows in both:
+    states = [layout.flatten(obs) for obs in (batch.obs, batch.next_obs)]
+    for rows in states:
         refuse_rows(rows, "code")
     action = np.asarray(batch.action)
-    return np.concatenate(both, axis=1), action.reshape(len(action), int(np.prod(action.shape[1:]))).astype(np.float32)
+    # The size is no -1, which has no meaning where there are no rows.
+    action = action.reshape(len(action), math.prod(action.shape[1:]))
+    return np.concatenate(states, axis=1), action.astype(np.float32)
 
 
 @readable()
@@ -119,16 +125,17 @@ def translated(source: str, size: int) -> tuple[tuple[str, ...], str]:
     Nothing is run. A SandboxError if the code defines no reward(obs, action, next_obs) that ends with a dict.
     """
     tree = parsed(source)
-    made = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in ("reward", "factors")]
-    if [node.name for node in made] != ["reward"] or len(made[0].args.args) != 3:
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in ("reward", "factors")]
+    if [node.name for node in functions] != ["reward"] or len(functions[0].args.args) != 3:
         raise SandboxError(f"the code must define one function {FORM}, and no factors")
-    last = made[0].body[-1]
+    last = functions[0].body[-1]
     if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Dict):
         raise SandboxError('reward must end with its components, as in return {"height": height, "speed": speed}')
     names = [getattr(key, "value", None) for key in last.value.keys]
-    wrong = [name for name in names if not (isinstance(name, str) and NAME.fullmatch(name))]
-    if wrong or not 0 < len({*names}) == len(names) <= MOST:
-        raise SandboxError(f"components have 1 to {MOST} different names of small letters, digits and _")
+    well_formed = all(isinstance(name, str) and COMPONENT_NAME.fullmatch(name) for name in names)
+    if not well_formed or not 0 < len({*names}) == len(names) <= MAX_COMPONENTS:
+        raise SandboxError(f"components have 1 to {MAX_COMPONENTS} different names of small letters, digits and _")
+    # The sandbox takes a function `factors` that returns one array: the dict becomes a list, which is stacked.
     last.value = ast.List(last.value.values, ast.Load())
     return tuple(map(str, names)), (
         f"{ast.unparse(ast.fix_missing_locations(tree))}\n\ndef factors(obs, action):\n"

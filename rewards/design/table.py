@@ -20,7 +20,8 @@ from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig
 from rewards.design.code import layout_of, rows_of
 
-AT_ONCE = 4096  # rows, to bound memory
+# So many rows are compared with all states at a time, to bound memory.
+ROWS_AT_ONCE = 4096
 
 
 @dataclass
@@ -38,13 +39,15 @@ class StateTable(Reward):
     role = "goal"
 
     def build(self) -> None:
-        file, space = self.config.file, self.action_space
+        file = self.config.file
+        space = self.action_space
         self.layout = layout_of(self.observation_space)
         if not isinstance(space, spaces.Discrete):
             raise ValueError(f"reward table has a column for each action, not {space}; take Discrete actions")
         try:
             page = json.loads(read_text(Path(file).resolve(), LARGE))
-            states, table = (np.array(page[key], np.float64) for key in ("states", "rewards"))
+            states = np.array(page["states"], np.float64)
+            table = np.array(page["rewards"], np.float64)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(
                 f"reward.table.file={file!r} {why_unread(file, error)}; give one that "
@@ -58,19 +61,24 @@ class StateTable(Reward):
         deviation = states.std(axis=0)
         self.scale = np.where(deviation > 1e-6, deviation, 1.0)
         self.start = int(space.start)
-        self.states, self.table = states / self.scale, table.astype(np.float32)
+        self.states = states / self.scale
+        self.table = table.astype(np.float32)
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
-        both, action = rows_of(self.layout, batch)
-        return self.table[self.nearest(both[:, : self.layout.size]), action[:, 0].astype(int) - self.start]
+        states, action = rows_of(self.layout, batch)
+        nearest = self.nearest(states[:, : self.layout.size])
+        return self.table[nearest, action[:, 0].astype(int) - self.start]
 
     def nearest(self, rows: np.ndarray) -> np.ndarray:
         """Which of the states each row (N, D) is, int (N,)."""
-        found = np.zeros(len(rows), np.int64)
-        for i in range(0, len(rows), AT_ONCE):
-            x = rows[i : i + AT_ONCE] / self.scale
-            found[i : i + AT_ONCE] = ((self.states**2).sum(axis=1) - 2 * x @ self.states.T).argmin(axis=1)
-        return found
+        nearest = np.zeros(len(rows), np.int64)
+        squares = (self.states**2).sum(axis=1)
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            piece = slice(start, start + ROWS_AT_ONCE)
+            x = rows[piece] / self.scale
+            # The squared distance, less the square of the row, which is equal for all states.
+            nearest[piece] = (squares - 2 * x @ self.states.T).argmin(axis=1)
+        return nearest
 
     def notes(self) -> list[str]:
         active = int((self.table != 0).any(axis=1).sum())

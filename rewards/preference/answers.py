@@ -32,7 +32,7 @@ from rewards.preference.segments import side_by_side
 
 Pair: TypeAlias = tuple[str, str]
 # The extra that holds the numbers of pictures, which mean something in one process alone.
-PICTURE = "picture"
+PICTURE_NUMBERS = "picture"
 MAX_PAIR_BYTES = 1 << 28
 
 
@@ -138,7 +138,7 @@ class KeptAnswers:
 
 def lean(segments: Transitions) -> Transitions:
     """What a reward learns from: no pictures, no texts, and no observations where an embedding stands for them."""
-    extras = {name: value for name, value in segments.extras.items() if name != PICTURE}
+    extras = {name: value for name, value in segments.extras.items() if name != PICTURE_NUMBERS}
     absent: dict[str, Any] = {"obs": None}
     for name in MODALITIES:
         absent |= {name: None, f"obs_{name}": None}

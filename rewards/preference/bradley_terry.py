@@ -35,7 +35,7 @@ from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.settings import setting
 from rewards.exploration.disagreement import StackedHeads
-from rewards.preference.answers import PICTURE
+from rewards.preference.answers import PICTURE_NUMBERS
 from rewards.preference.history import StackedGRU
 from rewards.preference.judges import make_segment_judge
 from rewards.preference.segments import Segments
@@ -401,7 +401,7 @@ class BradleyTerry(Sessions):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         # Pictures are in no checkpoint, and without them there is nothing to show.
-        if self.embedding == PICTURE:
+        if self.embedding == PICTURE_NUMBERS:
             self.segments.pool.clear()
 
     def notes(self) -> list[str]:

@@ -36,7 +36,7 @@ import numpy as np
 from envs.transitions import Transitions, map_obs
 from lodestar.settings import setting
 from rewards.llm.judges.base import SegmentJudge
-from rewards.preference.answers import PICTURE, KeptAnswers, Pair, fingerprint, pack_segments
+from rewards.preference.answers import PICTURE_NUMBERS, KeptAnswers, Pair, fingerprint, pack_segments
 
 # What is shown step by step: either frames (JPEG), texts, or rows of numbers.
 Clip: TypeAlias = dict[str, list[Any]]
@@ -69,7 +69,7 @@ class Human(SegmentJudge):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.requires = frozenset({"next_obs" if self.show == "obs" else self.show})
-        self.embedding = PICTURE if self.show == "frame" else None
+        self.embedding = PICTURE_NUMBERS if self.show == "frame" else None
         self.frame_size = self.frame_size if self.show == "frame" else None
         self.kept = KeptAnswers(self.answers)
         if self.kept.path.is_file() and self.kept.path.read_bytes()[:1] not in (b"", b"{"):
@@ -162,7 +162,7 @@ class Human(SegmentJudge):
             numbers = [np.asarray(part, float).reshape(*segments.shape, -1) for part in parts]
             rows = np.round(np.concatenate(numbers, axis=-1)[..., :MAX_PLOTTED_NUMBERS], 5)
             return [{"rows": row} for row in rows.swapaxes(0, 1).tolist()]
-        pictures = segments.extras.get(PICTURE)
+        pictures = segments.extras.get(PICTURE_NUMBERS)
         # With `of=frame` the segments hold the frames themselves.
         if pictures is None:
             pictures = self.embed(segments.flatten()).reshape(*segments.shape, 1)

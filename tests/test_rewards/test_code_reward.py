@@ -7,7 +7,7 @@ from model_server import ModelServer, status
 
 from envs.transitions import Transitions
 from rewards.check import check_reward, random_rollout
-from rewards.design.authors import SHIPPED, Brief, ModelAuthor, RandomAuthor, RecordedAuthor, formula, record
+from rewards.design.authors import SHIPPED_ANSWERS, Brief, ModelAuthor, RandomAuthor, RecordedAuthor, formula, record
 from rewards.design.code import FORM, Code, CodeConfig, translated, tried
 from rewards.language.lare import code_in
 from rewards.llm.client import JudgeError
@@ -129,7 +129,7 @@ def test_answers_of_a_search_can_be_repeated_and_what_ships_has_three_rounds(tmp
     assert [list(author.propose(BRIEF, 9, n)) for n in (1, 2, 3)] == [
         ["one\n === 7\nstill one\n", "two\n"], [], ["three\n"],
     ]  # fmt: skip
-    for path in SHIPPED.glob("*.txt"):
+    for path in SHIPPED_ANSWERS.glob("*.txt"):
         shipped = RecordedAuthor(path.stem)
         assert min(len(shipped.propose(BRIEF, 9, number)) for number in (1, 2, 3)) >= 2
     (tmp_path / "kept.txt").write_text("no heading")

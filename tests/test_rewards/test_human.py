@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rewards.preference import human
-from rewards.preference.answers import PICTURE, KeptAnswers
+from rewards.preference.answers import PICTURE_NUMBERS, KeptAnswers
 from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
 from rewards.preference.human import Human
 from rewards.preference.judges import RecordedPreferences, make_segment_judge
@@ -287,7 +287,7 @@ def test_frames_are_shown_as_pictures_of_which_the_newest_are_kept(tmp_path, mon
         judge.embed(second.flatten().replace(frame=frames[: 2 * L])),
     )
     first, second = (
-        side.replace(extras={PICTURE: each.reshape(L, 2, 1)}) for side, each in zip((first, second), numbers)
+        side.replace(extras={PICTURE_NUMBERS: each.reshape(L, 2, 1)}) for side, each in zip((first, second), numbers)
     )
     judge.ask(first, second, 10)
     clips = Tab(judge.page.address).seen["question"]["clips"]

@@ -9,7 +9,7 @@ from envs.recording import save
 from rewards.adapters.ending import Ending, ending
 from rewards.adapters.gym import RewardWrapper, VectorRewardWrapper
 from rewards.check import check_reward, random_rollout
-from rewards.demonstrations.success import KEPT, Success, SuccessConfig
+from rewards.demonstrations.success import EPISODES_A_HELD_OUT, Success, SuccessConfig
 from rewards.mix.mix import Mix, Stream
 
 BOX = spaces.Box(-1, 1, (4,), np.float32)
@@ -52,7 +52,8 @@ def test_states_like_the_ends_of_episodes_are_successes(learnt):
 
 def test_no_row_that_it_is_judged_by_was_learnt_from(learnt):
     goals, others = learnt.goals, learnt.others
-    assert [len(rows) for rows in goals] == [12 - 12 // KEPT, 12 // KEPT] and len(others[0]) == 10 * len(goals[0])
+    held_out = 12 // EPISODES_A_HELD_OUT
+    assert [len(rows) for rows in goals] == [12 - held_out, held_out] and len(others[0]) == 10 * len(goals[0])
     for learned, kept in (goals, others):
         assert not np.isin(kept, learned).any()
     assert set(learnt.errors()) == {"false_positive", "false_negative"} and max(learnt.errors().values()) < 0.5
