@@ -47,7 +47,8 @@ def pearson(a: Array, b: Array) -> float:
 def midranks(values: Array) -> np.ndarray:
     """Ranks from 1 (N,); equal values share the mean of theirs."""
     _, place, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+    ranks = np.cumsum(counts) - (counts - 1) / 2
+    return ranks[place]
 
 
 def spearman(a: Array, b: Array) -> float:
@@ -117,7 +118,8 @@ def starc_canonical(reward: np.ndarray, transition: np.ndarray, *, gamma: float)
         raise ValueError(f"gamma={gamma} leaves values without end; give a discount in [0, 1)")
     expected = (transition * reward).sum(-1)
     # The uniform policy's value solves V = r + gamma P V, with r and P averaged over the actions.
-    value = np.linalg.solve(np.eye(len(expected)) - gamma * transition.mean(1), expected.mean(1))
+    system = np.eye(len(expected)) - gamma * transition.mean(1)
+    value = np.linalg.solve(system, expected.mean(1))
     return expected + gamma * transition @ value - value[:, None]
 
 

@@ -165,8 +165,9 @@ class Hilbert(Whitened):
             rows = rng.integers(len(x), size=size)
             later_rows = np.minimum(rows + rng.geometric(1 - gamma, size) - 1, ends[rows])
             goal_rows = np.where(rng.random(size) < LATER, later_rows, rng.integers(len(x), size=size))
-            state = x[torch.from_numpy(rows).to(x.device)]
-            next_state = y[torch.from_numpy(rows).to(x.device)]
+            index = torch.from_numpy(rows).to(x.device)
+            state = x[index]
+            next_state = y[index]
             goal_state = y[torch.from_numpy(goal_rows).to(x.device)]
             states = torch.cat([state, next_state, goal_state])
             with torch.no_grad():
@@ -220,16 +221,15 @@ def compare_with_steps(
     return DistanceQuality(float(distance.mean()), float(discounted.mean()), float(gap.mean()))
 
 
-def fingerprint(row: np.ndarray) -> bytes:
-    """16 bytes that stand for a row, as embeddings of frames are long."""
-    return hashlib.blake2b(row.tobytes(), digest_size=16).digest()
-
-
 def recorded_graph(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The different states (M, D) of transitions (N, D), and the number of each one's state before and after, (N,)."""
     # Adding 0 makes -0 and 0 the same state.
     rows = np.concatenate([before, after]) + np.float32(0)
     number_of: dict[bytes, int] = {}
-    numbers = np.array([number_of.setdefault(fingerprint(row), len(number_of)) for row in rows])
+    numbers = np.empty(len(rows), int)
+    for i, row in enumerate(rows):
+        # 16 bytes stand for a row, as embeddings of frames are long.
+        fingerprint = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+        numbers[i] = number_of.setdefault(fingerprint, len(number_of))
     _, first = np.unique(numbers, return_index=True)
     return rows[first], numbers[: len(before)], numbers[len(before) :]

@@ -405,10 +405,7 @@ class BradleyTerry(Sessions):
             self.segments.pool.clear()
 
     def notes(self) -> list[str]:
-        notes = list(self.judge.notes())
-        if self.failure:
-            notes.append(self.failure)
-        return notes
+        return self.judge.notes() + super().notes()
 
 
 def _is_right(logits: Tensor, y: Tensor) -> Tensor:

@@ -114,7 +114,8 @@ class Debate(BradleyTerry):
     def rival(self, state: Tensor, ours: Tensor) -> Tensor:
         """The best of the other actions by J of whole states (N, D): codes (N, A), like `ours`."""
         others = self.rivals.expand(len(state), -1, -1)
-        x = torch.cat([state[:, None].expand(-1, len(self.rivals), -1), others], dim=-1)
+        states = state[:, None].expand(-1, len(self.rivals), -1)
+        x = torch.cat([states, others], dim=-1)
         is_ours = (others == ours[:, None]).all(dim=-1)
         j = self.along(x).mean(dim=0).masked_fill(is_ours, -torch.inf)
         return self.rivals[j.argmax(dim=1)]
@@ -138,8 +139,8 @@ class Debate(BradleyTerry):
             return (difference.flatten(1, 2) @ last).mean(dim=0).view(n, -1)
 
         # An order that looks random and follows from the state alone, so that scores are pure.
-        order = torch.sin(1e4 * state.double() @ self.mixing).argsort(dim=1)
-        order = order[:, : self.config.shown].clone()
+        noise = torch.sin(1e4 * state.double() @ self.mixing)
+        order = noise.argsort(dim=1)[:, : self.config.shown].clone()
         hidden = torch.zeros_like(added[:, :, :1])
         for turn in range(order.shape[1]):
             if evidence != "random":
@@ -147,7 +148,8 @@ class Debate(BradleyTerry):
                 if turn % 2 and evidence == "debate":
                     gain = -gain
                 order[:, turn] = gain.scatter(1, order[:, :turn], -torch.inf).argmax(dim=1)
-            hidden = hidden + added[:, torch.arange(n), order[:, turn]][:, :, None]
+            shown = added[:, torch.arange(n), order[:, turn]]
+            hidden = hidden + shown[:, :, None]
         return gap(hidden)[:, 0], order
 
     def reasons(self, batch: Transitions, names: Sequence[str]) -> list[str]:

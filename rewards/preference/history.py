@@ -30,7 +30,8 @@ class StackedGRU(nn.Module):
 
     def states(self, x: Tensor) -> Tensor:
         """h after every step of sequences that begin at h = 0: (K, B, L, hidden)."""
-        gates = self.gates(x.flatten(-3, -2)).unflatten(1, x.shape[-3:-1])
+        gates = self.gates(x.flatten(-3, -2))
+        gates = gates.unflatten(1, x.shape[-3:-1])
         h = gates.new_zeros(*gates.shape[:2], self.hidden)
         after = []
         for t in range(x.shape[-2]):
@@ -40,7 +41,8 @@ class StackedGRU(nn.Module):
 
     def gates(self, x: Tensor) -> Tensor:
         """What rows (N, inputs), or (K, N, inputs), contribute to the gates: (K, N, 3 hidden)."""
-        return torch.baddbmm(self.weights[1], x.expand(len(self.weights[0]), -1, -1), self.weights[0])
+        weight = self.weights[0]
+        return torch.baddbmm(self.weights[1], x.expand(len(weight), -1, -1), weight)
 
     def step(self, gates: Tensor, h: Tensor) -> Tensor:
         """h (K, N, hidden) one step later."""

@@ -167,8 +167,8 @@ class Human(SegmentJudge):
         if pictures is None:
             pictures = self.embed(segments.flatten()).reshape(*segments.shape, 1)
         clips: list[Clip] = []
-        for numbers in pictures[..., 0].T.tolist():
-            frames = [self._pictures.get(number) for number in numbers]
+        for picture_numbers in pictures[..., 0].T.tolist():
+            frames = [self._pictures.get(number) for number in picture_numbers]
             clips.append({"frames": frames} if all(frames) else {})
         return clips
 

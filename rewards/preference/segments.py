@@ -27,11 +27,13 @@ def cut(batch: Transitions, usable: np.ndarray, length: int) -> tuple[Transition
     follows[1:] = usable[1:] & usable[:-1] & ~batch.ended[:-1] & next_step
     # The place of a row within its segment counts from the last row that followed no other.
     starts = np.where(usable & ~follows, times, 0)
-    place = (times - np.maximum.accumulate(starts, axis=0)) % length
+    last_start = np.maximum.accumulate(starts, axis=0)
+    place = (times - last_start) % length
     last, env = np.nonzero(usable & (place == length - 1))
     rows = last - np.arange(length - 1, -1, -1)[:, None]
-    continues = usable[-1] & ~batch.ended[-1] & (place[-1] < length - 1)
-    left = times >= len(usable) - np.where(continues, place[-1] + 1, 0)
+    is_unfinished = usable[-1] & ~batch.ended[-1] & (place[-1] < length - 1)
+    unfinished_rows = np.where(is_unfinished, place[-1] + 1, 0)
+    left = times >= len(usable) - unfinished_rows
     return batch[rows, env[None]], left
 
 
@@ -124,13 +126,16 @@ class LastEpisodes(Segments):
         ends = np.argwhere(usable & batch.ended)[-(self.pool.maxlen or 0) :]
         for t, n in ends:
             begin = t - batch.step[t, n]
-            rows = np.arange(max(begin, 0), t + 1)
-            is_complete = usable[rows, n].all() and np.array_equal(batch.step[rows, n], rows - begin)
-            if begin >= 0 and is_complete:
+            if begin < 0:
+                continue
+            rows = np.arange(begin, t + 1)
+            in_order = np.array_equal(batch.step[rows, n], rows - begin)
+            if in_order and usable[rows, n].all():
                 episodes.append(self.shown(batch[rows, n]))
         # The rows of an episode that goes on are kept, if its first is among them.
-        begins = len(usable) - 1 - batch.step[-1]
-        goes_on = usable[-1] & ~batch.ended[-1] & (begins >= 0) & (batch.step[-1] < MAX_KEPT_STEPS)
+        step = batch.step[-1]
+        begins = len(usable) - 1 - step
+        goes_on = usable[-1] & ~batch.ended[-1] & (begins >= 0) & (step < MAX_KEPT_STEPS)
         times = np.arange(len(usable))[:, None]
         return episodes, usable & goes_on & (times >= begins)
 

@@ -142,10 +142,12 @@ class SelfPlay(BradleyTerry):
             return metrics
         with torch.no_grad():
             outputs = self.ensemble(self.whiten(self.queue()))
-            wins = (margins(outputs, outputs).mean(dim=0) > 0).cpu().numpy().astype(np.int64)
+            margin = margins(outputs, outputs).mean(dim=0)
+        wins = (margin > 0).cpu().numpy().astype(np.int64)
         triples = max(math.comb(len(wins), 3), 1)
         # The diagonal counts each circle of three from each of its episodes.
-        return metrics | {"circles": float(np.trace(wins @ wins @ wins)) / 3 / triples}
+        circles = float(np.trace(wins @ wins @ wins)) / 3
+        return metrics | {"circles": circles / triples}
 
     def summarise(self, episode: Transitions) -> np.ndarray:
         """The summary of a whole episode (H,): float32 (D,)."""

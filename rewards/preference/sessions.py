@@ -161,3 +161,6 @@ class Sessions(Learned):
         which = "that both are equal" if (label == 0.5).all() else "for the same side"
         self.failure = f"all {len(label)} labels so far are {which}, which says nothing about a reward; check the judge"
         return True
+
+    def notes(self) -> list[str]:
+        return [self.failure] if self.failure else []

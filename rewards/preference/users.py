@@ -409,9 +409,7 @@ class Users(Sessions):
         silent = [name for place, name in enumerate(self.config.users) if place not in self.labelled.user]
         if silent and self.labelled.fits:
             notes.append(f"no answers yet of {', '.join(silent)}, for whom z is 0")
-        if self.failure:
-            notes.append(self.failure)
-        return notes
+        return notes + super().notes()
 
 
 def entropy(chance: Tensor) -> Tensor:
