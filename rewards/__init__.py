@@ -96,6 +96,7 @@ def make(
 
     if isinstance(rewards, str):
         raise ValueError(f"rewards={rewards!r} is a text; give a list: ['task', {rewards!r}] adds it to the task's own")
+    # Names without options are a dict whose configs are the defaults.
     if isinstance(rewards, list | tuple):
         rewards = dict.fromkeys(rewards)
     if not rewards:

@@ -31,6 +31,7 @@ ALL_FIELDS = frozenset(field.name for field in dataclasses.fields(Transitions))
 FIELDS_BEFORE = ("obs", *(f"obs_{name}" for name in MODALITIES))
 CONTENT_FIELDS = ("obs", "action", "reward", "next_obs", *MODALITIES, *FIELDS_BEFORE[1:])
 RANDOM_CAPTIONS = ("you see a door", "a key lies here", "you hit the newt", "nothing happens")
+# Steps of an episode that a memory has to hold out.
 LONG_EPISODE_STEPS = 100
 # What sets something for the whole process, and what reads it.
 TORCH_SETTINGS = {
@@ -83,6 +84,7 @@ class _Check:
         if not (isinstance(self.kind, type) and issubclass(self.kind, Reward)):
             raise RewardCheckError(f"{reward!r} is neither a class that extends Reward nor an instance of one")
         config_class = self.check_class()
+        # The reward handed in only says what to build; it is never run itself.
         if isinstance(reward, Reward):
             self.config = reward.config
             self.device = reward.device
@@ -146,6 +148,7 @@ class _Check:
     @contextmanager
     def guarded(self, what: str, batch: Transitions | None = None) -> Iterator[None]:
         """Within it runs the reward's own code, which leaves the process and what it is handed as they are."""
+        # The settings are put back also after an error, so that the next check does not blame another reward.
         before = process_settings()
         batch_before = copy.deepcopy(batch)
         try:
@@ -185,6 +188,7 @@ class _Check:
             form = f"with initial_memory score must return (scores, memory); it returned {_kind(scored)}"
             self.need(isinstance(scored, tuple) and len(scored) == 2 and not isinstance(scored, Scored), form)
             scored, memory = scored
+        # Annotators may leave rows without an answer for now.
         if isinstance(scored, Scored):
             ready = np.asarray(scored.ready)
             form = f"score marks rows as ready with {ready.dtype} {ready.shape}; it must be bool {batch.shape}"
@@ -244,6 +248,7 @@ class _Check:
 
     def check_purity(self) -> None:
         """Rule 1: scoring draws nothing at random and moves no state."""
+        # A score that draws from a global generator leaves its state changed.
         state = copy.deepcopy(self.reward.state_dict())
         generators = generator_states()
         first = self.score(self.flat)
@@ -267,6 +272,7 @@ class _Check:
         order = np.random.default_rng(0).permutation(len(scores))
         if not close(self.score(self.flat[order]), scores[order]):
             self.fail("score depends on the order of the rows: permuting the batch does not permute the scores")
+        # Pieces of different sizes, one of them a single row, as networks round differently and statistics fail there.
         half = len(scores) // 2
         pieces = [self.score(self.flat[rows]) for rows in (slice(0, 1), slice(1, half), slice(half, None))]
         if not close(np.concatenate(pieces), scores):
@@ -278,6 +284,7 @@ class _Check:
             value = getattr(self.flat, field)
             if field in self.reward.requires or value is None:
                 continue
+            # If the reward reads the field, its scores change when all of it is replaced by zeros.
             blank = map_obs(lambda x: np.full_like(x, "" if x.dtype == object else 0), value)
             unread = close(self.score(self.flat.replace(**{field: blank})), scores)
             self.need(unread, f"score reads {field}, which requires does not name; drivers may leave it out")
@@ -289,6 +296,7 @@ class _Check:
         for before in (True, False):
             fields = {name: getattr(self.rollout, name) for name in CONTENT_FIELDS if (name in FIELDS_BEFORE) == before}
             extras = {name: x for name, x in self.rollout.extras.items() if name.startswith("obs_") == before}
+            # Both sides of a step get their rows exchanged in turn.
             changed = self.rollout.replace(**_exchange(fields), extras=self.rollout.extras | _exchange(extras))
             follows[before] = not close(self.in_order(changed), scores)
         if follows[True] and not follows[False]:
@@ -320,6 +328,7 @@ class _Check:
         before = copy.deepcopy(memory)
         scores, end = self.scan(self.rollout, memory)
         self.need(equal(memory, before), "scan wrote into the memory it was given; return a changed copy instead")
+        # The base class scores step by step, which is what any other way must equal.
         expected, expected_end = Reward.scan(self.reward, self.rollout, memory)
         same = scores.dtype == np.float32 and close(scores, expected)
         self.need(same, "scan of a rollout differs from score step by step, the memory of ended episodes made afresh")
@@ -349,6 +358,7 @@ class _Check:
         defined = self.kind.recall is not Reward.recall
         self.need(defined, f"recalls is {key!r}, but recall is not defined; define it, or leave recalls empty")
         recalled, _ = self.reward.recall(self.rollout, self.reward.initial_memory(self.rollout.shape[1]))
+        # A replay hands out single rows in any order, and no memory with them.
         stored = self.rollout.replace(extras={**self.rollout.extras, key: recalled}).flatten()
         scores, _ = self.reward.scan(stored.map(lambda x: x[None]), None)
         same = close(scores[0], self.in_order(self.rollout).ravel())
@@ -393,6 +403,7 @@ class _Check:
         truncated = self.rollout.truncated & valid
         # The same rollout but for its last row, which is not valid.
         changed = concatenate([self.rollout[:-1], self.rollout[1:2]])
+        # Two equal instances learn from rollouts that differ in nothing that may be learnt from.
         one = self.build(seed=0)
         two = self.build(seed=0)
         self.update(one, self.rollout.replace(valid=valid, truncated=truncated))
@@ -415,6 +426,7 @@ class _Check:
             self.need(same, f"a fresh instance that loads state_dict() scores differently{when}; something is missing")
             self.update(learned, self.rollout)
             self.update(fresh, self.rollout)
+        # A checkpoint is loaded by another process, so what is hashed must not depend on it.
         with another_process(self.kind):
             fresh = self.build(seed=0)
             fresh.load_state_dict(copy.deepcopy(learned.state_dict()))
@@ -425,6 +437,7 @@ class _Check:
     def check_seeds(self, differ: bool) -> None:
         scores = []
         states = []
+        # The second differs from the first in the global generators alone, the third in the reward's seed alone.
         for seed, global_seed in ((0, 1), (0, 2), (1, 1)):
             with seeded(global_seed):
                 reward = self.build(seed=seed)
@@ -449,6 +462,7 @@ class _Check:
             if name.startswith("obs_"):
                 still["extras"][name] = flat.extras[name.removeprefix("obs_")]
         cases = {"transitions that change nothing": flat.replace(**still)}
+        # Zeros are an observation only where the space says so: a Box may begin at 1.
         zero = map_obs(np.zeros_like, flat.next_obs)
         if self.observation_space.contains(map_obs(lambda x: x[0], zero)):
             black = {name: map_obs(np.zeros_like, getattr(flat, name)) for name in ("frame", "obs_frame")}
@@ -464,6 +478,7 @@ class _Check:
         """A space without numbers is refused by name."""
         if not {"obs", "next_obs"} & set(self.reward.requires):
             return
+        # Either the constructor refuses it, or the reward scores it.
         space = gym.spaces.Text(5)
         words = np.array(["word"] * len(self.flat.step), dtype=object)
         try:

@@ -58,6 +58,7 @@ class Pair(Reward):
             reward = self.make(options[side], options[f"{side}_options"], place)
             self.both.append(reward)
             setattr(self, side, reward)
+        # Drivers hand over what either side reads.
         self.requires = self.both[0].requires | self.both[1].requires
 
     def make(self, name: str, options: dict[str, Any], place: int) -> Reward:
@@ -113,6 +114,7 @@ class Gate(Pair):
         if len({(reward.embedding, reward.frame_size) for reward in seeing}) > 1:
             of = self.config.of
             raise ValueError(f"reward.gate.of={of} by={self.config.by} see frames with different models; give one")
+        # One frame or embedding serves both sides, so that they have to agree on it.
         for reward in seeing:
             self.embedding = reward.embedding
             self.frame_size = reward.frame_size
@@ -148,6 +150,7 @@ class Gate(Pair):
         memories: dict[str, np.ndarray] = {}
         for side, reward in zip(self.config.sides, self.both):
             prefix = f"{side}."
+            # A side without a memory rates flat rows, at once for a rollout.
             side_memory = {key.removeprefix(prefix): memory[key] for key in memory if key.startswith(prefix)}
             if not side_memory:
                 scored = reward.score(batch.flatten())

@@ -139,6 +139,7 @@ class TwoLevel(Pair):
         correction = self.correction
         rows = flat[self.rng.permutation(len(flat.step))[:CANDIDATE_TRANSITIONS]]
         if self.config.choose == "informative":
+            # Each choice takes the ones before it into account, so that no two ask the same.
             covariance = correction.covariance(self.states(rows))
             rows = rows[choose_informative(covariance, correction.noise, count)]
         rows = rows[:count]

@@ -144,6 +144,7 @@ def formula(brief: Brief, rng: np.random.Generator) -> str:
         return str(rng.choice(operations))
 
     parts = []
+    # Weights spread over two orders of magnitude, with either sign.
     for index in range(int(rng.integers(1, 5))):
         weight = float(rng.choice([-1, 1])) * 10.0 ** rng.uniform(-1, 1)
         parts.append(f'"part{index}": {weight:.2g} * {grow(int(rng.integers(MAX_FORMULA_DEPTH + 1)))}')

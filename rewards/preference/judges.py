@@ -102,6 +102,7 @@ class Circle(SegmentJudge):
     requires = frozenset({"action"})
 
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
+        # How many places the second's action is ahead of the first's.
         ahead = (np.asarray(second.action[-1]) - first.action[-1]).reshape(first.shape[1]) % self.arms
         is_tie = (ahead == 0) | (2 * ahead == self.arms)
         return np.where(is_tie, 0.5, 2 * ahead < self.arms).astype(np.float32)
@@ -128,6 +129,7 @@ class Heron(Stateful, SegmentJudge):
         super().__post_init__()
         if not self.order:
             raise ValueError("judge heron: order is empty; name signals, the most important first, as in [speed,-gap]")
+        # A column may be given as a number, and is a text with its sign.
         signals = [str(signal) for signal in self.order]
         self.signs = np.array([-1.0 if signal.startswith("-") else 1.0 for signal in signals])
         self.columns = [self._column(signal.lstrip("+-")) for signal in signals]
@@ -144,6 +146,7 @@ class Heron(Stateful, SegmentJudge):
             raise ValueError(f"there are {width} signals, and names for {len(self.names)}; name them in names=[...]")
         means = [np.asarray(side.signals, np.float64)[..., self.columns].mean(axis=0) for side in (first, second)]
         margins = self.thresholds
+        # Margins in deviations need no knowledge of the signals' units.
         if self.unit == "std":
             self.statistics.update(np.concatenate(means))
             margins = margins * self.statistics.std
@@ -225,6 +228,7 @@ class RecordedPreferences(SegmentJudge):
             self.requires = judge.requires
             self.frame_size = judge.frame_size
             self.embedding = judge.embedding
+            # The judge's own state goes into checkpoints; the answers are in the file already.
             self.store = AnswerStore(path)
             self.source = judge
         elif Path(path).is_file():

@@ -57,6 +57,7 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
         if first.frame is None or second.frame is None:
             raise ValueError(f"the judge vlm reads frames, and these have none; use frame_size={self.frame_size}")
+        # Each different pair is asked about once, also where several rows show it.
         keys = []
         swapped = np.zeros(first.shape[1], bool)
         questions = {}
@@ -96,6 +97,7 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
     def _key_and_order(self, first: np.ndarray, second: np.ndarray) -> tuple[str, bool]:
         """The key of two pictures, "" for equal ones; whether the second is shown first, which they alone decide."""
         one, two = (hashlib.sha256(f"{x.shape}".encode() + x.tobytes()).hexdigest() for x in (first, second))
+        # The order of showing is random but follows from the pair: models prefer one place.
         identity = [int(sections("pictures")["version"]), self.model, self.goal, *sorted((one, two))]
         digest = hashlib.sha256(json.dumps(identity).encode())
         key = digest.hexdigest() if one != two else ""
