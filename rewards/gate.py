@@ -179,7 +179,7 @@ class Gate(Pair):
         return passed.astype(np.float32), {"sum": total, "outcome": outcome, "steps": steps}
 
     def update(self, batch: Transitions) -> dict[str, float]:
-        metrics = {}
+        metrics: dict[str, float] = {}
         for side, reward in zip(self.config.sides, self.both):
             metrics |= {f"{side}_{key}": value for key, value in reward.update(batch).items()}
         return metrics

@@ -42,7 +42,7 @@ from runners.run.trust import require, saved_keys
 
 if TYPE_CHECKING:
     from rewards.preference.bradley_terry import BradleyTerry
-    from rewards.preference.sessions import Asked
+    from rewards.preference.sessions import ComparedPairs
 
 ARMS = ("preferences", "true", "cloning")
 Metrics = dict[str, float]
@@ -295,7 +295,7 @@ def labelled(config: OfflineConfig, batch: Transitions, *spaces: Space) -> tuple
     return rewards, metrics, reward.notes()
 
 
-def compared(config: OfflineConfig, batch: Transitions, *spaces: Space) -> "tuple[Asked, Metrics, list[str]]":
+def compared(config: OfflineConfig, batch: Transitions, *spaces: Space) -> "tuple[ComparedPairs, Metrics, list[str]]":
     """The judge's answers themselves, about the segments that `labelled` asks about, metrics, and sentences."""
     reward, batch = judged(config, batch, *spaces)
     reward.segments.add(batch)

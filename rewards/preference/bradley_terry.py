@@ -39,7 +39,7 @@ from rewards.preference.answers import PICTURE_NUMBERS
 from rewards.preference.history import StackedGRU
 from rewards.preference.judges import make_segment_judge
 from rewards.preference.segments import Segments
-from rewards.preference.sessions import MIN_HELD_OUT, Asked, BestLoss, LabelledPairs, Sessions, SessionsConfig
+from rewards.preference.sessions import MIN_HELD_OUT, BestLoss, ComparedPairs, LabelledPairs, Sessions, SessionsConfig
 from rewards.preference.trees import StackedTrees
 from rewards.vision.encoder import ClipEncoder, shared
 
@@ -190,7 +190,7 @@ class BradleyTerry(Sessions):
         pairs, metrics = self.compared(most)
         return metrics if pairs is None else metrics | self.learn_from(*pairs)
 
-    def compared(self, most: int) -> tuple[Asked | None, dict[str, float]]:
+    def compared(self, most: int) -> tuple[ComparedPairs | None, dict[str, float]]:
         """Pairs that are drawn, and on which the judge is sure; None if there are none. And metrics."""
         queries = min(self.config.queries, most)
         first, second = map(self.segments.pick, self.draw(queries))
@@ -206,7 +206,7 @@ class BradleyTerry(Sessions):
         metrics = {"failed": float(not len(answered)), "dropped": 1 - len(answered) / len(label)}
         if not len(answered):
             return None, metrics
-        return Asked(first[:, answered], second[:, answered], label[answered]), metrics
+        return ComparedPairs(first[:, answered], second[:, answered], label[answered]), metrics
 
     def draw(self, queries: int) -> tuple[np.ndarray, np.ndarray]:
         """As any session draws them; with `disagreement`, those the members disagree about, of ten times as many."""

@@ -21,7 +21,7 @@ from rewards.preference.segments import Segments
 MIN_HELD_OUT = 10
 
 
-class Asked(NamedTuple):
+class ComparedPairs(NamedTuple):
     """Pairs of segments (L, B), and the judge's labels, float32 (B,)."""
 
     first: Transitions
@@ -137,7 +137,7 @@ class Sessions(Learned):
         offset = 1 + self.rng.integers(count - 1, size=queries)
         return one, (one + offset) % count
 
-    def ask(self, judge: SegmentJudge, first: Transitions, second: Transitions, most: int) -> Asked | None:
+    def ask(self, judge: SegmentJudge, first: Transitions, second: Transitions, most: int) -> ComparedPairs | None:
         """What a judge says of pairs, or of earlier ones, NaN where unsure; None if it failed: `failure` says how."""
         try:
             first, second, answers = judge.ask(first, second, most)
@@ -151,7 +151,7 @@ class Sessions(Learned):
             return None
         if queries and np.isnan(label).all():
             self.failure = f"the judge {judge.name} answered none of {queries} pairs"
-        return Asked(first, second, label)
+        return ComparedPairs(first, second, label)
 
     def undecided(self) -> bool:
         """Whether there is nothing to learn from the labels so far, as `failure` then says."""
