@@ -60,6 +60,9 @@ class Human(SegmentJudge):
         "frame", "of a clip: its frames, its texts, or a plot of observations", choices=("frame", "text", "obs")
     )
     frame_size: int | None = setting(160, "height and width of a frame, pixels", low=8, high=1024)
+    aspect: float | None = setting(
+        None, "width over height at which the page shows frames; None: a run's environment's, else 1", above=0
+    )
     port: int = setting(0, "of the page on 127.0.0.1; 0 takes a free one", low=0, high=65535)
     browser: bool = setting(True, "whether to open it in a browser, where there is a screen and a terminal")
     wait: bool = setting(False, "whether each session waits until its questions are answered, as for runners.offline")
@@ -75,6 +78,7 @@ class Human(SegmentJudge):
         if self.kept.path.is_file() and self.kept.path.read_bytes()[:1] not in (b"", b"{"):
             raise ValueError(f"judge human: answers={self.answers} is of another kind; give JSON lines, or a new file")
         self.questions = Questions(self.kept)
+        self.show_in_proportion(self.aspect or 1.0)
         self.page: Page | None = None
         self._pictures: dict[int, str] = {}
         # Pictures of another process have other numbers.
@@ -99,6 +103,10 @@ class Human(SegmentJudge):
             time.sleep(0.05)
         with questions.lock:
             return self.kept.take(first, most, questions.held(0.0 if self.wait else UNDO_SECONDS))
+
+    def show_in_proportion(self, aspect: float) -> None:
+        """Show frames, which are squares, at `aspect`: width over height of what the environment draws."""
+        self.questions.aspect = aspect
 
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
         raise TypeError("a person answers later; call ask")
@@ -193,6 +201,8 @@ class Questions:
         self.kept = kept
         # To be held around `held`, `replace` and changes of `kept`.
         self.lock = threading.RLock()
+        # Width over height of frames on the page.
+        self.aspect = 1.0
         self.budget = 0
         # The next question is the last of those that wait.
         self.waiting: list[Question] = []
@@ -230,7 +240,7 @@ class Questions:
                 self.counts["asked"] += 1
             question: dict[str, Any] | None = None
             if self.current is not None:
-                question = {"id": self.current.id}
+                question = {"id": self.current.id, "aspect": self.aspect}
                 if self.current.id != have:
                     question["clips"] = list(self.current.clips)
             return {

@@ -20,6 +20,7 @@ from gymnasium.vector import VectorEnv
 
 import agents
 import rewards
+from envs import render
 from envs.family import OTHER, family_of
 from envs.make import make, make_vec
 from envs.masks import offered, sizes
@@ -105,6 +106,7 @@ def build(
             gamma = config.agent.gamma
             mix = make_mix(config.reward, *spaces, gamma=gamma, seed=config.seed, device=device)
             mix.on_nan = OnNan(config.on_nan)
+            show_in_proportion(mix, config)
         venv = (make_vector or make_envs)(config, agent.driver, n_envs, mix, crashes)
         driver, options = make_driver(agent.driver, mix, spaces[0])
         model = agent.build(config.agent, venv, seed=config.seed, device=device, **options)
@@ -112,6 +114,21 @@ def build(
     if config.coverage:
         coverage = Coverage(config.coverage, config.coverage_bin, spaces[0])
     return Parts(venv, mix, model, driver, n_envs, device, notes=notes, coverage=coverage)
+
+
+def show_in_proportion(mix: Mix, config: TrainConfig) -> None:
+    """Have the page of a person who judges show frames as wide as the environment draws them."""
+    from rewards.preference.human import Human
+
+    judges = [getattr(stream.reward, "judge", None) for stream in mix.streams.values()]
+    people = [judge for judge in judges if isinstance(judge, Human) and judge.show == "frame" and judge.aspect is None]
+    if not people:
+        return
+    with closing(make(config.env, render_mode="rgb_array", **config.env_options)) as env:
+        env.reset(seed=config.seed)
+        height, width, _ = render.drawn(env).shape
+    for judge in people:
+        judge.show_in_proportion(width / height)
 
 
 def refuse_empty(env_id: str, observation_space: Space) -> None:

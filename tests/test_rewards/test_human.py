@@ -327,3 +327,19 @@ def test_a_length_below_zero_is_refused_at_once_and_a_browser_that_leaves_is_no_
         except OSError:
             server.handle_error(None, ("127.0.0.1", 1))
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("given", "aspect"), [("", 1.5), (",aspect:2", 2.0)], ids=["of the environment", "given"])
+def test_frames_have_the_proportions_that_the_environment_draws(tmp_path, given, aspect):
+    from runners.cli.compose import compose
+    from runners.run.build import build
+
+    judge_options = f"{{answers:{tmp_path}/answers.jsonl,browser:false{given}}}"
+    words = "env=CartPole-v1 reward=bradley_terry reward.bradley_terry.judge=human n_envs=2 preset=none"
+    config, *_ = compose([*words.split(), f"reward.bradley_terry.judge_options={judge_options}"])
+    parts = build(config)
+    try:
+        judge = parts.mix.streams["bradley_terry"].reward.judge
+        assert judge.questions.aspect == aspect
+    finally:
+        parts.venv.close()
