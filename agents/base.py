@@ -106,8 +106,8 @@ class BaseAgent(Predictor):
     # Whether it returns to finite weights by itself.
     recovers: ClassVar[bool] = False
     scorer_type: ClassVar[type[Any]] = StreamScorer
-    # Whether a stream's reward may count otherwise than in a sum.
-    assigns_credit: ClassVar[bool] = False
+    # Whether a stream's reward counts in a sum, and in no other way.
+    only_sums: ClassVar[bool] = True
     # What a checkpoint holds: path in the saved state -> attribute.
     saved: ClassVar[dict[str, str]] = {
         "modules.policy": "policy",
@@ -176,7 +176,7 @@ class BaseAgent(Predictor):
                 f"envs.types.{self.scorer_type.__name__}; give what rewards.make returns, or None "
                 "for the task's own reward"
             )
-        if not self.assigns_credit or getattr(self.config, "streams", "") == "sum":
+        if self.only_sums or getattr(self.config, "streams", "") == "sum":
             # A user's own scorer has no credit to assign, and so no such method.
             refuse_credit = getattr(self.scorer, "only_sums", None)
             if refuse_credit is not None:

@@ -112,7 +112,9 @@ class Shuffled(PPO):
     def _set_up(self) -> None:
         super()._set_up()
         if self.config.imitate:
-            self.imitation = ShuffledImitation(self.config, self.scorer, self.flat, self._gamma, self.seed)
+            shuffled = ShuffledImitation.for_agent(self)
+            self.extensions.imitation = shuffled
+            self.extras = [shuffled]
 
 
 def demonstrate() -> None:

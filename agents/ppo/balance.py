@@ -21,27 +21,38 @@ to win: a pendulum that should be upright with little torque hangs still (`pytho
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from agents.ppo.config import PPOConfig
-from lodestar.state import Stateful
+from agents.ppo.seams import Combiner, ScoredRollout
 
-RHO = 0.9  # of the average over rollouts
-LEAST = 1e-3  # of the longest gradient
-ROUNDS = 50  # for each stream
+if TYPE_CHECKING:
+    from agents.ppo.agent import PPO
+
+# How much of the shares' average is kept from one rollout to the next.
+SHARE_MEMORY = 0.9
+# Of the longest gradient: a stream with a shorter one has nothing to learn yet.
+MIN_GRADIENT_SHARE = 1e-3
+# Steps of Frank and Wolfe's method for each stream, at most, and the slope where it has arrived.
+STEPS_A_STREAM = 50
+SLOPE_TOLERANCE = 1e-9
 
 
-class Balance(Stateful):
+class Balance(Combiner):
     """Turns the advantages of streams into one; its state is the average of the shares p."""
 
     saved = ("shares",)
+    needs_gradients = True
 
     def __init__(self, config: PPOConfig, streams: Sequence[str]) -> None:
+        super().__init__()
         self.names = config.balance_only or list(streams)
-        if unknown := [name for name in self.names if name not in streams]:
+        unknown = [name for name in self.names if name not in streams]
+        if unknown:
             raise ValueError(
                 f"agent.balance_only names {unknown[0]!r}, which is no stream of this reward; give at least two of "
                 f"{', '.join(streams)}"
@@ -54,32 +65,58 @@ class Balance(Stateful):
         self.method = {"min_norm": min_norm, "project": project}[config.balance]
         self.columns = [list(streams).index(name) for name in self.names]
         self.shares = np.full(len(self.names), 1 / len(self.names))
-        self.metrics: dict[str, float] = {}  # tags of the last rollout
+
+    @classmethod
+    def for_agent(cls, agent: "PPO") -> Self:
+        return cls(agent.config, list(agent.streams))
+
+    def combine(self, scored: ScoredRollout) -> np.ndarray:
+        weights = scored.weights * scored.seen
+        return self(scored.gradients, scored.advantages, weights, scored.transitions.valid)
 
     def __call__(
-        self, pulls: Mapping[str, Tensor], advantage: np.ndarray, weights: np.ndarray, valid: np.ndarray
+        self,
+        gradients: Mapping[str, Tensor],
+        advantage: np.ndarray,
+        weights: np.ndarray,
+        valid: np.ndarray,
     ) -> np.ndarray:
-        """One advantage (T, N) of those of all streams, (T, N, K); `pulls` are stream -> its policy gradient (P,)."""
-        size, weight = advantage[valid].std(0)[self.columns], weights.mean((0, 1))[self.columns]
-        norm = np.array([float(pulls[name].norm()) if name in pulls else 0.0 for name in self.names])
+        """One advantage (T, N) of those of all streams, (T, N, K); `gradients` are stream -> (P,)."""
+        deviation = advantage[valid].std(0)[self.columns]
+        weight = weights.mean((0, 1))[self.columns]
         # What a negative weight asks for is the opposite gradient, with the size of the weight.
-        sign, weight = np.sign(weight), np.abs(weight)
-        whitened = np.divide(norm, size, out=np.zeros_like(norm), where=(size > 0) & (weight > 0))
-        live = np.flatnonzero(whitened > LEAST * whitened.max())
-        others = np.delete(advantage * weights, self.columns, -1).sum(-1)
+        sign = np.sign(weight)
+        weight = np.abs(weight)
+        norm = np.zeros(len(self.names))
+        for column, name in enumerate(self.names):
+            if name in gradients:
+                norm[column] = float(gradients[name].norm())
+
+        # A gradient's length for an advantage of deviation 1, whatever the scale of the reward.
+        counts = (deviation > 0) & (weight > 0)
+        whitened = np.divide(norm, deviation, out=np.zeros_like(norm), where=counts)
+        live = np.flatnonzero(whitened > MIN_GRADIENT_SHARE * whitened.max())
         self.metrics = {f"stream/{name}/share": 0.0 for name in self.names}
+        others = np.delete(advantage * weights, self.columns, -1).sum(-1)
         if not len(live):
             return others
-        rows = torch.stack([pulls[self.names[k]] for k in live]).double().cpu().numpy() * sign[live, None]
-        before, found = self.shares[live], self.method(rows, weight[live])
-        mixed = RHO * before / before.sum() + (1 - RHO) * found
-        self.shares[live] = before.sum() * mixed
-        self.metrics |= {f"stream/{self.names[k]}/share": float(share) for k, share in zip(live, mixed)}
-        factors = mixed / norm[live]
+
+        live_gradients = torch.stack([gradients[self.names[column]] for column in live])
+        directions = live_gradients.double().cpu().numpy() * sign[live, None]
+        live_shares = self.shares[live]
+        new_shares = self.method(directions, weight[live])
+        mixed = SHARE_MEMORY * live_shares / live_shares.sum() + (1 - SHARE_MEMORY) * new_shares
+        self.shares[live] = live_shares.sum() * mixed
+        for column, share in zip(live, mixed):
+            self.metrics[f"stream/{self.names[column]}/share"] = float(share)
+
         # As large as the sum it stands for, so that the weights of the others keep their meaning.
-        factors *= math.sqrt(np.square(weight * size)[live].sum() / np.square(factors * size[live]).sum())
+        factors = mixed / norm[live]
+        sum_size = np.square(weight * deviation)[live].sum()
+        factors *= math.sqrt(sum_size / np.square(factors * deviation[live]).sum())
         signed = (sign[live] * factors).astype(np.float32)
-        return advantage[..., [self.columns[k] for k in live]] @ signed + others
+        columns = [self.columns[column] for column in live]
+        return advantage[..., columns] @ signed + others
 
 
 def min_norm(gradients: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -96,17 +133,20 @@ def min_norm(gradients: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 def frank_wolfe(products: np.ndarray) -> np.ndarray:
     """argmin of a @ products @ a over the simplex, (K,), by pairwise steps; (K, K) inner products."""
-    found = np.full(len(products), 1 / len(products))
-    for _ in range(ROUNDS * len(found)):
-        slope = products @ found
-        to, out = int(slope.argmin()), int(np.where(found > 0, slope, -np.inf).argmax())
-        curvature = products[to, to] + products[out, out] - 2 * products[to, out]
-        if slope[out] - slope[to] <= 1e-9 or curvature <= 0:
+    point = np.full(len(products), 1 / len(products))
+    for _ in range(STEPS_A_STREAM * len(point)):
+        # Move weight from the corner where the slope is steepest to the one where it is least.
+        slope = products @ point
+        to = int(slope.argmin())
+        away = int(np.where(point > 0, slope, -np.inf).argmax())
+        descent = slope[away] - slope[to]
+        curvature = products[to, to] + products[away, away] - 2 * products[to, away]
+        if descent <= SLOPE_TOLERANCE or curvature <= 0:
             break
-        step = min((slope[out] - slope[to]) / curvature, found[out])
-        found[to] += step
-        found[out] -= step
-    return found
+        step = min(descent / curvature, point[away])
+        point[to] += step
+        point[away] -= step
+    return point
 
 
 def project(gradients: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -117,10 +157,12 @@ def project(gradients: np.ndarray, weights: np.ndarray) -> np.ndarray:
         [0.67, 0.33]
     """
     weighted = gradients * weights[:, None]
-    products, parts = weighted @ weighted.T, np.eye(len(weights))
-    for k, part in enumerate(parts):
-        for j in range(len(parts)):
+    products = weighted @ weighted.T
+    # Row k: stream k's gradient without its conflicts, in terms of the weighted gradients.
+    coefficients = np.eye(len(weights))
+    for k, row in enumerate(coefficients):
+        for j in range(len(coefficients)):
             if j != k:
-                part[j] -= min(float(part @ products[j]), 0.0) / products[j, j]
-    shares = parts.sum(0) * np.sqrt(np.diag(products))
+                row[j] -= min(float(row @ products[j]), 0.0) / products[j, j]
+    shares = coefficients.sum(0) * np.sqrt(np.diag(products))
     return shares / shares.sum()

@@ -22,7 +22,7 @@ noise: nothing pulls its weight either way. Costs: `python -m benchmarks reward-
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -30,41 +30,67 @@ from torch import Tensor
 
 from agents.networks.actor_critic import stream_gradients
 from agents.ppo.config import PPOConfig
-from agents.ppo.update import Batch, TorchUpdate
+from agents.ppo.extensions import is_learned
+from agents.ppo.seams import Batch, Extra, ScoredRollout
+from agents.ppo.update import TorchUpdate
 from envs.transitions import Rollout
 from lodestar.numerics.flat import Flat
-from lodestar.state import Stateful
 
-RHO = 0.9  # of the averages over rollouts
-DAMPING = 1.0  # lambda, where the sum of the advantages has deviation 1
-ROUNDS = 10  # of conjugate gradients
-WINDOW, STEP = 5, 0.5  # of search: rollouts, and how far phi moves to either side
-LEAST = -20.0  # phi: a weight of 2e-9
+if TYPE_CHECKING:
+    from agents.ppo.agent import PPO
+
+# How much of the averages is kept from one rollout to the next.
+GAIN_MEMORY = 0.9
+# lambda, where the sum of the advantages has deviation 1.
+DAMPING = 1.0
+# Of conjugate gradients: steps at most, and the share of the residual's square where they have arrived.
+CONJUGATE_STEPS = 10
+RESIDUAL_TOLERANCE = 1e-10
+# Of search: rollouts a window, and how far phi moves to either side.
+WINDOW = 5
+STEP = 0.5
+# A weight of 2e-9.
+MIN_PHI = -20.0
 
 
-class Blend(Stateful):
+class Blend(Extra):
     """Moves the weights of the streams that have `weight=learned`; the weights themselves are the streams' state."""
 
     saved = ("inner", "squares", "directions", "trial", "rng")
 
     def __init__(self, config: PPOConfig, streams: Mapping[str, Any], seed: int, device: torch.device) -> None:
-        self.config, self.device, self.names = config, device, list(streams)
-        self.learned = {name: stream for name, stream in streams.items() if getattr(stream, "learned", False)}
-        names, key = [*self.learned], f"agent.blend={config.blend}"
-        if names and config.blend == "none":
+        self.config = config
+        self.device = device
+        self.names = list(streams)
+        self.learned = {name: stream for name, stream in streams.items() if is_learned(stream)}
+        self._check(streams)
+        self.needs_gradients = config.blend in ("aligned", "implicit")
+        # Averages of the inner products and of their squares, (L,).
+        self.inner = np.zeros(len(self.learned))
+        self.squares = np.zeros(len(self.learned))
+        # (L, P), d theta' / d w of the rollout before.
+        self.directions: Tensor | None = None
+        # Of search: where it began, its signs, what its windows earned.
+        self.trial: dict[str, Any] | None = None
+        self.rng = np.random.default_rng([seed, 3])
+
+    def _check(self, streams: Mapping[str, Any]) -> None:
+        names = list(self.learned)
+        key = f"agent.blend={self.config.blend}"
+        if self.config.blend == "none":
             raise ValueError(f"reward.{names[0]}.weight=learned needs agent.blend=aligned, implicit or search")
-        if config.blend != "none" and not names:
+        if not names:
             raise ValueError(f"{key} has no weight to learn; mark a stream, as in reward.rnd.weight=learned")
-        if names and ("task" not in streams or "task" in names):
+        if "task" not in streams or "task" in names:
             other = next((name for name in names if name != "task"), "rnd")
             raise ValueError(
                 f"{key} learns what serves the task, which must be a stream and have a fixed weight; give "
                 f"reward=[task,{other}] reward.task.weight=1"
             )
-        self.inner, self.squares = np.zeros(len(names)), np.zeros(len(names))
-        self.directions: Tensor | None = None  # (L, P), d theta' / d w of the rollout before
-        self.trial: dict[str, Any] | None = None  # of search: where it began, its signs, what its windows earned
-        self.rng = np.random.default_rng([seed, 3])
+
+    @classmethod
+    def for_agent(cls, agent: "PPO") -> Self:
+        return cls(agent.config, agent.streams, agent.seed, agent.device)
 
     @property
     def weights(self) -> np.ndarray:
@@ -75,85 +101,112 @@ class Blend(Stateful):
     def metrics(self) -> dict[str, float]:
         return {f"stream/{name}/weight": float(weight) for name, weight in zip(self.learned, self.weights)}
 
+    def after_update(self, agent: "PPO", scored: ScoredRollout) -> dict[str, float]:
+        weights = scored.weights.mean((0, 1)) * scored.seen
+        rollout = scored.collector.rollout
+        self(agent.autograd, scored.batch, scored.gradient_rows, scored.gradients, weights, rollout)
+        return self.metrics
+
     def __call__(
         self,
         learner: TorchUpdate,
-        batch: Batch,
+        batch: Batch | None,
         rows: np.ndarray,
-        pulls: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
         weights: np.ndarray,
         rollout: Rollout,
     ) -> None:
         """After an update, learn from its rollout, on `rows` (sequences) of `batch`; `weights` (K,) are its streams'.
 
-        `pulls` are stream -> its policy gradient (P,) before the update, none of one that has only been zero.
+        `gradients` are stream -> its policy gradient (P,) before the update, none of one that has only been zero.
         """
-        task = rollout.reward[rollout.valid]
+        task_rewards = rollout.reward[rollout.valid]
         if self.config.blend == "search":
-            self._search(learner.flat, float(task.sum()), int((rollout.ended & rollout.valid).sum()))
+            episodes = int((rollout.ended & rollout.valid).sum())
+            self._search(learner.flat, float(task_rewards.sum()), episodes)
             return
-        if self.directions is not None and "task" in pulls and task.any():
-            self._agree(pulls["task"])
+        if self.directions is not None and "task" in gradients and task_rewards.any():
+            self._ascend(self.directions, gradients["task"])
         if self.config.blend == "implicit":
-            self.directions = self._implicit(learner, batch, rows, weights)
-        elif pulls:
-            nothing = torch.zeros_like(next(iter(pulls.values())))
-            self.directions = torch.stack([pulls.get(name, nothing) for name in self.learned])
+            assert batch is not None
+            self.directions = self._implicit_directions(learner, batch, rows, weights)
+        elif gradients:
+            zero = torch.zeros_like(next(iter(gradients.values())))
+            self.directions = torch.stack([gradients.get(name, zero) for name in self.learned])
 
-    def _agree(self, goal: Tensor) -> None:
-        """Ascend the inner products of the task's gradient (P,) with where the weights led."""
-        assert self.directions is not None
-        found = (self.directions @ goal).double().cpu().numpy()
-        self.inner = RHO * self.inner + (1 - RHO) * found
-        self.squares = RHO * self.squares + (1 - RHO) * np.square(found)
+    def _ascend(self, directions: Tensor, task_gradient: Tensor) -> None:
+        """Ascend the inner products of the task's gradient (P,) with where the weights led, (L, P)."""
+        products = (directions @ task_gradient).double().cpu().numpy()
+        self.inner = GAIN_MEMORY * self.inner + (1 - GAIN_MEMORY) * products
+        self.squares = GAIN_MEMORY * self.squares + (1 - GAIN_MEMORY) * np.square(products)
         size = np.sqrt(self.squares)
         step = np.divide(self.inner, size, out=np.zeros_like(size), where=size > 0)
-        self._set(phi_of(self.weights) + self.config.blend_rate * step)
+        self._set_weights(phi_of(self.weights) + self.config.blend_rate * step)
 
-    def _set(self, phi: np.ndarray) -> None:
-        weights = np.logaddexp(0.0, np.maximum(phi, LEAST))
+    def _set_weights(self, phi: np.ndarray) -> None:
+        weights = np.logaddexp(0.0, np.maximum(phi, MIN_PHI))
         weights *= min(1.0, len(weights) / weights.sum())
         for stream, weight in zip(self.learned.values(), weights.tolist()):
             stream.weight.start = weight
 
-    def _implicit(self, learner: TorchUpdate, batch: Batch, rows: np.ndarray, weights: np.ndarray) -> Tensor:
+    def _implicit_directions(self, learner: TorchUpdate, batch: Batch, rows: np.ndarray, weights: np.ndarray) -> Tensor:
         """Where the inner's end moves to, (L, P), on the rollout that it was trained on, by clipped ratios."""
-        log_prob, old, advantage = learner.scored(batch, rows)
+        log_prob, old_log_prob, advantage = learner.log_prob_and_advantages(batch, rows)
         parameters = learner.net.policy_parameters()
-        ratio = (log_prob - old).exp().clamp(max=1 + self.config.clip_range)
+        ratio = (log_prob - old_log_prob).exp().clamp(max=1 + self.config.clip_range)
         total = advantage @ torch.as_tensor(weights, dtype=advantage.dtype, device=advantage.device)
         total = total / (total.std() + 1e-8)
-        parts = torch.autograd.grad((ratio * total).mean(), parameters, create_graph=True)
-        own = {name: advantage[:, self.names.index(name)] for name in self.learned}
-        pulls = stream_gradients(ratio, own, parameters)
-        return implicit(torch.cat([part.reshape(-1) for part in parts]), parameters, list(pulls.values()), DAMPING)
+        slopes = torch.autograd.grad((ratio * total).mean(), parameters, create_graph=True)
+        slope = torch.cat([part.reshape(-1) for part in slopes])
+        learned_advantages = {name: advantage[:, self.names.index(name)] for name in self.learned}
+        gradients = stream_gradients(ratio, learned_advantages, parameters)
+        return implicit(slope, parameters, list(gradients.values()), DAMPING)
 
     def _search(self, flat: Flat, earned: float, episodes: int) -> None:
+        """Count a rollout's task reward; after the first window try the other side, after the second move phi."""
         trial = self.trial
-        if trial is not None:
-            trial["rollouts"] += 1
-            if trial["rollouts"] > 1:  # the first was collected before an update
-                trial["earned"] += earned
-                trial["episodes"] += episodes
-            if trial["rollouts"] < WINDOW:
-                return
-            score = trial["earned"] / max(trial["episodes"], 1)
-            if trial["score"] is None:
-                end, begin = _copied(flat), trial["begin"]
-                self.trial = trial | {"score": score, "end": end, "rollouts": 0, "earned": 0.0, "episodes": 0}
-                _put(flat, begin)
-                self._set(trial["phi"] - STEP * trial["signs"])
-                return
-            gain = trial["score"] - score
-            if gain > 0:
-                _put(flat, trial["end"])
-            self.squares = RHO * self.squares + (1 - RHO) * gain**2
-            size = float(np.sqrt(self.squares[0]))
-            self._set(trial["phi"] + STEP * float(np.clip(gain / size, -1, 1) if size else 0) * trial["signs"])
-        phi, signs = phi_of(self.weights), self.rng.choice([-1.0, 1.0], len(self.learned))
-        counts = {"rollouts": 0, "earned": 0.0, "episodes": 0}
-        self.trial = {"phi": phi, "signs": signs, "begin": _copied(flat), "score": None, "end": None, **counts}
-        self._set(phi + STEP * signs)
+        if trial is None:
+            self._begin_trial(flat)
+            return
+        trial["rollouts"] += 1
+        # The first rollout was collected before an update.
+        if trial["rollouts"] > 1:
+            trial["earned"] += earned
+            trial["episodes"] += episodes
+        if trial["rollouts"] < WINDOW:
+            return
+        score = trial["earned"] / max(trial["episodes"], 1)
+        if trial["score"] is None:
+            counts = {"rollouts": 0, "earned": 0.0, "episodes": 0}
+            self.trial = trial | {"score": score, "end": _copy_flat(flat)} | counts
+            _restore_flat(flat, trial["begin"])
+            self._set_weights(trial["phi"] - STEP * trial["signs"])
+            return
+        gain = trial["score"] - score
+        if gain > 0:
+            _restore_flat(flat, trial["end"])
+        self.squares = GAIN_MEMORY * self.squares + (1 - GAIN_MEMORY) * gain**2
+        size = float(np.sqrt(self.squares[0]))
+        step = 0.0
+        if size:
+            step = float(np.clip(gain / size, -1, 1))
+        self._set_weights(trial["phi"] + STEP * step * trial["signs"])
+        self._begin_trial(flat)
+
+    def _begin_trial(self, flat: Flat) -> None:
+        phi = phi_of(self.weights)
+        signs = self.rng.choice([-1.0, 1.0], len(self.learned))
+        self.trial = {
+            "phi": phi,
+            "signs": signs,
+            "begin": _copy_flat(flat),
+            "score": None,
+            "end": None,
+            "rollouts": 0,
+            "earned": 0.0,
+            "episodes": 0,
+        }
+        self._set_weights(phi + STEP * signs)
 
 
 def phi_of(weights: np.ndarray) -> np.ndarray:
@@ -161,8 +214,11 @@ def phi_of(weights: np.ndarray) -> np.ndarray:
     return np.log(np.expm1(weights))
 
 
-def implicit(slope: Tensor, parameters: Sequence[Tensor], pulls: Sequence[Tensor], damping: float) -> Tensor:
-    """-H^-1 g_k for each of `pulls` (P,), (L, P); `slope` (P,) is sum_k w_k g_k with its graph, `damping` lambda."""
+def implicit(slope: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor], damping: float) -> Tensor:
+    """-H^-1 g_k for each of `gradients` (P,), (L, P).
+
+    `slope` (P,) is sum_k w_k g_k with its graph, `damping` lambda.
+    """
 
     def product(vector: Tensor) -> Tensor:
         parts = torch.autograd.grad(
@@ -170,7 +226,7 @@ def implicit(slope: Tensor, parameters: Sequence[Tensor], pulls: Sequence[Tensor
         )
         return damping * vector - torch.cat([part.reshape(-1) for part in parts])
 
-    return torch.stack([solve(product, pull) for pull in pulls])
+    return torch.stack([solve(product, gradient) for gradient in gradients])
 
 
 def solve(product: Callable[[Tensor], Tensor], goal: Tensor) -> Tensor:
@@ -180,26 +236,30 @@ def solve(product: Callable[[Tensor], Tensor], goal: Tensor) -> Tensor:
         >>> solve(lambda x: 4 * x, torch.tensor([2.0, -8.0])).tolist()
         [0.5, -2.0]
     """
-    found, residual, towards = torch.zeros_like(goal), goal.clone(), goal.clone()
-    size = first = residual @ residual
-    for _ in range(ROUNDS):
-        image = product(towards)
-        curvature = towards @ image
+    x = torch.zeros_like(goal)
+    residual = goal.clone()
+    direction = goal.clone()
+    first_size = residual @ residual
+    size = first_size
+    for _ in range(CONJUGATE_STEPS):
+        image = product(direction)
+        curvature = direction @ image
         if curvature <= 0:
-            return found if found.any() else goal
-        found = found + size / curvature * towards
+            return x if x.any() else goal
+        x = x + size / curvature * direction
         residual = residual - size / curvature * image
-        before, size = size, residual @ residual
-        if size <= 1e-10 * first:
+        size_before = size
+        size = residual @ residual
+        if size <= RESIDUAL_TOLERANCE * first_size:
             break
-        towards = residual + size / before * towards
-    return found
+        direction = residual + size / size_before * direction
+    return x
 
 
-def _copied(flat: Flat) -> dict[str, Any]:
+def _copy_flat(flat: Flat) -> dict[str, Any]:
     return {"value": flat.value.clone(), "adam": flat.state_dict()}
 
 
-def _put(flat: Flat, kept: dict[str, Any]) -> None:
-    flat.value.copy_(kept["value"])
-    flat.load_state_dict(kept["adam"])
+def _restore_flat(flat: Flat, copied: dict[str, Any]) -> None:
+    flat.value.copy_(copied["value"])
+    flat.load_state_dict(copied["adam"])

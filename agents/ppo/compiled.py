@@ -1,8 +1,8 @@
 """PPO's epochs in one compiled call (`agents.ppo.kernel`, by numba), from where a run is long enough for it.
 
-    agent.path=auto             NumPy until `LONG` rows were learned from, then compiled: short runs do not wait
-    agent.path=numba            compiled from the first update
-    agent.path=numpy, eager     never
+    agent.path=auto    NumPy until `COMPILE_AFTER_ROWS` were learned from, then compiled: short runs do not wait
+    agent.path=numba   compiled from the first update
+    other paths        never
 
 How much was learned so far is part of a run's state: resumed or extended, it changes over at the same update.
 """
@@ -12,59 +12,106 @@ from typing import Any
 
 import numpy as np
 
-from agents.ppo import update
-from agents.ppo.config import PPOConfig
 from agents.ppo.numpy_update import NumpyUpdate
-from lodestar.numerics.compiled import kernel, say
+from agents.ppo.seams import LOGGED_MINIBATCHES, Batch
+from lodestar.numerics.compiled import kernel
 
-LONG = 2_000_000  # rows: 200,000 frames at ten epochs, about 4 seconds in NumPy
-WHOSE = "PPO's update"
-LOSSES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
-
-
-def epochs(
-    learner: Any, batch: update.Batch, rows: np.ndarray, size: int, config: PPOConfig, rng: Any, passes: int
-) -> list[dict[str, float]]:
-    """As `agents.ppo.update.epochs`; `passes`: epochs before."""
-    asked = config.path == "numba" or (config.path == "auto" and passes * len(rows) >= LONG)
-    fits = isinstance(learner, NumpyUpdate)
-    if config.path == "numba" and not fits:
-        say(WHOSE, "torch, as agent.path=numba is for fully connected networks without memory or images, on the CPU")
-    compiled = kernel("agents.ppo.kernel", WHOSE, "NumPy, a third as fast as compiled") if asked and fits else None
-    batch = learner.begin_update(batch)
-    if compiled is None or not batch.vector.shape[1]:
-        measured = update.epochs(learner, batch, rows, size, config, rng)
-    else:
-        measured = _compiled(compiled, learner, batch, rows, size, config, rng)
-    learner.end_update()
-    return measured
+# Rows are counted once an epoch: 200,000 frames at ten epochs, about 4 seconds in NumPy.
+COMPILE_AFTER_ROWS = 2_000_000
+# What the kernel measures, in its order.
+KERNEL_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
 
-def _compiled(
-    compiled: Any, learner: Any, batch: update.Batch, rows: np.ndarray, size: int, config: PPOConfig, rng: Any
-) -> list[dict[str, float]]:
-    order = np.stack([rng.permutation(rows) for _ in range(config.n_epochs)]).astype(np.int64, copy=False)
-    read = (learner.prepare(batch.vector), batch.action, batch.numbers)
-    vector, action, numbers = (np.require(x, np.float32, ["C", "W"]) for x in read)
-    mask = np.zeros((0, 0), bool) if batch.mask is None else np.require(batch.mask, bool, ["C", "W"])
-    ends = [column.stop for column in learner.actions.columns]
-    none = np.zeros(0, np.float32)
-    gaussian = (none, none) if learner.log_std is None else (learner.log_std[:, 0], learner.log_std_grad)
-    layout, begin = [], learner.used.value.data_ptr()
-    for net, head in enumerate(learner.heads):
-        layers = [*((layer.weight[net], layer.bias[net]) for layer in learner.layers), (head.weight, head.bias)]
-        layout.append([[*w.shape, *((x.ctypes.data - begin) // x.itemsize for x in (w, b))] for w, b in layers])
-    flat, often = learner.used, max(len(rows) // size // update.LOGGED_MINIBATCHES, 1)
-    limits = (config.clip_range, config.entropy_weight, config.value_weight, config.max_grad_norm)
-    measured = compiled.epochs(
-        *(x.numpy() for x in (flat.value, flat.grad, flat.mean, flat.square)),
-        int(flat.steps),
-        *gaussian,
-        np.ascontiguousarray(np.array(layout, np.int64).transpose(2, 0, 1)),
-        *(vector, action, numbers, mask, order, size),
-        np.array([0, *ends] if ends else [], np.int64),
-        np.array([learner.learning_rate, *limits], np.float64),
-        often,
-    )
-    flat.steps += config.n_epochs * math.ceil(len(rows) / size)
-    return [dict(zip(LOSSES, row)) for row in measured.tolist()]
+class CompiledUpdate(NumpyUpdate):
+    """Learns in NumPy at first, and in a compiled call as soon as a run is long enough."""
+
+    def run_epochs(
+        self, batch: Batch, orders: list[np.ndarray], rows_a_batch: int, learned_rows: int
+    ) -> list[dict[str, float]]:
+        compiled = self._load_kernel(learned_rows)
+        if compiled is None:
+            return super().run_epochs(batch, orders, rows_a_batch, learned_rows)
+        batch = self.begin_update(batch)
+        if batch.vector.shape[1] > 0:
+            measured = self._run_compiled(compiled, batch, orders, rows_a_batch)
+        else:
+            # The kernel reads at least one input.
+            measured = self._run_minibatches(batch, orders, rows_a_batch)
+        self.end_update()
+        return measured
+
+    def _load_kernel(self, learned_rows: int) -> Any:
+        """The compiled module, after so many rows; None where the update stays in NumPy."""
+        is_long = self.config.path == "auto" and learned_rows >= COMPILE_AFTER_ROWS
+        if not is_long and self.config.path != "numba":
+            return None
+        return kernel("agents.ppo.kernel", "PPO's update", "NumPy, a third as fast as compiled")
+
+    def _run_compiled(
+        self, compiled: Any, batch: Batch, orders: list[np.ndarray], rows_a_batch: int
+    ) -> list[dict[str, float]]:
+        config = self.config
+        flat = self.used
+        # One signature serves all networks and spaces, so what is missing is empty.
+        mask = np.zeros((0, 0), bool)
+        if batch.mask is not None:
+            mask = np.require(batch.mask, bool, ["C", "W"])
+        log_std = log_std_grad = np.zeros(0, np.float32)
+        if self.log_std is not None and self.log_std_grad is not None:
+            log_std = self.log_std[:, 0]
+            log_std_grad = self.log_std_grad
+        # Where each categorical begins among the outputs, and the end of the last one.
+        columns = [column.start for column in self.actions.columns]
+        if columns:
+            columns.append(self.actions.outputs)
+        settings = compiled.EpochSettings(
+            float(self.learning_rate),
+            np.float32(config.clip_range),
+            np.float32(config.entropy_weight),
+            np.float32(config.value_weight),
+            float(config.max_grad_norm),
+        )
+        rows = len(orders[0])
+        measured = compiled.epochs(
+            flat.value.numpy(),
+            flat.grad.numpy(),
+            flat.mean.numpy(),
+            flat.square.numpy(),
+            int(flat.steps),
+            log_std,
+            log_std_grad,
+            compiled.ParameterLayout(*self._parameter_layout()),
+            writable_floats(self.normalize(batch.vector)),
+            writable_floats(batch.action),
+            writable_floats(batch.targets.rows),
+            mask,
+            np.stack(orders).astype(np.int64, copy=False),
+            rows_a_batch,
+            np.array(columns, np.int64),
+            settings,
+            max(rows // rows_a_batch // LOGGED_MINIBATCHES, 1),
+        )
+        flat.steps += len(orders) * math.ceil(rows / rows_a_batch)
+        return [dict(zip(KERNEL_METRICS, losses)) for losses in measured.tolist()]
+
+    def _parameter_layout(self) -> np.ndarray:
+        """For each layer of both networks outputs, inputs, and where weights and biases begin; (4, 2, layers)."""
+        start = self.used.value.data_ptr()
+
+        def offset(view: np.ndarray) -> int:
+            return (view.ctypes.data - start) // view.itemsize
+
+        layout = []
+        for network, head in enumerate(self.heads):
+            network_layout = []
+            for layer in self.layers:
+                weight = layer.weight[network]
+                network_layout.append([*weight.shape, offset(weight), offset(layer.bias[network])])
+            network_layout.append([*head.weight.shape, offset(head.weight), offset(head.bias)])
+            layout.append(network_layout)
+        return np.ascontiguousarray(np.array(layout, np.int64).transpose(2, 0, 1))
+
+
+def writable_floats(x: np.ndarray) -> np.ndarray:
+    """As the kernel's one signature takes it: float32, contiguous and writable."""
+    return np.require(x, np.float32, ["C", "W"])

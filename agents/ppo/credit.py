@@ -13,10 +13,46 @@ stream's; `min` itself, with bootstrapped values, is ours.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from agents.ppo.extensions import credit_of
+from agents.ppo.update import advantages
+
+if TYPE_CHECKING:
+    from agents.ppo.agent import PPO
+
+# T of the softmax: as it falls, the weighted sum tends to the least reward.
 TEMPERATURE = 0.1
+
+
+class CreditEstimator:
+    """Advantages of streams with a credit each: `sum`, `min` or `soft_min`."""
+
+    def __init__(self, credit: Sequence[str]) -> None:
+        self.credit = credit
+
+    @classmethod
+    def for_agent(cls, agent: "PPO") -> Self:
+        return cls([credit_of(stream) for stream in agent.streams.values()])
+
+    def __call__(
+        self,
+        rewards: np.ndarray,
+        values: np.ndarray,
+        last_values: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        valid: np.ndarray,
+        *discounts: Any,
+    ) -> np.ndarray:
+        """As `agents.ppo.update.advantages`."""
+        ends = (terminated, truncated, valid)
+        softened = soften(rewards, self.credit, *ends)
+        advantage = advantages(softened, values, last_values, *ends, *discounts)
+        weakest_link(advantage, rewards, self.credit, values, last_values, *ends)
+        return advantage
 
 
 def weakest_link(
@@ -33,33 +69,44 @@ def weakest_link(
     columns = [column for column, kind in enumerate(credit) if kind == "min"]
     if not columns:
         return
-    lost = truncated & ~valid  # an episode was lost here: the row before is followed by this row's observation
+    # Where an episode was lost, the row before is followed by this row's observation.
+    lost = truncated & ~valid
     least = values[-1][:, columns]
     for t in range(len(rewards) - 1, -1, -1):
         following = np.where(truncated[t][:, None], last_values[t][:, columns], least)
         following = np.where(terminated[t][:, None], np.inf, following)
-        now = np.minimum(rewards[t][:, columns], following)
+        least_from_here = np.minimum(rewards[t][:, columns], following)
         value = values[t][:, columns]
-        least = np.where(valid[t][:, None], now, np.where(lost[t][:, None], value, least))
-        advantage[t][:, columns] = np.where(valid[t][:, None], now - value, 0)
+        passed_over = np.where(lost[t][:, None], value, least)
+        is_valid = valid[t][:, None]
+        least = np.where(is_valid, least_from_here, passed_over)
+        advantage[t][:, columns] = np.where(is_valid, least_from_here - value, 0)
 
 
 def soften(
-    rewards: np.ndarray, credit: Sequence[str], terminated: np.ndarray, truncated: np.ndarray, valid: np.ndarray
+    rewards: np.ndarray,
+    credit: Sequence[str],
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    valid: np.ndarray,
 ) -> np.ndarray:
     """Rewards (T, N, K), weighted within each episode where the credit is `soft_min`; the same array if none is."""
     columns = [column for column, kind in enumerate(credit) if kind == "soft_min"]
     if not columns:
         return rewards
-    r = rewards[..., columns].astype(np.float64)
-    logits = np.where(valid[..., None], -r / TEMPERATURE, -np.inf)
+    rewards_of_columns = rewards[..., columns].astype(np.float64)
+    logits = np.where(valid[..., None], -rewards_of_columns / TEMPERATURE, -np.inf)
     ended = (terminated | truncated)[..., None]
-    total, running = np.empty_like(logits), np.full_like(logits[0], -np.inf)
+    # The logarithm of the softmax's sum, up to each step, and then that of the whole episode.
+    log_total = np.empty_like(logits)
+    running = np.full_like(logits[0], -np.inf)
     for t, row in enumerate(logits):
-        running = total[t] = np.logaddexp(running, row)
+        running = np.logaddexp(running, row)
+        log_total[t] = running
         running = np.where(ended[t], -np.inf, running)
-    for t in range(len(logits) - 2, -1, -1):  # the whole episode's sum, at each of its steps
-        total[t] = np.where(ended[t], total[t], total[t + 1])
+    for t in range(len(logits) - 2, -1, -1):
+        log_total[t] = np.where(ended[t], log_total[t], log_total[t + 1])
     weighted = rewards.copy()
-    weighted[..., columns] = np.where(valid[..., None], np.exp(logits - total) * r, 0)
+    share = np.exp(logits - log_total)
+    weighted[..., columns] = np.where(valid[..., None], share * rewards_of_columns, 0)
     return weighted

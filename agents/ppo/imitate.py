@@ -21,7 +21,7 @@ Fails when: the world is random, where luck is imitated; nothing is ever rewarde
 """
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -29,16 +29,29 @@ from torch import Tensor
 
 from agents.networks.actor_critic import masked
 from agents.ppo.config import PPOConfig
+from agents.ppo.extensions import credit_of
+from agents.ppo.seams import Extra, ScoredRollout
+from agents.ppo.update import TorchUpdate
 from agents.replay.demonstrations import goals, returns
 from envs.transitions import Transitions, join, map_obs
 from lodestar.numerics.flat import Flat
 from lodestar.settings import Schedule
-from lodestar.state import Stateful
 
-KEPT, COMPARED, ROWS = 50_000, 4096, 512  # rows: of the buffer, of those whose gain is asked, of an update
-LEAST = 64  # rows that a loss is divided by
-RECENT = 512  # episodes of the median
-PRIORITY, VALUE = 0.6, 0.01  # exponent; weight in the loss
+if TYPE_CHECKING:
+    from agents.ppo.agent import PPO
+
+# Rows of the buffer, of those whose gain is asked after a rollout, and of an update.
+BUFFER_ROWS = 50_000
+COMPARED_ROWS = 4096
+UPDATE_ROWS = 512
+# A loss is divided by at least so many rows.
+MIN_DIVISOR_ROWS = 64
+# Episodes of the median.
+MEDIAN_EPISODES = 512
+# Rows are drawn in proportion to their gain to this power.
+PRIORITY_EXPONENT = 0.6
+# Of the values' loss, beside the policy's.
+VALUE_LOSS_WEIGHT = 0.01
 
 
 class Compared(NamedTuple):
@@ -47,78 +60,103 @@ class Compared(NamedTuple):
     log_prob: Tensor
     entropy: Tensor
     value: Tensor
-    gain: Tensor  # by how much what came is better than the baseline; no gradient
-    imitated: Tensor  # bool: of those with a gain, the ones whose action is not too rare for the policy
+    # By how much what came is better than the baseline; no gradient.
+    gain: Tensor
+    # Bool: of those with a gain, the ones whose action is not too rare for the policy.
+    imitated: Tensor
 
 
-class Imitation(Stateful):
+class Imitation(Extra):
     """The buffer and its updates; a ValueError where no stream is a goal, or one is no sum of rewards."""
 
     saved = ("rows", "pending", "recent", "adam", "rng", "_turn")
 
     def __init__(self, config: PPOConfig, scorer: Any, flat: Flat, gamma: np.ndarray, seed: int) -> None:
-        self.config, self.scorer, self.names, streams = config, scorer, goals(scorer), list(scorer.streams)
-        if any(getattr(scorer.streams[name], "credit", "sum") != "sum" for name in self.names):
+        self.config = config
+        self.scorer = scorer
+        self.names = goals(scorer)
+        if any(credit_of(scorer.streams[name]) != "sum" for name in self.names):
             raise ValueError("agent.imitate compares sums of rewards; leave credit=min and soft_min out")
+        streams = list(scorer.streams)
         self.columns = [streams.index(name) for name in self.names]
-        self.gamma, self.weight, self.adam = gamma[self.columns], Schedule(config.imitate), Flat(flat.value)
-        self.rows: Any = None  # a tree of (M, ...), episodes one after the other, the oldest first
-        self.pending: Any = None  # the same of the running episodes, of one environment after another, and its column
-        self.recent: deque[float] = deque(maxlen=RECENT)  # returns of the last episodes
+        self.gamma = gamma[self.columns]
+        # Of the learning rate over PPO's, and Adam with moments of its own.
+        self.rate = Schedule(config.imitate)
+        self.adam = Flat(flat.value)
+        # A tree of (M, ...), episodes one after the other, the oldest first.
+        self.rows: Any = None
+        # The same of the running episodes, of one environment after another, and its column.
+        self.pending: Any = None
+        # Returns of the last episodes.
+        self.recent: deque[float] = deque(maxlen=MEDIAN_EPISODES)
         self.rng = np.random.default_rng([seed, 4])
+        # The row that is scored again next.
         self._turn = 0
 
-    def __call__(
-        self, agent: Any, collector: Any, timesteps: int, batch: Transitions, raw: dict[str, Any]
-    ) -> dict[str, float]:
-        """Take in a rollout (T, N) of the agent, then learn from what is kept; returns tags of the log."""
-        learner, every = agent.autograd, self.scorer.weights(timesteps)
-        self.weights = np.array([float(every[name]) for name in self.names], np.float32)
-        self._take(collector, batch, raw)
+    @classmethod
+    def for_agent(cls, agent: "PPO") -> Self:
+        return cls(agent.config, agent.scorer, agent.flat, agent.gamma, agent.seed)
+
+    def after_update(self, agent: "PPO", scored: ScoredRollout) -> dict[str, float]:
+        """Take in a rollout (T, N) of the agent, then learn from the buffer; returns tags of the log."""
+        weights = self.scorer.weights(scored.timesteps)
+        self.weights = np.array([float(weights[name]) for name in self.names], np.float32)
+        self._add_rollout(scored)
         count = 0 if self.rows is None else len(self.rows["age"])
         metrics = {"train/imitation_rows": float(count)}
-        rate = agent.learner.learning_rate * float(self.weight(timesteps))
+        rate = agent.learner.learning_rate * float(self.rate(scored.timesteps))
         if not count or not rate:
             return metrics
-        self._rescore(batch.terminated.size)
-        some = self.rng.permutation(count)[:COMPARED]
-        self.rows["worth"] = self._score(self.rows)[1]
+        self._rescore(scored.transitions.terminated.size)
+        return metrics | self._learn(agent.autograd, count, rate)
+
+    def _learn(self, learner: TorchUpdate, count: int, rate: float) -> dict[str, float]:
+        """Updates on rows drawn by their gain, of some of the buffer's `count` rows; tags."""
+        some = self.rng.permutation(count)[:COMPARED_ROWS]
+        _, self.rows["worth"] = self._score(self.rows)
         rows = map_obs(lambda x: x[some], {**self.rows, "batch": None, "raw": None})
         with torch.no_grad():
             compared = self._compare(learner, rows)
         gain = compared.gain.cpu().numpy()
-        priority = gain.clip(1e-6, 1).astype(np.float64) ** PRIORITY
+        priority = gain.clip(1e-6, 1).astype(np.float64) ** PRIORITY_EXPONENT
+        probability = priority / priority.sum()
         losses = []
         for _ in range(self.config.imitate_updates):
-            index = self.rng.choice(len(some), ROWS, p=priority / priority.sum())
-            losses.append(self.step(learner, map_obs(lambda x: x[index], rows), rate))  # noqa: B023
-        metrics["train/imitation_loss"] = float(torch.stack(losses).mean())
-        metrics["train/imitated"] = float(compared.imitated.float().mean())
-        return metrics
+            index = self.rng.choice(len(some), UPDATE_ROWS, p=probability)
+            drawn = map_obs(lambda x: x[index], rows)  # noqa: B023
+            losses.append(self.step(learner, drawn, rate))
+        return {
+            "train/imitation_loss": float(torch.stack(losses).mean()),
+            "train/imitated": float(compared.imitated.float().mean()),
+        }
 
-    def _compare(self, learner: Any, rows: Any) -> "Compared":
+    def _compare(self, learner: TorchUpdate, rows: Any) -> Compared:
         """What the policy and its values are at rows (B, ...), and which of them have something to teach."""
         net = learner.net
-        outputs, values = net(*learner._rows(rows["vector"], rows["pixels"]))
+        outputs, values = net(*learner.observation_tensors(rows["vector"], rows["pixels"]))
         outputs = masked(outputs, rows["mask"])
         action = learner.tensor(rows["action"])
         log_prob, entropy = net.actions.log_prob(outputs, net.log_std, action)
         value = values[:, self.columns] @ learner.tensor(self.weights)
         if self.config.imitate_baseline == "median":
-            gain = learner.tensor((rows["episode"] - np.median(self.recent)).astype(np.float32))
+            above_median = rows["episode"] - np.median(self.recent)
+            gain = learner.tensor(above_median.astype(np.float32))
         else:
             gain = learner.tensor(rows["worth"]) - value.detach()
-        near = net.actions.surprise(outputs, net.log_std, action) <= self.config.imitate_cap
-        return Compared(log_prob, entropy, value, gain, imitated=(gain > 0) & near)
+        is_near = net.actions.surprise(outputs, net.log_std, action) <= self.config.imitate_cap
+        return Compared(log_prob, entropy, value, gain, imitated=(gain > 0) & is_near)
 
-    def step(self, learner: Any, rows: Any, rate: float) -> Tensor:
+    def step(self, learner: TorchUpdate, rows: Any, rate: float) -> Tensor:
         """One gradient step on rows (B, ...); returns the loss, ()."""
         compared = self._compare(learner, rows)
-        gain, value, imitated = compared.gain, compared.value, compared.imitated
+        gain = compared.gain
+        imitated = compared.imitated
         policy = -gain.clamp(0, 1) * compared.log_prob - self.config.entropy_weight * compared.entropy
-        below = (value.detach() - learner.tensor(rows["worth"])).clamp(-1, 0)
-        policy_loss = policy[imitated].sum() / imitated.sum().clamp(min=LEAST)
-        value_loss = (0.5 * VALUE * value * below).sum() / (gain > 0).sum().clamp(min=LEAST)
+        policy_loss = policy[imitated].sum() / imitated.sum().clamp(min=MIN_DIVISOR_ROWS)
+        # The gradient of (V - R)^2 / 4 where R - 1 < V < R.
+        below = (compared.value.detach() - learner.tensor(rows["worth"])).clamp(-1, 0)
+        value = 0.5 * VALUE_LOSS_WEIGHT * compared.value * below
+        value_loss = value.sum() / (gain > 0).sum().clamp(min=MIN_DIVISOR_ROWS)
         loss = policy_loss + value_loss
         learner.flat.grad.zero_()
         loss.backward()
@@ -126,80 +164,117 @@ class Imitation(Stateful):
         self.adam.step(rate, self.config.max_grad_norm)
         return loss.detach()
 
-    def _take(self, collector: Any, batch: Transitions, raw: dict[str, Any]) -> None:
+    def _add_rollout(self, scored: ScoredRollout) -> None:
         """Keep the rows of a rollout, and of the episodes that ended in it those that are to be imitated."""
-        flat = collector.batch(np.zeros((*batch.shape, 0), np.float32))
-
-        def host(x: Any) -> np.ndarray:
-            return torch.as_tensor(x).cpu().numpy().reshape(*batch.shape, *x.shape[1:])
-
-        read = {"reward", "terminated", "truncated", "valid", "step", "extras", *self.scorer.requires}
-        late = (batch.truncated & ~batch.terminated)[..., None]
-        tree: dict[str, Any] = {
-            **{name: map_obs(host, getattr(flat, name)) for name in ("vector", "pixels", "action", "mask")},
-            "batch": {name: value if name in read else None for name, value in vars(batch).items()},
-            "raw": {name: raw[name] for name in self.names},
-            "tail": np.where(late, collector.last_values[..., self.columns], np.float32(0)),
-            "age": np.zeros(batch.shape, np.int64),
-        }
-        rows = map_obs(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), tree)  # of one environment after another
-        rows["column"] = np.repeat(np.arange(batch.shape[1]), batch.shape[0])
-        if self.pending is not None:
-            known, step = self.pending["column"], self.pending["batch"]["step"]
-            last = np.full(batch.shape[1], -2)
-            last[known] = step  # the newest is the last one written
-            goes_on = (batch.step[0] == last + 1)[known]  # or its environment was reset
-            rows = join(np.concatenate, [map_obs(lambda x: x[goes_on], self.pending), rows])
-            order = rows["column"].argsort(kind="stable")
-            rows = map_obs(lambda x: x[order], rows)
+        rows = self._continue_pending(self._rows_of(scored), scored.transitions)
+        columns = rows["column"]
+        # Up to an environment's last end all its episodes are finished.
         ends = np.flatnonzero(Transitions(**rows["batch"]).ended)
-        last = np.full(batch.shape[1], -1)
-        last[rows["column"][ends]] = ends
-        whole = np.arange(len(rows["column"])) <= last[rows["column"]]
-        self.pending = map_obs(lambda x: x[~whole], rows)
-        finished = map_obs(lambda x: x[whole], rows)
-        del finished["column"]
-        kept = []
+        last_end = np.full(scored.transitions.shape[1], -1)
+        last_end[columns[ends]] = ends
+        is_finished = np.arange(len(columns)) <= last_end[columns]
+        self.pending = map_obs(lambda x: x[~is_finished], rows)
+
+        buffers = []
         if self.rows is not None:
             self.rows["age"] += 1
             self.rows.pop("worth", None)
-            kept.append(self.rows)
-        kept += self._chosen(finished) if whole.any() else []
-        if kept:
-            rows = join(np.concatenate, kept)
-            young = np.flatnonzero(rows["age"] < (self.config.imitate_max_age or np.inf))[-KEPT:]
-            self.rows = map_obs(lambda x: x[young], rows)
+            buffers.append(self.rows)
+        if is_finished.any():
+            finished = map_obs(lambda x: x[is_finished], rows)
+            del finished["column"]
+            buffers += self._select_episodes(finished)
+        if buffers:
+            rows = join(np.concatenate, buffers)
+            max_age = self.config.imitate_max_age or np.inf
+            newest = np.flatnonzero(rows["age"] < max_age)[-BUFFER_ROWS:]
+            self.rows = map_obs(lambda x: x[newest], rows)
 
-    def _chosen(self, rows: Any) -> list[Any]:
+    def _rows_of(self, scored: ScoredRollout) -> dict[str, Any]:
+        """A rollout as rows (M, ...) of one environment after another, each with its `column`."""
+        transitions = scored.transitions
+        length, n = transitions.shape
+
+        def on_host(x: Any) -> np.ndarray:
+            return torch.as_tensor(x).cpu().numpy().reshape(length, n, *x.shape[1:])
+
+        read = {
+            "reward",
+            "terminated",
+            "truncated",
+            "valid",
+            "step",
+            "extras",
+            *self.scorer.requires,
+        }
+        out_of_time = (transitions.truncated & ~transitions.terminated)[..., None]
+        tree: dict[str, Any] = {
+            **{name: map_obs(on_host, getattr(scored.batch, name)) for name in ("vector", "pixels", "action", "mask")},
+            "batch": {name: value if name in read else None for name, value in vars(transitions).items()},
+            "raw": {name: scored.raw[name] for name in self.names},
+            "tail": np.where(out_of_time, scored.collector.last_values[..., self.columns], np.float32(0)),
+            "age": np.zeros((length, n), np.int64),
+        }
+        rows = map_obs(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), tree)
+        rows["column"] = np.repeat(np.arange(n), length)
+        return rows
+
+    def _continue_pending(self, rows: dict[str, Any], transitions: Transitions) -> dict[str, Any]:
+        """The rows of a rollout behind those of the episodes that it goes on with."""
+        if self.pending is None:
+            return rows
+        columns = self.pending["column"]
+        last_step = np.full(transitions.shape[1], -2)
+        # The newest row of a column is the last one written.
+        last_step[columns] = self.pending["batch"]["step"]
+        # An environment that was reset does not go on.
+        goes_on = (transitions.step[0] == last_step + 1)[columns]
+        pending = map_obs(lambda x: x[goes_on], self.pending)
+        rows = join(np.concatenate, [pending, rows])
+        order = rows["column"].argsort(kind="stable")
+        return map_obs(lambda x: x[order], rows)
+
+    def _select_episodes(self, rows: Any) -> list[Any]:
         """Of whole episodes (M, ...) those that are to be imitated, if any; one that was lost is not."""
-        flags = Transitions(**rows["batch"])
-        number = np.cumsum(flags.ended) - flags.ended
-        whole = flags.valid & ~np.isin(number, number[flags.ended & ~flags.valid])
-        rows, number = map_obs(lambda x: x[whole], rows), number[whole]
-        if not len(number):
+        transitions = Transitions(**rows["batch"])
+        episode = np.cumsum(transitions.ended) - transitions.ended
+        lost_episodes = episode[transitions.ended & ~transitions.valid]
+        is_whole = transitions.valid & ~np.isin(episode, lost_episodes)
+        rows = map_obs(lambda x: x[is_whole], rows)
+        episode = episode[is_whole]
+        if not len(episode):
             return []
         reward, worth = self._score(rows)
-        _, first, place = np.unique(number, return_index=True, return_inverse=True)
-        self.recent.extend(worth[first].tolist())
-        rows["episode"] = worth[first][place]
-        median = self.config.imitate_baseline == "median"
-        good = rows["episode"] > np.median(self.recent) if median else np.isin(number, number[reward > 0])
-        return [map_obs(lambda x: x[good], rows)] if good.any() else []
+        _, first_row, place = np.unique(episode, return_index=True, return_inverse=True)
+        self.recent.extend(worth[first_row].tolist())
+        rows["episode"] = worth[first_row][place]
+        if self.config.imitate_baseline == "median":
+            is_good = rows["episode"] > np.median(self.recent)
+        else:
+            is_good = np.isin(episode, episode[reward > 0])
+        if not is_good.any():
+            return []
+        return [map_obs(lambda x: x[is_good], rows)]
 
     def _rescore(self, count: int) -> None:
         """Score `count` rows again, in turn, by the rewards as they are now; a stream with a memory keeps its score."""
-        begin = self._turn if self._turn < len(self.rows["age"]) else 0
-        some, self._turn = slice(begin, begin + count), begin + count
+        begin = self._turn
+        if begin >= len(self.rows["age"]):
+            begin = 0
+        self._turn = begin + count
+        some = slice(begin, self._turn)
         batch = Transitions(**map_obs(lambda x: x[some], self.rows["batch"]))
         for name in self.names:
             stream: Any = self.scorer.streams[name]
+            # The stream of a scorer of one's own need not say whether it can.
             if getattr(stream, "relabelable", False) and not stream.has_memory:
                 self.rows["raw"][name][some] = stream.score(batch, None, again=True)[0]
 
     def _score(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
         """Rewards of the goals and returns, both weighted and summed, (M,)."""
-        others = dict.fromkeys(self.scorer.streams, np.zeros(len(rows["age"]), np.float32))
-        scaled = self.scorer.scaled(others | rows["raw"])
+        zeros = np.zeros(len(rows["age"]), np.float32)
+        scaled = self.scorer.scaled(dict.fromkeys(self.scorer.streams, zeros) | rows["raw"])
         reward = np.stack([scaled[name] for name in self.names], -1)
         ends = rows["batch"]["terminated"] | rows["batch"]["truncated"]
-        return reward @ self.weights, returns(reward, ends, rows["tail"], self.gamma) @ self.weights
+        discounted = returns(reward, ends, rows["tail"], self.gamma)
+        return reward @ self.weights, discounted @ self.weights

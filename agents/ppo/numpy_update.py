@@ -2,10 +2,11 @@
 
     L = -min(ratio A, clip(ratio) A) + value_weight sum_k (V_k - R_k)^2 - entropy_weight H
 
-For 64 units and 64 rows a matrix product takes microseconds, and autograd costs more than the arithmetic. `NumpyUpdate`
-keeps the policy's and the values' networks in one stack of weights (2, units, inputs), so that one call serves both.
-Every result goes into memory that was allocated once. Gradients are the closed forms below, written into the vector
-that `Flat` hands to Adam. Inputs that have only been 0 so far are left out of an update.
+For 64 units and 64 rows a matrix product takes microseconds, and autograd costs more than the
+arithmetic. `NumpyUpdate` keeps the policy's and the values' networks in one stack of weights
+(2, units, inputs), so that one call serves both. Every result goes into memory that was allocated
+once. Gradients are the closed forms below, written into the vector that `Flat` hands to Adam. Inputs
+that have only been 0 so far are left out of an update.
 
     categorical   d log p(a) / d logits = onehot(a) - p          d H / d logits = -p (log p + H)
     Gaussian      d log p(a) / d mean = (a - mean) / sigma^2     d log p(a) / d log sigma = ((a - mean) / sigma)^2 - 1
@@ -14,6 +15,16 @@ that `Flat` hands to Adam. Inputs that have only been 0 so far are left out of a
 
 A test compares it with `agents.ppo.update.TorchUpdate`. It takes CPUs and networks of fully connected layers only.
 """
+
+# Why short runs do not learn by autograd, or compiled from the start, CPU-seconds of `learn` on
+# CartPole-v1 with 8 environments on one core, beside 3.6 s of imports:
+#
+#     frames     NumPy    autograd   compiled, warm cache   compiled, cold cache
+#     20,000      0.7        4.0             2.2                    8.3
+#     100,000     3.3       18               3.4                     -
+#
+# A warm cache must not choose the path either, since the two differ in the last digits: the same
+# command would give another run. Without the extra `fast` there is no compiled path at all.
 
 import dataclasses
 import math
@@ -24,176 +35,213 @@ import torch
 
 from agents.networks.actor_critic import CLIP, MASKED, ActorCritic
 from agents.ppo.config import PPOConfig
-from agents.ppo.update import Batch
+from agents.ppo.seams import Batch, Learner, Targets
 from lodestar.numerics.flat import Flat
 
 # Memory is kept for batches of so many sizes.
 KEPT_BATCH_SIZES = 16
-# From so many inputs on it is faster to leave out those that are never used.
+# From so many inputs on it is faster to leave out those that are never used, if these are more than
+# a quarter.
 MANY_INPUTS = 64
+MAX_USED_SHARE = 0.75
 # From so many weights of a layer on acting looks for inputs that are 0 in all rows.
 MANY_WEIGHTS = 100_000
 # A forward pass over a rollout takes so many rows at once: what it touches then fits into the cache.
 FORWARD_ROWS = 1024
 
 
-class NumpyUpdate:
+class NumpyUpdate(Learner):
     """Acts, evaluates and learns in NumPy with the weights of an `ActorCritic`, which it shares."""
 
-    deferred = True  # `act` leaves values and log-probabilities to `evaluate`, once a rollout
-    hidden = None  # never recurrent
+    deferred = True
 
     def __init__(self, net: ActorCritic, flat: Flat, config: PPOConfig) -> None:
-        self.net, self.flat, self.config, self.learning_rate = net, flat, config, config.learning_rate
-        self.actions = net.actions
-        self.mean, self.scale = net.obs_mean.numpy(), net.obs_scale.numpy()
+        super().__init__(net, flat, config)
+        self.mean = net.obs_mean.numpy()
+        self.scale = net.obs_scale.numpy()
         self._buffers: dict[int, _Buffers] = {}
-        self._kept: torch.Tensor | None = None  # of the parameters that an update moves, if not all
-        self._narrow: tuple[np.ndarray, ...] | None = None  # of rows just evaluated, as `_narrowed` gives it
-        self._table: np.ndarray | None = None  # the policy's first weights, (inputs, units), in that order in memory
-        self._use(flat, net.inputs.size)
+        # Where the parameters lie that this update moves; None for all of them.
+        self._moved_places: torch.Tensor | None = None
+        # Of the rows that were evaluated last, which are usually those that are learnt from next.
+        self._cached: _UsedInputs | None = None
+        # The policy's first weights, (inputs, units), in that order in memory; None where they are small.
+        self._first_weights: np.ndarray | None = None
+        self._view_parameters(flat, net.inputs.size)
 
-    def _use(self, flat: Flat, width: int) -> None:
-        """Look at the parameters in `flat`, those of a network with `width` inputs; their order is `net.ordered`'s."""
+    def _view_parameters(self, flat: Flat, width: int) -> None:
+        """Look at the parameters in `flat`, those of a network with `width` inputs, in the order of `net.ordered`."""
         self.used = flat
-        value, grad = flat.value.numpy(), flat.grad.numpy()
+        value = flat.value.numpy()
+        grad = flat.grad.numpy()
         begin = 0
 
-        def take(*shape: int) -> tuple[np.ndarray, np.ndarray]:
+        def next_views(*shape: int) -> tuple[np.ndarray, np.ndarray]:
+            """Values and gradients of the parameters that come next."""
             nonlocal begin
             end = begin + math.prod(shape)
-            views = value[begin:end].reshape(shape), grad[begin:end].reshape(shape)
+            place = slice(begin, end)
             begin = end
-            return views
+            return value[place].reshape(shape), grad[place].reshape(shape)
 
         self.layers: list[_Layer] = []
-        for layer in (layer for layer in self.net.pi.children() if isinstance(layer, torch.nn.Linear)):
-            units = layer.out_features
-            (weight, weight_grad), (bias, bias_grad) = take(2, units, width), take(2, units)
-            self.layers.append(_Layer(weight, weight.transpose(0, 2, 1), weight_grad, bias[:, None], bias_grad))
-            width = units
-        self.log_std = self.log_std_grad = None
+        for layer in self.net.pi.children():
+            if isinstance(layer, torch.nn.Linear):
+                units = layer.out_features
+                weight, weight_grad = next_views(2, units, width)
+                bias, bias_grad = next_views(2, units)
+                transposed = weight.transpose(0, 2, 1)
+                self.layers.append(_Layer(weight, transposed, weight_grad, bias[:, None], bias_grad))
+                width = units
+        self.log_std: np.ndarray | None = None
+        self.log_std_grad: np.ndarray | None = None
         if self.net.log_std is not None:
-            log_std, self.log_std_grad = take(self.actions.outputs)
+            log_std, self.log_std_grad = next_views(self.actions.outputs)
             self.log_std = log_std[:, None]
-        self.heads = []
+        self.heads: list[_Layer] = []
         for head in (self.net.pi_head, self.net.vf_head):
-            (weight, weight_grad), (bias, bias_grad) = take(head.out_features, width), take(head.out_features)
+            weight, weight_grad = next_views(head.out_features, width)
+            bias, bias_grad = next_views(head.out_features)
             self.heads.append(_Layer(weight, weight.T, weight_grad, bias[:, None], bias_grad))
 
     def begin_update(self, batch: Batch) -> Batch:
         """The batch without inputs that have been 0 so far, here and for Adam: two thirds of MiniGrid's."""
-        (whole, used, narrow), self._narrow = self._narrow or self._narrowed(batch.vector), None
-        if whole.ctypes.data != batch.vector.ctypes.data or len(whole) < len(batch.vector):  # others were evaluated
-            _, used, narrow = self._narrowed(batch.vector)
-        if used.all():
+        cached = self._cached
+        self._cached = None
+        if cached is None or not cached.begins_with(batch.vector):
+            cached = self._select_used_inputs(batch.vector)
+        if cached.used.all():
             return batch
-        places = np.ones(len(self.flat.value), bool)
-        places[: self.layers[0].weight.size] = np.tile(used, self.layers[0].bias.size)
-        self._kept = torch.from_numpy(np.flatnonzero(places))
-        self._use(self.flat.part(self._kept), int(used.sum()))
-        return dataclasses.replace(batch, vector=narrow[: len(batch.vector)])
-
-    def _narrowed(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows (B, D); which inputs are used, bool (D,), all where these are most; the rows with these alone."""
-        size, units = self.net.inputs.size, self.layers[0].bias.size
-        if size >= MANY_INPUTS and not self.net.normalize_obs:
-            first = slice(0, units * size)
-            moved = (self.flat.mean[first] != 0) | (self.flat.square[first] != 0)
-            used = vector.any(axis=0) | moved.view(units, size).any(0).numpy()
-            if used.mean() <= 0.75:
-                return vector, used, np.ascontiguousarray(vector[:, used])
-        return vector, np.ones(size, bool), vector
+        first = self.layers[0]
+        is_moved = np.ones(len(self.flat.value), bool)
+        is_moved[: first.weight.size] = np.tile(cached.used, first.bias.size)
+        self._moved_places = torch.from_numpy(np.flatnonzero(is_moved))
+        self._view_parameters(self.flat.part(self._moved_places), int(cached.used.sum()))
+        return dataclasses.replace(batch, vector=cached.narrow[: len(batch.vector)])
 
     def end_update(self) -> None:
-        if self._kept is not None:
-            self.flat.put(self._kept, self.used)
-            self._kept = None
-            self._use(self.flat, self.net.inputs.size)
+        if self._moved_places is not None:
+            self.flat.put(self._moved_places, self.used)
+            self._moved_places = None
+            self._view_parameters(self.flat, self.net.inputs.size)
+
+    def _select_used_inputs(self, vector: np.ndarray) -> "_UsedInputs":
+        """The inputs that are not 0 in all rows (B, D) or were moved before; all of them where these are most."""
+        inputs = self.net.inputs.size
+        units = self.layers[0].bias.size
+        if inputs >= MANY_INPUTS and not self.net.normalize_obs:
+            first = slice(0, units * inputs)
+            has_moments = (self.flat.mean[first] != 0) | (self.flat.square[first] != 0)
+            used = vector.any(axis=0) | has_moments.view(units, inputs).any(0).numpy()
+            if used.mean() <= MAX_USED_SHARE:
+                return _UsedInputs(vector, used, np.ascontiguousarray(vector[:, used]))
+        return _UsedInputs(vector, np.ones(inputs, bool), vector)
 
     def _buffers_of(self, rows: int) -> "_Buffers":
         if rows not in self._buffers:
-            if (
-                len(self._buffers) > KEPT_BATCH_SIZES
-            ):  # the last minibatch of a NEXT_STEP rollout has another size each time
+            # The last minibatch of a NEXT_STEP rollout has another size each time.
+            if len(self._buffers) > KEPT_BATCH_SIZES:
                 self._buffers.clear()
             units = [layer.weight.shape[1] for layer in self.layers]
-            self._buffers[rows] = _Buffers(rows, units, self.actions.outputs, self.net.vf_head.out_features)
+            streams = self.net.vf_head.out_features
+            self._buffers[rows] = _Buffers(rows, units, self.actions.outputs, streams)
         return self._buffers[rows]
 
-    def prepare(self, vector: np.ndarray) -> np.ndarray:
+    def normalize(self, vector: np.ndarray) -> np.ndarray:
         if not self.net.normalize_obs:
             return vector
         return np.clip((vector - self.mean) * self.scale, -CLIP, CLIP)
 
     def begin_rollout(self) -> None:
-        """Until the next call weights stay as they are, or `act` would not see it."""
-        broad = self.layers[0].weight[0].size >= MANY_WEIGHTS and not self.net.normalize_obs
-        self._table = np.ascontiguousarray(self.layers[0].transposed[0]) if broad else None
+        self._first_weights = None
+        if self.layers[0].weight[0].size >= MANY_WEIGHTS and not self.net.normalize_obs:
+            self._first_weights = np.ascontiguousarray(self.layers[0].transposed[0])
 
-    def act(self, vector: np.ndarray, pixels: Any, noise: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+    def act(
+        self,
+        vector: np.ndarray,
+        pixels: Any,
+        noise: np.ndarray,
+        mask: np.ndarray | None = None,
+        *memory: Any,
+    ) -> np.ndarray:
         """Actions (B, choices) for observations (B, D), of those that are allowed: the policy's network alone."""
-        h, first = self.prepare(vector), None
-        if self._table is not None:
-            used = np.flatnonzero(h.any(axis=0))
-            if 2 * len(used) < len(self._table):  # as in a grid, which shows each cell by a one among zeros
-                h, first = h.take(used, 1), self._table.take(used, 0)
-        for layer, hidden in zip(self.layers, self._buffers_of(len(vector)).hidden):
-            h = np.matmul(h, layer.transposed[0] if first is None else first, out=hidden[0])
-            first = None
+        h = self.normalize(vector)
+        weights = self.layers[0].transposed[0]
+        if self._first_weights is not None:
+            # A grid shows each cell by a one among zeros, whose weights need not be read.
+            nonzero = np.flatnonzero(h.any(axis=0))
+            if 2 * len(nonzero) < len(self._first_weights):
+                h = h.take(nonzero, 1)
+                weights = self._first_weights.take(nonzero, 0)
+        buffers = self._buffers_of(len(vector))
+        for number, layer in enumerate(self.layers):
+            if number > 0:
+                weights = layer.transposed[0]
+            h = np.matmul(h, weights, out=buffers.hidden[number][0])
             h += layer.bias[0]
             np.tanh(h, out=h)
         outputs = np.matmul(h, self.heads[0].transposed)
         outputs += self.heads[0].bias[:, 0]
         if self.log_std is not None:
             return outputs + np.exp(self.log_std[:, 0]) * noise
+        # The largest of logits + Gumbel noise is a sample.
         outputs += noise
         if mask is not None:
             outputs[~mask] = MASKED
         if len(self.actions.columns) == 1:
             return outputs.argmax(-1)[:, None]
-        return np.stack([outputs[:, c].argmax(-1) for c in self.actions.columns], -1)
+        return np.stack([outputs[:, columns].argmax(-1) for columns in self.actions.columns], -1)
 
     def evaluate(
-        self, vector: np.ndarray, pixels: Any, action: np.ndarray | None, mask: np.ndarray | None = None
+        self,
+        vector: np.ndarray,
+        pixels: Any,
+        action: np.ndarray | None,
+        mask: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Values (M, K), and log-probabilities (M',) of the first M' = len(action) = len(mask) rows."""
-        rows, self._narrow = len(vector), self._narrowed(vector)
-        _, used, vector = self._narrow
-        first = None if used.all() else self.layers[0].transposed[:, used]
+        rows = len(vector)
+        known = 0 if action is None else len(action)
+        self._cached = self._select_used_inputs(vector)
+        weights = None
+        if not self._cached.used.all():
+            weights = self.layers[0].transposed[:, self._cached.used]
         values = np.empty((rows, self.net.vf_head.out_features), np.float32)
-        log_prob = np.empty(0 if action is None else len(action), np.float32)
+        log_prob = np.empty(known, np.float32)
         for begin in range(0, rows, FORWARD_ROWS):
             end = min(begin + FORWARD_ROWS, rows)
-            memory = self._buffers_of(end - begin)
-            self._forward(self.prepare(vector[begin:end]), memory, first)
-            values[begin:end] = memory.values.T
-            if begin < len(log_prob):
-                assert action is not None
-                taken = np.zeros((end - begin, action.shape[1]), action.dtype)
-                known = min(end, len(log_prob)) - begin
-                taken[:known] = action[begin : begin + known]
-                if mask is not None:
-                    memory.outputs[:, :known][~mask[begin : begin + known].T] = MASKED
-                log_prob[begin : begin + known] = self._distribution(memory, taken)[:known]
+            buffers = self._buffers_of(end - begin)
+            self._forward(self.normalize(self._cached.narrow[begin:end]), buffers, weights)
+            values[begin:end] = buffers.values.T
+            if action is None or begin >= known:
+                continue
+            # The last rows may have no action: theirs is 0, and what comes of it is not kept.
+            count = min(end, known) - begin
+            chosen = np.zeros((end - begin, action.shape[1]), action.dtype)
+            chosen[:count] = action[begin : begin + count]
+            if mask is not None:
+                buffers.outputs[:, :count][~mask[begin : begin + count].T] = MASKED
+            log_prob[begin : begin + count] = self._log_prob(buffers, chosen)[:count]
         return values, log_prob
 
-    def _forward(self, vector: np.ndarray, memory: "_Buffers", first: np.ndarray | None = None) -> None:
-        """`first`: weights (2, inputs, units) of the first layer, where rows have no other inputs."""
+    def _forward(self, vector: np.ndarray, buffers: "_Buffers", first_weights: np.ndarray | None = None) -> None:
+        """Outputs and values of rows; `first_weights` (2, inputs, units) where rows lack the inputs never used."""
         h = vector
-        for layer, hidden in zip(self.layers, memory.hidden):
-            np.matmul(h, layer.transposed if first is None else first, out=hidden)
-            first = None
+        weights = self.layers[0].transposed if first_weights is None else first_weights
+        for number, (layer, hidden) in enumerate(zip(self.layers, buffers.hidden)):
+            if number > 0:
+                weights = layer.transposed
+            np.matmul(h, weights, out=hidden)
             hidden += layer.bias
             np.tanh(hidden, out=hidden)
             h = hidden
-        for layer, side, out in zip(self.heads, memory.transposed, (memory.outputs, memory.values)):
-            np.matmul(layer.weight, side, out=out)
-            out += layer.bias
+        for head, features, out in zip(self.heads, buffers.transposed, (buffers.outputs, buffers.values)):
+            np.matmul(head.weight, features, out=out)
+            out += head.bias
 
-    def _distribution(self, memory: "_Buffers", action: np.ndarray) -> np.ndarray:
+    def _log_prob(self, buffers: "_Buffers", action: np.ndarray) -> np.ndarray:
         """Log-probabilities (B,) of `action` (B, choices); for categoricals `outputs` become log p."""
-        outputs, scratch = memory.outputs, memory.scratch
+        outputs = buffers.outputs
+        scratch = buffers.scratch
         if self.log_std is not None:
             scaled = np.subtract(action.T, outputs, out=scratch)
             scaled *= np.exp(-self.log_std)
@@ -204,87 +252,100 @@ class NumpyUpdate:
             logits = outputs[rows]
             logits -= logits.max(0)
             logits -= np.log(np.exp(logits, out=scratch[rows]).sum(0))
-            part = outputs.take(self._places(memory, action, choice))
-            log_prob = part if log_prob is None else log_prob + part
+            choice_log_prob = outputs.take(self._chosen_places(buffers, action, choice))
+            log_prob = choice_log_prob if log_prob is None else log_prob + choice_log_prob
         return log_prob
 
-    def _places(self, memory: "_Buffers", action: np.ndarray, choice: int) -> np.ndarray:
+    def _chosen_places(self, buffers: "_Buffers", action: np.ndarray, choice: int) -> np.ndarray:
         """Where the chosen outputs lie in the flattened (outputs, B)."""
-        return (action[:, choice] + self.actions.columns[choice].start) * len(memory.ones) + memory.columns
+        output = action[:, choice] + self.actions.columns[choice].start
+        return output * len(buffers.ones) + buffers.columns
 
     def update(self, batch: Batch, rows: np.ndarray | slice, measure: bool = False) -> dict[str, float]:
-        """One gradient step on the rows (B,) of a rollout; with `measure`, also what it looked like before it."""
+        config = self.config
         count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-        memory = self._buffers_of(count)
-        vector, action, numbers = memory.take(batch, rows)
-        vector = self.prepare(vector)
-        self._forward(vector, memory)
+        buffers = self._buffers_of(count)
+        vector, action, targets = buffers.gather(batch, rows)
+        vector = self.normalize(vector)
+        self._forward(vector, buffers)
         if batch.mask is not None:
-            memory.outputs[~batch.mask[rows].T] = MASKED  # p is 0 there, and so is every gradient
-        log_ratio = self._distribution(memory, action)
-        log_ratio -= numbers[:, 0]
+            # There p is 0, and so is every gradient.
+            buffers.outputs[~batch.mask[rows].T] = MASKED
+        log_ratio = self._log_prob(buffers, action)
+        log_ratio -= targets.log_prob
         ratio = np.exp(log_ratio)
-        advantage = numbers[:, 1] - numbers[:, 1].mean()
+        advantage = targets.advantage - targets.advantage.mean()
         advantage /= math.sqrt(advantage @ advantage / max(count - 1, 1)) + 1e-8
         slope = advantage * ratio
         # The clip holds where the surrogate has grown by more than clip_range: a step further gains nothing.
-        free = slope - advantage <= self.config.clip_range * np.abs(advantage)
-        error = np.subtract(memory.values, numbers[:, 2:].T, out=memory.errors)
-        measured = self._measure(memory, log_ratio, ratio, advantage, error) if measure else {}
-        slope *= free
-        slope *= -1.0 / count  # d L / d log p
-        d_outputs = self._d_outputs(memory, action, slope)
-        error *= 2.0 * self.config.value_weight / count
-        self._backward(vector, memory, d_outputs, error)
-        self.used.step(self.learning_rate, self.config.max_grad_norm)
-        return measured
+        is_free = slope - advantage <= config.clip_range * np.abs(advantage)
+        error = np.subtract(buffers.values, targets.returns.T, out=buffers.errors)
+        metrics = {}
+        if measure:
+            metrics = self._measure(buffers, log_ratio, ratio, advantage, error)
+        # d L / d log p.
+        slope *= is_free
+        slope *= -1.0 / count
+        d_outputs = self._output_gradient(buffers, action, slope)
+        error *= 2.0 * config.value_weight / count
+        self._backward(vector, buffers, d_outputs, error)
+        self.used.step(self.learning_rate, config.max_grad_norm)
+        return metrics
 
-    def _d_outputs(self, memory: "_Buffers", action: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    def _output_gradient(self, buffers: "_Buffers", action: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """Gradient of the loss with respect to the policy's outputs (outputs, B); overwrites the scratch memory."""
-        weight, out = self.config.entropy_weight, memory.scratch
-        if self.log_std is not None:  # the scratch holds (a - mean) / sigma
+        entropy_weight = self.config.entropy_weight
+        out = buffers.scratch
+        if self.log_std is not None:
+            # The scratch memory holds (a - mean) / sigma.
             assert self.log_std_grad is not None
             np.matmul(out * out - 1.0, slope, out=self.log_std_grad)
-            if weight:
-                self.log_std_grad -= weight
+            if entropy_weight:
+                self.log_std_grad -= entropy_weight
             out *= np.exp(-self.log_std)
             out *= slope
             return out
-        p = np.exp(memory.outputs, out=memory.probabilities)
+        p = np.exp(buffers.outputs, out=buffers.probabilities)
         np.multiply(p, -slope, out=out)
         flat = out.reshape(-1)
         for choice, rows in enumerate(self.actions.columns):
-            flat[self._places(memory, action, choice)] += slope
-            if weight:
-                side, log = p[rows], memory.outputs[rows]
-                out[rows] += (weight / len(slope)) * side * (log - (side * log).sum(0))
+            flat[self._chosen_places(buffers, action, choice)] += slope
+            if entropy_weight:
+                log_p = buffers.outputs[rows]
+                negative_entropy = (p[rows] * log_p).sum(0)
+                out[rows] += (entropy_weight / len(slope)) * p[rows] * (log_p - negative_entropy)
         return out
 
-    def _backward(self, vector: np.ndarray, memory: "_Buffers", d_outputs: np.ndarray, d_values: np.ndarray) -> None:
-        for layer, h, out, d in zip(self.heads, memory.hidden[-1], memory.back[-1], (d_outputs, d_values)):
-            np.matmul(d, h, out=layer.weight_grad)
-            np.matmul(d, memory.ones, out=layer.bias_grad)
-            np.matmul(d.T, layer.weight, out=out)
+    def _backward(self, vector: np.ndarray, buffers: "_Buffers", d_outputs: np.ndarray, d_values: np.ndarray) -> None:
+        """Gradients of all weights from those of the outputs (outputs, B) and the values (K, B)."""
+        heads = zip(self.heads, buffers.hidden[-1], buffers.back[-1], (d_outputs, d_values))
+        for head, features, back, gradient in heads:
+            np.matmul(gradient, features, out=head.weight_grad)
+            np.matmul(gradient, buffers.ones, out=head.bias_grad)
+            np.matmul(gradient.T, head.weight, out=back)
         for number in range(len(self.layers) - 1, -1, -1):
-            layer, hidden, back = self.layers[number], memory.hidden[number], memory.back[number]
+            layer = self.layers[number]
+            hidden = buffers.hidden[number]
+            back = buffers.back[number]
             np.multiply(hidden, hidden, out=hidden)
             np.subtract(1.0, hidden, out=hidden)
             back *= hidden
-            below = memory.hidden[number - 1] if number else vector
-            np.matmul(memory.back_transposed[number], below, out=layer.weight_grad)
-            np.matmul(memory.ones, back, out=layer.bias_grad)
+            below = buffers.hidden[number - 1] if number else vector
+            np.matmul(buffers.back_transposed[number], below, out=layer.weight_grad)
+            np.matmul(buffers.ones, back, out=layer.bias_grad)
             if number:
-                np.matmul(back, layer.weight, out=memory.back[number - 1])
+                np.matmul(back, layer.weight, out=buffers.back[number - 1])
 
-    def _measure(self, memory: "_Buffers", log_ratio: Any, ratio: Any, advantage: Any, error: Any) -> dict[str, float]:
+    def _measure(self, buffers: "_Buffers", log_ratio: Any, ratio: Any, advantage: Any, error: Any) -> dict[str, float]:
         clip = self.config.clip_range
-        clipped = np.clip(ratio, 1 - clip, 1 + clip)
+        clipped_ratio = np.clip(ratio, 1 - clip, 1 + clip)
         if self.log_std is not None:
-            entropy = float(self.log_std.sum()) + self.actions.choices * 0.5 * math.log(2 * math.pi * math.e)
+            constant = self.actions.choices * 0.5 * math.log(2 * math.pi * math.e)
+            entropy = float(self.log_std.sum()) + constant
         else:
-            entropy = -float((np.exp(memory.outputs) * memory.outputs).sum()) / len(ratio)
+            entropy = -float((np.exp(buffers.outputs) * buffers.outputs).sum()) / len(ratio)
         return {
-            "policy_loss": -float(np.minimum(advantage * ratio, advantage * clipped).mean()),
+            "policy_loss": -float(np.minimum(advantage * ratio, advantage * clipped_ratio).mean()),
             "value_loss": float(np.square(error).sum()) / len(ratio),
             "entropy": entropy,
             "approx_kl": float((ratio - 1 - log_ratio).mean()),
@@ -292,11 +353,26 @@ class NumpyUpdate:
         }
 
 
+class _UsedInputs(NamedTuple):
+    """Rows of observations (B, D), and what is left of them without the inputs that are never used."""
+
+    vector: np.ndarray
+    # bool (D,): which inputs are used.
+    used: np.ndarray
+    # (B, used inputs).
+    narrow: np.ndarray
+
+    def begins_with(self, vector: np.ndarray) -> bool:
+        """Whether `vector` is the first rows of these, in the same memory."""
+        return self.vector.ctypes.data == vector.ctypes.data and len(self.vector) >= len(vector)
+
+
 class _Layer(NamedTuple):
     """Views of the parameters of a layer: of both networks (2, units, inputs), or of a head (outputs, inputs)."""
 
     weight: np.ndarray
-    transposed: np.ndarray  # its last two axes exchanged
+    # With its last two axes exchanged.
+    transposed: np.ndarray
     weight_grad: np.ndarray
     bias: np.ndarray
     bias_grad: np.ndarray
@@ -306,23 +382,28 @@ class _Buffers:
     """What a batch of B rows needs on its way through the network and back."""
 
     def __init__(self, rows: int, units: list[int], outputs: int, streams: int) -> None:
+        # Of both networks, (2, B, units) a layer, and the gradients with respect to these.
         self.hidden = [np.empty((2, rows, n), np.float32) for n in units]
         self.transposed = self.hidden[-1].transpose(0, 2, 1)
         self.back = [np.empty((2, rows, n), np.float32) for n in units]
         self.back_transposed = [back.transpose(0, 2, 1) for back in self.back]
-        self.outputs, self.scratch, self.probabilities = (np.empty((outputs, rows), np.float32) for _ in range(3))
-        self.values, self.errors = (np.empty((streams, rows), np.float32) for _ in range(2))
+        self.outputs = np.empty((outputs, rows), np.float32)
+        self.scratch = np.empty((outputs, rows), np.float32)
+        self.probabilities = np.empty((outputs, rows), np.float32)
+        self.values = np.empty((streams, rows), np.float32)
+        self.errors = np.empty((streams, rows), np.float32)
         self.ones = np.ones(rows, np.float32)
         self.columns = np.arange(rows)
-        self._taken: list[np.ndarray] = []
+        self._gathered: list[np.ndarray] = []
 
-    def take(self, batch: Batch, rows: np.ndarray | slice) -> list[np.ndarray]:
-        """The rows of a batch: observations, actions, and (old log-probability, advantage, returns)."""
-        sources = (batch.vector, batch.action, batch.numbers)
+    def gather(self, batch: Batch, rows: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray, Targets]:
+        """The rows of a batch: observations, actions, targets."""
+        sources = (batch.vector, batch.action, batch.targets.rows)
         if isinstance(rows, slice):
-            return [x[rows] for x in sources]
-        if not self._taken or self._taken[0].shape[1] != batch.vector.shape[1]:
-            self._taken = [np.empty((len(rows), *x.shape[1:]), x.dtype) for x in sources]
-        for source, target in zip(sources, self._taken):
+            return batch.vector[rows], batch.action[rows], batch.targets[rows]
+        if not self._gathered or self._gathered[0].shape[1] != batch.vector.shape[1]:
+            self._gathered = [np.empty((len(rows), *x.shape[1:]), x.dtype) for x in sources]
+        for source, target in zip(sources, self._gathered):
             np.take(source, rows, axis=0, out=target, mode="clip")
-        return self._taken
+        vector, action, targets = self._gathered
+        return vector, action, Targets(targets)

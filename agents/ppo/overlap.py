@@ -24,47 +24,82 @@ import copy
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from agents.networks.actor_critic import ActorCritic
 from agents.ppo.collector import Collector
+from agents.ppo.seams import RolloutSchedule
 from envs.vector.workers import cores
 from lodestar.state import get_state, set_state
 
 if TYPE_CHECKING:
     from agents.ppo.agent import PPO
 
-BEHIND = 10  # more than the niceness of who collects
-SWITCH_S = 1e-4  # Python's own 5 ms would hold up a thread that has left a library for as long, each time
-ROWS = ("chosen", "values", "log_prob", "last_values", "starts", "hidden", "masked")  # of a collector
-READ = ("obs", "action", "reward", "terminated", "truncated", "valid", "success", "first_step", "finals")
-WHOLE = {name: name for name in ROWS} | {name: f"rollout.{name}" for name in READ}
-WHOLE |= {name: f"rollout.{name}" for name in ("modalities", "final_modalities", "modality_names")}
+# More than the niceness of the thread that collects.
+LEARNER_NICENESS = 10
+# Python's own 5 ms would hold up a thread that has left a library for as long, each time.
+SWITCH_INTERVAL_S = 1e-4
+# What of a collector, and of its rollout, a rollout that waits is.
+COLLECTOR_ARRAYS = ("chosen", "values", "log_prob", "last_values", "starts", "hidden", "masked")
+ROLLOUT_ARRAYS = (
+    *(
+        "obs",
+        "action",
+        "reward",
+        "terminated",
+        "truncated",
+        "valid",
+        "success",
+        "first_step",
+        "finals",
+    ),
+    *("modalities", "final_modalities", "modality_names"),
+)
+WAITING_PLACES = {name: name for name in COLLECTOR_ARRAYS} | {name: f"rollout.{name}" for name in ROLLOUT_ARRAYS}
 
 
-class Overlap:
+class Overlap(RolloutSchedule):
     """The thread of an agent that learns, and the rollout it will learn from; a ValueError where that cannot be."""
 
     def __init__(self, agent: "PPO") -> None:
+        super().__init__(agent)
         for name, stream in agent.scorer.streams.items():
+            # Only rewards that take part in the environments' steps have these attributes.
             reward: Any = getattr(stream, "reward", None)
-            if getattr(reward, "guides", 0) or getattr(getattr(reward, "config", None), "ends", False):
+            config = getattr(reward, "config", None)
+            if getattr(reward, "guides", 0) or getattr(config, "ends", False):
                 raise ValueError(
                     f"agent.overlap=true lets {name} learn while environments are stepped, and {name} takes part in "
                     "their steps; give agent.overlap=false"
                 )
-        if type(agent.collector) is not Collector:
+        # A rollout that has not been learnt from, and the environment steps at its end.
+        self.waiting: Collector | None = None
+        self.timesteps = 0
+        # What `PPO.learn_from` gave for the one before.
+        self.shown: dict[str, Any] = {}
+        self._thread = ThreadPoolExecutor(1, "learner", initializer=_step_back)
+
+    @classmethod
+    def for_agent(cls, agent: "PPO") -> Self:
+        return cls(agent)
+
+    def network_to_train(self, policy: ActorCritic) -> ActorCritic:
+        return copy.deepcopy(policy)
+
+    def set_up(self) -> None:
+        if type(self.agent.collector) is not Collector:
             raise ValueError(
                 'agent.overlap=true is for environments that this process or its workers step, with array="numpy"; '
                 "a cluster has lag=1 of its own; give agent.overlap=false"
             )
-        self.agent, self.spare = agent, twin(agent.collector)
-        self.waiting: Collector | None = None  # its rollout has not been learnt from
-        self.timesteps = 0  # at its end
-        self.found: dict[str, Any] = {}  # what `PPO.learn_from` gave for the one before
-        agent.seconds["waiting"] = 0.0
-        self._thread = ThreadPoolExecutor(1, "learner", initializer=_step_back)
+        self.spare = twin(self.agent.collector)
+        self.agent.seconds["waiting"] = 0.0
+
+    def collect(self, after_row: Callable[[int], bool]) -> bool:
+        with self.learning():
+            return super().collect(after_row)
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
@@ -73,49 +108,52 @@ class Overlap:
         if self.waiting is None:
             yield
             return
-        agent.learnt.load_state_dict(agent.policy.state_dict())  # which may come from a file since
+        # The policy may come from a file since.
+        agent.learnt.load_state_dict(agent.policy.state_dict())
         interval = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_S)
-        self._leave(1)
-        learns = self._thread.submit(self._learn, self.waiting)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._leave_cores(1)
+        learning = self._thread.submit(self._learn, self.waiting)
         try:
             yield
         finally:
-            clock = time.perf_counter()
-            wait([learns])
+            started = time.perf_counter()
+            wait([learning])
             sys.setswitchinterval(interval)
-            agent.seconds["waiting"] += time.perf_counter() - clock
-        self.waiting, self.found = None, learns.result()
+            agent.seconds["waiting"] += time.perf_counter() - started
+        self.waiting = None
+        self.shown = learning.result()
         agent.policy.load_state_dict(agent.learnt.state_dict())
 
     def _learn(self, collector: Collector) -> dict[str, Any]:
         if not collector.recurrent:
             collector.catch_up(self.agent.learner)
-        found = self.agent.learn_from(collector, self.timesteps)
+        shown = self.agent.learn_from(collector, self.timesteps)
         self.agent.metrics |= self.agent.teach(collector)
-        self._leave(0)
-        return found
+        self._leave_cores(0)
+        return shown
 
-    def _leave(self, count: int) -> None:
+    def _leave_cores(self, count: int) -> None:
         """Have the threads of the environments leave so many cores to others."""
         envs = self.agent.collector.envs
         if hasattr(envs, "use_threads"):
             envs.use_threads(cores() - count)
 
-    def update(self) -> dict[str, Any]:
+    def learn(self) -> dict[str, Any]:
         """The rollout just collected waits; the last one of `learn` does not. Returns what is known of the newest."""
         agent = self.agent
-        self.waiting, self.timesteps = agent.collector, agent.num_timesteps
+        self.waiting = agent.collector
+        self.timesteps = agent.num_timesteps
         if agent.num_timesteps >= agent._total_timesteps:
             self.finish()
-        return self.found
+        return self.shown
 
     def finish(self) -> None:
         """Learn from the rollout that waits."""
         with self.learning():
             pass
 
-    def roll(self) -> None:
+    def end_rollout(self) -> None:
         """The next rollout goes where none waits."""
         agent = self.agent
         agent.collector, self.spare = self.spare, agent.collector
@@ -124,32 +162,37 @@ class Overlap:
     def state_dict(self) -> dict[str, Any]:
         if self.waiting is None:
             return {"waiting": None}
-        return {"waiting": get_state(self.waiting, WHOLE, copy=True), "timesteps": self.timesteps}
+        return {
+            "waiting": get_state(self.waiting, WAITING_PLACES, copy=True),
+            "timesteps": self.timesteps,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.waiting = None
         if state["waiting"] is not None:
-            set_state(self.spare, WHOLE, state["waiting"])
-            _look(self.spare)
-            self.waiting, self.timesteps = self.spare, state["timesteps"]
+            set_state(self.spare, WAITING_PLACES, state["waiting"])
+            _view_observations(self.spare)
+            self.waiting = self.spare
+            self.timesteps = state["timesteps"]
 
 
 def _step_back() -> None:
     """Who collects comes first: its threads and processes wait for each other at every step."""
-    if sys.platform == "linux":  # where it is of this thread alone
-        os.nice(BEHIND)
+    # Elsewhere niceness is of the whole process.
+    if sys.platform == "linux":
+        os.nice(LEARNER_NICENESS)
 
 
 def twin(collector: Collector) -> Collector:
     """One that writes its rollouts elsewhere, and shares environments, learner, noise, episodes and clocks."""
     other = copy.copy(collector)
-    for name in ("rollout", *ROWS):
+    for name in ("rollout", *COLLECTOR_ARRAYS):
         setattr(other, name, copy.deepcopy(getattr(other, name)))
-    _look(other)
+    _view_observations(other)
     return other
 
 
-def _look(collector: Collector) -> None:
+def _view_observations(collector: Collector) -> None:
     """See observations where they lie now."""
     collector.observed = collector.rollout.obs
     collector.vector = collector.inputs.vector(collector.rollout.obs, 2)

@@ -114,8 +114,9 @@ def test_a_balanced_run_continues_exactly(changes):
         return agent(["task", "rnd", "count"], balance_only=["task", "count"], **changes)
 
     whole, second = cut(build, 2 * 16 * 2)
-    assert torch.equal(second.flat.value, whole.flat.value) and (second.balance.shares == whole.balance.shares).all()
-    assert whole.balance.metrics.keys() == {"stream/task/share", "stream/count/share"}
+    ours, theirs = (model.extensions.balance for model in (second, whole))
+    assert torch.equal(second.flat.value, whole.flat.value) and (ours.shares == theirs.shares).all()
+    assert theirs.metrics.keys() == {"stream/task/share", "stream/count/share"}
 
 
 def test_both_paths_balance_alike_and_otherwise_than_the_sum():

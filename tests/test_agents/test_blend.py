@@ -134,7 +134,7 @@ def arms(blend, steps, **changes):
 def test_a_reward_for_the_wrong_arm_loses_its_weight_and_the_task_is_learned(blend, path):
     model = arms(blend, 40, path=path)
     weight = model.scorer.weights(0)["arm1"]
-    assert weight < 0.5 and model.blend.metrics == {"stream/arm1/weight": weight}
+    assert weight < 0.5 and model.extensions.blend.metrics == {"stream/arm1/weight": weight}
     assert model.predict(np.ones((1, 1), np.float32), deterministic=True)[0] == 0
 
 
@@ -148,8 +148,9 @@ def cartpole(blend="aligned", names=("task", "count"), weight="learned", **chang
 @pytest.mark.parametrize("changes", [{}, {"blend": "implicit"}, {"blend": "search"}, {"gru": 8}], ids=str)
 def test_a_run_that_learns_weights_continues_exactly(changes):
     whole, second = cut(lambda: cartpole(**changes), 2 * 16 * 7)
-    assert torch.equal(second.flat.value, whole.flat.value) and (second.blend.weights == whole.blend.weights).all()
-    assert whole.blend.weights[0] != 1
+    ours, theirs = (model.extensions.blend.weights for model in (second, whole))
+    assert torch.equal(second.flat.value, whole.flat.value) and (ours == theirs).all()
+    assert theirs[0] != 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from test_ppo import agent, weights
 from test_ppo_update import ACTIONS, learner, rollout
 
 from agents.ppo import compiled, update
-from agents.ppo.numpy_update import NumpyUpdate
+from agents.ppo.compiled import CompiledUpdate
 from agents.ppo.update import TorchUpdate
 
 pytest.importorskip("numba")
@@ -21,7 +21,7 @@ FIELDS = ("value", "mean", "square")
 def pair(kind="discrete", epochs=1, inputs=5, **settings):
     """A learner with the compiled path, and its twin."""
     obs = spaces.Box(-1, 1, (inputs,), np.float32)
-    both = [learner(NumpyUpdate, ACTIONS[kind], obs=obs, **settings) for _ in range(2)]
+    both = [learner(CompiledUpdate, ACTIONS[kind], obs=obs, **settings) for _ in range(2)]
     for one, path in zip(both, ("numba", "numpy")):
         one.config.path, one.config.n_epochs = path, epochs
         one.net.obs_mean[:], one.net.obs_scale[:] = 0.1, 1.5
@@ -36,7 +36,8 @@ def given(kind, rows, inputs=5):
 
 def learn(one, batch, size, rows=None):
     rows = np.arange(len(batch.vector)) if rows is None else rows
-    return compiled.epochs(one, batch, rows, size, one.config, np.random.default_rng(0), 0)
+    rng = np.random.default_rng(0)
+    return one.run_epochs(batch, [rng.permutation(rows) for _ in range(one.config.n_epochs)], size, 0)
 
 
 def apart(one, other):
@@ -95,7 +96,7 @@ def test_actions_that_were_not_allowed_and_inputs_that_are_never_used_are_left_o
 def test_a_ratio_that_overflows_is_not_hidden():
     for one in pair():
         batch = given("discrete", 20)
-        batch.numbers[3, 0] = -1e30
+        batch.targets.log_prob[3] = -1e30
         learn(one, batch, 20)
         assert not bool(torch.isfinite(one.flat.value.sum()))
 
@@ -106,7 +107,7 @@ def test_a_ratio_that_overflows_is_not_hidden():
 @pytest.mark.parametrize("changes", [{"path": "numba"}, {"path": "auto", "normalize_obs": True}], ids=str)
 def test_continued_from_its_state_it_ends_with_the_same_bits(changes, monkeypatch):
     """With auto it changes over after three of six rollouts, when it is continued after two."""
-    monkeypatch.setattr(compiled, "LONG", 3 * 4 * 16 * 2)
+    monkeypatch.setattr(compiled, "COMPILE_AFTER_ROWS", 3 * 4 * 16 * 2)
     whole, first, second, numpy = (agent(**{**changes, **more}) for more in ({}, {}, {}, {"path": "numpy"}))
     for model in (whole, numpy):
         model.learn(4 * 16 * 2)
@@ -131,7 +132,7 @@ def test_without_numba_it_learns_in_numpy_and_says_so_once(monkeypatch, recwarn)
     monkeypatch.setitem(sys.modules, "numba", None)
     for name in ("agents.ppo.kernel", "lodestar.numerics.kernel"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    for cached in (compiled.kernel, compiled.say):
+    for cached in (compiled.kernel, update.say):
         cached.cache_clear()
     model = agent(path="numba").learn(4 * 16 * 3)
     said = [str(w.message) for w in recwarn if "PPO's update" in str(w.message)]
@@ -141,7 +142,7 @@ def test_without_numba_it_learns_in_numpy_and_says_so_once(monkeypatch, recwarn)
 
 
 def test_a_network_that_it_does_not_take_learns_in_torch_and_it_says_so():
-    compiled.say.cache_clear()
+    update.say.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"runs in torch, as agent\.path=numba is for fully connected networks"):
         model = agent(path="numba", gru=8).learn(4 * 16)
     assert model.learner.__class__ is update.TorchUpdate

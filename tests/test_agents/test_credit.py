@@ -3,9 +3,8 @@ import pytest
 
 import envs.make
 import rewards
-from agents.ppo.agent import PPO
+from agents.ppo.agent import PPO, PPOConfig
 from agents.ppo.credit import soften, weakest_link
-from agents.ppo.update import PPOConfig
 
 R = np.float32([0.8, -0.6, 0.4]).reshape(3, 1, 1)
 NO, END = np.zeros((3, 1), bool), np.array([[False], [False], [True]])

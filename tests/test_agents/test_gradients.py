@@ -70,12 +70,13 @@ class Opposed:
 
 @pytest.mark.parametrize("changes", [{}, {"path": "eager"}, {"gru": 8}], ids=str)
 def test_ppo_logs_how_each_stream_stands_to_the_task_or_to_the_sum(changes):
-    def run(task, **more):
+    def run(task, every=None, n_updates=0):
         config = PPOConfig(n_steps=16, batch_size=32, n_epochs=2, net_arch=[16], sequence=8, **changes)
         model = PPO(make_vec("CartPole-v1", 4, seed=0), config, scorer=Opposed(task), seed=0)
         with torch.no_grad():
             model.policy.vf_head.weight.zero_()  # advantages are opposed exactly as long as values are 0
-        vars(model).update(more)
+        model._n_updates = n_updates
+        model.gradients.every = every or model.gradients.every
         model.learn(64, log_interval=None)
         found = {tag: x for tag, x in model.logger.name_to_value.items() if tag.endswith("/cosine")}
         return found, model.learn(64, reset_num_timesteps=False).flat.value
@@ -84,5 +85,5 @@ def test_ppo_logs_how_each_stream_stands_to_the_task_or_to_the_sum(changes):
     known = {"stream/against/cosine": -1.0, "stream/silent/cosine": math.nan}
     assert found == pytest.approx(known, nan_ok=True)
     assert run("goal")[0] == pytest.approx(known | {"stream/goal/cosine": 1.0}, nan_ok=True)
-    left_out, same = run("task", every=10**9, _n_updates=2)
+    left_out, same = run("task", every=10**9, n_updates=2)
     assert left_out == {} and torch.equal(weights, same)  # looking changes nothing

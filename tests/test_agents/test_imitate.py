@@ -49,7 +49,7 @@ def rows(model, worth):
     """Rows of the first cell, where action 1 was taken, with these returns."""
     count = len(worth)
     tree = {"vector": np.eye(5, dtype=np.float32)[[0] * count], "pixels": {}, "mask": None}
-    model.imitation.weights = np.ones(1, np.float32)
+    model.extensions.imitation.weights = np.ones(1, np.float32)
     return tree | {"action": np.ones((count, 1), np.int64), "worth": np.array(worth, np.float32)}
 
 
@@ -66,16 +66,17 @@ def test_each_row_counts_by_how_much_its_return_beats_its_value_up_to_one():
     by_hand = by_hand / 64
     (slope,) = torch.autograd.grad(by_hand, [model.policy.pi_head.weight])
     moments = model.flat.mean.clone()
-    assert model.imitation.step(model.autograd, tree, 1e-3) == pytest.approx(float(by_hand.detach()), rel=1e-4)
+    imitation = model.extensions.imitation
+    assert imitation.step(model.autograd, tree, 1e-3) == pytest.approx(float(by_hand.detach()), rel=1e-4)
     torch.testing.assert_close(model.policy.pi_head.weight.grad, slope)
-    assert torch.equal(model.flat.mean, moments) and model.imitation.adam.mean.abs().sum() > 0  # moments of its own
+    assert torch.equal(model.flat.mean, moments) and imitation.adam.mean.abs().sum() > 0  # moments of its own
 
 
 def test_the_cap_leaves_a_rarer_action_alone():
     slopes = {}
     for cap in (0.1, 5.0):  # -log pi is 0.69
         model = corridor(imitate_cap=cap)
-        model.imitation.step(model.autograd, rows(model, [9.0]), 1e-3)
+        model.extensions.imitation.step(model.autograd, rows(model, [9.0]), 1e-3)
         slopes[cap] = model.policy.pi_head.bias.grad.abs().max()
     assert slopes[0.1] < 1e-3 < slopes[5.0]
 
@@ -99,7 +100,7 @@ def moving(space, action, **changes):
     """A model with these actions, and one row where this one was taken and returned 9."""
     vector = gym.vector.SyncVectorEnv([lambda: Moving(space)] * 2)
     model = PPO(vector, PPOConfig(**{**SMALL, **changes}), seed=0)
-    model.imitation.weights = np.ones(1, np.float32)
+    model.extensions.imitation.weights = np.ones(1, np.float32)
     row = {"vector": np.zeros((1, 3), np.float32), "pixels": {}, "mask": None, "action": action[None]}
     return model, row | {"worth": np.full(1, 9.0, np.float32)}
 
@@ -119,52 +120,52 @@ HUMANOID = gym.spaces.Box(-1, 1, (17,), np.float32)
 )
 def test_an_action_of_many_numbers_is_imitated(space, action):
     model, row = moving(space, action)
-    model.imitation.step(model.autograd, row, 1e-3)
+    model.extensions.imitation.step(model.autograd, row, 1e-3)
     assert model.policy.pi_head.bias.grad.abs().max() > 1e-3
-    assert model.imitation._compare(model.autograd, row).imitated.tolist() == [True]
+    assert model.extensions.imitation._compare(model.autograd, row).imitated.tolist() == [True]
 
 
 def test_an_action_that_is_too_far_away_moves_neither_the_policy_nor_its_deviation():
     """z is 4 in each of six dimensions, so z^2 / 2 is 8; the entropy's weight would raise the deviation alone."""
     model, row = moving(SIX, np.full(6, 4.0, np.float32), entropy_weight=0.01)
-    model.imitation.step(model.autograd, row, 1e-3)
+    model.extensions.imitation.step(model.autograd, row, 1e-3)
     assert model.policy.pi_head.bias.grad.abs().max() == 0
     assert model.policy.log_std.grad.abs().max() == 0
-    assert model.imitation._compare(model.autograd, row).imitated.tolist() == [False]
+    assert model.extensions.imitation._compare(model.autograd, row).imitated.tolist() == [False]
     model.config.imitate_cap = 8.5
-    model.imitation.step(model.autograd, row, 1e-3)
+    model.extensions.imitation.step(model.autograd, row, 1e-3)
     assert model.policy.pi_head.bias.grad.abs().max() > 1e-3
 
 
 def test_the_buffer_holds_rewarded_episodes_alone_and_their_returns_as_the_reward_is_now():
     model = corridor(names=("task", Wanted, "count"), gamma=0.5)
     model.learn(4 * 16 * 8)
-    buffer = model.imitation.rows
+    buffer = model.extensions.imitation.rows
     ends = np.flatnonzero(buffer["batch"]["terminated"])
     assert len(ends) > 3 and not buffer["batch"]["truncated"].any() and (buffer["vector"][ends, 3] == 1).all()
-    assert model.imitation.names == ["task", "wanted"]  # no bonus
-    worth = model.imitation._score(buffer)[1]
+    assert model.extensions.imitation.names == ["task", "wanted"]  # no bonus
+    worth = model.extensions.imitation._score(buffer)[1]
     assert worth[ends].tolist() == [2.0] * len(ends) and worth[ends - 1] == pytest.approx(1.0)
     model.scorer.streams["wanted"].reward.sign = -1.0
-    model.imitation._turn = 0
-    model.imitation._rescore(len(worth))
-    assert model.imitation._score(buffer)[1] == pytest.approx(0.0)
+    model.extensions.imitation._turn = 0
+    model.extensions.imitation._rescore(len(worth))
+    assert model.extensions.imitation._score(buffer)[1] == pytest.approx(0.0)
 
 
 def test_time_that_ran_out_goes_on_with_a_value_and_the_median_lets_in_the_better_half():
     model = corridor(imitate_baseline="median")
     model.learn(4 * 16 * 2)
-    buffer = model.imitation.rows
+    buffer = model.extensions.imitation.rows
     late = np.flatnonzero(buffer["batch"]["truncated"])
     assert (
         len(late) and (buffer["tail"][late] != 0).all() and (buffer["tail"][buffer["batch"]["terminated"]] == 0).all()
     )
-    assert model.imitation._score(buffer)[1][late] == pytest.approx(0.99 * buffer["tail"][late, 0])
+    assert model.extensions.imitation._score(buffer)[1][late] == pytest.approx(0.99 * buffer["tail"][late, 0])
     first = np.flatnonzero(buffer["batch"]["step"] == 0)
-    assert 0 < len(first) < len(model.imitation.recent)
+    assert 0 < len(first) < len(model.extensions.imitation.recent)
     old = corridor(imitate_baseline="median", imitate_max_age=1)
     old.learn(4 * 16 * 4)
-    assert old.imitation.rows["age"].max() == 0
+    assert old.extensions.imitation.rows["age"].max() == 0
 
 
 def test_what_was_reached_once_is_learned_in_fewer_steps_than_by_ppo_alone():
@@ -181,12 +182,12 @@ def test_what_was_reached_once_is_learned_in_fewer_steps_than_by_ppo_alone():
 
 def test_a_schedule_begins_with_nothing_and_its_tags_are_logged():
     model = corridor(imitate="linear:0:1:100000000")
-    before = model.imitation.adam.mean.clone()
+    before = model.extensions.imitation.adam.mean.clone()
     logged = {}
     model.record = logged.update
     model.learn(4 * 16 * 6)
     assert {"train/imitation_rows", "train/imitation_loss", "train/imitated"} <= set(logged)
-    assert not torch.equal(before, model.imitation.adam.mean)
+    assert not torch.equal(before, model.extensions.imitation.adam.mean)
 
 
 @pytest.mark.parametrize("changes", [{}, {"imitate_baseline": "median", "imitate_max_age": 3}], ids=str)
@@ -198,14 +199,14 @@ def test_a_run_that_imitates_itself_continues_exactly(changes):
 
     whole, second = cut(build, 2 * 16 * 6)
     assert torch.equal(second.flat.value, whole.flat.value)
-    assert len(second.imitation.rows["age"]) == len(whole.imitation.rows["age"]) > 0
+    assert len(second.extensions.imitation.rows["age"]) == len(whole.extensions.imitation.rows["age"]) > 0
 
 
 @pytest.mark.parametrize("env", ["Pendulum-v1", "MiniGrid-Empty-5x5-v0"])
 def test_continuous_actions_and_images_are_imitated(env):
     vector = envs.make.make_vec(env, 2, seed=0, max_episode_steps=12)
     model = PPO(vector, PPOConfig(**{**SMALL, "imitate_baseline": "median"}), seed=0).learn(2 * 16 * 4)
-    assert len(model.imitation.rows["age"]) > 0 and bool(model.flat.value.isfinite().all())
+    assert len(model.extensions.imitation.rows["age"]) > 0 and bool(model.flat.value.isfinite().all())
 
 
 @pytest.mark.parametrize(

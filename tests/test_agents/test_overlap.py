@@ -10,7 +10,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 import envs.make
 import rewards
-from agents.ppo import agent as ppo
 from agents.ppo.agent import PPO, PPOConfig
 
 SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "net_arch": [8], "sequence": 8, "overlap": True}
@@ -57,7 +56,7 @@ class Before:
 )
 def test_when_the_other_thread_runs_changes_nothing(changes):
     models = [agent(**changes) for _ in range(3)]
-    models[0].overlap._thread = Before()
+    models[0].extensions.overlap._thread = Before()
     for model in models:
         model.learn(5 * 64)
         model.envs.close()
@@ -104,21 +103,21 @@ def test_the_ratio_is_taken_to_the_policy_before_the_update_and_rows_count_as_of
     assert (seen[0][1] == 1).all() and (seen[1][1] < 1).any()  # the first update has the policy that acted
 
 
-def test_importance_weighs_what_is_above_the_mean_so_that_a_value_that_is_off_everywhere_teaches_nothing(monkeypatch):
+def test_importance_weighs_what_is_above_the_mean_so_that_a_value_that_is_off_everywhere_teaches_nothing():
     model, seen, given = agent(path="eager"), [], []
-    learn, epochs = model.learn_from, ppo.epochs
+    learn, run_epochs = model.learn_from, model.learner.run_epochs
 
     def noted(collector, timesteps):
         found = learn(collector, timesteps)
         seen.append((found["advantages"][..., 0], collector.importance))
         return found
 
-    def kept(learner, batch, *rest):
-        given.append(batch.numbers[:, 1].copy())
-        return epochs(learner, batch, *rest)
+    def kept(batch, *rest):
+        given.append(batch.targets.advantage.copy())
+        return run_epochs(batch, *rest)
 
     model.learn_from = noted
-    monkeypatch.setattr(ppo, "epochs", kept)
+    model.learner.run_epochs = kept
     model.learn(4 * 64)
     np.testing.assert_array_equal(given[0], seen[0][0].ravel())  # the policy that acted learns: as without overlap
     for found, (advantage, importance) in zip(given[1:], seen[1:]):
@@ -164,7 +163,8 @@ def test_a_state_holds_the_rollout_that_waits(changes):
 def test_a_stop_or_an_error_leaves_nothing_in_flight():
     model = agent()
     model.learn(10 * 64, Begins(step=lambda model: model.num_timesteps < 2 * 64 + 20))
-    assert model.overlap.waiting is None and model._n_updates == 4  # both whole rollouts, and no part of the third
+    # Both whole rollouts were learnt from, and no part of the third.
+    assert model.extensions.overlap.waiting is None and model._n_updates == 4
     model.learn(64)
     assert model._n_updates == 6
     model.flat.value.fill_(np.nan)

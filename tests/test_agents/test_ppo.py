@@ -74,7 +74,7 @@ def test_it_solves_the_probes(name, path):
 
 def test_both_paths_learn_the_same_in_the_first_rollouts():
     fast, eager = agent(), agent(path="eager")
-    assert type(fast.learner).__name__ == "NumpyUpdate" and type(eager.learner).__name__ == "TorchUpdate"
+    assert type(fast.learner).__name__ == "CompiledUpdate" and type(eager.learner).__name__ == "TorchUpdate"
     for model in (fast, eager):
         model.learn(4 * 16 * 3)
     torch.testing.assert_close(weights(fast), weights(eager), rtol=0, atol=1e-4)

@@ -7,8 +7,10 @@ import torch
 from gymnasium import spaces
 
 from agents.networks.actor_critic import Actions, ActorCritic, Inputs
+from agents.ppo.config import PPOConfig
 from agents.ppo.numpy_update import NumpyUpdate
-from agents.ppo.update import Batch, PPOConfig, TorchUpdate
+from agents.ppo.seams import Batch, Targets
+from agents.ppo.update import TorchUpdate
 from lodestar.numerics.flat import Flat
 
 OBS = spaces.Box(-1, 1, (5,), np.float32)
@@ -41,7 +43,7 @@ def rollout(twin, rows=60, seed=0, vector=None):
         ],
         1,
     ).astype(np.float32)
-    return Batch(vector, {}, action, numbers)
+    return Batch(vector, {}, action, Targets(numbers))
 
 
 @pytest.mark.parametrize("normalize_obs", [False, True])
@@ -88,10 +90,10 @@ def test_an_epoch_ends_where_stable_baselines3_s_does(cls, kind, monkeypatch):
         their.load_state_dict(mine.state_dict())
 
     batch = rollout(learner(TorchUpdate, action_space, streams=1, net_arch=(64, 64)))
-    batch.numbers[:, 1] *= np.geomspace(0.1, 10, 60, dtype=np.float32)
+    batch.targets.advantage[:] *= np.geomspace(0.1, 10, 60, dtype=np.float32)
     buffer = theirs.rollout_buffer
     buffer.reset()
-    old, advantage, returns = batch.numbers.T
+    old, advantage, returns = batch.targets.rows.T
     for row in range(60):
         buffer.add(batch.vector[row], batch.action[row], 0.0, False, torch.zeros(1), torch.tensor([old[row]]))
     buffer.advantages[:, 0], buffer.returns[:, 0] = advantage, returns
@@ -142,7 +144,7 @@ def test_acting_on_a_grid_reads_the_weights_of_inputs_that_are_not_0():
     for share in (0.0, 0.1, 0.9):
         vector, noise = (rng.random((7, 900)) < share).astype(np.float32), twin.actions.draw(rng, 7)
         np.testing.assert_array_equal(hand.act(vector, {}, noise), twin.act(vector, {}, noise)[0])
-    hand._table[:] = 0  # which is what is read while few are not 0
+    hand._first_weights[:] = 0  # which is what is read while few are not 0
     first = hand.layers[0]
     expected = np.tanh(np.tanh(first.bias[0]) @ hand.layers[1].transposed[0] + hand.layers[1].bias[0])
     logits = expected @ hand.heads[0].transposed + hand.heads[0].bias[:, 0]

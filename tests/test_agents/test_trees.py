@@ -9,8 +9,8 @@ import envs.make
 import rewards
 from agents.networks.actor_critic import Actions, Inputs
 from agents.ppo.agent import PPO, PPOConfig
+from agents.ppo.seams import Batch, Targets
 from agents.ppo.trees import TreePolicy, TreesUpdate
-from agents.ppo.update import Batch
 from lodestar.numerics.flat import Flat
 from lodestar.numerics.trees import Bins, Trees, fit
 from runners.explain.reading import splits
@@ -100,7 +100,7 @@ def test_a_minibatch_moves_the_outputs_by_the_gradient_of_each_row():
     x, action, advantage = np.float32([[0], [1], [2], [3]]), np.array([[1], [0], [1], [1]]), [1.0, 1, -1, -1]
     returns = np.float32([10, 0, 0, -20])
     numbers = np.c_[np.full(4, np.log(0.5)), advantage, returns].astype(np.float32)
-    batch = update.begin_update(Batch(x, {}, action, numbers))
+    batch = update.begin_update(Batch(x, {}, action, Targets(numbers)))
     assert update.update(batch, np.array([2, 0, 3, 1]), True)["value_loss"] == pytest.approx(125)
     update.end_update()
     outputs, values = update.net(torch.from_numpy(x), {})
@@ -114,7 +114,8 @@ def test_a_minibatch_moves_the_outputs_by_the_gradient_of_each_row():
 def test_the_deviation_of_a_gaussian_is_moved_by_adam():
     update = policy(spaces.Box(-1, 1, (1,)))
     x, numbers = np.float32([[0], [1]]), np.float32([[-0.92, 1, 0], [-2.92, -1, 0]])
-    update.update(update.begin_update(Batch(x, {}, np.float32([[0.0], [2.0]]), numbers)), np.arange(2))
+    batch = Batch(x, {}, np.float32([[0.0], [2.0]]), Targets(numbers))
+    update.update(update.begin_update(batch), np.arange(2))
     assert update.net.log_std.item() == pytest.approx(-3e-4, rel=1e-3)  # the likelier action was the better one
 
 

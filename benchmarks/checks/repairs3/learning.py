@@ -81,8 +81,7 @@ def imitation_gradient() -> float:
     with torch.no_grad():
         outputs, values = model.policy(torch.from_numpy(obs), {})
         action = model.policy.actions.sample(outputs, model.policy.log_std, noise)
-    imitation = model.imitation
-    assert imitation is not None
+    imitation = model.extensions.imitation
     imitation.weights = np.ones(1, np.float32)
     rows = {"vector": obs, "pixels": {}, "mask": None, "action": action.numpy(), "worth": values[:, 0].numpy() + 1}
     imitation.step(model.autograd, rows, 0.0)

@@ -16,11 +16,12 @@ def train(settings: dict[str, Any], laps: Any) -> None:
     import numpy as np
     import torch
 
-    from agents.ppo import agent, compiled
+    from agents.ppo import agent
+    from agents.ppo.compiled import CompiledUpdate
     from envs.make import make_vec
 
     torch.set_num_threads(1)
-    alone, shapes, epochs = settings["part"] == "products", list[tuple[int, int]](), compiled.epochs
+    alone, shapes, epochs = settings["part"] == "products", list[tuple[int, int]](), CompiledUpdate.run_epochs
 
     ended = time.process_time()
 
@@ -53,7 +54,7 @@ def train(settings: dict[str, Any], laps: Any) -> None:
         ended = time.process_time()
         return measured
 
-    agent.epochs = update  # type: ignore[assignment]
+    CompiledUpdate.run_epochs = update  # type: ignore[method-assign]
     n = settings["envs"]
     envs = make_vec(settings["task"], n, seed=0, backend=settings["backend"])
     config = agent.PPOConfig(n_steps=settings["frames"] // n, batch_size=settings["minibatch"], path=settings["path"])

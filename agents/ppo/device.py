@@ -1,0 +1,149 @@
+"""Rollouts that stay where a batched environment computes."""
+
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agents.ppo.collector import Collector
+from agents.ppo.seams import Batch, Targets
+from envs.types import MASK
+
+
+class EpisodeEnds(NamedTuple):
+    """The episodes that ended at one step, on the device."""
+
+    t: int
+    # Bool (N,): in which environments.
+    ended: Tensor
+    last_obs: Tensor
+    success: Tensor | None
+
+
+class DeviceCollector(Collector):
+    """Rollouts that stay where a batched environment computes: actions, steps and updates never leave the device.
+
+    Once a rollout, what rewards and advantages are computed from is copied to the host, where `Collector` keeps it. For
+    `array="torch"` on a GPU; on the CPU the NumPy ones are faster. A ValueError refuses recurrence and another device.
+    """
+
+    saved: ClassVar[dict[str, str]] = Collector.saved | {"generator": "generator"}
+
+    def __init__(
+        self,
+        envs: Any,
+        learner: Any,
+        length: int,
+        streams: int,
+        requires: frozenset[str],
+        seed: int,
+        sequence: int,
+    ) -> None:
+        super().__init__(envs, learner, length, streams, requires, seed, sequence)
+        device = envs.arrays.device
+        if self.recurrent:
+            raise ValueError('agent.gru is for environments on the host; make them with array="numpy"')
+        if learner.device.type != device.type:
+            raise ValueError(f"the environments compute on {device}, the policy on {learner.device}; give one device")
+        n = self.rollout.n
+        self.reads_obs = bool(requires & {"obs", "next_obs"})
+        self.generator = torch.Generator(device).manual_seed(seed)
+        # The device's own of what `Collector` has on the host.
+        self.vector = torch.zeros(length + 1, n, self.inputs.size, device=device)
+        self.observed = self.vector
+        kind = torch.float32 if self.actions.gaussian else torch.int64
+        self._chosen = torch.zeros(length, n, self.actions.choices, dtype=kind, device=device)
+        self._values = torch.zeros(length + 1, n, streams, device=device)
+        self._log_prob = torch.zeros(length, n, device=device)
+        self._reward = torch.zeros(length, n, device=device)
+        self._terminated = torch.zeros(length, n, dtype=torch.bool, device=device)
+        self._truncated = torch.zeros(length, n, dtype=torch.bool, device=device)
+        self._ends: list[EpisodeEnds] = []
+
+    def _begin(self, obs: Any, infos: Any) -> None:
+        if MASK in infos and self.uses_masks:
+            raise ValueError('action masks are read on the host; make the environments with array="numpy"')
+        self.vector[0] = obs
+        self.rollout.first_step[:] = 0
+
+    def collect(self, on_step: Callable[[int], bool]) -> bool:
+        started = time.perf_counter()
+        length = self.rollout.length
+        noise = self.actions.draw_on(self.generator, length, self.rollout.n)
+        for t in range(length):
+            action, self._values[t], self._log_prob[t] = self.learner.choose(self.vector[t], {}, noise[t], None)
+            self._chosen[t] = action
+            step = self.envs.step(self.actions.to_env_on(action))
+            self.vector[t + 1], self._reward[t], self._terminated[t], self._truncated[t], infos = step
+            if "final_obs" in infos:
+                self._keep_ends(t, infos)
+            if not on_step(t):
+                self._ends.clear()
+                self.began = False
+                return False
+        self._copy_to_host()
+        # The device works on all parts at once, which cannot be told apart.
+        self.seconds["environment"] += time.perf_counter() - started
+        self._refuse()
+        rollout = self.rollout
+        self.episodes.count(rollout.reward, rollout.valid, rollout.ended, rollout.success)
+        return True
+
+    def _keep_ends(self, t: int, infos: Any) -> None:
+        success = infos["final_info"].get("is_success")
+        if success is not None:
+            success = success.clone()
+        self._ends.append(EpisodeEnds(t, infos["_final_obs"].clone(), infos["final_obs"].clone(), success))
+
+    def _copy_to_host(self) -> None:
+        rollout = self.rollout
+        rollout.reward[:] = self._reward.cpu().numpy()
+        rollout.terminated[:] = self._terminated.cpu().numpy()
+        rollout.truncated[:] = self._truncated.cpu().numpy()
+        actions = self.actions.to_env_on(self._chosen.flatten(0, 1)).cpu().numpy()
+        rollout.action[:] = actions.reshape(rollout.action.shape)
+        if self.reads_obs:
+            rollout.obs[:] = self.vector.cpu().numpy()
+        for end in self._ends:
+            columns = np.flatnonzero(end.ended.cpu().numpy())
+            rollout.finals.append((end.t, columns, end.last_obs[end.ended].cpu().numpy()))
+            if end.success is not None:
+                rollout.success[end.t, columns] = end.success[end.ended].cpu().numpy()
+
+    def evaluate(self) -> None:
+        self.values[:] = self._values.cpu().numpy()
+        self.log_prob[:] = self._log_prob.cpu().numpy()
+        self.values[-1] = self.learner.values(self.vector[-1], {})
+        for end in self._ends:
+            last_obs = end.last_obs[end.ended]
+            self.last_values[end.t, end.ended.cpu().numpy()] = self.learner.values(last_obs, {})
+        self._ends.clear()
+
+    def batch(self, targets: Targets) -> Batch:
+        on_device = torch.as_tensor(targets.rows, device=self.vector.device)
+        vector = self.vector[:-1].flatten(0, 1)
+        return Batch(vector, {}, self._chosen.flatten(0, 1), Targets(on_device.flatten(0, 1)))
+
+    def roll(self) -> None:
+        self.rollout.obs[-1] = self.vector[-1].cpu().numpy()
+        super().roll()
+        self.vector[0] = self.vector[-1]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.vector[0] = torch.as_tensor(self.rollout.obs[0], device=self.vector.device)
+
+
+def on_device(envs: Any) -> bool:
+    """Whether environments give tensors, and take them."""
+    arrays = getattr(envs, "arrays", None)
+    return bool(getattr(arrays, "is_torch", False))
+
+
+def collector_class(envs: Any) -> type[Collector]:
+    """What collects in these environments; those that run elsewhere bring a class of their own."""
+    default = DeviceCollector if on_device(envs) else Collector
+    return getattr(envs, "collector", default)

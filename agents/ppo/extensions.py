@@ -1,0 +1,183 @@
+"""The extensions of PPO: the settings of each, and the table of what a setting adds to the core.
+
+Importing it is cheap: a class is imported when an agent is made whose settings ask for it.
+"""
+
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from lodestar.settings import Schedule, Settings, setting
+
+
+@dataclass
+class BalanceSettings(Settings):
+    """Of `agents.ppo.balance.Balance`."""
+
+    balance: str = setting(
+        "none",
+        "streams by their weights; or by their policy gradients: a direction in which none loses (min_norm), or without"
+        " what each has against the others (project)",
+        choices=("none", "min_norm", "project"),
+    )
+    balance_only: list[str] = setting([], "streams that are balanced, the others are added by weight; none for all")
+
+
+@dataclass
+class BlendSettings(Settings):
+    """Of `agents.ppo.blend.Blend`."""
+
+    blend: str = setting(
+        "none",
+        "how weights that are `learned` find what serves the task: aligned (by the next rollout's gradient), implicit"
+        " (by where the policy would end), search (by trying: ten rollouts a step)",
+        choices=("none", "aligned", "implicit", "search"),
+    )
+    blend_rate: float = setting(0.2, "of learned weights: a rollout's step of softplus^-1, at most", above=0, high=10)
+
+
+@dataclass
+class ImitationSettings(Settings):
+    """Of `agents.ppo.imitate.Imitation`."""
+
+    imitate: Any = setting(0.0, "learning rate of imitating own good episodes (SIL) over PPO's; a number or a schedule")
+    imitate_updates: int = setting(4, "of it after each rollout", low=1)
+    imitate_max_age: int = setting(0, "rollouts that episodes are kept; 0 for any number", low=0)
+    imitate_baseline: str = setting(
+        "value",
+        "what a return has to beat: its state's value, or the median episode's",
+        choices=("value", "median"),
+    )
+    imitate_cap: float = setting(
+        5.0,
+        "-log of the probability of each number of an action, z^2 / 2 of a Gaussian; rarer ones are not imitated",
+        above=0,
+    )
+
+
+@dataclass
+class NetworkSettings(Settings):
+    """Of `agents.ppo.learners`: the network, and `agents.ppo.trees` in its place."""
+
+    net: str = setting(
+        "mlp",
+        "what reads flat observations; glyphs: those with declared parts (NetHack); trees: boosted trees instead of a "
+        "network, one more a minibatch, so take large ones, as batch_size=512",
+        choices=("mlp", "glyphs", "trees"),
+    )
+    tree_depth: int = setting(4, "questions a tree asks", low=1, high=10)
+    tree_bins: int = setting(32, "thresholds an input may be compared with, and 1 [256]", low=2, high=1024)
+    tree_rate: float = setting(0.1, "share of the gradient that a tree adds to the policy's outputs", above=0, high=10)
+    tree_value_rate: float = setting(0.02, "the same of the values", above=0, high=1)
+
+
+@dataclass
+class OverlapSettings(Settings):
+    """Of `agents.ppo.overlap.Overlap`."""
+
+    overlap: bool = setting(
+        False,
+        "collect the next rollout while the last one is learnt from, on a second core: one rollout of policy lag",
+    )
+
+
+@dataclass
+class ExtensionSettings(OverlapSettings, NetworkSettings, ImitationSettings, BlendSettings, BalanceSettings):
+    """Of all extensions, balance first: a dataclass takes the fields of its last base first."""
+
+
+def refuse_conflicts(config: Any) -> None:
+    """Raise a ValueError for settings of a `PPOConfig` that do not go together."""
+    config.refuse_if(
+        config.balance_only and config.balance == "none",
+        "agent.balance_only={balance_only} balances nothing; give agent.balance=min_norm or project",
+    )
+    config.refuse_if(
+        config.balance != "none" and config.blend != "none",
+        "agent.balance={balance} and agent.blend={blend} both decide what a stream counts; give one of them",
+    )
+    config.refuse_if(
+        config.gru and config.blend == "implicit",
+        "agent.blend=implicit needs second derivatives, which agent.gru={gru} lacks; take aligned or search",
+    )
+    only_networks = {
+        "gru": config.gru,
+        "normalize_obs": config.normalize_obs,
+        "blend": config.blend != "none",
+        "imitate": config.imitate,
+    }
+    for name, is_set in only_networks.items():
+        config.refuse_if(
+            is_set and config.net == "trees",
+            f"agent.{name}={{{name}}} is for networks, and agent.net={{net}} has no use for it; leave one out",
+        )
+    config.refuse_if(
+        config.overlap and (config.net == "trees" or config.blend != "none"),
+        "agent.overlap learns from a rollout that an earlier policy collected, which agent.net=trees (here: {net}) "
+        "and agent.blend (here: {blend}) do not; give agent.overlap=false",
+    )
+    Schedule(config.imitate, "agent.imitate")
+    config.refuse_if(
+        config.imitate and (config.gru or config.streams == "sum"),
+        "agent.imitate learns from single steps, with a value of each goal; take gru=0 and streams=separate",
+    )
+
+
+class Extension(NamedTuple):
+    """A class that takes the place of a seam's default, or is added to it."""
+
+    # Of `agents.ppo.seams`: estimator, combiner, extra or schedule.
+    seam: str
+    # Of its attribute in `PPO.extensions`, and of its part of a saved state.
+    name: str
+    # module:Class, whose `for_agent` makes it.
+    target: str
+    # From a configuration and the reward's streams: whether they ask for it.
+    is_on: Callable[[Any, Mapping[str, Any]], bool]
+
+
+def has_credit(config: Any, streams: Mapping[str, Any]) -> bool:
+    """Whether a stream's return is no sum."""
+    return any(credit_of(stream) != "sum" for stream in streams.values())
+
+
+def credit_of(stream: Any) -> str:
+    """What an action of a stream answers for; the streams of a scorer of one's own need not say."""
+    return getattr(stream, "credit", "sum")
+
+
+def learns_weights(config: Any, streams: Mapping[str, Any]) -> bool:
+    """Whether to learn weights; a weight that wants it without the setting is refused when `Blend` is made."""
+    return config.blend != "none" or any(is_learned(stream) for stream in streams.values())
+
+
+def is_learned(stream: Any) -> bool:
+    """Whether a stream's weight is learned; the streams of a scorer of one's own need not say."""
+    return getattr(stream, "learned", False)
+
+
+EXTENSIONS = (
+    Extension("schedule", "overlap", "agents.ppo.overlap:Overlap", lambda config, streams: config.overlap),
+    Extension("estimator", "credit", "agents.ppo.credit:CreditEstimator", has_credit),
+    Extension(
+        "combiner",
+        "balance",
+        "agents.ppo.balance:Balance",
+        lambda config, streams: config.balance != "none",
+    ),
+    Extension("extra", "blend", "agents.ppo.blend:Blend", learns_weights),
+    Extension(
+        "extra",
+        "imitation",
+        "agents.ppo.imitate:Imitation",
+        lambda config, streams: bool(config.imitate),
+    ),
+)
+
+
+def extension_classes(seam: str, config: Any, streams: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Name and class of each extension of a seam that is on."""
+    for extension in EXTENSIONS:
+        if extension.seam == seam and extension.is_on(config, streams):
+            yield extension.name, pkgutil.resolve_name(extension.target)

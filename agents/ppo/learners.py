@@ -1,0 +1,55 @@
+"""Which network PPO learns with, and what moves its weights."""
+
+from typing import Any
+
+import gymnasium as gym
+import torch
+
+from agents.networks.actor_critic import Actions, ActorCritic, Glyphs, Inputs
+from agents.ppo.compiled import CompiledUpdate
+from agents.ppo.config import PPOConfig
+from agents.ppo.device import on_device
+from agents.ppo.seams import Learner
+from agents.ppo.trees import TreePolicy, TreesUpdate
+from agents.ppo.update import TorchUpdate
+from lodestar.numerics.flat import Flat
+
+
+def make_policy(
+    observation_space: gym.Space,
+    action_space: gym.Space,
+    config: PPOConfig,
+    streams: int,
+    seed: int,
+) -> ActorCritic:
+    """Policy and values of the streams, with weights drawn from the seed."""
+    inputs = Inputs(observation_space)
+    actions = Actions(action_space)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if config.net == "trees":
+            return TreePolicy(inputs, actions, streams, config.tree_depth)
+        trunk = None
+        if config.net == "glyphs":
+            trunk = Glyphs(observation_space)
+        return ActorCritic(
+            inputs,
+            actions,
+            list(config.net_arch),
+            streams,
+            gru=config.gru,
+            normalize_obs=config.normalize_obs,
+            trunk=trunk,
+            zero_last=config.zero_last,
+            log_std=config.log_std,
+        )
+
+
+def make_learner(network: ActorCritic, flat: Flat, config: PPOConfig, envs: Any) -> Learner:
+    """What acts and learns with this network, in these environments."""
+    if isinstance(network, TreePolicy):
+        return TreesUpdate(network, flat, config)
+    on_host = flat.value.device.type == "cpu" and not on_device(envs)
+    if network.is_mlp and on_host and config.path != "eager":
+        return CompiledUpdate(network, flat, config)
+    return TorchUpdate(network, flat, config)

@@ -1,0 +1,255 @@
+"""What of PPO can be exchanged, and the rows that go from one part to the next.
+
+    Learner      acts, and moves the weights                        autograd, compiled, boosted trees
+    Estimator    rewards -> advantages (T, N, K)                    discounted sums, the least reward
+    Combiner     advantages of K streams -> those of one policy     by weights, by their gradients
+    Extra        what else is learnt from a rollout                 self-imitation, learned weights
+    RolloutSchedule   when to collect and when to learn             one after the other, overlapped
+
+An extension imports the core, and not the other way round: `agents.ppo.extensions` maps settings to these classes.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from torch import Tensor
+
+from agents.networks.actor_critic import Actions, ActorCritic
+from agents.ppo.config import PPOConfig
+from envs.transitions import Transitions
+from envs.types import Array
+from lodestar.numerics.flat import Flat
+from lodestar.state import Stateful
+
+if TYPE_CHECKING:
+    from agents.ppo.agent import PPO
+    from agents.ppo.collector import Collector
+
+# So many minibatches of the last epoch have their losses logged.
+LOGGED_MINIBATCHES = 8
+# Batches of fewer numbers stay in the cache: then all rows are shuffled at once, which is cheaper.
+SHUFFLED_BATCH_NUMBERS = 2**18
+
+
+@dataclass
+class Targets:
+    """What each row is learnt from, in one array, so that one gather takes a minibatch's; the names are views."""
+
+    # float32 (..., 2 + K)
+    rows: Any
+
+    @classmethod
+    def stack(cls, log_prob: np.ndarray, advantage: np.ndarray, returns: np.ndarray) -> Self:
+        """From log-probabilities and advantages (T, N) and returns (T, N, K)."""
+        columns = [log_prob[..., None], advantage[..., None], returns]
+        return cls(np.concatenate(columns, -1, dtype=np.float32, casting="same_kind"))
+
+    @property
+    def log_prob(self) -> Any:
+        """Of the action when it was chosen, (...)."""
+        return self.rows[..., 0]
+
+    @property
+    def advantage(self) -> Any:
+        """What the policy follows, (...)."""
+        return self.rows[..., 1]
+
+    @property
+    def returns(self) -> Any:
+        """What the K values learn, (..., K)."""
+        return self.rows[..., 2:]
+
+    def __getitem__(self, index: Any) -> "Targets":
+        return Targets(self.rows[index])
+
+
+@dataclass
+class Batch:
+    """A rollout as rows to learn from: M = T * N, or for a recurrent policy (T, M) sequences with their states."""
+
+    # float32 (M, D), not normalised.
+    vector: Any
+    # uint8 (M, C, H, W).
+    pixels: dict[str, Any]
+    # (M, choices): int64, or float32 for a Gaussian.
+    action: Any
+    # (M, 2 + K).
+    targets: Targets
+    # bool (T, M), recurrent only: which rows are transitions.
+    valid: Any = None
+    # bool (T, M), recurrent only: an episode begins here.
+    starts: Any = None
+    # float32 (M, units), recurrent only: before the first row.
+    hidden: Any = None
+    # bool (M, outputs), the actions that were allowed; None where all were.
+    mask: Any = None
+
+    def shuffled(self, order: np.ndarray) -> "Batch":
+        """These rows of a batch without images and sequences, in this order, copied."""
+        mask = None if self.mask is None else self.mask[order]
+        return Batch(self.vector[order], {}, self.action[order], self.targets[order], mask=mask)
+
+
+class Learner(ABC):
+    """Acts, evaluates and learns with the weights of a network, which are those of `flat`, too."""
+
+    # Whether `act` gives actions alone, and leaves values and log-probabilities to `evaluate`.
+    deferred = False
+    # (N, units) of a recurrent policy.
+    hidden: Any = None
+
+    def __init__(self, net: ActorCritic, flat: Flat, config: PPOConfig) -> None:
+        self.net = net
+        self.flat = flat
+        self.config = config
+        self.actions: Actions = net.actions
+        self.device = flat.value.device
+        self.learning_rate = config.learning_rate
+
+    @abstractmethod
+    def act(self, vector: Any, pixels: Any, noise: np.ndarray, mask: Any = None, *memory: Any) -> Any:
+        """Actions (B, choices); unless `deferred` a tuple of these, values (B, K) and log-probabilities (B,)."""
+
+    @abstractmethod
+    def evaluate(self, vector: Any, pixels: Any, action: Any, mask: Any = None) -> tuple[Array, Array]:
+        """Values (M, K) of observations, and log-probabilities of the first len(action) rows."""
+
+    @abstractmethod
+    def update(self, batch: Batch, rows: Any, measure: bool = False) -> dict[str, float]:
+        """One gradient step on the rows (B,) of a batch; with `measure`, also what it looked like before it."""
+
+    def begin_rollout(self) -> None:  # noqa: B027
+        """Until the next call weights stay as they are."""
+
+    def begin_update(self, batch: Batch) -> Batch:
+        """What `update` gets until `end_update`."""
+        return batch
+
+    def end_update(self) -> None:  # noqa: B027
+        """Put back what `begin_update` set aside."""
+
+    def run_epochs(
+        self, batch: Batch, orders: list[np.ndarray], rows_a_batch: int, learned_rows: int
+    ) -> list[dict[str, float]]:
+        """Learn from the rows (or sequences) of a batch, in each of these orders; metrics of some last minibatches.
+
+        `learned_rows` is how many rows were learnt from before, counted once an epoch.
+        """
+        batch = self.begin_update(batch)
+        measured = self._run_minibatches(batch, orders, rows_a_batch)
+        self.end_update()
+        return measured
+
+    def _run_minibatches(self, batch: Batch, orders: list[np.ndarray], rows_a_batch: int) -> list[dict[str, float]]:
+        is_small = math.prod(batch.vector.shape) < SHUFFLED_BATCH_NUMBERS
+        shuffle_all = is_small and not batch.pixels and not self.config.gru
+        minibatches_between = max(len(orders[0]) // rows_a_batch // LOGGED_MINIBATCHES, 1)
+        measured: list[dict[str, float]] = []
+        for epoch, order in enumerate(orders):
+            shuffled = batch.shuffled(order) if shuffle_all else batch
+            for begin in range(0, len(order), rows_a_batch):
+                minibatch: Any = order[begin : begin + rows_a_batch]
+                if shuffle_all:
+                    minibatch = slice(begin, begin + len(minibatch))
+                is_logged = begin // rows_a_batch % minibatches_between == 0
+                measure = is_logged and epoch == len(orders) - 1
+                metrics = self.update(shuffled, minibatch, measure)
+                if measure:
+                    measured.append(metrics)
+        return measured
+
+
+@dataclass
+class ScoredRollout:
+    """A rollout (T, N) that the reward has scored, and what comes of it on the way to the policy's update."""
+
+    collector: "Collector"
+    # Environment steps at its end.
+    timesteps: int
+    transitions: Transitions
+    # Raw scores by stream, (T, N).
+    raw: dict[str, Array]
+    # (T, 1): environment steps before each row.
+    row_timesteps: Array
+    # (T, N, K): what the streams' values predict, and how much each advantage counts.
+    rewards: Array
+    weights: Array
+    # Bool (K,): the streams that have been other than zero.
+    seen: Array
+    # (T, N, K).
+    advantages: Array = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))
+    # The rows to learn from, and which of them are transitions; for a recurrent policy all sequences.
+    batch: Batch | None = None
+    rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    # Stream -> its policy gradient (P,) before the update, on some of the rows; none where nobody looked.
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    gradient_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+# Rewards (T, N, K) and what else `agents.ppo.update.advantages` takes, the default -> advantages (T, N, K).
+Estimator = Callable[..., Array]
+
+
+class Combiner(Stateful):
+    """What several streams mean for one policy; this one adds them up by their weights."""
+
+    # Whether it reads the streams' gradients.
+    needs_gradients = False
+
+    def __init__(self) -> None:
+        # Tags of the last rollout.
+        self.metrics: dict[str, float] = {}
+
+    def combine(self, scored: ScoredRollout) -> Array:
+        """The advantage (T, N) that the policy follows, A = sum_k weight_k A_k, of streams that have been seen."""
+        seen = scored.seen.astype(np.float32)
+        return np.einsum("tnk,tnk,k->tn", scored.advantages, scored.weights, seen)
+
+
+class Extra(Stateful, ABC):
+    """What else is learnt from a rollout, after the policy's update."""
+
+    # Whether it reads the streams' gradients.
+    needs_gradients = False
+
+    @abstractmethod
+    def after_update(self, agent: "PPO", scored: ScoredRollout) -> dict[str, float]:
+        """Learn from a rollout; returns metrics by tag."""
+
+
+class RolloutSchedule(Stateful):
+    """When a rollout is collected, and when it is learnt from: here one after the other."""
+
+    def __init__(self, agent: "PPO") -> None:
+        self.agent = agent
+
+    def network_to_train(self, policy: ActorCritic) -> ActorCritic:
+        """The network whose weights move: the one that acts."""
+        return policy
+
+    def set_up(self) -> None:
+        """Once, when the agent has its collector."""
+
+    def finish(self) -> None:
+        """Learn from what has been collected, as episodes begin anew."""
+
+    def collect(self, after_row: Callable[[int], bool]) -> bool:
+        """Fill the collector's rollout; False if `after_row` stopped it."""
+        collector = self.agent.collector
+        is_whole = collector.collect(after_row)
+        if is_whole:
+            collector.evaluate()
+        return is_whole
+
+    def learn(self) -> dict[str, Any]:
+        """Learn from a rollout; returns what callbacks see of it."""
+        return self.agent.learn_from(self.agent.collector, self.agent.num_timesteps)
+
+    def end_rollout(self) -> None:
+        """Let the rewards learn, and make room for the next rollout."""
+        self.agent.record(self.agent.teach(self.agent.collector))
+        self.agent.collector.roll()
