@@ -194,9 +194,9 @@ class PPO(BaseAgent):
         return self.schedule.collect(after_row)
 
     def update(self) -> dict[str, Any]:
-        shown = self.schedule.learn()
+        callback_locals = self.schedule.learn()
         self.record(self.metrics)
-        return shown
+        return callback_locals
 
     def end_rollout(self) -> None:
         self.schedule.end_rollout()

@@ -107,8 +107,8 @@ class Balance(Combiner):
         new_shares = self.method(directions, weight[live])
         mixed = SHARE_MEMORY * live_shares / live_shares.sum() + (1 - SHARE_MEMORY) * new_shares
         self.shares[live] = live_shares.sum() * mixed
-        for column, share in zip(live, mixed):
-            self.metrics[f"stream/{self.names[column]}/share"] = float(share)
+        for place, share in zip(live.tolist(), mixed.tolist()):
+            self.metrics[f"stream/{self.names[place]}/share"] = share
 
         # As large as the sum it stands for, so that the weights of the others keep their meaning.
         factors = mixed / norm[live]

@@ -166,7 +166,7 @@ class Collector(Stateful):
         rollout = self.rollout
         reward = self.on_nan(rollout.reward)
         rollout.reward[:] = reward
-        kept = {
+        record = {
             "obs": map_obs(lambda x: x[: rollout.length], rollout.obs),
             "action": rollout.action,
             "reward": reward,
@@ -175,7 +175,7 @@ class Collector(Stateful):
         refuse(
             {"reward": reward, "observation": self.vector, "action": rollout.action},
             rollout.steps,
-            kept,
+            record,
         )
 
     def _read(self, t: int, group: slice, obs: Any) -> None:

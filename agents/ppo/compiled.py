@@ -51,7 +51,7 @@ class CompiledUpdate(NumpyUpdate):
         self, compiled: Any, batch: Batch, orders: list[np.ndarray], rows_a_batch: int
     ) -> list[dict[str, float]]:
         config = self.config
-        flat = self.used
+        flat = self.active
         # One signature serves all networks and spaces, so what is missing is empty.
         mask = np.zeros((0, 0), bool)
         if batch.mask is not None:
@@ -96,7 +96,7 @@ class CompiledUpdate(NumpyUpdate):
 
     def _parameter_layout(self) -> np.ndarray:
         """For each layer of both networks outputs, inputs, and where weights and biases begin; (4, 2, layers)."""
-        start = self.used.value.data_ptr()
+        start = self.active.value.data_ptr()
 
         def offset(view: np.ndarray) -> int:
             return (view.ctypes.data - start) // view.itemsize

@@ -156,19 +156,19 @@ def slopes(out, p, action, log_std, d_log_std, columns, count, slope, entropy_we
 
 
 @compiled
-def measure(measured, advantage, ratio, log_ratio, values, returns, out, p, log_std, columns, count, clip):
-    """Add what a minibatch looks like before its step to `measured` (5,)."""
+def measure(losses, advantage, ratio, log_ratio, values, returns, out, p, log_std, columns, count, clip):
+    """Add what a minibatch looks like before its step to `losses` (5,)."""
     for j in range(count):
         limited = min(max(ratio[j], ONE - clip), ONE + clip)
-        measured[POLICY_LOSS] -= min(advantage[j] * ratio[j], advantage[j] * limited) / count
+        losses[POLICY_LOSS] -= min(advantage[j] * ratio[j], advantage[j] * limited) / count
         for k in range(len(values)):
-            measured[VALUE_LOSS] += (values[k, j] - returns[k, j]) ** 2 / count
+            losses[VALUE_LOSS] += (values[k, j] - returns[k, j]) ** 2 / count
         for i in range(len(out) if len(columns) else 0):
-            measured[ENTROPY] -= p[i, j] * out[i, j] / count
-        measured[APPROX_KL] += (ratio[j] - ONE - log_ratio[j]) / count
-        measured[CLIP_FRACTION] += (abs(ratio[j] - ONE) > clip) / count
+            losses[ENTROPY] -= p[i, j] * out[i, j] / count
+        losses[APPROX_KL] += (ratio[j] - ONE - log_ratio[j]) / count
+        losses[CLIP_FRACTION] += (abs(ratio[j] - ONE) > clip) / count
     for i in range(len(log_std)):
-        measured[ENTROPY] += log_std[i] + 0.5 * math.log(2 * math.pi * math.e)
+        losses[ENTROPY] += log_std[i] + 0.5 * math.log(2 * math.pi * math.e)
 
 
 @compiled
@@ -227,8 +227,8 @@ def epochs(
     errors = d_grid[lines:][:streams]
     # A minibatch's actions and targets, and four numbers a row.
     chosen = np.zeros((action.shape[1], wide), F)
-    known = np.zeros((TARGET_RETURNS + streams, wide), F)
-    returns = known[TARGET_RETURNS:]
+    minibatch_targets = np.zeros((TARGET_RETURNS + streams, wide), F)
+    returns = minibatch_targets[TARGET_RETURNS:]
     scalars = np.zeros((4, wide), F)
     log_ratio = scalars[0]
     ratio = scalars[1]
@@ -251,7 +251,7 @@ def epochs(
                 for i in range(action.shape[1]):
                     chosen[i, j] = action[row, i]
                 for i in range(TARGET_RETURNS + streams):
-                    known[i, j] = targets[row, i]
+                    minibatch_targets[i, j] = targets[row, i]
                 average += targets[row, TARGET_ADVANTAGE] / F(count)
 
             # Forward, layer by layer of both networks; the heads are not bent by tanh.
@@ -264,21 +264,7 @@ def epochs(
                     bias = layout.biases[network, layer]
                     at = (network * layers + layer) * block
                     source, begins = (hidden, at - block) if layer else (below_x, zero)
-                    product(
-                        value,
-                        weights,
-                        below,
-                        one,
-                        source,
-                        begins,
-                        wide,
-                        hidden,
-                        at,
-                        wide,
-                        n,
-                        width,
-                        below,
-                    )
+                    product(value, weights, below, one, source, begins, wide, hidden, at, wide, n, width, below)
                     z = grid[(network * layers + layer) * lines :][:n]
                     activate(z, value[bias:], width, layer < layers - 1)
             if len(mask):
@@ -290,12 +276,12 @@ def epochs(
             log_probabilities(out, p, chosen, log_std, columns, count, log_ratio)
             spread = ZERO
             for j in range(count):
-                advantage[j] = known[TARGET_ADVANTAGE, j] - average
+                advantage[j] = minibatch_targets[TARGET_ADVANTAGE, j] - average
                 spread += advantage[j] * advantage[j]
             scale = ONE / (F(math.sqrt(spread / F(max(count - 1, 1)))) + F(1e-8))
             for j in range(count):
                 advantage[j] *= scale
-                log_ratio[j] -= known[TARGET_LOG_PROB, j]
+                log_ratio[j] -= minibatch_targets[TARGET_LOG_PROB, j]
                 ratio[j] = F(math.exp(log_ratio[j]))
                 step = advantage[j] * ratio[j]
                 free = ONE if step - advantage[j] <= clip * abs(advantage[j]) else ZERO
@@ -304,21 +290,8 @@ def epochs(
                 for j in range(count):
                     errors[k, j] = (values[k, j] - returns[k, j]) * (F(2) * settings.value_weight / F(count))
             if epoch == order.shape[0] - 1 and begin // size % every == 0:
-                found = measured[measurements]
-                measure(
-                    found,
-                    advantage,
-                    ratio,
-                    log_ratio,
-                    values,
-                    returns,
-                    out,
-                    p,
-                    log_std,
-                    columns,
-                    count,
-                    clip,
-                )
+                losses = measured[measurements]
+                measure(losses, advantage, ratio, log_ratio, values, returns, out, p, log_std, columns, count, clip)
                 measurements += 1
 
             # Backward, from the heads to the first layer; two blocks of gradients take turns.
@@ -335,53 +308,11 @@ def epochs(
                     h = grid[(network * layers + layer) * lines :][:n]
                     slope_before(d_grid[d // wide :][:n], h, grad[bias:], count, layer < layers - 1)
                     if layer == 0:
-                        product(
-                            back,
-                            d,
-                            wide,
-                            one,
-                            rows_x,
-                            zero,
-                            across,
-                            grad,
-                            weights,
-                            below,
-                            n,
-                            below,
-                            count,
-                        )
+                        product(back, d, wide, one, rows_x, zero, across, grad, weights, below, n, below, count)
                     else:
                         transpose(hidden, at - block, wide, flipped, zero, lines, padded(below), width)
-                        product(
-                            back,
-                            d,
-                            wide,
-                            one,
-                            flipped,
-                            zero,
-                            lines,
-                            grad,
-                            weights,
-                            below,
-                            n,
-                            below,
-                            count,
-                        )
-                        product(
-                            value,
-                            weights,
-                            one,
-                            below,
-                            back,
-                            d,
-                            wide,
-                            back,
-                            spare,
-                            wide,
-                            below,
-                            width,
-                            n,
-                        )
+                        product(back, d, wide, one, flipped, zero, lines, grad, weights, below, n, below, count)
+                        product(value, weights, one, below, back, d, wide, back, spare, wide, below, width, n)
                         d, spare = spare, d
             steps += 1
             adam(value, grad, mean, square, steps, settings.learning_rate, settings.max_grad_norm)

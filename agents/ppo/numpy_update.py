@@ -39,7 +39,7 @@ from agents.ppo.seams import Batch, Learner, Targets
 from lodestar.numerics.flat import Flat
 
 # Memory is kept for batches of so many sizes.
-KEPT_BATCH_SIZES = 16
+MAX_BUFFERED_SIZES = 16
 # From so many inputs on it is faster to leave out those that are never used, if these are more than
 # a quarter.
 MANY_INPUTS = 64
@@ -70,7 +70,7 @@ class NumpyUpdate(Learner):
 
     def _view_parameters(self, flat: Flat, width: int) -> None:
         """Look at the parameters in `flat`, those of a network with `width` inputs, in the order of `net.ordered`."""
-        self.used = flat
+        self.active = flat
         value = flat.value.numpy()
         grad = flat.grad.numpy()
         begin = 0
@@ -120,7 +120,7 @@ class NumpyUpdate(Learner):
 
     def end_update(self) -> None:
         if self._moved_places is not None:
-            self.flat.put(self._moved_places, self.used)
+            self.flat.put(self._moved_places, self.active)
             self._moved_places = None
             self._view_parameters(self.flat, self.net.inputs.size)
 
@@ -139,7 +139,7 @@ class NumpyUpdate(Learner):
     def _buffers_of(self, rows: int) -> "_Buffers":
         if rows not in self._buffers:
             # The last minibatch of a NEXT_STEP rollout has another size each time.
-            if len(self._buffers) > KEPT_BATCH_SIZES:
+            if len(self._buffers) > MAX_BUFFERED_SIZES:
                 self._buffers.clear()
             units = [layer.weight.shape[1] for layer in self.layers]
             streams = self.net.vf_head.out_features
@@ -200,22 +200,22 @@ class NumpyUpdate(Learner):
         mask: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         rows = len(vector)
-        known = 0 if action is None else len(action)
+        rows_with_action = 0 if action is None else len(action)
         self._cached = self._select_used_inputs(vector)
         weights = None
         if not self._cached.used.all():
             weights = self.layers[0].transposed[:, self._cached.used]
         values = np.empty((rows, self.net.vf_head.out_features), np.float32)
-        log_prob = np.empty(known, np.float32)
+        log_prob = np.empty(rows_with_action, np.float32)
         for begin in range(0, rows, FORWARD_ROWS):
             end = min(begin + FORWARD_ROWS, rows)
             buffers = self._buffers_of(end - begin)
             self._forward(self.normalize(self._cached.narrow[begin:end]), buffers, weights)
             values[begin:end] = buffers.values.T
-            if action is None or begin >= known:
+            if action is None or begin >= rows_with_action:
                 continue
             # The last rows may have no action: theirs is 0, and what comes of it is not kept.
-            count = min(end, known) - begin
+            count = min(end, rows_with_action) - begin
             chosen = np.zeros((end - begin, action.shape[1]), action.dtype)
             chosen[:count] = action[begin : begin + count]
             if mask is not None:
@@ -289,7 +289,7 @@ class NumpyUpdate(Learner):
         d_outputs = self._output_gradient(buffers, action, slope)
         error *= 2.0 * config.value_weight / count
         self._backward(vector, buffers, d_outputs, error)
-        self.used.step(self.learning_rate, config.max_grad_norm)
+        self.active.step(self.learning_rate, config.max_grad_norm)
         return metrics
 
     def _output_gradient(self, buffers: "_Buffers", action: np.ndarray, slope: np.ndarray) -> np.ndarray:

@@ -78,7 +78,7 @@ class Overlap(RolloutSchedule):
         self.waiting: Collector | None = None
         self.timesteps = 0
         # What `PPO.learn_from` gave for the one before.
-        self.shown: dict[str, Any] = {}
+        self.callback_locals: dict[str, Any] = {}
         self._thread = ThreadPoolExecutor(1, "learner", initializer=_step_back)
 
     @classmethod
@@ -122,16 +122,16 @@ class Overlap(RolloutSchedule):
             sys.setswitchinterval(interval)
             agent.seconds["waiting"] += time.perf_counter() - started
         self.waiting = None
-        self.shown = learning.result()
+        self.callback_locals = learning.result()
         agent.policy.load_state_dict(agent.learnt.state_dict())
 
     def _learn(self, collector: Collector) -> dict[str, Any]:
         if not collector.recurrent:
             collector.catch_up(self.agent.learner)
-        shown = self.agent.learn_from(collector, self.timesteps)
+        callback_locals = self.agent.learn_from(collector, self.timesteps)
         self.agent.metrics |= self.agent.teach(collector)
         self._leave_cores(0)
-        return shown
+        return callback_locals
 
     def _leave_cores(self, count: int) -> None:
         """Have the threads of the environments leave so many cores to others."""
@@ -146,7 +146,7 @@ class Overlap(RolloutSchedule):
         self.timesteps = agent.num_timesteps
         if agent.num_timesteps >= agent._total_timesteps:
             self.finish()
-        return self.shown
+        return self.callback_locals
 
     def finish(self) -> None:
         """Learn from the rollout that waits."""

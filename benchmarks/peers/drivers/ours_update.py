@@ -54,7 +54,7 @@ def train(settings: dict[str, Any], laps: Any) -> None:
         ended = time.process_time()
         return measured
 
-    CompiledUpdate.run_epochs = update  # type: ignore[method-assign]
+    CompiledUpdate.run_epochs = update  # type: ignore[assignment, method-assign]
     n = settings["envs"]
     envs = make_vec(settings["task"], n, seed=0, backend=settings["backend"])
     config = agent.PPOConfig(n_steps=settings["frames"] // n, batch_size=settings["minibatch"], path=settings["path"])
