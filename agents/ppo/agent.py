@@ -261,24 +261,16 @@ class PPO(BaseAgent):
         )
 
     def _update_policy(self, scored: ScoredRollout) -> None:
-        """Minibatches over the rollout, with one advantage (T, N) of those of all streams."""
+        """Minibatches over the rollout; metrics of the last of them."""
         config = self.config
         collector = scored.collector
         valid = scored.transitions.valid
-        returns = scored.advantages + collector.values[:-1]
         scored.rows = np.flatnonzero(valid)
         if config.gru:
             scored.rows = np.arange(valid.size // config.sequence)
-        if self.gradients.is_due(self._n_updates):
-            batch = collector.batch(Targets.stack(collector.log_prob, np.zeros_like(collector.log_prob), returns))
-            self.metrics |= self.gradients.measure(scored, batch)
-        advantage = self.combiner.combine(scored).astype(np.float32, copy=False)
-        self.metrics |= self.combiner.metrics
-        importance = collector.importance
-        if importance is not None and (importance != 1).any():
-            # Weight the centred advantage: a weighted mean would survive the minibatch's own centring.
-            advantage = (advantage - advantage.mean(where=valid)) * importance
-        targets = Targets.stack(collector.log_prob, advantage, returns)
+        returns = scored.advantages + collector.values[:-1]
+        self._measure_gradients(scored, returns)
+        targets = Targets.stack(collector.log_prob, self._combine_advantages(scored), returns)
         self._require_finite_targets(targets, scored)
 
         if config.anneal:
@@ -291,6 +283,25 @@ class PPO(BaseAgent):
         self._n_updates += config.n_epochs
         self._require_finite_weights(measured[-1]["value_loss"], scored)
         self._record_update(measured, returns[valid], collector.values[:-1][valid])
+
+    def _measure_gradients(self, scored: ScoredRollout, returns: np.ndarray) -> None:
+        """The streams' policy gradients before the update, every so many rollouts."""
+        if self.gradients.is_due(self._n_updates):
+            log_prob = scored.collector.log_prob
+            # What the policy follows is decided later, and no stream's gradient depends on it.
+            targets = Targets.stack(log_prob, np.zeros_like(log_prob), returns)
+            self.metrics |= self.gradients.measure(scored, scored.collector.batch(targets))
+
+    def _combine_advantages(self, scored: ScoredRollout) -> np.ndarray:
+        """The one advantage (T, N) that the policy follows."""
+        advantage = self.combiner.combine(scored).astype(np.float32, copy=False)
+        self.metrics |= self.combiner.metrics
+        importance = scored.collector.importance
+        if importance is None or (importance == 1).all():
+            return advantage
+        # Weight the centred advantage: a weighted mean would survive the minibatch's own centring.
+        centred = advantage - advantage.mean(where=scored.transitions.valid)
+        return centred * importance
 
     def _require_finite_targets(self, targets: Targets, scored: ScoredRollout) -> None:
         if is_finite(targets.rows):

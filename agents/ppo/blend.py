@@ -47,8 +47,8 @@ DAMPING = 1.0
 CONJUGATE_STEPS = 10
 RESIDUAL_TOLERANCE = 1e-10
 # Of search: rollouts a window, and how far phi moves to either side.
-WINDOW = 5
-STEP = 0.5
+SEARCH_WINDOW_ROLLOUTS = 5
+SEARCH_STEP = 0.5
 # A weight of 2e-9.
 MIN_PHI = -20.0
 
@@ -110,7 +110,7 @@ class Blend(Extra):
     def __call__(
         self,
         learner: TorchUpdate,
-        batch: Batch | None,
+        batch: Batch,
         rows: np.ndarray,
         gradients: Mapping[str, Tensor],
         weights: np.ndarray,
@@ -128,7 +128,6 @@ class Blend(Extra):
         if self.directions is not None and "task" in gradients and task_rewards.any():
             self._ascend(self.directions, gradients["task"])
         if self.config.blend == "implicit":
-            assert batch is not None
             self.directions = self._implicit_directions(learner, batch, rows, weights)
         elif gradients:
             zero = torch.zeros_like(next(iter(gradients.values())))
@@ -173,14 +172,14 @@ class Blend(Extra):
         if trial["rollouts"] > 1:
             trial["earned"] += earned
             trial["episodes"] += episodes
-        if trial["rollouts"] < WINDOW:
+        if trial["rollouts"] < SEARCH_WINDOW_ROLLOUTS:
             return
         score = trial["earned"] / max(trial["episodes"], 1)
         if trial["score"] is None:
             counts = {"rollouts": 0, "earned": 0.0, "episodes": 0}
             self.trial = trial | {"score": score, "end": _copy_flat(flat)} | counts
             _restore_flat(flat, trial["begin"])
-            self._set_weights(trial["phi"] - STEP * trial["signs"])
+            self._set_weights(trial["phi"] - SEARCH_STEP * trial["signs"])
             return
         gain = trial["score"] - score
         if gain > 0:
@@ -190,7 +189,7 @@ class Blend(Extra):
         step = 0.0
         if size:
             step = float(np.clip(gain / size, -1, 1))
-        self._set_weights(trial["phi"] + STEP * step * trial["signs"])
+        self._set_weights(trial["phi"] + SEARCH_STEP * step * trial["signs"])
         self._begin_trial(flat)
 
     def _begin_trial(self, flat: Flat) -> None:
@@ -206,7 +205,7 @@ class Blend(Extra):
             "earned": 0.0,
             "episodes": 0,
         }
-        self._set_weights(phi + STEP * signs)
+        self._set_weights(phi + SEARCH_STEP * signs)
 
 
 def phi_of(weights: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agents.ppo.agent import PPO
 
 # T of the softmax: as it falls, the weighted sum tends to the least reward.
-TEMPERATURE = 0.1
+SOFT_MIN_TEMPERATURE = 0.1
 
 
 class CreditEstimator:
@@ -95,7 +95,7 @@ def soften(
     if not columns:
         return rewards
     rewards_of_columns = rewards[..., columns].astype(np.float64)
-    logits = np.where(valid[..., None], -rewards_of_columns / TEMPERATURE, -np.inf)
+    logits = np.where(valid[..., None], -rewards_of_columns / SOFT_MIN_TEMPERATURE, -np.inf)
     ended = (terminated | truncated)[..., None]
     # The logarithm of the softmax's sum, up to each step, and then that of the whole episode.
     log_total = np.empty_like(logits)

@@ -26,14 +26,18 @@ class StreamGradients:
         self.learner = learner
         self.streams = streams
         self.n_epochs = config.n_epochs
-        rows = DECIDING_GRADIENT_ROWS if decide else LOGGED_GRADIENT_ROWS
-        # In minibatches: a rollout's, and what the gradients cost, 8 for the first call of autograd.
-        minibatches = config.n_epochs * n_envs * config.n_steps / config.batch_size
-        cost = 8 + (1 + 2 * len(streams)) / 3 * rows / config.batch_size
         # From one rollout whose gradients are taken to the next.
-        self.every = 1 if decide else math.ceil(cost / (MAX_COST_SHARE * minibatches))
-        # Rows, of a recurrent policy sequences.
-        self.rows = max(rows // config.sequence, 1) if config.gru else rows
+        self.every = 1
+        self.rows = DECIDING_GRADIENT_ROWS
+        if not decide:
+            self.rows = LOGGED_GRADIENT_ROWS
+            # In minibatches: a rollout's, and what the gradients cost, 8 for the first call of autograd.
+            minibatches = config.n_epochs * n_envs * config.n_steps / config.batch_size
+            cost = 8 + (1 + 2 * len(streams)) / 3 * self.rows / config.batch_size
+            self.every = math.ceil(cost / (MAX_COST_SHARE * minibatches))
+        if config.gru:
+            # Of a recurrent policy sequences.
+            self.rows = max(self.rows // config.sequence, 1)
 
     def is_due(self, n_updates: int) -> bool:
         return len(self.streams) > 1 and n_updates // self.n_epochs % self.every == 0
@@ -57,11 +61,11 @@ def alignment(gradients: Mapping[str, Tensor], weights: Mapping[str, float]) -> 
         reference = ""
         weighted = [weights[name] * gradient for name, gradient in gradients.items()]
         vectors[reference] = torch.stack(weighted).sum(0)
-    table = {}
+    others = [name for name in weights if name != "task"]
+    tags = {f"stream/{name}/cosine": math.nan for name in others}
     if reference in vectors:
         table = cosines(vectors)
-    tags = {}
-    for name in weights:
-        if name != "task":
-            tags[f"stream/{name}/cosine"] = table[name][reference] if name in table else math.nan
+        for name in others:
+            if name in table:
+                tags[f"stream/{name}/cosine"] = table[name][reference]
     return tags

@@ -23,11 +23,11 @@ TARGET_LOG_PROB = 0
 TARGET_ADVANTAGE = 1
 TARGET_RETURNS = 2
 # The columns of what is measured: losses of policy and values, entropy, KL divergence, clipped share.
-POLICY_LOSS = 0
-VALUE_LOSS = 1
-ENTROPY = 2
-APPROX_KL = 3
-CLIP_FRACTION = 4
+POLICY_LOSS_COLUMN = 0
+VALUE_LOSS_COLUMN = 1
+ENTROPY_COLUMN = 2
+APPROX_KL_COLUMN = 3
+CLIP_FRACTION_COLUMN = 4
 MEASURED_COLUMNS = 5
 # Of tanh, as a quotient of polynomials in x^2 that is exact to 3 units in the last place (Eigen's).
 TANH_LIMIT = F(7.905311)
@@ -160,15 +160,15 @@ def measure(losses, advantage, ratio, log_ratio, values, returns, out, p, log_st
     """Add what a minibatch looks like before its step to `losses` (5,)."""
     for j in range(count):
         limited = min(max(ratio[j], ONE - clip), ONE + clip)
-        losses[POLICY_LOSS] -= min(advantage[j] * ratio[j], advantage[j] * limited) / count
+        losses[POLICY_LOSS_COLUMN] -= min(advantage[j] * ratio[j], advantage[j] * limited) / count
         for k in range(len(values)):
-            losses[VALUE_LOSS] += (values[k, j] - returns[k, j]) ** 2 / count
+            losses[VALUE_LOSS_COLUMN] += (values[k, j] - returns[k, j]) ** 2 / count
         for i in range(len(out) if len(columns) else 0):
-            losses[ENTROPY] -= p[i, j] * out[i, j] / count
-        losses[APPROX_KL] += (ratio[j] - ONE - log_ratio[j]) / count
-        losses[CLIP_FRACTION] += (abs(ratio[j] - ONE) > clip) / count
+            losses[ENTROPY_COLUMN] -= p[i, j] * out[i, j] / count
+        losses[APPROX_KL_COLUMN] += (ratio[j] - ONE - log_ratio[j]) / count
+        losses[CLIP_FRACTION_COLUMN] += (abs(ratio[j] - ONE) > clip) / count
     for i in range(len(log_std)):
-        losses[ENTROPY] += log_std[i] + 0.5 * math.log(2 * math.pi * math.e)
+        losses[ENTROPY_COLUMN] += log_std[i] + 0.5 * math.log(2 * math.pi * math.e)
 
 
 @compiled

@@ -180,14 +180,14 @@ class ScoredRollout:
     weights: Array
     # Bool (K,): the streams that have been other than zero.
     seen: Array
-    # (T, N, K).
-    advantages: Array = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))
+    # (T, N, K), once they are estimated.
+    advantages: Any = None
     # The rows to learn from, and which of them are transitions; for a recurrent policy all sequences.
-    batch: Batch | None = None
-    rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    batch: Any = None
+    rows: Any = None
     # Stream -> its policy gradient (P,) before the update, on some of the rows; none where nobody looked.
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    gradient_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    gradient_rows: Any = None
 
 
 # Rewards (T, N, K) and what else `agents.ppo.update.advantages` takes, the default -> advantages (T, N, K).

@@ -11,7 +11,7 @@ import envs.make
 import rewards
 from agents.dyna.agent import Dyna
 from agents.ppo.agent import PPO, PPOConfig
-from agents.ppo.blend import STEP, WINDOW, Blend, implicit, phi_of, solve
+from agents.ppo.blend import SEARCH_STEP, SEARCH_WINDOW_ROLLOUTS, Blend, implicit, phi_of, solve
 from lodestar.numerics.flat import Flat
 from rewards.adapters.gym import VectorRewardWrapper
 from rewards.base import Reward, RewardConfig
@@ -90,14 +90,14 @@ def test_search_keeps_the_better_of_two_windows_and_moves_towards_its_weights():
         blend(learner, None, None, {}, None, one_rollout(earned))
 
     play(0.0)
-    up, down = (np.log1p(np.exp(phi_of(np.ones(1)) + side * STEP)) for side in (1, -1))
+    up, down = (np.log1p(np.exp(phi_of(np.ones(1)) + side * SEARCH_STEP)) for side in (1, -1))
     sign = 1 if blend.trial["signs"][0] > 0 else -1
     for side, earned in ((sign, 3.0), (-sign, 1.0)):
         assert flat.value.tolist() == [1, 1, 1] and float(flat.steps) == 1  # both begin alike
         assert blend.weights == pytest.approx(np.minimum(up if side > 0 else down, 1))
-        for _ in range(WINDOW):
+        for _ in range(SEARCH_WINDOW_ROLLOUTS):
             play(earned)
-    assert flat.value.tolist() == [1 + WINDOW] * 3  # that of the first window
+    assert flat.value.tolist() == [1 + SEARCH_WINDOW_ROLLOUTS] * 3  # that of the first window
     assert blend.trial["phi"] == pytest.approx(phi_of(np.minimum(up if sign > 0 else down, 1)))
 
 
