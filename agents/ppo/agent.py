@@ -99,7 +99,7 @@ class PPO(BaseAgent):
         self.memory = self.scorer.initial_memory(self.envs.num_envs)
 
     def _set_up_networks(self) -> None:
-        schedules = self._make_extensions("schedule") or [RolloutSchedule(self)]
+        schedules = self._make_extensions("schedule") or [RolloutSchedule()]
         self.schedule: RolloutSchedule = schedules[0]
         spaces = (self.observation_space, self.action_space)
         policy = make_policy(*spaces, self.config, len(self.streams), self.seed)
@@ -133,7 +133,7 @@ class PPO(BaseAgent):
         self.episodes = self.collector.episodes
         # Where time went: environment, inference, reward, update.
         self.seconds = self.collector.seconds
-        self.schedule.set_up()
+        self.schedule.set_up(self)
 
     def _set_up_learning(self) -> None:
         estimators = self._make_extensions("estimator") or [advantages]
@@ -179,7 +179,7 @@ class PPO(BaseAgent):
 
     def begin_rollout(self) -> None:
         if self.collector.begin():
-            self.schedule.finish()
+            self.schedule.finish(self)
             self.memory = self.scorer.initial_memory(self.collector.rollout.n)
 
     def collect(self, on_step: OnStep) -> bool:
@@ -191,15 +191,15 @@ class PPO(BaseAgent):
             ended = rollout.terminated[t] | rollout.truncated[t]
             return on_step(rollout.reward[t], ended, map_obs(lambda x: x[t + 1], observed))
 
-        return self.schedule.collect(after_row)
+        return self.schedule.collect(self, after_row)
 
     def update(self) -> dict[str, Any]:
-        callback_locals = self.schedule.learn()
+        callback_locals = self.schedule.learn(self)
         self.record(self.metrics)
         return callback_locals
 
     def end_rollout(self) -> None:
-        self.schedule.end_rollout()
+        self.schedule.end_rollout(self)
 
     def learn_from(self, collector: Collector, timesteps: int) -> dict[str, Any]:
         """Score and learn from a rollout that ended after so many `timesteps`."""

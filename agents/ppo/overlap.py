@@ -24,7 +24,7 @@ import copy
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Self
 
@@ -63,9 +63,8 @@ WAITING_PLACES = {name: name for name in COLLECTOR_ARRAYS} | {name: f"rollout.{n
 class Overlap(RolloutSchedule):
     """The thread of an agent that learns, and the rollout it will learn from; a ValueError where that cannot be."""
 
-    def __init__(self, agent: "PPO") -> None:
-        super().__init__(agent)
-        for name, stream in agent.scorer.streams.items():
+    def __init__(self, streams: Mapping[str, Any]) -> None:
+        for name, stream in streams.items():
             # Only rewards that take part in the environments' steps have these attributes.
             reward: Any = getattr(stream, "reward", None)
             config = getattr(reward, "config", None)
@@ -83,28 +82,27 @@ class Overlap(RolloutSchedule):
 
     @classmethod
     def for_agent(cls, agent: "PPO") -> Self:
-        return cls(agent)
+        return cls(agent.scorer.streams)
 
     def network_to_train(self, policy: ActorCritic) -> ActorCritic:
         return copy.deepcopy(policy)
 
-    def set_up(self) -> None:
-        if type(self.agent.collector) is not Collector:
+    def set_up(self, agent: "PPO") -> None:
+        if type(agent.collector) is not Collector:
             raise ValueError(
                 'agent.overlap=true is for environments that this process or its workers step, with array="numpy"; '
                 "a cluster has lag=1 of its own; give agent.overlap=false"
             )
-        self.spare = twin(self.agent.collector)
-        self.agent.seconds["waiting"] = 0.0
+        self.spare = twin(agent.collector)
+        agent.seconds["waiting"] = 0.0
 
-    def collect(self, after_row: Callable[[int], bool]) -> bool:
-        with self.learning():
-            return super().collect(after_row)
+    def collect(self, agent: "PPO", after_row: Callable[[int], bool]) -> bool:
+        with self.learning(agent):
+            return super().collect(agent, after_row)
 
     @contextlib.contextmanager
-    def learning(self) -> Iterator[None]:
+    def learning(self, agent: "PPO") -> Iterator[None]:
         """Learn from the rollout that waits, if any, while the block runs; then the new weights take over."""
-        agent = self.agent
         if self.waiting is None:
             yield
             return
@@ -112,8 +110,8 @@ class Overlap(RolloutSchedule):
         agent.learnt.load_state_dict(agent.policy.state_dict())
         interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        self._leave_cores(1)
-        learning = self._thread.submit(self._learn, self.waiting)
+        leave_cores(agent, 1)
+        learning = self._thread.submit(self._learn, agent, self.waiting)
         try:
             yield
         finally:
@@ -125,37 +123,29 @@ class Overlap(RolloutSchedule):
         self.callback_locals = learning.result()
         agent.policy.load_state_dict(agent.learnt.state_dict())
 
-    def _learn(self, collector: Collector) -> dict[str, Any]:
+    def _learn(self, agent: "PPO", collector: Collector) -> dict[str, Any]:
         if not collector.recurrent:
-            collector.catch_up(self.agent.learner)
-        callback_locals = self.agent.learn_from(collector, self.timesteps)
-        self.agent.metrics |= self.agent.teach(collector)
-        self._leave_cores(0)
+            collector.catch_up(agent.learner)
+        callback_locals = agent.learn_from(collector, self.timesteps)
+        agent.metrics |= agent.teach(collector)
+        leave_cores(agent, 0)
         return callback_locals
 
-    def _leave_cores(self, count: int) -> None:
-        """Have the threads of the environments leave so many cores to others."""
-        envs = self.agent.collector.envs
-        if hasattr(envs, "use_threads"):
-            envs.use_threads(cores() - count)
-
-    def learn(self) -> dict[str, Any]:
+    def learn(self, agent: "PPO") -> dict[str, Any]:
         """The rollout just collected waits; the last one of `learn` does not. Returns what is known of the newest."""
-        agent = self.agent
         self.waiting = agent.collector
         self.timesteps = agent.num_timesteps
         if agent.num_timesteps >= agent._total_timesteps:
-            self.finish()
+            self.finish(agent)
         return self.callback_locals
 
-    def finish(self) -> None:
+    def finish(self, agent: "PPO") -> None:
         """Learn from the rollout that waits."""
-        with self.learning():
+        with self.learning(agent):
             pass
 
-    def end_rollout(self) -> None:
+    def end_rollout(self, agent: "PPO") -> None:
         """The next rollout goes where none waits."""
-        agent = self.agent
         agent.collector, self.spare = self.spare, agent.collector
         agent.collector.follow(self.spare)
 
@@ -181,6 +171,13 @@ def _step_back() -> None:
     # Elsewhere niceness is of the whole process.
     if sys.platform == "linux":
         os.nice(LEARNER_NICENESS)
+
+
+def leave_cores(agent: "PPO", count: int) -> None:
+    """Have the threads of the environments leave so many cores to others."""
+    envs = agent.collector.envs
+    if hasattr(envs, "use_threads"):
+        envs.use_threads(cores() - count)
 
 
 def twin(collector: Collector) -> Collector:

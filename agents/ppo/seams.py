@@ -224,32 +224,28 @@ class Extra(Stateful, ABC):
 class RolloutSchedule(Stateful):
     """When a rollout is collected, and when it is learnt from: here one after the other."""
 
-    def __init__(self, agent: "PPO") -> None:
-        self.agent = agent
-
     def network_to_train(self, policy: ActorCritic) -> ActorCritic:
         """The network whose weights move: the one that acts."""
         return policy
 
-    def set_up(self) -> None:
+    def set_up(self, agent: "PPO") -> None:
         """Once, when the agent has its collector."""
 
-    def finish(self) -> None:
+    def finish(self, agent: "PPO") -> None:
         """Learn from what has been collected, as episodes begin anew."""
 
-    def collect(self, after_row: Callable[[int], bool]) -> bool:
+    def collect(self, agent: "PPO", after_row: Callable[[int], bool]) -> bool:
         """Fill the collector's rollout; False if `after_row` stopped it."""
-        collector = self.agent.collector
-        is_whole = collector.collect(after_row)
+        is_whole = agent.collector.collect(after_row)
         if is_whole:
-            collector.evaluate()
+            agent.collector.evaluate()
         return is_whole
 
-    def learn(self) -> dict[str, Any]:
+    def learn(self, agent: "PPO") -> dict[str, Any]:
         """Learn from a rollout; returns what callbacks see of it."""
-        return self.agent.learn_from(self.agent.collector, self.agent.num_timesteps)
+        return agent.learn_from(agent.collector, agent.num_timesteps)
 
-    def end_rollout(self) -> None:
+    def end_rollout(self, agent: "PPO") -> None:
         """Let the rewards learn, and make room for the next rollout."""
-        self.agent.record(self.agent.teach(self.agent.collector))
-        self.agent.collector.roll()
+        agent.record(agent.teach(agent.collector))
+        agent.collector.roll()

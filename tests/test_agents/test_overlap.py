@@ -173,6 +173,16 @@ def test_a_stop_or_an_error_leaves_nothing_in_flight():
         model.learn(64)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_with_another_reward_it_still_counts_what_it_learns(overlap):
+    model = agent(overlap=overlap).learn(2 * 64)
+    model.set_reward(rewards.make(["task", "count"], model.observation_space, model.action_space, seed=0))
+    before = model.flat.value.clone()
+    model.learn(2 * 64, reset_num_timesteps=False)
+    assert model._n_updates == 8 and model.num_timesteps == 4 * 64
+    assert not torch.equal(model.flat.value, before)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
