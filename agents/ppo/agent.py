@@ -141,7 +141,9 @@ class PPO(BaseAgent):
         combiners = self._make_extensions("combiner") or [Combiner()]
         self.combiner: Combiner = combiners[0]
         self.extras: list[Extra] = self._make_extensions("extra")
-        decide = any(part.needs_gradients for part in (self.combiner, *self.extras))
+        decide = self.combiner.needs_gradients
+        for extra in self.extras:
+            decide |= extra.needs_gradients
         n_envs = self.envs.num_envs
         self.gradients = StreamGradients(self.autograd, list(self.streams), self.config, n_envs, decide)
 
@@ -325,14 +327,18 @@ class PPO(BaseAgent):
     def _record_update(self, measured: list[dict[str, float]], returns: np.ndarray, values: np.ndarray) -> None:
         """Mean losses, and the share of each stream's variance (of rows (M, K)) that its value explains."""
         for key in measured[0]:
-            self.metrics[f"train/{key}"] = float(np.mean([losses[key] for losses in measured]))
+            minibatch_means = [metrics[key] for metrics in measured]
+            self.metrics[f"train/{key}"] = float(np.mean(minibatch_means))
         for column, name in enumerate(self.streams):
-            suffix = f"_{name}" if len(self.streams) > 1 else ""
+            tag = "train/explained_variance"
+            if len(self.streams) > 1:
+                tag = f"{tag}_{name}"
             variance = returns[:, column].var()
             explained = np.nan
             if variance > 0:
-                explained = 1 - (returns[:, column] - values[:, column]).var() / variance
-            self.metrics[f"train/explained_variance{suffix}"] = float(explained)
+                residual = returns[:, column] - values[:, column]
+                explained = 1 - residual.var() / variance
+            self.metrics[tag] = float(explained)
         if self.learnt.log_std is not None:
             self.metrics["train/std"] = float(self.learnt.log_std.detach().exp().mean())
         self.metrics["train/learning_rate"] = self.learner.learning_rate

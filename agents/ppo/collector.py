@@ -131,7 +131,8 @@ class Collector(Stateful):
         self.learner.begin_rollout()
         if self.recurrent:
             self.hidden = [self.learner.hidden.clone() for _ in range(length // self.sequence)]
-        self._read(0, slice(0, rollout.n), map_obs(lambda x: x[0], rollout.obs))
+        first_obs = map_obs(lambda x: x[0], rollout.obs)
+        self._read(0, slice(0, rollout.n), first_obs)
         # A group acts on row t as soon as its step t - 1 is there, while the others still step.
         now = time.perf_counter()
         environment_s = inference_s = 0.0
@@ -231,9 +232,9 @@ class Collector(Stateful):
         self.starts[t, group] = ended if rollout.same_step else ~rollout.valid[t - 1, group]
         if ended.any() and rollout.finals and rollout.finals[-1][0] == t - 1:
             _, columns, last = rollout.finals[-1]
+            vector = self.inputs.vector(last)
             hidden = self.learner.hidden[columns]
-            values = self.learner.values(self.inputs.vector(last), self.inputs.pixels(last), hidden)
-            self.last_values[t - 1, columns] = values
+            self.last_values[t - 1, columns] = self.learner.values(vector, self.inputs.pixels(last), hidden)
 
     def _abandon(self, t: int) -> None:
         """Stop in the middle: what was collected is dropped."""

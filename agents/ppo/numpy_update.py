@@ -343,13 +343,16 @@ class NumpyUpdate(Learner):
             constant = self.actions.choices * 0.5 * math.log(2 * math.pi * math.e)
             entropy = float(self.log_std.sum()) + constant
         else:
-            entropy = -float((np.exp(buffers.outputs) * buffers.outputs).sum()) / len(ratio)
+            log_p = buffers.outputs
+            entropy = -float((np.exp(log_p) * log_p).sum()) / len(ratio)
+        surrogate = np.minimum(advantage * ratio, advantage * clipped_ratio)
+        change = ratio - 1
         return {
-            "policy_loss": -float(np.minimum(advantage * ratio, advantage * clipped_ratio).mean()),
+            "policy_loss": -float(surrogate.mean()),
             "value_loss": float(np.square(error).sum()) / len(ratio),
             "entropy": entropy,
-            "approx_kl": float((ratio - 1 - log_ratio).mean()),
-            "clip_fraction": float((np.abs(ratio - 1) > clip).mean()),
+            "approx_kl": float((change - log_ratio).mean()),
+            "clip_fraction": float((np.abs(change) > clip).mean()),
         }
 
 

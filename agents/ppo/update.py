@@ -106,15 +106,17 @@ class TorchUpdate(Learner):
 
         Where an episode `starts`, bool (B,), a recurrent policy's memory is emptied.
         """
-        features = self.net.features(*self.observation_tensors(vector, pixels))
-        if self.net.gru is not None:
+        net = self.net
+        features = net.features(*self.observation_tensors(vector, pixels))
+        if net.gru is not None:
             memory = self.hidden[group]
-            unrolled, self.hidden[group] = self.net.unroll(features[None], memory, self.tensor(starts)[None])
+            empty = self.tensor(starts)[None]
+            unrolled, self.hidden[group] = net.unroll(features[None], memory, empty)
             features = unrolled[0]
-        outputs, values = self.net.heads(features)
+        outputs, values = net.heads(features)
         outputs = masked(outputs, mask)
-        action = self.actions.sample(outputs, self.net.log_std, self.tensor(noise))
-        log_prob, _ = self.actions.log_prob(outputs, self.net.log_std, action)
+        action = self.actions.sample(outputs, net.log_std, self.tensor(noise))
+        log_prob, _ = self.actions.log_prob(outputs, net.log_std, action)
         return action, values, log_prob
 
     def act(self, vector: Any, pixels: Any, noise: np.ndarray, mask: Any = None, *memory: Any) -> tuple[Any, ...]:
@@ -129,7 +131,8 @@ class TorchUpdate(Learner):
         if self.net.gru is not None:
             assert hidden is not None
             starts = torch.zeros(1, len(features), dtype=torch.bool, device=self.device)
-            features = self.net.unroll(features[None], hidden, starts)[0][0]
+            unrolled, _ = self.net.unroll(features[None], hidden, starts)
+            features = unrolled[0]
         _, values = self.net.heads(features)
         return values.cpu().numpy()
 
@@ -163,7 +166,8 @@ class TorchUpdate(Learner):
         clipped_ratio = ratio.clamp(1 - config.clip_range, 1 + config.clip_range)
         surrogate = torch.minimum(advantage * ratio, advantage * clipped_ratio)
         value_loss = (values - targets.returns).square().sum(-1).mean()
-        loss = config.value_weight * value_loss - surrogate.mean() - config.entropy_weight * entropy.mean()
+        entropy_bonus = config.entropy_weight * entropy.mean()
+        loss = config.value_weight * value_loss - surrogate.mean() - entropy_bonus
         loss.backward()
 
         metrics: dict[str, float] = {}
@@ -172,8 +176,9 @@ class TorchUpdate(Learner):
             metrics["value_loss"] = float(value_loss.detach())
             metrics["entropy"] = float(entropy.detach().mean())
             change = ratio.detach() - 1
+            is_clipped = change.abs() > config.clip_range
             metrics["approx_kl"] = float((change - log_ratio.detach()).mean())
-            metrics["clip_fraction"] = float((change.abs() > config.clip_range).float().mean())
+            metrics["clip_fraction"] = float(is_clipped.float().mean())
         self._descend()
         return metrics
 
@@ -206,7 +211,8 @@ class TorchUpdate(Learner):
 
     def _outputs(self, batch: Batch, index: Any) -> tuple[Tensor, Tensor]:
         vector, pixels = self.observation_tensors(batch.vector, batch.pixels)
-        return self.net(vector[index], {key: image[index] for key, image in pixels.items()})
+        images = {key: image[index] for key, image in pixels.items()}
+        return self.net(vector[index], images)
 
     def _forward_sequences(self, batch: Batch, columns: Any) -> tuple[Tensor, Tensor, Tensor, Targets]:
         def rows_of(x: Any) -> Tensor:
