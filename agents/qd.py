@@ -31,14 +31,25 @@ from torch import Tensor
 from agents.base import BaseAgent, OnStep, Steps
 from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
-from envs.transitions import map_obs
+from envs.transitions import Transitions, map_obs
 from envs.types import Obs
 from lodestar.settings import Settings, setting
 
-LIMIT, FAR = 5.0, 10.0  # of a weight; where the map ends along an entry without bounds
-BEST, EMITTERS, PATIENCE = 6, 100, 10  # individuals of an emitter; emitters that wait; generations without a gain
-ARCHIVED, REFIT = 5, 30  # children a generation; generations between two fits of the autoencoder
-People = dict[str, np.ndarray]  # genome (M, G), seen (M, S), place (M, 2), fitness (M,)
+# Weights of a policy stay in [-MAX_WEIGHT, MAX_WEIGHT].
+MAX_WEIGHT = 5.0
+# Where the map ends along an entry of the observation that has no bounds.
+MAX_MAP_COORDINATE = 10.0
+# Individuals of an emitter, emitters that wait, and generations that one may go without a gain.
+EMITTER_SIZE = 6
+MAX_EMITTERS = 100
+EMITTER_PATIENCE = 10
+# Children of a generation that enter the archive, and generations between two fits of the autoencoder.
+ARCHIVED_CHILDREN = 5
+REFIT_GENERATIONS = 30
+# Attributes of `QD` that are saved as they are.
+SEARCH_STATE = ("map", "people", "archive", "emitters", "playing", "children", "generation", "coder")
+# Arrays by name: genome (M, G), seen (M, S), place (M, 2), fitness (M,).
+People = dict[str, np.ndarray]
 
 
 @dataclass
@@ -58,7 +69,9 @@ class QDConfig(Settings):
     net_arch: list[int] = setting([8], "units of a policy's hidden layers", low=1)
     population: int = setting(100, "that novelty selects", low=2)
     nearest: int = setting(15, "others that novelty looks at", low=1)
-    sigma: float = setting(0.5, "of mutations, and cma_me's first [0.05]", above=0, high=LIMIT, tune=(0.05, 2.0, "log"))
+    sigma: float = setting(
+        0.5, "of mutations, and cma_me's first [0.05]", above=0, high=MAX_WEIGHT, tune=(0.05, 2.0, "log")
+    )
     chunk: int = setting(1000, "episodes of serene before it turns from exploring to emitters, and back", low=1)
     gamma: float = setting(1.0, "discount of an episode's return", above=0, high=1)
 
@@ -69,37 +82,56 @@ class QD(BaseAgent):
     Config: ClassVar[type[QDConfig]] = QDConfig
     n_envs: ClassVar[int] = 50
     saved: ClassVar[dict[str, str]] = BaseAgent.saved | {
-        **{name: name for name in ("map", "people", "archive", "emitters", "playing", "children", "generation")},
-        **{"coder": "coder", "steps": "steps", "seed": "steps.seed"},
+        **{name: name for name in SEARCH_STATE},
+        "steps": "steps",
+        "seed": "steps.seed",
     }
     config: QDConfig
 
     def _set_up(self) -> None:
-        config, n, seed, space = self.config, self.envs.num_envs, self.seed, self.observation_space
-        self.encoding = SpaceEncoding(space, self.action_space)
-        size, cells = self.encoding.obs_size, config.cells**2
-        if len(config.axes) != 2 or max(config.axes) >= size:
-            raise ValueError(f"agent.axes={config.axes} are not two of the observation's {size} entries, from 0 on")
-        if config.descriptor == "embedding" and "frame" not in self.scorer.requires:
-            raise ValueError("agent.descriptor=embedding needs a reward that reads frames; give reward=clip")
-        self.policy = Stacked(1, size, config.net_arch, self.encoding.action_size, activation="tanh", seed=seed)
+        config = self.config
+        self.encoding = SpaceEncoding(self.observation_space, self.action_space)
+        obs_size = self.encoding.obs_size
+        self._refuse_settings(obs_size)
+        self.policy = Stacked(
+            1, obs_size, config.net_arch, self.encoding.action_size, activation="tanh", seed=self.seed
+        )
         self.policy.requires_grad_(False)
         self.genes = sum(weight.numel() for weight in self.policy.weights())
-        box: Any = gym.spaces.flatten_space(space)
-        self.bounds = np.clip([box.low, box.high], -FAR, FAR)[:, config.axes]  # (2, 2), lowest and highest
-        self.rng = np.random.default_rng([seed, 4])
-        self.steps = Steps(self.envs, seed, self.scorer)
+        box: Any = gym.spaces.flatten_space(self.observation_space)
+        bounds = np.clip([box.low, box.high], -MAX_MAP_COORDINATE, MAX_MAP_COORDINATE)
+        # (2, 2): the lowest and the highest value along each axis of the map.
+        self.bounds = bounds[:, config.axes]
+        self.rng = np.random.default_rng([self.seed, 4])
+        self.steps = Steps(self.envs, self.seed, self.scorer)
         self.episodes = self.steps.episodes
-        empty = {"genome": np.zeros((cells, self.genes), np.float32), "place": np.zeros((cells, 2), np.float32)}
-        self.map: People = {**empty, "fitness": np.full(cells, -np.inf), "episodes": np.zeros(cells)}
-        self.people, self.archive = People(), People()
+        cells = config.cells**2
+        self.map: People = {
+            "genome": np.zeros((cells, self.genes), np.float32),
+            "place": np.zeros((cells, 2), np.float32),
+            "fitness": np.full(cells, -np.inf),
+            "episodes": np.zeros(cells),
+        }
+        self.people = People()
+        self.archive = People()
         self.emitters: list[dict[str, Any]] = []
-        self.playing, self.generation = -1, 0  # playing: the emitter whose children are played
-        self.coder: list[np.ndarray] = []  # of the autoencoder: mean and deviation, weights and biases of two layers
-        self.children = self._mutated(np.zeros((1, self.genes)), 1.0)
-        self.again = min(n - 1, 1)  # individuals that are the best of before
+        # The emitter whose children are played, -1 for none.
+        self.playing = -1
+        self.generation = 0
+        # The autoencoder's: mean and deviation of its inputs, weights and biases of two layers.
+        self.coder: list[np.ndarray] = []
+        self.children = self._mutate(np.zeros((1, self.genes)), 1.0)
+        # How many of the children are the best individual so far, played once more.
+        self.replays = min(self.steps.n - 1, 1)
         self.scheduler: Any = None
-        if config.search == "cma_me" and find_spec("ribs") is None:
+
+    def _refuse_settings(self, obs_size: int) -> None:
+        axes = self.config.axes
+        if len(axes) != 2 or max(axes) >= obs_size:
+            raise ValueError(f"agent.axes={axes} are not two of the observation's {obs_size} entries, from 0 on")
+        if self.config.descriptor == "embedding" and "frame" not in self.scorer.requires:
+            raise ValueError("agent.descriptor=embedding needs a reward that reads frames; give reward=clip")
+        if self.config.search == "cma_me" and find_spec("ribs") is None:
             raise ValueError("agent.search=cma_me needs pyribs; pip install 'lodestar-rl[qd]'")
 
     @classmethod
@@ -108,123 +140,181 @@ class QD(BaseAgent):
             raise ValueError(f"QD's small policies cannot read images, and {observation_space} has some; use agent=ppo")
 
     def collect(self, on_step: OnStep) -> bool:
+        # Pyribs' state is not saved: its search begins from the map, also after a resume.
         if self.config.search == "cma_me" and self.scheduler is None:
-            self._schedule()
-        weights = self._weights(self.children)
-        played = self.whole_episodes(lambda: self._outputs(self.steps.obs, weights)[:, 0], 1, on_step)
-        self._played: Any = played
-        return played is not None
+            self._start_pyribs()
+        weights = self._layers(self.children)
 
-    def _weights(self, genomes: np.ndarray) -> list[Tensor]:
-        """The layers of policies (M, G)."""
+        def act() -> Tensor:
+            return self._outputs(self.steps.obs, weights)[:, 0]
+
+        self._played: Any = self.whole_episodes(act, 1, on_step)
+        return self._played is not None
+
+    def _layers(self, genomes: np.ndarray) -> list[Tensor]:
+        """Weights and biases of the policies with these genomes (M, G)."""
         layers = self.policy.weights()
-        parts = torch.from_numpy(genomes).split([layer.numel() for layer in layers], -1)
+        sizes = [layer.numel() for layer in layers]
+        parts = torch.from_numpy(genomes).split(sizes, -1)
         return [part.reshape(-1, *layer.shape[1:]) for part, layer in zip(parts, layers)]
 
     def _outputs(self, obs: Obs, weights: list[Tensor] | None = None) -> Tensor:
-        """What policies answer, an observation each: (M, 1, A); the best to all observations: (1, B, A)."""
+        """Outputs of M policies for an observation each, (M, 1, A); of the best for all of them, (1, B, A)."""
         x = torch.as_tensor(self.encoding.vector(obs))
-        out = self.policy(x if weights is None else x[:, None], weights)
-        return out if self.encoding.discrete else torch.tanh(out)
+        if weights is not None:
+            x = x[:, None]
+        outputs = self.policy(x, weights)
+        return outputs if self.encoding.discrete else torch.tanh(outputs)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         return self.encoding.decode(self._outputs(obs)[0].numpy()), None
 
     def update(self) -> dict[str, Any]:
-        config, scorer, batch = self.config, self.scorer, self.scorer.embed(self._played)
+        scorer = self.scorer
+        batch = scorer.embed(self._played)
         raw, _ = scorer.score(batch, scorer.initial_memory(self.steps.n))
-        weights = scorer.weights(self.num_timesteps)
-        reward = sum(part * weights[name] for name, part in scorer.scaled(raw).items())
-        fitness = np.where(batch.valid, reward * config.gamma**batch.step, 0).sum(0, dtype=np.float64)
-        last = (batch.valid * np.arange(len(batch.valid))[:, None]).argmax(0), np.arange(self.steps.n)
-        seen = end = self.encoding.vector(map_obs(lambda x: x[last], batch.next_obs))
-        if config.descriptor == "embedding":
-            seen = next(x for key, x in batch.extras.items() if not key.startswith("obs_"))[last]
-        new = {"genome": self.children, "seen": seen, "place": end[:, config.axes], "fitness": fitness}
-        entered = self._enter(new)
+        individuals = self._read_individuals(batch, raw)
+        entered = self._enter(individuals)
         self.generation += 1
-        self.children = getattr(self, f"_{config.search}")(new, entered)
-        best = self.map["fitness"].argmax()
-        self.children[: self.again] = self.map["genome"][best]
-        for weight, better in zip(self.policy.weights(), self._weights(self.map["genome"][[best]])):
-            weight.copy_(better)
+        # One method a choice of `search`: _novelty, _serene, _cma_me, _random.
+        search = getattr(self, f"_{self.config.search}")
+        self.children = search(individuals, entered)
+        fitness = self.map["fitness"]
+        best = fitness.argmax()
+        genome = self.map["genome"][[best]]
+        self.children[: self.replays] = genome
+        for weight, best_weight in zip(self.policy.weights(), self._layers(genome)):
+            weight.copy_(best_weight)
         self._n_updates += 1
-        found = {"coverage": np.isfinite(self.map["fitness"]).mean(), "best": self.map["fitness"][best]}
-        self.record({f"train/{name}": float(x) for name, x in {**found, "emitters": len(self.emitters)}.items()})
+        record = self.logger.record
+        record("train/coverage", float(np.isfinite(fitness).mean()))
+        record("train/best", float(fitness[best]))
+        record("train/emitters", float(len(self.emitters)))
         self.record(scorer.update(batch, raw, self.num_timesteps))
         return {"batch": batch, "raw": raw}
 
+    def _read_individuals(self, batch: Transitions, raw: dict[str, np.ndarray]) -> People:
+        """The children that were played, with their returns and where their episodes ended."""
+        weights = self.scorer.weights(self.num_timesteps)
+        reward = sum(part * weights[name] for name, part in self.scorer.scaled(raw).items())
+        discounted = np.where(batch.valid, reward * self.config.gamma**batch.step, 0)
+        times = np.arange(len(batch.valid))[:, None]
+        last_times = (batch.valid * times).argmax(0)
+        last = (last_times, np.arange(self.steps.n))
+        end = self.encoding.vector(map_obs(lambda x: x[last], batch.next_obs))
+        seen = end
+        if self.config.descriptor == "embedding":
+            embeddings = next(x for key, x in batch.extras.items() if not key.startswith("obs_"))
+            seen = embeddings[last]
+        return {
+            "genome": self.children,
+            "seen": seen,
+            "place": end[:, self.config.axes],
+            "fitness": discounted.sum(0, dtype=np.float64),
+        }
+
     def _enter(self, new: People) -> np.ndarray:
         """Those (m,) that enter the map, as a cell's first or better; from the second generation on, 0 is its best."""
-        cells, grid, again = self.config.cells, self.map, self.again if self.generation else 0
-        places = (new["place"] - self.bounds[0]) / np.maximum(self.bounds[1] - self.bounds[0], 1e-8) * cells
-        cell = np.clip(places, 0, cells - 1).astype(int) @ [cells, 1]
-        if again:
-            best = grid["fitness"].argmax()
-            grid["episodes"][best] += 1
-            grid["fitness"][best] += (new["fitness"][0] - grid["fitness"][best]) / grid["episodes"][best]
-        order = again + np.argsort(new["fitness"][again:], kind="stable")
-        order = order[new["fitness"][order] > grid["fitness"][cell[order]]]
+        cells = self.config.cells
+        fitness = new["fitness"]
+        best_fitness = self.map["fitness"]
+        episodes = self.map["episodes"]
+        extent = np.maximum(self.bounds[1] - self.bounds[0], 1e-8)
+        coordinates = (new["place"] - self.bounds[0]) / extent * cells
+        cell = np.clip(coordinates, 0, cells - 1).astype(int) @ [cells, 1]
+        replays = self.replays if self.generation else 0
+        if replays:
+            # The fitness of what is played again becomes the mean of its episodes.
+            best = best_fitness.argmax()
+            episodes[best] += 1
+            best_fitness[best] += (fitness[0] - best_fitness[best]) / episodes[best]
+        # In ascending order: of several in a cell the last one stays, which is the best.
+        order = replays + np.argsort(fitness[replays:], kind="stable")
+        entered = order[fitness[order] > best_fitness[cell[order]]]
         for key in ("genome", "place", "fitness"):
-            grid[key][cell[order]] = new[key][order]  # of several in a cell the last one stays, the best
-        grid["episodes"][cell[order]] = 1
-        return order
+            self.map[key][cell[entered]] = new[key][entered]
+        episodes[cell[entered]] = 1
+        return entered
 
-    def _mutated(self, parents: np.ndarray, sigma: float) -> np.ndarray:
-        """Children of some of these (M, G), one an environment."""
+    def _mutate(self, parents: np.ndarray, sigma: float) -> np.ndarray:
+        """Children of randomly chosen parents (M, G), one an environment."""
         chosen = parents[self.rng.integers(len(parents), size=self.steps.n)]
-        return np.clip(chosen + sigma * self.rng.normal(size=chosen.shape), -LIMIT, LIMIT).astype(np.float32)
+        mutated = chosen + sigma * self.rng.normal(size=chosen.shape)
+        return np.clip(mutated, -MAX_WEIGHT, MAX_WEIGHT).astype(np.float32)
 
     def _random(self, new: People, entered: np.ndarray) -> np.ndarray:
-        return self._mutated(np.zeros((1, self.genes)), 1.0)
+        return self._mutate(np.zeros((1, self.genes)), 1.0)
 
     def _novelty(self, new: People, entered: np.ndarray) -> np.ndarray:
-        pool = joined(self.people, new)
-        codes = np.asarray(joined(pool, self.archive)["seen"], np.float64)
+        pool = join(self.people, new)
+        codes = np.asarray(join(pool, self.archive)["seen"], np.float64)
         if self.config.descriptor == "autoencoder":
-            if (self.generation - 1) % REFIT == 0:
-                self.coder = encoder(codes, self.config.code, self.seed)
-            codes = encoded(codes, self.coder)
-        worth = novelty(codes[: len(pool["seen"])], codes, self.config.nearest)
-        self.people = rows(pool, np.argsort(-worth, kind="stable")[: self.config.population])
-        self.archive = joined(self.archive, rows(new, self.rng.permutation(self.steps.n)[:ARCHIVED]))
-        return self._mutated(self.people["genome"], self.config.sigma)
+            if (self.generation - 1) % REFIT_GENERATIONS == 0:
+                self.coder = fit_encoder(codes, self.config.code, self.seed)
+            codes = encode(codes, self.coder)
+        novelties = novelty(codes[: len(pool["seen"])], codes, self.config.nearest)
+        order = np.argsort(-novelties, kind="stable")
+        self.people = select(pool, order[: self.config.population])
+        archived = self.rng.permutation(self.steps.n)[:ARCHIVED_CHILDREN]
+        self.archive = join(self.archive, select(new, archived))
+        return self._mutate(self.people["genome"], self.config.sigma)
 
     def _serene(self, new: People, entered: np.ndarray) -> np.ndarray:
         if self.playing < 0:
             children = self._novelty(new, entered)
-            found = entered[new["fitness"][entered] > 0]
-            self.emitters += [{**rows(new, [i]), "gain": math.inf, "waited": 0} for i in found]
-            del self.emitters[:-EMITTERS]
+            # Whatever was rewarded where the map had nothing as good becomes an emitter.
+            for index in entered[new["fitness"][entered] > 0]:
+                self.emitters.append({**select(new, [index]), "gain": math.inf, "waited": 0})
+            del self.emitters[:-MAX_EMITTERS]
         else:
-            emitter, children = self.emitters.pop(self.playing), self._mutated(self.people["genome"], self.config.sigma)
-            pool = joined({key: emitter[key] for key in new}, rows(new, slice(self.again, None)))
-            kept = rows(pool, np.argsort(-pool["fitness"], kind="stable")[:BEST])
-            gain = float(kept["fitness"].mean() - emitter["fitness"].mean())
-            if gain > 0 or emitter["waited"] < PATIENCE:
-                self.emitters.append({**kept, "gain": gain, "waited": 0 if gain > 0 else emitter["waited"] + 1})
-        exploits = self.generation * self.steps.n // self.config.chunk % 2 and self.emitters
-        self.playing = int(np.argmax([emitter["gain"] for emitter in self.emitters])) if exploits else -1
-        return self._mutated(self.emitters[self.playing]["genome"], self.config.sigma / 3) if exploits else children
+            children = self._mutate(self.people["genome"], self.config.sigma)
+            self._advance_emitter(new)
+        exploits = self.generation * self.steps.n // self.config.chunk % 2 == 1
+        if not exploits or not self.emitters:
+            self.playing = -1
+            return children
+        self.playing = int(np.argmax([emitter["gain"] for emitter in self.emitters]))
+        return self._mutate(self.emitters[self.playing]["genome"], self.config.sigma / 3)
+
+    def _advance_emitter(self, new: People) -> None:
+        """Keep the best of the playing emitter's individuals and their children, unless it has not gained for long."""
+        emitter = self.emitters.pop(self.playing)
+        parents = {key: emitter[key] for key in new}
+        pool = join(parents, select(new, slice(self.replays, None)))
+        order = np.argsort(-pool["fitness"], kind="stable")
+        best = select(pool, order[:EMITTER_SIZE])
+        gain = float(best["fitness"].mean() - emitter["fitness"].mean())
+        waited = 0 if gain > 0 else emitter["waited"] + 1
+        if waited <= EMITTER_PATIENCE:
+            self.emitters.append({**best, "gain": gain, "waited": waited})
 
     def _cma_me(self, new: People, entered: np.ndarray) -> np.ndarray:
-        self.scheduler.tell(*(new[key][self.again :] for key in ("fitness", "place")))
-        return np.concatenate([self.children[: self.again], self.scheduler.ask()]).astype(np.float32)
+        children = select(new, slice(self.replays, None))
+        self.scheduler.tell(children["fitness"], children["place"])
+        best = self.children[: self.replays]
+        return np.concatenate([best, self.scheduler.ask()]).astype(np.float32)
 
-    def _schedule(self) -> None:
-        """Pyribs' search around what the map holds; the next children are its."""
+    def _start_pyribs(self) -> None:
+        """Begin pyribs' search around what the map holds, and ask it for the next children."""
         from ribs.archives import GridArchive
         from ribs.emitters import EvolutionStrategyEmitter
         from ribs.schedulers import Scheduler
 
-        there, ranges = np.isfinite(self.map["fitness"]), [*zip(*self.bounds.tolist())]
-        archive = GridArchive(solution_dim=self.genes, dims=[self.config.cells] * 2, ranges=ranges, seed=self.seed)
-        if there.any():
-            archive.add(*(self.map[key][there] for key in ("genome", "fitness", "place")))
-        count, seed = self.steps.n - self.again, self.seed + 1
-        settings: dict[str, Any] = {"sigma0": self.config.sigma, "batch_size": count, "seed": seed}
-        self.scheduler = Scheduler(archive, [EvolutionStrategyEmitter(archive, x0=np.zeros(self.genes), **settings)])
-        self.children[self.again :] = self.scheduler.ask()
+        dims = [self.config.cells] * 2
+        ranges = self.bounds.T.tolist()
+        archive = GridArchive(solution_dim=self.genes, dims=dims, ranges=ranges, seed=self.seed)
+        occupied = select(self.map, np.isfinite(self.map["fitness"]))
+        if len(occupied["fitness"]):
+            archive.add(occupied["genome"], occupied["fitness"], occupied["place"])
+        emitter = EvolutionStrategyEmitter(
+            archive,
+            x0=np.zeros(self.genes),
+            sigma0=self.config.sigma,
+            batch_size=self.steps.n - self.replays,
+            seed=self.seed + 1,
+        )
+        self.scheduler = Scheduler(archive, [emitter])
+        self.children[self.replays :] = self.scheduler.ask()
 
 
 def novelty(codes: np.ndarray, everything: np.ndarray, nearest: int) -> np.ndarray:
@@ -235,33 +325,40 @@ def novelty(codes: np.ndarray, everything: np.ndarray, nearest: int) -> np.ndarr
         >>> novelty(codes, codes, 2).tolist()
         [2.0, 1.5, 2.5]
     """
+    # |a - b|^2 = |a|^2 + |b|^2 - 2 ab, which rounding can make negative.
     squares = np.square(codes).sum(1)[:, None] + np.square(everything).sum(1) - 2 * codes @ everything.T
-    return np.sort(np.sqrt(np.maximum(squares, 0)))[:, 1 : nearest + 1].mean(1)
+    distances = np.sort(np.sqrt(np.maximum(squares, 0)))
+    return distances[:, 1 : nearest + 1].mean(1)
 
 
-def encoder(x: np.ndarray, code: int, seed: int) -> list[np.ndarray]:
-    """What `encoded` takes: half of an autoencoder with 32 units before and after the code, fitted to (M, D)."""
+def fit_encoder(x: np.ndarray, code: int, seed: int) -> list[np.ndarray]:
+    """The `coder` of `encode`: half of an autoencoder with 32 units before and after the code, fitted to (M, D)."""
     from sklearn.neural_network import MLPRegressor
 
-    mean, std = x.mean(0), np.maximum(x.std(0), 1e-6)
+    mean = x.mean(0)
+    std = np.maximum(x.std(0), 1e-6)
     z = (x - mean) / std
     net = MLPRegressor(
         hidden_layer_sizes=(32, code, 32), activation="tanh", solver="lbfgs", max_iter=200, random_state=seed
-    ).fit(z, z)
+    )
+    net.fit(z, z)
     return [mean, std, *net.coefs_[:2], *net.intercepts_[:2]]
 
 
-def encoded(x: np.ndarray, coder: list[np.ndarray]) -> np.ndarray:
+def encode(x: np.ndarray, coder: list[np.ndarray]) -> np.ndarray:
     """Codes (M, code) in [-1, 1] of (M, D)."""
-    mean, std, first, second, shift, other = coder
-    return np.tanh(np.tanh((x - mean) / std @ first + shift) @ second + other)
+    mean, std, hidden_weight, code_weight, hidden_bias, code_bias = coder
+    hidden = np.tanh((x - mean) / std @ hidden_weight + hidden_bias)
+    return np.tanh(hidden @ code_weight + code_bias)
 
 
-def joined(some: People, more: People) -> People:
-    """Both, one after the other."""
-    return {key: np.concatenate([some[key], more[key]]) for key in more} if some and more else some or more
+def join(first: People, second: People) -> People:
+    """The individuals of both, in this order; either may be empty."""
+    if not first or not second:
+        return first or second
+    return {key: np.concatenate([first[key], second[key]]) for key in second}
 
 
-def rows(people: People, which: Any) -> People:
-    """Some of them."""
-    return {key: value[which] for key, value in people.items()}
+def select(people: People, index: Any) -> People:
+    """The individuals at an index of their arrays."""
+    return {key: value[index] for key, value in people.items()}

@@ -11,7 +11,7 @@ from gymnasium import spaces
 import envs.make
 import lodestar as ld
 import rewards
-from agents.qd import QD, QDConfig, encoded, encoder, novelty
+from agents.qd import QD, QDConfig, encode, fit_encoder, novelty
 
 MAZE = "benchmarks.worlds:HardMaze-v0"
 SMALL = {"population": 20, "nearest": 5, "chunk": 40}
@@ -73,8 +73,8 @@ def test_fitness_is_the_return_of_the_agents_own_reward_and_the_best_acts():
 
 def test_an_autoencoder_keeps_apart_what_varies_and_leaves_out_what_does_not():
     angle = np.random.default_rng(0).uniform(-1, 1, 200)
-    coder = encoder(np.c_[angle, -2 * angle, np.ones(200)], 1, seed=0)
-    codes = encoded(np.c_[angle, -2 * angle, np.ones(200)], coder)
+    coder = fit_encoder(np.c_[angle, -2 * angle, np.ones(200)], 1, seed=0)
+    codes = encode(np.c_[angle, -2 * angle, np.ones(200)], coder)
     assert codes.shape == (200, 1) and abs(np.corrcoef(np.argsort(np.argsort(codes[:, 0])), angle)[0, 1]) > 0.95
 
 
