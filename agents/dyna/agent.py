@@ -23,12 +23,12 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
 from agents.base import BaseAgent, Means, OnStep, Steps
 from agents.dyna.config import DynaConfig
 from agents.dyna.imagination import Imagination
-from agents.dynamics.rollout import RewardSource
 from agents.networks.actor_critic import SpaceEncoding
 from agents.off_policy import compiled
 from agents.off_policy.dqn import DeepQ
@@ -37,6 +37,17 @@ from agents.replay.demonstrations import MixedReplay, demonstrations
 from agents.replay.replay import FrozenReward, Replay, Rows
 from envs.types import Obs, ReplayScorer
 from lodestar.state import Weights, all_finite
+
+# Counters and metrics, path in the saved state -> attribute; they outlive a change of the reward.
+LOG_STATE = {
+    "counters.timesteps": "num_timesteps",
+    "counters.updates": "_n_updates",
+    "counters.fitted_at": "_fitted_at",
+    "counters.pending": "_pending",
+    "counters.restored": "_restored",
+    "counters.restored_in_row": "_restored_in_row",
+    "log": "means",
+}
 
 
 class Dyna(BaseAgent):
@@ -49,55 +60,79 @@ class Dyna(BaseAgent):
     scorer: ReplayScorer
     config: DynaConfig
     saved: ClassVar[dict[str, str]] = {
-        **{"modules.policy": "policy", "imagination": "imagination", "replay": "replay", "steps": "steps"},
-        **{"counters.timesteps": "num_timesteps", "counters.updates": "_n_updates", "log": "means", "rng": "rng"},
-        **{f"counters.{name}": f"_{name}" for name in ("fitted_at", "pending", "restored", "restored_in_row")},
+        "modules.policy": "policy",
+        "imagination": "imagination",
+        "replay": "replay",
+        "steps": "steps",
+        "rng": "rng",
+        **LOG_STATE,
     }
     in_file: ClassVar[dict[str, str]] = BaseAgent.in_file | {"fitted_at": "_fitted_at"}
-    lasting: ClassVar[dict[str, str]] = (
-        BaseAgent.lasting
-        | in_file
-        | {key: name for key, name in saved.items() if key.startswith("counters.") or key == "log"}
-    )
+    lasting: ClassVar[dict[str, str]] = BaseAgent.lasting | in_file | LOG_STATE
     recoverable: ClassVar[dict[str, str]] = {"learner": "learner"}
 
     def _set_up(self) -> None:
-        settings, envs, seed = self.config, self.envs, self.seed
-        self.encoding = encoding = SpaceEncoding(self.observation_space, self.action_space)
-        for name, value in (("update", settings.update), ("planner", settings.planner)):
-            if encoding.discrete and value in ("svg", "cem", "mppi"):
-                raise ValueError(f"agent.{name}={value} needs Box actions, not {self.action_space}; use update=buffer")
-        self.replay_scorer = self.scorer if settings.relabel else FrozenReward(self.scorer)
-        self.steps = Steps(envs, seed, self.scorer)
+        config = self.config
+        self.encoding = SpaceEncoding(self.observation_space, self.action_space)
+        self._refuse_discrete_actions()
+        self.replay_scorer = self.scorer if config.relabel else FrozenReward(self.scorer)
+        self.steps = Steps(self.envs, self.seed, self.scorer)
         self.episodes = self.steps.episodes
-        place: dict[str, Any] = {"seed": seed, "device": str(self.device)}
-        rows = (settings.buffer_size, envs.num_envs)
-        make: Any = Replay
-        if settings.demos or settings.imitate:
-            demos = demonstrations(settings.demos, encoding, self.scorer) if settings.demos else None
-            shares = {"demo_share": settings.demo_share, "best_share": settings.imitate}
-            make = functools.partial(MixedReplay, demos=demos, **shares)
-        self.replay = make(*rows, encoding, self.replay_scorer, gamma=settings.gamma, **place)
-        kind: Any = DeepQ if encoding.discrete else SoftActorCritic
-        self.learner = kind(encoding.obs_size, encoding.action_size, settings, **place)
-        self._learn = self._learn_critics = self.learner.update
-        if isinstance(self.learner, SoftActorCritic):
-            self._learn_critics = functools.partial(self.learner.update, actor=False)
-        else:
-            self.learner.epsilon.fill_(settings.epsilon)
-        self.imagination: Imagination | None = None
+        self.replay: Any = self._make_replay()
+        self._make_learner()
         parts: dict[str, Any] = {"learner": self.learner}
-        if settings.uses_model:
-            spec = getattr(envs, "spec", None) or getattr(next(iter(getattr(envs, "envs", [])), None), "spec", None)
-            self.imagination = Imagination(settings, encoding, self.scorer, self.learner, spec, **place)
+        self.imagination: Imagination | None = None
+        if config.uses_model:
+            self.imagination = Imagination(
+                config,
+                self.encoding,
+                self.scorer,
+                self.learner,
+                _env_spec(self.envs),
+                seed=self.seed,
+                device=str(self.device),
+            )
             self.notes = self.imagination.notes
-            if settings.planner != "none":
+            if config.planner != "none":
                 parts["model"] = self.imagination.model
         self.policy = Weights(parts)
-        self.rng = np.random.default_rng([seed, 3])
-        self._fitted_at: int | None = None  # rows that the replay had been given at the last fit
-        self._pending = 0.0  # updates
+        self.rng = np.random.default_rng([self.seed, 3])
+        # Rows that the replay had been given at the last fit.
+        self._fitted_at: int | None = None
+        # Updates that are due, whose fraction is carried on.
+        self._pending = 0.0
         self.means = Means()
+
+    def _refuse_discrete_actions(self) -> None:
+        for name in ("update", "planner"):
+            value = getattr(self.config, name)
+            if self.encoding.discrete and value in ("svg", "cem", "mppi"):
+                raise ValueError(f"agent.{name}={value} needs Box actions, not {self.action_space}; use update=buffer")
+
+    def _make_replay(self) -> Replay:
+        config = self.config
+        kind: Any = Replay
+        options: dict[str, Any] = {"gamma": config.gamma, "seed": self.seed, "device": str(self.device)}
+        if config.demos or config.imitate:
+            kind = MixedReplay
+            options["demo_share"] = config.demo_share
+            options["best_share"] = config.imitate
+            options["demos"] = None
+            if config.demos:
+                options["demos"] = demonstrations(config.demos, self.encoding, self.scorer)
+        return kind(config.buffer_size, self.envs.num_envs, self.encoding, self.replay_scorer, **options)
+
+    def _make_learner(self) -> None:
+        kind: Any = DeepQ if self.encoding.discrete else SoftActorCritic
+        sizes = (self.encoding.obs_size, self.encoding.action_size)
+        self.learner = kind(*sizes, self.config, seed=self.seed, device=str(self.device))
+        # `actor_every` leaves the actor out of the updates between.
+        self._learn = self.learner.update
+        self._learn_critics = self.learner.update
+        if self.encoding.discrete:
+            self.learner.epsilon.fill_(self.config.epsilon)
+        else:
+            self._learn_critics = functools.partial(self.learner.update, actor=False)
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
@@ -108,40 +143,47 @@ class Dyna(BaseAgent):
         end = min(self.num_timesteps + self.config.rollout, self._total_timesteps)
         while self.num_timesteps < end:
             batch = self.steps.step(self._act(), self.encoding)
-            for source in (self.replay_scorer, self.imagination and self.imagination.reward_source):
-                if isinstance(source, FrozenReward | RewardSource):  # weights follow schedules
-                    source.timesteps = self.num_timesteps
+            # Weights of rewards follow schedules.
+            if isinstance(self.replay_scorer, FrozenReward):
+                self.replay_scorer.timesteps = self.num_timesteps
+            if self.imagination is not None:
+                self.imagination.reward_source.timesteps = self.num_timesteps
             self.replay.add(batch)
             self.num_timesteps += self.steps.n
             if self.replay.added >= self.config.learning_starts:
-                self._learn_from_it()
+                self._learn_from_replay()
             if not on_step(batch.reward, batch.ended, self.steps.obs):
                 return False
         return True
 
     def _act(self) -> Tensor:
-        n, size, encoding = self.steps.n, self.encoding.action_size, self.encoding
-        random = torch.from_numpy(self.rng.uniform(-1, 1, (n, size)).astype(np.float32))
+        """Actions (N, A): random before the first fit, and where the policy gives NaN or infinity."""
+        encoding = self.encoding
+        shape = (self.steps.n, encoding.action_size)
+        random = torch.from_numpy(self.rng.uniform(-1, 1, shape).astype(np.float32))
         if encoding.discrete:
-            random = torch.nn.functional.one_hot(random.argmax(-1), size).float()
+            random = torch.nn.functional.one_hot(random.argmax(-1), encoding.action_size).float()
         if self._fitted_at is None:
             return random
         obs = torch.from_numpy(encoding.vector(self.steps.obs)).to(self.device)
-        chosen = self._chosen(obs, False, self.steps.step_index).cpu()
-        if not bool(chosen.isfinite().all()):
+        actions = self._choose_actions(obs, False, self.steps.step_index).cpu()
+        if not bool(actions.isfinite().all()):
             self.keep_or_restore(False)
             return random
-        return chosen
+        return actions
 
-    def _chosen(self, obs: Tensor, deterministic: bool, step: np.ndarray | None = None) -> Tensor:
+    def _choose_actions(self, obs: Tensor, deterministic: bool, step: np.ndarray | None = None) -> Tensor:
         """Actions (B, A) of the policy or of the planner; `step` (B,) while learning, where plans are continued."""
-        if self.config.planner != "none" and (step is not None or self.config.planner != "upmpc"):
-            assert self.imagination is not None
-            return self.imagination.plan(obs, step)
-        return self.learner.act(obs, deterministic)
+        planner = self.config.planner
+        # UPMPC explores with plans while it learns; afterwards its policy acts.
+        if planner == "none" or (planner == "upmpc" and step is None):
+            return self.learner.act(obs, deterministic)
+        assert self.imagination is not None
+        return self.imagination.plan(obs, step)
 
-    def _learn_from_it(self) -> None:
+    def _learn_from_replay(self) -> None:
         config = self.config
+        # A replay that was emptied for another reward counts its rows from 0.
         if self._fitted_at is None or not 0 <= self.replay.added - self._fitted_at < config.model_every:
             self._fit()
         self._pending += config.updates_per_step * self.steps.n
@@ -163,29 +205,49 @@ class Dyna(BaseAgent):
             self.means.add(self.imagination.fit(self.replay, self.num_timesteps))
 
     def _update(self, count: int) -> None:
-        size, imagination, metrics = self.config.batch_size, self.imagination, dict[str, Any]()
         if self.config.update == "svg":
-            assert imagination is not None
-            obs, step = imagination.states(count * size)
-            for rows in zip(obs.split(size), step.split(size)):
-                metrics = imagination.update(*rows)
+            metrics = self._update_through_model(count)
         else:
-            real, imagined = size, None
-            if imagination is not None and imagination.buffer is not None and len(imagination.buffer):
-                real = round(size * self.config.real_ratio)  # an empty buffer: every rollout diverged
-                imagined = imagination.buffer.sample(count * (size - real), self.config.gamma) if real < size else None
-            drawn = self.replay.sample(count * real) if real else None
-            if drawn is not None and self.config.imitate and isinstance(self.replay, MixedReplay):
-                drawn = self.replay.lower_bounds(drawn, lambda *rows: self.learner.q(*rows).mean(0))
-            found = compiled.updates(self.learner, (drawn, imagined), count, self._n_updates)
-            metrics = found or metrics
-            for i in range(0 if found else count):
-                last = (self._n_updates + i + 1) % self.config.actor_every == 0
-                learn = self._learn if last else self._learn_critics
-                metrics |= learn(_joined(_slice(drawn, i, real), _slice(imagined, i, size - real)))
+            metrics = self._update_from_transitions(count)
         self._n_updates += count
-        metrics.pop("td", None)  # one for each row, for priorities
+        # The errors of single rows, which priorities read, are no metric.
+        metrics.pop("td", None)
         self.means.add(metrics)
+
+    def _update_through_model(self, count: int) -> dict[str, Any]:
+        """`count` updates along imagined rollouts; the metrics of the last."""
+        size = self.config.batch_size
+        metrics: dict[str, Any] = {}
+        assert self.imagination is not None
+        all_obs, all_steps = self.imagination.states(count * size)
+        for obs, step in zip(all_obs.split(size), all_steps.split(size)):
+            metrics = self.imagination.update(obs, step)
+        return metrics
+
+    def _update_from_transitions(self, count: int) -> dict[str, Any]:
+        """`count` updates from imagined and real transitions."""
+        size = self.config.batch_size
+        parts = []
+        n_real = size
+        # The buffer is empty where every rollout diverged.
+        if self.imagination is not None and self.imagination.buffer:
+            n_real = round(size * self.config.real_ratio)
+            if n_real < size:
+                parts.append(self.imagination.buffer.sample(count * (size - n_real), self.config.gamma))
+        if n_real:
+            real = self.replay.sample(count * n_real)
+            if self.config.imitate:
+                real = self.replay.lower_bounds(real, lambda *rows: self.learner.q(*rows).mean(0))
+            parts.insert(0, real)
+        metrics = compiled.updates(self.learner, parts, count, self._n_updates)
+        if metrics is not None:
+            return metrics
+        metrics = {}
+        for i in range(count):
+            with_actor = (self._n_updates + i + 1) % self.config.actor_every == 0
+            learn = self._learn if with_actor else self._learn_critics
+            metrics |= learn(_minibatch(parts, i, count))
+        return metrics
 
     def dump_logs(self, iteration: int = 0) -> None:
         self.record({f"train/{name}": value for name, value in self.means.read().items()})
@@ -198,7 +260,7 @@ class Dyna(BaseAgent):
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, None]:
         vector = torch.as_tensor(self.encoding.vector(obs), device=self.device)
-        return self.encoding.decode(self._chosen(vector, deterministic).cpu().numpy()), None
+        return self.encoding.decode(self._choose_actions(vector, deterministic).cpu().numpy()), None
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
@@ -211,14 +273,25 @@ class Dyna(BaseAgent):
         if self.imagination is not None and old.imagination is not None:
             self.imagination.succeed(old.imagination)
         if self._fitted_at is not None:
-            self._fitted_at = self.replay.added - self.config.model_every  # imagined rewards are fitted at once
+            # The next step fits the model, and with it the imagined rewards.
+            self._fitted_at = self.replay.added - self.config.model_every
             self.keep_finite()
 
 
-def _slice(rows: Rows | None, i: int, size: int) -> Rows | None:
-    return None if rows is None else Rows(*(x[i * size : (i + 1) * size] for x in rows))
+def _env_spec(envs: gym.vector.VectorEnv) -> EnvSpec | None:
+    """The spec of the environments, which a vector that was made by hand has not itself."""
+    if envs.spec is not None:
+        return envs.spec
+    copies = getattr(envs, "envs", None)
+    return copies[0].spec if copies else None
 
 
-def _joined(real: Rows | None, imagined: Rows | None) -> Rows:
-    parts = [rows for rows in (real, imagined) if rows is not None]
-    return parts[0] if len(parts) == 1 else Rows(*(torch.cat(pair) for pair in zip(*parts)))
+def _minibatch(parts: list[Rows], i: int, count: int) -> Rows:
+    """The i-th of `count` minibatches, an equal share of each part."""
+    minibatches = []
+    for rows in parts:
+        size = len(rows.obs) // count
+        minibatches.append(Rows(*(column[i * size : (i + 1) * size] for column in rows)))
+    if len(minibatches) == 1:
+        return minibatches[0]
+    return Rows(*(torch.cat(columns) for columns in zip(*minibatches)))

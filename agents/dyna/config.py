@@ -10,11 +10,16 @@ from agents.dynamics.rollout import PENALTIES, HorizonSchedule
 from agents.off_policy.sac import LearnerConfig
 from lodestar.settings import setting
 
-PRESETS: dict[str, dict[str, Any]] = {  # with the sources, by their numbers on arXiv
-    "mbpo": {},  # Janner et al. 2019, 1906.08253
-    "sac": {"update": "none"},  # Haarnoja et al. 2018, 1812.05905; DQN where actions are discrete
-    "single": {"members": 1},  # one Gaussian network: cheap, and enough for classic control
-    "dhmbpo": {  # Kubo et al. 2025, 2512.15439
+# Settings of each variant, with its source by the number on arXiv.
+PRESETS: dict[str, dict[str, Any]] = {
+    # Janner et al. 2019, 1906.08253
+    "mbpo": {},
+    # Haarnoja et al. 2018, 1812.05905; DQN where actions are discrete
+    "sac": {"update": "none"},
+    # One Gaussian network: cheap, and enough for classic control.
+    "single": {"members": 1},
+    # Kubo et al. 2025, 2512.15439
+    "dhmbpo": {
         "update": "svg",
         "updates_per_step": 1.0,
         "training_horizon": 3,
@@ -30,15 +35,22 @@ PRESETS: dict[str, dict[str, Any]] = {  # with the sources, by their numbers on 
     },
     # Zheng et al. 2023, "Is Model Ensemble Necessary?"
     "lipschitz": {"members": 1, "model_kind": "det", "lipschitz": "robust"},
-    "hl_gauss": {"head": "hl_gauss"},  # Farebrother et al. 2024, 2403.03950: the value is a histogram
-    "coplanner": {"planner": "upmpc", "real_ratio": 0.5, "rollouts_per_step": 20},  # Wang et al. 2024, 2310.07220
-    "macura": {"adaptive": "macura", "horizon": 10, "rollouts_per_step": 20},  # Frauenknecht et al. 2024, 2405.19014
-    "morec": {"filter": "morec", "horizon": 20, "rollouts_per_step": 10},  # Luo et al. 2024, 2310.05422
-    "mopo": {"uncertainty": "aleatoric_max", "horizon": 5, "rollouts_per_step": 20},  # Yu et al. 2020, 2005.13239
-    "sindy": {"model": "sindy", "members": 20, "horizon": 5, "rollouts_per_step": 20},  # Zolman et al. 2024, 2403.09110
+    # Farebrother et al. 2024, 2403.03950: the value is a histogram.
+    "hl_gauss": {"head": "hl_gauss"},
+    # Wang et al. 2024, 2310.07220
+    "coplanner": {"planner": "upmpc", "real_ratio": 0.5, "rollouts_per_step": 20},
+    # Frauenknecht et al. 2024, 2405.19014
+    "macura": {"adaptive": "macura", "horizon": 10, "rollouts_per_step": 20},
+    # Luo et al. 2024, 2310.05422
+    "morec": {"filter": "morec", "horizon": 20, "rollouts_per_step": 10},
+    # Yu et al. 2020, 2005.13239
+    "mopo": {"uncertainty": "aleatoric_max", "horizon": 5, "rollouts_per_step": 20},
+    # Zolman et al. 2024, 2403.09110
+    "sindy": {"model": "sindy", "members": 20, "horizon": 5, "rollouts_per_step": 20},
     # Young et al. 2023, 2211.02222
     "factored": {"model": "factored", "members": 1, "horizon": 10, "rollouts_per_step": 10, "normalize_obs": "none"},
-    "rlpd": {  # Ball et al. 2023, 2302.02948; for demonstrations
+    # Ball et al. 2023, 2302.02948; for demonstrations
+    "rlpd": {
         "update": "none",
         "critics": 10,
         "subset": 2,
@@ -124,53 +136,60 @@ class DynaConfig(LearnerConfig):
             "agent.elites={elites} is out of range; give 1 to {members}, agent.members",
         )
         HorizonSchedule(self.horizon)
-        compared, searches = self.compared, self.planner in ("cem", "mppi")
-        several = self.model in ("ensemble", "sindy")
+        self._check_model()
+        self._check_updates()
+
+    def _check_model(self) -> None:
+        has_members = self.model in ("ensemble", "sindy")
+        has_deviations = self.model == "ensemble" and self.model_kind == "gauss"
         self.refuse_if(
             self.update == "svg" and self.model in ("factored", "true"),
             "agent: update=svg needs gradients of the model, and model={model} has none; use update=buffer",
         )
+        for name in ("planner", "adaptive", "uncertainty"):
+            value = getattr(self, name)
+            if value not in ("upmpc", "macura", *PENALTIES):
+                continue
+            self.refuse_if(
+                not has_members,
+                f"agent: {name}={value} compares members of model=ensemble or sindy, not of {{model}}",
+            )
+            self.refuse_if(
+                value != "aleatoric_max" and self.members == 1,
+                f"agent: {name}={value} compares members, and members={{members}} has nothing to compare; "
+                "give 2 or more",
+            )
         self.refuse_if(
-            compared and not several, f"agent: {compared} compares members of model=ensemble or sindy, not of {{model}}"
-        )
-        self.refuse_if(
-            compared and compared != "uncertainty=aleatoric_max" and self.members == 1,
-            f"agent: {compared} compares members, and members={{members}} has nothing to compare; give 2 or more",
-        )
-        self.refuse_if(
-            self.uncertainty in ("aleatoric_max", "ens_var", "loo_kl")
-            and (self.model, self.model_kind) != ("ensemble", "gauss"),
+            self.uncertainty in ("aleatoric_max", "ens_var", "loo_kl") and not has_deviations,
             "agent: uncertainty={uncertainty} reads each member's deviations; give model=ensemble, model_kind=gauss",
         )
+        is_certain = self.members == 1 and self.model_kind == "det"
         self.refuse_if(
-            self.filter == "morec" and (not several or (self.members == 1 and self.model_kind == "det")),
+            self.filter == "morec" and (not has_members or is_certain),
             "agent: filter=morec chooses among outcomes that differ; give several members, or model_kind=gauss",
         )
+
+    def _check_updates(self) -> None:
+        searches = self.planner in ("cem", "mppi")
         self.refuse_if(searches and self.update != "none", "agent: planner={planner} has no policy; give update=none")
         self.refuse_if(
             self.updates_per_step == 0 and not searches,
             "agent: updates_per_step=0 leaves the policy as it is; give a number above 0, or planner=cem",
         )
+        changes_rollouts = (self.filter, self.uncertainty, self.adaptive) != ("none", "none", "none")
         self.refuse_if(
-            (self.update, self.planner) == ("none", "none")
-            and (self.filter, self.uncertainty, self.adaptive) != ("none", "none", "none"),
+            changes_rollouts and not self.uses_model,
             "agent: update=none imagines nothing for filter, uncertainty or adaptive to change; use update=buffer",
         )
         self.refuse_if(
             (self.demos or self.imitate) and not self.relabel,
             "agent.relabel=False keeps old rewards, which demos and imitate have not; leave one out",
         )
+        other_shares = self.demo_share if self.demos else 0.0
         self.refuse_if(
-            self.imitate and (self.update == "svg" or self.imitate + bool(self.demos) * self.demo_share >= 1),
+            self.imitate and (self.update == "svg" or self.imitate + other_shares >= 1),
             "agent.imitate={imitate} needs update=none or buffer, and less than 1 in sum with demo_share={demo_share}",
         )
-
-    @property
-    def compared(self) -> str:
-        for name in ("planner", "adaptive", "uncertainty"):
-            if getattr(self, name) in ("upmpc", "macura", *PENALTIES):
-                return f"{name}={getattr(self, name)}"
-        return ""
 
     @property
     def uses_model(self) -> bool:

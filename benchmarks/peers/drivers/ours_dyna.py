@@ -19,9 +19,9 @@ def train(settings: dict[str, Any], laps: Any) -> None:
     frames, starts = settings["frames"], settings["starts"]
 
     class Timed(Dyna):
-        def _learn_from_it(self) -> None:
+        def _learn_from_replay(self) -> None:
             before = self._n_updates
-            super()._learn_from_it()
+            super()._learn_from_replay()
             laps.minibatch(self.config.batch_size, self._n_updates - before)
             if (self.num_timesteps - starts + 1) % frames == 0:
                 laps()
