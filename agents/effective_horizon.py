@@ -24,18 +24,23 @@ from envs.clones import Clones
 from envs.transitions import Transitions, map_obs
 from envs.types import Memory
 
-MAX_SEQUENCES = 20_000  # A ** k
+# The largest A ** k.
+MAX_SEQUENCES = 20_000
 
 
 @dataclass
 class EffectiveHorizon:
     """Result of `effective_horizon`."""
 
-    k: int | None  # the look-ahead of the value; None if none solved the task
-    m: int | None  # its number of tries
-    value: float  # H = k + log_A(m), the least of all that solved it; infinite if none did
-    steps: int  # simulator steps that the search took
-    solved: dict[int, int]  # k -> m for every k that was tried and solved it
+    # The look-ahead of the value, and its number of tries; None if none solved the task.
+    k: int | None
+    m: int | None
+    # H = k + log_A(m), the least of all that solved the task; infinite if none did.
+    value: float
+    # Simulator steps that the search took.
+    steps: int
+    # k -> m for every k that was tried and solved the task.
+    solved: dict[int, int]
 
 
 @dataclass
@@ -43,10 +48,13 @@ class Played:
     """One episode as GORP plays it."""
 
     actions: list[int]
-    task: float  # the task's own return
-    reward: float  # its return under the maximised reward
-    success: bool | None  # as the environment reports it; None where it does not, False where time ran out
-    steps: int  # simulator steps it cost
+    # The task's own return, and that of the maximised reward.
+    task: float
+    reward: float
+    # As the environment reports it; None where it does not, False where time ran out.
+    success: bool | None
+    # Simulator steps that the planning took.
+    steps: int
 
 
 def gorp(
@@ -60,30 +68,37 @@ def gorp(
         max_steps: where futures end; None for the environment's own limit.
         budget: simulator steps that may be spent; None is returned when they are.
     """
-    n_actions, limit = _checked(clones, k, m, max_steps)
-    start = getattr(clones.action_space, "start", 0)
+    n_actions = _count_actions(clones, k, m)
+    limit = _episode_limit(clones, max_steps)
+    space: Any = clones.action_space
     rng = np.random.default_rng([seed, k, m])
-    sequences = np.array(list(itertools.product(range(n_actions), repeat=k))).T  # (k, A^k)
+    # (k, A^k): every sequence of k actions.
+    sequences = np.array(list(itertools.product(range(n_actions), repeat=k))).T
     place = clones.start(seed)
     memory = None if scorer is None else scorer.initial_memory(1)
     played = Played([], 0.0, 0.0, None, 0)
     while not place.ended and place.step < limit:
-        left = limit - place.step
-        actions = rng.integers(n_actions, size=(left, sequences.shape[1] * m))
-        actions[:k] = np.repeat(sequences, m, axis=1)[:left]
+        steps_left = limit - place.step
+        # (steps_left, A^k m): each sequence m times, with random actions after it.
+        actions = rng.integers(n_actions, size=(steps_left, sequences.shape[1] * m))
+        actions[:k] = np.repeat(sequences, m, axis=1)[:steps_left]
         value = np.empty(actions.shape[1])
+        # As many futures are played at once as fit into memory.
         width = clones.rows(limit)
         for begin in range(0, len(value), width):
-            batch = clones.play(place, actions[:, begin : begin + width] + start)
-            value[begin : begin + width] = _rewards(scorer, batch, memory)[0].sum(0, dtype=np.float64)
+            columns = slice(begin, begin + width)
+            batch = clones.play(place, actions[:, columns] + space.start)
+            reward, _ = _rewards(scorer, batch, memory)
+            value[columns] = reward.sum(0, dtype=np.float64)
             played.steps += int(batch.valid.sum())
             if played.steps > budget:
                 return None
-        action = int(sequences[0, int(value.reshape(-1, m).mean(1).argmax())])
-        place, one = clones.after(place, action + start)
-        reward, memory = _rewards(scorer, one, memory)
+        best = int(value.reshape(-1, m).mean(1).argmax())
+        action = int(sequences[0, best])
+        place, transition = clones.after(place, action + space.start)
+        reward, memory = _rewards(scorer, transition, memory)
         played.actions.append(action)
-        played.task += float(one.reward[0, 0])
+        played.task += float(transition.reward[0, 0])
         played.reward += float(reward[0, 0])
         played.success = place.success if place.ended else False
     return played
@@ -110,23 +125,27 @@ def effective_horizon(
     """
     if step < 2 or seeds < 1:
         raise ValueError(f"step={step}, seeds={seeds} is no search; give step=2 or more, and one seed or more")
-    n_actions, _ = _checked(clones, 1, 1, max_steps)
-    found: dict[int, int] = {}
-    value, steps = math.inf, 0
+    n_actions = _count_actions(clones, 1, 1)
+    result = EffectiveHorizon(None, None, math.inf, 0, {})
     for k in range(1, k_max + 1):
         m = 1
-        while m <= m_max and k + math.log(m, n_actions) < value:
+        while (value := k + math.log(m, n_actions)) < result.value and m <= m_max:
+            solves_all = True
             for seed in range(seeds):
                 played = gorp(clones, scorer, k, m, seed=seed, max_steps=max_steps, budget=budget)
-                steps += budget if played is None else played.steps
+                result.steps += budget if played is None else played.steps
                 if played is None or not _solves(played, solved, clones):
+                    solves_all = False
                     break
-            else:
-                found[k], value = m, k + math.log(m, n_actions)
+            # A larger k is tried only while it can lower the value.
+            if solves_all:
+                result.solved[k] = m
+                result.k = k
+                result.m = m
+                result.value = value
                 break
             m *= step
-    best = max(found, default=None)  # a larger k is kept only if it lowered the value
-    return EffectiveHorizon(best, found.get(best or 0), value, steps, found)
+    return result
 
 
 def _solves(played: Played, solved: float | None, clones: Clones) -> bool:
@@ -137,20 +156,28 @@ def _solves(played: Played, solved: float | None, clones: Clones) -> bool:
     return played.success
 
 
-def _checked(clones: Clones, k: int, m: int, max_steps: int | None) -> tuple[int, int]:
+def _count_actions(clones: Clones, k: int, m: int) -> int:
+    """A, at least 2 so that its logarithm is a base; a ValueError if actions, k or m cannot be searched."""
     space = clones.action_space
     if not isinstance(space, spaces.Discrete):
         raise ValueError(f"the effective horizon enumerates actions, and {space} has no finite number; give Discrete")
-    if k < 1 or m < 1 or int(space.n) ** k > MAX_SEQUENCES:
-        raise ValueError(f"k={k}, m={m} with {space.n} actions; give 1 or more, and k with A^k <= {MAX_SEQUENCES:,}")
-    limit = min((x for x in (max_steps, clones.max_steps) if x is not None), default=None)
-    if limit is None:
+    n_actions = int(space.n)
+    if k < 1 or m < 1 or n_actions**k > MAX_SEQUENCES:
+        raise ValueError(f"k={k}, m={m} with {n_actions} actions; give 1 or more, and k with A^k <= {MAX_SEQUENCES:,}")
+    return max(n_actions, 2)
+
+
+def _episode_limit(clones: Clones, max_steps: int | None) -> int:
+    limits = [steps for steps in (max_steps, clones.max_steps) if steps is not None]
+    if not limits:
         raise ValueError(f"episodes of {clones.env_id} have no end; give max_steps=")
-    return max(int(space.n), 2), limit
+    return min(limits)
 
 
 def _rewards(scorer: Any, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
     """Rewards of rows, 0 after an end; the memory of one episode is repeated for all futures."""
-    repeated = map_obs(lambda x: np.repeat(x, batch.shape[1], axis=0), memory)
-    scored = (batch.reward, None) if scorer is None else scorer.total(batch, repeated, 0)
-    return np.where(batch.valid, scored[0], np.float32(0)), scored[1]
+    reward = batch.reward
+    if scorer is not None:
+        repeated = map_obs(lambda x: np.repeat(x, batch.shape[1], axis=0), memory)
+        reward, memory = scorer.total(batch, repeated, 0)
+    return np.where(batch.valid, reward, np.float32(0)), memory

@@ -11,7 +11,6 @@ episode it begins again, with twice the episodes (tuned in the source).
 Fails when: random play from the right state does not find the reward; actions are continuous; observations are images.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -71,7 +70,7 @@ class Stages(nn.Module):
 
     @property
     def ready(self) -> int:
-        """How many steps have one."""
+        """How many steps have a policy."""
         return len(self.tables[0])
 
     def put(self, step: int, weights: list[Tensor]) -> None:
@@ -82,17 +81,20 @@ class Stages(nn.Module):
                 setattr(self, f"layer{number}", torch.cat([table, weight.detach()]))
 
     def inputs(self, vector: Tensor, step: Tensor) -> Tensor:
-        """(B, D) and (B,) -> what a network reads, whitened; time as log(1 + step)."""
-        return (torch.cat([vector, torch.log1p(step.float())[:, None]], -1) - self.mean) / self.std
+        """(B, D) and (B,) -> what a network reads, whitened."""
+        return (join_time(vector, step) - self.mean) / self.std
 
     def greedy(self, x: Tensor, step: Tensor) -> Tensor:
         """Actions (B,) at steps (B,); after the last known step, its policy's."""
-        at = step.clamp(max=self.ready - 1)
-        return self.net(x[:, None], [table[at] for table in self.tables])[:, 0].argmax(-1)
+        known_step = step.clamp(max=self.ready - 1)
+        weights = [table[known_step] for table in self.tables]
+        return self.net(x[:, None], weights)[:, 0].argmax(-1)
 
     def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
+        # The tables grow with the steps, and torch refuses a buffer of another shape.
         for number, table in enumerate(self.tables):
-            setattr(self, f"layer{number}", table.new_zeros(tuple(state[f"layer{number}"].shape)))
+            name = f"layer{number}"
+            setattr(self, name, table.new_zeros(tuple(state[name].shape)))
         return super().load_state_dict(state, strict, assign)
 
 
@@ -101,32 +103,45 @@ class SQIRL(BaseAgent):
 
     Config: ClassVar[type[SQIRLConfig]] = SQIRLConfig
     saved: ClassVar[dict[str, str]] = BaseAgent.saved | {
-        **{"modules.nets": "nets", "optimizers": "flats", "where.stage": "stage", "where.passes": "passes"},
-        **{"where.longest": "longest", "where.seed": "steps.seed", "steps": "steps", "draw": "draw"},
+        "modules.nets": "nets",
+        "optimizers": "flats",
+        "where.stage": "stage",
+        "where.passes": "passes",
+        "where.longest": "longest",
+        "where.seed": "steps.seed",
+        "steps": "steps",
+        "draw": "draw",
     }
     in_file: ClassVar[dict[str, str]] = BaseAgent.in_file | {"stage": "stage", "passes": "passes", "longest": "longest"}
-    lasting: ClassVar[dict[str, str]] = (
-        BaseAgent.lasting
-        | in_file
-        | {key: name for key, name in saved.items() if key in ("modules.nets", "optimizers", "draw")}
-    )
+    lasting: ClassVar[dict[str, str]] = {
+        **BaseAgent.lasting,
+        **in_file,
+        "modules.nets": "nets",
+        "optimizers": "flats",
+        "draw": "draw",
+    }
     config: SQIRLConfig
 
     def _set_up(self) -> None:
-        config, envs, seed = self.config, self.envs, self.seed
+        config = self.config
+        seed = self.seed
+        n_envs = self.envs.num_envs
         self.encoding = SpaceEncoding(self.observation_space, self.action_space)
-        if config.episodes < envs.num_envs:
-            raise ValueError(f"agent.episodes={config.episodes} is less than n_envs={envs.num_envs}; give that or more")
+        if config.episodes < n_envs:
+            raise ValueError(f"agent.episodes={config.episodes} is less than n_envs={n_envs}; give that or more")
+        # The observation, and the step within the episode.
         inputs = self.encoding.obs_size + 1
         sizes = (1, inputs, config.net_arch, self.encoding.action_size)
         self.nets = nn.ModuleList(Stacked(*sizes, seed=seed + depth) for depth in range(config.k)).to(self.device)
         self.flats = [Flat.over(list(net.parameters())) for net in self.nets]
         self.policy = Stages(Stacked(*sizes, seed=seed), inputs).to(self.device)
-        self.steps = Steps(envs, seed, self.scorer)
+        self.steps = Steps(self.envs, seed, self.scorer)
         self.episodes = self.steps.episodes
         self.rng = np.random.default_rng([seed, 3])
         self.draw = torch.Generator(self.device).manual_seed(seed)
-        self.stage = self.passes = self.longest = 0
+        self.stage = 0
+        self.passes = 0
+        self.longest = 0
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
@@ -138,89 +153,110 @@ class SQIRL(BaseAgent):
 
     def collect(self, on_step: OnStep) -> bool:
         """Whole episodes, as many from each environment; rows after an environment's last are not valid."""
-        quota = math.ceil(self.config.episodes * 2**self.passes / self.steps.n)
-        played = self.whole_episodes(self._act, quota, on_step)
-        if played is None:
-            return False
-        self._played = played
-        return True
+        episodes = self.config.episodes * 2**self.passes
+        self._played: Any = self.whole_episodes(self._act, math.ceil(episodes / self.steps.n), on_step)
+        return self._played is not None
 
     def _act(self) -> Tensor:
         """One-hot (N, A): greedy before the stage's step, random from there on."""
-        n, size = self.steps.n, self.encoding.action_size
-        chosen = torch.as_tensor(self.rng.integers(size, size=n), device=self.device)
+        action_size = self.encoding.action_size
+        actions = torch.as_tensor(self.rng.integers(action_size, size=self.steps.n), device=self.device)
         if self.stage:
-            known = torch.as_tensor(self.steps.step_index < self.stage, device=self.device)
-            chosen = torch.where(known, self._greedy(self.steps.obs, self.steps.step_index), chosen)
-        return nn.functional.one_hot(chosen, size).float()
+            step = self.steps.step_index
+            before_stage = torch.as_tensor(step < self.stage, device=self.device)
+            actions = torch.where(before_stage, self._greedy(self.steps.obs, step), actions)
+        return nn.functional.one_hot(actions, action_size).float()
 
     @torch.no_grad()
     def _greedy(self, obs: Obs, steps: np.ndarray) -> Tensor:
         """Actions (N,) of the policies at these steps (N,) of the episodes."""
-        vector, step = (torch.as_tensor(x, device=self.device) for x in (self.encoding.vector(obs), steps))
+        vector = torch.as_tensor(self.encoding.vector(obs), device=self.device)
+        step = torch.as_tensor(steps, device=self.device)
         return self.policy.greedy(self.policy.inputs(vector, step), step)
 
     def update(self) -> dict[str, Any]:
         """Score the episodes, learn the stage's step from them, let the rewards learn, continue with the next step."""
-        config, scorer = self.config, self.scorer
+        config = self.config
+        scorer = self.scorer
         batch = scorer.embed(self._played)
         raw, _ = scorer.score(batch, scorer.initial_memory(self.steps.n))
         weights = scorer.weights(self.num_timesteps)
-        reward = sum(part * weights[name] for name, part in scorer.scaled(raw).items())
+        reward: Any = sum(part * weights[name] for name, part in scorer.scaled(raw).items())
         go = returns_to_go(np.asarray(reward, np.float64), batch.ended, config.gamma)
-        keep = batch.valid & (batch.step >= self.stage)
+        random_rows = batch.valid & (batch.step >= self.stage)
         metrics = {"train/stage": float(self.stage), "train/passes": float(self.passes)}
-        if keep.any():
-            metrics["train/loss"] = self._look_ahead(batch[keep], np.asarray(reward)[keep], go[keep])
+        if random_rows.any():
+            loss = self._look_ahead(batch[random_rows], reward[random_rows], go[random_rows])
+            metrics["train/loss"] = loss
             self._n_updates += 1
         self.record(metrics | scorer.update(batch, raw, self.num_timesteps))
         self.longest = int(batch.step[batch.valid].max()) + 1
         self.stage += 1
         if self.stage >= min(config.max_steps or self.longest, self.longest):
-            self.stage, self.passes = 0, self.passes + 1
+            self.stage = 0
+            self.passes += 1
         return {"batch": batch, "raw": raw}
 
     def _look_ahead(self, rows: Transitions, reward: np.ndarray, go: np.ndarray) -> float:
         """Fit Q of random play and its k - 1 backups; the stage's step acts on the last. Returns its loss."""
-        tensor = functools.partial(torch.as_tensor, device=self.device)
+
+        def tensor(x: np.ndarray) -> Tensor:
+            return torch.as_tensor(x, device=self.device)
+
         step = tensor(rows.step)
-        vector, after = tensor(self.encoding.vector(rows.obs)), tensor(self.encoding.vector(rows.next_obs))
+        vector = tensor(self.encoding.vector(rows.obs))
+        next_vector = tensor(self.encoding.vector(rows.next_obs))
         if not self.policy.ready:
-            everything = torch.cat([vector, torch.log1p(step.float())[:, None]], -1)
-            self.policy.mean.copy_(everything.mean(0))
-            self.policy.std.copy_(everything.std(0, correction=0).clamp(min=1e-2))
-        x, following = self.policy.inputs(vector, step), self.policy.inputs(after, step + 1)
+            # Inputs are whitened by those of the very first stage, once and for all.
+            first_inputs = join_time(vector, step)
+            self.policy.mean.copy_(first_inputs.mean(0))
+            self.policy.std.copy_(first_inputs.std(0, correction=0).clamp(min=1e-2))
+        x = self.policy.inputs(vector, step)
+        next_x = self.policy.inputs(next_vector, step + 1)
         action = tensor(self.encoding.encode(rows.action)).argmax(-1)
-        rewards, continues = tensor(reward).float(), tensor(~rows.ended).float()
-        target, loss = tensor(go).float(), 0.0
+        rewards = tensor(reward).float()
+        continues = tensor(~rows.ended).float()
+        target = tensor(go).float()
+        loss = 0.0
         for depth in range(self.config.k):
-            middle, spread = target.mean(), target.std(correction=0).clamp(min=1e-6)
-            loss = self._fit(depth, x, action, (target - middle) / spread)
+            mean = target.mean()
+            std = target.std(correction=0).clamp(min=1e-6)
+            loss = self._fit(depth, x, action, (target - mean) / std)
             with torch.no_grad():
-                value = self.nets[depth](following)[0].amax(-1) * spread + middle
-            target = rewards + self.config.gamma * continues * value
+                next_value = self.nets[depth](next_x)[0].amax(-1) * std + mean
+            # The next depth learns r + gamma max Q of this one.
+            target = rewards + self.config.gamma * continues * next_value
         self.policy.put(self.stage, list(self.nets[-1].parameters()))
         return loss
 
     def _fit(self, depth: int, x: Tensor, action: Tensor, target: Tensor) -> float:
         """Regress Q(s, a) of the taken actions on targets (B,); the last minibatch's loss."""
-        config, net, flat = self.config, self.nets[depth], self.flats[depth]
+        config = self.config
+        net = self.nets[depth]
+        flat = self.flats[depth]
         loss = torch.zeros(())
         for _ in range(config.epochs):
             order = torch.randperm(len(x), generator=self.draw, device=self.device)
             for part in order.split(config.batch_size):
                 q = net(x[part])[0].gather(-1, action[part, None])[:, 0]
-                loss = flat.descend((q - target[part]).square().mean(), config.learning_rate, 10.0)
+                error = (q - target[part]).square().mean()
+                loss = flat.descend(error, config.learning_rate, 10.0)
         return float(loss)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         """Greedy in either case; the state, int (B,), counts the steps of each episode."""
-        clock = np.where(starts, 0, 0 if state is None else np.asarray(state))
+        counted = 0 if state is None else np.asarray(state)
+        step = np.where(starts, 0, counted)
         if self.policy.ready:
-            chosen = self._greedy(obs, clock).cpu().numpy()
+            action = self._greedy(obs, step).cpu().numpy()
         else:
-            chosen = self.rng.integers(self.encoding.action_size, size=len(clock))
-        return chosen + self.action_space.start, clock + 1  # type: ignore[attr-defined]
+            action = self.rng.integers(self.encoding.action_size, size=len(step))
+        return action + self.encoding.action_space.start, step + 1
+
+
+def join_time(vector: Tensor, step: Tensor) -> Tensor:
+    """(B, D) and (B,) -> (B, D + 1), the step as log(1 + step)."""
+    return torch.cat([vector, torch.log1p(step.float())[:, None]], -1)
 
 
 def returns_to_go(reward: np.ndarray, ended: np.ndarray, gamma: float) -> np.ndarray:
