@@ -157,18 +157,19 @@ class Entries(nn.Module):
         # Number of values -> the columns of every one-hot with so many.
         hots: dict[int, list[list[int]]] = {}
         begin = 0
-        for key, (kind, sizes, length) in encoding.flat.items():
+        for key, part in encoding.flat.items():
             space = encoding.observation_space if encoding.bare else encoding.observation_space[key]
-            if kind == "one-hot":
+            end = begin + part.length
+            if part.sizes:
                 start = begin
-                for size in sizes.tolist():
+                for size in part.sizes:
                     hots.setdefault(size, []).append(list(range(start, start + size)))
                     start += size
             elif _is_binary(space):
-                bits += range(begin, begin + length)
+                bits += range(begin, end)
             else:
                 raise ValueError(f"model=factored predicts 0 and 1, and {space} holds others; use model=ensemble")
-            begin += length
+            begin = end
         self.register_buffer("bits", torch.tensor(bits, dtype=torch.int64), persistent=False)
         self._sizes = list(hots)
         for size, columns in hots.items():

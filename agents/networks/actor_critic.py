@@ -7,7 +7,7 @@ Mnih et al. 2015's. Differences: a value head of K outputs; small images get sma
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -32,6 +32,16 @@ def masked(outputs: Tensor, mask: Any) -> Tensor:
     return outputs.masked_fill(~allowed, MASKED)
 
 
+class FlatPart(NamedTuple):
+    """An entry of the flat part of an observation: `length` numbers, or a one-hot for each of `sizes`."""
+
+    length: int
+    # How many values each Discrete number has; empty for numbers that are read as they are.
+    sizes: list[int]
+    # The least value of each Discrete number.
+    start: np.ndarray
+
+
 class Inputs:
     """What a network reads of an observation space; a ValueError for one without an array form.
 
@@ -43,36 +53,35 @@ class Inputs:
         parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
         self.bare = not isinstance(space, spaces.Dict)
         self.images: dict[str, tuple[int, ...]] = {}
-        self.flat: dict[str, tuple[str, np.ndarray, int]] = {}  # key -> kind, sizes of its one-hots, length
+        self.flat: dict[str, FlatPart] = {}
         for key, part in parts.items():
             if isinstance(part, spaces.Box) and part.dtype == np.uint8 and len(part.shape) == 3:
                 self.images[key] = tuple(part.shape)
             elif isinstance(part, spaces.Box | spaces.MultiBinary):
-                self.flat[key] = ("numbers", np.zeros(0, int), int(np.prod(part.shape)))
+                self.flat[key] = FlatPart(int(np.prod(part.shape)), [], np.zeros(0, int))
             elif isinstance(part, spaces.Discrete | spaces.MultiDiscrete):
-                sizes = np.atleast_1d(part.n if isinstance(part, spaces.Discrete) else part.nvec.ravel()).astype(int)
-                self.flat[key] = ("one-hot", sizes, int(sizes.sum()))
+                sizes = masks.sizes(part)
+                self.flat[key] = FlatPart(sum(sizes), sizes, np.ravel(part.start))
             else:
                 raise ValueError(
                     f"PPO cannot read observations from {part}; wrap the environment so that it gives numbers "
                     "(gymnasium.wrappers.FlattenObservation, FilterObservation)"
                 )
-        self.starts = {key: np.asarray(getattr(part, "start", 0)).ravel() for key, part in parts.items()}
-        self.size = sum(length for _, _, length in self.flat.values())
+        self.size = sum(part.length for part in self.flat.values())
 
     def vector(self, obs: Obs, leading: int = 1) -> np.ndarray:
         """The flat part, float32 (*leading axes, D); a view where the observation is that already."""
         columns = []
-        for key, (kind, sizes, length) in self.flat.items():
+        for key, part in self.flat.items():
             value = np.asarray(obs if self.bare else obs[key])
             shape = value.shape[:leading]
-            if kind == "numbers":
-                columns.append(value.reshape(*shape, length).astype(np.float32, copy=False))
+            if not part.sizes:
+                columns.append(value.reshape(*shape, part.length).astype(np.float32, copy=False))
                 continue
             # Each number chooses one column of its own one-hot, which begins where the last one ends.
-            offsets = np.cumsum(sizes) - sizes
-            index = value.reshape(*shape, -1) - self.starts[key] + offsets
-            one_hot = np.zeros((*shape, length), np.float32)
+            offsets = np.cumsum(part.sizes) - part.sizes
+            index = value.reshape(*shape, -1) - part.start + offsets
+            one_hot = np.zeros((*shape, part.length), np.float32)
             np.put_along_axis(one_hot, index.astype(np.int64), 1.0, axis=-1)
             columns.append(one_hot)
         if not columns:
@@ -110,25 +119,26 @@ class SpaceEncoding(Inputs):
                 "bounds (gymnasium.wrappers.RescaleAction, FlattenObservation), or use agent=ppo"
             )
         self.action_size = int(np.prod(space.shape))
-        self._low, self._high = (np.asarray(b, np.float32).ravel() for b in (space.low, space.high))
+        self._low = np.asarray(space.low, np.float32).ravel()
+        self._high = np.asarray(space.high, np.float32).ravel()
 
     def obs(self, vector: np.ndarray, pixels: dict[str, np.ndarray] | None = None) -> Obs:
         """The observation of a `vector` (*leading axes, D) and `pixels`; whole numbers are rounded, and cut."""
         leading = vector.shape[:-1]
         parts: dict[str, np.ndarray] = dict(pixels or {})
         begin = 0
-        for key, (kind, sizes, length) in self.flat.items():
+        for key, part in self.flat.items():
             space = self.observation_space if self.bare else self.observation_space[key]
-            value = vector[..., begin : begin + length]
-            begin += length
-            if kind == "one-hot":
-                ends = np.cumsum(sizes)
-                chosen = [value[..., end - n : end].argmax(-1) for n, end in zip(sizes, ends)]
-                value = np.stack(chosen, -1) + self.starts[key]
+            value = vector[..., begin : begin + part.length]
+            begin += part.length
+            if part.sizes:
+                one_hots = np.split(value, np.cumsum(part.sizes)[:-1], axis=-1)
+                value = np.stack([one_hot.argmax(-1) for one_hot in one_hots], -1) + part.start
+            elif isinstance(space, spaces.MultiBinary):
+                value = np.clip(np.rint(value), 0, 1)
             elif np.issubdtype(space.dtype, np.integer):
                 # A model's prediction lies between whole numbers, and outside.
-                low, high = (space.low, space.high) if isinstance(space, spaces.Box) else (0, 1)
-                value = np.clip(np.rint(value), np.ravel(low), np.ravel(high))
+                value = np.clip(np.rint(value), space.low.ravel(), space.high.ravel())
             parts[key] = value.reshape(*leading, *space.shape).astype(space.dtype, copy=False)
         if self.bare:
             return parts[""]
@@ -169,13 +179,15 @@ class Actions:
             raise ValueError(f"PPO cannot choose actions from {space}; give Discrete, MultiDiscrete or a Box of floats")
         self.shape = tuple(space.shape or ())
         self.dtype = space.dtype
-        self.choices = len(self.sizes) if self.sizes else int(np.prod(self.shape))
-        self.outputs = sum(self.sizes) if self.sizes else self.choices
-        self.columns = [slice(end - n, end) for n, end in zip(self.sizes, np.cumsum(self.sizes).tolist())]
+        self.choices = len(self.sizes) or int(np.prod(self.shape))
+        self.outputs = sum(self.sizes) or self.choices
+        ends = [0, *itertools.accumulate(self.sizes)]
+        self.columns = [slice(begin, end) for begin, end in itertools.pairwise(ends)]
         if self.gaussian:
             assert isinstance(space, spaces.Box)
-            self.low, self.high = space.low.ravel(), space.high.ravel()
-            self.bounded = bool(np.isfinite(self.low).any() or np.isfinite(self.high).any())
+            self.low = space.low.ravel()
+            self.high = space.high.ravel()
+            self.bounded = bool(np.isfinite([self.low, self.high]).any())
 
     def draw(self, rng: np.random.Generator, *leading: int) -> np.ndarray:
         """Random numbers for `sample`, float32 (*leading, outputs)."""
@@ -288,7 +300,7 @@ class ActorCritic(nn.Module):
         width = flat_width + 512 * len(inputs.images)
         self.gru = None
         if gru:
-            self.before = nn.Sequential(linear(width, gru, math.sqrt(2)), nn.Tanh())
+            self.before = nn.Sequential(linear(width, gru), nn.Tanh())
             self.gru = nn.GRU(gru, gru)
             width = gru
         self.pi = _hidden(width, net_arch)
@@ -365,7 +377,7 @@ class ActorCritic(nn.Module):
         return torch.cat(outputs), hidden
 
 
-def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+def linear(inputs: int, outputs: int, gain: float = math.sqrt(2)) -> nn.Linear:
     """A fully connected layer, `orthogonal`."""
     return orthogonal(nn.Linear(inputs, outputs), gain)
 
@@ -380,19 +392,21 @@ def orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
 def _hidden(width: int, net_arch: list[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise([width, *net_arch]):
-        layers += [linear(before, after, math.sqrt(2)), nn.Tanh()]
+        layers += [linear(before, after), nn.Tanh()]
     return nn.Sequential(*layers)
 
 
 def _convolutions(shape: tuple[int, ...]) -> nn.Module:
     """(C, H, W) -> 512 features: three convolutions from 36 pixels on, two small ones below."""
-    channels, side = shape[0], min(shape[1:])
-    if side >= 36:
-        kernels = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
-    else:
-        kernels = [(32, min(3, side), 1), (64, min(3, max(side - 2, 1)), 1)]
+    channels = shape[0]
+    side = min(shape[1:])
+    # Units, kernel and stride of each.
+    convolutions = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
+    if side < 36:
+        second_kernel = min(3, max(side - 2, 1))
+        convolutions = [(32, min(3, side), 1), (64, second_kernel, 1)]
     layers: list[nn.Module] = []
-    for units, kernel, stride in kernels:
+    for units, kernel, stride in convolutions:
         layers += [nn.Conv2d(channels, units, kernel, stride), nn.ReLU()]
         channels = units
     layers.append(nn.Flatten())
@@ -401,7 +415,7 @@ def _convolutions(shape: tuple[int, ...]) -> nn.Module:
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
             orthogonal(layer)
-    return nn.Sequential(*layers, linear(width, 512, math.sqrt(2)), nn.ReLU())
+    return nn.Sequential(*layers, linear(width, 512), nn.ReLU())
 
 
 class Glyphs(nn.Module):
@@ -424,20 +438,28 @@ class Glyphs(nn.Module):
             raise ValueError(f'agent.net="glyphs" needs observations in parts, as in NetHack, not {space}; give "mlp"')
         self.parts = {name: part for name, part in parts.items() if part.stop > part.start}
         self.side, _, kinds = space.shape_of_cells  # type: ignore[attr-defined]
-        layers: list[nn.Module] = []
-        for before, kernel in ((kinds, min(3, self.side)), (32, min(3, max(self.side - 2, 1)))):
-            layers += [nn.Conv2d(before, 32, kernel), nn.ReLU()]
-            orthogonal(layers[-2])
-        left = max(self.side - 4, 1) ** 2 * 32
-        self.cells = nn.Sequential(*layers, nn.Flatten(), linear(left, 128, math.sqrt(2)), nn.ReLU())
-        others = {name: part.stop - part.start for name, part in self.parts.items() if name != "cells"}
-        self.others = nn.ModuleDict(
-            {name: nn.Sequential(linear(size, 64, math.sqrt(2)), nn.ReLU()) for name, size in others.items()}
+        # What two convolutions of 3 x 3 leave of the side; smaller grids get smaller ones.
+        side_left = max(self.side - 4, 1)
+        second_kernel = min(3, max(self.side - 2, 1))
+        self.cells = nn.Sequential(
+            orthogonal(nn.Conv2d(kinds, 32, min(3, self.side))),
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(32, 32, second_kernel)),
+            nn.ReLU(),
+            nn.Flatten(),
+            linear(side_left**2 * 32, 128),
+            nn.ReLU(),
         )
-        self.join = nn.Sequential(linear(128 + 64 * len(self.others), self.width, math.sqrt(2)), nn.ReLU())
+        self.others = nn.ModuleDict()
+        for name, part in self.parts.items():
+            if name != "cells":
+                self.others[name] = nn.Sequential(linear(part.stop - part.start, 64), nn.ReLU())
+        width = 128 + 64 * len(self.others)
+        self.join = nn.Sequential(linear(width, self.width), nn.ReLU())
 
     def forward(self, vector: Tensor) -> Tensor:
-        grid = vector[:, self.parts["cells"]].view(len(vector), self.side, self.side, -1)
+        cells = vector[:, self.parts["cells"]]
+        grid = cells.view(len(vector), self.side, self.side, -1)
         features = [self.cells(grid.permute(0, 3, 1, 2))]
         for name, layer in self.others.items():
             features.append(layer(vector[:, self.parts[name]]))
@@ -457,12 +479,12 @@ def stream_gradients(
         >>> {k: g.tolist() for k, g in stream_gradients(log_prob, {"task": torch.tensor([4.0, 0])}, [logit]).items()}
         {'task': [1.0]}
     """
-    found: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
     for name, advantage in advantages.items():
-        ascended = (log_prob * advantage).mean()
-        parts = torch.autograd.grad(ascended, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
-        found[name] = torch.cat([part.reshape(-1) for part in parts])
-    return found
+        objective = (log_prob * advantage).mean()
+        parts = torch.autograd.grad(objective, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
+        gradients[name] = torch.cat([part.reshape(-1) for part in parts])
+    return gradients
 
 
 def cosines(gradients: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
@@ -473,6 +495,7 @@ def cosines(gradients: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
         -1.0
     """
     rows = torch.stack(list(gradients.values())).double()
-    units = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)  # 0 / 0 is NaN
+    # A gradient of 0 has no direction: 0 / 0 is NaN.
+    units = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     table = (units @ units.T).clamp(-1, 1).tolist()
     return {name: dict(zip(gradients, row)) for name, row in zip(gradients, table)}

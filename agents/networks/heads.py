@@ -67,20 +67,27 @@ class _Bins(nn.Module):
             raise ValueError(f"{bins} bins from {low} to {high}; give {2 * pad + 3} or more, and low below high")
         if support not in ("fixed", "symlog"):
             raise ValueError(f"support={support!r} is unknown; give 'fixed' or 'symlog'")
-        self.outputs, self.low, self.high, self.support = bins, low, high, support
+        self.outputs = bins
+        self.low = low
+        self.high = high
+        self.support = support
+        # `low` and `high` are centres, too, so that there is one bin more than there are gaps.
         self.width = (high - low) / (bins - 1 - 2 * pad)
         centres = torch.linspace(low - pad * self.width, high + pad * self.width, bins)
         self.register_buffer("centres", centres, persistent=False)
         self.register_buffer("frac_clipped", torch.zeros(()))
 
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
-        if float(state.pop(prefix + "scale", torch.ones(()))) != 1:  # written before version 0.4
+        # Before version 0.4 bins had a scale that grew with the targets.
+        if float(state.pop(prefix + "scale", torch.ones(()))) != 1:
             raise ValueError("the checkpoint's agent.head=hl_gauss has bins of another range (0.3); train it again")
         super()._load_from_state_dict(state, prefix, *rest)
 
     def value(self, out: Tensor) -> Tensor:
         inside = torch.softmax(out, -1) @ self.centres
-        return symexp(inside) if self.support == "symlog" else inside
+        if self.support == "symlog":
+            return symexp(inside)
+        return inside
 
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy (...) of logits (..., bins) to targets (...), which broadcast; a target outside is cut."""
@@ -88,19 +95,23 @@ class _Bins(nn.Module):
 
     def inside(self, target: Tensor) -> Tensor:
         """Targets in the space of the bins, not cut."""
-        return symlog(target) if self.support == "symlog" else target
+        if self.support == "symlog":
+            return symlog(target)
+        return target
 
     def spread(self, target: Tensor) -> Tensor:
         """Targets (...), cut to the range, as probabilities (..., bins)."""
-        return self._histogram(self.inside(target).clamp(self.low, self.high)[..., None])
+        inside = self.inside(target).clamp(self.low, self.high)
+        return self._histogram(inside[..., None])
 
     @torch.no_grad()
     def watch(self, target: Tensor) -> None:
         """Count the targets outside the range."""
         inside = self.inside(target)
+        # A target at the very end, rounded, is inside.
         slack = 1e-4 * self.width
-        outside = (inside < self.low - slack) | (inside > self.high + slack)
-        self.frac_clipped.lerp_(outside.float().mean(), 0.01)
+        is_outside = (inside < self.low - slack) | (inside > self.high + slack)
+        self.frac_clipped.lerp_(is_outside.float().mean(), 0.01)
 
     def _histogram(self, inside: Tensor) -> Tensor:
         """(..., 1) -> (..., bins)."""
@@ -112,13 +123,16 @@ class HLGauss(_Bins):
 
     def __init__(self, bins: int = 101, low: float = -12.0, high: float = 12.0, support: str = "symlog") -> None:
         super().__init__(bins, low, high, support, pad=3)
-        edges = torch.cat([self.centres - self.width / 2, self.centres[-1:] + self.width / 2])
+        half = self.width / 2
+        edges = torch.cat([self.centres - half, self.centres[-1:] + half])
         self.edges: Tensor
         self.register_buffer("edges", edges, persistent=False)
 
     def _histogram(self, inside: Tensor) -> Tensor:
+        # The mass of each bin is a difference of the distribution function at its edges, over that of all bins.
         below = torch.erf((self.edges - inside) / (math.sqrt(2) * 0.75 * self.width))
-        return below.diff(dim=-1) / (below[..., -1:] - below[..., :1])
+        total = below[..., -1:] - below[..., :1]
+        return below.diff(dim=-1) / total
 
 
 class TwoHot(_Bins):
@@ -128,7 +142,8 @@ class TwoHot(_Bins):
         super().__init__(bins, low, high, support, pad=0)
 
     def _histogram(self, inside: Tensor) -> Tensor:
-        return (1 - (inside - self.centres).abs() / self.width).clamp(min=0)
+        distance = (inside - self.centres).abs() / self.width
+        return (1 - distance).clamp(min=0)
 
 
 HEADS: dict[str, Callable[[], Mse | _Bins]] = {"mse": Mse, "hl_gauss": HLGauss, "two_hot": TwoHot}

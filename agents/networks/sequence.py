@@ -17,15 +17,22 @@ class Causal(nn.Module):
         super().__init__()
         if width % heads:
             raise ValueError(f"a width of {width} cannot be shared by {heads} heads; give a multiple of {heads}")
+        # A learned position for each place in a sequence.
         self.place = nn.Parameter(0.02 * torch.randn(longest, width))
-        block = (width, heads, 4 * width, 0.0, "gelu", 1e-5, True, True)  # with normalisation and the batch first
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(*block) for _ in range(layers))
+        self.blocks = nn.ModuleList()
+        for _ in range(layers):
+            block = nn.TransformerEncoderLayer(
+                width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            )
+            self.blocks.append(block)
         self.norm = nn.LayerNorm(width)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(longest), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        # A token reads no later ones: the mask is minus infinity above the diagonal.
         length = tokens.shape[1]
-        tokens, mask = tokens + self.place[:length], self.mask[:length, :length]
+        mask = self.mask[:length, :length]
+        tokens = tokens + self.place[:length]
         for block in self.blocks:
             tokens = block(tokens, mask, is_causal=True)
         return self.norm(tokens)

@@ -52,29 +52,36 @@ class Stacked(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        names = {"activation": (activation, ACTIVATIONS), "norm": (norm, NORMS)}
-        for name, (value, known) in names.items():
-            if value not in known:
-                raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(known)}")
+        for name, value, choices in (("activation", activation, ACTIVATIONS), ("norm", norm, NORMS)):
+            if value not in choices:
+                raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(choices)}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout} is out of range; give a share in [0, 1)")
         if min([members, inputs, outputs, *hidden]) < 1:
             raise ValueError(f"{members} networks of {[inputs, *hidden, outputs]} units; each must be 1 or more")
-        self.count, self.inputs, self.outputs, self.hidden = members, inputs, outputs, list(hidden)
-        self.activation, self.norm, self.dropout = ACTIVATIONS[activation], norm, dropout
-        self.stack = nn.ParameterList()  # of each layer: weight (K, I, O), bias (K, 1, O); after a norm gain and shift
+        self.count = members
+        self.inputs = inputs
+        self.outputs = outputs
+        self.hidden = list(hidden)
+        self.activation = ACTIVATIONS[activation]
+        self.norm = norm
+        self.dropout = dropout
+        # Of each layer weight (K, I, O) and bias (K, 1, O); where there is layer normalisation also gain and shift.
+        self.stack = nn.ParameterList()
         draw = torch.Generator().manual_seed(seed)
         sizes = [inputs, *hidden, outputs]
-        self.scaled = [norm == "layer" and n < len(hidden) for n in range(len(sizes) - 1)]
         for number, (before, after) in enumerate(itertools.pairwise(sizes)):
-            limit, factor = 1 / math.sqrt(before), last if number == len(hidden) else 1.0
+            limit = 1 / math.sqrt(before)
+            is_last = number == len(hidden)
             for shape in ((members, before, after), (members, 1, after)):
                 first = torch.empty(shape).uniform_(-limit, limit, generator=draw)
-                self.stack.append(nn.Parameter(first * factor))
-            if self.scaled[number]:
-                ones = torch.ones(members, 1, after)
-                self.stack += [nn.Parameter(ones), nn.Parameter(torch.zeros_like(ones))]
-        self.renorms = nn.ModuleList(Renorm(members, n) for n in sizes[:-1]) if norm == "batch" else None
+                self.stack.append(nn.Parameter(first * last if is_last else first))
+            if norm == "layer" and not is_last:
+                gain = torch.ones(members, 1, after)
+                self.stack += [nn.Parameter(gain), nn.Parameter(torch.zeros_like(gain))]
+        self.renorms = None
+        if norm == "batch":
+            self.renorms = nn.ModuleList(Renorm(members, size) for size in sizes[:-1])
 
     def weights(self) -> list[Tensor]:
         return list(self.stack)
@@ -103,14 +110,19 @@ class Stacked(nn.Module):
         for number in range(depth + 1):
             if self.renorms is not None:
                 x = self.renorms[number](x, batch_stats)
-            weight, bias = next(stack), next(stack)
-            if number == depth and self.outputs == 1:  # a batched product with a vector is five times slower
+            weight = next(stack)
+            bias = next(stack)
+            # A batched product with a vector is five times slower than this one.
+            if number == depth and self.outputs == 1:
                 return torch.linalg.vecdot(x, weight.mT).unsqueeze(-1) + bias
-            x = torch.baddbmm(bias, x if x.dim() == 3 else x.expand(len(weight), *x.shape), weight)
+            if x.dim() == 2:
+                x = x.expand(len(weight), *x.shape)
+            x = torch.baddbmm(bias, x, weight)
             if number == depth:
                 return x
-            if self.scaled[number]:
-                gain, shift = next(stack), next(stack)
+            if self.norm == "layer":
+                gain = next(stack)
+                shift = next(stack)
                 x = torch.addcmul(shift, F.layer_norm(x, x.shape[-1:]), gain)
             x = self.activation(x)
             if generator is not None and self.dropout:
@@ -122,8 +134,9 @@ class Stacked(nn.Module):
         """Adapt the first layer to inputs (x - shift) / scale, both (n,), so that outputs stay; or `weights`."""
         n = len(scale)
         if self.renorms is not None:
+            # The running statistics belong to the module, not to other weights of its shape.
             first: Any = self.renorms[0]
-            if weights is None:  # running statistics belong to the module alone
+            if weights is None:
                 first.mean[..., :n] = (first.mean[..., :n] - shift) / scale
                 first.var[..., :n] /= scale.square()
             return
@@ -150,15 +163,17 @@ class Renorm(nn.Module):
         """(B, F) or (K, B, F) -> (K, B, F)."""
         if not batch_stats:
             return (x - self.mean) * torch.rsqrt(self.var + 1e-5)
-        mean, var = x.mean(-2, keepdim=True), x.var(-2, unbiased=False, keepdim=True)
+        mean = x.mean(-2, keepdim=True)
+        var = x.var(-2, unbiased=False, keepdim=True)
         deviation = torch.sqrt(var + 1e-5)
         with torch.no_grad():
             running = torch.sqrt(self.var + 1e-5)
             warm = self.steps >= WARM_UP
-            scale = torch.where(warm, (deviation / running).clamp(1 / MAX_CORRECTION_SCALE, MAX_CORRECTION_SCALE), 1.0)
-            shift = torch.where(
-                warm, ((mean - self.mean) / running).clamp(-MAX_CORRECTION_SHIFT, MAX_CORRECTION_SHIFT), 0.0
-            )
+            # Equations 3 and 4 of batch renormalisation, r and d.
+            scale = (deviation / running).clamp(1 / MAX_CORRECTION_SCALE, MAX_CORRECTION_SCALE)
+            shift = ((mean - self.mean) / running).clamp(-MAX_CORRECTION_SHIFT, MAX_CORRECTION_SHIFT)
+            scale = torch.where(warm, scale, 1.0)
+            shift = torch.where(warm, shift, 0.0)
             self.mean.lerp_(mean.expand_as(self.mean), MOMENTUM)
             self.var.lerp_(var.expand_as(self.var), MOMENTUM)
             self.steps += 1

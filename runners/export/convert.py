@@ -59,9 +59,9 @@ def _ppo(model: PPO) -> Policy:
     if net.trunk is not None:
         parts, join = _glyph_parts(net), list(net.trunk.join)
     else:
-        for key, (_, _, length) in inputs.flat.items():
-            parts.append(_flat_part(inputs, key, _whitening(net, slice(begin, begin + length))))
-            begin += length
+        for key, part in inputs.flat.items():
+            parts.append(_flat_part(inputs, key, _whitening(net, slice(begin, begin + part.length))))
+            begin += part.length
     parts += [Part(key or "obs", "image", _chain(net.convolutions[f"image_{key}"])) for key in inputs.images]
     actions = net.actions
     space = actions.space
@@ -129,9 +129,10 @@ def _iql(model: IQL) -> Policy:
 
 
 def _flat_part(inputs: Inputs, key: str, layers: Sequence[nn.Module] = ()) -> Part:
-    kind, sizes, _ = inputs.flat[key]
-    groups = {} if kind == "numbers" else _groups(sizes, inputs.starts[key])
-    return Part(key or "obs", kind, _chain(*layers), **groups)
+    part = inputs.flat[key]
+    if not part.sizes:
+        return Part(key or "obs", "numbers", _chain(*layers))
+    return Part(key or "obs", "one-hot", _chain(*layers), **_groups(part.sizes, part.start))
 
 
 def _stacked(net: Any, activation: str, outputs: int | None = None) -> list[nn.Module]:
@@ -149,7 +150,7 @@ def _stacked(net: Any, activation: str, outputs: int | None = None) -> list[nn.M
         layers.append(_filled(Linears(*weight.shape), weight=weight, bias=bias))
         if number == depth:
             break
-        if net.scaled[number]:
+        if net.norm == "layer":
             gain, shift = next(stack), next(stack)
             layers += [Function("standard"), _affine(torch.zeros_like(gain), gain, shift)]
         layers.append(ACTIVATIONS[activation]())
