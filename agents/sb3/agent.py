@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.noise import NormalActionNoise, VectorizedActionNoise
+from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, VectorizedActionNoise
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
@@ -34,11 +34,17 @@ from lodestar.memory import refuse_beyond
 from lodestar.settings import Settings, check_config, setting
 from lodestar.state import restore, state_of
 
-ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)  # spaces that SB3 knows
+# Spaces that SB3 can read and choose from.
+ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 # What an algorithm may have beside modules and variables; absent ones are skipped.
 _ATTRIBUTES = {
     "counters": (
-        *("num_timesteps", "_total_timesteps", "_n_updates", "_episode_num", "_n_calls", "exploration_rate"),
+        "num_timesteps",
+        "_total_timesteps",
+        "_n_updates",
+        "_episode_num",
+        "_n_calls",
+        "exploration_rate",
         "_current_progress_remaining",
     ),
     "arrays": ("_last_obs", "_last_episode_starts", "_last_original_obs", "_mask"),
@@ -57,7 +63,8 @@ class SB3Config(Settings):
     gamma: float = setting(0.99, "discount", above=0, high=1, tune=(0.9, 0.9997))
     net_arch: list[int] = setting([], "units of the hidden layers; empty for SB3's default", low=1)
 
-    unused: ClassVar[tuple[str, ...]] = ("policy", "net_arch")  # no arguments of the algorithm
+    # Settings that are no arguments of the algorithm.
+    unused: ClassVar[tuple[str, ...]] = ("policy", "net_arch")
 
     def arguments(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key not in self.unused and value is not None}
@@ -164,11 +171,16 @@ class SB3Agent:
     """One algorithm: which class, which Config, which action spaces, which driver."""
 
     Config: ClassVar[type[SB3Config]] = SB3Config
-    driver: ClassVar[str] = "rollout"  # when a learned reward scores: that, or "relabel": as the replay is sampled
+    # When a learned reward scores: each rollout, or ("relabel") what is sampled from the replay.
+    driver: ClassVar[str] = "rollout"
+    # Action spaces that the algorithm can choose from.
     actions: ClassVar[tuple[type[spaces.Space], ...]] = ARRAYS
-    n_envs: ClassVar[int] = 8  # environments side by side, unless the user says otherwise
-    algorithm: ClassVar[str]  # module:class
-    masks: ClassVar[bool] = False  # whether it reads action masks
+    # Environments side by side, unless the user says otherwise.
+    n_envs: ClassVar[int] = 8
+    # As module:class.
+    algorithm: ClassVar[str]
+    # Whether it reads action masks, and whether it refuses environments without.
+    masks: ClassVar[bool] = False
     needs_masks: ClassVar[bool] = False
     lstm: ClassVar[bool] = False
 
@@ -182,11 +194,15 @@ class SB3Agent:
         """Raise a ValueError for a space that the algorithm cannot handle, naming the agents that can."""
         name = cls.__name__
         if not isinstance(action_space, cls.actions):
-            able = "sac, td3, tqc, crossq or ppo" if isinstance(action_space, spaces.Box) else "ppo, a2c, dqn or qrdqn"
+            able = "ppo, a2c, dqn or qrdqn"
+            if isinstance(action_space, spaces.Box):
+                able = "sac, td3, tqc, crossq or ppo"
             if isinstance(action_space, (spaces.MultiDiscrete, spaces.MultiBinary)):
                 able = "ppo or a2c"
             raise ValueError(f"{name} cannot choose actions from {action_space}; use agent={able}")
-        parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
+        parts = [observation_space]
+        if isinstance(observation_space, spaces.Dict):
+            parts = list(observation_space.spaces.values())
         for space in (*parts, action_space):
             if from_zero(space) is not space:
                 raise ValueError(
@@ -207,38 +223,62 @@ class SB3Agent:
         check_config(config, cls.Config)
         cls.check(venv.observation_space, venv.action_space)
         arguments = config.arguments()
-        if isinstance(config, TD3Config):
-            size: Any = venv.action_space.shape
-            noise = NormalActionNoise(np.zeros(size), np.full(size, config.action_noise))  # type: ignore[arg-type]
-            arguments["action_noise"] = VectorizedActionNoise(noise, venv.num_envs) if venv.num_envs > 1 else noise
         if config.net_arch:
             arguments["policy_kwargs"] = {"net_arch": list(config.net_arch)}
-        if isinstance(config, OffPolicyConfig) and config.gradient_steps > 0 and venv.num_envs > 1:
-            rows, steps = config.train_freq * venv.num_envs, config.gradient_steps
-            warnings.warn(
-                f"agent.gradient_steps={steps} is one update for {rows / steps:g} transitions with {venv.num_envs} "
-                f"environments, {config.train_freq / steps:g} with one; agent.gradient_steps={steps * venv.num_envs} "
-                "keeps that, -1 is one for each",
-                stacklevel=2,
-            )
         if buffer is not None:
             arguments["replay_buffer_class"], arguments["replay_buffer_kwargs"] = buffer
         if isinstance(config, OnPolicyConfig):
-            rollout = config.n_steps * venv.num_envs
-            if rollout < 2:
-                raise ValueError(f"agent.n_steps={config.n_steps} with one environment is no rollout; take 2 or more")
-            if "batch_size" in arguments and rollout % arguments["batch_size"]:
-                arguments["batch_size"] = math.gcd(rollout, arguments["batch_size"])  # no truncated minibatch
+            _fit_minibatch(config, venv.num_envs, arguments)
         if isinstance(config, OffPolicyConfig):
-            row = 2 * flat_bytes(venv.observation_space) + flat_bytes(venv.action_space) + 12  # and three floats
-            refuse_beyond(config.buffer_size * row, f"agent.buffer_size={config.buffer_size:,}, {row:,} bytes each,")
+            _warn_of_few_updates(config, venv.num_envs)
+            _refuse_large_replay(config, venv)
+        if isinstance(config, TD3Config):
+            arguments["action_noise"] = _action_noise(config, venv)
         policy = policy_name(config.policy, venv.observation_space, cls.lstm)
-        kind = pkgutil.resolve_name(cls.algorithm)
-        model = kind(policy, venv, seed=seed, device=device, verbose=verbose, **arguments)
+        algorithm = pkgutil.resolve_name(cls.algorithm)
+        model = algorithm(policy, venv, seed=seed, device=device, verbose=verbose, **arguments)
         # Without a logger `learn` makes one that prints nothing, and its folder among the temporary ones.
         if not verbose:
             model.set_logger(Logger(None, []))
         return model
+
+
+def _fit_minibatch(config: OnPolicyConfig, n_envs: int, arguments: dict[str, Any]) -> None:
+    """Make minibatches divide the rollout; a ValueError for a rollout of one transition."""
+    rollout = config.n_steps * n_envs
+    if rollout < 2:
+        raise ValueError(f"agent.n_steps={config.n_steps} with one environment is no rollout; take 2 or more")
+    # A minibatch that does not divide the rollout would leave a truncated one at its end.
+    if "batch_size" in arguments:
+        arguments["batch_size"] = math.gcd(rollout, arguments["batch_size"])
+
+
+def _warn_of_few_updates(config: OffPolicyConfig, n_envs: int) -> None:
+    """Warn where more environments mean fewer updates for each transition."""
+    steps = config.gradient_steps
+    if steps <= 0 or n_envs == 1:
+        return
+    rows = config.train_freq * n_envs
+    warnings.warn(
+        f"agent.gradient_steps={steps} is one update for {rows / steps:g} transitions with {n_envs} "
+        f"environments, {config.train_freq / steps:g} with one; agent.gradient_steps={steps * n_envs} "
+        "keeps that, -1 is one for each",
+        stacklevel=3,
+    )
+
+
+def _refuse_large_replay(config: OffPolicyConfig, venv: VecEnv) -> None:
+    # Beside two observations and an action a row has three floats.
+    row = 2 * flat_bytes(venv.observation_space) + flat_bytes(venv.action_space) + 12
+    refuse_beyond(config.buffer_size * row, f"agent.buffer_size={config.buffer_size:,}, {row:,} bytes each,")
+
+
+def _action_noise(config: TD3Config, venv: VecEnv) -> ActionNoise:
+    size: Any = venv.action_space.shape
+    noise = NormalActionNoise(np.zeros(size), np.full(size, config.action_noise))  # type: ignore[arg-type]
+    if venv.num_envs > 1:
+        return VectorizedActionNoise(noise, venv.num_envs)
+    return noise
 
 
 def flat_bytes(space: spaces.Space) -> int:
@@ -252,10 +292,16 @@ def policy_name(policy: str, observation_space: gym.Space, lstm: bool = False) -
     """SB3's policy for an observation space, when `policy` is `auto`."""
     if policy != "auto":
         return policy
-    kind = "MultiInput" if isinstance(observation_space, spaces.Dict) else "Mlp"
-    if is_image_space(observation_space) and min(sides := observation_space.shape or ()) >= 3 and max(sides) >= 36:
-        kind = "Cnn"
-    return kind + ("LstmPolicy" if lstm else "Policy")
+    kind = "Mlp"
+    if isinstance(observation_space, spaces.Dict):
+        kind = "MultiInput"
+    if is_image_space(observation_space):
+        sides = observation_space.shape or ()
+        # SB3's convolutions need 36 pixels.
+        if min(sides) >= 3 and max(sides) >= 36:
+            kind = "Cnn"
+    suffix = "LstmPolicy" if lstm else "Policy"
+    return kind + suffix
 
 
 class SB3PPO(SB3Agent):
@@ -404,42 +450,51 @@ class WorkerVecEnv(VecEnv):
         return self.workers.restarts
 
     def reset(self) -> Any:
+        # One call resets all workers, with one seed each and options in common.
         if any(options != self._options[0] for options in self._options):
             raise ValueError("environments in workers are reset with the same options; give set_options one dict")
         obs, modalities = self.workers.reset(seed=self._seeds, options=self._options[0] or None)
-        self.reset_infos = self._rows(modalities)
+        self.reset_infos = self._split_rows(modalities)
         self._reset_seeds()
         self._reset_options()
         return map_obs(np.copy, obs)
 
     def step_async(self, actions: np.ndarray) -> None:
-        for group, rows in enumerate(self.workers.groups):  # all workers begin before the first is waited for
+        # All workers begin before the first one is waited for.
+        for group, rows in enumerate(self.workers.groups):
             self.workers.send(actions[rows], group)
 
     def step_wait(self) -> Any:
         obs, rewards, terminations, truncations, infos = self.workers.recv_all()
         ended = terminations | truncations
-        rows = self._rows(infos)
+        rows = self._split_rows(infos)
         for info, truncated in zip(rows, (truncations & ~terminations).tolist()):
             info["TimeLimit.truncated"] = truncated
         for row in np.flatnonzero(ended).tolist():
             self.reset_infos[row] = {name: value for name, value in rows[row].items() if name in MODALITIES}
-            rows[row] |= self._last(infos, row)
+            rows[row] |= self._final_info(infos, row)
         return map_obs(np.copy, obs), rewards.copy(), ended, rows
 
-    def _rows(self, infos: Mapping[str, Any]) -> list[dict[str, Any]]:
-        modalities = {name: np.copy(infos[name]) for name in MODALITIES if name in infos}
-        return [{name: value[row] for name, value in modalities.items()} for row in range(self.num_envs)]
+    def _split_rows(self, infos: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The modalities of each environment, as infos of their own."""
+        rows: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for name in MODALITIES:
+            if name in infos:
+                for row, value in zip(rows, np.copy(infos[name])):
+                    row[name] = value
+        return rows
 
-    def _last(self, infos: Mapping[str, Any], row: int) -> dict[str, Any]:
+    def _final_info(self, infos: Mapping[str, Any], row: int) -> dict[str, Any]:
         """What an episode's end adds to, or exchanges in, the info of its row."""
         final = infos["final_info"]
         last = {name: copy.copy(final[name][row]) for name in MODALITIES if name in final}
         last["terminal_observation"] = map_obs(lambda x: np.copy(x[row]), infos["final_obs"])
+        # An episode that was lost with its worker has no return.
         if "lost" in infos and infos["lost"][row]:
             return {**last, "lost": True}
-        account, elapsed = final["episode"], round(time.perf_counter() - self._began, 6)
-        last["episode"] = {"r": float(account["r"][row]), "l": int(account["l"][row]), "t": elapsed}
+        episode = final["episode"]
+        elapsed = round(time.perf_counter() - self._began, 6)
+        last["episode"] = {"r": float(episode["r"][row]), "l": int(episode["l"][row]), "t": elapsed}
         if "is_success" in final and final["_is_success"][row]:
             last["is_success"] = bool(final["is_success"][row])
         return last
@@ -453,7 +508,7 @@ class WorkerVecEnv(VecEnv):
     def restore(self, state: Mapping[str, Any]) -> Any:
         return map_obs(np.copy, self.workers.restore(state))
 
-    def _each(self, method: str, indices: Any, *arguments: Any) -> list[Any]:
+    def _ask_each(self, method: str, indices: Any, *arguments: Any) -> list[Any]:
         rows = list(self._get_indices(indices))
         answers = self.workers.ask(method, dict.fromkeys(rows, arguments))
         return [answers[row] for row in rows]
@@ -465,13 +520,13 @@ class WorkerVecEnv(VecEnv):
         return all(self.env_method("has_wrapper_attr", attr_name))
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        self._each("assign", indices, attr_name, value)
+        self._ask_each("assign", indices, attr_name, value)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        return self._each("call", indices, method_name, method_args, method_kwargs)
+        return self._ask_each("call", indices, method_name, method_args, method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: Any = None) -> list[bool]:
-        return self._each("wrapped", indices, wrapper_class)
+        return self._ask_each("wrapped", indices, wrapper_class)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         return self.env_method("render")
@@ -482,15 +537,25 @@ def get_state(model: Any) -> dict[str, Any]:
     modules, variables = model._get_torch_save_params()
     state: dict[str, Any] = {}
     for group, names in {"modules": modules, "variables": variables, **_ATTRIBUTES}.items():
-        values = {n: functools.reduce(lambda x, key: getattr(x, key, None), n.split("."), model) for n in names}
+        values = {name: _attribute(model, name) for name in names}
         state[group] = {name: state_of(value) for name, value in values.items() if value is not None}
     state["windows"] = {name: list(getattr(model, name) or []) for name in _WINDOWS}
     state["action_rng"] = model.action_space.np_random.bit_generator.state
-    if getattr(model, "_last_lstm_states", None) is not None:
-        state["lstm"] = {"pi": list(model._last_lstm_states.pi), "vf": list(model._last_lstm_states.vf)}
-    if getattr(model, "replay_buffer", None) is not None:
-        state["replay"] = _buffer_state(model.replay_buffer)
+    lstm = _attribute(model, "_last_lstm_states")
+    if lstm is not None:
+        state["lstm"] = {"pi": list(lstm.pi), "vf": list(lstm.vf)}
+    buffer = _attribute(model, "replay_buffer")
+    if buffer is not None:
+        state["replay"] = _buffer_state(buffer)
     return state
+
+
+def _attribute(model: Any, path: str) -> Any:
+    """The attribute at a dotted path; None where an algorithm lacks it."""
+    value = model
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
 
 
 def set_state(model: Any, state: dict[str, Any]) -> None:
@@ -502,9 +567,11 @@ def set_state(model: Any, state: dict[str, Any]) -> None:
         setattr(model, name, deque(value, maxlen=model._stats_window_size))
     model.action_space.np_random.bit_generator.state = state["action_rng"]
     if "lstm" in state:
-        states = model._last_lstm_states
-        pi, vf = (tuple(torch.as_tensor(x, device=model.device) for x in state["lstm"][key]) for key in ("pi", "vf"))
-        model._last_lstm_states = type(states)(pi, vf)
+        kind = type(model._last_lstm_states)
+        tensors = {}
+        for key, arrays in state["lstm"].items():
+            tensors[key] = tuple(torch.as_tensor(x, device=model.device) for x in arrays)
+        model._last_lstm_states = kind(**tensors)
     if "replay" in state:
         load_buffer(model.replay_buffer, state["replay"])
 
@@ -516,8 +583,8 @@ def _buffer_arrays(buffer: Any) -> dict[str, Any]:
 
 
 def _buffer_state(buffer: Any) -> dict[str, Any]:
-    filled = buffer.size()
-    arrays = {name: map_obs(lambda x: x[:filled], value) for name, value in _buffer_arrays(buffer).items()}
+    size = buffer.size()
+    arrays = {name: map_obs(lambda x: x[:size], value) for name, value in _buffer_arrays(buffer).items()}
     state: dict[str, Any] = {"pos": buffer.pos, "full": buffer.full, "arrays": arrays}
     if hasattr(buffer, "_current_ep_start"):
         state["current_episode"] = buffer._current_ep_start
@@ -528,7 +595,8 @@ def _buffer_state(buffer: Any) -> dict[str, Any]:
 
 def load_buffer(buffer: Any, state: dict[str, Any]) -> None:
     """Restore what `get_state` returned of a replay buffer, under "replay"."""
-    buffer.pos, buffer.full = int(state["pos"]), bool(state["full"])
+    buffer.pos = int(state["pos"])
+    buffer.full = bool(state["full"])
     arrays = _buffer_arrays(buffer)
     for name, value in state["arrays"].items():
         put(arrays[name], slice(buffer.size()), value)

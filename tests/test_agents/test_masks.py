@@ -65,7 +65,7 @@ def test_the_target_of_dqn_is_the_best_allowed_next_action():
     buffer = model.replay_buffer
     buffer.rewards[np.array([3, 5]), np.array([0, 0])]  # what a sample reads
     values = torch.arange(12.0).reshape(2, 6)
-    got = model._mask_next(None, None, values)
+    got = model._mask_next_values(None, None, values)
     for row, place in enumerate((3, 5)):
         allowed = buffer.columns["action_mask"][place, 0]
         assert got[row].max() == values[row][torch.from_numpy(allowed)].max()
