@@ -18,20 +18,26 @@ from lodestar.files import regular, replacing, save_arrays
 from lodestar.state import pack, unpack
 
 # Beside the weights a file holds a state, whose arrays have names that begin with a slash (`lodestar.state.pack`).
-STATE = "state"
+STATE_ENTRY = "state"
 
 
 def _leaves(observation: Any, space: gym.Space) -> Iterator[tuple[Any, gym.Space]]:
-    keys = set(space) if isinstance(space, gym.spaces.Dict) else None
-    given = set(observation) if isinstance(observation, Mapping) else None
-    if (keys is None) != (given is None) or (keys or set()) - (given or set()):
-        what = type(observation).__name__ if given is None else f"a dict of {', '.join(observation)}"
-        raise ValueError(f"an observation that is {what} does not fit {space}")
-    if isinstance(space, gym.spaces.Dict):
-        for key, part in space.items():
-            yield from _leaves(observation[key], part)
+    """The arrays of an observation with their spaces; a ValueError if keys are missing, or it is of another kind."""
+    is_mapping = isinstance(observation, Mapping)
+    if not isinstance(space, gym.spaces.Dict):
+        fits = not is_mapping
     else:
+        fits = is_mapping and set(space) <= set(observation)
+    if not fits:
+        received = type(observation).__name__
+        if is_mapping:
+            received = f"a dict of {', '.join(observation)}"
+        raise ValueError(f"an observation that is {received} does not fit {space}")
+    if not isinstance(space, gym.spaces.Dict):
         yield observation, space
+        return
+    for key, part in space.items():
+        yield from _leaves(observation[key], part)
 
 
 class Predictor(ABC):
@@ -41,8 +47,10 @@ class Predictor(ABC):
     action_space: gym.Space
     config: Any
     policy: Any
-    mode: ClassVar[bool] = False  # whether `predict` gives the mode unless asked for a sample, not the other way round
-    masked: bool = False  # whether it was trained with action masks, which it then needs to act
+    # Whether `predict` gives the mode unless it is asked for a sample.
+    mode: ClassVar[bool] = False
+    # Whether it was trained with action masks, which it then needs to act.
+    masked: bool = False
 
     @classmethod
     def samples(cls, config: Any, action_space: gym.Space) -> bool:
@@ -66,24 +74,38 @@ class Predictor(ABC):
         `envs.masks`. It is needed where training had masks; agents that use none ignore it. Other shapes are refused.
         """
         single = self._is_single(observation)
-        rows = map_obs(lambda x: np.asarray(x)[None], observation) if single else observation
-        n = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
-        starts = np.zeros(n, bool) if episode_start is None else np.asarray(episode_start, bool).reshape(n)
-        given: list[Any] = [rows, state, starts, self.mode if deterministic is None else deterministic]
+        batch = observation
+        if single:
+            batch = map_obs(lambda x: np.asarray(x)[None], observation)
+        n = len(next(iter(batch.values())) if isinstance(batch, dict) else batch)
+        if episode_start is None:
+            episode_start = np.zeros(n, bool)
+        if deterministic is None:
+            deterministic = self.mode
+        arguments: list[Any] = [batch, state, np.asarray(episode_start, bool).reshape(n), deterministic]
         if self.masked:
-            given.append(needed(mask, self.action_space, n))
+            arguments.append(needed(mask, self.action_space, n))
         with torch.no_grad():
-            actions, state = self._predict(*given)
-        return (actions[0] if single else actions), state
+            actions, state = self._predict(*arguments)
+        if single:
+            actions = actions[0]
+        return actions, state
 
     def _is_single(self, observation: Obs) -> bool:
         """Whether it is one observation, not a batch; a ValueError if it is neither."""
         leaves = list(_leaves(observation, self.observation_space))
-        single = np.ndim(leaves[0][0]) == len(leaves[0][1].shape or ())
+        first, first_space = leaves[0]
+        single = np.ndim(first) == len(first_space.shape or ())
         for value, space in leaves:
-            shape, own = np.shape(value), space.shape or ()
-            if shape != own if single else shape[1:] != own or len(shape) != len(own) + 1:
-                both = f"{own} or (B, {', '.join(map(str, own))})"
+            shape = np.shape(value)
+            single_shape = space.shape or ()
+            if single:
+                fits = shape == single_shape
+            else:
+                # A batch has one more axis, the first.
+                fits = len(shape) > 0 and shape[1:] == single_shape
+            if not fits:
+                both = f"{single_shape} or (B, {', '.join(map(str, single_shape))})"
                 raise ValueError(f"an observation of shape {shape} does not fit {space}; give one of shape {both}")
         return single
 
@@ -101,7 +123,11 @@ class Predictor(ABC):
         tensors = {key: value.detach().cpu().contiguous().numpy() for key, value in weights.items()}
         tree, arrays = pack(self.beside())
         tensors |= arrays
-        metadata = {"agent": type(self).__name__, "config": json.dumps(asdict(self.config)), STATE: json.dumps(tree)}
+        metadata = {
+            "agent": type(self).__name__,
+            "config": json.dumps(asdict(self.config)),
+            STATE_ENTRY: json.dumps(tree),
+        }
         with replacing(path) as temporary:
             save_arrays(temporary, tensors, metadata)
 
@@ -116,14 +142,18 @@ class Predictor(ABC):
 
         with safe_open(regular(Path(path).resolve()), "pt") as file:
             metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no dict)
+            # An open file has keys and is no dict.
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         if metadata.get("agent") != cls.__name__:
             raise ValueError(f"{path} holds no {cls.__name__} (but {metadata.get('agent')}); give a file it saved")
         arrays = {key: tensors.pop(key).numpy() for key in list(tensors) if key.startswith("/")}
+        state: dict[str, Any] = {}
         try:
             agent = build(json.loads(metadata["config"]))
-            state = unpack(json.loads(metadata[STATE]), arrays) if STATE in metadata else {}
+            if STATE_ENTRY in metadata:
+                state = unpack(json.loads(metadata[STATE_ENTRY]), arrays)
             agent.policy.load_state_dict(agent.fitted(tensors, state))
-        except Exception as error:  # a stranger's file can be wrong in every way
+        # A file from elsewhere can be wrong in every way.
+        except Exception as error:
             raise ValueError(f"{path} does not fit {place}: {' '.join(str(error).split())}") from None
         return agent, state
