@@ -264,7 +264,8 @@ class QD(BaseAgent):
             children = self._novelty(new, entered)
             # Whatever was rewarded where the map had nothing as good becomes an emitter.
             for index in entered[new["fitness"][entered] > 0]:
-                self.emitters.append({**select(new, [index]), "gain": math.inf, "waited": 0})
+                individual = select(new, [index])
+                self.emitters.append({**individual, "gain": math.inf, "waited": 0})
             del self.emitters[:-MAX_EMITTERS]
         else:
             children = self._mutate(self.people["genome"], self.config.sigma)
@@ -326,7 +327,8 @@ def novelty(codes: np.ndarray, everything: np.ndarray, nearest: int) -> np.ndarr
         [2.0, 1.5, 2.5]
     """
     # |a - b|^2 = |a|^2 + |b|^2 - 2 ab, which rounding can make negative.
-    squares = np.square(codes).sum(1)[:, None] + np.square(everything).sum(1) - 2 * codes @ everything.T
+    code_squares = np.square(codes).sum(1)[:, None]
+    squares = code_squares + np.square(everything).sum(1) - 2 * codes @ everything.T
     distances = np.sort(np.sqrt(np.maximum(squares, 0)))
     return distances[:, 1 : nearest + 1].mean(1)
 

@@ -75,6 +75,7 @@ class Stages(nn.Module):
 
     def put(self, step: int, weights: list[Tensor]) -> None:
         for number, (table, weight) in enumerate(zip(self.tables, weights)):
+            # A later pass replaces the policy of a step that has one already.
             if step < len(table):
                 table[step] = weight[0]
             else:
@@ -154,13 +155,15 @@ class SQIRL(BaseAgent):
     def collect(self, on_step: OnStep) -> bool:
         """Whole episodes, as many from each environment; rows after an environment's last are not valid."""
         episodes = self.config.episodes * 2**self.passes
-        self._played: Any = self.whole_episodes(self._act, math.ceil(episodes / self.steps.n), on_step)
+        quota = math.ceil(episodes / self.steps.n)
+        self._played: Any = self.whole_episodes(self._act, quota, on_step)
         return self._played is not None
 
     def _act(self) -> Tensor:
         """One-hot (N, A): greedy before the stage's step, random from there on."""
         action_size = self.encoding.action_size
-        actions = torch.as_tensor(self.rng.integers(action_size, size=self.steps.n), device=self.device)
+        random = self.rng.integers(action_size, size=self.steps.n)
+        actions = torch.as_tensor(random, device=self.device)
         if self.stage:
             step = self.steps.step_index
             before_stage = torch.as_tensor(step < self.stage, device=self.device)
@@ -183,6 +186,7 @@ class SQIRL(BaseAgent):
         weights = scorer.weights(self.num_timesteps)
         reward: Any = sum(part * weights[name] for name, part in scorer.scaled(raw).items())
         go = returns_to_go(np.asarray(reward, np.float64), batch.ended, config.gamma)
+        # Before the stage's step actions were greedy; the returns after it are those of random play.
         random_rows = batch.valid & (batch.step >= self.stage)
         metrics = {"train/stage": float(self.stage), "train/passes": float(self.passes)}
         if random_rows.any():
@@ -192,6 +196,7 @@ class SQIRL(BaseAgent):
         self.record(metrics | scorer.update(batch, raw, self.num_timesteps))
         self.longest = int(batch.step[batch.valid].max()) + 1
         self.stage += 1
+        # After the last step of the longest episode another pass begins, with twice the episodes.
         if self.stage >= min(config.max_steps or self.longest, self.longest):
             self.stage = 0
             self.passes += 1
@@ -219,6 +224,7 @@ class SQIRL(BaseAgent):
         target = tensor(go).float()
         loss = 0.0
         for depth in range(self.config.k):
+            # Targets are standardised, so that one learning rate serves returns of any size.
             mean = target.mean()
             std = target.std(correction=0).clamp(min=1e-6)
             loss = self._fit(depth, x, action, (target - mean) / std)
@@ -238,7 +244,8 @@ class SQIRL(BaseAgent):
         for _ in range(config.epochs):
             order = torch.randperm(len(x), generator=self.draw, device=self.device)
             for part in order.split(config.batch_size):
-                q = net(x[part])[0].gather(-1, action[part, None])[:, 0]
+                values = net(x[part])[0]
+                q = values.gather(-1, action[part, None])[:, 0]
                 error = (q - target[part]).square().mean()
                 loss = flat.descend(error, config.learning_rate, 10.0)
         return float(loss)
