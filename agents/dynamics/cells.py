@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from agents.networks.actor_critic import linear
 
 State = dict[str, Tensor]
+# The states of a sequence, and what `kl` reads of it.
+Observed = tuple[State, dict[str, Any]]
 # c of Griffin's equation 3.
 SHARPNESS = 8.0
 
@@ -32,7 +34,8 @@ def layer(inputs: int, outputs: int) -> nn.Sequential:
 def mlp(inputs: int, hidden: int, outputs: int, gain: float = 1.0, layers: int = 1) -> nn.Sequential:
     """Hidden `layers`, then a linear one."""
     widths = [inputs, *[hidden] * layers]
-    return nn.Sequential(*map(layer, widths, widths[1:]), linear(hidden, outputs, gain))
+    hidden_layers = map(layer, widths, widths[1:])
+    return nn.Sequential(*hidden_layers, linear(hidden, outputs, gain))
 
 
 class Cell(nn.Module):
@@ -58,7 +61,7 @@ class Cell(nn.Module):
 
     def observe(
         self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
-    ) -> tuple[State, dict[str, Any]]:
+    ) -> Observed:
         """The states (L, B, ...) at each step of a sequence, and what `kl` reads.
 
         `embed` (L, B, E) is the encoded observation at t, `action` (L, B, A) taken in it, the last one not read; at
@@ -91,7 +94,8 @@ class Cell(nn.Module):
     def _expected(self, h: Tensor, sample: bool) -> Tensor:
         """The latent that the memory (B, H) predicts: a sample of the prior, or its likeliest value."""
         uniforms = self.latent.uniforms(self.generator, len(h)) if sample else None
-        return self.latent.sample(self.latent.probabilities(self.prior(h)), uniforms)
+        chances = self.latent.probabilities(self.prior(h))
+        return self.latent.sample(chances, uniforms)
 
     def _begin(self, first: Tensor, state: State | None) -> State:
         """The state at the start of a sequence, reset where an episode begins; `first` (B,)."""
@@ -112,7 +116,8 @@ class Categoricals:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(..., G * C) -> (..., G, C)."""
-        chances = torch.softmax(logits.unflatten(-1, (self.groups, self.classes)), -1)
+        grouped = logits.unflatten(-1, (self.groups, self.classes))
+        chances = torch.softmax(grouped, -1)
         return torch.add(self.uniform / self.classes, chances, alpha=1 - self.uniform)
 
     def uniforms(self, generator: torch.Generator, *leading: int) -> Tensor:
@@ -170,7 +175,7 @@ class RSSM(Cell):
 
     def observe(
         self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
-    ) -> tuple[State, dict[str, Any]]:
+    ) -> Observed:
         length, batch = first.shape
         h = self._begin(first[0], state)["h"]
         continues = (~first)[..., None].to(embed.dtype)
@@ -190,7 +195,8 @@ class RSSM(Cell):
             posteriors.append(self.latent.probabilities(logits))
             latents.append(self.latent.sample(posteriors[t], uniforms[t]))
             if t + 1 < length:
-                h = self._remember(h, gates, latents[t], action_parts[t]) * continues[t + 1]
+                h = self._remember(h, gates, latents[t], action_parts[t])
+                h = h * continues[t + 1]
         states = {"h": torch.stack(memories), "z": torch.stack(latents)}
         prior = self.latent.probabilities(self.prior(states["h"]))
         return states, {"posterior": torch.stack(posteriors), "prior": prior}
@@ -238,28 +244,32 @@ class SSM(Cell):
 
     def observe(
         self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
-    ) -> tuple[State, dict[str, Any]]:
+    ) -> Observed:
         initial = self._begin(first[0], state)
         continues = (~first)[..., None].to(embed.dtype)
         posterior = self.latent.probabilities(self.seen(embed))
         uniforms = self.latent.uniforms(self.generator, *first.shape) if sample else None
         z = self.latent.sample(posterior, uniforms)
-        x = self.enter(torch.cat([z[:-1], action[:-1]], -1))
+        inputs = torch.cat([z[:-1], action[:-1]], -1)
+        x = self.enter(inputs)
         sums = []
         for recurrence, before in zip(self.layers, self._layer_sums(initial)):
             x, after = recurrence(x, before, continues[:-1])
             sums.append(torch.cat([before[None], after]))
         h = torch.cat([initial["h"][None], x]) * continues
         states = {"h": h, "z": z, "s": torch.cat(sums, -1) * continues}
-        return states, {"posterior": posterior, "prior": self.latent.probabilities(self.prior(h))}
+        prior = self.latent.probabilities(self.prior(h))
+        return states, {"posterior": posterior, "prior": prior}
 
     def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
-        x = self.enter(torch.cat([state["z"], action], -1))[None]
+        inputs = torch.cat([state["z"], action], -1)
+        x = self.enter(inputs)[None]
         sums = []
         for recurrence, before in zip(self.layers, self._layer_sums(state)):
             x, after = recurrence(x, before)
             sums.append(after[0])
-        return {"h": x[0], "z": self._expected(x[0], sample), "s": torch.cat(sums, -1)}
+        h = x[0]
+        return {"h": h, "z": self._expected(h, sample), "s": torch.cat(sums, -1)}
 
     def _layer_sums(self, state: State) -> tuple[Tensor, ...]:
         """The sums (B, memory) of each layer."""
@@ -311,7 +321,8 @@ class _Scan(torch.autograd.Function):
             return a, a, torch.zeros_like(s)
         # What a sum does to the loss it does now, or through the next one: the same recurrence, backwards.
         next_decay = torch.cat([torch.zeros_like(a[:1]), a[1:].flip(0)])
-        grad = _in_chunks(next_decay, grads[0].flip(0), torch.zeros_like(s)).flip(0)
+        reversed_grad = _in_chunks(next_decay, grads[0].flip(0), torch.zeros_like(s))
+        grad = reversed_grad.flip(0)
         previous = torch.cat([s[None], sums[:-1]])
         return grad * previous, grad, grad[0] * a[0]
 
@@ -367,7 +378,7 @@ class SimNorm(Cell):
 
     def observe(
         self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
-    ) -> tuple[State, dict[str, Any]]:
+    ) -> Observed:
         return {"z": self.normalized(self.seen(embed))}, {}
 
     def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
@@ -379,4 +390,5 @@ class SimNorm(Cell):
 
     def normalized(self, x: Tensor) -> Tensor:
         """A softmax in every group: (..., Z) -> (..., Z)."""
-        return torch.softmax(x.unflatten(-1, (-1, self.simplex)), -1).flatten(-2)
+        grouped = x.unflatten(-1, (-1, self.simplex))
+        return torch.softmax(grouped, -1).flatten(-2)

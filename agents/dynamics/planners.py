@@ -22,8 +22,10 @@ from lodestar.state import Stateful
 # Share of the old mean square in UPMPC's running scale of rewards.
 REWARD_SCALE_DECAY = 0.99
 
-Rollout = Callable[..., Imagined]  # `imagine` with all arguments but act, obs and horizon
-Value = Callable[[Tensor], Tensor]  # observations (B, D) -> (B,)
+# `imagine` with all arguments but act, obs and horizon.
+Rollout = Callable[..., Imagined]
+# Observations (B, D) -> (B,).
+Value = Callable[[Tensor], Tensor]
 
 
 def returns(imagined: Imagined, reward: Tensor, gamma: float, value: Value | None = None) -> Tensor:

@@ -23,8 +23,10 @@ from envs.family import family_of
 from envs.make import make, make_batched, spec_of
 from lodestar.state import Stateful
 
-State = tuple[np.ndarray, np.ndarray]  # positions and velocities
-Outcome = tuple[np.ndarray, np.ndarray, np.ndarray]  # next_obs (B, D), reward (B,), terminated bool (B,)
+# Positions and velocities.
+State = tuple[np.ndarray, np.ndarray]
+# next_obs (B, D), reward (B,), terminated bool (B,).
+Outcome = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class TrueModel(Stateful):
@@ -40,8 +42,9 @@ class TrueModel(Stateful):
         # The simulator computes in float64, the columns have the type of the observations.
         columns = [np.asarray(column, state.dtype) for column in self._outcome(state, env_action)]
         next_obs, task, terminated = (torch.as_tensor(column, device=obs.device) for column in columns)
-        means = next_obs[None] if member_predictions else None
-        return Predicted(next_obs, task, terminated, means)
+        if not member_predictions:
+            return Predicted(next_obs, task, terminated)
+        return Predicted(next_obs, task, terminated, next_obs[None])
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         return {}

@@ -28,7 +28,7 @@ from agents.world_model.imag_ac import Behaviour, ImagActorCritic, descend
 from agents.world_model.model import LatentModel, Replayed
 from agents.world_model.mpc import LatentMPC
 from agents.world_model.td3 import LatentTD3
-from envs.transitions import Transitions
+from envs.transitions import Transitions, join
 from envs.types import Obs, ReplayScorer
 from lodestar.numerics.flat import Flat
 
@@ -164,17 +164,22 @@ class WorldModel(BaseAgent):
         return torch.zeros_like(uniform).scatter_(-1, uniform.argmax(-1, keepdim=True), 1.0)
 
     def _think(self, obs: Obs, began: np.ndarray, state: State, deterministic: bool = False) -> Any:
+        vector, pixels = self._read(obs)
+        return self.learner.think(vector, pixels, self._tensor(began), state, deterministic)
+
+    def _read(self, obs: Obs, leading: int = 1) -> tuple[Tensor, dict[str, Tensor]]:
+        """Numbers (*leading axes, D) and images of observations."""
         images = self.encoding.pixels(obs)
         pixels = {key: self._tensor(image) for key, image in images.items()}
-        vector = self._tensor(self.encoding.vector(obs))
-        return self.learner.think(vector, pixels, self._tensor(began), state, deterministic)
+        return self._tensor(self.encoding.vector(obs, leading)), pixels
 
     def _tensor(self, array: Any) -> Tensor:
         return torch.as_tensor(array, device=self.device)
 
     def head_gap(self) -> float:
         """Error of the reward head on this rollout, in the replay's deviations; 0 if all rewards are equal."""
-        count = min(sum(int(batch.valid.sum()) for batch, _ in self._recent), len(self.replay))
+        valid_steps = sum(int(batch.valid.sum()) for batch, _ in self._recent)
+        count = min(valid_steps, len(self.replay))
         if not count:
             return 0.0
         reward = self.replay.newest(count).reward
@@ -182,22 +187,24 @@ class WorldModel(BaseAgent):
         deviation = float(rewards.std(correction=0))
         if not deviation > 0:
             return 0.0
-        predicted = self._predicted_rewards()[-count:]
-        return float((predicted - reward).square().mean().sqrt()) / deviation
+        error = self._predicted_rewards()[-count:] - reward
+        return float(error.square().mean().sqrt()) / deviation
 
     @torch.no_grad()
     def _predicted_rewards(self) -> Tensor:
         """The reward head's predictions for the valid steps of this rollout, in time order."""
-        batches = [batch for batch, _ in self._recent]
-        images = [self.encoding.pixels(batch.obs) for batch in batches]
-        pixels = {key: self._tensor(np.stack([image[key] for image in images])) for key in images[0]}
-        vector = self._tensor(np.stack([self.encoding.vector(batch.obs) for batch in batches]))
-        action = torch.stack([action for _, action in self._recent])
-        first = self._tensor(np.stack([(batch.step == 0) & batch.valid for batch in batches]))
-        valid = self._tensor(np.stack([batch.valid for batch in batches]))
+        batches, actions = zip(*self._recent)
+        action = torch.stack(actions)
+        # Time is the first axis, environments are the second.
+        obs = join(np.stack, [batch.obs for batch in batches])
+        step = np.stack([batch.step for batch in batches])
+        valid = np.stack([batch.valid for batch in batches])
+        vector, pixels = self._read(obs, leading=2)
         world = self.learner.world
-        states, _ = world.cell.observe(world.encoder(vector, pixels), action, first)
-        return world.reward(world.cell.features(states), action)[valid]
+        embed = world.encoder(vector, pixels)
+        states, _ = world.cell.observe(embed, action, self._tensor((step == 0) & valid))
+        rewards = world.reward(world.cell.features(states), action)
+        return rewards[self._tensor(valid)]
 
     def _watch_head(self) -> float:
         """Measure the gap; a jump means that the reward has changed, and the head is refitted first."""

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 from lodestar.settings import Settings, setting
 
-_RATES = ("model_learning_rate", "actor_learning_rate", "critic_learning_rate")
-_UNROLLED: dict[str, Any] = {  # a latent that predicts itself
+_LEARNING_RATES = ("model_learning_rate", "actor_learning_rate", "critic_learning_rate")
+# What presets share whose latent predicts itself.
+_UNROLLED: dict[str, Any] = {
     "cell": "simnorm",
     "kl": "none",
     "unroll": 5,
@@ -20,16 +21,22 @@ _UNROLLED: dict[str, Any] = {  # a latent that predicts itself
     "entropy_weight": 0.0,
     "max_grad_norm": 20.0,
     "reward_weight": 0.1,
-    **dict.fromkeys(_RATES, 3e-4),
+    **dict.fromkeys(_LEARNING_RATES, 3e-4),
 }
-PRESETS: dict[str, dict[str, Any]] = {  # with the sources, by their numbers on arXiv
-    "r2dreamer": {"barlow": 0.05},  # R2-Dreamer, 2025: Barlow between latent and embedding
-    "dreamer": {"recon": 1.0},  # Hafner et al. 2023, 2301.04104
-    "repo": {"kl": "repo"},  # Zhu et al. 2023, 2309.00082: reward and end alone, KL under a budget
+# Settings of each variant, with its source by the number on arXiv.
+PRESETS: dict[str, dict[str, Any]] = {
+    # R2-Dreamer, 2025: Barlow between latent and embedding.
+    "r2dreamer": {"barlow": 0.05},
+    # Hafner et al. 2023, 2301.04104
+    "dreamer": {"recon": 1.0},
+    # Zhu et al. 2023, 2309.00082: reward and end alone, KL under a budget.
+    "repo": {"kl": "repo"},
     # Bharadhwaj et al. 2022, 2204.08585
     "infopower": {"kl": "repo", "infonce": 1.0, "empowerment": 0.1, "empowerment_reward": 0.01},
-    "drama": {"cell": "ssm", "recon": 1.0, "sampling": "dfs"},  # Wang et al. 2025, 2410.08893
-    "tdmpc2": {  # Hansen et al. 2024, 2310.16828
+    # Wang et al. 2025, 2410.08893
+    "drama": {"cell": "ssm", "recon": 1.0, "sampling": "dfs"},
+    # Hansen et al. 2024, 2310.16828
+    "tdmpc2": {
         **_UNROLLED,
         "behaviour": "mppi",
         "consistency": 20.0,
@@ -38,9 +45,10 @@ PRESETS: dict[str, dict[str, Any]] = {  # with the sources, by their numbers on 
         "horizon": 3,
         "entropy_weight": 1e-4,
         "critics": 5,
-        **dict.fromkeys(_RATES, 1e-3),
+        **dict.fromkeys(_LEARNING_RATES, 1e-3),
     },
-    "mrq": {  # Fujimoto et al. 2025, 2501.16142
+    # Fujimoto et al. 2025, 2501.16142
+    "mrq": {
         **_UNROLLED,
         "behaviour": "td3",
         "consistency": 1.0,
@@ -129,14 +137,17 @@ class WorldModelConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        plain, imagines = self.cell == "simnorm", self.behaviour == "imag_ac"
+        # Without a memory a latent learns by being unrolled from the first step of a sequence.
+        has_memory = self.cell != "simnorm"
+        imagines = self.behaviour == "imag_ac"
         self.refuse_if(
-            not imagines and not plain,
+            not imagines and has_memory,
             "agent.behaviour={behaviour} needs a latent without memory, not agent.cell={cell}; give agent.cell=simnorm",
         )
-        self.refuse_if(plain and self.kl != "none", "agent.cell=simnorm has no KL; give agent.kl=none, not {kl}")
+        has_kl = self.kl != "none"
+        self.refuse_if(has_kl and not has_memory, "agent.cell=simnorm has no KL; give agent.kl=none, not {kl}")
         self.refuse_if(
-            not bool(self.consistency) == bool(self.unroll) == plain,
+            (self.consistency > 0) == has_memory or (self.unroll > 0) == has_memory,
             "agent.consistency={consistency} and agent.unroll={unroll} go together with agent.cell=simnorm (it is "
             "{cell}); give both with it, and 0 for both without",
         )
@@ -157,16 +168,16 @@ class WorldModelConfig(Settings):
             "agent.empowerment_reward={empowerment_reward} needs what agent.empowerment trains; give empowerment=0.1",
         )
         self.refuse_if(
-            self.empowerment and plain,
+            self.empowerment and not has_memory,
             "agent.empowerment={empowerment} compares latents before and after an action, and agent.cell=simnorm is "
             "trained on first steps alone; give 0, or agent.cell=rssm",
         )
         self.refuse_if(
-            not plain and self.batch_length < 2,
+            has_memory and self.batch_length < 2,
             "agent.batch_length={batch_length} leaves nothing to remember; give at least 2",
         )
         self.refuse_if(
-            plain and self.batch_length != 1,
+            not has_memory and self.batch_length != 1,
             "agent.batch_length={batch_length} of sequences that are unrolled from their first step; give 1",
         )
         plans = self.plan_samples + self.plan_policy

@@ -51,13 +51,17 @@ DECAY = {"mppi": 0.5, "td3": 1.0, "imag_ac": 1.0}
 class Replayed(NamedTuple):
     """A minibatch of sequences with its states in the model, detached."""
 
-    states: State  # parts (L, B, ...)
-    features: Tensor  # (L, B, F)
-    action: Tensor  # (L, B, A)
-    reward: Tensor  # (L, B), of that action
-    terminated: Tensor  # (L, B), by that action
-    first: Tensor  # bool (L, B), as in `agents.replay.replay.Sequences`
-    valid: Tensor  # bool (L, B)
+    # Parts (L, B, ...).
+    states: State
+    # (L, B, F) and (L, B, A).
+    features: Tensor
+    action: Tensor
+    # (L, B), of that action and by it.
+    reward: Tensor
+    terminated: Tensor
+    # Bool (L, B), as in `agents.replay.replay.Sequences`.
+    first: Tensor
+    valid: Tensor
 
 
 def weighted_mean(value: Tensor, weight: Tensor) -> Tensor:
@@ -138,16 +142,19 @@ class LatentModel(nn.Module):
 
     def reward(self, features: Tensor, action: Tensor) -> Tensor:
         """The reward of a step, as it is now: (..., F), (..., A) -> (...,)."""
-        return self.head.value(self.reward_net(torch.cat([features, action], -1)))
+        both = torch.cat([features, action], -1)
+        return self.head.value(self.reward_net(both))
 
     def continues(self, features: Tensor, action: Tensor) -> Tensor:
         """The probability that the episode continues: (..., F), (..., A) -> (...,)."""
-        return torch.sigmoid(self.end_net(torch.cat([features, action], -1)).squeeze(-1))
+        both = torch.cat([features, action], -1)
+        return torch.sigmoid(self.end_net(both).squeeze(-1))
 
     def step(self, obs: Tensor, action: Tensor, *, sample: bool = True, member_predictions: bool = False) -> Predicted:
         """One step as `agents.dynamics.OneStepModel`, for a cell without memory: `obs` is the latent (B, Z)."""
         next_obs = self.cell.step({"z": obs}, action)["z"]
-        return Predicted(next_obs, self.reward(obs, action), 1 - self.continues(obs, action))
+        ends = 1 - self.continues(obs, action)
+        return Predicted(next_obs, self.reward(obs, action), ends)
 
     @torch.no_grad()
     def replayed(self, seq: Sequences) -> Replayed:
@@ -158,7 +165,8 @@ class LatentModel(nn.Module):
 
     def reward_loss(self, features: Tensor, action: Tensor, reward: Tensor) -> Tensor:
         """(..., F), (..., A), (...,) -> (...,)."""
-        return self.head.loss(self.reward_net(torch.cat([features, action], -1)), reward)
+        both = torch.cat([features, action], -1)
+        return self.head.loss(self.reward_net(both), reward)
 
     def loss(self, seq: Sequences, joint: Any = None) -> tuple[Tensor, Replayed]:
         """The loss of sequences (L, B), with that of a behaviour that shapes the latent (`joint`), and their states."""
@@ -202,11 +210,13 @@ class LatentModel(nn.Module):
         steps = config.unroll
         encoded = torch.cat([z, self._encode_later_steps(seq, z)])
         action = seq.action[:steps]
-        ahead = torch.cat([z, self.cell.unroll({"z": z[0]}, action)["z"]])
+        predicted = self.cell.unroll({"z": z[0]}, action)
+        ahead = torch.cat([z, predicted["z"]])
         # The next observation follows this step's action.
         linked = seq.valid[:steps] & ~seq.first[1 : steps + 1]
         # A prediction counts while all steps before it are linked.
-        lives = torch.cat([seq.valid[:1], linked[:-1] & seq.valid[1:steps]]).cumprod(0)
+        later_lives = linked[:-1] & seq.valid[1:steps]
+        lives = torch.cat([seq.valid[:1], later_lives]).cumprod(0)
         powers = torch.arange(steps, device=z.device, dtype=z.dtype)
         decay = DECAY[config.behaviour] ** powers
         weight = lives * decay[:, None]
@@ -244,20 +254,22 @@ class LatentModel(nn.Module):
         if self.decoder is not None:
             inputs = states["z"] if config.cell == "ssm" else features
             error = self.decoder.loss(inputs, seq.vector, seq.pixels)
-            losses["recon"] = config.recon * weighted_mean(error, seq.valid.to(error.dtype))
+            valid = seq.valid.to(error.dtype)
+            losses["recon"] = config.recon * weighted_mean(error, valid)
         if self.project is not None:
-            valid = torch.nonzero(seq.valid.flatten()).flatten()
-            projected = self.project(features).flatten(0, 1)[valid]
-            target = embed.flatten(0, 1)[valid]
+            rows = torch.nonzero(seq.valid.flatten()).flatten()
+            projected = self.project(features).flatten(0, 1)[rows]
+            target = embed.flatten(0, 1)[rows]
             if config.barlow:
                 losses["barlow"] = config.barlow * barlow(projected, target)
             if config.infonce:
                 agreement = infonce(projected[:MAX_INFONCE_ROWS], target[:MAX_INFONCE_ROWS])
                 losses["infonce"] = config.infonce * agreement
         if self.empowerment is not None:
-            linked = (seq.valid[:-1] & ~seq.first[1:]).to(features.dtype)
+            linked = seq.valid[:-1] & ~seq.first[1:]
             log_prob = self.empowerment.log_prob(features[:-1], features[1:], seq.action[:-1])
-            losses["empowerment"] = -config.empowerment * weighted_mean(log_prob, linked)
+            mean_log_prob = weighted_mean(log_prob, linked.to(features.dtype))
+            losses["empowerment"] = -config.empowerment * mean_log_prob
         return losses
 
 
@@ -350,7 +362,8 @@ class ObservationDecoder(nn.Module):
         error = (decoded - symlog(vector)).square().sum(-1)
         for key, image in pixels.items():
             target = image.to(decoded.dtype) / 255
-            error = error + (images[key] - target).square().sum((-3, -2, -1))
+            pixel_error = (images[key] - target).square()
+            error = error + pixel_error.sum((-3, -2, -1))
         return error
 
 
@@ -404,7 +417,8 @@ def barlow(projected: Tensor, target: Tensor, off_diagonal: float = 5e-4) -> Ten
     x = _standardized(projected)
     y = _standardized(target.detach())
     correlations = x.T @ y / len(x)
-    square = (correlations - torch.eye(x.shape[-1], device=x.device)).square()
+    identity = torch.eye(x.shape[-1], device=x.device)
+    square = (correlations - identity).square()
     diagonal = square.diagonal().sum()
     return diagonal + off_diagonal * (square.sum() - diagonal)
 
@@ -420,7 +434,9 @@ def infonce(projected: Tensor, target: Tensor, temperature: float = 0.1) -> Tens
     x = F.normalize(projected.flatten(0, -2), dim=-1)
     y = F.normalize(target.flatten(0, -2), dim=-1)
     cosines = x @ y.T
-    return F.cross_entropy(cosines / temperature, torch.arange(len(x), device=x.device))
+    # Each row's own target stands on the diagonal.
+    labels = torch.arange(len(x), device=x.device)
+    return F.cross_entropy(cosines / temperature, labels)
 
 
 def divergence(dyn: Tensor, rep: Tensor, dyn_weight: float = 1.0, rep_weight: float = 0.1, free: float = 1.0) -> Tensor:
@@ -473,4 +489,5 @@ class Empowerment(nn.Module):
         mean, log_std = out.chunk(2, -1)
         log_std = log_std.clamp(-4.0, 1.0)
         scaled = (action - torch.tanh(mean)) * torch.exp(-log_std)
-        return -(0.5 * scaled.square() + log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
+        nats = 0.5 * scaled.square() + log_std + 0.5 * math.log(2 * math.pi)
+        return -nats.sum(-1)

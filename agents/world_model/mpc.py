@@ -95,14 +95,16 @@ class LatentMPC(Behaviour):
         action = seq.action[:steps]
         terminated = seq.terminated[:steps]
         with torch.no_grad():
-            next_value = self._values(self.slow_q, encoded[1 : steps + 1]).amin(0)
+            next_values = self._values(self.slow_q, encoded[1 : steps + 1])
             discount = self.config.gamma * (1 - terminated)
-            target = seq.reward[:steps] + discount * next_value
-        latent_action = torch.cat([ahead[:-1], action], -1).flatten(0, 1)
-        logits = self.q(latent_action, generator=self.generator)
-        loss = self.head.loss(logits, target.flatten()).mean(0).view_as(target)
+            target = seq.reward[:steps] + discount * next_values.amin(0)
+        both = torch.cat([ahead[:-1], action], -1)
+        logits = self.q(both.flatten(0, 1), generator=self.generator)
+        losses = self.head.loss(logits, target.flatten())
+        loss = losses.mean(0).view_as(target)
         # A step without its successor has no target, unless the episode ended there.
-        return weighted_mean(loss, weight * (linked | (terminated > 0)))
+        has_target = linked | (terminated > 0)
+        return weighted_mean(loss, weight * has_target)
 
     def update(self, world: LatentModel, sequences: Sequences, replayed: Replayed) -> dict[str, Tensor]:
         """One step of the policy, which ascends the values; the critics learn with the model. Returns metrics."""
@@ -115,7 +117,8 @@ class LatentMPC(Behaviour):
         distribution = self.policy(z)
         action = _clamp_forward(self.policy.sample(distribution, self.generator))
         _, entropy = self.policy.log_prob(distribution, action.detach())
-        logits = self._subset(self.q, torch.cat([z, action], -1))
+        both = torch.cat([z, action], -1)
+        logits = self._subset(self.q, both)
         value = self.head.value(logits).mean(0)
         self.scale.update(value[0].detach())
         gain = value / self.scale() + config.entropy_weight * entropy
@@ -134,10 +137,12 @@ class LatentMPC(Behaviour):
         order = torch.randperm(self.config.critics, generator=self.generator, device=both.device)
         critics = order[:N_CRITICS_READ]
         weights = [p.detach()[critics] for p in q.weights()]
-        return q(both.flatten(0, -2), weights).unflatten(1, both.shape[:-1])
+        logits = q(both.flatten(0, -2), weights)
+        return logits.unflatten(1, both.shape[:-1])
 
     def _sample(self, z: Tensor) -> Tensor:
-        return self.policy.sample(self.policy(z), self.generator).clamp(-1, 1)
+        action = self.policy.sample(self.policy(z), self.generator)
+        return action.clamp(-1, 1)
 
     def _values(self, q: Stacked, z: Tensor) -> Tensor:
         """Values of latents (..., Z) by two critics and the policy's actions, (2, ...)."""

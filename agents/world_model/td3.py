@@ -46,7 +46,8 @@ def n_step(
     linked = valid[:n] & ~first[1 : n + 1]
     ended = valid[:n] & (terminated[:n] > 0)
     # Row i counts while all rows before it are linked and not ended.
-    unbroken = torch.cat([torch.ones_like(linked[:1]), linked[:-1] & ~ended[:-1]])
+    continued = linked[:-1] & ~ended[:-1]
+    unbroken = torch.cat([torch.ones_like(linked[:1]), continued])
     reached = unbroken.cumprod(0).bool()
     counted = reached & (linked | ended)
     powers = gamma ** torch.arange(n, device=reward.device, dtype=reward.dtype)
@@ -92,8 +93,10 @@ class LatentTD3(Behaviour):
         noise = 0.0 if deterministic else self.config.exploration
         if not self.discrete:
             action = torch.tanh(self.policy(z))
-            return (action + noise * self._normal(action)).clamp(-1, 1), memory
-        action = self._greedy(self._values(world.cell, self.q, z).mean(0))
+            action = action + noise * self._normal(action)
+            return action.clamp(-1, 1), memory
+        values = self._values(world.cell, self.q, z)
+        action = self._greedy(values.mean(0))
         if noise:
             generator = self.generator
             chance = torch.rand(len(z), 1, generator=generator, device=z.device)
@@ -116,7 +119,8 @@ class LatentTD3(Behaviour):
         """One step of critics and policy on sequences longer than `n_step`; returns metrics."""
         seq = sequences
         with torch.no_grad():
-            z = world.encode(seq.vector[0], {key: image[0] for key, image in seq.pixels.items()})["z"]
+            pixels = {key: image[0] for key, image in seq.pixels.items()}
+            z = world.encode(seq.vector[0], pixels)["z"]
             target, known = self._value_targets(world, seq)
             zsa = joint(world.cell, z, seq.action[0])
         q = self.q(zsa).squeeze(-1)
@@ -125,7 +129,8 @@ class LatentTD3(Behaviour):
         # `known` has no axis of critics, so that the losses are summed over them.
         loss = weighted_mean(losses, known)
         self.descend(loss, "critic")
-        self.errors = (seq.index[0], torch.where(known, error.detach().amax(0), 0.0))
+        largest_error = error.detach().amax(0)
+        self.errors = (seq.index[0], torch.where(known, largest_error, 0.0))
         metrics = {"critic_loss": loss, "value": q.mean() * self.scale, "reward_scale": self.scale}
         if not self.discrete:
             metrics["actor_loss"] = self._update_policy(world, z, known)
@@ -144,7 +149,8 @@ class LatentTD3(Behaviour):
         next_pixels = {key: image[last, columns] for key, image in seq.pixels.items()}
         next_z = world.encode(seq.vector[last, columns], next_pixels, slow=True)["z"]
         next_value = self._next_value(slow["cell"], next_z)
-        return (total + discount * next_value * self.slow_scale) / self.scale, known
+        target = total + discount * next_value * self.slow_scale
+        return target / self.scale, known
 
     def _update_policy(self, world: LatentModel, z: Tensor, known: Tensor) -> Tensor:
         """One step of the policy, which ascends the critics' mean; its loss."""
@@ -165,14 +171,18 @@ class LatentTD3(Behaviour):
             return (values.amin(0) * best_action).sum(-1)
         action = torch.tanh(self.slow_policy(z))
         noise = TARGET_NOISE_STD * self._normal(action)
-        action = (action + noise.clamp(-MAX_TARGET_NOISE, MAX_TARGET_NOISE)).clamp(-1, 1)
-        return self.slow_q(joint(cell, z, action)).amin(0).squeeze(-1)
+        noise = noise.clamp(-MAX_TARGET_NOISE, MAX_TARGET_NOISE)
+        action = (action + noise).clamp(-1, 1)
+        zsa = joint(cell, z, action)
+        return self.slow_q(zsa).amin(0).squeeze(-1)
 
     def _values(self, cell: Any, q: Stacked, z: Tensor) -> Tensor:
         """Values of all actions, (K, B, A)."""
+        # Every latent with every action, (B A, Z) and (B A, A).
         actions = torch.eye(self.action_size, device=z.device).repeat(len(z), 1)
         latents = z.repeat_interleave(self.action_size, 0)
-        return q(joint(cell, latents, actions)).view(-1, len(z), self.action_size)
+        zsa = joint(cell, latents, actions)
+        return q(zsa).view(-1, len(z), self.action_size)
 
     def _greedy(self, values: Tensor) -> Tensor:
         return F.one_hot(values.argmax(-1), self.action_size).to(values.dtype)
