@@ -289,9 +289,9 @@ class ImaginedBuffer(Stateful):
         """Write the transitions that were imagined, over the oldest where the ring is full."""
         numbers = (imagined.task, imagined.penalty, imagined.terminated, imagined.step)
         number_columns = [number.unsqueeze(-1).float() for number in numbers]
-        rows = torch.cat([imagined.obs, imagined.action, imagined.next_obs, *number_columns], -1).detach()[
-            imagined.alive
-        ]
+        columns = [imagined.obs, imagined.action, imagined.next_obs, *number_columns]
+        table = torch.cat(columns, -1).detach()
+        rows = table[imagined.alive]
         newest = rows[-self.capacity :]
         places = (self.written + torch.arange(len(newest), device=self.device)) % self.capacity
         self.table[places] = newest
@@ -318,7 +318,8 @@ class ImaginedBuffer(Stateful):
         return Rows(obs, action, reward, next_obs, gamma * (1 - terminated), step, index)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"table": self.table[: min(self.written, self.capacity)], **super().state_dict()}
+        size = min(self.written, self.capacity)
+        return {"table": self.table[:size], **super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
