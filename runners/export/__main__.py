@@ -40,13 +40,17 @@ from runners.run.policies import from_file
 if TYPE_CHECKING:
     from runners.export.policy import Policy
 
-ROWS = 256  # observations that the files are compared on
-TOLERANCE = 1e-4  # largest difference of an action's number, beside the largest number of all of them if that exceeds 1
-GRAPH, OPSET = "policy.onnx", 18
-CHECKPOINTS = "checkpoints"
-UNFINISHED = ".export-"  # how folders are called in which an export is being written
-OF_A_RUN = (CHECKPOINTS, "config.yaml", "versions.json", "result.json", STATUS)
-FILES = ("policy.safetensors", "policy.json", GRAPH, "README.md", *OF_A_RUN)
+# How many observations the files are compared on.
+COMPARED_OBSERVATIONS = 256
+# The largest difference of an action's number, as a share of the largest number of all of them if that exceeds 1.
+ACTION_TOLERANCE = 1e-4
+GRAPH_FILE = "policy.onnx"
+ONNX_OPSET = 18
+CHECKPOINT_FOLDER = "checkpoints"
+# The name of a folder in which an export is being written begins like this.
+UNFINISHED_PREFIX = ".export-"
+RUN_FILES = (CHECKPOINT_FOLDER, "config.yaml", "versions.json", "result.json", STATUS)
+EXPORT_FILES = ("policy.safetensors", "policy.json", GRAPH_FILE, "README.md", *RUN_FILES)
 
 
 @dataclass
@@ -72,7 +76,8 @@ class ExportConfig(Settings):
             raise UsageError(f"env= is missing: {self.run} does not say which environment its policy is for")
         if Path(self.run).is_file() and self.format == "none":
             raise UsageError(f"format=none would write nothing of the file {self.run}; give safetensors, onnx or both")
-        if self.out and (read_status(Path(self.out)) or {"state": EXPORTED})["state"] != EXPORTED:
+        status = read_status(Path(self.out)) if self.out else None
+        if status is not None and status["state"] != EXPORTED:
             raise UsageError(f"out={self.out} is the folder of a run that trained; give another one")
 
 
@@ -82,8 +87,10 @@ class Subject:
 
     agent: str
     model: Any
-    make: Callable[[], Any]  # the environment as the agent observes it
-    trained: Trained | None = None  # None for a policy of runners.offline
+    # Makes the environment as the agent observes it.
+    make: Callable[[], Any]
+    # None for a policy of runners.offline.
+    trained: Trained | None = None
 
 
 def export(config: ExportConfig) -> tuple[Path, list[str]]:
@@ -91,61 +98,88 @@ def export(config: ExportConfig) -> tuple[Path, list[str]]:
 
     A UsageError if the policy does not fit the format asked for, or what was written acts otherwise.
     """
-    lacking = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if config.format in ("onnx", "both") and lacking:
-        words = f"format=onnx needs {', '.join(lacking)}: pip install 'lodestar-rl[onnx]'"
-        raise ImportError(f"{words}, or give format=safetensors")
+    if config.format in ("onnx", "both"):
+        require_onnx()
     run = Path(config.run)
-    subject = file_subject(config) if run.is_file() else run_subject(run, config.trust, config.checkpoint)
-    from runners.export.card import card, write_small  # these import torch
+    if run.is_file():
+        subject = file_subject(config)
+        home = run.parent
+    else:
+        subject = run_subject(run, config.trust, config.checkpoint)
+        home = run
+    out = Path(config.out) if config.out else home / "export"
+    make_folder(out)
+    # A process that was killed during an export leaves its folder behind.
+    for leftover in out.glob(f"{UNFINISHED_PREFIX}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=UNFINISHED_PREFIX, dir=out) as temporary:
+        folder = Path(temporary)
+        sentences = write_policy(subject, config, folder)
+        if subject.trained is not None:
+            # Imported here, because it imports torch.
+            from runners.export.card import card, write_small
+
+            (folder / "README.md").write_text(card(subject.trained, run, sentences))
+            write_small(folder, run, subject.trained, config.checkpoint)
+        replace_export(out, folder)
+    return out, sentences
+
+
+def require_onnx() -> None:
+    """An ImportError that names what format=onnx lacks."""
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if missing:
+        words = f"format=onnx needs {', '.join(missing)}: pip install 'lodestar-rl[onnx]'"
+        raise ImportError(f"{words}, or give format=safetensors")
+
+
+def write_policy(subject: Subject, config: ExportConfig, folder: Path) -> list[str]:
+    """Convert the policy, write it into a folder and compare it; a sentence for each file."""
+    # Imported here, because they import torch.
     from runners.export.convert import NoForm, convert
     from runners.export.policy import save
 
-    out = Path(config.out) if config.out else (run.parent if run.is_file() else run) / "export"
-    make_folder(out)
-    policy, why = None, ""
     with closing(subject.make()) as env:
         try:
             policy = convert(subject.agent, subject.model, env.observation_space)
-            obs, mask = observations(env, subject.model, ROWS, config.seed)
-        except NoForm as reason:
-            why = str(reason)
+        except NoForm as error:
+            reason = str(error)
             if config.format == "onnx":
-                words = f"{why}, which an ONNX graph of one step cannot hold; give format=safetensors"
+                words = f"{reason}, which an ONNX graph of one step cannot hold; give format=safetensors"
                 raise UsageError(words) from None
-    # What a process that was killed in an export left.
-    for leftover in out.glob(f"{UNFINISHED}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=out) as temporary:
-        folder = Path(temporary)
-        if config.format == "none":
-            checked = []
-        elif policy is None:
-            save(folder, subject.model.policy.state_dict(), {**about(subject), "policy": None, "why": why})
-            checked = [f"{FILES[0]}: weights only ({why}); the agent that the configuration describes reads them"]
+            policy = None
         else:
-            checked = write(policy, subject, config.format, folder, obs, mask)
-        if subject.trained is not None:
-            (folder / "README.md").write_text(card(subject.trained, run, checked))
-            write_small(folder, run, subject.trained, config.checkpoint)
-        # Of an earlier export, perhaps of another checkpoint; or a link, of which what it leads to stays.
-        if (out / CHECKPOINTS).is_symlink():
-            (out / CHECKPOINTS).unlink()
-        shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
-        for name in FILES:
-            if (folder / name).exists():
-                os.replace(folder / name, out / name)
-            elif name != CHECKPOINTS:
-                (out / name).unlink(missing_ok=True)
-    return out, checked
+            obs, mask = observations(env, subject.model, COMPARED_OBSERVATIONS, config.seed)
+    if config.format == "none":
+        return []
+    if policy is None:
+        description = {**about(subject), "policy": None, "why": reason}
+        save(folder, subject.model.policy.state_dict(), description)
+        return [f"policy.safetensors: weights only ({reason}); the agent that the configuration describes reads them"]
+    return write_formats(policy, subject, config.format, folder, obs, mask)
 
 
-def run_subject(run: Path, trust: bool = False, at: str = "") -> Subject:
+def replace_export(out: Path, folder: Path) -> None:
+    """Move an export from the folder that it was written in, and remove what an earlier export left in `out`."""
+    checkpoints = out / CHECKPOINT_FOLDER
+    # A link is removed without what it leads to.
+    if checkpoints.is_symlink():
+        checkpoints.unlink()
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    for name in EXPORT_FILES:
+        if (folder / name).exists():
+            os.replace(folder / name, out / name)
+        elif name != CHECKPOINT_FOLDER:
+            (out / name).unlink(missing_ok=True)
+
+
+def run_subject(run: Path, trust: bool, checkpoint: str) -> Subject:
     """The agent of a run at its newest checkpoint, or at another; see `load_run`."""
-    trained = load_run(run, trust, at)
+    trained = load_run(run, trust, checkpoint)
     from rewards.adapters.guided import guide_modalities, guided
 
-    config, mix = trained.config, trained.mix
+    config = trained.config
+    mix = trained.mix
     options = {**config.env_options, **guide_modalities(mix)}
 
     def make_env() -> Any:
@@ -160,45 +194,63 @@ def file_subject(config: ExportConfig) -> Subject:
 
     with closing(make(config.env, **config.env_options)) as env:
         model = from_file(Path(config.run), env.observation_space, env.action_space)
-    kind = type(model).__name__.lower() if isinstance(model, Cloning) else "iql"
-    return Subject(kind, model, lambda: make(config.env, **config.env_options))
+    agent = type(model).__name__.lower() if isinstance(model, Cloning) else "iql"
+    return Subject(agent, model, lambda: make(config.env, **config.env_options))
 
 
 def observations(env: Any, model: Any, count: int, seed: int) -> tuple[Any, Any]:
     """Observations (count, ...) of the agent's own episodes, half of whose actions are random; and their masks."""
     env.action_space.seed(seed)
     batch = record(env, acting(model, env.action_space, 0.5, seed), count, seed)
-    return batch.obs, batch.obs_action_mask if getattr(model, "masked", False) else None
+    # Only agents of ours and maskable_ppo have the attribute.
+    masked = getattr(model, "masked", False)
+    return batch.obs, batch.obs_action_mask if masked else None
 
 
-def write(policy: "Policy", subject: Subject, format: str, folder: Path, obs: Any, mask: Any) -> list[str]:
+def write_formats(policy: "Policy", subject: Subject, format: str, folder: Path, obs: Any, mask: Any) -> list[str]:
     """Write the formats asked for, read them back, compare them with the agent: a sentence each."""
-    expected, _ = subject.model.predict(obs, deterministic=True, **({} if mask is None else {"mask": mask}))
+    masks = {} if mask is None else {"mask": mask}
+    expected, _ = subject.model.predict(obs, deterministic=True, **masks)
     sentences = []
     if format != "onnx":
         policy.write(folder, about(subject))
-        sentences.append(compared("policy.safetensors", policy.read(folder).act(obs, mask), expected))
+        actions = policy.read(folder).act(obs, mask)
+        sentences.append(compare_actions("policy.safetensors", actions, expected))
     if format != "safetensors":
-        write_onnx(policy, folder / GRAPH)
-        sentences.append(compared(GRAPH, onnx_actions(folder / GRAPH, policy, obs, mask), expected))
+        write_onnx(policy, folder / GRAPH_FILE)
+        actions = onnx_actions(folder / GRAPH_FILE, policy, obs, mask)
+        sentences.append(compare_actions(GRAPH_FILE, actions, expected))
     return sentences
 
 
 def write_onnx(policy: "Policy", path: Path) -> None:
-    """Write the graph, the batch's size left open, weights inside; the exporter logs, warns and prints: silently."""
+    """Write the graph with its weights inside and the batch's size left open.
+
+    The exporter logs, warns and prints, all of which is silenced.
+    """
     import torch
 
-    inputs = [*policy.inputs.values(), *([((sum(policy.action.sizes),), "bool")] if policy.action.masked else [])]
+    inputs = list(policy.inputs.values())
+    if policy.action.masked:
+        inputs.append(((sum(policy.action.sizes),), "bool"))
     example = tuple(torch.from_numpy(np.zeros((2, *shape), dtype)) for shape, dtype in inputs)
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
-    shapes = (tuple({0: batch} for _ in example),)
-    named: dict[str, Any] = {"input_names": policy.names, "output_names": ["action"], "dynamic_shapes": shapes}
-    named |= {"dynamo": True, "opset_version": OPSET, "external_data": False, "verbose": False}
+    # `forward` has one argument, *observed, so that the shapes of its members stand in a tuple of their own.
+    input_shapes = tuple({0: batch} for _ in example)
+    options: dict[str, Any] = {
+        "input_names": policy.names,
+        "output_names": ["action"],
+        "dynamic_shapes": (input_shapes,),
+        "dynamo": True,
+        "opset_version": ONNX_OPSET,
+        "external_data": False,
+        "verbose": False,
+    }
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            torch.onnx.export(policy, example, path, **named)
+            torch.onnx.export(policy, example, path, **options)
     finally:
         logging.disable(logging.NOTSET)
 
@@ -215,46 +267,50 @@ def onnx_actions(path: Path, policy: "Policy", obs: Any, mask: Any = None) -> np
     return session.run(None, dict(zip(policy.names, columns)))[0]
 
 
-def compared(name: str, actions: np.ndarray, expected: Any) -> str:
+def compare_actions(name: str, actions: np.ndarray, expected: Any) -> str:
     """How far actions (B, ...) are from the agent's, as a sentence; a UsageError if that is too far."""
     expected = np.asarray(expected)
     if actions.shape != expected.shape:
         raise UsageError(f"{name} gives actions of shape {actions.shape}, the agent {expected.shape}; nothing is kept")
     if not np.issubdtype(actions.dtype, np.floating):
-        others = int((actions != expected).reshape(len(actions), -1).any(-1).sum())
-        if others:
-            raise UsageError(f"{name} chooses otherwise than the agent in {others} of {len(actions)} observations")
+        differs = (actions != expected).reshape(len(actions), -1).any(-1)
+        if differs.any():
+            count = int(differs.sum())
+            raise UsageError(f"{name} chooses otherwise than the agent in {count} of {len(actions)} observations")
         return f"{name}: the agent's own choice in all of {len(actions)} observations"
     gap = float(np.abs(actions.astype(np.float64) - expected).max())
-    if not gap <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
+    largest = float(np.abs(expected).max())
+    # Written with `not`, so that NaN fails.
+    if not gap <= ACTION_TOLERANCE * max(1.0, largest):
         raise UsageError(f"{name} is off by up to {gap:.2g} from the agent's actions; nothing is kept")
     return f"{name}: at most {gap:.1e} from the agent's actions in {len(actions)} observations"
 
 
 def about(subject: Subject) -> dict[str, Any]:
     """What policy.json holds beside the policy: plain data without paths and addresses."""
-    from runners.export.card import scrubbed
+    from runners.export.card import remove_paths
 
-    env, trained = subject.make(), subject.trained
-    found: dict[str, Any] = {
-        "agent": subject.agent,
-        "env": env.spec.id if env.spec is not None else "",
-        "step": 0 if trained is None else trained.step,
-        "observation_space": str(env.observation_space),
-        "action_space": str(env.action_space),
-        "versions": versions(),
-    }
-    env.close()
+    trained = subject.trained
+    with closing(subject.make()) as env:
+        description: dict[str, Any] = {
+            "agent": subject.agent,
+            "env": env.spec.id if env.spec is not None else "",
+            "step": 0 if trained is None else trained.step,
+            "observation_space": str(env.observation_space),
+            "action_space": str(env.action_space),
+            "versions": versions(),
+        }
     if trained is not None:
-        parts = ("env", "env_options", "reward", "agent", "seed")
-        found["config"] = scrubbed({key: value for key, value in to_dict(trained.config).items() if key in parts})
-    return found
+        config = to_dict(trained.config)
+        parts = [key for key in config if key in ("env", "env_options", "reward", "agent", "seed")]
+        description["config"] = remove_paths({key: config[key] for key in parts})
+    return description
 
 
 def export_and_print(config: ExportConfig) -> None:
     """Export, and print how each file compares with the agent."""
-    out, checked = export(config)
-    print(*checked, f"written to {out}", sep="\n")
+    out, sentences = export(config)
+    print(*sentences, f"written to {out}", sep="\n")
 
 
 main = Command(ExportConfig, export_and_print, __doc__)

@@ -21,38 +21,53 @@ from runners.run.build import Trained, load_checkpoint
 from runners.run.config import TrainConfig, sources, to_dict
 from runners.run.folder import EXPORTED, STATUS
 
-KEPT_APART = {"env", "env_options", "reward", "agent", "agent_name"}  # shown otherwise
-KEPT_APART |= {"preset", "root", "run_dir", "resume", "control", "video"}  # say nothing about what was trained
-PLACES = ("root", "run_dir", "resume", "init_from", "init")  # of the configuration, that say nothing elsewhere
+# The command line of the card shows these by themselves.
+SHOWN_APART = {"env", "env_options", "reward", "agent", "agent_name"}
+# These say nothing about what was trained.
+NOT_SHOWN = {"preset", "root", "run_dir", "resume", "control", "video"}
+# Settings of the configuration that lead to a place on this machine.
+PLACE_SETTINGS = ("root", "run_dir", "resume", "init_from", "init")
+ADDRESS = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+")
+ABSOLUTE_PATH = re.compile(r"(?<![\w.])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\:,'\"]+)+")
 
 
-def scrubbed(value: Any) -> Any:
-    """Plain data without absolute paths and addresses."""
+def remove_paths(value: Any) -> Any:
+    """Plain data without addresses, and of each absolute path only its last part."""
     if isinstance(value, dict):
-        return {key: scrubbed(item) for key, item in value.items()}
+        return {key: remove_paths(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [scrubbed(item) for item in value]
+        return [remove_paths(item) for item in value]
     if not isinstance(value, str):
         return value
-    value = re.sub(r"\b[a-z][a-z0-9+.-]*://\S+", "<address>", value)
-    return re.sub(r"(?<![\w.])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\:,'\"]+)+", lambda m: re.split(r"[/\\]", m[0])[-1], value)
+    value = ADDRESS.sub("<address>", value)
+    return ABSOLUTE_PATH.sub(lambda match: re.split(r"[/\\]", match[0])[-1], value)
 
 
 def settings(config: TrainConfig) -> list[str]:
     """What the run sets otherwise than the defaults do, as arguments of the command line."""
     code = sources(config)
-    names = [code.get(f"reward.{name}", name) for name in config.reward]
+    rewards = [code.get(f"reward.{name}", name) for name in config.reward]
     agent = code.get(f"agent.{config.agent_name}", config.agent_name)
-    found = [f"env={config.env}", *(f"env.{key}={value}" for key, value in config.env_options.items())]
-    found += [f"reward=[{','.join(names)}]", f"agent={agent}", "preset=none"]
+    arguments = [f"env={config.env}"]
+    for key, value in config.env_options.items():
+        arguments.append(f"env.{key}={value}")
+    arguments += [f"reward=[{','.join(rewards)}]", f"agent={agent}", "preset=none"]
     for field in dataclasses.fields(TrainConfig):
+        if field.name in SHOWN_APART | NOT_SHOWN:
+            continue
         value = getattr(config, field.name)
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if field.name not in KEPT_APART and value != default:
-            found.append(f"{field.name}={written(value)}")
-    for prefix, options in [("agent", config.agent), *((f"reward.{name}", o) for name, o in config.reward.items())]:
-        found += [f"{prefix}.{name}={written(value)}" for name, value in changed(options).items()]
-    return [scrubbed(argument) for argument in found]
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if value != default:
+            arguments.append(f"{field.name}={written(value)}")
+    parts = {"agent": config.agent}
+    for name, options in config.reward.items():
+        parts[f"reward.{name}"] = options
+    for prefix, options in parts.items():
+        for name, value in changed(options).items():
+            arguments.append(f"{prefix}.{name}={written(value)}")
+    return remove_paths(arguments)
 
 
 def vision(config: TrainConfig) -> list[str]:
@@ -60,20 +75,23 @@ def vision(config: TrainConfig) -> list[str]:
     from rewards.vision.encoder import MODELS
 
     sentences = []
+    env_id = config.env.rpartition(":")[2]
     for name, options in config.reward.items():
-        model, weights = getattr(options, "model", None), getattr(options, "weights", "")
-        if not hasattr(options, "goal") or not hasattr(options, "precision") or model is None:
+        # Any reward that declares these three reads frames with a vision model, one of the user's own as well.
+        if not all(hasattr(options, field) for field in ("model", "goal", "precision")):
             continue
+        model = options.model
+        weights = getattr(options, "weights", "")
         if model in MODELS and not weights:
             words = "its model ships with the suite and was not trained on this environment"
-            domains = read_json(MODELS[model] / "phrases.json").get("worlds", [])
-            if any(fnmatch.fnmatchcase(config.env.rpartition(":")[2], world) for world in domains):
+            worlds = read_json(MODELS[model] / "phrases.json").get("worlds", [])
+            if any(fnmatch.fnmatchcase(env_id, world) for world in worlds):
                 words = "in-domain: its model was trained on frames of this environment"
         elif weights == "untrained":
             words = "a control: its model was never trained"
         else:
             words = "zero-shot, as far as its public weights are"
-        sentences.append(f"{name} ({scrubbed(str(model))}): {words}.")
+        sentences.append(f"{name} ({remove_paths(str(model))}): {words}.")
     return sentences
 
 
@@ -82,28 +100,34 @@ def card(trained: Trained, run: Path, checked: list[str], loaded: str = 'ld.load
 
     `checked` are sentences about its files; `loaded` is the expression that loads it.
     """
-    config, _, mix, step = trained
+    config = trained.config
     scores = read_json(run / "result.json")
+    episodes = 0
+    score_table: Any = ""
+    if scores:
+        episodes = next(iter(scores.values()))["episodes"]
+        score_table = remove_paths(table(scores))
+    notes = vision(config) + list(trained.mix.notes())
     text = Path(__file__).with_name("card.txt").read_text()
     template = jinja2.Template(text, trim_blocks=True, keep_trailing_newline=True)
     return template.render(
         config=config,
-        step=step,
-        reward=scrubbed(mix.describe()),
+        step=trained.step,
+        reward=remove_paths(trained.mix.describe()),
         command=shlex.join(settings(config)),
-        notes=map(scrubbed, [*vision(config), *mix.notes()]),
+        notes=remove_paths(notes),
         actions=scores.get("this run", {}).get("actions"),
-        scores=scores and scrubbed(table(scores)),
-        episodes=next(iter(scores.values()))["episodes"] if scores else 0,
+        scores=score_table,
+        episodes=episodes,
         loaded=loaded,
         checked=checked,
-        trained_with=_versions(read_json(run / "versions.json")),
-        exported_with=_versions(checkpoint.versions()),
+        trained_with=_join_versions(read_json(run / "versions.json")),
+        exported_with=_join_versions(checkpoint.versions()),
     )
 
 
-def _versions(found: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in found.items())
+def _join_versions(versions: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def write_small(folder: Path, run: Path, trained: Trained, at: str = "") -> None:
@@ -115,18 +139,26 @@ def write_small(folder: Path, run: Path, trained: Trained, at: str = "") -> None
     import yaml
 
     state, step = load_checkpoint(run, at)
-    weights = getattr(trained.model, "weights", lambda: {"modules.policy": ""})()
-    kept: dict[str, Any] = {}
-    for path in weights:
+    agent_state: dict[str, Any] = {}
+    # An agent of the user's own may lack the method; then its module `policy` is what acts.
+    paths = ["modules.policy"]
+    if hasattr(trained.model, "weights"):
+        paths = list(trained.model.weights())
+    for path in paths:
         *parents, last = path.split(".")
-        of, to = state["agent"], kept
+        source = state["agent"]
+        target = agent_state
         for parent in parents:
-            of, to = of[parent], to.setdefault(parent, {})
-        to[last] = of[last]
-    checkpoint.save(folder / "checkpoints", {"agent": kept, "mix": state["mix"]}, step)
-    config = {key: value for key, value in to_dict(trained.config).items() if key not in PLACES}
-    (folder / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(scrubbed(config))), sort_keys=False))
+            source = source[parent]
+            target = target.setdefault(parent, {})
+        target[last] = source[last]
+    checkpoint.save(folder / "checkpoints", {"agent": agent_state, "mix": state["mix"]}, step)
+
+    config = {key: value for key, value in to_dict(trained.config).items() if key not in PLACE_SETTINGS}
+    # Through JSON, which turns tuples into the lists that safe YAML can write.
+    plain = json.loads(json.dumps(remove_paths(config)))
+    (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
     (folder / STATUS).write_text(json.dumps({"state": EXPORTED, "step": step}) + "\n")
     for name in ("versions.json", "result.json"):
-        if found := read_json(run / name):
-            (folder / name).write_text(json.dumps(scrubbed(found), indent=1) + "\n")
+        if contents := read_json(run / name):
+            (folder / name).write_text(json.dumps(remove_paths(contents), indent=1) + "\n")

@@ -4,8 +4,7 @@ An agent whose action depends on more than the observation (the state of an LSTM
 look-ahead) has no such form: `NoForm` explains why.
 """
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,9 +16,29 @@ from agents.dyna.agent import Dyna
 from agents.networks.actor_critic import CLIP, Inputs
 from agents.offline.iql import IQL
 from agents.ppo.agent import PPO
-from runners.export.policy import Affine, Decision, Expectation, Function, Linears, Part, Policy, described, sequence
+from runners.export.policy import (
+    Affine,
+    Decision,
+    Expectation,
+    Function,
+    Linears,
+    Part,
+    Policy,
+    describe_layer,
+    make_layers,
+)
 
 Layer = TypeVar("Layer", bound=nn.Module)
+# Agents that act by more than the observation, and by what.
+MEMORIES = {
+    "recurrent_ppo": "an LSTM's memory",
+    "world_model": "a world model's memory",
+    "sqirl": "looking ahead",
+    "cloning": "chunks of actions",
+    "rcsl": "the return that is left",
+    "mbrcsl": "the return that is left",
+    "dt": "the return that is left",
+}
 ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU, "mish": nn.Mish, "elu": nn.ELU, "tanh": nn.Tanh}
 
 
@@ -34,13 +53,18 @@ def convert(name: str, model: Any, observation_space: spaces.Space) -> Policy:
     """
     if name == "qd":
         raise NoForm("agent=qd has no exported form")
-    what = {"recurrent_ppo": "an LSTM's memory", "world_model": "a world model's memory", "sqirl": "looking ahead"}
-    what |= {"cloning": "chunks of actions", **dict.fromkeys(("rcsl", "mbrcsl", "dt"), "the return that is left")}
-    if name in what:
-        raise NoForm(f"agent={name} acts by {what[name]}, not by the observation alone")
+    if name in MEMORIES:
+        raise NoForm(f"agent={name} acts by {MEMORIES[name]}, not by the observation alone")
     with torch.no_grad():
-        own: dict[str, Callable[[Any], Policy]] = {"ppo": _ppo, "dyna": _dyna, "iql": _iql}
-        policy = own[name](model) if name in own else _sb3(name, model, observation_space)
+        if name == "ppo":
+            policy = _convert_ppo(model)
+        elif name == "dyna":
+            policy = _convert_dyna(model)
+        elif name == "iql":
+            policy = _convert_iql(model)
+        else:
+            policy = _convert_sb3(name, model, observation_space)
+    # Only agents of ours and maskable_ppo have the attribute.
     if getattr(model, "masked", False):
         if policy.action.kind != "choose":
             raise NoForm(f"agent={name} with action masks of {model.action_space} has no exported form")
@@ -48,17 +72,19 @@ def convert(name: str, model: Any, observation_space: spaces.Space) -> Policy:
     return policy
 
 
-def _ppo(model: PPO) -> Policy:
-    net, inputs = model.policy, model.policy.inputs
+def _convert_ppo(model: PPO) -> Policy:
+    net = model.policy
+    inputs = net.inputs
     if net.gru is not None:
         raise NoForm("agent=ppo with agent.gru acts by a GRU's memory, not by the observation alone")
     if model.config.net == "trees":
         raise NoForm("agent.net=trees has no exported form")
-    parts, begin = [], 0
     join: list[nn.Module] = []
     if net.trunk is not None:
-        parts, join = _glyph_parts(net), list(net.trunk.join)
+        parts = _glyph_parts(net)
+        join = list(net.trunk.join)
     else:
+<<<<<<< HEAD
         for key, part in inputs.flat.items():
             parts.append(_flat_part(inputs, key, _whitening(net, slice(begin, begin + part.length))))
             begin += part.length
@@ -66,158 +92,219 @@ def _ppo(model: PPO) -> Policy:
     actions = net.actions
     space = actions.space
     decision = _bounded("clip", space) if actions.gaussian else _choice(space, actions.sizes, actions.start)
+=======
+        parts = []
+        begin = 0
+        for key, (_, _, length) in inputs.flat.items():
+            whitening = _whitening(net, slice(begin, begin + length))
+            parts.append(_flat_part(inputs, key, whitening))
+            begin += length
+    for key in inputs.images:
+        convolutions = net.convolutions[f"image_{key}"]
+        parts.append(Part(key or "obs", "image", _chain([convolutions])))
+>>>>>>> 7845864a (export: unfold writing, comparing and converting a policy)
     if join and len(parts) > 1 and inputs.images:
         raise NoForm("agent.net=glyphs beside images has no exported form")
-    return Policy(_inputs(model.observation_space), parts, _chain(*join, *net.pi, net.pi_head), decision, inputs.bare)
+    actions = net.actions
+    if actions.gaussian:
+        decision = _bounded_decision("clip", actions.space)
+    else:
+        decision = _choice_decision(actions.space, actions.sizes, actions.start)
+    layers = _chain([*join, *net.pi, net.pi_head])
+    return Policy(_describe_inputs(model.observation_space), parts, layers, decision, inputs.bare)
 
 
 def _glyph_parts(net: Any) -> list[Part]:
     """The trunk's parts, in the order in which it joins them; the observation is one Box."""
-    trunk, parts = net.trunk, []
+    trunk = net.trunk
+    parts = []
     for name in ("cells", *trunk.others):
-        place = (trunk.parts[name].start, trunk.parts[name].stop)
-        layers = _whitening(net, slice(*place))
+        columns = trunk.parts[name]
+        layers = _whitening(net, columns)
         if name == "cells":
-            kinds = (place[1] - place[0]) // trunk.side**2
+            kinds = (columns.stop - columns.start) // trunk.side**2
             layers += [Function("cells", trunk.side, kinds), *trunk.cells]
         else:
             layers += trunk.others[name]
-        parts.append(Part("obs", "numbers", _chain(*layers), place=place))
+        parts.append(Part("obs", "numbers", _chain(layers), place=(columns.start, columns.stop)))
     return parts
 
 
-def _normalised(mean: Tensor, scale: Tensor) -> list[nn.Module]:
+def _normalise(mean: Tensor, scale: Tensor) -> list[nn.Module]:
     return [_affine(mean, scale), Function("clamp", -CLIP, CLIP)]
 
 
-def _whitening(net: Any, place: slice) -> list[nn.Module]:
-    return _normalised(net.obs_mean[place], net.obs_scale[place]) if net.normalize_obs else []
+def _whitening(net: Any, columns: slice) -> list[nn.Module]:
+    if not net.normalize_obs:
+        return []
+    return _normalise(net.obs_mean[columns], net.obs_scale[columns])
 
 
-def _dyna(model: Dyna) -> Policy:
+def _convert_dyna(model: Dyna) -> Policy:
     if model.config.planner != "none":
         raise NoForm(f"agent=dyna with agent.planner={model.config.planner} acts by looking ahead in its model")
-    encoding, learner = model.encoding, model.learner
+    encoding = model.encoding
+    learner = model.learner
+    space = encoding.action_space
+    activation = learner.config.activation
     parts = [_flat_part(encoding, key) for key in encoding.flat]
-    layers = _normalised(learner.mean, learner.scale)
-    activation, space = learner.config.activation, encoding.action_space
+    layers = _normalise(learner.mean, learner.scale)
+    # The mean over the members of the ensemble of critics, or of actors, axis 0.
     if encoding.discrete:
-        layers += [*_stacked(learner.critic, activation), *_values(learner), Function("mean", 0)]
-        decision = _choice(space, space.n, space.start)
+        layers += [*_stacked_layers(learner.critic, activation), *_critic_values(learner), Function("mean", 0)]
+        decision = _choice_decision(space, space.n, space.start)
     else:
-        layers += [*_stacked(learner.actor, activation, encoding.action_size), Function("mean", 0), nn.Tanh()]
-        decision = _bounded("rescale", space)
-    return Policy(_inputs(encoding.observation_space), parts, _chain(*layers), decision, encoding.bare)
+        actor = _stacked_layers(learner.actor, activation, encoding.action_size)
+        layers += [*actor, Function("mean", 0), nn.Tanh()]
+        decision = _bounded_decision("rescale", space)
+    return Policy(_describe_inputs(encoding.observation_space), parts, _chain(layers), decision, encoding.bare)
 
 
-def _iql(model: IQL) -> Policy:
+def _convert_iql(model: IQL) -> Policy:
     net = model.net
+    encoding = model.encoding
     space: Any = model.action_space
-    parts = [_flat_part(model.encoding, key) for key in model.encoding.flat]
-    layers = _normalised(net.mean, 1 / net.std)
-    rows = [(weight[-1], bias[-1, 0]) for weight, bias in net.layers()]
-    rows[0] = (rows[0][0][: model.encoding.size], rows[0][1])  # what follows is an action, zero for the policy
-    for weight, bias in rows:  # a weight is (in, out)
-        layers += [_filled(nn.Linear(*weight.shape), weight=weight.T, bias=bias), nn.ReLU()]
-    del layers[-1]  # no activation behind the last one
+    parts = [_flat_part(encoding, key) for key in encoding.flat]
+    layers = _normalise(net.mean, 1 / net.std)
+    for number, (weights, biases) in enumerate(net.layers()):
+        # The policy is the last of the networks side by side; a weight is (in, out).
+        weight = weights[-1]
+        if number == 0:
+            # The columns behind the observation hold an action, which is zero for the policy.
+            weight = weight[: encoding.size]
+        else:
+            layers.append(nn.ReLU())
+        layers.append(_fill(nn.Linear(*weight.shape), weight=weight.T, bias=biases[-1, 0]))
     if model.discrete:
-        decision = _choice(space, space.n, space.start)
+        decision = _choice_decision(space, space.n, space.start)
     else:
         layers.append(nn.Tanh())
-        decision = _bounded("rescale", space)
-    return Policy(_inputs(model.observation_space), parts, _chain(*layers), decision, model.encoding.bare)
+        decision = _bounded_decision("rescale", space)
+    return Policy(_describe_inputs(model.observation_space), parts, _chain(layers), decision, encoding.bare)
 
 
 def _flat_part(inputs: Inputs, key: str, layers: Sequence[nn.Module] = ()) -> Part:
+<<<<<<< HEAD
     part = inputs.flat[key]
     if not part.sizes:
         return Part(key or "obs", "numbers", _chain(*layers))
     return Part(key or "obs", "one-hot", _chain(*layers), **_groups(part.sizes, part.start))
+=======
+    kind, sizes, _ = inputs.flat[key]
+    groups = {} if kind == "numbers" else _groups(sizes, inputs.starts[key])
+    return Part(key or "obs", kind, _chain(layers), **groups)
+>>>>>>> 7845864a (export: unfold writing, comparing and converting a policy)
 
 
-def _stacked(net: Any, activation: str, outputs: int | None = None) -> list[nn.Module]:
+def _stacked_layers(net: Any, activation: str, outputs: int | None = None) -> list[nn.Module]:
     """The layers of an `agents.networks.stacked.Stacked`; of the last one the first `outputs` numbers only."""
-    stack = iter(net.weights())
+    weights = iter(net.weights())
     layers: list[nn.Module] = []
-    depth = len(net.hidden)
-    for number in range(depth + 1):
+    last = len(net.hidden)
+    for number in range(last + 1):
         if net.renorms is not None:
             renorm = net.renorms[number]
             layers.append(_affine(renorm.mean, torch.rsqrt(renorm.var + 1e-5)))
-        weight, bias = next(stack), next(stack)
-        if number == depth and outputs is not None:
-            weight, bias = weight[..., :outputs], bias[..., :outputs]
-        layers.append(_filled(Linears(*weight.shape), weight=weight, bias=bias))
-        if number == depth:
+        weight = next(weights)
+        bias = next(weights)
+        if number == last and outputs is not None:
+            weight = weight[..., :outputs]
+            bias = bias[..., :outputs]
+        layers.append(_fill(Linears(*weight.shape), weight=weight, bias=bias))
+        if number == last:
             break
+<<<<<<< HEAD
         if net.norm == "layer":
             gain, shift = next(stack), next(stack)
+=======
+        if net.scaled[number]:
+            gain = next(weights)
+            shift = next(weights)
+>>>>>>> 7845864a (export: unfold writing, comparing and converting a policy)
             layers += [Function("standard"), _affine(torch.zeros_like(gain), gain, shift)]
         layers.append(ACTIVATIONS[activation]())
     return layers
 
 
-def _values(learner: Any) -> list[nn.Module]:
+def _critic_values(learner: Any) -> list[nn.Module]:
     """What turns the critics' outputs (K, B, values * head) into values (K, B, values)."""
     head = learner.head
     if head.outputs == 1:
         return []
-    symlog = head.support == "symlog"
-    expectation = _filled(Expectation(head.outputs), centres=head.centres if symlog else head.centres * head.scale)
-    return [Function("split", learner.values, head.outputs), expectation, *([Function("symexp")] if symlog else [])]
+    split = Function("split", learner.values, head.outputs)
+    if head.support == "symlog":
+        return [split, _fill(Expectation(head.outputs), centres=head.centres), Function("symexp")]
+    return [split, _fill(Expectation(head.outputs), centres=head.centres * head.scale)]
 
 
-def _sb3(name: str, model: Any, space: Any) -> Policy:
+def _convert_sb3(name: str, model: Any, space: Any) -> Policy:
     policy: Any = model.policy
     if name in ("sb3_ppo", "a2c", "maskable_ppo"):
-        extractor, layers = policy.pi_features_extractor, [*policy.mlp_extractor.policy_net, policy.action_net]
+        extractor = policy.pi_features_extractor
+        layers = [*policy.mlp_extractor.policy_net, policy.action_net]
         decision = _sb3_decision(model.action_space)
-    elif name in ("dqn", "qrdqn"):
-        net = policy.q_net if name == "dqn" else policy.quantile_net
-        extractor, layers = net.features_extractor, list(net.q_net if name == "dqn" else net.quantile_net)
-        if name == "qrdqn":
-            layers += [Function("split", net.n_quantiles, int(model.action_space.n)), Function("mean", -2)]
+    elif name == "dqn":
+        extractor = policy.q_net.features_extractor
+        layers = list(policy.q_net.q_net)
+        decision = _sb3_decision(model.action_space)
+    elif name == "qrdqn":
+        net = policy.quantile_net
+        extractor = net.features_extractor
+        quantiles = Function("split", net.n_quantiles, int(model.action_space.n))
+        layers = [*net.quantile_net, quantiles, Function("mean", -2)]
         decision = _sb3_decision(model.action_space)
     else:
         actor = policy.actor
         extractor = actor.features_extractor
+        # TD3's `mu` ends in a tanh of its own.
         layers = list(actor.mu) if name == "td3" else [*actor.latent_pi, actor.mu, nn.Tanh()]
-        decision = _bounded("rescale", model.action_space)
-    seen, bare = model.observation_space, not isinstance(space, spaces.Dict)
+        decision = _bounded_decision("rescale", model.action_space)
+    sb3_space = model.observation_space
+    bare = not isinstance(space, spaces.Dict)
     if bare:
-        parts = [_sb3_part("obs", extractor, seen, space)]
+        parts = [_sb3_part("obs", extractor, sb3_space, space)]
     else:
-        parts = [_sb3_part(key, layer, seen[key], space[key]) for key, layer in extractor.extractors.items()]
-    return Policy(_inputs(space), parts, _chain(*layers), decision, bare)
+        parts = [_sb3_part(key, layer, sb3_space[key], space[key]) for key, layer in extractor.extractors.items()]
+    return Policy(_describe_inputs(space), parts, _chain(layers), decision, bare)
 
 
-def _sb3_part(key: str, layer: Any, seen: Any, given: Any) -> Part:
-    """What a features extractor reads of one entry; `seen` has images' channels first."""
+def _sb3_part(key: str, layer: Any, sb3_space: Any, space: Any) -> Part:
+    """What a features extractor reads of one entry; `sb3_space` has images' channels first, `space` the env's axes."""
     from stable_baselines3.common.preprocessing import is_image_space
 
-    if isinstance(seen, spaces.Discrete | spaces.MultiDiscrete):
-        return Part(key, "one-hot", _chain(), **_groups(seen.n if isinstance(seen, spaces.Discrete) else seen.nvec, 0))
-    if not (isinstance(seen, spaces.Box) and is_image_space(seen)):
+    if isinstance(sb3_space, spaces.Discrete):
+        return Part(key, "one-hot", _chain(), **_groups(sb3_space.n, 0))
+    if isinstance(sb3_space, spaces.MultiDiscrete):
+        return Part(key, "one-hot", _chain(), **_groups(sb3_space.nvec, 0))
+    if not (isinstance(sb3_space, spaces.Box) and is_image_space(sb3_space)):
         return Part(key, "numbers", _chain())
-    turned = [Function("turned")] if seen.shape != given.shape else []
-    convolved = [*layer.cnn, *layer.linear] if hasattr(layer, "cnn") else [nn.Flatten()]
-    return Part(key, "image", _chain(*turned, *convolved))
+    layers: list[nn.Module] = []
+    if sb3_space.shape != space.shape:
+        layers.append(Function("turned"))
+    # NatureCNN has convolutions; the extractor of an agent without them flattens the image.
+    if hasattr(layer, "cnn"):
+        layers += [*layer.cnn, *layer.linear]
+    else:
+        layers.append(nn.Flatten())
+    return Part(key, "image", _chain(layers))
 
 
 def _sb3_decision(space: Any) -> Decision:
     if isinstance(space, spaces.Box):
-        return _bounded("clip", space)
+        return _bounded_decision("clip", space)
     if isinstance(space, spaces.MultiBinary):
         return Decision("threshold", space.shape, np.dtype(space.dtype).name)
-    return _choice(space, space.n if isinstance(space, spaces.Discrete) else space.nvec, space.start)
+    sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
+    return _choice_decision(space, sizes, space.start)
 
 
-def _inputs(space: Any) -> dict[str, tuple[tuple[int, ...], str]]:
-    parts = space.spaces if isinstance(space, spaces.Dict) else {"obs": space}
-    return {key: (tuple(part.shape or ()), np.dtype(part.dtype).name) for key, part in parts.items()}
+def _describe_inputs(space: Any) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The shape and dtype of each entry of an observation."""
+    entries = space.spaces if isinstance(space, spaces.Dict) else {"obs": space}
+    return {key: (tuple(entry.shape or ()), np.dtype(entry.dtype).name) for key, entry in entries.items()}
 
 
-def _choice(space: Any, sizes: Any, starts: Any) -> Decision:
+def _choice_decision(space: Any, sizes: Any, starts: Any) -> Decision:
     return Decision("choose", tuple(space.shape or ()), np.dtype(space.dtype).name, **_groups(sizes, starts))
 
 
@@ -228,36 +315,46 @@ def _groups(sizes: Any, starts: Any) -> dict[str, Any]:
     return {"sizes": tuple(map(int, sizes)), "starts": tuple(map(int, starts))}
 
 
-def _bounded(kind: str, space: Any) -> Decision:
+def _bounded_decision(kind: str, space: Any) -> Decision:
     decision = Decision(kind, tuple(space.shape), np.dtype(space.dtype).name)
-    return _filled(decision, low=torch.as_tensor(space.low.ravel()), high=torch.as_tensor(space.high.ravel()))
+    return _fill(decision, low=torch.as_tensor(space.low.ravel()), high=torch.as_tensor(space.high.ravel()))
 
 
-def _chain(*layers: nn.Module) -> nn.Sequential:
+def _chain(layers: Iterable[nn.Module] = ()) -> nn.Sequential:
     """Copies of the layers, one after the other; sequences among them opened, normalisations as they are in use."""
-    flat = itertools.chain.from_iterable(layer if isinstance(layer, nn.Sequential) else [layer] for layer in layers)
-    return nn.Sequential(*(_renorm(layer) if hasattr(layer, "ra_mean") else _copied(layer) for layer in flat))
+    copies: list[nn.Module] = []
+    for layer in layers:
+        if isinstance(layer, nn.Sequential):
+            copies += _chain(layer)
+        elif hasattr(layer, "ra_mean"):
+            copies.append(_frozen_renorm(layer))
+        else:
+            copies.append(_copy_layer(layer))
+    return nn.Sequential(*copies)
 
 
-def _copied(layer: nn.Module) -> nn.Module:
+def _copy_layer(layer: nn.Module) -> nn.Module:
     """Built afresh: a copy would take along the agent's gradients, which are views of one long vector."""
-    made = sequence([described(layer)])[0]
-    made.load_state_dict(layer.state_dict())
-    return made
+    entry = describe_layer(layer)
+    (copy,) = make_layers([entry])
+    copy.load_state_dict(layer.state_dict())
+    return copy
 
 
-def _renorm(layer: Any) -> Affine:
+def _frozen_renorm(layer: Any) -> Affine:
     """sb3-contrib's BatchRenorm as it is when it acts."""
-    scale, bias = (layer.scale, layer.bias) if layer.affine else (torch.ones(()), torch.zeros(()))
+    scale = layer.scale if layer.affine else torch.ones(())
+    bias = layer.bias if layer.affine else torch.zeros(())
     return _affine(layer.ra_mean, scale / torch.sqrt(layer.ra_var + layer.eps), bias)
 
 
 def _affine(shift: Tensor, scale: Tensor, bias: Tensor | None = None) -> Affine:
-    bias = torch.zeros(()) if bias is None else bias
-    return _filled(Affine(*shift.shape), shift=shift, scale=scale, bias=bias)
+    if bias is None:
+        bias = torch.zeros(())
+    return _fill(Affine(*shift.shape), shift=shift, scale=scale, bias=bias)
 
 
-def _filled(layer: Layer, **values: Tensor) -> Layer:
+def _fill(layer: Layer, **values: Tensor) -> Layer:
     """The layer, its parameters and buffers set."""
     for name, value in values.items():
         getattr(layer, name).copy_(value)

@@ -20,15 +20,17 @@ from runners.run.build import load_run
 from runners.run.folder import EXPORTED, read_status
 from runners.run.trust import masked
 
-CHECKPOINTS = ("checkpoints/LATEST", "checkpoints/step_*/*.safetensors", "checkpoints/step_*/*.json")
-FILES = ("config.yaml", "result.json", "versions.json", "status.json", "README.md", *CHECKPOINTS)
-LINKS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")  # whose errors are those of a connection
+CHECKPOINT_FILES = ("checkpoints/LATEST", "checkpoints/step_*/*.safetensors", "checkpoints/step_*/*.json")
+HUB_FILES = ("config.yaml", "result.json", "versions.json", "status.json", "README.md", *CHECKPOINT_FILES)
+# Errors of these packages are errors of the connection.
+HTTP_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
+MAX_SERVER_MESSAGE = 200
 
 
 def push(run: Path, repo: str, *, private: bool | None = None, trust: bool = False, at: str | int = "") -> str:
     """Upload a run at its newest checkpoint, or another (`load_run`), to a repository, made if missing; its address.
 
-    Paths and addresses in its configuration stay here (`runners.export.card.scrubbed`). Raises as lodestar's does.
+    Paths and addresses in its configuration stay here (`runners.export.card.remove_paths`). Raises as lodestar's does.
     """
     with sentences(repo) as api, tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -42,14 +44,15 @@ def push(run: Path, repo: str, *, private: bool | None = None, trust: bool = Fal
 def pull(repo: str, folder: str | Path | None = None, revision: str | None = None) -> Path:
     """Download a run's files from a repository into a folder, runs/hub/<repo> by default; raises as `push` does."""
     with sentences(repo) as api:
-        found = api.repo_info(repo, revision=revision)
-        if "config.yaml" not in {file.rfilename for file in found.siblings or ()}:
+        info = api.repo_info(repo, revision=revision)
+        if not any(file.rfilename == "config.yaml" for file in info.siblings or ()):
             raise ValueError(f"{repo} holds no run of ours (it has no config.yaml); give a repository of push_to_hub")
-        place = Path(folder or Path("runs", "hub", *repo.split("/")))
-        if (place / "config.yaml").exists() and (read_status(place) or {}).get("state") != EXPORTED:
-            raise ValueError(f"folder={place} is the folder of a run that trained; give another one")
-        api.snapshot_download(repo, revision=found.sha, local_dir=place, allow_patterns=list(FILES))
-    return place
+        target = Path(folder or Path("runs", "hub", *repo.split("/")))
+        status = read_status(target) or {}
+        if (target / "config.yaml").exists() and status.get("state") != EXPORTED:
+            raise ValueError(f"folder={target} is the folder of a run that trained; give another one")
+        api.snapshot_download(repo, revision=info.sha, local_dir=target, allow_patterns=list(HUB_FILES))
+    return target
 
 
 def write(run: Path, folder: Path, repo: str, trust: bool, at: str | int) -> int:
@@ -58,25 +61,29 @@ def write(run: Path, folder: Path, repo: str, trust: bool, at: str | int) -> int
 
     trained = load_run(run, trust, at)
     write_small(folder, run, trained, str(at))
-    about = "\n".join(f"{key}: {json.dumps(value)}" for key, value in metadata(trained, run).items())
+    # JSON is YAML, which the Hub reads between the two lines of dashes.
+    head = [f"{key}: {json.dumps(value)}" for key, value in metadata(trained, run).items()]
     text = card(trained, run, [], f'ld.load_from_hub("{repo}")')
-    (folder / "README.md").write_text(f"---\n{about}\n---\n\n{text}")
+    (folder / "README.md").write_text("\n".join(["---", *head, "---", "", text]))
     return trained.step
 
 
 def metadata(trained: Any, run: Path) -> dict[str, Any]:
     """What the Hub reads at the head of a card; the return of the end of training, if that is what is uploaded."""
-    config, tags = trained.config, ["reinforcement-learning", "deep-reinforcement-learning", "lodestar"]
+    config = trained.config
     env = config.env.rpartition(":")[2]
-    found: dict[str, Any] = {"library_name": "lodestar-rl", "pipeline_tag": "reinforcement-learning"}
-    found["tags"] = [*tags, env, config.agent_name]
+    tags = ["reinforcement-learning", "deep-reinforcement-learning", "lodestar", env, config.agent_name]
+    entries: dict[str, Any] = {"library_name": "lodestar-rl", "pipeline_tag": "reinforcement-learning", "tags": tags}
     scores = read_json(run / "result.json").get("this run")
     if scores and trained.step >= config.total_timesteps:
-        task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
-        mean = {"type": "mean_reward", "name": "mean_reward", "value": scores["task_return"], "verified": False}
-        result = {"task": task, "dataset": {"name": env, "type": env}, "metrics": [mean]}
-        found["model-index"] = [{"name": f"{config.agent_name}-{env}", "results": [result]}]
-    return found
+        metric = {"type": "mean_reward", "name": "mean_reward", "value": scores["task_return"], "verified": False}
+        result = {
+            "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
+            "dataset": {"name": env, "type": env},
+            "metrics": [metric],
+        }
+        entries["model-index"] = [{"name": f"{config.agent_name}-{env}", "results": [result]}]
+    return entries
 
 
 @contextmanager
@@ -100,14 +107,20 @@ def sentences(repo: str) -> Iterator[Any]:
         raise ValueError(words) from None
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", 0)
-        said = masked(" ".join(str(getattr(error, "server_message", None) or error).split()))[:200]
+        reason = _shorten(getattr(error, "server_message", None) or error)
         if status in (401, 403):
-            words = f"{api.endpoint} does not let you do that with {repo} ({said}); log in with hf auth login"
+            words = f"{api.endpoint} does not let you do that with {repo} ({reason}); log in with hf auth login"
             raise ValueError(words) from None
-        raise ConnectionError(f"{api.endpoint} failed for {repo} (HTTP {status}: {said}); try again later") from None
+        raise ConnectionError(f"{api.endpoint} failed for {repo} (HTTP {status}: {reason}); try again later") from None
     except Exception as error:
         offline = isinstance(error, errors.OfflineModeIsEnabled | errors.LocalEntryNotFoundError)
-        if not offline and type(error).__module__.partition(".")[0] not in LINKS:
+        package = type(error).__module__.partition(".")[0]
+        if not offline and package not in HTTP_PACKAGES:
             raise
-        words = f"{api.endpoint} cannot be reached ({masked(' '.join(str(error).split()))[:200]}); is there a network?"
+        words = f"{api.endpoint} cannot be reached ({_shorten(error)}); is there a network?"
         raise ConnectionError(words) from None
+
+
+def _shorten(message: object) -> str:
+    """A server's words on one line, without keys."""
+    return masked(" ".join(str(message).split()))[:MAX_SERVER_MESSAGE]

@@ -24,8 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-FORMAT = 1
-WEIGHTS, DESCRIPTION = "policy.safetensors", "policy.json"
+# Raised when a description that this file writes can no longer be read by an older one.
+POLICY_FORMAT = 1
+WEIGHTS_FILE = "policy.safetensors"
+DESCRIPTION_FILE = "policy.json"
+# What stands in for the logit of an action that a mask forbids.
+MASKED_LOGIT = -1e8
 Ints = tuple[int, ...]
 
 
@@ -46,8 +50,9 @@ class Affine(Layer):
 
     def __init__(self, *shape: int) -> None:
         super().__init__(*shape)
-        for name, value in (("shift", 0.0), ("scale", 1.0), ("bias", 0.0)):
-            self.register_buffer(name, torch.full(shape, value))
+        self.register_buffer("shift", torch.zeros(shape))
+        self.register_buffer("scale", torch.ones(shape))
+        self.register_buffer("bias", torch.zeros(shape))
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.shift) * self.scale + self.bias
@@ -89,40 +94,79 @@ class Expectation(Layer):
         return torch.softmax(x, -1) @ self.centres
 
 
+def _cells_to_image(x: Tensor, side: int, kinds: int) -> Tensor:
+    """(B, side * side * kinds), channels last -> (B, kinds, side, side)."""
+    return x.reshape(-1, side, side, kinds).permute(0, 3, 1, 2)
+
+
+def _channels_first(x: Tensor) -> Tensor:
+    """(B, H, W, C) -> (B, C, H, W)."""
+    return x.permute(0, 3, 1, 2)
+
+
+def _standardise(x: Tensor) -> Tensor:
+    """Each row's features with mean 0 and variance 1, as layer normalisation does before its gain."""
+    return F.layer_norm(x, x.shape[-1:])
+
+
+def _symexp(x: Tensor) -> Tensor:
+    return torch.sign(x) * torch.expm1(x.abs())
+
+
+def _split_last(x: Tensor, *sizes: int) -> Tensor:
+    """(..., a * b) -> (..., a, b)."""
+    return x.unflatten(-1, sizes)
+
+
+# The names stand in descriptions. "clamp" takes [low, high], "mean" an axis.
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    "clamp": torch.clamp,  # to [low, high]
-    # (B, side * side * kinds), channels last -> (B, kinds, side, side)
-    "cells": lambda x, side, kinds: x.reshape(-1, side, side, kinds).permute(0, 3, 1, 2),
-    "turned": lambda x: x.permute(0, 3, 1, 2),  # (B, H, W, C) -> (B, C, H, W)
-    # Each row's features with mean 0 and variance 1, as layer normalisation does before its gain.
-    "standard": lambda x: F.layer_norm(x, x.shape[-1:]),
-    "mean": torch.mean,  # along an axis
-    "symexp": lambda x: torch.sign(x) * torch.expm1(x.abs()),
-    "split": lambda x, *sizes: x.unflatten(-1, sizes),  # (..., a * b) -> (..., a, b)
+    "clamp": torch.clamp,
+    "cells": _cells_to_image,
+    "turned": _channels_first,
+    "standard": _standardise,
+    "mean": torch.mean,
+    "symexp": _symexp,
+    "split": _split_last,
 }
-PLAIN = (nn.Flatten, nn.ReLU, nn.Tanh, nn.SiLU, nn.Mish, nn.ELU)  # made with nothing
-LAYERS: dict[str, Any] = {"linear": nn.Linear, "conv": nn.Conv2d}
-LAYERS |= {kind.__name__.lower(): kind for kind in (*PLAIN, Affine, Linears, Expectation)}
+LAYERS: dict[str, Any] = {
+    "linear": nn.Linear,
+    "conv": nn.Conv2d,
+    "flatten": nn.Flatten,
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+    "mish": nn.Mish,
+    "elu": nn.ELU,
+    "affine": Affine,
+    "linears": Linears,
+    "expectation": Expectation,
+}
 
 
-def described(layer: nn.Module) -> list[Any]:
+def describe_layer(layer: nn.Module) -> list[Any]:
     """The entry of a layer in the description, its name and what it is made with; a ValueError if it has none."""
     if isinstance(layer, Function):
         return [layer.name, *layer.numbers]
-    name = next((name for name, kind in LAYERS.items() if type(layer) is kind), None)
+    names = {kind: name for name, kind in LAYERS.items()}
+    name = names.get(type(layer))
     if name is None:
-        known = ", ".join([*LAYERS, *FUNCTIONS])
-        raise ValueError(f"a {type(layer).__name__} layer has no exported form; there are {known}")
+        choices = ", ".join([*LAYERS, *FUNCTIONS])
+        raise ValueError(f"a {type(layer).__name__} layer has no exported form; there are {choices}")
     if isinstance(layer, nn.Linear):
         return [name, int(layer.in_features), int(layer.out_features)]
     if isinstance(layer, nn.Conv2d):
-        return [name, int(layer.in_channels), int(layer.out_channels), *layer.kernel_size[:1], *layer.stride[:1]]
-    return [name, *(layer.numbers if isinstance(layer, Layer) else ())]
+        return [name, int(layer.in_channels), int(layer.out_channels), layer.kernel_size[0], layer.stride[0]]
+    if isinstance(layer, Layer):
+        return [name, *layer.numbers]
+    return [name]
 
 
-def sequence(entries: list[list[Any]]) -> nn.Sequential:
-    """Layers as described, their weights not yet read."""
-    return nn.Sequential(*(LAYERS[name](*n) if name in LAYERS else Function(name, *n) for name, *n in entries))
+def make_layers(entries: list[list[Any]]) -> nn.Sequential:
+    """Layers from their entries in the description, their weights not yet read."""
+    layers = nn.Sequential()
+    for name, *numbers in entries:
+        layers.append(LAYERS[name](*numbers) if name in LAYERS else Function(name, *numbers))
+    return layers
 
 
 class Part(nn.Module):
@@ -143,8 +187,12 @@ class Part(nn.Module):
         starts: Ints = (),
     ) -> None:
         super().__init__()
-        self.source, self.kind, self.layers, self.place = source, kind, layers, place
-        self.sizes, self.starts = tuple(sizes), tuple(starts)
+        self.source = source
+        self.kind = kind
+        self.layers = layers
+        self.place = place
+        self.sizes = tuple(sizes)
+        self.starts = tuple(starts)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, *shape) -> features (B, F)."""
@@ -152,16 +200,30 @@ class Part(nn.Module):
             return self.layers(x.float() / 255.0)
         x = x.flatten(1) if x.dim() > 1 else x[:, None]
         if self.kind == "one-hot":
-            groups = enumerate(zip(self.sizes, self.starts))
-            columns = [x[:, i : i + 1].long() - start == torch.arange(n, device=x.device) for i, (n, start) in groups]
-            return self.layers(torch.cat(columns, -1).float())
+            return self.layers(self._one_hot(x))
         x = x.float()
-        return self.layers(x if self.place is None else x[:, self.place[0] : self.place[1]])
+        if self.place is not None:
+            x = x[:, self.place[0] : self.place[1]]
+        return self.layers(x)
+
+    def _one_hot(self, x: Tensor) -> Tensor:
+        """Whole numbers (B, groups) -> (B, sum of the groups' sizes)."""
+        groups = []
+        for column, (size, start) in enumerate(zip(self.sizes, self.starts)):
+            choice = x[:, column : column + 1].long() - start
+            groups.append(choice == torch.arange(size, device=x.device))
+        return torch.cat(groups, -1).float()
 
     def description(self) -> dict[str, Any]:
         """All but the weights, plain data."""
-        plain = {name: getattr(self, name) for name in ("source", "kind", "place", "sizes", "starts")}
-        return {**plain, "layers": [described(layer) for layer in self.layers]}
+        return {
+            "source": self.source,
+            "kind": self.kind,
+            "place": self.place,
+            "sizes": self.sizes,
+            "starts": self.starts,
+            "layers": [describe_layer(layer) for layer in self.layers],
+        }
 
 
 class Decision(nn.Module):
@@ -178,31 +240,46 @@ class Decision(nn.Module):
         self, kind: str, shape: Ints, dtype: str, sizes: Ints = (), starts: Ints = (), masked: bool = False
     ) -> None:
         super().__init__()
+        self.kind = kind
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.sizes = tuple(sizes)
+        self.starts = tuple(starts)
         self.masked = masked
-        self.kind, self.shape, self.dtype = kind, tuple(shape), dtype
-        self.sizes, self.starts = tuple(sizes), tuple(starts)
         if kind in ("clip", "rescale"):
-            self.register_buffer("low", torch.full((math.prod(shape),), -math.inf))
-            self.register_buffer("high", torch.full((math.prod(shape),), math.inf))
+            numbers = math.prod(shape)
+            self.register_buffer("low", torch.full((numbers,), -math.inf))
+            self.register_buffer("high", torch.full((numbers,), math.inf))
 
     def forward(self, out: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is not None:
-            out = torch.where(mask, out, -1e8)
+            out = torch.where(mask, out, MASKED_LOGIT)
         if self.kind == "choose":
             groups = zip(out.split(self.sizes, dim=-1), self.starts)
-            out = torch.stack([group.argmax(-1) + start for group, start in groups], -1)
+            choices = [group.argmax(-1) + start for group, start in groups]
+            out = torch.stack(choices, -1)
         elif self.kind == "threshold":
             out = out > 0
         elif self.kind == "clip":
             out = torch.minimum(torch.maximum(out, self.low), self.high)
         else:
-            out = self.low + (out.clamp(-1, 1) + 1) / 2 * (self.high - self.low)
+            share = (out.clamp(-1, 1) + 1) / 2
+            out = self.low + share * (self.high - self.low)
         return out.reshape(-1, *self.shape).to(getattr(torch, self.dtype))
 
     def description(self) -> dict[str, Any]:
         """All of it, plain data."""
-        names = ("kind", "shape", "dtype", "sizes", "starts", *(["masked"] if self.masked else []))
-        return {name: getattr(self, name) for name in names}
+        description = {
+            "kind": self.kind,
+            "shape": self.shape,
+            "dtype": self.dtype,
+            "sizes": self.sizes,
+            "starts": self.starts,
+        }
+        # Written only where it is True, so that older readers take every policy without masks.
+        if self.masked:
+            description["masked"] = True
+        return description
 
 
 class Policy(nn.Module):
@@ -221,7 +298,10 @@ class Policy(nn.Module):
     ) -> None:
         super().__init__()
         self.inputs = {name: (tuple(shape), dtype) for name, (shape, dtype) in inputs.items()}
-        self.parts, self.layers, self.action, self.bare = nn.ModuleList(parts), layers, action, bare
+        self.parts = nn.ModuleList(parts)
+        self.layers = layers
+        self.action = action
+        self.bare = bare
         self.eval().requires_grad_(False)
 
     def forward(self, *observed: Tensor) -> Tensor:
@@ -229,30 +309,39 @@ class Policy(nn.Module):
 
         Of a policy with masks the last one is the mask, bool (B, n).
         """
-        by_name = dict(zip(self.inputs, observed))
-        features = [part(by_name[str(part.source)]) for part in self.parts]
-        out = self.layers(torch.cat(features, -1) if len(features) > 1 else features[0])
-        return self.action(out, *observed[len(self.inputs) :])
+        entries = dict(zip(self.inputs, observed))
+        features = [part(entries[str(part.source)]) for part in self.parts]
+        # A single part may be an image, which does not have the shape (B, F).
+        joined = torch.cat(features, -1) if len(features) > 1 else features[0]
+        masks = observed[len(self.inputs) :]
+        return self.action(self.layers(joined), *masks)
 
     @property
     def names(self) -> list[str]:
-        """Of `forward`'s arguments."""
-        return [*self.inputs, *(["action_mask"] if self.action.masked else [])]
+        """The names of `forward`'s arguments."""
+        names = list(self.inputs)
+        if self.action.masked:
+            names.append("action_mask")
+        return names
 
     def columns(self, obs: Any, mask: Any = None) -> tuple[list[np.ndarray], bool]:
         """`forward`'s arguments for one observation or a batch, in the order of `names`, and whether it was one.
 
         A ValueError if training had action masks and there is none.
         """
-        values = [np.asarray(obs if self.bare else obs[name]) for name in self.inputs]
-        shape, _ = next(iter(self.inputs.values()))
-        single = values[0].ndim == len(shape)
-        dtypes = [dtype for _, dtype in self.inputs.values()]
+        columns = []
+        single = False
+        for name, (shape, dtype) in self.inputs.items():
+            value = np.asarray(obs if self.bare else obs[name])
+            single = value.ndim == len(shape)
+            columns.append(value.astype(dtype, copy=False))
         if self.action.masked:
             if mask is None:
                 raise ValueError('this policy was trained with action masks; give one: act(obs, info["action_mask"])')
-            values, dtypes = [*values, np.asarray(mask)], [*dtypes, "bool"]
-        return [(x[None] if single else x).astype(dtype, copy=False) for x, dtype in zip(values, dtypes)], single
+            columns.append(np.asarray(mask).astype("bool", copy=False))
+        if single:
+            columns = [column[None] for column in columns]
+        return columns, single
 
     def act(self, obs: Any, mask: Any = None) -> np.ndarray:
         """The action for one observation, or actions for a batch (B, ...); arrays, or dicts of them.
@@ -260,17 +349,21 @@ class Policy(nn.Module):
         `mask`, bool (n,) or (B, n): the allowed actions, for a policy that was trained with masks.
         """
         columns, single = self.columns(obs, mask)
+        tensors = [torch.from_numpy(np.ascontiguousarray(column)) for column in columns]
         with torch.no_grad():
-            actions = self(*(torch.from_numpy(np.ascontiguousarray(column)) for column in columns)).numpy()
+            actions = self(*tensors).numpy()
         return actions[0] if single else actions
 
     def description(self) -> dict[str, Any]:
         """All but the weights, plain data."""
+        inputs = {}
+        for name, (shape, dtype) in self.inputs.items():
+            inputs[name] = {"shape": shape, "dtype": dtype}
         return {
             "bare": self.bare,
-            "inputs": {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.inputs.items()},
+            "inputs": inputs,
             "parts": [part.description() for part in self.parts],  # type: ignore[operator]
-            "layers": [described(layer) for layer in self.layers],
+            "layers": [describe_layer(layer) for layer in self.layers],
             "action": self.action.description(),
         }
 
@@ -284,23 +377,30 @@ class Policy(nn.Module):
         from safetensors.torch import load_file
 
         try:
-            about = json.loads(_regular(folder / DESCRIPTION).read_text(encoding="utf-8"))
-            weights = _regular(folder / WEIGHTS)
+            about = json.loads(_check_regular(folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))
+            weights = _check_regular(folder / WEIGHTS_FILE)
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} holds no exported policy ({error}); give what runners.export wrote") from None
-        if about.get("format") != FORMAT:
-            raise ValueError(f"{folder} has format {about.get('format')}, this reads format {FORMAT}; export it again")
+        if about.get("format") != POLICY_FORMAT:
+            words = f"{folder} has format {about.get('format')}, this reads format {POLICY_FORMAT}; export it again"
+            raise ValueError(words)
         if about.get("policy") is None:
             raise ValueError(f"{folder} holds weights that only their agent can run: {about.get('why')}")
-        said = about["policy"]
-        parts = [Part(**{**part, "layers": sequence(part["layers"])}) for part in said["parts"]]
-        inputs = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in said["inputs"].items()}
-        policy = cls(inputs, parts, sequence(said["layers"]), Decision(**said["action"]), said["bare"])
+        description = about["policy"]
+        parts = []
+        for entry in description["parts"]:
+            layers = make_layers(entry.pop("layers"))
+            parts.append(Part(layers=layers, **entry))
+        inputs = {}
+        for name, entry in description["inputs"].items():
+            inputs[name] = (tuple(entry["shape"]), entry["dtype"])
+        layers = make_layers(description["layers"])
+        policy = cls(inputs, parts, layers, Decision(**description["action"]), description["bare"])
         policy.load_state_dict(load_file(weights))
         return policy
 
 
-def _regular(path: Path) -> Path:
+def _check_regular(path: Path) -> Path:
     """The path of a file; a pipe or a device would hang the reader, and a link may lead anywhere."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise OSError(f"{path} is no regular file; remove it")
@@ -311,5 +411,8 @@ def save(folder: Path, weights: dict[str, Tensor], about: dict[str, Any]) -> Non
     """Write weights, and the description of what they are."""
     from safetensors.torch import save_file
 
-    save_file({key: value.detach().cpu().contiguous().clone() for key, value in weights.items()}, folder / WEIGHTS)
-    (folder / DESCRIPTION).write_text(json.dumps({"format": FORMAT, **about}, indent=1) + "\n")
+    # safetensors takes no tensors that share memory.
+    copies = {key: value.detach().cpu().contiguous().clone() for key, value in weights.items()}
+    save_file(copies, folder / WEIGHTS_FILE)
+    description = {"format": POLICY_FORMAT, **about}
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1) + "\n")

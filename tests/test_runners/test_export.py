@@ -18,8 +18,8 @@ import lodestar as ld
 from envs.make import make, make_vec
 from runners.evaluate import table
 from runners.export import load
-from runners.export.__main__ import ExportConfig, compared, export, main, onnx_actions, write_onnx
-from runners.export.card import scrubbed
+from runners.export.__main__ import ExportConfig, compare_actions, export, main, onnx_actions, write_onnx
+from runners.export.card import remove_paths
 from runners.export.convert import NoForm, convert
 from runners.export.policy import Policy
 from runners.run.checkpoint import CheckpointError
@@ -263,27 +263,28 @@ def test_an_exported_run_is_a_run_to_load_and_to_begin_with_and_no_run_to_contin
 
 
 def test_paths_and_addresses_are_taken_out_and_sentences_stay():
-    assert scrubbed({"a": ["/home/ann/clip.pt", "~/x/y.pt"], "b": "http://judge.inside:8000/v1"}) == {
+    assert remove_paths({"a": ["/home/ann/clip.pt", "~/x/y.pt"], "b": "http://judge.inside:8000/v1"}) == {
         "a": ["clip.pt", "y.pt"],
         "b": "<address>",
     }
-    assert scrubbed("reward.clip.weights=local-dir:/data/ann/clip") == "reward.clip.weights=local-dir:clip"
-    assert scrubbed("clip (potential) / std") == "clip (potential) / std"
-    assert scrubbed("lodestar/CartPoleUpright-v0") == "lodestar/CartPoleUpright-v0"
-    assert scrubbed(r"C:\Users\ann\clip.pt") == "clip.pt"
+    assert remove_paths("reward.clip.weights=local-dir:/data/ann/clip") == "reward.clip.weights=local-dir:clip"
+    assert remove_paths("clip (potential) / std") == "clip (potential) / std"
+    assert remove_paths("lodestar/CartPoleUpright-v0") == "lodestar/CartPoleUpright-v0"
+    assert remove_paths(r"C:\Users\ann\clip.pt") == "clip.pt"
 
 
 def test_what_acts_otherwise_is_refused():
     same = np.zeros((4, 1), np.float32)
     assert (
-        compared("x", same, same + np.float32(1e-6)) == "x: at most 1.0e-06 from the agent's actions in 4 observations"
+        compare_actions("x", same, same + np.float32(1e-6))
+        == "x: at most 1.0e-06 from the agent's actions in 4 observations"
     )
     with pytest.raises(UsageError, match=r"x is off by up to 0.1 from the agent's actions; nothing is kept"):
-        compared("x", same, same + 0.1)
+        compare_actions("x", same, same + 0.1)
     with pytest.raises(UsageError, match=r"x chooses otherwise than the agent in 1 of 3 observations"):
-        compared("x", np.array([0, 1, 1]), np.array([0, 1, 0]))
+        compare_actions("x", np.array([0, 1, 1]), np.array([0, 1, 0]))
     with pytest.raises(UsageError, match=r"x is off by up to nan"):
-        compared("x", np.full((1, 1), np.nan), np.zeros((1, 1)))
+        compare_actions("x", np.full((1, 1), np.nan), np.zeros((1, 1)))
 
 
 def test_a_memory_is_exported_as_weights_that_say_so_and_never_as_a_graph(tmp_path, capsys):
