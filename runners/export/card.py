@@ -27,7 +27,7 @@ SHOWN_APART = {"env", "env_options", "reward", "agent", "agent_name"}
 NOT_SHOWN = {"preset", "root", "run_dir", "resume", "control", "video"}
 # Settings of the configuration that lead to a place on this machine.
 PLACE_SETTINGS = ("root", "run_dir", "resume", "init_from", "init")
-ADDRESS = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+")
+WEB_ADDRESS = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+")
 ABSOLUTE_PATH = re.compile(r"(?<![\w.])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\:,'\"]+)+")
 
 
@@ -39,7 +39,7 @@ def remove_paths(value: Any) -> Any:
         return [remove_paths(item) for item in value]
     if not isinstance(value, str):
         return value
-    value = ADDRESS.sub("<address>", value)
+    value = WEB_ADDRESS.sub("<address>", value)
     return ABSOLUTE_PATH.sub(lambda match: re.split(r"[/\\]", match[0])[-1], value)
 
 
