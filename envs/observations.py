@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
-WORDS = 64
+WORD_FEATURES = 64
 
 
 class Recorded(gym.Wrapper, RecordConstructorArgs):
@@ -120,10 +120,10 @@ def plain(space: spaces.Space, value: Any) -> Any:
 @functools.lru_cache(maxsize=4096)
 def hashed_words(text: bytes) -> np.ndarray:
     """The words of a text, of any order, case and number, each as two of float32 (64,) in {0, 1}, read-only."""
-    bag = np.zeros(WORDS, dtype=np.float32)
+    bag = np.zeros(WORD_FEATURES, dtype=np.float32)
     for word in re.findall(rb"[a-z]+", text.lower()):
         # Not Python's hash(), which changes from process to process, nor crc32, whose bits depend on each other.
-        bag[[byte % WORDS for byte in hashlib.blake2b(word, digest_size=8).digest()[:2]]] = 1.0
+        bag[[byte % WORD_FEATURES for byte in hashlib.blake2b(word, digest_size=8).digest()[:2]]] = 1.0
     bag.setflags(write=False)
     return bag
 

@@ -28,9 +28,9 @@ from lodestar.files import regular, replacing, save_arrays
 
 # (observations (N, ...), bool (N,): an episode begins) -> actions (N, ...).
 Act = Callable[..., Array]
-FORMAT = "lodestar recording 1"
+RECORDING_FORMAT = "lodestar recording 1"
 TEXTS = ("text", "obs_text")
-SHIPPED = Path(str(files(__package__) / "recordings"))
+SHIPPED_RECORDINGS = Path(str(files(__package__) / "recordings"))
 
 
 def record(env: gym.Env | VectorEnv, act: Act | None, steps: int, seed: int = 0) -> Transitions:
@@ -103,7 +103,7 @@ def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
     _drop_repeated_obs(arrays, starts)
 
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    about = {"format": FORMAT, "meta": json.dumps(meta), "texts": json.dumps(texts)}
+    about = {"format": RECORDING_FORMAT, "meta": json.dumps(meta), "texts": json.dumps(texts)}
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     # A crash leaves no half of a recording.
     with replacing(path) as temporary:
@@ -166,7 +166,7 @@ def load(path: str | Path) -> tuple[Transitions, dict[str, Any]]:
 def _find_recording(path: str | Path) -> str | Path:
     """The path itself where it is a file, else the recording of that name that ships."""
     if not Path(path).exists():
-        shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.safetensors"))}
+        shipped = {file.stem: file for file in sorted(SHIPPED_RECORDINGS.glob("*.safetensors"))}
         if str(path) not in shipped:
             raise FileNotFoundError(f"{str(path)!r} is no file, nor a recording that ships ({', '.join(shipped)})")
         path = shipped[str(path)]
@@ -185,8 +185,9 @@ def _read_arrays(path: str | Path) -> tuple[dict[str, str], dict[str, np.ndarray
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
     except SafetensorError as error:
         raise ValueError(f"{path} is no recording ({error}); give a file written by envs.recording.save") from None
-    if about.get("format") != FORMAT:
-        raise ValueError(f"{path} is no recording of this format ({about.get('format')!r}); {FORMAT!r} is read")
+    if about.get("format") != RECORDING_FORMAT:
+        words = f"{path} is no recording of this format ({about.get('format')!r}); {RECORDING_FORMAT!r} is read"
+        raise ValueError(words)
     return about, arrays
 
 

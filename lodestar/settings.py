@@ -18,9 +18,9 @@ import numpy as np
 
 SCHEDULES = ("linear", "cosine", "exp", "step")
 # A weight that an agent finds; 1 at first.
-LEARNED = "learned"
+LEARNED_WEIGHT = "learned"
 # A field's metadata holds its declaration under this key.
-KEY = "setting"
+METADATA_KEY = "setting"
 # A range with one end, in words, by the bracket that it would have there.
 LOWER_BOUNDS = {"[": "at least", "(": "above"}
 UPPER_BOUNDS = {"]": "at most", ")": "below"}
@@ -112,7 +112,7 @@ def setting(
         Traceback (most recent call last):
         ValueError: size=0 is out of range; give a number at least 1
     """
-    metadata = {KEY: Setting(help, **declared)}
+    metadata = {METADATA_KEY: Setting(help, **declared)}
     if isinstance(default, list | dict):
         factory = default.copy
     if factory is not None:
@@ -189,8 +189,8 @@ def declarations(config: type) -> dict[str, Setting]:
     for cls in reversed(config.__mro__):
         fields = vars(cls).get("__dataclass_fields__", {})
         for name, field in fields.items():
-            if name in declared and KEY in field.metadata:
-                declared[name] = _inherit(field.metadata[KEY], declared[name])
+            if name in declared and METADATA_KEY in field.metadata:
+                declared[name] = _inherit(field.metadata[METADATA_KEY], declared[name])
     return declared
 
 
@@ -246,7 +246,7 @@ class Schedule:
                 self.kind = kind
                 self.start, self.end, self.steps = map(float, numbers)
             else:
-                is_learned = spec == LEARNED and name == "weight"
+                is_learned = spec == LEARNED_WEIGHT and name == "weight"
                 self.start = 1.0 if is_learned else float(kind)
                 self.end = self.start
         except ValueError:
@@ -254,7 +254,7 @@ class Schedule:
         if self.kind not in ("constant", *SCHEDULES):
             raise ValueError(
                 f"{name}={spec!r} is neither a number nor KIND:START:END:STEPS "
-                f"with KIND one of {', '.join(SCHEDULES)}, as in linear:1:0:200000, nor {LEARNED}"
+                f"with KIND one of {', '.join(SCHEDULES)}, as in linear:1:0:200000, nor {LEARNED_WEIGHT}"
             )
         if not (math.isfinite(self.start) and math.isfinite(self.end) and min(self.start, self.end) >= 0):
             raise ValueError(f"{name}={spec!r} must be finite and at least 0; to penalise, change the reward's sign")

@@ -29,7 +29,7 @@ import numpy as np
 from gymnasium import Space
 
 from envs.datasets.dataset import learnable
-from envs.datasets.minari import METADATA, NAME
+from envs.datasets.minari import METADATA, MINARI_NAME
 from envs.make import make
 from envs.recording import load as read
 from envs.transitions import Transitions, concatenate
@@ -246,7 +246,7 @@ def load(files: list[str], env: str = "", *, trust: bool = False) -> tuple[Trans
 def _read(name: str, env: str, trust: bool) -> tuple[Transitions, dict[str, Any]]:
     path = Path(name)
     is_dataset = (path / "data").is_dir() or (path / METADATA).is_file()
-    if is_dataset or path.suffix == ".npz" or (not path.exists() and NAME.fullmatch(name)):
+    if is_dataset or path.suffix == ".npz" or (not path.exists() and MINARI_NAME.fullmatch(name)):
         return imported(RecordConfig(from_=name, env=env, trust=trust))
     return read(path)
 

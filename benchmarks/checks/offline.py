@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import results
-from envs.recording import SHIPPED
+from envs.recording import SHIPPED_RECORDINGS
 
-DATA = SHIPPED / "pendulum.safetensors"
+DATA = SHIPPED_RECORDINGS / "pendulum.safetensors"
 SEEDS = 5
 AGENT: dict[str, Any] = {"learning_rate": 1e-3, "tau": 0.01, "batch_size": 128}
 STEPS = 4500

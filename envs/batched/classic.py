@@ -12,7 +12,16 @@ import numpy as np
 
 from envs.batched.base import BatchedEnv
 from envs.classic.family import kind_of
-from envs.classic.tasks import FLAG, HELD, NEARLY_DOWN, NEARLY_UP, SLOW, UPRIGHT, is_swung_up, swing_up_reward
+from envs.classic.tasks import (
+    FLAG,
+    HELD_STEPS,
+    NEARLY_DOWN,
+    NEARLY_UP,
+    SLOW_RAD_S,
+    UPRIGHT,
+    is_swung_up,
+    swing_up_reward,
+)
 from envs.classic.view import ClassicPainter
 from envs.types import Array
 
@@ -296,11 +305,11 @@ class BatchedPendulumSparse(BatchedPendulum):
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         _, never = super()._advance(actions)
         theta, theta_dot = self.state["x"].T
-        is_held = (self.xp.cos(theta) > NEARLY_UP) & (abs(theta_dot) < SLOW)
+        is_held = (self.xp.cos(theta) > NEARLY_UP) & (abs(theta_dot) < SLOW_RAD_S)
         return 1.0 * is_held, never
 
     def _success(self, terminated: Array) -> Array:
-        return self._returns >= HELD
+        return self._returns >= HELD_STEPS
 
 
 class BatchedAcrobot(BatchedClassic):

@@ -11,7 +11,7 @@ import numpy as np
 
 from envs.batched.base import BatchedEnv, Step
 from envs.exploration import peg
-from envs.exploration.family import PERIOD, START, STAY, first_noise, next_noise
+from envs.exploration.family import PERIOD, START_CELL, STAY, first_noise, next_noise
 from envs.types import Array
 
 
@@ -84,7 +84,7 @@ class BatchedNoisyRooms(BatchedCells):
 
     def _generate(self, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
         return {
-            "cell": np.full(count, START),
+            "cell": np.full(count, START_CELL),
             "noise": first_noise(self.world.kind, rng, (count, self.world.bits)),
             "arrived": np.full(count, self.world.rooms == 1),
         }
@@ -162,7 +162,7 @@ class BatchedPeg(BatchedEnv):
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         pose = self.state["pose"]
         pose[...] = peg.moved(self.xp, pose, self.state["hole"], actions, self.world.eps)
-        inside = pose[:, 1] <= -peg.DEPTH
+        inside = pose[:, 1] <= -peg.INSERTED_DEPTH
         return 1.0 * inside, inside
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:

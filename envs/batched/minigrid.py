@@ -17,44 +17,45 @@ from minigrid.core.constants import OBJECT_TO_IDX
 
 from envs.batched.base import BatchedEnv
 from envs.batched.minigrid_levels import (
-    CODES,
-    COLOURS,
     DIRECTIONS,
-    DOOR,
-    EMPTY,
-    KEY,
-    LOCKED,
-    STATES,
-    WALL,
+    DOOR_KIND,
+    DOOR_LOCKED,
+    EMPTY_CELL_CODE,
+    KEY_KIND,
+    N_CODES,
+    N_COLOURS,
+    N_STATES,
+    WALL_CODE,
     code,
     generate,
     missions,
 )
 from envs.minigrid import captions as single
-from envs.minigrid.captions import KINDS, RANK, called
-from envs.minigrid.family import PARTS
-from envs.observations import WORDS, hashed_words
+from envs.minigrid.captions import MINIGRID_KINDS, RANK, called
+from envs.minigrid.family import CELL_PART_SIZES
+from envs.observations import WORD_FEATURES, hashed_words
 from envs.types import Array
 
 # What can be carried; a hand is empty or holds one of these in one colour.
-BALL = OBJECT_TO_IDX["ball"]
-BOX = OBJECT_TO_IDX["box"]
-THINGS = (KEY, BALL, BOX)
-HANDS = 1 + len(THINGS) * COLOURS
+BALL_KIND = OBJECT_TO_IDX["ball"]
+BOX_KIND = OBJECT_TO_IDX["box"]
+CARRIED_KINDS = (KEY_KIND, BALL_KIND, BOX_KIND)
+HANDS = 1 + len(CARRIED_KINDS) * N_COLOURS
 # How an action may end an episode.
 FAILS = 1
 SUCCEEDS = 2
 NO_SIGHT = np.zeros((0, 0), np.uint8)
 # A thing is a kind with a colour.
-N_THINGS = CODES // STATES
+N_THINGS = N_CODES // N_STATES
 
-# Tables of (CODES,): a cell's kind, its state, whether one sees what is behind it.
-KIND = np.arange(CODES) // (COLOURS * STATES)
-STATE = np.arange(CODES) % STATES
-IS_CLOSED_DOOR = (KIND == DOOR) & (STATE != 0)
-CLEAR = ((OBJECT_TO_IDX["wall"] != KIND) & ~IS_CLOSED_DOOR).astype(np.float32)
+# Tables of (N_CODES,): a cell's kind, its state, whether one sees what is behind it.
+KIND_OF_CODE = np.arange(N_CODES) // (N_COLOURS * N_STATES)
+STATE_OF_CODE = np.arange(N_CODES) % N_STATES
+IS_CLOSED_DOOR = (KIND_OF_CODE == DOOR_KIND) & (STATE_OF_CODE != 0)
+IS_SEE_THROUGH = ((OBJECT_TO_IDX["wall"] != KIND_OF_CODE) & ~IS_CLOSED_DOOR).astype(np.float32)
 # Table of (HANDS,): the cell for what is carried.
-HELD = np.array([EMPTY, *code(np.repeat(THINGS, COLOURS), np.tile(np.arange(COLOURS), len(THINGS)))], np.uint8)
+_CARRIED_CODES = code(np.repeat(CARRIED_KINDS, N_COLOURS), np.tile(np.arange(N_COLOURS), len(CARRIED_KINDS)))
+CODE_IN_HANDS = np.array([EMPTY_CELL_CODE, *_CARRIED_CODES], np.uint8)
 
 
 class BatchedMiniGrid(BatchedEnv):
@@ -84,7 +85,7 @@ class BatchedMiniGrid(BatchedEnv):
         self._view = array(_view_offsets(strides, self._size))
         rules = _rules(getattr(self.world, "obj_type", None))
         self._rules = array(rules)
-        self._held = array(HELD)
+        self._held = array(CODE_IN_HANDS)
         self._set_up_observation()
         self._set_up_sight()
 
@@ -98,15 +99,15 @@ class BatchedMiniGrid(BatchedEnv):
 
     def _set_up_observation(self) -> None:
         """Tables of what cells, directions and missions look like in an observation."""
-        # float32 (CODES, 20): the adapter's one-hot of a cell; a cell out of sight is code 0.
-        parts = np.unravel_index(np.arange(CODES), PARTS)
-        one_hot = [np.eye(size, dtype=np.float32)[part] for size, part in zip(PARTS, parts)]
+        # float32 (N_CODES, 20): the adapter's one-hot of a cell; a cell out of sight is code 0.
+        parts = np.unravel_index(np.arange(N_CODES), CELL_PART_SIZES)
+        one_hot = [np.eye(size, dtype=np.float32)[part] for size, part in zip(CELL_PART_SIZES, parts)]
         self._pixels = self.arrays.array(np.concatenate(one_hot, axis=1))
         self._compass = self.arrays.array(np.eye(4, dtype=np.float32))
 
         # float32 (missions, 64): the words of each mission; empty where the observation has none.
-        words = np.zeros((0, WORDS), np.float32)
-        size_without_words = self._size**2 * sum(PARTS) + 4
+        words = np.zeros((0, WORD_FEATURES), np.float32)
+        size_without_words = self._size**2 * sum(CELL_PART_SIZES) + 4
         if self._obs.shape[1] > size_without_words:
             words = np.array([hashed_words(text.encode()) for text in missions(self.world)], np.float32)
         self._words = self.arrays.array(words)
@@ -118,7 +119,7 @@ class BatchedMiniGrid(BatchedEnv):
         # What a cell adds to the number of its row: 2 to the power of its column.
         is_in_row = row[:, None] == np.arange(self._size)
         place = np.where(is_in_row, 2.0 ** column[:, None], 0.0)
-        self._clear = array(CLEAR)
+        self._clear = array(IS_SEE_THROUGH)
         self._place = array(place.astype(np.float32))
         seen, beam, bits = _shadows(self._size)
         self._seen = array(seen)
@@ -136,7 +137,7 @@ class BatchedMiniGrid(BatchedEnv):
         """P levels (P, H, W) as entries of the state."""
         count = len(grid)
         pad = self._pad
-        padded = np.pad(grid, ((0, 0), (pad, pad), (pad, pad)), constant_values=WALL)
+        padded = np.pad(grid, ((0, 0), (pad, pad), (pad, pad)), constant_values=WALL_CODE)
         return {
             "grid": padded.reshape(count, -1),
             "position": (np.asarray(y) + pad) * self._wide + np.asarray(x) + pad,
@@ -153,7 +154,7 @@ class BatchedMiniGrid(BatchedEnv):
         cells = state["grid"].reshape(-1)
         ahead = self._base + state["position"] + stride
         # A row of the rules: the action, the cell ahead and what is carried, as one number.
-        situation = (actions * CODES + cells[ahead]) * HANDS + state["hands"]
+        situation = (actions * N_CODES + cells[ahead]) * HANDS + state["hands"]
         cell, hands, moves, ends = gather(self._rules, situation).T
         self._situation = situation
         cells[ahead] = cell
@@ -177,7 +178,7 @@ class BatchedMiniGrid(BatchedEnv):
         # The agent's own cell shows what it carries.
         view[:, size * size // 2 + size // 2] = gather(self._held, state["hands"])
         self._sight = view
-        pixels = size * size * sum(PARTS)
+        pixels = size * size * sum(CELL_PART_SIZES)
         out[:, :pixels] = gather(self._pixels, view).reshape(count, pixels)
         out[:, pixels : pixels + 4] = gather(self._compass, state["direction"])
         if len(self._words):
@@ -237,7 +238,7 @@ class Captions:
     has the bits of its cells, and the lowest bit that is new gets into the caption. Strings come from arrays of
     strings; joined are only those rows where an event meets a sight, a picture is shown, or captions are varied.
 
-    `rules` are the environment's, int (actions * CODES * hands, 4): cell ahead, hands, moves, ends; `limit` is an
+    `rules` are the environment's, int (actions * N_CODES * hands, 4): cell ahead, hands, moves, ends; `limit` is an
     episode's number of steps.
     """
 
@@ -252,19 +253,19 @@ class Captions:
         self._done = single.DONE * (len(rules) // len(Actions))
 
         # Every event with every thing in words.
-        names = [called(kind, colour) for kind in KINDS for colour in single.COLOURS]
-        phrases = [event.format(name) for event in single.EVENTS for name in names]
+        names = [called(kind, colour) for kind in MINIGRID_KINDS for colour in single.MINIGRID_COLOURS]
+        phrases = [event.format(name) for event in single.EVENT_WORDS for name in names]
         self._phrases = np.array(phrases, object)
         self._missions = np.array([f"mission: {mission}" for mission in missions], object)
         # How many moves are left after each step.
         steps = range(limit + 1) if self.varied else []
         self._left = np.array([single.left(limit - step) for step in steps], object)
 
-        # (CODES,): the bit of the sight in a cell, 0 for none.
+        # (N_CODES,): the bit of the sight in a cell, 0 for none.
         bits = np.zeros(N_THINGS, np.int64)
         for thing, rank in RANK.items():
             bits[thing] = 1 << rank
-        self._bits = np.repeat(bits, STATES)
+        self._bits = np.repeat(bits, N_STATES)
         # (2, sights): alone, and behind an event.
         sights = ["sees " + called(*thing) for thing in single.SEEN]
         self._sights = np.array([sights, [f", {sight}" for sight in sights]], object)
@@ -311,38 +312,38 @@ class Captions:
 
 
 def _events(rules: np.ndarray, full: bool) -> np.ndarray:
-    """What happens, int16 (actions * CODES * hands,): N_THINGS * event + thing, 0 for nothing.
+    """What happens, int16 (actions * N_CODES * hands,): N_THINGS * event + thing, 0 for nothing.
 
     Bumps and locked doors are events only in `full` captions.
     """
-    n_hands = len(rules) // (len(Actions) * CODES)
-    action, cell, hands = np.unravel_index(np.arange(len(rules)), (len(Actions), CODES, n_hands))
+    n_hands = len(rules) // (len(Actions) * N_CODES)
+    action, cell, hands = np.unravel_index(np.arange(len(rules)), (len(Actions), N_CODES, n_hands))
     new_cell, new_hands, moved, _ = rules.T.astype(np.int64)
-    kind = cell // (COLOURS * STATES)
-    state = cell % STATES
-    is_goal = kind == KINDS.index("goal")
-    is_lava = kind == KINDS.index("lava")
-    is_box = kind == KINDS.index("box")
-    is_door = kind == DOOR
-    is_locked = is_door & (state == LOCKED)
+    kind = cell // (N_COLOURS * N_STATES)
+    state = cell % N_STATES
+    is_goal = kind == MINIGRID_KINDS.index("goal")
+    is_lava = kind == MINIGRID_KINDS.index("lava")
+    is_box = kind == MINIGRID_KINDS.index("box")
+    is_door = kind == DOOR_KIND
+    is_locked = is_door & (state == DOOR_LOCKED)
     is_open = is_door & (state == 0)
     enters = moved > 0
     changes_hands = new_hands != hands
     toggles = action == single.TOGGLE
     toggled = toggles & (new_cell != cell)
     happens = {
-        single.REACHED: enters & is_goal,
-        single.FELL: enters & is_lava,
-        single.PICKED: (action == Actions.pickup) & changes_hands,
-        single.DROPPED: (action == Actions.drop) & changes_hands,
-        single.OPENED: toggled & (is_box | (is_door & ~is_open & ~is_locked)),
-        single.CLOSED: toggled & is_open,
-        single.UNLOCKED: toggled & is_locked,
-        single.BUMPED: (action == single.FORWARD) & ~enters & (kind > 1),
-        single.LOCKED: toggles & ~toggled & is_locked,
+        single.EVENT_REACHED: enters & is_goal,
+        single.EVENT_FELL: enters & is_lava,
+        single.EVENT_PICKED: (action == Actions.pickup) & changes_hands,
+        single.EVENT_DROPPED: (action == Actions.drop) & changes_hands,
+        single.EVENT_OPENED: toggled & (is_box | (is_door & ~is_open & ~is_locked)),
+        single.EVENT_CLOSED: toggled & is_open,
+        single.EVENT_UNLOCKED: toggled & is_locked,
+        single.EVENT_BUMPED: (action == single.FORWARD) & ~enters & (kind > 1),
+        single.EVENT_LOCKED: toggles & ~toggled & is_locked,
     }
-    dropped_thing = KEY * COLOURS + hands - 1
-    thing = np.where(action == Actions.drop, dropped_thing, cell // STATES)
+    dropped_thing = KEY_KIND * N_COLOURS + hands - 1
+    thing = np.where(action == Actions.drop, dropped_thing, cell // N_STATES)
     events = np.zeros(len(rules), np.int16)
     for event, where in happens.items():
         if full or event not in single.MORE:
@@ -361,17 +362,17 @@ def _view_offsets(strides: np.ndarray, size: int) -> np.ndarray:
 
 
 def _rules(prize: str | None) -> np.ndarray:
-    """What an action does, uint8 (actions * CODES * HANDS, 4): new cell ahead, new hands, moves, ends.
+    """What an action does, uint8 (actions * N_CODES * HANDS, 4): new cell ahead, new hands, moves, ends.
 
     Picking up an object called `prize` ends the episode well.
     """
-    cell, hands = np.ogrid[:CODES, :HANDS]
-    kind = KIND[:, None]
-    colour = cell // STATES % COLOURS
-    state = cell % STATES
-    is_door = kind == DOOR
-    table = np.zeros((len(Actions), CODES, HANDS, 4), np.uint8)
-    # Views of the table's columns, (actions, CODES, HANDS).
+    cell, hands = np.ogrid[:N_CODES, :HANDS]
+    kind = KIND_OF_CODE[:, None]
+    colour = cell // N_STATES % N_COLOURS
+    state = cell % N_STATES
+    is_door = kind == DOOR_KIND
+    table = np.zeros((len(Actions), N_CODES, HANDS, 4), np.uint8)
+    # Views of the table's columns, (actions, N_CODES, HANDS).
     new_cell, new_hands, moves, ends = np.moveaxis(table, -1, 0)
     new_cell[...] = cell
     new_hands[...] = hands
@@ -383,26 +384,26 @@ def _rules(prize: str | None) -> np.ndarray:
     moves[Actions.forward] = is_free | is_open_door
     ends[Actions.forward] = FAILS * is_lava + SUCCEEDS * is_goal
 
-    picks_up = np.isin(kind, THINGS) & (hands == 0)
-    hands_after = np.where(picks_up, 1 + (kind - KEY) * COLOURS + colour, hands)
-    new_cell[Actions.pickup] = np.where(picks_up, EMPTY, cell)
+    picks_up = np.isin(kind, CARRIED_KINDS) & (hands == 0)
+    hands_after = np.where(picks_up, 1 + (kind - KEY_KIND) * N_COLOURS + colour, hands)
+    new_cell[Actions.pickup] = np.where(picks_up, EMPTY_CELL_CODE, cell)
     new_hands[Actions.pickup] = hands_after
     if prize is not None:
-        kind_in_hand = KIND[HELD[hands_after]]
+        kind_in_hand = KIND_OF_CODE[CODE_IN_HANDS[hands_after]]
         ends[Actions.pickup] = SUCCEEDS * (kind_in_hand == OBJECT_TO_IDX[prize])
 
-    drops = (cell == EMPTY) & (hands > 0)
-    new_cell[Actions.drop] = np.where(drops, HELD[hands], cell)
+    drops = (cell == EMPTY_CELL_CODE) & (hands > 0)
+    new_cell[Actions.drop] = np.where(drops, CODE_IN_HANDS[hands], cell)
     new_hands[Actions.drop] = np.where(drops, 0, hands)
 
     # A door has three states in this order: open, closed, locked. It opens if closed, or locked and
     # the key fits.
     opened = cell - state
     has_key = hands == 1 + colour
-    door_opens = (state != LOCKED) | has_key
+    door_opens = (state != DOOR_LOCKED) | has_key
     toggled_door = np.where(door_opens, opened, cell)
     toggled_door = np.where(state == 0, opened + 1, toggled_door)
-    toggled_other = np.where(kind == BOX, EMPTY, cell)
+    toggled_other = np.where(kind == BOX_KIND, EMPTY_CELL_CODE, cell)
     new_cell[Actions.toggle] = np.where(is_door, toggled_door, toggled_other)
     return table.reshape(-1, 4)
 

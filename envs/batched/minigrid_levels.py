@@ -17,10 +17,10 @@ import numpy as np
 from minigrid.core.constants import COLOR_TO_IDX, DIR_TO_VEC, IDX_TO_COLOR, OBJECT_TO_IDX, STATE_TO_IDX
 from numpy.random import Generator
 
-from envs.minigrid.family import PARTS
+from envs.minigrid.family import CELL_PART_SIZES
 
-OBJECTS, COLOURS, STATES = PARTS
-CODES = OBJECTS * COLOURS * STATES
+N_OBJECTS, N_COLOURS, N_STATES = CELL_PART_SIZES
+N_CODES = N_OBJECTS * N_COLOURS * N_STATES
 # The steps (4, 2) along x and y to the right, down, left and up.
 DIRECTIONS = np.array(DIR_TO_VEC)
 
@@ -29,16 +29,16 @@ Levels = dict[str, np.ndarray]
 
 def code(kind: Any, colour: Any = 0, state: Any = 0) -> Any:
     """A cell as one small integer: MiniGrid's three numbers, of an object, its colour and its state."""
-    return (kind * COLOURS + colour) * STATES + state
+    return (kind * N_COLOURS + colour) * N_STATES + state
 
 
-EMPTY = code(OBJECT_TO_IDX["empty"])
-WALL = code(OBJECT_TO_IDX["wall"], COLOR_TO_IDX["grey"])
-GOAL = code(OBJECT_TO_IDX["goal"], COLOR_TO_IDX["green"])
-DOOR = OBJECT_TO_IDX["door"]
-KEY = OBJECT_TO_IDX["key"]
-CLOSED = STATE_TO_IDX["closed"]
-LOCKED = STATE_TO_IDX["locked"]
+EMPTY_CELL_CODE = code(OBJECT_TO_IDX["empty"])
+WALL_CODE = code(OBJECT_TO_IDX["wall"], COLOR_TO_IDX["grey"])
+GOAL_CODE = code(OBJECT_TO_IDX["goal"], COLOR_TO_IDX["green"])
+DOOR_KIND = OBJECT_TO_IDX["door"]
+KEY_KIND = OBJECT_TO_IDX["key"]
+DOOR_CLOSED = STATE_TO_IDX["closed"]
+DOOR_LOCKED = STATE_TO_IDX["locked"]
 
 # The sides of MultiRoom's rooms have at least so many cells, and each room has so many tries to
 # fit.
@@ -58,14 +58,14 @@ def missions(original: Any) -> list[str]:
     """The missions by their numbers in a level, which are the prize's colour where there is one."""
     if not hasattr(original, "obj_type"):
         return [original.mission]
-    colours = [IDX_TO_COLOR[colour] for colour in range(COLOURS)]
+    colours = [IDX_TO_COLOR[colour] for colour in range(N_COLOURS)]
     return [original._gen_mission(colour, original.obj_type) for colour in colours]
 
 
 def _empty_levels(original: Any, count: int) -> np.ndarray:
     """Empty levels with a wall around them."""
-    grid = np.full((count, original.height, original.width), WALL, np.uint8)
-    grid[:, 1:-1, 1:-1] = EMPTY
+    grid = np.full((count, original.height, original.width), WALL_CODE, np.uint8)
+    grid[:, 1:-1, 1:-1] = EMPTY_CELL_CODE
     return grid
 
 
@@ -98,9 +98,9 @@ def _levels(rng: Generator, grid: np.ndarray, y: Any, x: Any, direction: Any = N
 
 def _generate_empty(original: Any, rng: Generator, count: int) -> Levels:
     grid = _empty_levels(original, count)
-    grid[:, -2, -2] = GOAL
+    grid[:, -2, -2] = GOAL_CODE
     if original.agent_start_pos is None:
-        y, x = _choose(rng, grid == EMPTY)
+        y, x = _choose(rng, grid == EMPTY_CELL_CODE)
         return _levels(rng, grid, y, x)
     x, y = original.agent_start_pos
     return _levels(rng, grid, y, x, original.agent_start_dir)
@@ -109,19 +109,19 @@ def _generate_empty(original: Any, rng: Generator, count: int) -> Levels:
 def _generate_door_key(original: Any, rng: Generator, count: int) -> Levels:
     grid = _empty_levels(original, count)
     rows = np.arange(count)
-    grid[:, -2, -2] = GOAL
+    grid[:, -2, -2] = GOAL_CODE
     yellow = COLOR_TO_IDX["yellow"]
 
     # The agent and the key are left of a wall with a locked door, the goal is right of it.
     wall_x = rng.integers(2, original.width - 2, count)
-    grid[rows, :, wall_x] = WALL
-    free = (grid == EMPTY) & _within(grid, 0, 0, wall_x, original.height)
+    grid[rows, :, wall_x] = WALL_CODE
+    free = (grid == EMPTY_CELL_CODE) & _within(grid, 0, 0, wall_x, original.height)
     y, x = _choose(rng, free)
     free[rows, y, x] = False
     door_y = rng.integers(1, original.height - 2, count)
-    grid[rows, door_y, wall_x] = code(DOOR, yellow, LOCKED)
+    grid[rows, door_y, wall_x] = code(DOOR_KIND, yellow, DOOR_LOCKED)
     key_y, key_x = _choose(rng, free)
-    grid[rows, key_y, key_x] = code(KEY, yellow)
+    grid[rows, key_y, key_x] = code(KEY_KIND, yellow)
     return _levels(rng, grid, y, x)
 
 
@@ -130,18 +130,18 @@ def _generate_four_rooms(original: Any, rng: Generator, count: int) -> Levels:
     rows = np.arange(count)
     half = original.width // 2
     last = original.width - 1
-    grid[:, half, :] = WALL
-    grid[:, :, half] = WALL
+    grid[:, half, :] = WALL_CODE
+    grid[:, :, half] = WALL_CODE
     for begin, end in ((1, half), (half + 1, last)):
         gap_y = rng.integers(begin, end, count)
-        grid[rows, gap_y, half] = EMPTY
+        grid[rows, gap_y, half] = EMPTY_CELL_CODE
         gap_x = rng.integers(begin, end, count)
-        grid[rows, half, gap_x] = EMPTY
-    free = grid == EMPTY
+        grid[rows, half, gap_x] = EMPTY_CELL_CODE
+    free = grid == EMPTY_CELL_CODE
     y, x = _choose(rng, free)
     free[rows, y, x] = False
     goal_y, goal_x = _choose(rng, free)
-    grid[rows, goal_y, goal_x] = GOAL
+    grid[rows, goal_y, goal_x] = GOAL_CODE
     return _levels(rng, grid, y, x)
 
 
@@ -151,17 +151,17 @@ def _generate_key_corridor(original: Any, rng: Generator, count: int) -> Levels:
     size = original.room_size - 1
     lines = original.num_rows
     rows = np.arange(count)
-    grid = np.full((count, original.height, original.width), EMPTY, np.uint8)
-    grid[:, ::size, :] = WALL
-    grid[:, :, ::size] = WALL
-    grid[:, size:-1:size, size + 1 : 2 * size] = EMPTY
+    grid = np.full((count, original.height, original.width), EMPTY_CELL_CODE, np.uint8)
+    grid[:, ::size, :] = WALL_CODE
+    grid[:, :, ::size] = WALL_CODE
+    grid[:, size:-1:size, size + 1 : 2 * size] = EMPTY_CELL_CODE
 
     # The locked room is in the column on the right.
     locked_line = rng.integers(0, lines, count)
-    colour = rng.integers(0, COLOURS, count)
+    colour = rng.integers(0, N_COLOURS, count)
     offset = rng.integers(1, size, count)
     door_y = locked_line * size + offset
-    grid[rows, door_y, 2 * size] = code(DOOR, colour, LOCKED)
+    grid[rows, door_y, 2 * size] = code(DOOR_KIND, colour, DOOR_LOCKED)
 
     # The original's agent waits in the middle of the corridor while things are placed at least two
     # steps away.
@@ -171,19 +171,19 @@ def _generate_key_corridor(original: Any, rng: Generator, count: int) -> Levels:
     wait_y = middle_line * size + half
     y, x = np.ogrid[: original.height, : original.width]
     is_far = abs(x - wait_x) + abs(y - wait_y) >= 2
-    mission = rng.integers(0, COLOURS, count)
+    mission = rng.integers(0, N_COLOURS, count)
     prize = code(OBJECT_TO_IDX[original.obj_type], mission)
     key_line = rng.integers(0, lines, count)
-    for column, line, thing in ((2, locked_line, prize), (0, key_line, code(KEY, colour))):
+    for column, line, thing in ((2, locked_line, prize), (0, key_line, code(KEY_KIND, colour))):
         room = _within(grid, column * size, line * size, size + 1, size + 1)
-        free = (grid == EMPTY) & room & is_far
+        free = (grid == EMPTY_CELL_CODE) & room & is_far
         thing_y, thing_x = _choose(rng, free)
         grid[rows, thing_y, thing_x] = thing
 
     # The agent begins in the room in the middle, and faces nothing or a wall.
     middle_room = _within(grid, size, middle_line * size, size + 1, size + 1)
-    is_start = (grid == EMPTY) & middle_room
-    may_face = (grid == EMPTY) | (grid == WALL)
+    is_start = (grid == EMPTY_CELL_CODE) & middle_room
+    may_face = (grid == EMPTY_CELL_CODE) | (grid == WALL_CODE)
     allowed = []
     for dx, dy in DIRECTIONS:
         faced = np.roll(may_face, (-dy, -dx), (1, 2))
@@ -219,7 +219,7 @@ def _connect(grid: np.ndarray, rng: Generator, size: int, lines: int, locked: np
     is_sideways = one_column != other_column
     x = np.where(is_sideways, other_column * size, one_column * size + offset)
     y = np.where(is_sideways, one_line * size + offset, other_line * size)
-    colour = rng.integers(0, COLOURS, offset.shape)
+    colour = rng.integers(0, N_COLOURS, offset.shape)
 
     # Rooms with equal numbers are connected. The corridor is one room, and the locked room has its
     # door to it.
@@ -233,7 +233,7 @@ def _connect(grid: np.ndarray, rng: Generator, size: int, lines: int, locked: np
         edge = edge[rows]
         door_y = y[rows, edge]
         door_x = x[rows, edge]
-        grid[rows, door_y, door_x] = code(DOOR, colour[rows, edge], CLOSED)
+        grid[rows, door_y, door_x] = code(DOOR_KIND, colour[rows, edge], DOOR_CLOSED)
         one_component = component[rows, one[edge]][:, None]
         other_component = component[rows, other[edge]][:, None]
         joined = component[rows]
@@ -247,24 +247,24 @@ def _generate_multi_room(original: Any, rng: Generator, count: int) -> Levels:
         rooms = np.concatenate([rooms, chains])
     rooms = rooms[:count]
     rows = np.arange(count)
-    grid = np.full((count, original.height, original.width), EMPTY, np.uint8)
-    colour = rng.integers(0, COLOURS, count)
+    grid = np.full((count, original.height, original.width), EMPTY_CELL_CODE, np.uint8)
+    colour = rng.integers(0, N_COLOURS, count)
     for number in range(rooms.shape[1]):
         left, top, width, height, door_x, door_y = rooms[:, number].T
         inside = _within(grid, left + 1, top + 1, width - 2, height - 2)
         room = _within(grid, left, top, width, height)
-        grid[room & ~inside] = WALL
+        grid[room & ~inside] = WALL_CODE
         if number > 0:
-            grid[rows, door_y, door_x] = code(DOOR, colour, CLOSED)
+            grid[rows, door_y, door_x] = code(DOOR_KIND, colour, DOOR_CLOSED)
             # The next door has any other colour.
-            shift = rng.integers(1, COLOURS, count)
-            colour = (colour + shift) % COLOURS
-    free = grid == EMPTY
+            shift = rng.integers(1, N_COLOURS, count)
+            colour = (colour + shift) % N_COLOURS
+    free = grid == EMPTY_CELL_CODE
     first_room = _within(grid, *rooms[:, 0, :4].T)
     last_room = _within(grid, *rooms[:, -1, :4].T)
     y, x = _choose(rng, free & first_room)
     goal_y, goal_x = _choose(rng, free & last_room)
-    grid[rows, goal_y, goal_x] = GOAL
+    grid[rows, goal_y, goal_x] = GOAL_CODE
     return _levels(rng, grid, y, x)
 
 

@@ -16,7 +16,7 @@ from numba.core.types import ExternalFunction
 from numba.extending import intrinsic
 
 # A machine word as numba and as LLVM call it.
-WORD = types.intp
+INTP = types.intp
 INTEGER = ir.IntType(64)
 emitted: Any = intrinsic
 
@@ -38,14 +38,14 @@ def _function(name: str, *arguments, returns=types.void):
 
 
 llvm.load_library_permanently(str(_library()))
-set_state = _function("mj_setState", WORD, WORD, WORD, types.intc)
-get_state = _function("mj_getState", WORD, WORD, WORD, types.intc)
-step = _function("mj_step", WORD, WORD)
-forces = _function("mj_rnePostConstraint", WORD, WORD)
-copy = _function("mju_copy", WORD, WORD, types.intc)
+set_state = _function("mj_setState", INTP, INTP, INTP, types.intc)
+get_state = _function("mj_getState", INTP, INTP, INTP, types.intc)
+step = _function("mj_step", INTP, INTP)
+forces = _function("mj_rnePostConstraint", INTP, INTP)
+copy = _function("mju_copy", INTP, INTP, types.intc)
 pause = _function("sched_yield")
-read = _function("read", types.intc, WORD, WORD, returns=WORD)
-write = _function("write", types.intc, WORD, WORD, returns=WORD)
+read = _function("read", types.intc, INTP, INTP, returns=INTP)
+write = _function("write", types.intc, INTP, INTP, returns=INTP)
 
 
 def _at(builder, address):
@@ -59,7 +59,7 @@ def _add(context, address, number):
     def generate(context, builder, signature, given):
         return builder.atomic_rmw("add", _at(builder, given[0]), given[1], "seq_cst")
 
-    return types.int64(WORD, types.int64), generate
+    return types.int64(INTP, types.int64), generate
 
 
 @emitted
@@ -71,7 +71,7 @@ def _take(context, address, number):
         pair = builder.cmpxchg(_at(builder, given[0]), given[1], more, "seq_cst")
         return builder.extract_value(pair, 1)
 
-    return types.boolean(WORD, types.int64), generate
+    return types.boolean(INTP, types.int64), generate
 
 
 @njit(cache=True, nogil=True)

@@ -26,7 +26,7 @@ import numpy as np
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 from gymnasium.envs.registration import EnvSpec
 
-from envs.classic.tasks import FLAG, HELD, UPRIGHT, CartPoleUpright, MountainCarSparse, PendulumSparse, is_upright
+from envs.classic.tasks import FLAG, HELD_STEPS, UPRIGHT, CartPoleUpright, MountainCarSparse, PendulumSparse, is_upright
 from envs.classic.view import Canvas
 from envs.family import Axis, Family, Goal, entry, simulator
 from envs.transitions import Ends, never
@@ -135,7 +135,7 @@ class Kind:
         inner.state[self.axis[0]] = value
 
 
-KINDS = {
+CLASSIC_KINDS = {
     "CartPole": Kind(
         variables=("position", "velocity", "angle", "angular_velocity"),
         ranges=((-2.2, 2.2), (-1.0, 1.0), TURN, (-2.0, 2.0)),
@@ -189,7 +189,7 @@ _CLIMB = "drive the car up to the flag at the peak of the mountain, swinging fro
 _SWING = "swing the pendulum up and keep it upright"
 _SWING_POLE = "swing the pole up and keep it upright, with the cart near the middle of its track"
 # By the class in the entry point: what counts as progress.
-_AIMS = {
+_CLASSIC_AIMS = {
     "CartPoleEnv": "keep the pole upright on the cart, and the cart away from the edges of its track",
     "CartPoleUpright": "keep the pole upright on the cart, and swing it up again where it fell",
     **dict.fromkeys(("CartPoleSwingUp", "CartPoleSwingUpSparse"), _SWING_POLE),
@@ -231,14 +231,14 @@ def _class_name(spec: EnvSpec) -> str:
 def kind_of(cls: type) -> Kind | None:
     """The kind that a class of environments derives from."""
     for base in cls.__mro__:
-        for name, kind in KINDS.items():
+        for name, kind in CLASSIC_KINDS.items():
             if name in base.__name__:
                 return kind
     return None
 
 
 def _kind(spec: EnvSpec) -> Kind | None:
-    for name, kind in KINDS.items():
+    for name, kind in CLASSIC_KINDS.items():
         if name in _class_name(spec):
             return kind
     return None
@@ -342,7 +342,7 @@ def _sense(env: gym.Env) -> np.ndarray:
 
 def _terminates(spec: EnvSpec) -> Ends | None:
     name = _class_name(spec)
-    if name not in _AIMS or name == "PixelPendulum":
+    if name not in _CLASSIC_AIMS or name == "PixelPendulum":
         return None
     if name not in _ENDS:
         return never
@@ -360,13 +360,13 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[s
     if isinstance(inner, CartPoleUpright):
         return episode_return >= inner.SOLVED
     if isinstance(inner, PendulumSparse):
-        return episode_return >= HELD
+        return episode_return >= HELD_STEPS
     kind = kind_of(type(inner))
     if kind is None:
         return None
-    if kind is KINDS["CartPole"]:
+    if kind is CLASSIC_KINDS["CartPole"]:
         return not terminated
-    if isinstance(inner, MountainCarSparse) or kind is KINDS["Acrobot"]:
+    if isinstance(inner, MountainCarSparse) or kind is CLASSIC_KINDS["Acrobot"]:
         return terminated
     return kind.goal.truth(env)
 
@@ -383,7 +383,7 @@ FAMILY = Family(
     knows=lambda spec: entry(spec).startswith(("gymnasium.envs.classic_control", "envs.classic.")),
     repair=Canvas,
     caption=_caption,
-    aim=lambda spec: _AIMS.get(_class_name(spec), ""),
+    aim=lambda spec: _CLASSIC_AIMS.get(_class_name(spec), ""),
     goals=_goals,
     scatter=_scatter,
     axis=_axis,

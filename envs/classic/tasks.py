@@ -33,8 +33,8 @@ FLAG = 0.45
 # rad/s of what is rewarded; how many rewarded steps succeed.
 NEARLY_DOWN = 0.1
 NEARLY_UP = 0.95
-SLOW = 1.0
-HELD = 50
+SLOW_RAD_S = 1.0
+HELD_STEPS = 50
 # CartPoleSwingUpSparse: the cosine of the angle, metres from the middle.
 SWUNG_UP_COSINE = 0.95
 SWUNG_UP_DISTANCE_M = 0.5
@@ -217,7 +217,7 @@ class PendulumSparse(PendulumUpright):
     def step(self, u: Any) -> EnvStep:
         obs, *_ = super().step(u)
         angle, velocity = self.state
-        is_held = math.cos(angle) > NEARLY_UP and abs(velocity) < SLOW
+        is_held = math.cos(angle) > NEARLY_UP and abs(velocity) < SLOW_RAD_S
         return obs, float(is_held), False, False, {}
 
 

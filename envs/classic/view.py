@@ -19,8 +19,8 @@ from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
 from envs import render
 from envs.observations import Recorded
 
-BLACK = (0, 0, 0)
-GREY = (128, 128, 128)
+BLACK_RGB = (0, 0, 0)
+GREY_RGB = (128, 128, 128)
 POLE = (202, 152, 101)
 AXLE = (129, 132, 203)
 ROD = (204, 77, 77)
@@ -224,7 +224,7 @@ def _cartpole(view: ClassicPainter, image: Array, state: Array) -> None:
     still = np.zeros(len(state), np.float32)
     axle = y + 7.5
     pole_top = scale * 2 * world.length - 5
-    view._box(image, [(-25, -15), (25, 15)], still, x, y, BLACK)
+    view._box(image, [(-25, -15), (25, 15)], still, x, y, BLACK_RGB)
     view._box(image, [(-5, -5), (5, pole_top)], -state[:, 2], x, axle, POLE)
     view._disc(image, x, axle, 5, AXLE)
     # The track lies in front of the cart.
@@ -239,11 +239,11 @@ def _mountaincar(view: ClassicPainter, image: Array, state: Array) -> None:
     x = (position - world.min_position) * scale
     y = 10 + height * scale
     slope = np.cos(3 * position)
-    view._box(image, [(-20, 0), (20, 20)], slope, x, y, BLACK)
+    view._box(image, [(-20, 0), (20, 20)], slope, x, y, BLACK_RGB)
     for side in (10, -10):
         wheel_x = x + side * np.cos(slope)
         wheel_y = y + side * np.sin(slope)
-        view._disc(image, wheel_x, wheel_y, 8, GREY)
+        view._disc(image, wheel_x, wheel_y, 8, GREY_RGB)
 
 
 def _pendulum(view: ClassicPainter, image: Array, state: Array) -> None:
@@ -256,7 +256,7 @@ def _pendulum(view: ClassicPainter, image: Array, state: Array) -> None:
     view._box(image, [(0, -radius), (scale, radius)], turn, centre, centre, ROD)
     view._disc(image, centre, centre, int(radius), ROD)
     view._disc(image, tip_x, tip_y, int(radius), ROD)
-    view._disc(image, centre, centre, int(0.05 * scale), BLACK)
+    view._disc(image, centre, centre, int(0.05 * scale), BLACK_RGB)
 
 
 def _acrobot(view: ClassicPainter, image: Array, state: Array) -> None:

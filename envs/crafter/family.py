@@ -5,7 +5,7 @@
 Source: Hafner 2021, arXiv 2109.06780; the package `crafter` is the game: `pip install "lodestar-rl[crafter]"`.
 
 Observation, flat float32 in [0, 1], (1561,):
-    9 * 9 * 19 = 1539   what is on the cells around the player, one-hot over `KINDS`
+    9 * 9 * 19 = 1539   what is on the cells around the player, one-hot over `CRAFTER_KINDS`
                    16   the inventory, health first, each divided by its largest number, 9
                     4   where the player looks: left, right, up, down
                     2   daylight; whether the player sleeps
@@ -30,7 +30,7 @@ from gymnasium import spaces
 from envs.family import Family, Goal, Metrics, entry, simulator
 from envs.types import EnvReset, EnvStep
 
-KINDS = (
+CRAFTER_KINDS = (
     *("outside", "water", "grass", "stone", "path", "sand", "tree", "lava", "coal", "iron", "diamond", "table"),
     *("furnace", "player", "cow", "zombie", "skeleton", "arrow", "plant"),
 )
@@ -44,7 +44,7 @@ HALF_VIEW_CELLS = 4
 # Pixels along the picture that `render` gives.
 RENDER_PIXELS = 288
 # Achievement -> its words, in an order in which they can be reached.
-EVENTS = {
+ACHIEVEMENT_WORDS = {
     "collect_wood": "collected wood",
     "collect_sapling": "collected a sapling",
     "collect_drink": "drank water",
@@ -68,7 +68,7 @@ EVENTS = {
     "make_iron_sword": "made an iron sword",
     "collect_diamond": "collected a diamond",
 }
-SIGNALS = (*EVENTS, "health", "food", "drink", "energy")
+CRAFTER_SIGNALS = (*ACHIEVEMENT_WORDS, "health", "food", "drink", "energy")
 
 
 class Crafter(gym.Env):
@@ -90,8 +90,8 @@ class Crafter(gym.Env):
         self._map = np.zeros((side, side), np.uint8)
         n_cells = VIEW_CELLS * VIEW_CELLS
         # Where the first kind of each cell stands in an observation.
-        self._first_kind = np.arange(n_cells) * len(KINDS)
-        self._cells_end = n_cells * len(KINDS)
+        self._first_kind = np.arange(n_cells) * len(CRAFTER_KINDS)
+        self._cells_end = n_cells * len(CRAFTER_KINDS)
         self.observation_space: spaces.Box
         if pixels:
             self.observation_space = spaces.Box(0, 255, (64, 64, 3), np.uint8)
@@ -180,7 +180,7 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     if not before:
         return ""
     events = []
-    for name, words in EVENTS.items():
+    for name, words in ACHIEVEMENT_WORDS.items():
         if player.achievements[name] > before["achievements"][name]:
             events.append(words)
     if player.health < before["health"]:
@@ -200,7 +200,7 @@ def _goal(name: str, words: str) -> Goal:
 def _sense(env: gym.Env) -> np.ndarray:
     player = simulator(env).player
     counts = {**player.achievements, **player.inventory}
-    return np.array([counts[name] for name in SIGNALS], np.float32)
+    return np.array([counts[name] for name in CRAFTER_SIGNALS], np.float32)
 
 
 class Achievements(Metrics):
@@ -208,7 +208,7 @@ class Achievements(Metrics):
 
     def summary(self) -> dict[str, float]:
         """Mean achievements of an episode, and the paper's score: its equation 1, a geometric mean of shares in %."""
-        counts = np.array(self.episodes)[:, : len(EVENTS)]
+        counts = np.array(self.episodes)[:, : len(ACHIEVEMENT_WORDS)]
         percent = 100 * np.mean(counts > 0, axis=0)
         return {
             "achievements": float(percent.sum() / 100),
@@ -222,12 +222,12 @@ FAMILY = Family(
     ids=("lodestar/Crafter-v0",),
     knows=lambda spec: entry(spec) == "envs.crafter.family:Crafter",
     caption=_caption,
-    goals=lambda spec: [_goal(name, words) for name, words in EVENTS.items()],
+    goals=lambda spec: [_goal(name, words) for name, words in ACHIEVEMENT_WORDS.items()],
     aim=lambda spec: (
         "a player survives in a small open world and unlocks achievements: collect wood, stone, coal, iron and at last "
         "a diamond, make tools and swords on the way, drink, eat, sleep, and defeat zombies and skeletons"
     ),
-    signals=lambda spec: SIGNALS,
+    signals=lambda spec: CRAFTER_SIGNALS,
     sense=_sense,
     metrics=lambda env: Achievements(),
 )

@@ -13,14 +13,14 @@ from envs.datasets.dataset import Dataset, StoredEpisode
 from lodestar.files import read_json
 
 METADATA = "metadata.json"
-NAME = re.compile(r"[\w-]+(/[\w-]+)*-v\d+")
+MINARI_NAME = re.compile(r"[\w-]+(/[\w-]+)*-v\d+")
 
 
 def find(source: str | Path) -> Any:
     """The `minari.MinariDataset` in a folder, or of a name on this machine; raises as `envs.datasets.read`."""
     folder = Path(source)
     data = next((path for path in (folder, folder / "data") if (path / METADATA).is_file()), None)
-    if data is None and (folder.exists() or not NAME.fullmatch(str(source))):
+    if data is None and (folder.exists() or not MINARI_NAME.fullmatch(str(source))):
         _refuse_source(folder, source)
     try:
         import minari

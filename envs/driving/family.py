@@ -48,7 +48,7 @@ FAST_SHARE = 0.9
 # How far the road ahead turns where a caption says so.
 MIN_TURN_RAD = 0.25
 # The options of `adapt`, and the least value of each.
-OPTIONS = {"vehicles_count": 0, "lanes_count": 1, "duration": 0.01}
+MIN_OPTION_VALUES = {"vehicles_count": 0, "lanes_count": 1, "duration": 0.01}
 # What highway-env calls the other vehicles.
 VEHICLE_COUNT_KEYS = ("vehicles_count", "initial_vehicle_count", "other_vehicles")
 # Around a scattered car there is no other one so near.
@@ -117,8 +117,9 @@ class Configured(Recorded):
         inner = simulator(env)
         config = getattr(inner, "config", {})
         for name, value in values.items():
-            if value < OPTIONS[name]:
-                raise ValueError(f"{name}={value} is out of range; give {OPTIONS[name]} or more, or leave it out")
+            lowest = MIN_OPTION_VALUES[name]
+            if value < lowest:
+                raise ValueError(f"{name}={value} is out of range; give {lowest} or more, or leave it out")
             candidates = VEHICLE_COUNT_KEYS if name == "vehicles_count" else (name,)
             keys = [key for key in candidates if key in config]
             if not keys:
@@ -243,7 +244,7 @@ def _goals(spec: EnvSpec) -> list[Goal]:
     return [SAFE, _CLEAR] if names(spec) else []
 
 
-_AIMS = {
+_DRIVING_AIMS = {
     "highway": "drive fast along the highway, in the right lane where it is free, and crash into nobody",
     "merge": "drive on to the end of the road, let cars merge from the side and crash into nobody",
     "roundabout": "go round the roundabout, leave it at the planned exit and crash into nobody",
@@ -255,7 +256,7 @@ _AIMS = {
 
 
 def _aim(spec: EnvSpec) -> str:
-    for name, aim in _AIMS.items():
+    for name, aim in _DRIVING_AIMS.items():
         if spec.name.startswith(name):
             return aim
     return "drive on and crash into nobody"
@@ -387,7 +388,7 @@ FAMILY = Family(
     module="highway_env",
     repair=OneFrame,
     adapt=adapt,
-    options=frozenset(OPTIONS),
+    options=frozenset(MIN_OPTION_VALUES),
     caption=_caption,
     goals=_goals,
     aim=_aim,

@@ -29,7 +29,7 @@ from envs.family import Metrics, entry, simulator
 from envs.types import Array
 
 # The gap in metres where no vehicle is ahead.
-FAR = 100.0
+CLEAR_GAP_M = 100.0
 # km/h in a m/s.
 KMH = 3.6
 # What it takes to finish a lap of CarRacing, 1100 m or so, within its 1000 steps of 1/50 s, in m/s.
@@ -63,7 +63,7 @@ class Vehicle(NamedTuple):
     crashed: Array
     # The share of the route, in [0, 1].
     completion: Array
-    # m, bumper to bumper, to what is ahead in its lane and those that follow; FAR where nothing is.
+    # m, bumper to bumper, to what is ahead in its lane and those that follow; CLEAR_GAP_M where nothing is.
     gap: Array
     # 0 leftmost to 1 rightmost; 0.5 on a road of one lane.
     lane: Array
@@ -211,8 +211,8 @@ def _road_vehicle(inner: Any, spec: EnvSpec | None) -> Vehicle:
 
 
 def _gap(road: Any, car: Any, along: float) -> float:
-    nearest = FAR
-    for lane, offset in _ahead(road.network, car, along + FAR):
+    nearest = CLEAR_GAP_M
+    for lane, offset in _ahead(road.network, car, along + CLEAR_GAP_M):
         for other in [*road.vehicles, *road.objects]:
             if other is car or not other.solid:
                 continue
@@ -303,7 +303,7 @@ def _racing_vehicle(inner: Any) -> Vehicle:
         on_road=any(wheel.tiles for wheel in inner.car.wheels),
         crashed=0.0,
         completion=inner.tile_visited_count / len(inner.track),
-        gap=FAR,
+        gap=CLEAR_GAP_M,
         lane=0.5,
         speed_limit=PACE,
     )

@@ -19,11 +19,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from envs.exploration.family import AGENT, FLOOR, TREASURE, WALL, CellWorld, at_least, enlarged
+from envs.exploration.family import AGENT, FLOOR_RGB, TREASURE, WALL_RGB, CellWorld, at_least, enlarged
 from envs.family import Family, entry, simulator
 from envs.types import EnvStep
 
-LEFT, RIGHT, UP, DOWN, PRESS = range(5)
+MOVE_LEFT, MOVE_RIGHT, MOVE_UP, MOVE_DOWN, PRESS_BUTTON = range(5)
 # A button that is off, in pictures.
 DARK = (170, 120, 110)
 
@@ -56,7 +56,7 @@ class ProcMaze(CellWorld):
     def step(self, action: Any) -> EnvStep:
         # A wall to the left or above belongs to the cell before; index -1 is a cell at the edge.
         back = (1, 0, self.size, 0)[action]
-        if not self.walls[int(action >= UP), self.agent - back]:
+        if not self.walls[int(action >= MOVE_UP), self.agent - back]:
             self.agent += (-1, 1, -self.size, self.size)[action]
         arrived = self.agent == self.goal
         return self._obs(), float(arrived), arrived, False, {}
@@ -69,11 +69,11 @@ class ProcMaze(CellWorld):
     def _picture(self) -> np.ndarray:
         n = self.size
         # Odd lines of the plan are cells, even ones the walls between them.
-        plan = np.full((2 * n + 1, 2 * n + 1, 3), WALL, np.uint8)
+        plan = np.full((2 * n + 1, 2 * n + 1, 3), WALL_RGB, np.uint8)
         open_right, open_below = ~self.walls.reshape(2, n, n)
-        plan[1::2, 1::2] = FLOOR
-        plan[1::2, 2::2][open_right] = FLOOR
-        plan[2::2, 1::2][open_below] = FLOOR
+        plan[1::2, 1::2] = FLOOR_RGB
+        plan[1::2, 2::2][open_right] = FLOOR_RGB
+        plan[2::2, 1::2][open_below] = FLOOR_RGB
         for cell, colour in ((self.goal, TREASURE), (self.agent, AGENT)):
             y, x = divmod(cell, n)
             plan[2 * y + 1, 2 * x + 1] = colour
@@ -116,7 +116,7 @@ class ButtonGrid(CellWorld):
         self.lit = np.zeros(len(self.buttons), bool)
 
     def step(self, action: Any) -> EnvStep:
-        if action == PRESS:
+        if action == PRESS_BUTTON:
             self.lit = self.lit ^ (self.buttons == self.agent)
         else:
             self.agent = int(self.leads[self.agent, action])
@@ -140,7 +140,7 @@ class ButtonGrid(CellWorld):
         return int(steps[int(self.lit @ bits) * n_cells + self.agent])
 
     def _picture(self) -> np.ndarray:
-        plan = np.full((self.size**2, 3), FLOOR, np.uint8)
+        plan = np.full((self.size**2, 3), FLOOR_RGB, np.uint8)
         plan[self.buttons] = np.where(self.lit[:, None], TREASURE, DARK)
         picture = enlarged(plan.reshape(self.size, self.size, 3))
         side = len(picture) // self.size
@@ -179,7 +179,7 @@ def maze(size: int, rng: np.random.Generator) -> np.ndarray:
             next_cell = int(ways[cell, action])
             if next_cell not in visited:
                 visited.add(next_cell)
-                walls[int(action >= UP), min(cell, next_cell)] = False
+                walls[int(action >= MOVE_UP), min(cell, next_cell)] = False
             cell = next_cell
     return walls
 
@@ -218,7 +218,7 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
     return f"{here}; {int(inner.lit.sum())} of {len(inner.lit)} buttons are lit"
 
 
-_AIMS = {
+_FACTORED_AIMS = {
     "ProcMaze": "walk through the maze to the goal",
     "ButtonGrid": "press every button that is not lit, until all are",
 }
@@ -228,6 +228,6 @@ FAMILY = Family(
     ids=("lodestar/ProcMaze-v0", "lodestar/ButtonGrid-v0"),
     knows=lambda spec: entry(spec).startswith("envs.exploration.factored:"),
     caption=_caption,
-    aim=lambda spec: _AIMS[entry(spec).partition(":")[2]],
+    aim=lambda spec: _FACTORED_AIMS[entry(spec).partition(":")[2]],
     success=lambda env, episode_return, terminated, info: terminated,
 )

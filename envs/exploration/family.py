@@ -28,22 +28,22 @@ from envs.family import Family, entry, simulator
 from envs.types import Array, EnvReset, EnvStep
 
 # Cells along a room.
-SIDE = 5
+ROOM_SIDE = 5
 # Cells from a room to the next: the room's own, row by row, and the door to its right.
-PERIOD = SIDE * SIDE + 1
+PERIOD = ROOM_SIDE * ROOM_SIDE + 1
 # The centre of the first room.
-START = SIDE * SIDE // 2
+START_CELL = ROOM_SIDE * ROOM_SIDE // 2
 # By action, (right, down): stay, left, right, up, down.
 MOVES = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
 STAY = 0
 # A walking noise number is a multiple of 1 / LEVELS.
 LEVELS = 7
-NOISES = ("off", "brownian", "pixels", "on_demand")
-CODES = ("one_hot", "dense")
+ROOM_NOISES = ("off", "brownian", "pixels", "on_demand")
+ROOM_CODES = ("one_hot", "dense")
 # Pixels of a picture along a cell.
 PIXELS = 16
-WALL = (120, 126, 136)
-FLOOR = (238, 238, 232)
+WALL_RGB = (120, 126, 136)
+FLOOR_RGB = (238, 238, 232)
 AGENT = (36, 96, 200)
 TREASURE = (250, 190, 20)
 
@@ -112,7 +112,7 @@ class NoisyRooms(CellWorld):
         render_mode: str | None = None,
     ) -> None:
         at_least(rooms=(rooms, 1), bits=(bits, 0), dense_size=(dense_size, 1))
-        for name, value, choices in (("noise", noise, NOISES), ("code", code, CODES)):
+        for name, value, choices in (("noise", noise, ROOM_NOISES), ("code", code, ROOM_CODES)):
             if value not in choices:
                 raise ValueError(f"{name}={value!r} is unknown; give one of {', '.join(choices)}")
         self.rooms = rooms
@@ -130,7 +130,7 @@ class NoisyRooms(CellWorld):
             self._setup(render_mode, dense_size + bits, len(MOVES), low=-1.0)
         else:
             self._setup(render_mode, self.n_cells + bits, len(MOVES))
-        self.cell = START
+        self.cell = START_CELL
         self.arrived = False
         self.noise = np.zeros(bits, np.float32)
 
@@ -139,7 +139,7 @@ class NoisyRooms(CellWorld):
         return cell // PERIOD
 
     def _begin(self) -> None:
-        self.cell = START
+        self.cell = START_CELL
         self.arrived = self.rooms == 1
         self.noise = first_noise(self.kind, self.np_random, (self.bits,))
 
@@ -155,19 +155,19 @@ class NoisyRooms(CellWorld):
         """The noise fills the last lines."""
         # As near to a square as rooms allow.
         columns = math.isqrt(self.rooms - 1) + 1
-        room_width = SIDE + 1
+        room_width = ROOM_SIDE + 1
         room, place = np.divmod(np.arange(self.n_cells), PERIOD)
-        y, x = np.divmod(place, SIDE)
+        y, x = np.divmod(place, ROOM_SIDE)
         is_door = place == PERIOD - 1
-        y[is_door] = SIDE // 2
-        x[is_door] = SIDE
+        y[is_door] = ROOM_SIDE // 2
+        x[is_door] = ROOM_SIDE
         y = y + room // columns * room_width + 1
         x = x + room % columns * room_width + 1
-        plan = np.full((y.max() + 2, columns * room_width + 1, 3), WALL, np.uint8)
-        plan[y, x] = FLOOR
+        plan = np.full((y.max() + 2, columns * room_width + 1, 3), WALL_RGB, np.uint8)
+        plan[y, x] = FLOOR_RGB
         plan[y[self.cell], x[self.cell]] = AGENT
         width = plan.shape[1]
-        noise_lines = np.full((math.ceil(self.bits / width), width, 3), WALL, np.uint8)
+        noise_lines = np.full((math.ceil(self.bits / width), width, 3), WALL_RGB, np.uint8)
         noise_lines.reshape(-1, 3)[: self.bits] = 255 * self.noise[:, None]
         return enlarged(np.concatenate([plan, noise_lines]))
 
@@ -235,7 +235,7 @@ class DeepSea(CellWorld):
 
     def _picture(self) -> np.ndarray:
         """A column further to the right can be reached with every row."""
-        plan = np.where(np.tri(self.size, dtype=bool)[:, :, None], FLOOR, WALL).astype(np.uint8)
+        plan = np.where(np.tri(self.size, dtype=bool)[:, :, None], FLOOR_RGB, WALL_RGB).astype(np.uint8)
         plan[-1, -1] = TREASURE
         plan[divmod(self.cell, self.size)] = AGENT
         return enlarged(plan)
@@ -275,7 +275,7 @@ class PointMaze(CellWorld):
     def _picture(self) -> np.ndarray:
         across = np.linspace(-1, 1, 21, dtype=np.float32)
         cells = np.stack(np.meshgrid(across, -across), axis=-1)
-        plan = np.where(in_the_t(cells)[..., None], FLOOR, WALL).astype(np.uint8)
+        plan = np.where(in_the_t(cells)[..., None], FLOOR_RGB, WALL_RGB).astype(np.uint8)
         nearest = np.abs(cells - self.place).sum(axis=-1).argmin()
         plan[np.unravel_index(nearest, plan.shape[:2])] = AGENT
         return enlarged(plan)
@@ -288,15 +288,15 @@ def in_the_t(place: np.ndarray) -> np.ndarray:
 
 def corridor(rooms: int) -> np.ndarray:
     """NoisyRooms: (cell, action) -> cell, int64 (n_cells, 5)."""
-    room_width = SIDE + 1
+    room_width = ROOM_SIDE + 1
     # The number of each cell on a map; -1 is a wall, also all around.
-    plan = np.full((SIDE + 2, rooms * room_width + 1), -1)
-    room_cells = np.arange(SIDE * SIDE).reshape(SIDE, SIDE)
+    plan = np.full((ROOM_SIDE + 2, rooms * room_width + 1), -1)
+    room_cells = np.arange(ROOM_SIDE * ROOM_SIDE).reshape(ROOM_SIDE, ROOM_SIDE)
     for room in range(rooms):
         left = room * room_width + 1
-        plan[1:-1, left : left + SIDE] = room * PERIOD + room_cells
+        plan[1:-1, left : left + ROOM_SIDE] = room * PERIOD + room_cells
         if room < rooms - 1:
-            plan[1 + SIDE // 2, left + SIDE] = room * PERIOD + SIDE * SIDE
+            plan[1 + ROOM_SIDE // 2, left + ROOM_SIDE] = room * PERIOD + ROOM_SIDE * ROOM_SIDE
     y, x = np.nonzero(plan >= 0)
     here = plan[y, x]
     leads = np.empty((len(here), len(MOVES)), np.int64)
@@ -372,7 +372,7 @@ def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
 
 
 # By the class in the entry point: what counts as progress.
-_AIMS = {
+_EXPLORATION_AIMS = {
     "NoisyRooms": "go through the doors from room to room and reach the last room",
     "DeepSea": "dive to the treasure, which lies in the last row and the last column",
     "PointMaze": "go to the right end of the corridor",
@@ -394,6 +394,6 @@ FAMILY = Family(
     ids=("lodestar/NoisyRooms-v0", "lodestar/DeepSea-v0", "lodestar/PointMaze-v0"),
     knows=lambda spec: entry(spec).startswith("envs.exploration.family:"),
     caption=_caption,
-    aim=lambda spec: _AIMS[entry(spec).partition(":")[2]],
+    aim=lambda spec: _EXPLORATION_AIMS[entry(spec).partition(":")[2]],
     success=_success,
 )

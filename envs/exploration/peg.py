@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envs.exploration.family import AGENT, FLOOR, WALL, CellWorld, enlarged
+from envs.exploration.family import AGENT, FLOOR_RGB, WALL_RGB, CellWorld, enlarged
 from envs.family import Family, entry, simulator
 from envs.types import Array, EnvStep
 
 # A step's distance and angle at an action of 1.
 SPEED = 0.05
 # The depth at which the peg is in.
-DEPTH = 0.1
+INSERTED_DEPTH = 0.1
 # The height above the surface at which the demonstrator aligns.
 FREE_HEIGHT = 0.1
 
@@ -48,7 +48,7 @@ class Peg(CellWorld):
 
     def step(self, action: Any) -> EnvStep:
         self.pose = moved(np, self.pose, self.hole, np.asarray(action, np.float32), self.eps)
-        inside = bool(self.pose[1] <= -DEPTH)
+        inside = bool(self.pose[1] <= -INSERTED_DEPTH)
         return self._obs(), float(inside), inside, False, {}
 
     def _obs(self) -> np.ndarray:
@@ -64,7 +64,7 @@ class Peg(CellWorld):
         tip_x, tip_y, angle = self._obs()[:3]
         side, up = turned(np, x - tip_x, y - tip_y, -angle)
         is_open = (above > 0) | (np.abs(beside) < 0.08)
-        plan = np.where(is_open[..., None], FLOOR, WALL).astype(np.uint8)
+        plan = np.where(is_open[..., None], FLOOR_RGB, WALL_RGB).astype(np.uint8)
         plan[(np.abs(side) < 0.08) & (up > -0.05) & (up < 0.4)] = AGENT
         return enlarged(plan)
 
@@ -137,5 +137,5 @@ FAMILY = Family(
     ids=("lodestar/Peg-v0",),
     knows=lambda spec: entry(spec).startswith("envs.exploration.peg:"),
     aim=lambda spec: "put the peg into the hole",
-    success=lambda env, total, terminated, info: bool(simulator(env).pose[1] <= -DEPTH),
+    success=lambda env, total, terminated, info: bool(simulator(env).pose[1] <= -INSERTED_DEPTH),
 )

@@ -24,19 +24,30 @@ import numpy as np
 from envs.family import simulator
 
 # In the order of MiniGrid's codes.
-KINDS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
-COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
-EVENTS = (
+MINIGRID_KINDS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
+MINIGRID_COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
+EVENT_WORDS = (
     *("", "reached the goal", "fell into lava", "picked up {}", "dropped {}", "opened {}", "closed {}", "unlocked {}"),
     *("bumped into {}", "{} is locked"),
 )
-NOTHING, REACHED, FELL, PICKED, DROPPED, OPENED, CLOSED, UNLOCKED, BUMPED, LOCKED = range(len(EVENTS))
+(
+    EVENT_NONE,
+    EVENT_REACHED,
+    EVENT_FELL,
+    EVENT_PICKED,
+    EVENT_DROPPED,
+    EVENT_OPENED,
+    EVENT_CLOSED,
+    EVENT_UNLOCKED,
+    EVENT_BUMPED,
+    EVENT_LOCKED,
+) = range(len(EVENT_WORDS))
 # The events that only "full" captions tell.
-MORE = (BUMPED, LOCKED)
+MORE = (EVENT_BUMPED, EVENT_LOCKED)
 # What a view is searched for, the most important first.
 SIGHTS = ("goal", "key", "ball", "box", "door", "lava")
 CAPTIONS = ("events", "full")
-PICTURES = 10**7
+MAX_CHATTER_PICTURES = 10**7
 chatters = "the screen shows picture {}".format
 left = " ({} moves left)".format
 # MiniGrid's numbers of these actions.
@@ -62,15 +73,15 @@ class Speech:
             raise ValueError(f'captions={self.captions!r} is unknown; give "events" or "full"')
         if not isinstance(self.varied, bool):
             raise ValueError(f"varied={self.varied!r} is neither true nor false; give one of them")
-        if not isinstance(self.chatter, int) or not 0 <= self.chatter <= PICTURES:
+        if not isinstance(self.chatter, int) or not 0 <= self.chatter <= MAX_CHATTER_PICTURES:
             raise ValueError(
                 f"chatter={self.chatter!r} is neither true, false nor a number of pictures; give one of them, at most "
-                f"{PICTURES}"
+                f"{MAX_CHATTER_PICTURES}"
             )
 
     @property
     def pictures(self) -> int:
-        return PICTURES if self.chatter is True else int(self.chatter)
+        return MAX_CHATTER_PICTURES if self.chatter is True else int(self.chatter)
 
 
 def called(kind: str, colour: str) -> str:
@@ -79,14 +90,14 @@ def called(kind: str, colour: str) -> str:
 
 
 # Every sight as (kind, colour), in the order of importance.
-SEEN = tuple((kind, colour) for kind in SIGHTS for colour in COLOURS)
+SEEN = tuple((kind, colour) for kind in SIGHTS for colour in MINIGRID_COLOURS)
 
 
 def _rank_by_code() -> dict[int, int]:
     """6 * kind + colour, by MiniGrid's codes -> place in `SEEN`."""
     ranks = {}
     for rank, (kind, colour) in enumerate(SEEN):
-        ranks[KINDS.index(kind) * len(COLOURS) + COLOURS.index(colour)] = rank
+        ranks[MINIGRID_KINDS.index(kind) * len(MINIGRID_COLOURS) + MINIGRID_COLOURS.index(colour)] = rank
     return ranks
 
 
@@ -135,7 +146,7 @@ def _situation(inner: Any, speech: Speech) -> dict[str, Any]:
 
 def _ranks_in_view(view: np.ndarray) -> frozenset[int]:
     """The sights in a view, by their ranks; what the agent carries is one, so that putting it down brings none."""
-    codes = (view[..., 0] * len(COLOURS) + view[..., 1]).ravel().tolist()
+    codes = (view[..., 0] * len(MINIGRID_COLOURS) + view[..., 1]).ravel().tolist()
     return frozenset(RANK[code] for code in set(codes) if code in RANK)
 
 
@@ -144,7 +155,7 @@ def _describe_change(inner: Any, before: dict[str, Any], now: dict[str, Any], sp
         event = chatters(picture(speech.salt, inner.step_count, speech.pictures))
     else:
         number, thing = _event(inner, before, now, speech)
-        event = EVENTS[number]
+        event = EVENT_WORDS[number]
         if thing is not None:
             event = event.format(called(thing.type, thing.color))
     new_ranks = now["seen"] - before["seen"]
@@ -155,34 +166,34 @@ def _describe_change(inner: Any, before: dict[str, Any], now: dict[str, Any], sp
 
 
 def _event(inner: Any, before: dict[str, Any], now: dict[str, Any], speech: Speech) -> tuple[int, Any]:
-    """The number of the event in `EVENTS`, and the thing it is about."""
+    """The number of the event in `EVENT_WORDS`, and the thing it is about."""
     moved = before["place"] != now["place"]
     if moved:
         under = inner.grid.get(*inner.agent_pos)
         kind = under.type if under is not None else ""
         if kind == "goal":
-            return REACHED, None
+            return EVENT_REACHED, None
         if kind == "lava":
-            return FELL, None
+            return EVENT_FELL, None
     if now["carrying"] is not before["carrying"]:
         if now["carrying"] is not None:
-            return PICKED, now["carrying"]
-        return DROPPED, before["carrying"]
+            return EVENT_PICKED, now["carrying"]
+        return EVENT_DROPPED, before["carrying"]
     if moved or before["facing"] != now["facing"]:
-        return NOTHING, None
+        return EVENT_NONE, None
     # The agent stands as it stood: what changed ahead, it has toggled.
     ahead = before["ahead"]
     door = before["door"]
     if ahead is not None and ahead.type == "box" and now["ahead"] is not ahead:
-        return OPENED, ahead
+        return EVENT_OPENED, ahead
     if door is not None and now["ahead"] is ahead and now["door"] != door:
         was_open, was_locked = door
         if was_open:
-            return CLOSED, ahead
-        return (UNLOCKED if was_locked else OPENED), ahead
+            return EVENT_CLOSED, ahead
+        return (EVENT_UNLOCKED if was_locked else EVENT_OPENED), ahead
     if speech.captions == "full":
         if speech.action == FORWARD and now["ahead"] is not None:
-            return BUMPED, now["ahead"]
+            return EVENT_BUMPED, now["ahead"]
         if speech.action == TOGGLE and door == (False, True):
-            return LOCKED, ahead
-    return NOTHING, None
+            return EVENT_LOCKED, ahead
+    return EVENT_NONE, None

@@ -31,11 +31,11 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from envs.family import Family, Goal, entry, simulator
 from envs.minigrid.captions import Speech, caption
-from envs.observations import WORDS, Recorded, hashed_words
+from envs.observations import WORD_FEATURES, Recorded, hashed_words
 from envs.types import EnvReset, EnvStep
 
 # How many objects, colours and states MiniGrid's encoding has.
-PARTS = (11, 6, 3)
+CELL_PART_SIZES = (11, 6, 3)
 
 
 class GridObservation(Recorded, gym.ObservationWrapper):
@@ -62,15 +62,15 @@ class GridObservation(Recorded, gym.ObservationWrapper):
         # MiniGrid's image has the axes x, y, part.
         image_shape: Any = space["image"].shape
         width, height, n_parts = image_shape
-        entries = sum(PARTS)
+        entries = sum(CELL_PART_SIZES)
         self._words = mission == "words" or (mission == "auto" and varies(space["mission"]))
         self._view = width * height * entries
         # Where the entries of each (x, y, part) begin in the vector.
-        part_starts = np.concatenate([[0], np.cumsum(PARTS)[:-1]])
+        part_starts = np.concatenate([[0], np.cumsum(CELL_PART_SIZES)[:-1]])
         cell_starts = np.arange(width * height)[:, None] * entries
         self._begin = (cell_starts + part_starts).reshape(width, height, n_parts)
-        self._last = np.array(PARTS) - 1
-        self._length = self._view + 4 + (WORDS if self._words else 0)
+        self._last = np.array(CELL_PART_SIZES) - 1
+        self._length = self._view + 4 + (WORD_FEATURES if self._words else 0)
         # For callers that show parts of an observation: cells row by row, as on screen.
         self.shape_of_cells = (height, width, entries)
         by_column = np.arange(self._view).reshape(width, height, entries)
@@ -255,7 +255,7 @@ def _goals(spec: EnvSpec) -> list[Goal]:
 
 
 # By the beginning of the name; the first that fits counts.
-_AIMS = {
+_MINIGRID_AIMS = {
     "Empty": "reach the green goal square",
     "DoorKey": "get the key, open the door and reach the green goal square",
     "FourRooms": "go through the gaps between the rooms and reach the green goal square",
@@ -282,7 +282,7 @@ _AIMS = {
 
 def _aim(spec: EnvSpec) -> str:
     name = spec.name.partition("-")[2]
-    for prefix, aim in _AIMS.items():
+    for prefix, aim in _MINIGRID_AIMS.items():
         if f"{name}-".startswith(prefix):
             return aim
     return "do what the mission says"

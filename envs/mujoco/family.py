@@ -209,7 +209,7 @@ _FAST_SPEED = {
 }
 _RUN = "run forward as fast as possible"
 _WALK = "move forward as fast as possible without falling"
-_AIMS = {
+_MUJOCO_AIMS = {
     **{"HalfCheetah": _RUN, "Hopper": _WALK, "Walker2d": _WALK, "Ant": _RUN, "Humanoid": _WALK},
     "HumanoidStandup": "stand up from the ground and stay standing",
     "Swimmer": "swim forward as fast as possible",
@@ -463,7 +463,7 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[s
 FAMILY = Family(
     name="mujoco",
     description="MuJoCo: simulated robots with continuous actions",
-    ids=tuple(f"{robot}-v5" for robot in _AIMS),
+    ids=tuple(f"{robot}-v5" for robot in _MUJOCO_AIMS),
     knows=lambda spec: entry(spec).startswith("gymnasium.envs.mujoco"),
     arguments=_arguments,
     repair=OwnContext,
@@ -472,6 +472,6 @@ FAMILY = Family(
     axis=_start_axis,
     terminates=_terminates,
     goals=lambda spec: _GOALS.get(_robot(spec), []),
-    aim=lambda spec: _AIMS.get(_robot(spec), ""),
+    aim=lambda spec: _MUJOCO_AIMS.get(_robot(spec), ""),
     success=_success,
 )

@@ -28,7 +28,7 @@ from gymnasium.utils import seeding
 from gymnasium.wrappers import TimeLimit
 
 from envs.family import Family, Metrics, entry, simulator
-from envs.nethack.view import DEPTH, GOLD, HP, LEVEL, SCORE, GameObservation
+from envs.nethack.view import STAT_DEPTH, STAT_GOLD, STAT_HP, STAT_LEVEL, STAT_SCORE, GameObservation
 from envs.observations import Recorded
 from envs.types import EnvReset
 
@@ -36,12 +36,12 @@ from envs.types import EnvReset
 MIN_TYPED_LINE_CHARS = 4
 # NLE's own episode length.
 MAX_GAME_STEPS = 5000
-SIGNALS = ("depth", "score", "experience level", "gold", "hit points")
+NETHACK_SIGNALS = ("depth", "score", "experience level", "gold", "hit points")
 # What the game asks before it reads a line: `What do you want to write in the dust here?`, `Call a red gem:`, `#`.
 _QUESTION = re.compile(r"(# ?|.*?[?:](?: \[[^\]]*\])?) ?(.*)", re.DOTALL)
-# The places of `SIGNALS` in the status line.
-_SIGNAL_COLUMNS = [DEPTH, SCORE, LEVEL, GOLD, HP]
-_AIMS = {
+# The places of `NETHACK_SIGNALS` in the status line.
+_SIGNAL_COLUMNS = [STAT_DEPTH, STAT_SCORE, STAT_LEVEL, STAT_GOLD, STAT_HP]
+_NETHACK_AIMS = {
     "Score": "Make the score grow: go down deeper, fight and kill monsters, gain experience levels and find gold.",
     "Oracle": "Find the Oracle and stand next to her: go down stairs to her level, between 5 and 9, and stay alive.",
     "Staircase": "Explore to find the stairs down and descend them to the next deeper level, alive.",
@@ -65,7 +65,7 @@ class Delving(Metrics):
             return {}
         best = np.stack(self.episodes)
         # Hit points start high, so that their maximum says nothing about progress.
-        means = {name: float(best[:, k].mean()) for k, name in enumerate(SIGNALS[:4])}
+        means = {name: float(best[:, k].mean()) for k, name in enumerate(NETHACK_SIGNALS[:4])}
         means["deepest of all"] = float(best[:, 0].max())
         return means
 
@@ -111,9 +111,9 @@ def caption(message: bytes) -> str:
 
 def with_status(text: str, numbers: np.ndarray) -> str:
     """A caption and the status line, from `blstats` (27,); only the caption once the game is over."""
-    if not numbers[DEPTH]:
+    if not numbers[STAT_DEPTH]:
         return text
-    line = f"[Dlvl {numbers[DEPTH]}, HP {numbers[HP]}, XP {numbers[LEVEL]}, $ {numbers[GOLD]}]"
+    line = f"[Dlvl {numbers[STAT_DEPTH]}, HP {numbers[STAT_HP]}, XP {numbers[STAT_LEVEL]}, $ {numbers[STAT_GOLD]}]"
     return f"{text} {line}" if text else line
 
 
@@ -177,10 +177,10 @@ def _hide_typed_words(message: bytes, reads_line: bool, memory: dict[str, Any]) 
 def _aim(spec: EnvSpec) -> str:
     if _is_minihack(spec):
         return "Do what the level asks: as a rule, reach the stairs down alive."
-    for name, aim in _AIMS.items():
+    for name, aim in _NETHACK_AIMS.items():
         if spec.name.startswith(f"NetHack{name}"):
             return aim
-    return _AIMS["Score"]
+    return _NETHACK_AIMS["Score"]
 
 
 def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
@@ -209,7 +209,7 @@ FAMILY = Family(
     options=frozenset({"crop", "message", "leak", "status"}),
     caption=_caption,
     aim=_aim,
-    signals=lambda spec: SIGNALS,
+    signals=lambda spec: NETHACK_SIGNALS,
     sense=_sense,
     metrics=lambda env: Delving(),
     success=_success,

@@ -25,7 +25,7 @@ except ImportError as error:
 from nle.env.base import NLE, SKIP_EXCEPTIONS
 from nle.env.tasks import TASK_ACTIONS
 
-from envs.nethack.view import CONDITION, DEPTH, HUNGER, SCORE, TIME, Games, neighbours
+from envs.nethack.view import STAT_CONDITION, STAT_DEPTH, STAT_HUNGER, STAT_SCORE, STAT_TIME, Games, neighbours
 from envs.types import EnvStep
 
 Command = nethack.Command
@@ -35,7 +35,7 @@ WIN_REWARD = 50.0
 FROZEN_STEP_REWARD = -0.01
 MAX_ANSWERS = 100
 # The columns of the status line that rewards compare with the step before.
-STANDING = (SCORE, TIME, DEPTH)
+STANDING = (STAT_SCORE, STAT_TIME, STAT_DEPTH)
 _SPACE, _ESCAPE = ord(" "), 27
 # The value of the status line's hunger.
 _SATIATED = 0
@@ -97,7 +97,7 @@ def _answer_prompts(games: Games, row: int, key: int, pages: list[bytes]) -> Non
         elif asks and key in _TAKES_FIRST_OFFER:
             # Offers stand in brackets at the end: "What do you want to eat? [cd or ?*]".
             first_offer = text[text.rfind(b"[") + 1 :][:1]
-            is_full = key == Command.EAT and games.blstats[row, HUNGER] == _SATIATED
+            is_full = key == Command.EAT and games.blstats[row, STAT_HUNGER] == _SATIATED
             game.step(first_offer[0] if first_offer.isalpha() and not is_full else _ESCAPE)
         elif asks and not internal[2] and _is_left_to_agent(text):
             pages.append(text)
@@ -108,8 +108,8 @@ def _answer_prompts(games: Games, row: int, key: int, pages: list[bytes]) -> Non
 
 def score(games: Games, before: np.ndarray, penalty: float = FROZEN_STEP_REWARD) -> np.ndarray:
     """Rewards (N,) of `Score` and of NLE's NetHackScore, from `STANDING` before the step, int64 (N, 3)."""
-    gain = (games.blstats[:, SCORE] - before[:, 0]) * games.normal()
-    is_frozen = games.blstats[:, TIME] == before[:, 1]
+    gain = (games.blstats[:, STAT_SCORE] - before[:, 0]) * games.normal()
+    is_frozen = games.blstats[:, STAT_TIME] == before[:, 1]
     return gain + penalty * is_frozen
 
 
@@ -184,7 +184,7 @@ class Oracle(NetHackTask):
         won = is_oracle.any(1)
         if self.sober:
             # To an agent that hallucinates any monster may look like the Oracle.
-            won &= (games.blstats[:, CONDITION] & nethack.BL_MASK_HALLU) == 0
+            won &= (games.blstats[:, STAT_CONDITION] & nethack.BL_MASK_HALLU) == 0
         return WIN_REWARD * won, won
 
 
@@ -198,7 +198,7 @@ class Staircase(NetHackTask):
         self.level = level
 
     def judge(self, games: Games, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        won = (games.blstats[:, DEPTH] == self.level) & (before[:, 2] != self.level)
+        won = (games.blstats[:, STAT_DEPTH] == self.level) & (before[:, 2] != self.level)
         # A hole or a trap door leads down too, but only stairs are descended.
         for row in np.flatnonzero(won).tolist():
             won[row] = b"descend" in games.text_of(row)

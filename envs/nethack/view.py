@@ -1,7 +1,7 @@
 """NetHack's observations: the game's own arrays, and one flat float32 vector made of them, for N games at once.
 
 Observation, (1386,) with the default crop of 9:
-    9 * 9 * 16 = 1296   what stands on the cells around the agent, one-hot over `KINDS`; outside the map: dark
+    9 * 9 * 16 = 1296   what stands on the cells around the agent, one-hot over `NETHACK_KINDS`; outside the map: dark
                    26   the status line: x / 79 and y / 21, the rest as sign(v) log(1 + |v|) / 10; all of NLE's 27
                         numbers but the turn counter, which would make every moment look new to a novelty bonus
                    64   the message's words, hashed
@@ -18,22 +18,30 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.family import simulator
-from envs.observations import WORDS, Recorded, hashed_words
+from envs.observations import WORD_FEATURES, Recorded, hashed_words
 
-KINDS = (
+NETHACK_KINDS = (
     "dark",
     *("wall", "open way", "closed door", "floor", "corridor", "stairs up", "stairs down", "furniture"),
     *("hazard", "monster", "pet", "food", "gold", "object", "boulder"),
 )
 # The size of the map, in cells.
-ROWS, COLUMNS = 21, 79
-CELLS = ROWS * COLUMNS
+MAP_ROWS, MAP_COLUMNS = 21, 79
+MAP_CELLS = MAP_ROWS * MAP_COLUMNS
 # How many numbers the status line has; the next names are columns of it.
 NUMBERS = 27
-X, Y, SCORE, HP, DEPTH, GOLD = 0, 1, 9, 10, 12, 13
-LEVEL, POINTS, TIME, HUNGER, DUNGEON, DUNGEON_LEVEL, CONDITION = 18, 19, 20, 21, 23, 24, 25
+STAT_X, STAT_Y, STAT_SCORE, STAT_HP, STAT_DEPTH, STAT_GOLD = 0, 1, 9, 10, 12, 13
+STAT_LEVEL, STAT_POINTS, STAT_TIME, STAT_HUNGER, STAT_DUNGEON, STAT_DUNGEON_LEVEL, STAT_CONDITION = (
+    18,
+    19,
+    20,
+    21,
+    23,
+    24,
+    25,
+)
 # The rewards of the tasks are computed from these.
-LEAKS = (SCORE, DEPTH, POINTS, DUNGEON, DUNGEON_LEVEL)
+LEAKS = (STAT_SCORE, STAT_DEPTH, STAT_POINTS, STAT_DUNGEON, STAT_DUNGEON_LEVEL)
 _ARRAY_NAMES = ("glyphs", "blstats", "message", "program_state", "internal")
 
 # The map symbols of NetHack 3.6 in order: (first symbol after the run, kind of the run).
@@ -97,23 +105,23 @@ class Games:
 def around(crop: int) -> tuple[np.ndarray, np.ndarray]:
     """For each cell of the map the numbers of those around it, int64 (1659, crop * crop), and 1 for those on it."""
     steps = np.arange(crop) - crop // 2
-    y, x = np.divmod(np.arange(CELLS), COLUMNS)
+    y, x = np.divmod(np.arange(MAP_CELLS), MAP_COLUMNS)
     # Axes: cell of the map, row of the square, column of the square.
     rows = y[:, None, None] + steps[:, None]
     columns = x[:, None, None] + steps
-    inside = (rows >= 0) & (rows < ROWS) & (columns >= 0) & (columns < COLUMNS)
-    cells = np.where(inside, rows * COLUMNS + columns, 0)
-    return cells.reshape(CELLS, -1), inside.reshape(CELLS, -1).astype(np.int64)
+    inside = (rows >= 0) & (rows < MAP_ROWS) & (columns >= 0) & (columns < MAP_COLUMNS)
+    cells = np.where(inside, rows * MAP_COLUMNS + columns, 0)
+    return cells.reshape(MAP_CELLS, -1), inside.reshape(MAP_CELLS, -1).astype(np.int64)
 
 
 def neighbours(games: Games, rows: np.ndarray, blstats: np.ndarray, crop: int) -> tuple[np.ndarray, np.ndarray]:
     """The glyphs of the square around the agents of games `rows` (K,), (K, crop * crop), and 1 for those on the map."""
     cells, inside = around(crop)
-    place = blstats[:, Y] * COLUMNS
-    place += blstats[:, X]
+    place = blstats[:, STAT_Y] * MAP_COLUMNS
+    place += blstats[:, STAT_X]
     # Indices into the maps of all games, one after the other.
     map_index = cells.take(place, 0)
-    map_index += (rows * CELLS)[:, None]
+    map_index += (rows * MAP_CELLS)[:, None]
     return games.glyphs.reshape(-1).take(map_index), inside.take(place, 0)
 
 
@@ -132,11 +140,11 @@ class View:
         self._scale = np.full(NUMBERS, 0.1)
         if not leak:
             self._scale[list(LEAKS)] = 0.0
-        self._size = np.array([COLUMNS, ROWS], np.float64)
-        cells_end = crop * crop * len(KINDS)
+        self._size = np.array([MAP_COLUMNS, MAP_ROWS], np.float64)
+        cells_end = crop * crop * len(NETHACK_KINDS)
         status_end = cells_end + NUMBERS - 1
         # The length of an observation.
-        self.length = status_end + (WORDS if message else 0)
+        self.length = status_end + (WORD_FEATURES if message else 0)
         self.parts = {
             "cells": slice(0, cells_end),
             "status": slice(cells_end, status_end),
@@ -155,7 +163,7 @@ class View:
         high[logarithms] = 5.0
         space: Any = spaces.Box(low, high, dtype=np.float32)
         space.parts = dict(self.parts)
-        space.shape_of_cells = (self.crop, self.crop, len(KINDS))
+        space.shape_of_cells = (self.crop, self.crop, len(NETHACK_KINDS))
         return space
 
     def write(self, games: Games, rows: np.ndarray, out: np.ndarray) -> None:
@@ -168,7 +176,7 @@ class View:
         hot *= inside
         if len(rows) > len(self._first_kind):
             observation_starts = np.arange(0, len(rows) * self.length, self.length)
-            cell_starts = np.arange(self.crop * self.crop) * len(KINDS)
+            cell_starts = np.arange(self.crop * self.crop) * len(NETHACK_KINDS)
             self._first_kind = observation_starts[:, None] + cell_starts
         hot += self._first_kind[: len(rows)]
         out.fill(0.0)
@@ -178,8 +186,8 @@ class View:
         squashed *= np.sign(blstats)
         squashed *= self._scale
         status = out[:, self.parts["status"]]
-        status[:, :TIME] = squashed[:, :TIME]
-        status[:, TIME:] = squashed[:, TIME + 1 :]
+        status[:, :STAT_TIME] = squashed[:, :STAT_TIME]
+        status[:, STAT_TIME:] = squashed[:, STAT_TIME + 1 :]
         status[:, :2] = blstats[:, :2] / self._size
         if self.message:
             words = out[:, self.parts["words"]]
@@ -223,10 +231,10 @@ class GameObservation(Recorded, gym.ObservationWrapper):
 
 @functools.cache
 def glyph_kinds() -> np.ndarray:
-    """Int64 (MAX_GLYPH + 1,): the index into KINDS of every glyph."""
+    """Int64 (MAX_GLYPH + 1,): the index into NETHACK_KINDS of every glyph."""
     from nle import nethack
 
-    number = {name: k for k, name in enumerate(KINDS)}
+    number = {name: k for k, name in enumerate(NETHACK_KINDS)}
     table = np.full(nethack.MAX_GLYPH + 1, number["dark"])
 
     # NetHack numbers its glyphs in runs, each with the offset at which it begins.

@@ -33,14 +33,14 @@ from envs.types import EnvReset, EnvStep
 
 BY = ("variance", "uniform", "clusters")
 # States in the collection, and the newest returns that are kept of each.
-CAPACITY = 64
+MAX_POOL_STATES = 64
 MEMORY = 8
 # Clusters of `by="clusters"`.
 CLUSTERS = 6
 # The share of the episodes that begin in a state of the collection.
-SHARE = 0.5
+RESET_SHARE = 0.5
 # The share of the episodes that leave a state, once the collection is full.
-LEAVES = SHARE / 4
+LEAVES = RESET_SHARE / 4
 # The share of the choices that are uniform.
 EVENLY = 0.1
 
@@ -70,7 +70,10 @@ def starting(env: gym.Env, starts: str) -> gym.Env:
 
 
 class StartCurriculum(SnapshotReset):
-    """Half of all resets, `SHARE`, lead into states that the agent came through; all is drawn from `np_random`."""
+    """Half of all resets, `RESET_SHARE`, lead into states that the agent came through.
+
+    Everything random is drawn from `np_random`.
+    """
 
     STATE = (*SnapshotReset.STATE, "_pool", "_chosen", "_found", "_moves", "_total")
 
@@ -107,7 +110,7 @@ class StartCurriculum(SnapshotReset):
         return answer
 
     def _choose_state(self) -> State | None:
-        if not self._pool or self.np_random.random() >= SHARE:
+        if not self._pool or self.np_random.random() >= RESET_SHARE:
             return None
         self._chosen = self._choose()
         return self._pool[self._chosen]["state"]
@@ -145,7 +148,7 @@ class StartCurriculum(SnapshotReset):
         if self._chosen >= 0:
             start = self._pool[self._chosen]
             start["returns"] = [*start["returns"], self._total][-MEMORY:]
-        is_full = len(self._pool) == CAPACITY
+        is_full = len(self._pool) == MAX_POOL_STATES
         if self._found is None or (is_full and self.np_random.random() >= LEAVES):
             return
         if is_full:

@@ -42,9 +42,9 @@ __all__ = ["WorkerError", "Workers", "cores", "share"]
 REQUEST = b"\xff"
 
 # How a worker replies: no episode ended, one ended, an environment raised.
-QUIET = b"\0"
-ENDED = b"\1"
-FAILED = b"\2"
+REPLY_QUIET = b"\0"
+REPLY_ENDED = b"\1"
+REPLY_FAILED = b"\2"
 
 # No two arrays share a cache line.
 CACHE_LINE_BYTES = 64
@@ -195,10 +195,10 @@ class Workers(BufferedVectorEnv):
     def _failure_to_make(self, worker: int, again: str = "") -> tuple[str, str] | None:
         """Wait until its environments are made; if they cannot be, returns a sentence and a traceback."""
         try:
-            byte, message = self._workers[worker].answer(False, FAILED)
+            byte, message = self._workers[worker].answer(False, REPLY_FAILED)
         except Gone as gone:
             return f"{self._name(worker)}{gone} while its environments were made{again}", ""
-        if byte != FAILED:
+        if byte != REPLY_FAILED:
             return None
         _, sentence, trace = message
         return sentence, trace
@@ -231,7 +231,7 @@ class Workers(BufferedVectorEnv):
         has_text = "text" in slots.modalities
         for worker in self._members[group]:
             reply, texts = self._receive(worker, has_text)
-            ended |= reply == ENDED
+            ended |= reply == REPLY_ENDED
             if has_text:
                 rows = share(self.groups[group], worker, self.processes)
                 text, final_text = texts
@@ -243,12 +243,12 @@ class Workers(BufferedVectorEnv):
         """A worker's reply, with its message if it `has_message`; if the worker is replaced, its successor's."""
         while True:
             try:
-                reply, message = self._workers[worker].answer(has_message, FAILED)
+                reply, message = self._workers[worker].answer(has_message, REPLY_FAILED)
             except Gone as gone:
                 sentence = self._name(worker) + str(gone) + self._circumstances(worker)
                 self._replace(worker, sentence)
                 continue
-            if reply != FAILED:
+            if reply != REPLY_FAILED:
                 return reply, message
             method, sentence, trace = message
             if self._on_error == "stop" or method not in ("step", "reset"):
@@ -384,19 +384,19 @@ def _work(
             slots.modalities["text"][:] = texts
         stepper = Stepper(envs, slots, shares, lost)
     except Exception as error:
-        line.put(FAILED, _failure("make", row, error))
+        line.put(REPLY_FAILED, _failure("make", row, error))
         return
     try:
-        line.put(QUIET)
+        line.put(REPLY_QUIET)
         while True:
             byte = line.take()
             request = line.message() if byte == REQUEST else None
             try:
                 if request is not None:
-                    line.put(QUIET, stepper.ask(*request))
+                    line.put(REPLY_QUIET, stepper.ask(*request))
                     continue
                 group = byte[0]
-                reply = ENDED if stepper.step(group) else QUIET
+                reply = REPLY_ENDED if stepper.step(group) else REPLY_QUIET
                 message = None
                 if texts is not None:
                     # Shared memory cannot hold these.
@@ -405,7 +405,7 @@ def _work(
                 line.put(reply, message)
             except Exception as error:
                 method = "step" if request is None else request[0]
-                line.put(FAILED, _failure(method, stepper.row, error, slots, envs[stepper.row]))
+                line.put(REPLY_FAILED, _failure(method, stepper.row, error, slots, envs[stepper.row]))
                 # This worker is about to be replaced, and waits for its end.
                 while method in ("step", "reset"):
                     line.take()

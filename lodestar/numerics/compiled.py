@@ -15,7 +15,7 @@ def kernel(module: str, whose: str, otherwise: str, key: str = "agent.path") -> 
     # numba raises a RuntimeError if it finds no folder for its cache.
     try:
         kernel_module = importlib.import_module(module)
-        supported = importlib.import_module("lodestar.numerics.kernel").SUPPORTED
+        supported = importlib.import_module("lodestar.numerics.kernel").CPU_SUPPORTED
     except (ImportError, RuntimeError) as error:
         say(whose, f"{otherwise} ({error}); pip install 'lodestar-rl[fast]', or give another {key}")
         return None

@@ -27,7 +27,7 @@ from numba.extending import intrinsic
 
 _FEATURES = llvm.get_host_cpu_features()
 _HAS_AVX512 = _FEATURES.get("avx512f", False)
-SUPPORTED = _FEATURES.get("avx2", False) and _FEATURES.get("fma", False)
+CPU_SUPPORTED = _FEATURES.get("avx2", False) and _FEATURES.get("fma", False)
 
 # How many float32 numbers a register holds, and how many rows a tile of a product has. A tile is
 # two registers wide: its sums, two registers of B and one of A have to fit into the processor's
@@ -44,17 +44,17 @@ ONE = F(1)
 # Adam's constants.
 BETA1 = 0.9
 BETA2 = 0.999
-EPSILON = F(1e-5)
+ADAM_EPSILON = F(1e-5)
 
 # LLVM's types: a place or a count, the index of a lane, a number, and a register's numbers, places,
 # indices and bits.
-WORD = ir.IntType(64)
+INT64 = ir.IntType(64)
 INDEX = ir.IntType(32)
 REAL = ir.FloatType()
 VECTOR = ir.VectorType(REAL, LANES)
-WORDS = ir.VectorType(WORD, LANES)
+INT64_VECTOR = ir.VectorType(INT64, LANES)
 INDICES = ir.VectorType(INDEX, LANES)
-MASK = ir.VectorType(ir.IntType(1), LANES)
+BOOL_VECTOR = ir.VectorType(ir.IntType(1), LANES)
 
 # float32 numbers lie at multiples of so many bytes, and registers at no larger ones.
 ALIGNMENT_BYTES = 4
@@ -64,7 +64,7 @@ compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc"
 
 
 def _word(value):
-    return ir.Constant(WORD, value)
+    return ir.Constant(INT64, value)
 
 
 def _address(context, builder, kinds, arguments, number):
@@ -109,7 +109,7 @@ def _tile(context, a, ao, ar, ak, b, bo, bk, c, co, ck, m, n, depth):
         _, _, a_row_step, a_column_step, _, _, b_row_step, _, _, c_row_step, m, n, depth = arguments
         # fma(x, y, z) = x y + z in every lane; the store writes the lanes whose bit is set.
         fma = _llvm_function(builder, f"llvm.fma.v{LANES}f32", VECTOR, [VECTOR] * 3)
-        store_arguments = [VECTOR, VECTOR.as_pointer(), INDEX, MASK]
+        store_arguments = [VECTOR, VECTOR.as_pointer(), INDEX, BOOL_VECTOR]
         masked_store = _llvm_function(builder, f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), store_arguments)
         halves = (0, LANES)
 
@@ -133,7 +133,7 @@ def _tile(context, a, ao, ar, ak, b, bo, bk, c, co, ck, m, n, depth):
         after = builder.append_basic_block()
         builder.branch(loop)
         builder.position_at_end(loop)
-        step = builder.phi(WORD)
+        step = builder.phi(INT64)
         sums = [(builder.phi(VECTOR), builder.phi(VECTOR)) for _ in a_rows]
 
         # Load row `step` of B, two registers.
@@ -167,8 +167,8 @@ def _tile(context, a, ao, ar, ak, b, bo, bk, c, co, ck, m, n, depth):
         # Which of the tile's columns there are, a bit a lane.
         column_exists = []
         for half in halves:
-            numbers = ir.Constant(WORDS, [half + i for i in range(LANES)])
-            column_exists.append(builder.icmp_signed("<", numbers, _broadcast(builder, n, WORDS)))
+            numbers = ir.Constant(INT64_VECTOR, [half + i for i in range(LANES)])
+            column_exists.append(builder.icmp_signed("<", numbers, _broadcast(builder, n, INT64_VECTOR)))
 
         def store_rows(store):
             for i, row_sums in enumerate(new_sums):
@@ -267,7 +267,7 @@ def transpose(a, ao, ak, b, bo, bk, m, n):
 
 
 @compiled
-def adam(value, grad, mean, square, steps, rate, longest, epsilon=EPSILON):
+def adam(value, grad, mean, square, steps, rate, longest, epsilon=ADAM_EPSILON):
     """Clip the gradient to the norm `longest`, then step number `steps` of Adam (Kingma & Ba 2015)."""
     norm = ZERO
     for i in range(len(grad)):

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
 # A threshold that nothing is above.
-LARGEST = np.finfo(np.float32).max
+LARGEST_FLOAT32 = np.finfo(np.float32).max
 # Rows times trees that are looked at in one go.
-CELLS = 2**20
+MAX_CELLS_A_PART = 2**20
 GROWN = ("feature", "threshold", "leaf")
 
 
@@ -62,7 +62,7 @@ class Bins(NamedTuple):
                 between = np.unique(quantiles)
             else:
                 between = (values[1:] + values[:-1]) / 2
-            column_edges = np.append(between, LARGEST).astype(np.float32)
+            column_edges = np.append(between, LARGEST_FLOAT32).astype(np.float32)
             edges.append(column_edges)
             places.append(begin + np.searchsorted(column_edges[:-1], column))
             features.append(number)
@@ -167,7 +167,7 @@ class Trees(nn.Module):
         if not len(self.leaf):
             # The sum is 0; it makes the result a function of the leaves, so that it has a gradient.
             return out + self.leaf.sum()
-        trees_a_part = max(CELLS // max(len(x), 1), 1)
+        trees_a_part = max(MAX_CELLS_A_PART // max(len(x), 1), 1)
         for begin in range(0, len(self.leaf), trees_a_part):
             part = slice(begin, begin + trees_a_part)
             feature = self.feature[part]

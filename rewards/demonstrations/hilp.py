@@ -32,7 +32,7 @@ from envs.types import Memory
 from lodestar.numerics.flat import Flat
 from lodestar.settings import setting
 from rewards.exploration.learned import dense
-from rewards.vision.latent import TINY, Latent, LatentConfig, Whitened
+from rewards.vision.latent import MIN_DEVIATION, Latent, LatentConfig, Whitened
 
 # The share of the goals that are later states of the same episode.
 LATER = 0.625
@@ -93,7 +93,7 @@ class Hilp(Latent):
             return -np.linalg.norm(after - self.goal, axis=1)
         before = self.hilbert.phi(self.states(batch.at_obs()))
         z = self.goal - before
-        return ((after - before) * z).sum(1) / np.maximum(np.linalg.norm(z, axis=1), np.float32(TINY))
+        return ((after - before) * z).sum(1) / np.maximum(np.linalg.norm(z, axis=1), np.float32(MIN_DEVIATION))
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         super().load_state_dict(state)
@@ -173,14 +173,14 @@ class Hilbert(Whitened):
             with torch.no_grad():
                 here, there, goal = target(states).split(size, 1)
                 # A state that is its goal costs no step and has no way ahead.
-                is_on_way = ((state - goal_state).abs().amax(1) > TINY).float()
+                is_on_way = ((state - goal_state).abs().amax(1) > MIN_DEVIATION).float()
                 target_value = -(there - goal).norm(dim=2) * gamma * is_on_way - is_on_way
                 # Steps that led further than V expected count `expectile`, the others 1 - `expectile`.
                 is_better = target_value.amin(0) + (here - goal).norm(dim=2).mean(0) >= 0
                 importance = torch.where(is_better, config.expectile, 1 - config.expectile)
             here, _, goal = self(states).split(size, 1)
-            # The value is minus the distance; TINY keeps its gradient finite at 0.
-            error = target_value + ((here - goal).square().sum(2) + TINY).sqrt()
+            # The value is minus the distance; MIN_DEVIATION keeps its gradient finite at 0.
+            error = target_value + ((here - goal).square().sum(2) + MIN_DEVIATION).sqrt()
             weights.grad.zero_()
             (importance * error.square()).sum(0).mean().backward()
             weights.step(config.learning_rate)

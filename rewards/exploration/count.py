@@ -25,8 +25,8 @@ from rewards.exploration.learned import part, parts, refuse_rows
 from rewards.exploration.memories import CountMemory, Episodic
 from rewards.sharing import once
 
-KINDS = ("first", "sqrt")
-CAPACITY = {"episode": 1024, "lifetime": 1_000_000}
+BONUS_KINDS = ("first", "sqrt")
+MAX_TABLE_CELLS = {"episode": 1024, "lifetime": 1_000_000}
 HASH_SEED = 0x9E3779B97F4A7C15  # not of the run: the same cell has the same key in every run
 MAX_CELL = 2.0**62  # numbers of cells beyond it, such as infinity's, become it: they fit into 64 bits
 
@@ -44,8 +44,12 @@ class CountConfig(RewardConfig, CellSettings):
     """Settings of the count bonus. A weight of 0.01 solves MiniGrid's KeyCorridorS3R2, whose reward is at most 1."""
 
     weight: Any = setting(0.01, tune=(1e-4, 1.0, "log"))
-    kind: str = setting("first", "first: 1 for a new cell; sqrt: 1/sqrt(n)", choices=KINDS, tune=(*KINDS, "choice"))
-    memory: str = setting("episode", "a lifetime's, or an episode's", choices=(*CAPACITY,), tune=(*CAPACITY, "choice"))
+    kind: str = setting(
+        "first", "first: 1 for a new cell; sqrt: 1/sqrt(n)", choices=BONUS_KINDS, tune=(*BONUS_KINDS, "choice")
+    )
+    memory: str = setting(
+        "episode", "a lifetime's, or an episode's", choices=(*MAX_TABLE_CELLS,), tune=(*MAX_TABLE_CELLS, "choice")
+    )
     episodic: bool | None = None
     keys: list[str] = setting([], "entries of a Dict observation to count; empty counts all")
     capacity: int | None = setting(  # type: ignore[assignment]
@@ -65,7 +69,7 @@ class Count(Episodic):
         # What an episode has seen does not follow from a transition drawn out of a replay buffer.
         self.relabelable = self.lifetime
         self.hash = Hash(self.observation_space, config.keys, config.bin)
-        capacity = config.capacity or CAPACITY[config.memory]
+        capacity = config.capacity or MAX_TABLE_CELLS[config.memory]
         self.memory = CountMemory(capacity)
         self.table = CountTable(capacity if self.lifetime else 0)
 

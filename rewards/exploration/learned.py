@@ -39,7 +39,7 @@ IMAGE = 36  # pixels; the smallest image that they take
 MAX_PIECE_ROWS = 512  # images looked at a time, to bound memory
 MIN_NARROWED_INPUTS = 64  # from which on it is faster to leave out inputs that are 0 in every row
 UNBOUNDED = 1e6  # a bound of a space that lies farther from 0 says nothing about its values
-ALL = slice(None)
+ALL_COLUMNS = slice(None)
 WHOLE_OBS = ""  # the name of the only part of an observation that is no dict
 
 
@@ -237,7 +237,7 @@ class Learned(Reward):
 
         return once(rows, sharing_key, lambda: self.whiten(rows))
 
-    def whiten(self, rows: np.ndarray, used: np.ndarray | slice = ALL) -> Tensor:
+    def whiten(self, rows: np.ndarray, used: np.ndarray | slice = ALL_COLUMNS) -> Tensor:
         """Rows (N, size) -> what networks see of them; of those columns alone."""
         rows = rows[:, used] if isinstance(used, slice) else rows.take(used, axis=1)
         if self.config.normalize_obs == "none":
@@ -250,7 +250,7 @@ class Learned(Reward):
     def use(self, *rows: np.ndarray) -> None:
         """Let networks leave out columns that whiten to 0 in these rows (M, size), as one-hot ones do."""
         if self.layout.images:
-            self.layout.used = ALL
+            self.layout.used = ALL_COLUMNS
         else:
             self.layout.used = used_columns(self.statistics.mean, *rows)
 
@@ -370,12 +370,12 @@ def dense(inputs: int, widths: Any, generator: torch.Generator) -> nn.Sequential
 def used_columns(mean: np.ndarray, *rows: np.ndarray) -> np.ndarray | slice:
     """Columns that are not 0 throughout rows (N, D) once they are whitened by that mean (D,); all if most are not."""
     if len(mean) < MIN_NARROWED_INPUTS:
-        return ALL
+        return ALL_COLUMNS
     used = mean != 0
     for part in rows:
         used |= part.any(axis=0)
     if used.mean() >= 0.75:
-        return ALL
+        return ALL_COLUMNS
     return np.flatnonzero(used)
 
 
@@ -547,7 +547,7 @@ def refuse_rows(x: np.ndarray, reward: str) -> None:
 class Layout:
     """An observation as one row of `size` float32 numbers: the vectors first, then each image that is large enough."""
 
-    used: np.ndarray | slice = ALL  # columns of the rows that networks read
+    used: np.ndarray | slice = ALL_COLUMNS  # columns of the rows that networks read
 
     def __init__(
         self, space: gym.Space, keys: Sequence[str], reward: str, *, channels: int, smallest_image: int

@@ -18,7 +18,7 @@ from envs.types import Memory
 from lodestar.settings import setting
 from rewards.base import RunningMeanStd
 from rewards.exploration.learned import LearnedConfig
-from rewards.exploration.pseudocount import RECENT, PseudoCount, PseudoCountConfig
+from rewards.exploration.pseudocount import RECENT_DISTANCES, PseudoCount, PseudoCountConfig
 from rewards.exploration.rnd import RND, RNDConfig
 
 
@@ -43,7 +43,7 @@ class NGU(PseudoCount):
         spaces = (self.observation_space, self.action_space)
         # Another seed, or both halves would draw the same weights.
         self.rnd = RND(RNDConfig(**shared), *spaces, seed=self.seed + 1, device=self.device)
-        self.error = RunningMeanStd(window=RECENT)
+        self.error = RunningMeanStd(window=RECENT_DISTANCES)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         episodic, memory = super().scan(batch, memory)

@@ -23,7 +23,7 @@ from rewards.exploration.learned import InverseDynamics, LearnedConfig
 from rewards.exploration.memories import Episodic, NeighbourMemory, Visits
 
 # Distances, and errors in NGU, that a running mean remembers: embeddings and predictors move.
-RECENT = 10_000
+RECENT_DISTANCES = 10_000
 
 
 @dataclass
@@ -52,7 +52,7 @@ class PseudoCount(Episodic, InverseDynamics):
         config = self.config
         self.memory = NeighbourMemory(config.capacity, config.features, config.k)
         self.memory.kernel = self.compiled.kernel
-        self.distance = RunningMeanStd(window=RECENT)
+        self.distance = RunningMeanStd(window=RECENT_DISTANCES)
         self.distance.mean = np.ones(())
         self.train_on(self.encoder, self.prediction)
 

@@ -40,7 +40,7 @@ from rewards.llm.judges.base import make_judge
 from rewards.llm.store import read_rows
 
 # How many distinct captions of an episode make its situation.
-RECENT = 32
+RECENT_CAPTIONS = 32
 EMBEDDING_SIZE = 384
 CAPTION_CACHE_SIZE = 1 << 14
 MAX_WAITING_SITUATIONS = 64
@@ -48,7 +48,7 @@ QUESTION_THREADS = 4
 # Seconds without a question after an outage of the server.
 OUTAGE_PAUSE_S = 30.0
 # Odd numbers, one a place: the hash of a situation is their sum with the keys.
-HASH_FACTORS = np.random.default_rng(0x5EED).integers(0, 2**64, RECENT, dtype=np.uint64) | np.uint64(1)
+HASH_FACTORS = np.random.default_rng(0x5EED).integers(0, 2**64, RECENT_CAPTIONS, dtype=np.uint64) | np.uint64(1)
 
 
 def _read_crafter_goals() -> dict[str, str]:
@@ -145,7 +145,7 @@ class Guidance(Reward):
         )
 
     def initial_memory(self, n: int) -> Memory:
-        recent = np.zeros((n, RECENT), np.uint64)
+        recent = np.zeros((n, RECENT_CAPTIONS), np.uint64)
         asked = np.zeros(n, np.uint64)
         goal = self._choose_goals(recent, asked, np.zeros(n, np.int64))
         # goal: its number, 0 for none; recent: keys of the latest distinct captions, newest last; asked: the situation
@@ -362,18 +362,18 @@ def meaning(text: str) -> np.ndarray:
 
 
 def _newest(recent: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Recent keys (N, RECENT), with `codes` (N,) moved or put to the end, the oldest dropped; 0 changes nothing."""
+    """Recent keys (N, RECENT_CAPTIONS), with `codes` (N,) moved or put to the end, the oldest dropped; 0 is ignored."""
     same = recent == codes[:, None]
     # The place that is dropped: that of the same key, or without one that of the oldest.
     dropped = np.where(same.any(axis=1), same.argmax(axis=1), 0)
-    place = np.arange(RECENT - 1)
+    place = np.arange(RECENT_CAPTIONS - 1)
     others = np.take_along_axis(recent, place + (place >= dropped[:, None]), axis=1)
     moved = np.concatenate([others, codes[:, None]], axis=1)
     return np.where(codes[:, None] == 0, recent, moved)
 
 
 def _situation(recent: np.ndarray) -> np.ndarray:
-    """A number for each row of keys (N, RECENT), uint64 (N,); 0 without any."""
+    """A number for each row of keys (N, RECENT_CAPTIONS), uint64 (N,); 0 without any."""
     return (recent * HASH_FACTORS).sum(axis=1, dtype=np.uint64)
 
 
@@ -392,7 +392,7 @@ def _parse_answer(row: Mapping[str, Any]) -> tuple[int, str]:
 
 def _situation_of(events: Iterable[str]) -> int:
     """The number of the situation in which these events were the latest, the newest last."""
-    keys = np.zeros((1, RECENT), np.uint64)
+    keys = np.zeros((1, RECENT_CAPTIONS), np.uint64)
     for text in events:
         keys = _newest(keys, np.array([key(str(text))], np.uint64))
     return int(_situation(keys)[0])

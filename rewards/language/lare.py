@@ -63,7 +63,7 @@ MAX_EPISODE_STEPS = 20_000
 MIN_FACTOR_STD = 1e-6
 # Observations made up from an unbounded space are clipped to this.
 MAX_TRIAL_OBS = 1e3
-SHIPPED = Path(__file__).with_name("factors")
+FACTOR_FOLDER = Path(__file__).with_name("factors")
 # Rows (T, D), actions (T, A) and total, its return.
 Episode = dict[str, Any]
 _CODE_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -410,12 +410,12 @@ class WholeEpisodes(Stateful):
 
 def shipped() -> list[str]:
     """Names of the factors that come with the package, all written by hand."""
-    return sorted(path.stem for path in SHIPPED.glob("*.py") if not path.stem.startswith("_"))
+    return sorted(path.stem for path in FACTOR_FOLDER.glob("*.py") if not path.stem.startswith("_"))
 
 
 def read(code: str) -> str:
     """The source in a file, or in a shipped one called by its name; raises ValueError if there is no such file."""
-    path = SHIPPED / f"{code}.py" if code in shipped() else Path(code)
+    path = FACTOR_FOLDER / f"{code}.py" if code in shipped() else Path(code)
     try:
         return read_text(path.resolve(), errors="strict")
     except (OSError, UnicodeDecodeError) as error:

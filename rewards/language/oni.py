@@ -42,7 +42,7 @@ from rewards.llm.store import Item, texts_in
 
 ABSENT = ("stop", "wait", "rules")
 SELECT = ("frequency", "novelty", "uncertainty")
-MODELS = ("retrieval", "classification", "ranking", "count")
+ONI_MODELS = ("retrieval", "classification", "ranking", "count")
 # From so many labels on, one gradient step is taken at a time.
 LABELS_FOR_SINGLE_STEPS = 25_000
 # How many of the captions met last normalise a ranking.
@@ -55,7 +55,7 @@ class ONIConfig(CaptionedConfig):
 
     # The source has 0.4 or 0.1, beside a task reward of weight 0.1 or 10.
     weight: Any = 0.1
-    model: str = setting("retrieval", "what makes rewards of labels", choices=MODELS)
+    model: str = setting("retrieval", "what makes rewards of labels", choices=ONI_MODELS)
     judge: str = setting(
         "auto",
         "of texts; auto is the family's `rules`, if it has any and no goal is given, else `embedding` [a model]",

@@ -26,7 +26,7 @@ from envs.transitions import Transitions
 from envs.types import Array, Memory
 from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig
-from rewards.language.teacher import COLOURS, KINDS, OBJECTS, STATES, SUBGOAL_NUMBERS, sentence
+from rewards.language.teacher import COLOUR_NAMES, DOOR_STATES, OBJECT_NAMES, SUBGOAL_KINDS, SUBGOAL_NUMBERS, sentence
 from rewards.llm.judges.base import JUDGES, make_judge
 
 TEACHERS = tuple(JUDGES["subgoals"])
@@ -144,7 +144,7 @@ class Subgoals(Reward):
             offset = (subgoal[:, 1:3] - agent[:, :2]) / agent[:, 2:]
             return np.where(active, offset, 0).astype(np.float32)
         if self.form == "object":
-            largest = np.array((len(OBJECTS) - 1, len(COLOURS) - 1, len(STATES) - 1), np.float32)
+            largest = np.array((len(OBJECT_NAMES) - 1, len(COLOUR_NAMES) - 1, len(DOOR_STATES) - 1), np.float32)
             return np.where(active, subgoal[:, 3:] / largest, -1).astype(np.float32)
         assert self._sentences is not None
         kind, thing, colour = subgoal[:, [0, 3, 4]].T.astype(np.int64)
@@ -165,7 +165,7 @@ def _embed_sentences() -> np.ndarray:
     """(kind, object, colour) -> the embedding of the sentence, float32 (4, 11, 6, 384), without one 0."""
     from rewards.llm.judges.embedding import encode
 
-    shape = (len(KINDS), len(OBJECTS), len(COLOURS))
+    shape = (len(SUBGOAL_KINDS), len(OBJECT_NAMES), len(COLOUR_NAMES))
     # Many places have the same words, and those of no subgoal, "", come first.
     words, place = np.unique([sentence(*indices) for indices in np.ndindex(shape)], return_inverse=True)
     none = np.zeros((1, FORMS["sentence"]), np.float32)

@@ -42,25 +42,27 @@ from rewards.llm.judges.served import ModelJudge
 from rewards.llm.store import read_rows
 
 # Kind 0 is no subgoal.
-KINDS = ("", "go to", "pick up", "open")
-OBJECTS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
-COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
-STATES = ("open", "closed", "locked")
-# Places in `OBJECTS`.
-EMPTY, WALL, FLOOR, DOOR, KEY, BALL, BOX, GOAL, LAVA = range(1, 10)
-# Places in `KINDS`.
+SUBGOAL_KINDS = ("", "go to", "pick up", "open")
+OBJECT_NAMES = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
+COLOUR_NAMES = ("red", "green", "blue", "purple", "yellow", "grey")
+DOOR_STATES = ("open", "closed", "locked")
+# Places in `OBJECT_NAMES`.
+OBJECT_EMPTY, OBJECT_WALL, OBJECT_FLOOR, OBJECT_DOOR, OBJECT_KEY, OBJECT_BALL, OBJECT_BOX, OBJECT_GOAL, OBJECT_LAVA = (
+    range(1, 10)
+)
+# Places in `SUBGOAL_KINDS`.
 GO, TAKE, OPEN = 1, 2, 3
-# A place in `COLOURS` and one in `STATES`.
+# A place in `COLOUR_NAMES` and one in `DOOR_STATES`.
 BLUE = 2
-LOCKED = 2
+STATE_LOCKED = 2
 # Numbers of a subgoal: kind, x, y, object, colour, state.
 SUBGOAL_NUMBERS = 6
 # How many levels keep their plan.
 MAX_CACHED_PLANS = 4096
 # Steps of a detour that the planner prefers to moving a thing, and to a door that is open, closed, locked.
-THING_DETOUR = {KEY: 50, BALL: 50, BOX: 50}
+THING_DETOUR = {OBJECT_KEY: 50, OBJECT_BALL: 50, OBJECT_BOX: 50}
 DOOR_DETOUR = (0, 20, 1000)
-MODELS = ("llama", "deepseek", "qwen")
+TEACHER_MODELS = ("llama", "deepseek", "qwen")
 # As measured, of each model: accuracy of objects and sentences; accuracy, mean and deviation of the error of positions.
 PUBLISHED: dict[str, tuple[tuple[float, float, float, float], ...]] = {
     "KeyCorridorS3R3": ((0.9847, 0.9743, 0.18, 1.20), (0.9063, 0.3337, 2.57, 2.54), (0.9957, 0.9810, 0.07, 0.63)),
@@ -143,7 +145,7 @@ def sensible(level: Level, rows: Sequence[Row]) -> list[Row]:
     if not (0 <= level.x < width and 0 <= level.y < height):
         return []
     # The number of the connected region that each cell belongs to; 0 for walls and lava.
-    regions, _ = label(~np.isin(level.grid[..., 0], (WALL, LAVA)))
+    regions, _ = label(~np.isin(level.grid[..., 0], (OBJECT_WALL, OBJECT_LAVA)))
     agent_region = regions[level.y, level.x]
     if agent_region == 0:
         return []
@@ -155,9 +157,9 @@ def sentence(kind: int, thing: int, colour: int) -> str:
     """A subgoal in words: `pick up the yellow key`; "" for none."""
     if not kind:
         return ""
-    if thing in (EMPTY, FLOOR):
-        return f"{KINDS[kind]} the place"
-    return f"{KINDS[kind]} the {COLOURS[colour]} {OBJECTS[thing]}"
+    if thing in (OBJECT_EMPTY, OBJECT_FLOOR):
+        return f"{SUBGOAL_KINDS[kind]} the place"
+    return f"{SUBGOAL_KINDS[kind]} the {COLOUR_NAMES[colour]} {OBJECT_NAMES[thing]}"
 
 
 @dataclass(eq=False)
@@ -229,7 +231,7 @@ class ModelTeacher(ModelJudge, Teacher):
 
 
 _STEP_SCHEMA = answer_form(
-    do={"type": "string", "enum": list(KINDS[1:])},
+    do={"type": "string", "enum": list(SUBGOAL_KINDS[1:])},
     thing={"type": "string"},
     x={"type": "integer"},
     y={"type": "integer"},
@@ -243,11 +245,11 @@ def question(level: Level) -> str:
     things = []
     for y, x in np.ndindex(height, width):
         thing, colour, state = map(int, level.grid[y, x])
-        if thing not in (EMPTY, WALL):
-            door = f"{STATES[state]} " if thing == DOOR else ""
-            things.append(f"({x}, {y}): {door}{COLOURS[colour]} {OBJECTS[thing]}")
+        if thing not in (OBJECT_EMPTY, OBJECT_WALL):
+            door = f"{DOOR_STATES[state]} " if thing == OBJECT_DOOR else ""
+            things.append(f"({x}, {y}): {door}{COLOUR_NAMES[colour]} {OBJECT_NAMES[thing]}")
     # A picture of the grid, a line a row.
-    walls = np.where(level.grid[..., 0] == WALL, "#", ".")
+    walls = np.where(level.grid[..., 0] == OBJECT_WALL, "#", ".")
     lines = ["".join(row) for row in walls]
     return sections("levels")["plan"].format(
         width=width,
@@ -270,14 +272,14 @@ def _plan_rows(level: Level, plan: list[dict[str, Any]]) -> list[Row]:
             continue
         thing, colour, state = map(int, level.grid[y, x])
         words = str(step.get("thing") or "").lower().split()
-        named_thing = next((OBJECTS.index(word) for word in words if word in OBJECTS), thing)
+        named_thing = next((OBJECT_NAMES.index(word) for word in words if word in OBJECT_NAMES), thing)
         # A key where a box is means the key that the box hides.
-        if named_thing == KEY and thing == BOX:
-            thing = KEY
+        if named_thing == OBJECT_KEY and thing == OBJECT_BOX:
+            thing = OBJECT_KEY
             state = 0
-            colour = next((COLOURS.index(word) for word in words if word in COLOURS), colour)
+            colour = next((COLOUR_NAMES.index(word) for word in words if word in COLOUR_NAMES), colour)
         if named_thing == thing:
-            rows.append((KINDS.index(step["do"]), x, y, thing, colour, state))
+            rows.append((SUBGOAL_KINDS.index(step["do"]), x, y, thing, colour, state))
     return rows
 
 
@@ -290,7 +292,7 @@ def _parse_plan(row: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
         level = row["text"]
         plan = json.loads(row["raw"])
     for step in plan:
-        if step["do"] not in KINDS[1:] or type(step["x"]) is not int or type(step["y"]) is not int:
+        if step["do"] not in SUBGOAL_KINDS[1:] or type(step["x"]) is not int or type(step["y"]) is not int:
             raise ValueError(f"the subgoal {step}")
     return str(level), plan
 
@@ -315,10 +317,10 @@ class NoisyPlanner(Teacher):
     def __post_init__(self) -> None:
         if self.published:
             environment, _, model = self.published.partition(" ")
-            if environment not in PUBLISHED or model.lower() not in MODELS:
-                measured = ", ".join(map(" ".join, itertools.product(PUBLISHED, MODELS)))
+            if environment not in PUBLISHED or model.lower() not in TEACHER_MODELS:
+                measured = ", ".join(map(" ".join, itertools.product(PUBLISHED, TEACHER_MODELS)))
                 raise ValueError(f"published={self.published!r} was never measured; give one of {measured}")
-            objects, positions, mean, deviation = PUBLISHED[environment][MODELS.index(model.lower())]
+            objects, positions, mean, deviation = PUBLISHED[environment][TEACHER_MODELS.index(model.lower())]
             self.accuracy = positions if self.form == "position" else objects
             self.error = (mean, deviation)
         super().__post_init__()
@@ -348,16 +350,16 @@ class NoisyPlanner(Teacher):
             # A cell at a drawn distance, counted in steps.
             distance = max(int(rng.normal(*self.error)), 1)
             is_that_far = np.abs(xs - row[1]) + np.abs(ys - row[2]) == distance
-            candidates = is_that_far & ~np.isin(things, (WALL, LAVA))
+            candidates = is_that_far & ~np.isin(things, (OBJECT_WALL, OBJECT_LAVA))
         else:
             is_elsewhere = (xs != row[1]) | (ys != row[2])
-            candidates = is_elsewhere & np.isin(things, (DOOR, KEY, BALL, BOX, GOAL))
+            candidates = is_elsewhere & np.isin(things, (OBJECT_DOOR, OBJECT_KEY, OBJECT_BALL, OBJECT_BOX, OBJECT_GOAL))
         cells = np.argwhere(candidates)
         if len(cells) == 0:
             return None
         y, x = map(int, cells[rng.integers(len(cells))])
         thing, colour, state = map(int, level.grid[y, x])
-        if thing == DOOR:
+        if thing == OBJECT_DOOR:
             kind = OPEN
         elif thing in THING_DETOUR:
             kind = TAKE
@@ -399,15 +401,15 @@ class _Planner:
 
     def prize(self) -> tuple[int, int, int] | None:
         """What the level is about, read off its grid: cell and kind of the last subgoal; None where that is unknown."""
-        goals = self._cells_of(GOAL)
+        goals = self._cells_of(OBJECT_GOAL)
         if goals:
             return *goals[0], GO
-        locked = [cell for cell in self._cells_of(DOOR) if self._is_locked(*cell)]
+        locked = [cell for cell in self._cells_of(OBJECT_DOOR) if self._is_locked(*cell)]
         if not locked:
             return None
-        boxes = self._cells_of(BOX)
-        balls = self._cells_of(BALL)
-        if boxes and self._cells_of(KEY):
+        boxes = self._cells_of(OBJECT_BOX)
+        balls = self._cells_of(OBJECT_BALL)
+        if boxes and self._cells_of(OBJECT_KEY):
             return *boxes[0], TAKE
         if not balls:
             return *locked[0], OPEN
@@ -424,7 +426,7 @@ class _Planner:
             self._fetch_key(int(self.grid[y, x, 1]))
         bar = self._first_bar((x, y))
         while bar is not None:
-            if self.grid[bar[1], bar[0], 0] != DOOR:
+            if self.grid[bar[1], bar[0], 0] != OBJECT_DOOR:
                 self.reach(*bar, TAKE)
             elif self._is_locked(*bar) or not self._has_path((x, y), without=bar):
                 self.reach(*bar, OPEN)
@@ -434,11 +436,11 @@ class _Planner:
             bar = self._first_bar((x, y))
         thing, colour, state = map(int, self.grid[y, x])
         self.rows.append((kind, x, y, thing, colour, state))
-        if thing == DOOR:
+        if thing == OBJECT_DOOR:
             self.grid[y, x, 2] = 0
         elif thing in THING_DETOUR:
-            self.grid[y, x] = (EMPTY, 0, 0)
-        if thing == KEY:
+            self.grid[y, x] = (OBJECT_EMPTY, 0, 0)
+        if thing == OBJECT_KEY:
             self.held.add(colour)
         self.agent = (x, y)
 
@@ -449,32 +451,32 @@ class _Planner:
         if colour in self.sought:
             raise _NoWayError
         self.sought.add(colour)
-        keys = [(x, y) for x, y in self._cells_of(KEY) if self.grid[y, x, 1] == colour]
+        keys = [(x, y) for x, y in self._cells_of(OBJECT_KEY) if self.grid[y, x, 1] == colour]
         if not keys:
             keys = [self._open_box(colour)]
         self.reach(*keys[0], TAKE)
 
     def _open_box(self, colour: int) -> Cell:
         """Open the nearest box, as if it hid the key of this colour; returns its cell."""
-        boxes = [cell for cell in self._cells_of(BOX) if self._has_path(cell)]
+        boxes = [cell for cell in self._cells_of(OBJECT_BOX) if self._has_path(cell)]
         if not boxes:
             raise _NoWayError
         box = min(boxes, key=lambda cell: len(self._path(cell)))
         self.reach(*box, OPEN)
-        self.grid[box[1], box[0]] = (KEY, colour, 0)
+        self.grid[box[1], box[0]] = (OBJECT_KEY, colour, 0)
         return box
 
     def _cells_of(self, thing: int) -> list[Cell]:
         return [(int(x), int(y)) for y, x in np.argwhere(self.grid[..., 0] == thing)]
 
     def _is_locked(self, x: int, y: int) -> bool:
-        return bool(self.grid[y, x, 0] == DOOR and self.grid[y, x, 2] == LOCKED)
+        return bool(self.grid[y, x, 0] == OBJECT_DOOR and self.grid[y, x, 2] == STATE_LOCKED)
 
     def _first_bar(self, target: Cell) -> Cell | None:
         """The first cell on the way to the target that cannot be walked through as it is."""
         for x, y in self._path(target)[:-1]:
             thing, _, state = self.grid[y, x]
-            if thing in THING_DETOUR or (thing == DOOR and state > 0):
+            if thing in THING_DETOUR or (thing == OBJECT_DOOR and state > 0):
                 return x, y
         return None
 
@@ -505,8 +507,8 @@ class _Planner:
                 if not (0 <= x < width and 0 <= y < height) or (x, y) in previous or (x, y) == without:
                     continue
                 thing, _, state = map(int, self.grid[y, x])
-                if thing in (WALL, LAVA):
+                if thing in (OBJECT_WALL, OBJECT_LAVA):
                     continue
-                detour = DOOR_DETOUR[state] if thing == DOOR else THING_DETOUR.get(thing, 0)
+                detour = DOOR_DETOUR[state] if thing == OBJECT_DOOR else THING_DETOUR.get(thing, 0)
                 heapq.heappush(queue, (cost + 1 + detour, (x, y), cell))
         raise _NoWayError

@@ -61,7 +61,7 @@ MAX_FAILURE_SHARE = 0.5
 MIN_ANSWERS_FOR_SHARE = 10
 
 # What asks a model not to think first: the name that OpenAI and Ollama know, and the one of vLLM and llama.cpp.
-SCHEMA = "response_format"
+SCHEMA_OPTION = "response_format"
 NO_THINKING: dict[str, Any] = {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": False}}
 # Fields of a message in which servers put what a model thought.
 THOUGHT_FIELDS = ("reasoning", "reasoning_content")
@@ -190,7 +190,7 @@ class Chat:
         optional = {name: value for name, value in NO_THINKING.items() if name not in user_body}
         if schema is not None:
             form = {"name": "answer", "strict": True, "schema": schema}
-            optional[SCHEMA] = {"type": "json_schema", "json_schema": form}
+            optional[SCHEMA_OPTION] = {"type": "json_schema", "json_schema": form}
         text = self._ask_in_some_form(body, optional, reply)
         return text if schema is None else decode(text, schema)
 
@@ -218,7 +218,7 @@ class Chat:
     def _forms(self, optional: Iterable[str]) -> list[list[str]]:
         """Choices among the optional entries, the fullest first; a single one once the server has answered."""
         forms = [[name for name in optional if self.takes.get(name, True)]]
-        for left_out in (set(NO_THINKING), {SCHEMA}, {SCHEMA, *NO_THINKING}):
+        for left_out in (set(NO_THINKING), {SCHEMA_OPTION}, {SCHEMA_OPTION, *NO_THINKING}):
             form = [name for name in forms[0] if name in self.takes or name not in left_out]
             if form not in forms:
                 forms.append(form)

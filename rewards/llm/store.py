@@ -37,13 +37,13 @@ Item: TypeAlias = str | tuple[str, str]
 T = TypeVar("T")
 
 # What is more than so many tokens or seconds is none.
-MOST = 2.0**53
+MAX_STORED_NUMBER = 2.0**53
 # How many characters of a judge's reasons are kept.
-WORDS = 2000
+MAX_REASON_CHARACTERS = 2000
 TABLE = """CREATE TABLE IF NOT EXISTS labels (key TEXT PRIMARY KEY, text TEXT NOT NULL, other TEXT, value REAL,
 judge TEXT NOT NULL, raw TEXT NOT NULL, created REAL NOT NULL, latency REAL NOT NULL, tokens INTEGER NOT NULL)"""
 SOUND = "(labels.value IS NULL OR labels.value BETWEEN 0 AND 1) AND typeof(labels.raw) = 'text'"
-COLUMNS = ("text", "other", "value", "judge", "raw", "created", "latency", "tokens")
+LABEL_COLUMNS = ("text", "other", "value", "judge", "raw", "created", "latency", "tokens")
 
 
 @dataclass
@@ -64,7 +64,11 @@ class AnswerStore:
     """
 
     def __init__(
-        self, path: str | Path, wait: float = 10.0, say: Callable[[str], None] | None = None, words: int = WORDS
+        self,
+        path: str | Path,
+        wait: float = 10.0,
+        say: Callable[[str], None] | None = None,
+        words: int = MAX_REASON_CHARACTERS,
     ) -> None:
         self.path = str(path)
         self.wait = wait
@@ -209,7 +213,7 @@ class AnswerStore:
             # A power cut may cost the last labels, never the file.
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(TABLE)
-            connection.execute(f"SELECT key, {', '.join(COLUMNS)} FROM labels LIMIT 1").fetchall()
+            connection.execute(f"SELECT key, {', '.join(LABEL_COLUMNS)} FROM labels LIMIT 1").fetchall()
         except BaseException:
             connection.close()
             raise
@@ -293,9 +297,9 @@ def _read_lines(path: Path) -> list[str]:
 def _stored_rows(path: Path) -> list[dict[str, Any]]:
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         connection.text_factory = _readable
-        query = f"SELECT {', '.join(COLUMNS)} FROM labels ORDER BY created, rowid"
+        query = f"SELECT {', '.join(LABEL_COLUMNS)} FROM labels ORDER BY created, rowid"
         rows = connection.execute(query).fetchall()
-    return [dict(zip(COLUMNS, row)) for row in rows]
+    return [dict(zip(LABEL_COLUMNS, row)) for row in rows]
 
 
 def _readable(text: bytes) -> str:

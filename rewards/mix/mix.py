@@ -25,7 +25,7 @@ import torch
 from envs.transitions import NotFinite, OnNan, Transitions, is_finite, map_obs
 from envs.types import MODALITIES, Memory
 from lodestar.numerics.flat import Flat
-from lodestar.settings import LEARNED, Schedule
+from lodestar.settings import LEARNED_WEIGHT, Schedule
 from lodestar.state import Stateful
 from rewards.base import JudgeUse, Reward, RewardConfig, make_scale, values_at_obs, values_of
 from rewards.mix.shaping import PAIRED, RELATIVE, References, clip, delta, potential, sigmoid
@@ -380,7 +380,7 @@ class Stream(Stateful):
         except ValueError as error:
             raise ValueError(f"reward.{name}.{error}") from None
         self.has_scale = config.scale != "none"
-        self.learned = config.weight == LEARNED  # by the agent, which moves `weight.start`
+        self.learned = config.weight == LEARNED_WEIGHT  # by the agent, which moves `weight.start`
         self.warmup = config.warmup
         self.freeze = config.freeze
         # A scale that moves on would undo what the weight learns.

@@ -37,9 +37,9 @@ LODESTAR = "lodestar"
 UNTRAINED = "untrained"
 LOCAL = "local-dir:"
 CONFIG_FILE = "open_clip_config.json"
-SHIPPED = Path(str(files(__package__) / "weights" / "lodestar"))
+SHIPPED_WEIGHTS = Path(str(files(__package__) / "weights" / "lodestar"))
 # Our own models: name -> folder.
-MODELS = {LODESTAR: SHIPPED, "lodestar-96": SHIPPED.with_name("lodestar-96")}
+MODELS = {LODESTAR: SHIPPED_WEIGHTS, "lodestar-96": SHIPPED_WEIGHTS.with_name("lodestar-96")}
 
 # 2 MB at 64 numbers an embedding.
 CACHE_CAPACITY = 16384

@@ -10,11 +10,11 @@ from envs.datasets.dataset import recorded
 from envs.transitions import Transitions
 from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, RunningMeanStd
-from rewards.exploration.learned import ALL, Layout, refuse_rows
+from rewards.exploration.learned import ALL_COLUMNS, Layout, refuse_rows
 from rewards.vision.encoder import LODESTAR, ClipEncoder, shared
 
 EVERY_PIXEL = 1 << 30  # no image counts as one: it is a row of numbers like the rest
-TINY = 1e-6
+MIN_DEVIATION = 1e-6
 CHUNK_ROWS = 65_536  # rows that are copied to float64 at once
 
 
@@ -89,9 +89,9 @@ class Whitened(nn.Module):
             statistics.update(states[start : start + CHUNK_ROWS])
         deviation = np.sqrt(statistics.var)
         self.mean.copy_(torch.from_numpy(statistics.mean))
-        self.scale.copy_(torch.from_numpy(np.where(deviation > TINY, deviation, 1)))
+        self.scale.copy_(torch.from_numpy(np.where(deviation > MIN_DEVIATION, deviation, 1)))
 
-    def whiten(self, states: np.ndarray, used: np.ndarray | slice = ALL) -> torch.Tensor:
+    def whiten(self, states: np.ndarray, used: np.ndarray | slice = ALL_COLUMNS) -> torch.Tensor:
         """States (..., D) as the network sees them, (M, D); of those columns alone."""
         states = states.reshape(-1, states.shape[-1])
         states = states if isinstance(used, slice) else states.take(used, axis=1)

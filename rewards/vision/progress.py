@@ -27,7 +27,7 @@ from lodestar.numerics.flat import Flat
 from lodestar.settings import setting
 from rewards.exploration.learned import dense
 from rewards.exploration.memories import Episodic
-from rewards.vision.latent import TINY, Latent, LatentConfig, Whitened
+from rewards.vision.latent import MIN_DEVIATION, Latent, LatentConfig, Whitened
 
 VIEWS = ("gated", "mean", "forward", "backward", "incremental")
 
@@ -113,7 +113,7 @@ class Progress(Episodic, Latent):
             return views[view]
         # The gate w of the class's docstring closes as the forward and the backward view disagree.
         mean = (forward + backward) / 2
-        disagreement = np.abs(backward - forward) / (mean + TINY)
+        disagreement = np.abs(backward - forward) / (mean + MIN_DEVIATION)
         gate = np.exp(-self.config.gate * disagreement**2)
         return last + gate / 2 * (mean - last + (onward - last))
 

@@ -51,7 +51,7 @@ ASK_MODES = ("beside", "at_once")
 MAX_FRAMES_ON_DISK = 4096
 MAX_WAITING_WINDOWS = 512
 # The name of no window: an episode has begun.
-START = 0
+NO_WINDOW = 0
 
 
 @dataclass
@@ -136,7 +136,7 @@ class ProgressModel(Vision):
         return {
             "seen": np.zeros((n, self.config.window), np.int64),
             "count": np.zeros(n, np.int64),
-            "latest": np.full(n, START, np.int64),
+            "latest": np.full(n, NO_WINDOW, np.int64),
         }
 
     def embed(self, batch: Transitions) -> np.ndarray:
@@ -186,7 +186,7 @@ class ProgressModel(Vision):
             if any_ended[t]:
                 seen[ended[t]] = 0
                 count[ended[t]] = 0
-                latest[ended[t]] = START
+                latest[ended[t]] = NO_WINDOW
         if self.annotator is None:
             self._ask_at_once()
         return windows, {"seen": seen, "count": count, "latest": latest}
@@ -331,7 +331,7 @@ class ScoredWindows:
 
     def __init__(self) -> None:
         self.now = 0
-        self.table: dict[int, float] = {START: 0.0}
+        self.table: dict[int, float] = {NO_WINDOW: 0.0}
 
     def state_dict(self) -> dict[str, Any]:
         names = np.array(list(self.table), np.int64)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from rewards.llm.client import NO_THINKING, SCHEMA, Chat, Endpoint, JudgeError, Reply
+from rewards.llm.client import NO_THINKING, SCHEMA_OPTION, Chat, Endpoint, JudgeError, Reply
 from rewards.llm.judges.base import Answers
 from rewards.llm.judges.openai import TextModel
 from rewards.llm.judges.prompts import sections
@@ -63,7 +63,7 @@ def _captions(url: str, model: str, key: str) -> Finding:
         raise JudgeError(second.failure)
     labels = f"{first.value[0]:g}, {second.value[0]:g}"
     schema = "refused the JSON schema, so answers are checked here only"
-    if chat.takes[SCHEMA]:
+    if chat.takes[SCHEMA_OPTION]:
         schema = "took the JSON schema"
     request = "took" if any(chat.takes.get(name) for name in NO_THINKING) else "refused"
     words = (

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import rewards
-from envs.recording import SHIPPED
+from envs.recording import SHIPPED_RECORDINGS
 from lodestar.state import pack
 from runners.train import main
 from tests.faults import Fault, Found
@@ -146,7 +146,7 @@ def files(folder: Path) -> dict[str, Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     made = {
-        "demos": SHIPPED / "pendulum.safetensors",
+        "demos": SHIPPED_RECORDINGS / "pendulum.safetensors",
         "labels": folder / "labels.jsonl",
         "answers": folder / "answers.jsonl",
         "coded": folder / "coded.py",

@@ -9,7 +9,7 @@ from agents.networks.actor_critic import Actions, ActorCritic, Glyphs, Inputs
 from agents.ppo.agent import PPO, PPOConfig
 from agents.ppo.update import TorchUpdate
 from envs.make import make_vec
-from envs.nethack.view import KINDS, View
+from envs.nethack.view import NETHACK_KINDS, View
 
 SMALL = {"n_steps": 8, "batch_size": 16, "n_epochs": 2, "net": "glyphs"}
 
@@ -24,13 +24,13 @@ def test_cells_are_a_picture_whose_channels_are_kinds():
     with torch.no_grad():
         for layer in (convolution, trunk.cells[2]):
             layer.weight.zero_()
-        convolution.weight[0, KINDS.index("gold"), 0, 2] = 1.0  # gold at the upper right of a window of 3 x 3
+        convolution.weight[0, NETHACK_KINDS.index("gold"), 0, 2] = 1.0  # gold at the upper right of a window of 3 x 3
         trunk.cells[2].weight[0, 0, 0, 0] = 1.0  # the upper left of the 3 x 3 windows
-    cells = np.zeros((5, 5, len(KINDS)), np.float32)
+    cells = np.zeros((5, 5, len(NETHACK_KINDS)), np.float32)
     for row in range(5):
         for column in range(5):
             cells[:] = 0
-            cells[row, column, KINDS.index("gold")] = 1
+            cells[row, column, NETHACK_KINDS.index("gold")] = 1
             seen = trunk.cells[:4](torch.from_numpy(cells).permute(2, 0, 1)[None]).detach()
             assert float(seen.sum()) == float((row, column) == (0, 2)) == float(seen[0, 0, 0, 0])
 

@@ -80,7 +80,7 @@ def test_an_ensemble_is_the_sum_of_its_trees_in_rows_of_any_number(monkeypatch):
     trees.grow(grown[:4])
     trees.grow(grown[4:])
     for cells in (2**20, 100):
-        monkeypatch.setattr("lodestar.numerics.trees.CELLS", cells)
+        monkeypatch.setattr("lodestar.numerics.trees.MAX_CELLS_A_PART", cells)
         found = trees(torch.from_numpy(x))
         np.testing.assert_allclose(found.detach(), sum(tree.at(x) for tree in grown), rtol=1e-5, atol=1e-6)
     gains = np.zeros((3, 2))

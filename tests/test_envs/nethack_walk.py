@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from envs.nethack.tasks import ACTIONS
-from envs.nethack.view import KINDS, X, Y, glyph_kinds
+from envs.nethack.view import NETHACK_KINDS, STAT_X, STAT_Y, glyph_kinds
 
 # In the order of NLE's eight compass actions, which follow MORE: (row, column).
 MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1), (-1, 1), (1, 1), (1, -1), (-1, -1))
 DOWN = ACTIONS.index(ord(">"))
-_KIND = {name: number for number, name in enumerate(KINDS)}
+_KIND = {name: number for number, name in enumerate(NETHACK_KINDS)}
 _WALKED = ("open way", "floor", "corridor", "stairs up", "stairs down", "food", "gold", "object", "furniture", "pet")
 _DOORS = ("open way", "closed door")
 
@@ -47,7 +47,7 @@ def way_down(env: Any, limit: int = 300) -> tuple[list[int], list[tuple]]:
     shut: set[tuple] = set()
     while len(actions) < limit:
         kinds = glyph_kinds()[games.glyphs[0]]
-        here = (int(games.blstats[0, Y]), int(games.blstats[0, X]))
+        here = (int(games.blstats[0, STAT_Y]), int(games.blstats[0, STAT_X]))
         seen.add(here)
         if games.internal[0, 4]:
             move = DOWN
@@ -66,6 +66,6 @@ def way_down(env: Any, limit: int = 300) -> tuple[list[int], list[tuple]]:
         results.append((reward, terminated))
         if terminated or truncated or move == DOWN:
             break
-        if here == (int(games.blstats[0, Y]), int(games.blstats[0, X])):
+        if here == (int(games.blstats[0, STAT_Y]), int(games.blstats[0, STAT_X])):
             shut.add((here, (here[0] + MOVES[direction][0], here[1] + MOVES[direction][1])))
     return actions, results

@@ -8,7 +8,7 @@ from envs.batched import PROGRAMS
 from envs.batched.base import BatchedEnv
 from envs.family import entry
 from envs.make import make, make_batched, make_vec, spec_of
-from envs.minigrid.captions import PICTURES, picture
+from envs.minigrid.captions import MAX_CHATTER_PICTURES, picture
 from envs.transitions import Rollout
 from envs.vector.in_process import InProcess
 
@@ -153,11 +153,11 @@ def test_classic_snapshots_bring_their_captions_back():
 def test_pictures_are_ever_new_and_follow_from_episode_and_step():
     step = np.arange(1, 5_001)
     numbers = picture(np.random.default_rng(0).integers(1 << 32, size=(20, 1)), step, 10**7)
-    assert numbers.min() >= 0 and numbers.max() < PICTURES
+    assert numbers.min() >= 0 and numbers.max() < MAX_CHATTER_PICTURES
     assert all(len(np.unique(episode)) == 5_000 for episode in numbers)
     assert len(np.unique(numbers)) > 0.9 * numbers.size
     assert picture(7, 3, 10**7) == picture(np.array([7]), np.array([3]), 10**7)[0] == 3_307_290
-    assert abs(numbers.mean() / PICTURES - 0.5) < 0.01
+    assert abs(numbers.mean() / MAX_CHATTER_PICTURES - 0.5) < 0.01
 
 
 def test_without_being_asked_nothing_is_said():

@@ -7,7 +7,7 @@ from envs.batched import PROGRAMS, minigrid
 from envs.make import make
 
 EMPTY, WALL, DOOR, KEY, BALL, GOAL = 1, 2, 4, 5, 6, 8  # MiniGrid's objects
-SPAN = minigrid.COLOURS * minigrid.STATES
+SPAN = minigrid.N_COLOURS * minigrid.N_STATES
 SOLVABLE = [name for name in PROGRAMS if any(word in name for word in ("DoorKey", "KeyCorr", "MultiRoom", "Four"))]
 
 
@@ -32,11 +32,11 @@ def reach(start, passable):
 def test_every_level_can_be_solved(env_id):
     level = draw(env_id, 50)
     grid, rows = level["grid"], np.arange(50)
-    kind, colour, state = grid // SPAN, grid // minigrid.STATES % minigrid.COLOURS, grid % minigrid.STATES
+    kind, colour, state = grid // SPAN, grid // minigrid.N_STATES % minigrid.N_COLOURS, grid % minigrid.N_STATES
     agent = np.zeros(grid.shape, bool)
     agent[rows, level["y"], level["x"]] = True
     assert (kind[agent] == EMPTY).all()
-    locked = (kind == DOOR) & (state == minigrid.LOCKED)
+    locked = (kind == DOOR) & (state == minigrid.DOOR_LOCKED)
     before = reach(agent, (kind != WALL) & ~locked)
     prize = (kind == GOAL) | (kind == BALL)
     assert (prize.sum((1, 2)) == 1).all()
@@ -57,7 +57,7 @@ def features(grid, x, y, direction):
     agent = np.zeros((4, *grid.shape[1:]))
     np.add.at(agent, (direction, y, x), 1 / len(grid))
     doors = np.bincount((kind == DOOR).sum((1, 2)), minlength=12) / len(grid)
-    codes = np.bincount(grid.ravel(), minlength=minigrid.CODES) / len(grid)
+    codes = np.bincount(grid.ravel(), minlength=minigrid.N_CODES) / len(grid)
     return {**where, "agent": agent, "doors": doors, "door colours": codes[DOOR * SPAN : (DOOR + 1) * SPAN] / 4}
 
 
@@ -92,7 +92,7 @@ def test_things_stand_where_minigrid_puts_them_as_often(env_id):
 def test_keycorridor_tells_the_colour_of_its_ball():
     level = draw("MiniGrid-KeyCorridorS3R2-v0", 300)
     kind = level["grid"] // SPAN
-    assert np.array_equal((level["grid"] // minigrid.STATES % minigrid.COLOURS)[kind == BALL], level["mission"])
+    assert np.array_equal((level["grid"] // minigrid.N_STATES % minigrid.N_COLOURS)[kind == BALL], level["mission"])
     assert set(level["mission"]) == set(range(6))
 
 

@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from envs.crafter.family import EVENTS, FACINGS, KINDS, SIGNALS, Achievements
+from envs.crafter.family import ACHIEVEMENT_WORDS, CRAFTER_KINDS, CRAFTER_SIGNALS, FACINGS, Achievements
 from envs.make import families, goals, make
 from envs.make import make_vec as made
 
@@ -47,9 +47,9 @@ def test_the_flat_view_shows_cells_inventory_facing_daylight_and_sleep(env):
     env.unwrapped.player.inventory.update(wood=3, health=9)
     obs = env.step(ACTIONS["noop"])[0]
     cells = obs[:1539].reshape(9, 9, 19)
-    assert (cells.sum(axis=-1) == 1).all() and cells[4, 4].argmax() == KINDS.index("player")
+    assert (cells.sum(axis=-1) == 1).all() and cells[4, 4].argmax() == CRAFTER_KINDS.index("player")
     across, down = env.unwrapped.player.facing
-    assert cells[4 + across, 4 + down].argmax() == KINDS.index("table")
+    assert cells[4 + across, 4 + down].argmax() == CRAFTER_KINDS.index("table")
     np.testing.assert_allclose(obs[1539:1555][[0, 5]], [1, 3 / 9], rtol=1e-6)  # health, wood
     assert obs[1555:1559].tolist() == [float(facing == (across, down)) for facing in FACINGS]
     assert obs[-2] == pytest.approx(env.unwrapped.game._world.daylight) and obs[-1] == 0
@@ -68,12 +68,16 @@ def test_kinds_are_the_numbers_of_the_games_own_map(env):
     view = env.unwrapped.game._sem_view
     own = {number: name for name, number in view._mat_ids.items() if name}
     own |= {number: kind.__name__.lower() for kind, number in view._obj_ids.items()}
-    assert [own[number] for number in range(1, 19)] == list(KINDS[1:])
+    assert [own[number] for number in range(1, 19)] == list(CRAFTER_KINDS[1:])
 
 
 def test_what_happens_is_told_in_words_and_paid_once(env):
     info = env.reset(seed=1)[1]
-    assert info["text"] == "" and set(info["achievements"]) == set(EVENTS) and not any(info["achievements"].values())
+    assert (
+        info["text"] == ""
+        and set(info["achievements"]) == set(ACHIEVEMENT_WORDS)
+        and not any(info["achievements"].values())
+    )
     keep_away(env)
     stand_before(env, "tree")
     _, reward, _, _, info = env.step(ACTIONS["do"])
@@ -94,7 +98,7 @@ def test_what_happens_is_told_in_words_and_paid_once(env):
     assert env.step(ACTIONS["noop"])[4]["text"] == ""
     met = [goal.name for goal in goals("lodestar/Crafter-v0") if goal.truth(env)]
     assert met == ["collect_wood", "collect_drink", "wake_up"]
-    signals = dict(zip(SIGNALS, env.step(ACTIONS["noop"])[4]["signals"]))
+    signals = dict(zip(CRAFTER_SIGNALS, env.step(ACTIONS["noop"])[4]["signals"]))
     assert (signals["collect_wood"], signals["wake_up"], signals["health"]) == (2, 1, 7)
 
 
@@ -200,7 +204,7 @@ def test_vectors_carry_frames_texts_and_signals():
 def test_evaluation_counts_achievements_and_the_papers_score():
     metrics = Achievements()
     assert isinstance(families()["crafter"].metrics(None), Achievements)
-    once = np.zeros(len(SIGNALS), np.float32)
+    once = np.zeros(len(CRAFTER_SIGNALS), np.float32)
     once[:11] = [3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     for signals in (once, np.zeros_like(once)):
         metrics.begin(signals * 0)

@@ -45,7 +45,7 @@ def test_an_episode_leaves_one_of_its_states_with_the_return_that_followed():
 
 
 def test_half_of_the_episodes_begin_in_kept_states_and_their_returns_are_remembered(monkeypatch):
-    monkeypatch.setattr(curriculum, "CAPACITY", 5)
+    monkeypatch.setattr(curriculum, "MAX_POOL_STATES", 5)
     env = StartCurriculum(make("CartPole-v1", seed=0))
     firsts, _ = play(env, 4000)
     fresh = (np.abs(firsts) <= 0.05).all(axis=1)  # where CartPole itself begins
@@ -73,7 +73,7 @@ def test_a_curriculum_is_restored_exactly(by):
 
 
 def test_the_state_whose_returns_tell_least_makes_room(monkeypatch):
-    monkeypatch.setattr(curriculum, "CAPACITY", 3)
+    monkeypatch.setattr(curriculum, "MAX_POOL_STATES", 3)
     monkeypatch.setattr(curriculum, "LEAVES", 1.0)
     env = StartCurriculum(make("CartPole-v1", seed=0))
     env.reset()

@@ -9,7 +9,7 @@ import pytest
 from highway_env.road.lane import StraightLane
 from highway_env.road.road import RoadNetwork
 
-from envs.driving.vehicle import FAR, VEHICLE, _ahead, bend, lanes, names, read, seconds, sense
+from envs.driving.vehicle import CLEAR_GAP_M, VEHICLE, _ahead, bend, lanes, names, read, seconds, sense
 from envs.make import make, spec_of
 
 ROADS = ["highway-fast-v0", "merge-v0", "roundabout-v0", "intersection-v0", "racetrack-v0"]
@@ -46,7 +46,7 @@ def test_every_environment_names_the_same_columns_and_starts_sound(env_id: str) 
     car = read(signals)
     assert (car.on_road, car.crashed) == (1, 0)
     assert abs(car.lane_offset) < 0.01 and abs(car.heading) < 0.02
-    assert 0 <= car.completion < 0.2 and 0 < car.gap <= FAR and 0 <= car.lane <= 1
+    assert 0 <= car.completion < 0.2 and 0 < car.gap <= CLEAR_GAP_M and 0 <= car.lane <= 1
     np.testing.assert_array_equal(sense(env), signals)
 
 
@@ -107,10 +107,10 @@ def test_the_lane_runs_from_left_to_right_and_a_lonely_one_is_in_the_middle() ->
 def test_the_gap_is_bumper_to_bumper_in_the_own_lane_only_and_never_negative() -> None:
     env = road("highway-fast-v0")
     put(env, ("0", "1", 1), 100.0)
-    assert read(sense(env)).gap == FAR
+    assert read(sense(env)).gap == CLEAR_GAP_M
     for index, along in ((("0", "1", 0), 110.0), (("0", "1", 1), 90.0), (("0", "1", 1), 206.0)):
         other(env, index, along)
-    assert read(sense(env)).gap == FAR  # beside, behind, and too far: 101 m
+    assert read(sense(env)).gap == CLEAR_GAP_M  # beside, behind, and too far: 101 m
     other(env, ("0", "1", 1), 130.0)
     assert read(sense(env)).gap == pytest.approx(25.0)
     other(env, ("0", "1", 1), 102.0)
@@ -127,7 +127,7 @@ def test_the_gap_goes_on_into_the_lane_that_follows() -> None:
     env = road("intersection-v0")  # the car will turn left, to o1
     put(env, ("o0", "ir0", 0), 90.0)
     other(env, ("ir0", "il2", 0), 15.0)  # beyond where the ways part
-    assert read(sense(env)).gap == FAR
+    assert read(sense(env)).gap == CLEAR_GAP_M
     other(env, ("il1", "o1", 0), 20.0)
     turn = env.unwrapped.road.network.get_lane(("ir0", "il1", 0)).length
     assert read(sense(env)).gap == pytest.approx(10 + turn + 20 - 5, abs=1e-4)
@@ -210,7 +210,7 @@ def test_car_racing_completes_tile_by_tile() -> None:
     inner = env.unwrapped
     car = read(sense(env))
     assert car.completion == pytest.approx(inner.tile_visited_count / len(inner.track)) and car.completion > 0.02
-    assert car.speed > 20 and car.gap == FAR and car.crashed == 0
+    assert car.speed > 20 and car.gap == CLEAR_GAP_M and car.crashed == 0
     for wheel in inner.car.wheels:
         wheel.tiles.clear()
     assert read(sense(env)).on_road == 0

@@ -10,7 +10,7 @@ from gymnasium.utils.env_checker import check_env
 
 from envs.batched import PROGRAMS
 from envs.classic.family import pose
-from envs.exploration.family import AGENT, FLOOR, LEVELS, PERIOD, PIXELS, TREASURE, DeepSea, NoisyRooms, corridor
+from envs.exploration.family import AGENT, FLOOR_RGB, LEVELS, PERIOD, PIXELS, TREASURE, DeepSea, NoisyRooms, corridor
 from envs.make import families, make, make_vec
 from envs.vector.in_process import InProcess
 
@@ -233,7 +233,7 @@ def test_a_picture_of_rooms_shows_the_agent_where_it_is_and_the_noise_below() ->
     env.reset()
     before = middles(env)
     assert before.shape == (19 + 2, 19, 3)  # three rooms wide and high with their walls, 20 numbers in lines of 19
-    assert places(before, AGENT) == [[3, 3]] and len(places(before, FLOOR)) == 207 - 1
+    assert places(before, AGENT) == [[3, 3]] and len(places(before, FLOOR_RGB)) == 207 - 1
     assert places(before, (0, 0, 0)) == [*([19, x] for x in range(19)), [20, 0]]
     env.step(RIGHT), env.step(LEFT)
     assert np.array_equal(middles(env), before)  # the same state, the same picture
@@ -252,7 +252,7 @@ def test_one_room_without_noise_is_a_picture_too() -> None:
     env = make(ROOMS, rooms=1, bits=0, render_mode="rgb_array")
     env.reset()
     picture = middles(env)
-    assert picture.shape == (7, 7, 3) and places(picture, AGENT) == [[3, 3]] and len(places(picture, FLOOR)) == 24
+    assert picture.shape == (7, 7, 3) and places(picture, AGENT) == [[3, 3]] and len(places(picture, FLOOR_RGB)) == 24
 
 
 def test_a_picture_of_the_sea_shows_a_triangle_the_treasure_and_the_diver() -> None:
@@ -260,7 +260,7 @@ def test_a_picture_of_the_sea_shows_a_triangle_the_treasure_and_the_diver() -> N
     env.reset()
     right, picture = env.unwrapped.right, middles(env)
     assert places(picture, AGENT) == [[0, 0]] and places(picture, TREASURE) == [[3, 3]]
-    assert places(picture, FLOOR) == [[1, 0], [1, 1], [2, 0], [2, 1], [2, 2], [3, 0], [3, 1], [3, 2]]
+    assert places(picture, FLOOR_RGB) == [[1, 0], [1, 1], [2, 0], [2, 1], [2, 2], [3, 0], [3, 1], [3, 2]]
     walk(env, [right[0], right[5], 1 - right[10]])
     assert env.unwrapped.cell == 13 and places(middles(env), AGENT) == [[3, 1]]
 
@@ -394,7 +394,7 @@ def test_a_point_stays_in_its_corridors_and_slides_along_their_walls() -> None:
     *_, truncated, info = walk(env, [np.float32([1, 0])] * 29)
     assert truncated and info["is_success"] and info["episode"]["l"] == 50
     picture = env.render()
-    assert (picture[PIXELS * 0, -1] == AGENT).all() and (picture == np.array(FLOOR)).all(axis=-1).any()
+    assert (picture[PIXELS * 0, -1] == AGENT).all() and (picture == np.array(FLOOR_RGB)).all(axis=-1).any()
     starts = np.array([env.reset()[0] for _ in range(100)])
     assert ((abs(starts[:, 0]) <= 0.2) | (starts[:, 1] >= 0.6)).all() and starts[:, 0].min() < -0.8 < 0.8 < starts[
         :, 0

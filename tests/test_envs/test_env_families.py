@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envs.make import families, goals, make, make_vec
-from envs.nethack.view import KINDS, glyph_kinds
+from envs.nethack.view import NETHACK_KINDS, glyph_kinds
 from envs.observations import hashed_words
 
 SHAPES = [
@@ -251,11 +251,14 @@ def test_every_glyph_has_the_kind_that_its_symbol_says() -> None:
         words = nethack.symdef.from_idx(symbol).explanation
         if words in said:
             found.add(words)
-            assert KINDS[kinds[nethack.GLYPH_CMAP_OFF + symbol]] == said[words], words
+            assert NETHACK_KINDS[kinds[nethack.GLYPH_CMAP_OFF + symbol]] == said[words], words
     assert found == set(said)
-    assert KINDS[kinds[nethack.GLYPH_MON_OFF]] == "monster" and KINDS[kinds[nethack.GLYPH_PET_OFF]] == "pet"
+    assert (
+        NETHACK_KINDS[kinds[nethack.GLYPH_MON_OFF]] == "monster"
+        and NETHACK_KINDS[kinds[nethack.GLYPH_PET_OFF]] == "pet"
+    )
     objects = kinds[nethack.GLYPH_OBJ_OFF : nethack.GLYPH_CMAP_OFF]
-    assert {KINDS[k] for k in objects} == {"object", "gold", "food", "boulder"}
+    assert {NETHACK_KINDS[k] for k in objects} == {"object", "gold", "food", "boulder"}
 
 
 def test_the_crop_is_centred_on_the_agent_and_one_hot() -> None:
@@ -263,7 +266,7 @@ def test_the_crop_is_centred_on_the_agent_and_one_hot() -> None:
     obs, _ = env.reset()
     view = obs[:1296].reshape(9, 9, 16)
     np.testing.assert_array_equal(view.sum(axis=-1), 1.0)
-    assert KINDS[int(view[4, 4].argmax())] == "monster"  # the agent is drawn as a human
+    assert NETHACK_KINDS[int(view[4, 4].argmax())] == "monster"  # the agent is drawn as a human
     raw = env.unwrapped.last_observation
     x, y = raw[env.unwrapped._blstats_index][:2]
     glyphs = raw[env.unwrapped._glyph_index]

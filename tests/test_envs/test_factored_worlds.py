@@ -9,11 +9,11 @@ from gymnasium.utils.env_checker import check_env
 
 from envs.exploration.factored import (
     DARK,
-    DOWN,
-    LEFT,
-    PRESS,
-    RIGHT,
-    UP,
+    MOVE_DOWN,
+    MOVE_LEFT,
+    MOVE_RIGHT,
+    MOVE_UP,
+    PRESS_BUTTON,
     ButtonGrid,
     ProcMaze,
     distances,
@@ -21,7 +21,7 @@ from envs.exploration.factored import (
     leads,
     maze,
 )
-from envs.exploration.family import AGENT, FLOOR, TREASURE, WALL
+from envs.exploration.family import AGENT, FLOOR_RGB, TREASURE, WALL_RGB
 from envs.make import families, make, make_vec
 
 MAZE, GRID = "lodestar/ProcMaze-v0", "lodestar/ButtonGrid-v0"
@@ -49,7 +49,7 @@ def test_an_episode_ends_after_100_steps_by_truncation() -> None:
         env = make(env_id, seed=0)
         env.reset()
         env.unwrapped.agent = 0
-        answers = [env.step(UP) for _ in range(100)]
+        answers = [env.step(MOVE_UP) for _ in range(100)]
         assert [a[1:4] for a in answers] == [(0.0, False, False)] * 99 + [(0.0, False, True)]
         assert answers[-1][-1]["is_success"] is False
 
@@ -62,11 +62,20 @@ def test_a_way_is_walked_and_walls_stop_on_all_sides() -> None:
     env.reset(seed=0)
     env.walls, env.agent, env.goal = opened(3, [3, 4], [0, 5]), 0, 8  # 0 down 3 right 4 right 5 down 8
     assert env.shortest() == 4
-    for action, cell in ((UP, 0), (LEFT, 0), (RIGHT, 0), (DOWN, 3), (DOWN, 3), (LEFT, 3), (RIGHT, 4), (UP, 4)):
+    for action, cell in (
+        (MOVE_UP, 0),
+        (MOVE_LEFT, 0),
+        (MOVE_RIGHT, 0),
+        (MOVE_DOWN, 3),
+        (MOVE_DOWN, 3),
+        (MOVE_LEFT, 3),
+        (MOVE_RIGHT, 4),
+        (MOVE_UP, 4),
+    ):
         assert env.step(action)[1:4] == (0.0, False, False) and env.agent == cell
-    assert env.step(LEFT)[0].reshape(4, 9)[2].tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0]
-    env.step(RIGHT), env.step(RIGHT)
-    obs, *rest = env.step(DOWN)
+    assert env.step(MOVE_LEFT)[0].reshape(4, 9)[2].tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0]
+    env.step(MOVE_RIGHT), env.step(MOVE_RIGHT)
+    obs, *rest = env.step(MOVE_DOWN)
     assert rest == [1.0, True, False, {}] and env.shortest() == 0
     walls_right, walls_below, agent, goal = obs.reshape(4, 9)
     assert np.flatnonzero(walls_right == 0).tolist() == [3, 4] and np.flatnonzero(walls_below == 0).tolist() == [0, 5]
@@ -143,15 +152,15 @@ def test_buttons_toggle_and_the_last_light_pays() -> None:
     env.reset(seed=0)
     env.agent, env.buttons = 0, np.array([1, 5])
     assert env.shortest() == 5
-    assert env.step(PRESS)[1:4] == (0.0, False, False) and not env.lit.any()  # no button here
-    obs = [env.step(action)[0].reshape(3, 9) for action in (RIGHT, PRESS)]
+    assert env.step(PRESS_BUTTON)[1:4] == (0.0, False, False) and not env.lit.any()  # no button here
+    obs = [env.step(action)[0].reshape(3, 9) for action in (MOVE_RIGHT, PRESS_BUTTON)]
     assert np.flatnonzero(obs[0][2]).tolist() == [] and np.flatnonzero(obs[1][2]).tolist() == [1]
     assert np.flatnonzero(obs[1][1]).tolist() == [1, 5] and env.shortest() == 3
-    env.step(PRESS)
+    env.step(PRESS_BUTTON)
     assert not env.lit.any() and env.shortest() == 4
-    for action in (PRESS, RIGHT, RIGHT, DOWN):  # the edge stops the second
+    for action in (PRESS_BUTTON, MOVE_RIGHT, MOVE_RIGHT, MOVE_DOWN):  # the edge stops the second
         assert env.step(action)[1:4] == (0.0, False, False)
-    assert env.agent == 5 and env.step(PRESS)[1:4] == (1.0, True, False) and env.shortest() == 0
+    assert env.agent == 5 and env.step(PRESS_BUTTON)[1:4] == (1.0, True, False) and env.shortest() == 0
 
 
 def test_nothing_begins_on_a_button_or_lit() -> None:
@@ -184,7 +193,13 @@ def test_pictures_show_walls_buttons_and_lights() -> None:
     env.walls, env.agent, env.goal = opened(3, [3], [0]), 0, 8
     picture = env.render()[8::16, 8::16]
     assert picture.shape == (7, 7, 3)
-    for place, colour in (((1, 1), AGENT), ((5, 5), TREASURE), ((2, 1), FLOOR), ((3, 2), FLOOR), ((1, 2), WALL)):
+    for place, colour in (
+        ((1, 1), AGENT),
+        ((5, 5), TREASURE),
+        ((2, 1), FLOOR_RGB),
+        ((3, 2), FLOOR_RGB),
+        ((1, 2), WALL_RGB),
+    ):
         assert tuple(picture[place]) == colour
     grid: Any = ButtonGrid(size=3, buttons=2, render_mode="rgb_array")
     grid.reset(seed=0)

@@ -1,7 +1,7 @@
 import numpy as np
 
 from envs.make import make
-from envs.nethack.family import SIGNALS, Delving
+from envs.nethack.family import NETHACK_SIGNALS, Delving
 
 
 def test_an_episode_counts_the_most_that_was_reached_and_all_episodes_their_mean():
@@ -26,7 +26,7 @@ def test_nothing_is_counted_before_the_first_episode():
 def test_a_game_begins_at_depth_one_with_its_hit_points():
     env = make("lodestar/NetHackScore-v0", signals=True)
     signals = env.reset(seed=3)[1]["signals"]
-    named = dict(zip(SIGNALS, signals.tolist()))
+    named = dict(zip(NETHACK_SIGNALS, signals.tolist()))
     assert (named["depth"], named["score"], named["experience level"]) == (1, 0, 1)
     assert named["hit points"] > 5
     assert signals.dtype == np.float32

@@ -10,7 +10,7 @@ from nle import nethack
 from envs.make import make, make_vec, spec_of
 from envs.nethack.family import FAMILY
 from envs.nethack.tasks import ACTIONS, Oracle, answer, oracle_glyph, score
-from envs.nethack.view import CONDITION, DEPTH, HUNGER, SCORE, TIME, Games, X, Y
+from envs.nethack.view import STAT_CONDITION, STAT_DEPTH, STAT_HUNGER, STAT_SCORE, STAT_TIME, STAT_X, STAT_Y, Games
 
 Command = nethack.Command
 OURS = [name for name in FAMILY.ids if name.startswith("lodestar/")]
@@ -49,14 +49,16 @@ def test_the_stairs_down_pay_50_once_and_end_the_episode():
     assert len(actions) == 15 and actions[-1] == DOWN
     assert results == [(0.0, False)] * 14 + [(50.0, True)]
     assert env.get_wrapper_attr("caption")(env, {}) == "You descend the stairs."
-    assert env.unwrapped.games.blstats[0, DEPTH] == 2  # the last observation is the level below, not the end of a game
+    assert (
+        env.unwrapped.games.blstats[0, STAT_DEPTH] == 2
+    )  # the last observation is the level below, not the end of a game
 
 
 def test_the_stairs_to_another_level_do_not_pay():
     env = make("lodestar/NetHackStaircase3-v0")
     env.reset(seed=SEED)
     actions, results = way_down(env)
-    assert actions[-1] == DOWN and env.unwrapped.games.blstats[0, DEPTH] == 2
+    assert actions[-1] == DOWN and env.unwrapped.games.blstats[0, STAT_DEPTH] == 2
     assert results == [(0.0, False)] * 15
 
 
@@ -84,7 +86,7 @@ def test_a_depth_reached_without_stairs_does_not_pay():
     games = games_with(env)
     before = np.array([[0, 1, 2]])
     said = np.frombuffer(b"There's a trap door here!", np.uint8)
-    games.blstats[0, DEPTH] = 3
+    games.blstats[0, STAT_DEPTH] = 3
     games.message[0] = 0
     games.message[0, : len(said)] = said
     assert env.unwrapped.judge(games, before)[0].tolist() == [0.0]
@@ -106,8 +108,8 @@ def test_a_depth_reached_without_stairs_does_not_pay():
 def test_the_oracle_pays_beside_the_agent_and_only_to_the_sober(env_id, hallucinating, pays):
     env = make(env_id)
     games = games_with(env)
-    y, x = games.blstats[0, Y], games.blstats[0, X]
-    games.blstats[0, CONDITION] = 512 if hallucinating else 0
+    y, x = games.blstats[0, STAT_Y], games.blstats[0, STAT_X]
+    games.blstats[0, STAT_CONDITION] = 512 if hallucinating else 0
     before = np.zeros((1, 3), np.int64)
     assert not env.unwrapped.judge(games, before)[1][0]
     games.glyphs[0, y - 1, x + 2] = oracle_glyph()  # two cells away
@@ -121,7 +123,7 @@ def test_the_oracle_pays_beside_the_agent_and_only_to_the_sober(env_id, hallucin
 def test_the_score_is_what_it_grew_by_less_a_hundredth_for_a_frozen_step():
     env = make("lodestar/NetHackScore-v0")
     games = games_with(env)
-    games.blstats[0, SCORE], games.blstats[0, TIME] = 70, 9
+    games.blstats[0, STAT_SCORE], games.blstats[0, STAT_TIME] = 70, 9
     assert score(games, np.array([[50, 8, 1]])).tolist() == [20.0]
     assert score(games, np.array([[50, 9, 1]])).tolist() == [19.99]
     assert score(games, np.array([[50, 9, 1]]), penalty=0.0).tolist() == [20.0]
@@ -149,7 +151,7 @@ def test_who_is_satiated_does_not_eat():
     env = make("lodestar/NetHackScore-v0", text=True)
     env.reset(seed=1)
     said = [play(env, Command.EAT) for _ in range(8)]
-    assert env.unwrapped.games.blstats[0, HUNGER] == 0
+    assert env.unwrapped.games.blstats[0, STAT_HUNGER] == 0
     assert said[-1] == "Never mind."
     assert not any("choke" in text for text in said)
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from envs.make import make
-from envs.nethack.view import DEPTH, LEAKS, SCORE, TIME, View, around
+from envs.nethack.view import LEAKS, STAT_DEPTH, STAT_SCORE, STAT_TIME, View, around
 
 
 def place(number: int) -> int:
     """Where a number of the status line is in the observation."""
-    return 1296 + number - (number > TIME)
+    return 1296 + number - (number > STAT_TIME)
 
 
 def test_the_parts_of_a_view_make_it_up():
@@ -39,11 +39,11 @@ def test_the_counters_of_the_tasks_are_hidden_in_ours(env_id, options, leaks):
     env = make(env_id, **options)
     obs, _ = env.reset(seed=1)
     games = env.get_wrapper_attr("_games")
-    assert games.blstats[0, DEPTH] == 1
-    games.blstats[0, SCORE] = 100
+    assert games.blstats[0, STAT_DEPTH] == 1
+    games.blstats[0, STAT_SCORE] = 100
     seen = env.get_wrapper_attr("observation")(None)
-    assert seen[place(DEPTH)] == pytest.approx(np.log(2) / 10 * leaks)
-    assert seen[place(SCORE)] == pytest.approx(np.log(101) / 10 * leaks)
+    assert seen[place(STAT_DEPTH)] == pytest.approx(np.log(2) / 10 * leaks)
+    assert seen[place(STAT_SCORE)] == pytest.approx(np.log(101) / 10 * leaks)
     hidden = [place(number) for number in LEAKS]
     assert (seen[hidden] != 0).any() == leaks
     others = np.setdiff1d(np.arange(1296, 1322), hidden)

@@ -13,7 +13,7 @@ import rewards
 from envs.steps import Cursor, from_gym_step
 from rewards.vision import encoder as encoder_module
 from rewards.vision.clip import Clip, ClipConfig, goal_reward
-from rewards.vision.encoder import MODELS, SHIPPED, ClipEncoder, blanks, model_for, shared
+from rewards.vision.encoder import MODELS, SHIPPED_WEIGHTS, ClipEncoder, blanks, model_for, shared
 
 UP = "pole vertically upright on top of the cart"
 SIZE = 64
@@ -213,13 +213,13 @@ def test_weights_that_are_not_clips_are_refused_with_one_sentence(tmp_path):
 
 def test_a_folder_elsewhere_loads_by_the_same_path(tmp_path, poses):
     copy = tmp_path / "mine"
-    shutil.copytree(SHIPPED, copy)
+    shutil.copytree(SHIPPED_WEIGHTS, copy)
     for weights in (str(copy), f"local-dir:{copy}", str(copy / "open_clip_model.safetensors")):
         assert build(weights=weights).score(batch_of(poses)) == pytest.approx(build().score(batch_of(poses)), abs=1e-5)
 
 
 def test_a_folder_with_other_weights_is_named(tmp_path):
-    shutil.copytree(SHIPPED, tmp_path / "mine")
+    shutil.copytree(SHIPPED_WEIGHTS, tmp_path / "mine")
     (tmp_path / "mine" / "open_clip_model.safetensors").write_bytes(b"not weights at all")
     with pytest.raises(ValueError, match=f"^{tmp_path}/mine does not hold the weights of a CLIP of the kind"):
         build(weights=f"local-dir:{tmp_path / 'mine'}")

@@ -10,14 +10,14 @@ import pytest
 from model_server import ModelServer, hangs, says, status
 from rollouts import blank
 
-from envs.crafter.family import EVENTS
+from envs.crafter.family import ACHIEVEMENT_WORDS
 from envs.make import make_vec
 from envs.transitions import Transitions
 from rewards.adapters.guided import guided
 from rewards.check import check_reward
 from rewards.language import guidance
 from rewards.language.captioned import key
-from rewards.language.guidance import CRAFTER, RECENT, Guidance, GuidanceConfig, _newest, meaning
+from rewards.language.guidance import CRAFTER, RECENT_CAPTIONS, Guidance, GuidanceConfig, _newest, meaning
 from rewards.llm.client import IN_A_ROW
 from rewards.llm.judges.base import make_judge
 from rewards.llm.judges.local import Rules
@@ -83,13 +83,13 @@ def test_each_environment_has_its_own_goal():
 
 
 def test_the_latest_distinct_captions_are_kept_newest_last():
-    keys = np.zeros((2, RECENT), np.uint64)
+    keys = np.zeros((2, RECENT_CAPTIONS), np.uint64)
     for codes in ([5, 5], [6, 6], [0, 5], [7, 0]):
         keys = _newest(keys, np.array(codes, np.uint64))
     assert keys[0, -3:].tolist() == [5, 6, 7] and keys[1, -2:].tolist() == [6, 5] and (keys[:, :-3] == 0).all()
-    for code in range(10, 10 + RECENT):
+    for code in range(10, 10 + RECENT_CAPTIONS):
         keys = _newest(keys, np.array([code, 0], np.uint64))
-    assert keys[0].tolist() == list(range(10, 10 + RECENT)) and keys[1, -2:].tolist() == [6, 5]
+    assert keys[0].tolist() == list(range(10, 10 + RECENT_CAPTIONS)) and keys[1, -2:].tolist() == [6, 5]
 
 
 # what the policy reads, and comprehension
@@ -185,7 +185,7 @@ def test_a_policy_in_crafter_reads_its_goal_behind_what_it_sees():
 
 
 def test_rules_know_every_achievement_by_the_words_that_crafter_uses():
-    assert list(CRAFTER) == sorted(EVENTS.values(), key=list(CRAFTER).index)
+    assert list(CRAFTER) == sorted(ACHIEVEMENT_WORDS.values(), key=list(CRAFTER).index)
     assert Rules(family="crafter").label([*CRAFTER, "was hurt", "fell asleep"]).value.tolist() == [1] * 22 + [0, 0]
 
 

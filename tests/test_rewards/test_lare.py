@@ -13,7 +13,7 @@ from model_server import ModelServer
 from envs.transitions import Transitions, concatenate
 from rewards.check import check_reward
 from rewards.language.lare import (
-    SHIPPED,
+    FACTOR_FOLDER,
     LaRe,
     LaReConfig,
     WholeEpisodes,
@@ -294,7 +294,7 @@ def test_shipped_factors_run_and_are_described(name):
     ],
 )
 def test_shipped_factors_by_hand(name, obs, action, expected):
-    found = runpy.run_path(str(SHIPPED / f"{name}.py"))["factors"](np.array(obs, float), np.array(action, float))
+    found = runpy.run_path(str(FACTOR_FOLDER / f"{name}.py"))["factors"](np.array(obs, float), np.array(action, float))
     if expected[-1] is None:
         assert found[1, -1] == 0  # the flag stands beyond 0.44
         found, expected = found[:1], expected[:1]

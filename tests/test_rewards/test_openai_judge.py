@@ -215,7 +215,7 @@ def test_values_out_of_range_are_refused(server):
 
 
 def test_every_world_says_what_is_wanted_and_labels_four_examples():
-    names = sorted(path.stem for path in (prompts.FOLDER / "families").glob("*.txt"))
+    names = sorted(path.stem for path in (prompts.PROMPT_FOLDER / "families").glob("*.txt"))
     assert {"nethack", "minigrid", "driving", "classic", "mujoco", "exploration"} <= set(names)
     for name in names:
         family = prompts.background(name)

@@ -17,11 +17,11 @@ from rewards.adapters.gym import RewardWrapper
 from rewards.check import check_reward
 from rewards.language.subgoals import Subgoals, SubgoalsConfig
 from rewards.language.teacher import (
-    EMPTY,
-    GOAL,
-    KEY,
+    OBJECT_EMPTY,
+    OBJECT_GOAL,
+    OBJECT_KEY,
+    OBJECT_WALL,
     PUBLISHED,
-    WALL,
     ModelTeacher,
     NoisyPlanner,
     RecordedPlans,
@@ -46,9 +46,14 @@ ROOM = """
 def drawn(text=ROOM, agent=None, changes=(), max_steps=100):
     """Signals of a grid drawn in letters; `changes` are (x, y, (object, colour, state))."""
     rows = text.split()
-    codes = {"#": (WALL, 5, 0), "K": (KEY, YELLOW, 0), "D": (4, YELLOW, LOCKED), "G": (GOAL, GREEN, 0)}
+    codes = {
+        "#": (OBJECT_WALL, 5, 0),
+        "K": (OBJECT_KEY, YELLOW, 0),
+        "D": (4, YELLOW, LOCKED),
+        "G": (OBJECT_GOAL, GREEN, 0),
+    }
     codes |= {"B": (6, 2, 0), "X": (7, 0, 0), "O": (4, YELLOW, 1)}
-    grid = np.array([[codes.get(letter, (EMPTY, 0, 0)) for letter in row] for row in rows])
+    grid = np.array([[codes.get(letter, (OBJECT_EMPTY, 0, 0)) for letter in row] for row in rows])
     if agent is None:
         agent = next((x, y) for y, row in enumerate(rows) for x, letter in enumerate(row) if letter == "A")
     for x, y, code in changes:
@@ -78,7 +83,7 @@ def walk(subject, *states):
     return rewarded, np.array(observed)
 
 
-TAKEN = (1, 2, (EMPTY, 0, 0))
+TAKEN = (1, 2, (OBJECT_EMPTY, 0, 0))
 OPENED = (3, 2, (4, YELLOW, 0))
 EPISODE = (  # waits, takes the key, opens the door, walks through it, stands on the goal
     drawn(),
@@ -279,7 +284,7 @@ def test_plans_of_real_levels_end_where_the_mission_does(env_id, ending):
         plan = solve(level)
         assert plan and sensible(level, plan) == plan
         assert sentence(plan[-1][0], plan[-1][3], plan[-1][4]).endswith(ending)
-        assert all(level.grid[y, x].tolist() == rest for _, x, y, *rest in plan if rest[0] != KEY)
+        assert all(level.grid[y, x].tolist() == rest for _, x, y, *rest in plan if rest[0] != OBJECT_KEY)
     env.close()
 
 
@@ -300,7 +305,7 @@ def test_a_wrong_position_is_as_far_off_as_its_error_says():
         teacher.seed = seed
         for row, observed in zip(solve(level), teacher.ask([level])[0]):
             assert abs(row[1] - observed[1]) + abs(row[2] - observed[2]) == 2
-            assert level.grid[observed[2], observed[1], 0] != WALL
+            assert level.grid[observed[2], observed[1], 0] != OBJECT_WALL
 
 
 def test_the_published_accuracies_are_the_authors():
@@ -357,10 +362,10 @@ def test_a_recorded_step_may_name_the_key_that_a_box_hides_or_nothing_and_stays_
     (file := tmp_path / "plans.jsonl").write_text(json.dumps({"level": level.key, "plan": plan}))
     [rows] = RecordedPlans(str(file)).ask([level])
     assert rows == [
-        (2, 1, 3, KEY, GREEN, 0),
-        (2, 1, 3, KEY, 0, 0),
-        (2, 1, 2, KEY, YELLOW, 0),
-        (2, 5, 3, GOAL, GREEN, 0),
+        (2, 1, 3, OBJECT_KEY, GREEN, 0),
+        (2, 1, 3, OBJECT_KEY, 0, 0),
+        (2, 1, 2, OBJECT_KEY, YELLOW, 0),
+        (2, 5, 3, OBJECT_GOAL, GREEN, 0),
     ]
 
 

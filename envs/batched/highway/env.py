@@ -17,11 +17,11 @@ import numpy as np
 
 from envs.batched.base import BatchedEnv
 from envs.batched.highway.view import CAR, WIDTH, RoadPainter
-from envs.driving.vehicle import FAR, VEHICLE, Vehicle
+from envs.driving.vehicle import CLEAR_GAP_M, VEHICLE, Vehicle
 from envs.types import Array
 
 # The entries of highway-env's config that may differ from their defaults.
-SUPPORTED = frozenset(
+SUPPORTED_CONFIG_KEYS = frozenset(
     {"lanes_count", "vehicles_count", "duration", "ego_spacing", "vehicles_density", "initial_lane_id"}
     | {"collision_reward", "right_lane_reward", "high_speed_reward", "reward_speed_range", "normalize_reward"}
     | {"offroad_terminal", "simulation_frequency", "policy_frequency"}
@@ -42,7 +42,7 @@ VIEW_DISTANCE = 200.0
 VIEW_BEHIND = 10.0
 
 # The actions; 1 changes nothing.
-LEFT, RIGHT, FASTER, SLOWER = 0, 2, 3, 4
+LANE_LEFT, LANE_RIGHT, FASTER, SLOWER = 0, 2, 3, 4
 
 # The centres of two cars that touch are at most this many metres apart.
 _DIAGONAL = float(np.hypot(*CAR))
@@ -101,11 +101,12 @@ class BatchedHighway(BatchedEnv):
             if key == "action":
                 # The target speeds of an action are supported, whatever they are.
                 value = {part: setting for part, setting in value.items() if part != "target_speeds"}
-            if key in SUPPORTED or (key in defaults and value == defaults[key]):
+            if key in SUPPORTED_CONFIG_KEYS or (key in defaults and value == defaults[key]):
                 continue
+            keys = ", ".join(sorted(SUPPORTED_CONFIG_KEYS))
             raise ValueError(
                 f"config {key}={value!r} is not supported by the array program of highway, which knows "
-                f'{", ".join(sorted(SUPPORTED))}; leave it out, or use envs.make.make_vec with backend="gym"'
+                f'{keys}; leave it out, or use envs.make.make_vec with backend="gym"'
             )
 
     def _generate(self, rng: np.random.Generator, count: int) -> State:
@@ -162,7 +163,7 @@ class BatchedHighway(BatchedEnv):
 
     def _set_target_lane(self, actions: Array) -> None:
         target = self.state["target"][:, 0]
-        beside = target + (actions == RIGHT) - (actions == LEFT)
+        beside = target + (actions == LANE_RIGHT) - (actions == LANE_LEFT)
         beside = np.clip(beside, 0, self._lanes - 1)
         distance = np.abs(self.state["y"][:, 0] - WIDTH * beside)
         target[...] = np.where(distance <= 2 * WIDTH, beside, target)
@@ -240,7 +241,7 @@ class BatchedHighway(BatchedEnv):
         ahead = x[:, 1:] - x[:, :1]
         in_lane = np.abs(y[:, 1:] - centre[:, None]) <= WIDTH / 2 + 1
         bumper_gap = np.maximum(ahead - CAR_LENGTH, 0.0)
-        gaps = np.where((ahead >= 0) & in_lane, bumper_gap, FAR)
+        gaps = np.where((ahead >= 0) & in_lane, bumper_gap, CLEAR_GAP_M)
 
         seconds = self._steps[rows] / self.config["policy_frequency"]
         lane_share = np.full(len(x), 0.5)
@@ -253,7 +254,7 @@ class BatchedHighway(BatchedEnv):
             on_road=self._on_road(state),
             crashed=state["crashed"][:, 0],
             completion=np.clip(seconds / self.config["duration"], 0, 1),
-            gap=gaps.min(1, initial=FAR),
+            gap=gaps.min(1, initial=CLEAR_GAP_M),
             lane=lane_share,
             speed_limit=np.full(len(x), SPEED_LIMIT),
         )

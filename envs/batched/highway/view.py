@@ -18,7 +18,7 @@ WIDTH = 4.0
 CAR = (5.0, 2.0)
 
 # Grey levels of the road and its lines, and colours of cars.
-GREY = 100.0
+ROAD_GREY_LEVEL = 100.0
 WHITE = 255.0
 _GREEN = (50, 200, 0)
 _BLUE = (100, 200, 255)
@@ -97,7 +97,7 @@ class RoadPainter:
         self._body_rows = rows - self._middle[0]
         self._body_columns = columns - self._middle[1]
         shade = self._sprite[np.ix_(rows, columns)] - 1
-        self._body_change = self._palette[:, shade].transpose(0, 3, 1, 2) - GREY
+        self._body_change = self._palette[:, shade].transpose(0, 3, 1, 2) - ROAD_GREY_LEVEL
         self._last_drawn = np.zeros(0, np.int32)
 
     def _draw_sprite(self) -> np.ndarray:
@@ -144,7 +144,7 @@ class RoadPainter:
         # Each line is brighter by the share of a block that its rows and its columns cover.
         row_shares = np.stack([self._rows.mean(kinds == kind) for kind in (STRIPED, SOLID)], 2)
         column_shares = self._columns.mean(marks[:, 1:])
-        road = GREY + (WHITE - GREY) * (row_shares @ column_shares)
+        road = ROAD_GREY_LEVEL + (WHITE - ROAD_GREY_LEVEL) * (row_shares @ column_shares)
 
         across = self._to_pixels(x - left)
         down = self._to_pixels(y - top)
@@ -263,7 +263,7 @@ class RoadPainter:
         is_seen = self._last_drawn[pixel] == turn
 
         on_line = marks[road, kinds[road, row], column]
-        under = np.where(on_line, WHITE, GREY)
+        under = np.where(on_line, WHITE, ROAD_GREY_LEVEL)
         block_row = self._rows.block[row]
         block_column = self._columns.block[column]
         pixel_share = self._rows.share[block_row] * self._columns.share[block_column]

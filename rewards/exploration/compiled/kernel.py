@@ -25,22 +25,22 @@ from rewards.exploration.compiled.tape import (
     IN_STEP,
     INPUT,
     INPUTS,
-    KIND,
     LEARN_TARGET,
     LINEAR,
+    LOSS_SHARE,
+    OP_KIND,
+    OP_SIZE,
+    OP_SOURCE,
+    OP_START,
     OUT_STEP,
     RELU,
-    SHARE,
-    SIZE,
     SLOPES,
-    SOURCE,
     SQUARES,
-    START,
     WEIGHT,
     WEIGHTING,
 )
 
-EPSILON = F(1e-8)  # of Adam, in rewards
+REWARD_ADAM_EPSILON = F(1e-8)  # of Adam, in rewards
 SCORED_ROWS = 256  # rows that are scored at a time
 LINE_NUMBERS = 16  # float32 numbers in a line of the processor's cache
 
@@ -50,10 +50,10 @@ def load(ops, columns, order, begin, count, h, flat, wide, flipped, lines):
     """Rows order[begin : begin + count] of the batch's columns become units of h; inputs come first among `ops`."""
     zero = np.int64(0)
     for op in ops:
-        if op[KIND] != INPUT:
+        if op[OP_KIND] != INPUT:
             break
-        start = op[START]
-        size = op[SIZE]
+        start = op[OP_START]
+        size = op[OP_SIZE]
         column = columns[op[COLUMN]]
         # Gather the rows one after the other, then turn all of them over.
         for j in range(count):
@@ -71,10 +71,10 @@ def forward(ops, shares, value, h, d, flat, wide, count, errors, losses):
     loss = np.int64(0)
     for k in range(len(ops)):
         op = ops[k]
-        kind = op[KIND]
-        start = op[START]
-        size = op[SIZE]
-        source = op[SOURCE]
+        kind = op[OP_KIND]
+        start = op[OP_START]
+        size = op[OP_SIZE]
+        source = op[OP_SOURCE]
         if kind == LINEAR:
             forward_linear(op, value, h, flat, wide, width)
         elif kind == COPY:
@@ -97,16 +97,16 @@ def forward(ops, shares, value, h, d, flat, wide, count, errors, losses):
             for j in range(count):
                 errors[j] *= weighting
                 total += errors[j]
-            losses[loss] += shares[k, SHARE] * total / count
+            losses[loss] += shares[k, LOSS_SHARE] * total / count
             loss += np.int64(1)
 
 
 @compiled
 def forward_linear(op, value, h, flat, wide, width):
     """One dense layer, z = W x + b for all columns of h, and its ReLU if one follows."""
-    start = op[START]
-    size = op[SIZE]
-    below = op[SOURCE] * wide
+    start = op[OP_START]
+    size = op[OP_SIZE]
+    below = op[OP_SOURCE] * wide
     above = start * wide
     out_step = op[OUT_STEP]
     in_step = op[IN_STEP]
@@ -149,10 +149,10 @@ def backward(ops, shares, value, grad, h, d, flat, slope, wide, count, flipped, 
     """
     for k in range(len(ops) - 1, -1, -1):
         op = ops[k]
-        kind = op[KIND]
-        start = op[START]
-        size = op[SIZE]
-        source = op[SOURCE]
+        kind = op[OP_KIND]
+        start = op[OP_START]
+        size = op[OP_SIZE]
+        source = op[OP_SOURCE]
         if kind == LINEAR:
             backward_linear(op, value, grad, h, d, flat, slope, wide, count, flipped, spare, lines)
         elif kind == COPY:
@@ -161,7 +161,7 @@ def backward(ops, shares, value, grad, h, d, flat, slope, wide, count, flipped, 
                     d[source + i, j] = d[start + i, j] + (d[source + i, j] if op[ADD] else ZERO)
         elif kind == SQUARES:
             # The slope of weighting * (a - b)**2 in a, and its negative in b where b is learnt.
-            scale = F(2 * shares[k, WEIGHTING] * shares[k, SHARE] / count)
+            scale = F(2 * shares[k, WEIGHTING] * shares[k, LOSS_SHARE] / count)
             for i in range(size):
                 a = h[start + i]
                 b = h[source + i]
@@ -176,7 +176,7 @@ def backward(ops, shares, value, grad, h, d, flat, slope, wide, count, flipped, 
                         d_b[j] = step + (d_b[j] if op[ADD_TARGET] else ZERO)
         elif kind == ENTROPY:
             # The forward pass left the probabilities in d: the slope in a logit is probability - code.
-            scale = F(shares[k, WEIGHTING] * shares[k, SHARE] / count)
+            scale = F(shares[k, WEIGHTING] * shares[k, LOSS_SHARE] / count)
             for i in range(size):
                 for j in range(count):
                     d[start + i, j] = scale * (d[start + i, j] - h[source + i, j])
@@ -188,9 +188,9 @@ def backward_linear(op, value, grad, h, d, flat, slope, wide, count, flipped, sp
     width = padded(count)
     zero = np.int64(0)
     one = np.int64(1)
-    start = op[START]
-    size = op[SIZE]
-    source = op[SOURCE]
+    start = op[OP_START]
+    size = op[OP_SIZE]
+    source = op[OP_SOURCE]
     inputs = op[INPUTS]
     weight = op[WEIGHT]
     add = op[ADD_GRADIENT]
@@ -242,9 +242,9 @@ def space(ops, size):
     lines = np.int64(1)
     for program in ops:
         for op in program:
-            rows = max(rows, op[START] + op[SIZE])
-            lines = max(lines, op[SIZE])
-            if op[KIND] == LINEAR:
+            rows = max(rows, op[OP_START] + op[OP_SIZE])
+            lines = max(lines, op[OP_SIZE])
+            if op[OP_KIND] == LINEAR:
                 lines = max(lines, op[INPUTS])
     return padded(size) + LINE_NUMBERS, rows + 2 * LANES, padded(lines) + LINE_NUMBERS
 
@@ -288,7 +288,7 @@ def epochs(value, grad, mean, square, steps, ops, shares, columns, order, begins
             squared_norm += grad[i] * grad[i]
         if math.isfinite(squared_norm):
             steps += 1
-            adam(value, grad, mean, square, steps, rate, longest, EPSILON)
+            adam(value, grad, mean, square, steps, rate, longest, REWARD_ADAM_EPSILON)
     return losses, steps
 
 

@@ -9,13 +9,13 @@ A reward whose method `tape` writes down its `loss` learns and scores in compile
 How much was learnt is part of a reward's state: resumed, it changes over at the same update. Limitations: dense layers
 with ReLUs, on a CPU with AVX2. A class that overrides `loss` alone learns in torch.
 
-An operation is a row of FIELDS numbers. All kinds share the first four; what follows depends on the kind:
+An operation is a row of OP_FIELDS numbers. All kinds share the first four; what follows depends on the kind:
 
     INPUT      rows of the batch's column number COLUMN become units of h
-    LINEAR     W x + b of the INPUTS units at SOURCE, with a RELU or without
-    COPY       the units at SOURCE once more
-    SQUARES    WEIGHTING * sum of (prediction - target)**2, the target at SOURCE, and its SHARE of the loss
-    ENTROPY    -log probability of the one-hot code at SOURCE, and its SHARE of the loss
+    LINEAR     W x + b of the INPUTS units at OP_SOURCE, with a RELU or without
+    COPY       the units at OP_SOURCE once more
+    SQUARES    WEIGHTING * sum of (prediction - target)**2, the target at OP_SOURCE, and its LOSS_SHARE of the loss
+    ENTROPY    -log probability of the one-hot code at OP_SOURCE, and its LOSS_SHARE of the loss
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,11 +38,11 @@ NO_COLUMN = np.zeros((1, 1), np.float32)  # stands for a column that the batch d
 
 # numba's cache does not notice a change of the constants below: touch `kernel`, too.
 INPUT, LINEAR, COPY, SQUARES, ENTROPY = range(5)
-LOSSES = (SQUARES, ENTROPY)
-FIELDS = 12
+LOSS_KINDS = (SQUARES, ENTROPY)
+OP_FIELDS = 12
 
 # Fields of every operation: its kind, its first row in h, how many, and the first row of what it reads.
-KIND, START, SIZE, SOURCE = range(4)
+OP_KIND, OP_START, OP_SIZE, OP_SOURCE = range(4)
 # Of INPUT: the number of the batch's column takes the place of a source.
 COLUMN = 3
 # Of LINEAR: how many units it reads, where its weights begin and their steps by output and by input, where its biases
@@ -52,7 +52,7 @@ INPUTS, WEIGHT, OUT_STEP, IN_STEP, BIAS, RELU, SLOPES, ADD_GRADIENT = range(4, 1
 # theirs is added to; SQUARES reads the prediction and the target.
 LEARN_TARGET, ADD, ADD_TARGET = range(4, 7)
 # Fields of an operation's shares: what each error is multiplied with, and the share of their mean in the loss.
-WEIGHTING, SHARE = range(2)
+WEIGHTING, LOSS_SHARE = range(2)
 
 
 class Units(NamedTuple):
@@ -128,15 +128,15 @@ class Tape:
         self._add_loss(name, op, 1.0, share)
 
     def program(self, losses: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Operations (1, K, FIELDS), each with what it finds there on the way back, and weights and shares (1, K, 2).
+        """Operations (1, K, OP_FIELDS) with what each finds there on the way back; weights and shares (1, K, 2).
 
         With `losses` only up to the last of so many.
         """
         listed = self.inputs + self.ops
-        ops = np.zeros((len(listed), FIELDS), np.int64)
+        ops = np.zeros((len(listed), OP_FIELDS), np.int64)
         for row, op in zip(ops, listed):
             row[: len(op)] = op
-        is_loss = np.isin(ops[:, KIND], LOSSES)
+        is_loss = np.isin(ops[:, OP_KIND], LOSS_KINDS)
         shares = np.zeros((len(listed), 2))
         shares[is_loss] = np.reshape(self.shares, (-1, 2))
         _mark_sums(ops)
@@ -176,7 +176,7 @@ class Tape:
 
 
 def _mark_sums(ops: np.ndarray) -> None:
-    """Set the fields of operations (K, FIELDS) that say where a slope or gradient is added to an earlier one."""
+    """Set the fields of operations (K, OP_FIELDS) that say where a slope or gradient is added to an earlier one."""
     weights_with_gradient = set[int]()
     rows_with_slope = set[int]()
 
@@ -198,7 +198,7 @@ def _mark_sums(ops: np.ndarray) -> None:
             assert not source_has_slope, "something else reads what this layer reads, and comes after it"
         elif kind == COPY:
             op[ADD] = has_slope(source, n)
-        elif kind in LOSSES:
+        elif kind in LOSS_KINDS:
             op[ADD] = has_slope(start, n)
             if kind == SQUARES and op[LEARN_TARGET]:
                 op[ADD_TARGET] = has_slope(source, n)

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from rewards.llm.judges.base import JUDGES, Answers, TextJudge, make_judge
-from rewards.llm.store import MOST, Item
+from rewards.llm.store import MAX_STORED_NUMBER, Item
 
 
 def put(judge: TextJudge, items: Sequence[Item]) -> Answers:
@@ -44,7 +44,7 @@ def put(judge: TextJudge, items: Sequence[Item]) -> Answers:
         answers.value = np.where(is_outside, np.float32(np.nan), answers.value)
         answers.failed = answers.failed | is_outside
         answers.failure = answers.failure or "the judge gave a value outside [0, 1]"
-    answers.tokens = int(min(max(answers.tokens, 0), MOST))
+    answers.tokens = int(min(max(answers.tokens, 0), MAX_STORED_NUMBER))
     return answers
 
 

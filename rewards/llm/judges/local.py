@@ -44,9 +44,9 @@ from lodestar.settings import setting
 from rewards.llm.judges.base import Answers, TextJudge, make_judge
 from rewards.llm.store import label_in, read_rows
 
-FOLDER = Path(__file__).parent / "rulebooks"
+RULEBOOK_FOLDER = Path(__file__).parent / "rulebooks"
 VALUES = {"+": 1.0, "-": 0.0, "?": np.nan}
-MISSING = "no label recorded"
+MISSING_LABEL = "no label recorded"
 
 
 @dataclass(eq=False)
@@ -61,9 +61,9 @@ class Rules(TextJudge):
     local = True
 
     def __post_init__(self) -> None:
-        self.path = Path(self.rulebook) if self.rulebook else FOLDER / f"{self.family}.txt"
+        self.path = Path(self.rulebook) if self.rulebook else RULEBOOK_FOLDER / f"{self.family}.txt"
         if not (self.rulebook or has_book(self.family)):
-            families = ", ".join(sorted(path.stem for path in FOLDER.glob("*.txt")))
+            families = ", ".join(sorted(path.stem for path in RULEBOOK_FOLDER.glob("*.txt")))
             raise ValueError(
                 f"judge rules: family={self.family!r} has no rulebook, {families} have; give rulebook=PATH"
             )
@@ -93,7 +93,7 @@ class Rules(TextJudge):
 
 def has_book(family: str) -> bool:
     """Whether a family has a rulebook."""
-    return bool(family) and (FOLDER / f"{family}.txt").is_file()
+    return bool(family) and (RULEBOOK_FOLDER / f"{family}.txt").is_file()
 
 
 def _read_rulebook(path: Path, text: str) -> tuple[float, re.Pattern[str] | None, list[tuple[re.Pattern[str], float]]]:
@@ -155,7 +155,7 @@ class RecordedLabels(TextJudge):
     def label(self, texts: Sequence[str]) -> Answers:
         values = [self.labels.get(text) for text in texts]
         failed = np.array([value is None for value in values], bool)
-        return Answers(np.array(values, np.float32), failed, MISSING if failed.any() else "")
+        return Answers(np.array(values, np.float32), failed, MISSING_LABEL if failed.any() else "")
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
         """What was recorded of the pair in either order, or what the labels of its two texts say."""
@@ -168,7 +168,7 @@ class RecordedLabels(TextJudge):
             elif (two, one) in self.labels:
                 answers.value[row] = 1 - self.labels[two, one]
                 answers.failed[row] = False
-        answers.failure = MISSING if answers.failed.any() else ""
+        answers.failure = MISSING_LABEL if answers.failed.any() else ""
         return answers
 
     def notes(self) -> list[str]:

@@ -26,14 +26,14 @@ from rewards.llm.client import JudgeError, Reply, answer_form, in_parallel
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge
 from rewards.llm.judges.served import ServedJudge
-from rewards.llm.store import WORDS
+from rewards.llm.store import MAX_REASON_CHARACTERS
 
 # Of the schemas of labels and comparisons: answers of another version are not reused.
 SCHEMA_VERSION = 1
-LABELS = {"helpful": 1.0, "neutral": 0.0, "harmful": 0.0, "unsure": np.nan}
+CAPTION_LABELS = {"helpful": 1.0, "neutral": 0.0, "harmful": 0.0, "unsure": np.nan}
 BETTER = {"first": 0.0, "equal": 0.5, "second": 1.0, "unsure": np.nan}
-CLOSED = {"additionalProperties": False}
-NOTHING = prompts.quote("")
+CLOSED_SCHEMA = {"additionalProperties": False}
+EMPTY_CAPTION = prompts.quote("")
 MAX_GOAL_CHARACTERS = 200
 
 
@@ -108,11 +108,11 @@ class TextModel(ServerJudge):
         """A text of which nothing can be seen is not asked about: unsure."""
         questions: list[list[str]] = []
         for caption in map(prompts.quote, texts):
-            if caption == NOTHING:
+            if caption == EMPTY_CAPTION:
                 questions.append([])
             else:
                 questions.append([prompts.fill(self._label_prompt, caption=caption, **self._context)])
-        return self._ask_all(questions, "label", LABELS, unasked=np.nan)
+        return self._ask_all(questions, "label", CAPTION_LABELS, unasked=np.nan)
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
         """Texts that look alike are not asked about: equal."""
@@ -135,7 +135,7 @@ class TextModel(ServerJudge):
     ) -> Answers:
         """Answers to items with no question, one, or two, of which the second shows a pair in the other order."""
         word = {"type": "string", "enum": list(values)}
-        schema = answer_form(reason={"type": "string"}, **{key: word}) | CLOSED
+        schema = answer_form(reason={"type": "string"}, **{key: word}) | CLOSED_SCHEMA
 
         def ask_item(orders: Sequence[str], reply: Reply) -> tuple[float, str]:
             if not orders:
@@ -145,7 +145,7 @@ class TextModel(ServerJudge):
             for question in orders:
                 answers.append(values[self.chat.ask([question], schema, reply)[key]])
                 texts.append(reply.text)
-            words = "\n".join(texts)[:WORDS]
+            words = "\n".join(texts)[:MAX_REASON_CHARACTERS]
             # Orders that disagree are unsure, and NaN agrees with nothing.
             if len(answers) == 2 and answers[0] != 1 - answers[1]:
                 return np.nan, words
@@ -167,7 +167,7 @@ class GoalModel(ServerJudge):
         return f"goals {prompts.sections('goals')['version']} {self.model}"
 
     def label(self, texts: Sequence[str]) -> Answers:
-        schema = answer_form(goal={"type": "string"}) | CLOSED
+        schema = answer_form(goal={"type": "string"}) | CLOSED_SCHEMA
 
         def ask_for_goal(text: str, reply: Reply) -> tuple[float, str]:
             captions = ", ".join(map(prompts.quote, json.loads(text)))

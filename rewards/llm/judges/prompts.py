@@ -17,7 +17,7 @@ import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "prompts"
+PROMPT_FOLDER = Path(__file__).parent / "prompts"
 MAX_CAPTION_CHARACTERS = 300
 # Unicode categories that are left out: directions, joiners, tags, halves of characters, private ones.
 INVISIBLE = ("Cf", "Cs", "Co", "Cn")
@@ -45,7 +45,7 @@ class Background:
 @functools.cache
 def background(name: str) -> Background:
     """What is known of the family called `name`; nothing, if there is no file."""
-    path = FOLDER / "families" / f"{name}.txt"
+    path = PROMPT_FOLDER / "families" / f"{name}.txt"
     if not name or not path.is_file():
         return Background()
     _, text = _read_versioned(path)
@@ -68,13 +68,13 @@ def background(name: str) -> Background:
 @functools.cache
 def question(name: str) -> tuple[str, str]:
     """Version and text of the question called `name`."""
-    return _read_versioned(FOLDER / f"{name}.txt")
+    return _read_versioned(PROMPT_FOLDER / f"{name}.txt")
 
 
 @functools.cache
 def sections(name: str) -> dict[str, str]:
     """Section -> text of the file called `name`, where "=== SECTION" begins one; "version" -> the file's."""
-    version, text = _read_versioned(FOLDER / f"{name}.txt")
+    version, text = _read_versioned(PROMPT_FOLDER / f"{name}.txt")
     # What stands before the first heading is dropped; then headings and texts follow in turn.
     _, *parts = re.split(r"^=== (\w+)\n", text, flags=re.MULTILINE)
     texts = {"version": version}

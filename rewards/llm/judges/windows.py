@@ -32,7 +32,7 @@ from rewards.llm.judges.prompts import sections
 # First tokens, in small letters, that say yes and no.
 YES_WORDS = ("yes", "true")
 NO_WORDS = ("no", "false")
-SHARE = {"type": "number", "minimum": 0, "maximum": 1}
+SHARE_SCHEMA = {"type": "number", "minimum": 0, "maximum": 1}
 
 
 @dataclass(eq=False)
@@ -111,7 +111,7 @@ class FrameProgress(_WindowModel):
     name = "progress"
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
-        form = answer_form(progress={"type": "array", "items": SHARE}, success=SHARE)
+        form = answer_form(progress={"type": "array", "items": SHARE_SCHEMA}, success=SHARE_SCHEMA)
         answer = self.chat.ask(self.asked(frames), form, reply)
         progress = answer["progress"]
         if len(progress) != len(frames):
