@@ -269,7 +269,7 @@ class Decision(nn.Module):
 
     def description(self) -> dict[str, Any]:
         """All of it, plain data."""
-        description = {
+        description: dict[str, Any] = {
             "kind": self.kind,
             "shape": self.shape,
             "dtype": self.dtype,
