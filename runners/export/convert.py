@@ -84,25 +84,15 @@ def _convert_ppo(model: PPO) -> Policy:
         parts = _glyph_parts(net)
         join = list(net.trunk.join)
     else:
-<<<<<<< HEAD
-        for key, part in inputs.flat.items():
-            parts.append(_flat_part(inputs, key, _whitening(net, slice(begin, begin + part.length))))
-            begin += part.length
-    parts += [Part(key or "obs", "image", _chain(net.convolutions[f"image_{key}"])) for key in inputs.images]
-    actions = net.actions
-    space = actions.space
-    decision = _bounded("clip", space) if actions.gaussian else _choice(space, actions.sizes, actions.start)
-=======
         parts = []
         begin = 0
-        for key, (_, _, length) in inputs.flat.items():
-            whitening = _whitening(net, slice(begin, begin + length))
+        for key, part in inputs.flat.items():
+            whitening = _whitening(net, slice(begin, begin + part.length))
             parts.append(_flat_part(inputs, key, whitening))
-            begin += length
+            begin += part.length
     for key in inputs.images:
         convolutions = net.convolutions[f"image_{key}"]
         parts.append(Part(key or "obs", "image", _chain([convolutions])))
->>>>>>> 7845864a (export: unfold writing, comparing and converting a policy)
     if join and len(parts) > 1 and inputs.images:
         raise NoForm("agent.net=glyphs beside images has no exported form")
     actions = net.actions
@@ -184,16 +174,10 @@ def _convert_iql(model: IQL) -> Policy:
 
 
 def _flat_part(inputs: Inputs, key: str, layers: Sequence[nn.Module] = ()) -> Part:
-<<<<<<< HEAD
     part = inputs.flat[key]
     if not part.sizes:
-        return Part(key or "obs", "numbers", _chain(*layers))
-    return Part(key or "obs", "one-hot", _chain(*layers), **_groups(part.sizes, part.start))
-=======
-    kind, sizes, _ = inputs.flat[key]
-    groups = {} if kind == "numbers" else _groups(sizes, inputs.starts[key])
-    return Part(key or "obs", kind, _chain(layers), **groups)
->>>>>>> 7845864a (export: unfold writing, comparing and converting a policy)
+        return Part(key or "obs", "numbers", _chain(layers))
+    return Part(key or "obs", "one-hot", _chain(layers), **_groups(part.sizes, part.start))
 
 
 def _stacked_layers(net: Any, activation: str, outputs: int | None = None) -> list[nn.Module]:
@@ -213,14 +197,9 @@ def _stacked_layers(net: Any, activation: str, outputs: int | None = None) -> li
         layers.append(_fill(Linears(*weight.shape), weight=weight, bias=bias))
         if number == last:
             break
-<<<<<<< HEAD
         if net.norm == "layer":
-            gain, shift = next(stack), next(stack)
-=======
-        if net.scaled[number]:
             gain = next(weights)
             shift = next(weights)
->>>>>>> 7845864a (export: unfold writing, comparing and converting a policy)
             layers += [Function("standard"), _affine(torch.zeros_like(gain), gain, shift)]
         layers.append(ACTIVATIONS[activation]())
     return layers
