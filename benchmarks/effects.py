@@ -14,9 +14,9 @@ all of `contradicted`; neither is "not shown".
     {any: [...]}                one of them is enough
 
 Both directions have the same rule; `python -m benchmarks rule` simulates how often it errs. A verdict that rests on
-fewer than five seeds is a pilot, which shows nothing. A study that names another in `again` has fresh seeds and takes
-over its row. `post_hoc` says that a rule was changed after the data were seen: such a row is not shown until it has
-fresh seeds.
+fewer than five seeds is a pilot, which shows nothing. A study or an entry that names another in `again` has fresh seeds
+and takes over its row. `post_hoc` says that a rule was changed after the data were seen: such a row is not shown until
+it has fresh seeds.
 """
 
 from __future__ import annotations
@@ -140,9 +140,15 @@ def effects(folder: Path = RESULTS) -> Iterator[Effect]:
     for found in studies:
         if not found.again:
             yield study_effect(folder, again.get(found.name, found), found.system)
+    retried = {name: entry for name, entry in entries.items() if "again" in entry}
+    fresh = {entry["again"]: measured_effect(folder, name, entry) for name, entry in retried.items()}
     for name, entry in entries.items():
+        if name in retried:
+            continue
         if name in again:
             yield study_effect(folder, again[name], entry["system"])
+        elif name in fresh and fresh[name].verdict != "not run" and fresh[name].seeds >= SEEDS:
+            yield fresh[name]
         elif "cost" in entry:
             yield Effect(name, entry["system"], entry["claim"], "not run", cost=entry["cost"])
         else:

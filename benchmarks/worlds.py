@@ -2,7 +2,7 @@
 
 env=benchmarks.worlds:Distracted-v0    env=benchmarks.worlds:DistractedPendulum-v0    env=benchmarks.worlds:HardMaze-v0
 env=benchmarks.worlds:Crossings-v0    env=benchmarks.worlds:WanderingNoise-v0    env=benchmarks.worlds:Field-v0
-env=benchmarks.worlds:MazeLevel-v0    env=benchmarks.worlds:NoisyPendulum-v0
+env=benchmarks.worlds:MazeLevel-v0    env=benchmarks.worlds:NoisyPendulum-v0    env=benchmarks.worlds:Hill-v0
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
 from envs.exploration.factored import distances, leads, maze
@@ -68,6 +69,14 @@ class NoisyPendulum(PendulumEnv):
     def step(self, u: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = super().step(u)
         return obs, float(reward + self.np_random.normal(0, self.noise)), terminated, truncated, info
+
+
+class Hill(MountainCarEnv):
+    """Gymnasium's MountainCar, 0.0025 of gravity, with another one."""
+
+    def __init__(self, gravity: float = 0.0025, render_mode: str | None = None) -> None:
+        super().__init__(render_mode=render_mode)
+        self.gravity = gravity
 
 
 class HardMaze(PointMaze):
@@ -227,6 +236,7 @@ class Field(CellWorld):
 gym.register("Distracted-v0", f"{__name__}:Distracted", max_episode_steps=500)
 gym.register("DistractedPendulum-v0", f"{__name__}:DistractedPendulum", max_episode_steps=200)
 gym.register("NoisyPendulum-v0", f"{__name__}:NoisyPendulum", max_episode_steps=200)
+gym.register("Hill-v0", f"{__name__}:Hill", max_episode_steps=200)
 gym.register("HardMaze-v0", f"{__name__}:HardMaze", max_episode_steps=STEPS)
 gym.register("Crossings-v0", f"{__name__}:Crossings", max_episode_steps=50)
 gym.register("MazeLevel-v0", f"{__name__}:Level", max_episode_steps=60)

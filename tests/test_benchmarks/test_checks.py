@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks import results
-from benchmarks.checks import bad_prompts, offline, offline_shelf, pseudo_counts, stitching
+from benchmarks.checks import bad_prompts, mbtl_gravity, offline, offline_fresh, offline_shelf, pseudo_counts, stitching
 from envs.recording import episodes
 
 
@@ -127,3 +127,20 @@ def test_figures_of_stitching_are_successes_with_intervals(tmp_path, monkeypatch
     assert len(results.read_rows(tmp_path / "stitching.csv")) == 5 * 6
     assert figures["mbrcsl_success_low"] == 1 and figures["dt_success_high"] == 0.5 and figures["rcsl_success"] == 0
     assert figures["mbrcsl_predicted"] == pytest.approx(0.9) and "dt_predicted" not in figures
+
+
+def test_the_best_torque_has_no_regret_and_a_wrong_one_has():
+    upright, falling = [1.0, 0.0, 0.0], [np.cos(0.3), np.sin(0.3), 0.0]
+    holds, pushes, catches, lets_go = offline_fresh.regrets(
+        np.array([upright, upright, falling, falling]), np.array([0.0, 2.0, -2.0, 2.0])
+    )
+    assert holds == 0 and pushes > 0.01
+    assert catches < 0.2 < lets_go
+
+
+def test_the_oracle_of_a_replay_is_at_least_as_good_as_every_other_choice():
+    places = np.linspace(0, 1, 8)
+    matrix = -np.abs(places[:, None] - places) * (1 + 3 * places)
+    values = mbtl_gravity.replayed(matrix, seed=0)
+    assert tuple(values) == mbtl_gravity.ARMS and values["oracle"] == max(values.values())
+    assert mbtl_gravity.value(matrix, [0, 7]) == pytest.approx(np.maximum(matrix[0], matrix[7]).mean())

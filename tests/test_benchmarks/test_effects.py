@@ -138,3 +138,15 @@ def test_the_counts_in_readme_are_rewritten(tmp_path):
     effects.write_counts(readme, {"rows": 10, "shown": 4, "not_shown": 3, "contradicted": 2, "not_run": 1})
     sentence = "Of 10 claims of methods 4 are shown, 3 not shown, 2 contradicted and 1 not run yet"
     assert readme.read_text() == f"Before. {sentence} (`x`).\nAfter.\n"
+
+
+def test_an_entry_with_fresh_seeds_takes_over_the_row_once_its_figures_are_there(tmp_path):
+    known = {"fdvl_fresh_fdvl": 1.0, "fdvl_fresh_iql": 1.0}
+    known |= dict.fromkeys((f"fdvl_fresh_{arm}_astray" for arm in ("fdvl", "fdvl_sharp")), 0.0)
+    rows = [{"arm": arm, "seed": seed, "return": -200 - seed} for arm in ("iql", "fdvl") for seed in range(5)]
+    results.append_rows(tmp_path / "fdvl_fresh.csv", rows)
+    for sharp, name, verdict in (({}, "offline_shelf", "not run"), ({"quantile": 0.0}, "fdvl_fresh", "shown")):
+        extra = {f"fdvl_fresh_{arm}_sharp_astray": value for arm, value in sharp.items()}
+        (tmp_path / "fdvl_fresh.json").write_text(json.dumps({"figures": known | extra}))
+        found = [row for row in effects.effects(tmp_path) if row.system.startswith("dual losses")]
+        assert [(row.name, row.verdict) for row in found] == [(name, verdict)]
