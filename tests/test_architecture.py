@@ -40,8 +40,13 @@ def module(path):
 
 
 @functools.cache
+def source(path):
+    return path.read_text()
+
+
+@functools.cache
 def tree(path):
-    return ast.parse(path.read_text())
+    return ast.parse(source(path))
 
 
 def within(name, parts):
@@ -78,7 +83,7 @@ def test_no_file_imports_in_a_circle():
 
 
 def test_no_import_is_relative():
-    assert [str(path) for path in FILES if re.search(r"^\s*from \.", path.read_text(), re.MULTILINE)] == []
+    assert [str(path) for path in FILES if re.search(r"^\s*from \.", source(path), re.MULTILINE)] == []
 
 
 def count_tokens(path):
@@ -95,8 +100,16 @@ def count_tokens(path):
     return sum(token.type != tokenize.STRING or token.start[0] not in docstrings for token in counted)
 
 
+def may_have_tokens(path):
+    """A number that is never below `count_tokens`, and is there at once: words and signs, comments among them."""
+    # Two tokens share a match only where a number touches a word, which the formatter forbids. The end is a token, too.
+    return len(re.findall(r"\w+|[^\w\s]", source(path))) + 1
+
+
 def test_a_file_has_at_most_6000_tokens_and_a_folder_20_files():
-    assert {str(path): n for path in FILES if (n := count_tokens(path)) > 6000} == {}
+    large = [path for path in FILES if may_have_tokens(path) > 6000]
+    assert {str(path): n for path in large if (n := count_tokens(path)) > 6000} == {}
+    assert all(may_have_tokens(path) >= count_tokens(path) for path in large)
     folders = {path.parent for path in FILES}
     assert {str(folder): n for folder in folders if (n := len([*folder.glob("*.py")])) > 20 + 1} == {}
 
