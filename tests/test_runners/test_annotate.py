@@ -1,10 +1,8 @@
 """Labels and audits from the command line, with real recordings and a real server."""
 
 import json
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -138,15 +136,14 @@ def test_after_kill_9_nothing_is_asked_again(tmp_path):
     with ModelServer(slowly) as server:
         arguments = ["record=texts.jsonl", "out=labels.jsonl", "goal=to open doors", "family=minigrid", "concurrency=1"]
         arguments += ["judge=openai", "judge.model=m", f"judge.url={server.url}"]
-        command = [sys.executable, "-m", "runners.annotate", *arguments]
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": root}, stderr=subprocess.DEVNULL)
+        process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(main(arguments)))
+        process.start()
         until = time.monotonic() + 60
         while not (os.path.exists("labels.jsonl") and len(labels("labels.jsonl")) >= 5):
-            assert time.monotonic() < until and process.poll() is None
+            assert time.monotonic() < until and process.is_alive()
             time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         with open("labels.jsonl", "a") as file:
             file.write('{"now": 0, "text": "torn')
         asked = [quotations(body["messages"][0]["content"])[0] for _, body in server.seen]

@@ -6,10 +6,8 @@ import os
 import pty
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +26,6 @@ from runners.run.value import replaced
 from runners.sweep.display import progress
 from runners.train import main
 
-ROOT = Path(__file__).parents[2]
 SMALL = ["eval_episodes=0", "video=false", "control=none", "log_every=100"]
 PPO = ["env=CartPole-v1", "n_envs=4", "agent.n_steps=64", "agent.batch_size=64", "agent.n_epochs=2"]
 PPO += ["total_timesteps=3000", "checkpoint_every=500", *SMALL]
@@ -164,6 +161,7 @@ def test_kill_9_and_the_same_command_again_end_with_the_same_weights(whole, tmp_
     _assert_same_run(whole(arguments), tmp_path / "killed")
 
 
+@pytest.mark.nightly
 def test_being_killed_twice_makes_no_difference(whole, tmp_path):
     arguments = [*PPO, "reward=rnd"]
     _kill_after(arguments, tmp_path / "killed", 1000)
@@ -176,7 +174,7 @@ def test_being_killed_twice_makes_no_difference(whole, tmp_path):
     "arguments",
     [
         pytest.param([*PPO, "reward=[task,rnd]", "agent.gru=8"], id="ppo"),
-        pytest.param([*PPO, "agent=sb3_ppo", "reward=rnd"], id="sb3_ppo"),
+        pytest.param([*PPO, "agent=sb3_ppo", "reward=rnd"], id="sb3_ppo", marks=pytest.mark.nightly),
         pytest.param([*DQN, "reward=rnd"], id="dqn"),
         pytest.param([*DYNA, "reward=task"], id="dyna", marks=pytest.mark.nightly),
         pytest.param([*WORLD, "reward=task"], id="world_model", marks=pytest.mark.nightly),
@@ -203,7 +201,12 @@ ASKED = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129, signal.SIG
 
 @pytest.mark.parametrize(
     ("number", "rollouts"),
-    [*((number, "short") for number in ASKED), (signal.SIGTERM, "long"), (signal.SIGINT, "long")],
+    [
+        (signal.SIGTERM, "short"),
+        (signal.SIGINT, "long"),
+        *(pytest.param(number, "short", marks=pytest.mark.nightly) for number in ASKED if number != signal.SIGTERM),
+        pytest.param(signal.SIGTERM, "long", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_signal_saves_and_the_run_goes_on_to_the_same_weights(whole, tmp_path, number, rollouts, monkeypatch):
     code = ASKED[number]
@@ -244,8 +247,26 @@ def test_what_ignores_a_hang_up_goes_on(tmp_path):
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("how", ["run_dir", "root"])
-@pytest.mark.parametrize("status", ["", '{"state": "runn', "[1, 2]", '{"state": [], "key": 3}', None])
+@pytest.mark.parametrize(
+    ("status", "how"),
+    [
+        ("", "run_dir"),
+        ('{"state": [], "key": 3}', "root"),
+        (None, "root"),
+        *(
+            pytest.param(status, how, marks=pytest.mark.nightly)
+            for status, how in [
+                ("", "root"),
+                ('{"state": "runn', "run_dir"),
+                ('{"state": "runn', "root"),
+                ("[1, 2]", "run_dir"),
+                ("[1, 2]", "root"),
+                ('{"state": [], "key": 3}', "run_dir"),
+                (None, "run_dir"),
+            ]
+        ),
+    ],
+)
 def test_a_status_that_cannot_be_read_hides_no_checkpoint(stopped, tmp_path, status, how, capsys):
     run = tmp_path / "CartPole-v1" / "ppo-task" / "20260101-000000-s0"
     shutil.copytree(stopped, run)
@@ -300,13 +321,13 @@ def test_a_broken_newest_checkpoint_costs_some_steps_and_no_numbers(whole, tmp_p
 
 def test_the_same_command_finds_its_unfinished_run_and_leaves_finished_ones_alone(tmp_path):
     short = replaced(PPO, ["reward=task", f"root={tmp_path}", "total_timesteps=1500"])
-    command = [sys.executable, "-m", "runners.train", *short]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(main(short)))
+    process.start()
     while not list(tmp_path.glob("CartPole-v1/ppo-task/*/checkpoints/step_*")):
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.01)
     process.kill()
-    process.wait()
+    process.join()
     (run,) = (tmp_path / "CartPole-v1" / "ppo-task").iterdir()
     assert main([*short, "seed=1"]) == 0  # another configuration starts afresh
     assert main(short) == 0

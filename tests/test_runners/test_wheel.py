@@ -28,6 +28,7 @@ def built(tmp_path_factory):
     return checked.build(tmp_path_factory.mktemp("built"))
 
 
+@pytest.mark.nightly
 def test_sdist_and_wheel_are_the_product_and_nothing_else(built):
     sdist, wheel = built
     with tarfile.open(sdist) as file:
@@ -40,6 +41,7 @@ def test_sdist_and_wheel_are_the_product_and_nothing_else(built):
     assert {name for name in folders if not name.endswith(".egg-info")} == OURS
 
 
+@pytest.mark.nightly
 def test_an_sdist_unpacks_where_python_knows_no_filters(built, tmp_path, monkeypatch):
     plain = tarfile.TarFile.extractall
     monkeypatch.delattr(tarfile, "data_filter")
