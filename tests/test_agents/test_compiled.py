@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from agents.ppo import compiled, update
 from agents.ppo.compiled import CompiledUpdate
 from agents.ppo.update import TorchUpdate
 
-pytest.importorskip("numba")
+# Every worker imports this file, and only one has to import numba.
+pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 FIELDS = ("value", "mean", "square")
 
 

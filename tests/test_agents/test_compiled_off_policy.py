@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import LearnerConfig, SoftActorCritic
 from agents.replay.replay import Rows
 
-pytest.importorskip("numba")
+# Every worker imports this file, and only one has to import numba.
+pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 KINDS = {"sac": SoftActorCritic, "dqn": DeepQ}
 
 

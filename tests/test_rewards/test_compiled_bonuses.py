@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from rewards.exploration.compiled import tape
 from rewards.exploration.memories import EllipticalMemory, NeighbourMemory
 from rewards.exploration.rnd import RND
 
-pytest.importorskip("numba")
+# Every worker imports this file, and only one has to import numba.
+pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 
 BOX = spaces.Box(-np.inf, np.inf, (5,), np.float32)
 ACTIONS = {

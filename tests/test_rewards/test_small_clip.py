@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import open_clip
 import pytest
 import torch
 
@@ -19,8 +18,16 @@ TEXTS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def open_clip():
+    """Imported late: every worker imports this file, and one runs it."""
+    import open_clip
+
+    return open_clip
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_embeddings_and_tokens_are_those_of_open_clip(name):
+def test_embeddings_and_tokens_are_those_of_open_clip(name, open_clip):
     folder = MODELS[name]
     theirs = open_clip.create_model(f"local-dir:{folder}", pretrained_text=False).eval()
     ours = small_clip.load(folder)
@@ -38,7 +45,7 @@ def test_embeddings_and_tokens_are_those_of_open_clip(name):
     assert ours.visual.preprocess_cfg.items() <= theirs.visual.preprocess_cfg.items()
 
 
-def test_untrained_weights_are_drawn_as_open_clip_draws_them():
+def test_untrained_weights_are_drawn_as_open_clip_draws_them(open_clip):
     folder = MODELS["lodestar"]
     torch.manual_seed(3)
     theirs = open_clip.create_model(f"local-dir:{folder}", pretrained_text=False, load_weights=False).state_dict()
