@@ -158,12 +158,16 @@ def ask(name, env_id=CARTPOLE, frames=60, warm=None, **options):
     return Candidate(name, config, (env.observation_space, env.action_space), spec, load_or_take(spec), warm=warm)
 
 
-SLOW = ("bradley_terry", "users", "guidance")  # they fit models before there is a score
+# One of each kind: the task, frames, a trained bonus, memories of an episode, goals and data of recordings, texts.
+QUICK = ("task", "clip", "rnd", "e3b", "success", "hilp", "oni")
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.nightly] * (n in SLOW)) for n in sorted({*rewards.TABLE} - {"synthesis"})],
+    [
+        pytest.param(n, marks=[] if n in QUICK else pytest.mark.nightly)
+        for n in sorted({*rewards.TABLE} - {"synthesis"})
+    ],
 )
 def test_there_is_a_card_for_every_reward(name, demos):
     named = {"success": "goals", "hilp": "data"}.get(name, "demos")

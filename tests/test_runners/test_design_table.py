@@ -101,7 +101,7 @@ def test_what_has_no_solution_is_one_sentence():
         program(SPARSE, Ahead.of(SPARSE, CHAIN, 0.5), [], 0.0)
 
 
-@pytest.mark.parametrize("method", ["exprd", "adaptive", "explors"])
+@pytest.mark.parametrize("method", [pytest.param("exprd", marks=pytest.mark.nightly), "adaptive", "explors"])
 def test_a_table_of_a_grid_is_solved_for_and_trained_on(method, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lake = ["env=FrozenLake-v1", "env.is_slippery=false"]

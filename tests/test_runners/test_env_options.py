@@ -17,10 +17,10 @@ PAYS_3 = ["env=faulty_worlds:Level-v0", "env.level=3"]  # a step, in episodes of
 @pytest.mark.parametrize(
     "agent",
     [
-        ["agent=ppo", "backend=gym", *PPO],
         ["agent=ppo", "backend=workers", *PPO],
         ["agent=dqn", "agent.learning_starts=50", "agent.buffer_size=500"],
-        ["agent=a2c"],
+        pytest.param(["agent=ppo", "backend=gym", *PPO], marks=pytest.mark.nightly),
+        pytest.param(["agent=a2c"], marks=pytest.mark.nightly),
     ],
     ids=lambda agent: "-".join(agent[:2]),
 )

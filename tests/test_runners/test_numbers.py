@@ -24,7 +24,7 @@ def _imports():
         *(("ppo", kind) for kind in numbers.KINDS),
         ("sb3_ppo", "observation"),
         ("dqn", "reward"),
-        ("dqn", "action"),
+        pytest.param("dqn", "action", marks=pytest.mark.nightly),
         ("sac", "score"),
         ("dyna", "reward"),
     ],
@@ -39,7 +39,7 @@ def test_rewards_that_are_none_or_explode_are_outlived(tmp_path, fault):
     assert (found.failed, found.trials) == (0, 1), found.words
 
 
-@pytest.mark.parametrize("agent", ["dqn", "sb3_ppo"])
+@pytest.mark.parametrize("agent", [pytest.param("dqn", marks=pytest.mark.nightly), "sb3_ppo"])
 def test_with_zero_every_agent_goes_on(tmp_path, agent):
     assert numbers.train(agent, tmp_path / "run", "reward", "reward=task", "on_nan=zero") == 0
     assert numbers.sound(tmp_path / "run") and not (tmp_path / "run" / "nan.npz").exists()

@@ -64,6 +64,18 @@ def sweeps(folder):
         launcher.wait(1.0)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _light():
+    """What our jobs are forked from imports no torch, unless another file of tests has started it already."""
+    if forkserver._forkserver._forkserver_pid is not None:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "WARM", "runners.sweep.local")
+        yield
+    forkserver._forkserver._stop()
+
+
 def _all(launcher, jobs):
     for job in jobs:
         launcher.submit(job)
@@ -91,7 +103,8 @@ def test_the_exit_code_of_a_job_and_the_signal_that_ended_it_are_reported(tmp_pa
 
 
 @pytest.mark.nightly
-def test_jobs_have_torch_imported_one_thread_and_cores_of_their_own(tmp_path):
+def test_jobs_have_torch_imported_one_thread_and_cores_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "WARM", "runners.sweep.warm")
     forkserver._forkserver._stop()  # another test's, which has other things imported
     cores = sorted(os.sched_getaffinity(0))
     launcher = Local(len(cores), work=writes)
