@@ -1,6 +1,6 @@
 """Runs command lines that must be refused, each in a fork of this process, and prints what came of them as JSON.
 
-    python refused.py FILE [N]     all lines of a file such as bad_lines.txt, or N of them, drawn by a seed
+    python refused.py FILE [N]     all lines of a file such as bad_lines.txt, or N light ones, drawn by a seed
 
 A fork per line starts as a fresh process does, without its seconds of imports: lines below "without torch" are forked
 before this process loads torch.
@@ -24,11 +24,11 @@ LIMIT = 60  # seconds a line may take before it counts as hanging
 
 
 def sections(file, n):
-    """(without torch or not, lines) of the file, or of `n` lines drawn from it."""
+    """(without torch or not, lines) of the file, or of `n` light lines drawn from it."""
     light, heavy = (part.strip().splitlines() for part in Path(file).read_text().split("# ---- with torch"))
     light = [line for line in light if line and not line.startswith("#")]
     heavy = [line for line in heavy if line]
-    drawn = set(random.Random(0).sample([*light, *heavy], n)) if n else {*light, *heavy}
+    drawn = set(random.Random(0).sample(light, n)) if n else {*light, *heavy}
     return [(True, [line for line in light if line in drawn]), (False, [line for line in heavy if line in drawn])]
 
 

@@ -37,13 +37,13 @@ def test_the_chain_needs_no_more_than_the_tasks_own_state_and_gaps_do_not_shrink
 
 
 def test_more_states_tell_more_and_all_keep_the_optimal_policy():
-    line, task = corridor(40)
+    line, task = corridor(20)
     found = {states: exprd(task, line, 0.95, states) for states in (0, 2, 4)}
     early = [informativeness(reward, task, line, 0.95) for reward, _ in found.values()]
     assert early[0] < early[1] < early[2]
     for states, (reward, active) in found.items():
-        assert len(active) == states + 1 and active[0] == 39  # the goal's own state is not counted
-        assert not reward[np.setdiff1d(np.arange(40), active)].any()
+        assert len(active) == states + 1 and active[0] == 19  # the goal's own state is not counted
+        assert not reward[np.setdiff1d(np.arange(20), active)].any()
         assert (optimal(reward, line, 0.95).argmax(axis=1) == 0).all()
 
 

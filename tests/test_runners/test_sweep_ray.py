@@ -5,6 +5,7 @@ import signal
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,16 @@ from waiting_jobs import PATIENCE_S, checkpoints, commands, job, until
 
 from runners.report.job_log import JOB_LOG_NAME
 from runners.run.config import UsageError
+from runners.sweep import ray as ray_launcher
 from runners.sweep.drive import drive
 from runners.sweep.job import Job, JobLog
-
-pytest.importorskip("ray")
-from runners.sweep import ray as ray_launcher
 from runners.sweep.ray import Ray
 from tests.faults.ray_nodes import nodes
 
-pytestmark = pytest.mark.nightly  # a Ray cluster takes half a minute to start
+pytestmark = [
+    pytest.mark.nightly,  # a Ray cluster takes half a minute to start
+    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed"),
+]
 
 
 def children(pid: int) -> list[int]:
