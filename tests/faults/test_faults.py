@@ -50,6 +50,7 @@ def test_a_run_that_is_killed_in_any_phase_is_continued_to_the_same_end(tmp_path
     assert found.figures == {"phases_tried": 16, "phases_resumed": 16}
 
 
+@pytest.mark.nightly
 def test_a_signal_in_the_last_rollout_or_in_an_evaluation_loses_no_evaluation(tmp_path):
     found = _row_of(evaluations, "evaluations").run(tmp_path, True)
     assert found.failed == 0, found.words
