@@ -43,8 +43,8 @@ def run(folder: Path) -> dict[str, float]:
     path = folder / "mbtl_gravity.csv"
     if not results.read_rows(path):
         for seed, matrix in enumerate(matrices):
-            rows = [{"arm": arm, "seed": seed, "return": value} for arm, value in replayed(matrix, seed).items()]
-            results.append_rows(path, rows)
+            arm_rows = [{"arm": arm, "seed": seed, "return": value} for arm, value in replayed(matrix, seed).items()]
+            results.append_rows(path, arm_rows)
     rows = results.read_rows(path)
     figures: dict[str, float] = {}
     for arm in ARMS:
