@@ -49,6 +49,6 @@ def test_gymnasium_accepts_a_peg_that_is_drawn():
     check_env(env.unwrapped, skip_render_check=True)
     env.reset()
     colours = {tuple(colour) for colour in env.render().reshape(-1, 3).tolist()}
-    assert colours == {peg.WALL, peg.FLOOR, peg.AGENT}
+    assert colours == {peg.WALL_RGB, peg.FLOOR_RGB, peg.AGENT}
     with pytest.raises(ValueError, match="eps=0 is out of range; give half the play of the hole"):
         make(PEG, eps=0)
