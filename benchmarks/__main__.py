@@ -1,7 +1,7 @@
 """Benchmarks and studies: what the README's numbers come from.
 
     python -m benchmarks NAME...              run them; an interrupted study continues where it stopped
-    python -m benchmarks peers:CASE:CASE...   some cases of a measurement (peers, scale, repairs3)
+    python -m benchmarks peers:CASE:CASE...   some cases of a measurement (peers, scale, repairs3, plain)
     python -m benchmarks list                 what there is
 
 Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
         return 0 if names else 2
     asked = [name.split(":") for name in names]
     for name, *cases in asked:
-        if name not in every() or (cases and name not in ("peers", "scale", "repairs3")):
+        if name not in every() or (cases and name not in ("peers", "scale", "repairs3", "plain")):
             print(unknown("benchmark", ":".join([name, *cases]), every()), file=sys.stderr)
             return 2
     for name, *cases in asked:

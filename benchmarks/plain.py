@@ -1,6 +1,7 @@
 """How plainly the product reads: tokens a statement, folded forms, names, circles, files on a learning loop, speed.
 
     python -m benchmarks plain          counts, and the speed of training beside release 0.4.0
+    python -m benchmarks plain:counts   the counts alone
     python -m benchmarks plain-tests    seconds of `make test`, on a quiet machine and beside eight busy processes
 
 Statements are counted rather than lines, so that a formatter changes no figure. The other libraries that these figures
@@ -14,6 +15,7 @@ import io
 import re
 import tokenize
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import house
@@ -37,12 +39,14 @@ DEEP_NESTING = 7
 PPO_CORE = ("agent", "update", "collector", "config")
 
 
-def run(folder: Path) -> dict[str, float]:
+def run(folder: Path, parts: Sequence[str] = ("counts", "speed")) -> dict[str, float]:
     """All figures of the code, and the ratios of speed; a row for every pair of runs goes to plain.csv."""
     from benchmarks.speed import loop_files
 
     figures: dict[str, float] = {**measure(), **loop_files.measure()}
-    return figures | house.speed(folder / "plain.csv")
+    if "speed" in parts:
+        figures |= house.speed(folder / "plain.csv")
+    return figures
 
 
 def measure() -> dict[str, float]:

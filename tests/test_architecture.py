@@ -11,7 +11,8 @@ import pytest
 
 import agents
 import rewards
-from benchmarks.house import PACKAGES, ROOT, circles, imports
+from benchmarks import plain
+from benchmarks.house import PACKAGES, ROOT, circles, folder_circles, imports
 
 # A part may import itself and what stands behind it here; the longest prefix of a module's name decides.
 ARROWS = {
@@ -78,8 +79,14 @@ def test_the_command_lines_parser_stays_in_runners():
             )
 
 
-def test_no_file_imports_in_a_circle():
-    assert circles() == []
+def test_no_file_and_no_folder_imports_in_a_circle():
+    assert circles() == [] and folder_circles() == []
+
+
+def test_a_capital_name_has_one_meaning():
+    files_of = plain.constants(FILES)
+    # Every family of environments has its `FAMILY`, by which it is found.
+    assert {name: files for name, files in files_of.items() if len(files) > 2 and name != "FAMILY"} == {}
 
 
 def test_no_import_is_relative():
