@@ -51,3 +51,12 @@ def write_figures(path: Path, command: str, figures: dict[str, float]) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(summary, indent=2) + "\n")
     partial.replace(path)
+
+
+def summary(key: str, values: list[float]) -> dict[str, float]:
+    """The IQM of some runs under `key`, and the ends of its interval."""
+    from runners.evaluation.play import interval
+    from runners.report.statistics import iqm
+
+    low, high = interval(values)
+    return {key: float(iqm(values)), f"{key}_low": float(low), f"{key}_high": float(high)}

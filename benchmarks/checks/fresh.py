@@ -12,8 +12,6 @@ from pathlib import Path
 
 from benchmarks import results
 from benchmarks.checks import offline_shelf, resip
-from runners.evaluation.play import interval
-from runners.report.statistics import iqm
 
 SEEDS = range(300, 310)
 RECOIL_ARMS = ("recoil", "cloning_union", "cloning_one")
@@ -33,7 +31,7 @@ def run_recoil(folder: Path) -> dict[str, float]:
     figures: dict[str, float] = {}
     for arm in RECOIL_ARMS:
         values = [float(row["return"]) for row in rows if row["arm"] == arm]
-        figures |= summary(f"{arm}_fresh_return", values)
+        figures |= results.summary(f"{arm}_fresh_return", values)
     return figures
 
 
@@ -48,11 +46,5 @@ def run_resip(folder: Path) -> dict[str, float]:
     rows = results.read_rows(path)
     figures: dict[str, float] = {}
     for arm in RESIP_ARMS:
-        figures |= summary(f"resip_fresh_{arm}", [float(row[arm]) for row in rows])
+        figures |= results.summary(f"resip_fresh_{arm}", [float(row[arm]) for row in rows])
     return figures
-
-
-def summary(key: str, values: list[float]) -> dict[str, float]:
-    """The IQM of some runs under `key`, and the ends of its interval."""
-    low, high = interval(values)
-    return {key: float(iqm(values)), f"{key}_low": float(low), f"{key}_high": float(high)}

@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import results
-from benchmarks.checks.fresh import summary
 from runners.transfer import mbtl
 
 SEEDS, TASKS, BUDGET, DRAWS = 5, 30, 5, 200
@@ -48,7 +47,7 @@ def run(folder: Path) -> dict[str, float]:
     rows = results.read_rows(path)
     figures: dict[str, float] = {}
     for arm in ARMS:
-        figures |= summary(f"mbtl_{arm}", [float(row["return"]) for row in rows if row["arm"] == arm])
+        figures |= results.summary(f"mbtl_{arm}", [float(row["return"]) for row in rows if row["arm"] == arm])
     return figures
 
 

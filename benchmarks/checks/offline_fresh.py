@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import results
-from benchmarks.checks.fresh import SEEDS, summary
+from benchmarks.checks.fresh import SEEDS
 from benchmarks.checks.offline import AGENT, DATA, STEPS
 
 RATE = {"learning_rate": AGENT["learning_rate"]}
@@ -117,10 +117,10 @@ def returns(rows: list[dict[str, Any]], arms: dict[str, dict[str, Any]], prefix:
     """IQMs of normalised returns with their intervals."""
     random = float(np.mean([float(row["random"]) for row in rows]))
     of = {arm: [float(row["return"]) for row in rows if row["arm"] == arm] for arm in arms}
-    top = summary("iql", of["iql"])["iql"]
+    top = results.summary("iql", of["iql"])["iql"]
     figures: dict[str, float] = {}
     for arm, values in of.items():
-        figures |= summary(f"{prefix}_{arm}", [(value - random) / (top - random) for value in values])
+        figures |= results.summary(f"{prefix}_{arm}", [(value - random) / (top - random) for value in values])
     return figures
 
 

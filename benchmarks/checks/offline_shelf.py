@@ -28,7 +28,6 @@ import numpy as np
 
 from benchmarks import results
 from benchmarks.checks.offline import AGENT, DATA, STEPS
-from runners.evaluation.play import interval
 from runners.report.statistics import iqm
 
 SEEDS = 5
@@ -133,8 +132,7 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
     for arm, returns in by_arm.items():
         shares = [(value - random) / (top - random) for value in returns]
         name = re.sub(r"(_[\d.]+.*)?$", r"_return\1", arm, count=1)  # cpl_300 is cpl_return_300
-        low, high = interval(shares)
-        found |= {name: float(iqm(shares)), f"{name}_low": float(low), f"{name}_high": float(high)}
+        found |= results.summary(name, shares)
     usual = np.mean([abs(float(row["value"])) for row in rows if row["arm"] == "iql"])
     for name in LOSSES:
         mine = [row for row in rows if re.fullmatch(rf"{name}(_[\d.]+)?", row["arm"])]

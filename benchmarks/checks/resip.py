@@ -20,8 +20,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks import results
-from runners.evaluation.play import interval
-from runners.report.statistics import iqm
 
 SEEDS, STEPS, MINIBATCHES = 5, 600_000, 2000
 NETWORK = {"net_arch": [128, 128]}
@@ -45,9 +43,7 @@ def run(folder: Path, seeds: int = SEEDS, steps: int = STEPS) -> dict[str, float
     for suffix, eps in WIDTHS.items():
         own = [row for row in rows if row["eps"] == str(eps)]
         for arm, name in (("resip", "resip"), ("base", "resip_base"), ("ppo", "resip_ppo"), ("random", "resip_random")):
-            key, ends = f"{name}_success{suffix}", interval([float(row[arm]) for row in own])
-            found[key] = float(iqm([float(row[arm]) for row in own]))
-            found |= {f"{key}_low": ends[0], f"{key}_high": ends[1]}
+            found |= results.summary(f"{name}_success{suffix}", [float(row[arm]) for row in own])
     return found
 
 

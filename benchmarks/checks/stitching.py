@@ -27,8 +27,6 @@ from benchmarks import results
 from envs.make import make
 from envs.recording import record
 from envs.transitions import Transitions, concatenate
-from runners.evaluation.play import interval
-from runners.report.statistics import iqm
 
 SEEDS, WALKS, LONG, NOISE, STEPS = 5, 300, 20, 0.3, 2000
 NETWORK: dict[str, Any] = {"net_arch": [128, 128]}
@@ -56,8 +54,7 @@ def run(folder: Path) -> dict[str, float]:
     for arm in ARMS:
         for column in ("success", *(("predicted", "recorded") if arm == "mbrcsl" else ())):
             values = [float(row[column]) for row in rows if row["arm"] == arm]
-            low, high = interval(values)
-            found |= {f"{arm}_{column}": float(iqm(values)), f"{arm}_{column}_low": low, f"{arm}_{column}_high": high}
+            found |= results.summary(f"{arm}_{column}", values)
     return found
 
 
