@@ -59,6 +59,7 @@ TABLE: dict[str, str] = {
     "guidance": "rewards.language.guidance:Guidance",
     "code": "rewards.design.code:Code",
     "table": "rewards.design.table:StateTable",
+    "stages": "rewards.design.stages:StageReward",
 }
 table: Table[Reward] = Table("reward", TABLE, needs=("Config", "score", "update", "requires"))
 names = table.names

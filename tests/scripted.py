@@ -85,6 +85,15 @@ def coded() -> str:
 
 
 @functools.cache
+def staged() -> str:
+    """A file with two stages, for observations of any size."""
+    file = f"{_FOLDER.name}/stages.py"
+    with open(file, "w") as lines:
+        lines.write('def stages(next_obs):\n    return {"half": next_obs[:, 0] > 2, "rest": next_obs[:, 0] / 4}\n')
+    return file
+
+
+@functools.cache
 def tabled(size: int = 4, actions: int = 3) -> str:
     """A file with a reward of two states for each action, for observations of so many numbers."""
     file = f"{_FOLDER.name}/table-{size}-{actions}.json"

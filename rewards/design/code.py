@@ -124,24 +124,45 @@ def translated(source: str, size: int) -> tuple[tuple[str, ...], str]:
 
     Nothing is run. A SandboxError if the code defines no reward(obs, action, next_obs) that ends with a dict.
     """
+    call = f"reward(obs[:, :{size}], action, obs[:, {size}:])"
+    names, program, _ = component_program(source, "reward", (FORM,), (call,))
+    return names, program
+
+
+def component_program(
+    source: str,
+    function: str,
+    forms: Sequence[str],
+    calls: Sequence[str],
+) -> tuple[tuple[str, ...], str, int]:
+    """The keys of the dict that a function ends with, a program that stacks its values, and which form it has.
+
+    forms are the signatures that it may have, told apart by their number of arguments; calls say how each is called
+    with the sandbox's `obs` and `action`. A SandboxError for anything else.
+    """
     tree = parsed(source)
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in ("reward", "factors")]
-    if [node.name for node in functions] != ["reward"] or len(functions[0].args.args) != 3:
-        raise SandboxError(f"the code must define one function {FORM}, and no factors")
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in (function, "factors")]
+    lengths = [form.count(",") + 1 for form in forms]
+    if [node.name for node in functions] != [function] or len(functions[0].args.args) not in lengths:
+        raise SandboxError(f"the code must define one function {' or '.join(forms)}, and no factors")
+    form = lengths.index(len(functions[0].args.args))
     last = functions[0].body[-1]
     if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Dict):
-        raise SandboxError('reward must end with its components, as in return {"height": height, "speed": speed}')
+        raise SandboxError(
+            f'{function} must end with its components, as in return {{"height": height, "speed": speed}}'
+        )
     names = [getattr(key, "value", None) for key in last.value.keys]
     well_formed = all(isinstance(name, str) and COMPONENT_NAME.fullmatch(name) for name in names)
     if not well_formed or not 0 < len({*names}) == len(names) <= MAX_COMPONENTS:
         raise SandboxError(f"components have 1 to {MAX_COMPONENTS} different names of small letters, digits and _")
     # The sandbox takes a function `factors` that returns one array: the dict becomes a list, which is stacked.
     last.value = ast.List(last.value.values, ast.Load())
-    return tuple(map(str, names)), (
+    program = (
         f"{ast.unparse(ast.fix_missing_locations(tree))}\n\ndef factors(obs, action):\n"
-        f"    parts = reward(obs[:, :{size}], action, obs[:, {size}:])\n"
+        f"    parts = {calls[form]}\n"
         f"    return np.stack([np.broadcast_to(np.ravel(parts[i]), len(obs)) for i in range({len(names)})], axis=1)\n"
     )
+    return tuple(map(str, names)), program, form
 
 
 def tried(source: str, size: int, batches: Sequence[Rows], **limits: Any) -> tuple[str, ...]:

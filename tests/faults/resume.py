@@ -69,6 +69,7 @@ REWARDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "lare": (CARTPOLE, ("code=cartpole", "hidden=8", "layers=1", "subset=4", "batch_size=16", "steps=5")),
     "code": (CARTPOLE, ("file={coded}",)),
     "table": (CARTPOLE, ("file={tabled}",)),
+    "stages": (CARTPOLE, ("file={staged}",)),
     "guidance": (PENDULUM, ("goals=recorded", "answers={answers}", "every=5", "weight=1")),
 }
 
@@ -151,6 +152,7 @@ def files(folder: Path) -> dict[str, Path]:
         "answers": folder / "answers.jsonl",
         "coded": folder / "coded.py",
         "tabled": folder / "table.json",
+        "staged": folder / "stages.py",
     }
     if made["answers"].is_file():
         return made

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from scripted import FRAME, ScriptedWorld, coded, demonstrations, labels, script, tabled
+from scripted import FRAME, ScriptedWorld, coded, demonstrations, labels, script, staged, tabled
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -36,6 +36,7 @@ KNOWN = {
 SHUFFLED = {"judge": "simulated", "judge_options": {"shuffle": True, "positive": 0.5}, "min_labels": 1}
 KNOWN |= {"progress_model": UP, "oni": SHUFFLED, "motif": {"data": labels()}}
 KNOWN |= {"code": {"file": coded()}, "table": {"file": tabled()}}
+KNOWN |= {"stages": {"file": staged()}}
 KNOWN |= {"progress": {"demos": demonstrations(), "steps": 20}, "self_reference": {"threshold": -1e9}}
 KNOWN |= {"hilp": {"data": demonstrations(), "steps": 3}}
 KNOWN |= {"discriminator": {"demos": demonstrations()}, "success": {"goals": demonstrations(), "steps": 20}}
@@ -46,6 +47,7 @@ def cases():
     found = [(name, {}) for name in rewards.names()]
     found += [("clip", {"shape": shape}) for shape in ("potential", "delta", "clip", "sigmoid")]
     found += [("contrast", {"shape": "potential"}), ("synthesis", {"semantics": "constant"})]
+    found += [("stages", {"shape": shape}) for shape in ("none", "potential")]
     found += [("debate", {"seed_steps": 0, "shown": 2})]
     found += [("self_play", {"seed_steps": 0}), ("bradley_terry", {"of": "history", "length": 2, "seed_steps": 0})]
     found += [("synthesis", {"semantics": "clip", "history": 0, "shape": "potential"})]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scripted import coded, labels, tabled
+from scripted import coded, labels, staged, tabled
 
 import rewards
 from agents.effective_horizon import EffectiveHorizon
@@ -145,6 +145,7 @@ OPTIONS = {
     "hilp": {"steps": 50},
     "success": {"which": "all", "online": True},
     "table": {"file": tabled(5, 2)},
+    "stages": {"file": staged()},
 }
 
 
