@@ -19,13 +19,17 @@ from gymnasium.envs.registration import registry
 
 import agents
 import rewards
-from envs.make import creator, families, options
+from envs.family import family_of
+from envs.make import creator, families, options, spec_of
 from lodestar.tables import Table
 from runners.cli import presets
 from runners.cli.command import Command, options_text, written
 from runners.cli.compose import HIDDEN, named
 from runners.run.config import TrainConfig, UsageError, unknown
 from runners.run.trust import admit
+
+# Signals of an environment that are named on its page.
+MAX_LISTED_SIGNALS = 16
 
 
 def show(names: list[str]) -> None:
@@ -103,10 +107,17 @@ def _environments_text() -> str:
 
 
 def environment(env_id: str) -> str:
-    """The docstring of an environment, and its options with their defaults; those of its adapter come last."""
+    """The docstring of an environment, its options with their defaults, those of its adapter last, and its signals."""
     text = inspect.getdoc(creator(env_id)) or ""
     lines = [f"  env.{name}={written(option.default)}" for name, option in options(env_id).items()]
-    return f"{env_id}: {text}\n\noptions\n" + "\n".join(lines)
+    page = f"{env_id}: {text}\n\noptions\n" + "\n".join(lines)
+    spec = spec_of(env_id)
+    signals = family_of(spec).signals(spec)
+    if signals:
+        columns = [f"{column} {name}" for column, name in enumerate(signals[:MAX_LISTED_SIGNALS])]
+        more = f" ... {len(signals)} in all" if len(signals) > MAX_LISTED_SIGNALS else ""
+        page += "\n\nsignals, by column: " + ", ".join(columns) + more
+    return page
 
 
 def details(name: str, cls: type[Any], prefix: str) -> str:

@@ -157,6 +157,7 @@ def files(folder: Path) -> dict[str, Path]:
     if made["answers"].is_file():
         return made
     made["tabled"].write_text('{"states": [[0, 0, 0, 0], [1, 1, 1, 1]], "rewards": [[1, 2], [3, 4]]}')
+    made["staged"].write_text('def stages(next_obs):\n    return {"far": next_obs[:, 0]}\n')
     made["coded"].write_text('def reward(obs, action, next_obs):\n    return {"first": next_obs[:, 0]}\n')
     env = make("Pendulum-v1", text=True)
     env.reset(seed=0)

@@ -334,6 +334,8 @@ def test_list_names_environments_by_family_and_goals(capsys):
     assert 'lodestar/CartPoleUpright-v0       upright: "pole vertically upright on top of the cart"' in output
     for line in ("environments: classic", "MiniGrid-DoorKey-8x8-v0", "NetHackScore-v0", "HalfCheetah-v5"):
         assert line in output
+    assert main(["Pendulum-v1"]) == 0
+    assert capsys.readouterr().out.endswith("signals, by column: 0 height, 1 spin, 2 torque\n")
     assert main(["rnd"]) == 0
     assert "  reward.rnd.weight=" in capsys.readouterr().out
     assert main(["icm"]) == 0  # what its Config inherits is explained too, in the words of the class nearest to it

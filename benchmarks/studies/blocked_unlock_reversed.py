@@ -1,0 +1,18 @@
+"""The stages of `blocked_unlock.py` in the opposite order: the control of the study `stages`."""
+
+import numpy as np
+
+
+def stages(next_obs, signals):
+    carried = signals[:, 3]
+    objects = signals[:, 7::3]
+    states = signals[:, 9::3]
+    door_is_open = ((objects == 4) & (states == 0)).any(axis=1)
+    return {
+        "box": carried == 7,
+        "dropped": carried == 1,
+        "door": door_is_open,
+        "key": carried == 5,
+        "moved": carried == 1,
+        "ball": carried == 6,
+    }
