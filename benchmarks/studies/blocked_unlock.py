@@ -1,9 +1,8 @@
 """The stages of MiniGrid-BlockedUnlockPickup, for the study `stages`."""
 
-import numpy as np
-
 
 def stages(next_obs, signals):
+    """Whether each stage holds, bool (B,), in the order in which they count."""
     carried = signals[:, 3]
     objects = signals[:, 7::3]
     states = signals[:, 9::3]
