@@ -262,7 +262,7 @@ def make_reward(
                 raise ValueError(f"{key}={value!r} belongs to none of the rewards {', '.join(names)}")
         given |= options
     else:
-        given = {names[0]: options}
+        given = {names[0]: {**given[names[0]], **options}}
         names = rewards.join_task(names[0])
     configs = {name: rewards.config_of(name, given.get(name)) for name in names}
 
@@ -338,10 +338,14 @@ def _names_and_options(table: Any, given: Any) -> tuple[list[str], dict[str, Any
     several = list(given) if isinstance(given, dict | list | tuple) else [given]
     if not several:
         raise ValueError(f"{table.kind}={given!r} names none; give at least one")
-    names = [table.name_of(each) for each in several]
+    own_options = given.values() if isinstance(given, dict) else [None] * len(several)
+    names = []
     options = {}
-    if isinstance(given, dict):
-        options = {name: own or {} for name, own in zip(names, given.values())}
+    for each, own in zip(several, own_options):
+        each, argument = table.split_argument(each)
+        name = table.name_of(each)
+        names.append(name)
+        options[name] = {**argument, **(own or {})} if argument else own or {}
     return names, options
 
 

@@ -4,6 +4,7 @@ ours            a line in the table: "rnd": "rewards.exploration.rnd:RND"
 installed       [project.entry-points."lodestar_rl.rewards"] far = "novelty:Far" in a package's metadata
 registered      rewards.register("far", Far) in a program
 of a file       novelty:Far, found as Python finds modules; it is called far, after its class, from then on
+with a value    lerobot:FOLDER: an entry of ours with one of its options, which the table names
 """
 
 import difflib
@@ -33,13 +34,17 @@ def installed(group: str) -> EntryPoints:
 class Table(Generic[T]):
     """The rewards, or the agents."""
 
-    def __init__(self, kind: str, ours: dict[str, str], needs: tuple[str, ...]) -> None:
+    def __init__(
+        self, kind: str, ours: dict[str, str], needs: tuple[str, ...], arguments: dict[str, str] | None = None
+    ) -> None:
         # What errors call an entry, as in "reward".
         self.kind = kind
         # Name -> "module:Class".
         self.ours = ours
         # The attributes that a class must have.
         self.needs = needs
+        # Name -> the option that stands behind its colon.
+        self.arguments = arguments or {}
         # The group of entry points.
         self.group = f"lodestar_rl.{kind}s"
         self.registered: dict[str, type[T]] = {}
@@ -60,6 +65,14 @@ class Table(Generic[T]):
         if name in self.ours or _place(registered) != _place(cls):
             raise ValueError(f"another {self.kind} is named {name!r}; register {cls.__name__} under another name")
         self.registered[name] = cls
+
+    def split_argument(self, given: Any) -> tuple[Any, dict[str, str]]:
+        """Of "lerobot:FOLDER" the name and its option; of anything else that itself, and no options."""
+        if isinstance(given, str):
+            name, colon, text = given.partition(":")
+            if colon and name in self.arguments:
+                return name, {self.arguments[name]: text}
+        return given, {}
 
     def name_of(self, given: Any) -> str:
         """The name of a class, or of "module:Class", both of which are registered by it; a name stays as it is.

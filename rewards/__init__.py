@@ -42,6 +42,7 @@ TABLE: dict[str, str] = {
     "clip": "rewards.vision.clip:Clip",
     "progress": "rewards.vision.progress:Progress",
     "progress_model": "rewards.vision.progress_model:ProgressModel",
+    "lerobot": "rewards.vision.lerobot:LeRobot",
     "self_reference": "rewards.vision.self_reference:SelfReference",
     "contrast": "rewards.vision.contrast:Contrast",
     "synthesis": "rewards.vision.synthesis:Synthesis",
@@ -61,7 +62,8 @@ TABLE: dict[str, str] = {
     "table": "rewards.design.table:StateTable",
     "stages": "rewards.design.stages:StageReward",
 }
-table: Table[Reward] = Table("reward", TABLE, needs=("Config", "score", "update", "requires"))
+NEEDS = ("Config", "score", "update", "requires")
+table: Table[Reward] = Table("reward", TABLE, NEEDS, arguments={"lerobot": "path"})
 names = table.names
 get = table.get
 register = table.register
@@ -104,8 +106,11 @@ def make(
         raise ValueError("a mix of no rewards teaches nothing; name at least one, as in ['task']")
     streams = []
     for index, (name, config) in enumerate(rewards.items()):
+        name, option = table.split_argument(name)
         name = table.name_of(name)
         reward_class = get(name)
+        if option:
+            config = {**option, **(config or {})}
         config = config_of(name, config)
         # Seeds that lie far apart leave room for those that a reward derives from its own.
         reward = reward_class(config, observation_space, action_space, seed=seed + 1000 * index, device=device)

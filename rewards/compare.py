@@ -1,6 +1,7 @@
 """Distances between two rewards, without training anything.
 
     pearson, spearman   do they rise and fall together?                               [-1, 1], 0 where one is constant
+    kendall             does a reward rank episodes by their outcomes?                   [-1, 1]
     auroc               does the reward put goal states above the others?             [0, 1], 0.5 is chance
     epic                Pearson as a distance, blind to potential shaping and scale   [0, 1]
     starc               distance that bounds regret from both sides                   [0, 1]
@@ -66,6 +67,20 @@ def auroc(score: Array, positive: Array) -> float:
     # The rank sum of the positives less its least, which they have where all are below the others (Mann and Whitney).
     wins = midranks(score)[positive].sum() - positives * (positives + 1) / 2
     return float(wins / (positives * negatives))
+
+
+def kendall(score: Array, rank: Array) -> float:
+    """Of the pairs with different ranks, the share in the order of the scores less that against it; ties count 0.
+
+    NaN without such a pair. Where all ranks differ it is Kendall's tau-a.
+    """
+    score = np.asarray(score, np.float64)
+    rank = np.asarray(rank, np.float64)
+    above = np.triu(np.sign(rank[:, None] - rank[None]), 1)
+    pairs = np.abs(above).sum()
+    if not pairs:
+        return float("nan")
+    return float((above * np.sign(score[:, None] - score[None])).sum() / pairs)
 
 
 def epic(a: Array, b: Array) -> float:

@@ -23,6 +23,8 @@ from lodestar.memory import refuse_beyond
 
 # The features that say that an episode ended for good; the first that a data set has counts.
 END_FEATURES = ("next.terminated", "next.success", "next.done")
+# The column of a progress file that is read: the first that is there.
+PROGRESS_COLUMNS = ("progress_sparse", "progress", "progress_dense")
 IMAGE_TYPES = ("image", "video")
 OBSERVATION = "observation."
 # Name -> (type, shape).
@@ -73,6 +75,28 @@ def from_lerobot(folder: Path, frame_size: int = 0, camera: str = "") -> Dataset
         about={"dataset": folder.name, "tasks": _tasks(folder)},
         notes=_notes(features, end),
     )
+
+
+def read_progress(path: Path) -> dict[int, np.ndarray]:
+    """Episode -> the progress at each of its frames, float32 (T,): a file that a reward model of LeRobot wrote."""
+    table = _table(path)
+    columns = [name for name in PROGRESS_COLUMNS if name in table.column_names]
+    if not columns or not {"episode_index", "frame_index"} <= set(table.column_names):
+        has = ", ".join(table.column_names)
+        raise ValueError(
+            f"{path} has the columns {has}; a progress file has episode_index, frame_index, {PROGRESS_COLUMNS[0]}"
+        )
+    episode = table["episode_index"].to_numpy()
+    frame = table["frame_index"].to_numpy()
+    values = np.asarray(table[columns[0]].to_numpy(), np.float32)
+    outside = values[(values < 0) | (values > 1)]
+    if len(outside):
+        raise ValueError(f"{path}: {columns[0]} holds {outside[0]:g}; progress is in [0, 1], so scale it first")
+    progress = {}
+    for number in np.unique(episode).tolist():
+        rows = np.flatnonzero(episode == number)
+        progress[number] = values[rows[np.argsort(frame[rows])]]
+    return progress
 
 
 def _read_info(folder: Path) -> tuple[dict[str, Any], Features]:

@@ -51,6 +51,8 @@ KEY_RUN_IN_ERROR = 4
 KEY_RUN_IN_ANSWER = 8
 # Seconds in which a server is looked for before a run.
 LOOK = 2.0
+# Of the frames of a video, percent.
+JPEG_QUALITY = 95
 # A server that counts more tokens for one answer does not count.
 MAX_TOKENS_COUNTED = 10**9
 # A breaker opens after so many failures in a row, or above this share of failures within so many seconds, if there were
@@ -162,15 +164,16 @@ class Chat:
 
     def ask(
         self,
-        parts: Iterable[str | np.ndarray],
+        parts: Iterable[str | np.ndarray | dict[str, Any]],
         schema: dict[str, Any] | None = None,
         reply: Reply | None = None,
         **options: Any,
     ) -> Any:
         """Ask one question; returns the text of the answer, or what it decodes to with a schema.
 
-        `parts` are texts and images, uint8 (H, W, 3), in the order in which they are read; a schema is JSON, with type,
-        enum, properties, required, items, minimum and maximum; `reply` gets the model's text and its cost in any case;
+        `parts` are texts, images, uint8 (H, W, 3), and parts of a message as they are sent, in the order in which they
+        are read; a schema is JSON, with type, enum, properties, required, items, minimum and maximum; `reply` gets the
+        model's text and its cost in any case;
         `options` belong to the request's body. Raises JudgeError without an answer, or one that fits the schema.
         """
         parts = list(parts)
@@ -201,7 +204,7 @@ class Chat:
             form = forms.pop(0)
             entries = {name: optional[name] for name in form}
             try:
-                text = self._ask_with_retries({**body, **entries}, reply)
+                text = self._retrying(self._ask_once, {**body, **entries}, reply)
             except _RefusedError as error:
                 # Most servers name what they do not know: everything else can stay.
                 refused = [name for name in form if name in str(error)]
@@ -224,6 +227,11 @@ class Chat:
                 forms.append(form)
         return forms
 
+    def post(self, place: str, **request: Any) -> bytes:
+        """What the server answers at another place than that of chat completions; JudgeError without an answer."""
+        data, _ = self._retrying(self._exchange, f"{self.endpoint.url}/{place}", False, **request)
+        return data
+
     def reach(self) -> str:
         """A sentence if there is no server at the address, within LOOK seconds; a slow or a busy one is there."""
         timeout = httpx2.Timeout(None, connect=LOOK / 2)
@@ -239,14 +247,15 @@ class Chat:
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop)
 
-    def _ask_with_retries(self, body: dict[str, Any], reply: Reply) -> str:
-        retrying = tenacity.Retrying(
+    @property
+    def _retrying(self) -> tenacity.Retrying:
+        """What calls a function again that failed for a reason that may pass."""
+        return tenacity.Retrying(
             stop=tenacity.stop_after_attempt(self.endpoint.attempts),
             wait=self._wait,
             retry=tenacity.retry_if_exception_type(_RetryError),
             reraise=True,
         )
-        return retrying(self._ask_once, body, reply)
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         backoff = self.endpoint.backoff * 2.0 ** (state.attempt_number - 1)
@@ -266,6 +275,15 @@ class Chat:
         return " ".join(quote.split())
 
     def _ask_once(self, body: dict[str, Any], reply: Reply) -> str:
+        has_images = isinstance(body["messages"][0]["content"], list)
+        data, quote = self._exchange(f"{self.endpoint.url}/chat/completions", has_images, json=body)
+        content, tokens, reply.candidates = self._read_completion(data, quote)
+        reply.text = _mask_key(content, self._key, KEY_RUN_IN_ANSWER)
+        reply.tokens += tokens
+        return reply.text
+
+    def _exchange(self, address: str, has_images: bool, **request: Any) -> tuple[bytes, str]:
+        """The body of an answer with status 200, and its beginning, fit for an error."""
         url = self.endpoint.url
         key = self._key
         # Without compression the bytes that are counted are those that arrive.
@@ -275,10 +293,9 @@ class Chat:
             raise JudgeError(f"the environment variable {variable} holds characters that no API key has; set it again")
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        exchange = self._send("POST", f"{url}/chat/completions", self.endpoint.timeout, json=body, headers=headers)
+        exchange = self._send("POST", address, self.endpoint.timeout, headers=headers, **request)
         status, retry_after, data = asyncio.run_coroutine_threadsafe(exchange, self._loop).result()
         quote = self._quote(data[: 4 * MAX_QUOTE_CHARACTERS].decode("utf-8", "replace"))
-        has_images = isinstance(body["messages"][0]["content"], list)
         if status >= 400 and has_images and NO_IMAGES.search(quote):
             refusal = f"{self.endpoint.model} at {url} takes no images ({status}: {quote!r})"
             raise JudgeError(f"{refusal}; take a model that reads them")
@@ -289,10 +306,7 @@ class Chat:
         if status != 200:
             kind = _RefusedError if status in (400, 422) else JudgeError
             raise kind(f"{url} answered {status}: {quote!r}")
-        content, tokens, reply.candidates = self._read_completion(data, quote)
-        reply.text = _mask_key(content, key, KEY_RUN_IN_ANSWER)
-        reply.tokens += tokens
-        return reply.text
+        return data, quote
 
     async def _send(self, method: str, address: str, seconds: float, **request: Any) -> tuple[int, str, bytes]:
         """Status, Retry-After and body of one exchange that takes no longer than so many seconds in all."""
@@ -554,15 +568,26 @@ def fits(value: object, schema: dict[str, Any]) -> bool:
     return True
 
 
-def _message_part(part: str | np.ndarray) -> dict[str, Any]:
+def _message_part(part: str | np.ndarray | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(part, dict):
+        return part
     if isinstance(part, str):
         return {"type": "text", "text": part}
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_encode_image(part, 'PNG')}"}}
+
+
+def video_part(frames: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Frames, uint8 (H, W, 3), as the part of a message that is one video: JPEG by JPEG, as vLLM reads it."""
+    data = ",".join(_encode_image(frame, "JPEG", quality=JPEG_QUALITY) for frame in frames)
+    return {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{data}"}}
+
+
+def _encode_image(image: np.ndarray, form: str, **options: Any) -> str:
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(part)).save(file, "PNG")
-    data = base64.b64encode(file.getvalue()).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    Image.fromarray(np.ascontiguousarray(image)).save(file, form, **options)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def _mask_key(text: str, key: str, run: int) -> str:

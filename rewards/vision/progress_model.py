@@ -2,9 +2,11 @@
 
     phi(s') = score of the newest window, in [0, 1]; 0 where an episode begins; the reward is phi(s') - phi(s)
 
-Every `every` steps of an episode, and at its end, a window is scored: the first scored frame and the newest ones. A
-server that runs any model with images scores it (`token`, `progress`, `score`: see `rewards.llm.judges.windows`), or a
-file of answers (`recorded`). Without either the suite's own CLIP does, (1 + cosine) / 2 of every frame (`clip`).
+Every `every` steps of an episode, and at its end, a window is scored: the first scored frame and the newest ones, or
+frames that lie evenly between both (`frames`). A server that runs any model with images scores it (`token`, `progress`,
+`score`: see `rewards.llm.judges.windows`), a model of robotics as it was published (`robometer`, `roboreward`,
+`topreward`: `rewards.llm.judges.robots`), one of LeRobot (`lerobot`, see there), or a file of answers (`recorded`).
+Without any the suite's own CLIP does, (1 + cosine) / 2 of every frame (`clip`).
 
 Sources: Chen et al. 2026, "TOPReward", arXiv 2602.19313; Liang et al. 2026, "Robometer"; Lee et al. 2026, "RoboReward",
 arXiv 2601.00675.
@@ -45,8 +47,13 @@ from rewards.llm.judges.base import make_judge
 from rewards.llm.store import AnswerStore, Label
 from rewards.vision.base import Vision, VisionConfig, shows, unit_mean
 from rewards.vision.encoder import UNTRAINED, ClipEncoder, blanks
+from rewards.vision.recorded_progress import write_labels
 
 ASK_MODES = ("beside", "at_once")
+# Judges that were trained or measured on whole videos of robots.
+PUBLISHED_JUDGES = ("robometer", "roboreward", "topreward", "lerobot")
+PUBLISHED_PIXELS = 224
+FRAME_CHOICES = ("newest", "even")
 # The newest frames of windows are kept on the disk for the judge.
 MAX_FRAMES_ON_DISK = 4096
 MAX_WAITING_WINDOWS = 512
@@ -61,19 +68,44 @@ class ProgressModelConfig(VisionConfig):
     shape: str = "delta"
     judge: str = setting(
         "clip",
-        "what scores: `clip`, offline; `token`, `progress` or `score`, a model on a server; `recorded`, its answers",
-        choices=("clip", "token", "progress", "score", "recorded"),
+        "what scores: `clip`, offline; `token`, `progress` or `score`, a model on a server; `robometer`, `roboreward` "
+        "or `topreward`, as published; `lerobot`, a folder or repository of LeRobot; `recorded`, answers in a file",
+        choices=("clip", "token", "progress", "score", *PUBLISHED_JUDGES, "recorded"),
     )
     judge_options: dict[str, Any] = setting(
-        {}, 'of a server: {model: qwen3-vl-8b, url: "http://localhost:8000/v1"} and more; of `recorded`: {path: FILE}'
+        {},
+        'of a server: {model: qwen3-vl-8b, url: "http://localhost:8000/v1"} and more; of `recorded`: {path: FILE}, '
+        "or LeRobot's progress: {path: progress.parquet, recording: FILE}",
     )
     every: int = setting(8, "steps of an episode between two windows", low=1)
     window: int = setting(8, "frames of one", low=1, high=64)
-    size: int = setting(96, "height and width of the frames that a server sees, pixels", low=8, high=1024)
+    frames: str | None = setting(
+        None,
+        "of a long episode: its first frame and the `newest`, or an `even` choice; null for even with published models",
+        choices=FRAME_CHOICES,
+    )
+    size: int | None = setting(
+        None,
+        "height and width of the frames that a judge sees, pixels; null for 224 with published models, else 96",
+        low=8,
+        high=1024,
+    )
     ask: str = setting("beside", "beside training, or at_once, before the reward is given", choices=ASK_MODES)
     rate: float = setting(0.0, "windows asked about per 1,000 environment steps; 0 for no limit", low=0)
     budget: int = setting(0, "answers in total, 0 for no limit", low=0)
     cache: str = setting("", "*.sqlite of answers, shared by any number of runs")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        published = self.judge in PUBLISHED_JUDGES
+        if self.frames is None:
+            self.frames = "even" if published else "newest"
+        if self.size is None:
+            self.size = PUBLISHED_PIXELS if published else 96
+        self.refuse_if(
+            self.frames == "even" and self.window < 2,
+            f"{self.prefix}window={self.window} cannot hold the first frame and the newest; give at least 2",
+        )
 
 
 class ProgressModel(Vision):
@@ -92,6 +124,7 @@ class ProgressModel(Vision):
             return
         self.encoder: ClipEncoder | None = None  # type: ignore[assignment]
         self.frame_size = config.size
+        self.is_even = config.frames == "even"
         # What stands for a frame is its name.
         self.embedding = f"frame of {config.name}"
         frames = Frames()
@@ -104,6 +137,13 @@ class ProgressModel(Vision):
         options = {**config.judge_options, "goal": config.goal}
         if remote:
             options["folder"] = frames.path
+        elif "recording" in options:
+            labels = Path(frames.path) / "labels.jsonl"
+            self.frames = frames
+            write_labels(labels, self, options.get("path", ""), options.pop("recording"))
+            # It is set again behind the judge, which is closed first.
+            del self.frames
+            options["path"] = str(labels)
         self.annotator: Annotator | None = None
         if config.ask == "beside":
             self.annotator = Annotator(
@@ -133,11 +173,15 @@ class ProgressModel(Vision):
         if self.encoder is not None:
             return None
         # The names of a window's frames, oldest first, how many there are, and the name of the newest window.
-        return {
+        memory = {
             "seen": np.zeros((n, self.config.window), np.int64),
             "count": np.zeros(n, np.int64),
             "latest": np.full(n, NO_WINDOW, np.int64),
         }
+        if self.is_even:
+            # How many frames the episode has shown.
+            memory["met"] = np.zeros(n, np.int64)
+        return memory
 
     def embed(self, batch: Transitions) -> np.ndarray:
         """CLIP's embeddings; for a server names, int64 (N, 1), 0 where a frame is in no window."""
@@ -159,6 +203,13 @@ class ProgressModel(Vision):
 
     def recall(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         """The newest window before each row and after it, int64 (T, N, 2)."""
+        windows, memory = self.meet(batch, memory)
+        if self.annotator is None:
+            self._ask_at_once()
+        return windows, memory
+
+    def meet(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
+        """As `recall`, and nothing is asked."""
         names = batch.extras.get(str(self.embedding))
         if names is None:
             names = self.embed(batch.flatten()).reshape(*batch.shape, 1)
@@ -167,6 +218,9 @@ class ProgressModel(Vision):
         seen = memory["seen"].copy()
         count = memory["count"].copy()
         latest = memory["latest"].copy()
+        changed = {"seen": seen, "count": count, "latest": latest}
+        if self.is_even:
+            changed["met"] = memory["met"].copy()
         windows = np.empty((*batch.shape, 2), np.int64)
         # Most steps have no named frame and no end: two flags a step spare them the work.
         any_named = named.any(axis=1).tolist()
@@ -175,21 +229,23 @@ class ProgressModel(Vision):
             windows[t, :, 0] = latest
             if any_named[t]:
                 for i in np.flatnonzero(named[t]).tolist():
-                    # A full window keeps its first frame and drops the second.
-                    if count[i] == self.config.window:
-                        seen[i, 1:-1] = seen[i, 2:].copy()
-                        count[i] -= 1
-                    seen[i, count[i]] = names[t, i, 0]
-                    count[i] += 1
-                    latest[i] = self._register_window(seen[i, : count[i]].tolist())
+                    frames = seen[i, : count[i]].tolist()
+                    if self.is_even:
+                        frames = thin_evenly(frames, int(changed["met"][i]), self.config.window)
+                        changed["met"][i] += 1
+                    elif len(frames) == self.config.window:
+                        # A full window keeps its first frame and drops the second.
+                        del frames[1:2]
+                        frames = frames[: self.config.window - 1]
+                    frames.append(int(names[t, i, 0]))
+                    count[i] = len(frames)
+                    seen[i, : len(frames)] = frames
+                    latest[i] = self._register_window(frames)
             windows[t, :, 1] = latest
             if any_ended[t]:
-                seen[ended[t]] = 0
-                count[ended[t]] = 0
-                latest[ended[t]] = NO_WINDOW
-        if self.annotator is None:
-            self._ask_at_once()
-        return windows, {"seen": seen, "count": count, "latest": latest}
+                for values in changed.values():
+                    values[ended[t]] = NO_WINDOW
+        return windows, changed
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
         if self.encoder is not None:
@@ -373,6 +429,27 @@ class Frames:
 
     def close(self) -> None:
         self._folder.cleanup()
+
+
+def thin_evenly(frames: list[int], met: int, window: int) -> list[int]:
+    """The frames that stay when one more comes after `met` of an episode: every k-th, k the least power of two.
+
+    Before and after it a window holds the frames 0, k, 2k, ... and the newest, `window` of them at most.
+    """
+    if not frames:
+        return []
+    stride = _even_stride(met, window)
+    numbers = [*range(0, met - 1, stride), met - 1]
+    next_stride = _even_stride(met + 1, window)
+    return [frame for frame, number in zip(frames, numbers) if number % next_stride == 0]
+
+
+def _even_stride(count: int, window: int) -> int:
+    """The least power of two at which every such frame before the last of `count`, and the last, fit in a window."""
+    stride = 1
+    while math.ceil((count - 1) / stride) + 1 > window:
+        stride *= 2
+    return stride
 
 
 def file_name(name: int) -> str:

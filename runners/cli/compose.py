@@ -166,7 +166,13 @@ def _choose_names(values: Values) -> tuple[str, list[str]]:
     reward = values.get("reward", "task")
     if not isinstance(reward, list):
         reward = [reward]
-    names = [named(rewards.table, name) for name in reward]
+    names = []
+    for name in reward:
+        name, options = rewards.table.split_argument(name)
+        name = named(rewards.table, name)
+        names.append(name)
+        for option, value in options.items():
+            values.setdefault(f"reward.{name}.{option}", value)
     if not names:
         raise UsageError("reward=[] teaches nothing; name at least one reward, as in reward=task")
     for name in names:

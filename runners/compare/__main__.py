@@ -3,23 +3,28 @@
     python -m runners.compare env=lodestar/CartPoleUpright-v0 reward=clip
     python -m runners.compare env=lodestar/CartPoleUpright-v0 reward=clip reward.clip.goal="the pole is lying down"
     python -m runners.compare env=lodestar/PendulumUpright-v0 reward=clip,contrast frames=4000
+    python -m runners.compare env=lodestar/PendulumUpright-v0 reward=clip \
+        'recordings={success: good.safetensors, failed: bad.safetensors}'
 
 Prints a table and writes one page of HTML that needs no other file. Transitions and embeddings are kept beside the
-page, so a second sentence about the same frames takes no time. The exit code does not depend on the verdict.
+page, so a second sentence about the same frames takes no time. With recordings= it scores their episodes instead, see
+`runners.compare.recordings`. The exit code does not depend on the verdict.
 """
 
 import dataclasses
 import functools
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import rewards
 from envs.family import Goal
 from envs.make import goals, make
+from lodestar.files import replacing
 from lodestar.settings import Settings, declarations, setting
 from rewards.base import RewardConfig
 from runners.cli.command import Command
@@ -45,6 +50,11 @@ class CompareConfig(Settings):
     horizon: int = setting(0, "also how far one must look ahead to solve the task under the reward, up to K", low=0)
     solved: float | None = setting(None, "task return that counts as solved there; the environment's own success")
     warm: int | None = setting(None, "passes of `update` over the transitions; until a goal reward is ready", low=0)
+    recordings: dict[str, Any] = setting(
+        {},
+        "instead: recordings with frames, {success: FILE, partial: FILE, failed: FILE}, or such by sentence",
+    )
+    threshold: float = setting(0.5, "score that counts as success in these recordings")
     page: str = setting("", "file of the page; runs/compare/<env>/<reward>.html")
     rest: list[str] = setting([], "env.<option>=, reward.<name>.<option>=, max_episode_steps=, as in runners.train")
 
@@ -61,6 +71,8 @@ def compare(config: CompareConfig) -> int:
     """Score with every reward that is named, print the cards, and write the page."""
     # What is wrong is said before the imports, which take seconds.
     configs = compose(config)
+    if config.recordings:
+        return compare_recordings(config, configs)
     import torch
 
     from runners.compare import page
@@ -90,12 +102,38 @@ def compare(config: CompareConfig) -> int:
     return 0
 
 
+def compare_recordings(config: CompareConfig, configs: dict[str, TrainConfig]) -> int:
+    """Print what every reward makes of recorded episodes whose outcome is known, and write it."""
+    from runners.compare import recordings
+    from runners.compare.sample import SampleSpec
+
+    files = recordings.read_files(config.recordings)
+    reports = {}
+    for name, run in configs.items():
+        with closing(make(config.env, max_episode_steps=run.max_episode_steps, **run.env_options)) as env:
+            spaces = (env.observation_space, env.action_space)
+        scored = recordings.score_recordings(name, run.reward[name], spaces, files)
+        reports[name] = recordings.measure(scored, config.threshold)
+        print("\n".join(recordings.lines(name, reports[name])))
+    path = SampleSpec(config.env).folder / f"{'+'.join(configs)}-recordings.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(reports, indent=2) + "\n")
+    print(f"numbers: {path}")
+    return 0
+
+
 def compose(config: CompareConfig) -> dict[str, TrainConfig]:
     """Reward name -> the configuration of a run with it alone, its sentences about that goal; or a UsageError."""
     if "+" in config.reward:
         raise UsageError(f"reward={config.reward} is no list; write reward={config.reward.replace('+', ',')}")
-    texts = map(str.strip, config.reward.strip("[]").split(","))
-    names = list(dict.fromkeys(named(rewards.table, text) for text in texts if text))
+    # Name -> what is written for it, with an option in lerobot:FOLDER.
+    sources: dict[str, str] = {}
+    for text in filter(None, map(str.strip, config.reward.strip("[]").split(","))):
+        given_name, option = rewards.table.split_argument(text)
+        name = named(rewards.table, given_name)
+        sources[name] = text if option else name
+    names = list(sources)
     for name in names:
         if name not in rewards.names():
             raise UsageError(unknown("reward", name, rewards.names()))
@@ -111,7 +149,7 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
     configs = {}
     for name in names:
         arguments = [a for a in config.rest if not a.startswith("reward.") or a.startswith(f"reward.{name}.")]
-        argv = [f"env={config.env}", f"reward=[{name}]", "preset=none", *arguments]
+        argv = [f"env={config.env}", f"reward=[{sources[name]}]", "preset=none", *arguments]
         if goal is not None and f"reward.{name}.goal" not in given:
             sentences = {"goal": goal.prompt, "baseline": goal.baseline, "negative": goal.negative}
             for field, sentence in sentences.items():

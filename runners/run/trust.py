@@ -135,6 +135,8 @@ def _reach(key: str, value: Any, settings: Mapping[str, Any]) -> Iterator[str]:
     elif option == "key":
         if value != DEFAULT_KEY_VARIABLE and os.environ.get(str(value)):
             yield f"the variable {value}, which would be sent to a server"
+    elif option == "python":
+        yield f"the program {value}, which would be started"
     elif option == "url":
         variable = settings.get(f"{key.removesuffix('url')}key", DEFAULT_KEY_VARIABLE)
         if not LOCAL_SERVER.fullmatch(str(value)) or os.environ.get(str(variable)):

@@ -10,7 +10,8 @@ Sources: Chen et al. 2026, "TOPReward: Token Probabilities as Hidden Zero-Shot R
 (token); Liang et al. 2026, "Robometer: Scaling General-Purpose Robotic Reward Models via Trajectory Comparisons"
 (progress and success of each frame); Lee et al. 2026, "RoboReward: General-Purpose Vision-Language Reward Models for
 Robotics", arXiv 2601.00675 (grades).
-Differences: any model is asked in our words; TOPReward scales log P(True) by the extremes of a whole episode, which are
+These ask any model in our words; `robots` asks those three models in theirs.
+Differences: TOPReward scales log P(True) by the extremes of a whole episode, which are
 not known while it runs, so `no` is its scale here; the mean of progress and success is ours.
 When it fails: a server that returns no log-probabilities (token); a model that thinks although it is asked not to, so
 that its first token says nothing: take an Instruct model; goals that so few frames cannot show.
@@ -32,12 +33,13 @@ from rewards.llm.judges.prompts import sections
 # First tokens, in small letters, that say yes and no.
 YES_WORDS = ("yes", "true")
 NO_WORDS = ("no", "false")
+FRAMES_GONE = "the frames of a window are gone; it waited longer than frames are kept"
 SHARE_SCHEMA = {"type": "number", "minimum": 0, "maximum": 1}
 
 
 @dataclass(eq=False)
-class _WindowModel(ServerJudge):
-    """What the three share: one question a window, its frames among the words."""
+class WindowModel(ServerJudge):
+    """What judges of windows share: one question a window, its frames among the words."""
 
     goal: str = setting("", "the task, a sentence")
     folder: str = setting("", "where the frames are; the reward fills it in")
@@ -74,13 +76,22 @@ class _WindowModel(ServerJudge):
         return [f"windows of frames are scored by {self.model} at {self.url} ({self.name}) for: {self.goal}"]
 
     def _load_frames(self, names: Sequence[str]) -> list[np.ndarray]:
+        files = frame_files(self.folder, names)
         try:
-            return [np.load(Path(self.folder) / f"{name}.npy") for name in names]
+            return [np.load(file) for file in files]
         except (OSError, ValueError):
-            raise JudgeError("the frames of a window are gone; it waited longer than frames are kept") from None
+            raise JudgeError(FRAMES_GONE) from None
 
 
-class TokenShare(_WindowModel):
+def frame_files(folder: str, names: Sequence[str]) -> list[Path]:
+    """Where the frames of a window are; JudgeError if they are gone."""
+    files = [Path(folder) / f"{name}.npy" for name in names]
+    if not all(file.is_file() for file in files):
+        raise JudgeError(FRAMES_GONE)
+    return files
+
+
+class TokenShare(WindowModel):
     """A probability that the model gives to a word."""
 
     name = "token"
@@ -105,7 +116,7 @@ class TokenShare(_WindowModel):
         return yes / (yes + no)
 
 
-class FrameProgress(_WindowModel):
+class FrameProgress(WindowModel):
     """A progress for each frame, and a success."""
 
     name = "progress"
@@ -119,7 +130,7 @@ class FrameProgress(_WindowModel):
         return (progress[-1] + answer["success"]) / 2
 
 
-class WindowGrade(_WindowModel):
+class WindowGrade(WindowModel):
     """A grade of the whole window."""
 
     name = "score"
