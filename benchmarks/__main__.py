@@ -1,13 +1,13 @@
 """Benchmarks and studies: what the README's numbers come from.
 
     python -m benchmarks NAME...              run them; an interrupted study continues where it stopped
-    python -m benchmarks peers:CASE:CASE...   some cases of a measurement (peers, scale, repairs3, plain)
+    python -m benchmarks peers:CASE:CASE...   some cases of a measurement (peers, scale, repairs3, plain, public)
     python -m benchmarks list                 what there is
 
 Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
 foundation.json, ppo.json, exploration.json, vision.json, language.json, model_based.json, users.json,
-experiments.json, speed.json, scale.json, rewards2.json and agents2.json. A study whose CSV has no column `commit` was
-recorded with 0.1.0.
+experiments.json, speed.json, scale.json, rewards2.json, agents2.json and models.json. A study whose CSV has no column
+`commit` was recorded with 0.1.0.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "wheel": ("benchmarks.checks.wheel:run", "users"),
     "users": ("benchmarks.users:run", "users"),
     "features": ("benchmarks.features:run", "users"),
+    "public": ("benchmarks.checks.public:run", "models"),
     "rule": ("benchmarks.checks.rule:run", "effects"),
     "effects": ("benchmarks.effects:run", "effects"),
     "scale": ("benchmarks.scale:run", "scale"),
@@ -97,7 +98,7 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
         return 0 if names else 2
     asked = [name.split(":") for name in names]
     for name, *cases in asked:
-        if name not in every() or (cases and name not in ("peers", "scale", "repairs3", "plain")):
+        if name not in every() or (cases and name not in ("peers", "scale", "repairs3", "plain", "public")):
             print(unknown("benchmark", ":".join([name, *cases]), every()), file=sys.stderr)
             return 2
     for name, *cases in asked:

@@ -4,7 +4,7 @@ ours            a line in the table: "rnd": "rewards.exploration.rnd:RND"
 installed       [project.entry-points."lodestar_rl.rewards"] far = "novelty:Far" in a package's metadata
 registered      rewards.register("far", Far) in a program
 of a file       novelty:Far, found as Python finds modules; it is called far, after its class, from then on
-with a value    lerobot:FOLDER: an entry of ours with one of its options, which the table names
+with a value    lerobot:FOLDER: an entry of ours and the value of one of its options
 """
 
 import difflib
@@ -35,7 +35,11 @@ class Table(Generic[T]):
     """The rewards, or the agents."""
 
     def __init__(
-        self, kind: str, ours: dict[str, str], needs: tuple[str, ...], arguments: dict[str, str] | None = None
+        self,
+        kind: str,
+        ours: dict[str, str],
+        needs: tuple[str, ...],
+        arguments: dict[str, tuple[str, str]] | None = None,
     ) -> None:
         # What errors call an entry, as in "reward".
         self.kind = kind
@@ -43,7 +47,7 @@ class Table(Generic[T]):
         self.ours = ours
         # The attributes that a class must have.
         self.needs = needs
-        # Name -> the option that stands behind its colon.
+        # What stands before a colon -> the entry and its option that are meant.
         self.arguments = arguments or {}
         # The group of entry points.
         self.group = f"lodestar_rl.{kind}s"
@@ -67,11 +71,12 @@ class Table(Generic[T]):
         self.registered[name] = cls
 
     def split_argument(self, given: Any) -> tuple[Any, dict[str, str]]:
-        """Of "lerobot:FOLDER" the name and its option; of anything else that itself, and no options."""
+        """Of "lerobot:FOLDER" the entry that is meant and its option; of anything else that itself, and no options."""
         if isinstance(given, str):
-            name, colon, text = given.partition(":")
-            if colon and name in self.arguments:
-                return name, {self.arguments[name]: text}
+            short_name, colon, value = given.partition(":")
+            if colon and short_name in self.arguments:
+                name, option = self.arguments[short_name]
+                return name, {option: value}
         return given, {}
 
     def name_of(self, given: Any) -> str:

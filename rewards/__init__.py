@@ -42,7 +42,6 @@ TABLE: dict[str, str] = {
     "clip": "rewards.vision.clip:Clip",
     "progress": "rewards.vision.progress:Progress",
     "progress_model": "rewards.vision.progress_model:ProgressModel",
-    "lerobot": "rewards.vision.lerobot:LeRobot",
     "self_reference": "rewards.vision.self_reference:SelfReference",
     "contrast": "rewards.vision.contrast:Contrast",
     "synthesis": "rewards.vision.synthesis:Synthesis",
@@ -63,7 +62,7 @@ TABLE: dict[str, str] = {
     "stages": "rewards.design.stages:StageReward",
 }
 NEEDS = ("Config", "score", "update", "requires")
-table: Table[Reward] = Table("reward", TABLE, NEEDS, arguments={"lerobot": "path"})
+table: Table[Reward] = Table("reward", TABLE, NEEDS, arguments={"lerobot": ("progress_model", "lerobot")})
 names = table.names
 get = table.get
 register = table.register

@@ -3,10 +3,13 @@
     phi(s') = score of the newest window, in [0, 1]; 0 where an episode begins; the reward is phi(s') - phi(s)
 
 Every `every` steps of an episode, and at its end, a window is scored: the first scored frame and the newest ones, or
-frames that lie evenly between both (`frames`). A server that runs any model with images scores it (`token`, `progress`,
-`score`: see `rewards.llm.judges.windows`), a model of robotics as it was published (`robometer`, `roboreward`,
-`topreward`: `rewards.llm.judges.robots`), one of LeRobot (`lerobot`, see there), or a file of answers (`recorded`).
-Without any the suite's own CLIP does, (1 + cosine) / 2 of every frame (`clip`).
+frames that lie evenly between both (`frames`). What scores it (`judge`):
+
+    token, progress, score                any model with images on a server, `rewards.llm.judges.windows`
+    robometer, roboreward, topreward      a model of robotics on its server, as published, `rewards.llm.judges.robots`
+    lerobot                               a model of LeRobot in a Python of its own, `rewards.llm.judges.lerobot`
+    recorded                              a file of answers, or a progress file of LeRobot
+    clip                                  the suite's own CLIP, (1 + cosine) / 2 of every frame, without any of these
 
 Sources: Chen et al. 2026, "TOPReward", arXiv 2602.19313; Liang et al. 2026, "Robometer"; Lee et al. 2026, "RoboReward",
 arXiv 2601.00675.
@@ -22,10 +25,13 @@ Example:
     python -m runners.train env=Pendulum-v1 agent=sac reward=progress_model reward.progress_model.judge=token \
         'reward.progress_model.judge_options={model: qwen3-vl-8b, url: "http://localhost:8000/v1"}' \
         reward.progress_model.goal="the pendulum points straight up"
+    python -m runners.train env=Pendulum-v1 agent=sac reward=lerobot:lerobot/Robometer-4B \
+        reward.progress_model.python=lerobot/bin/python
 """
 
 import hashlib
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -77,6 +83,8 @@ class ProgressModelConfig(VisionConfig):
         'of a server: {model: qwen3-vl-8b, url: "http://localhost:8000/v1"} and more; of `recorded`: {path: FILE}, '
         "or LeRobot's progress: {path: progress.parquet, recording: FILE}",
     )
+    lerobot: str = setting("", "the model of judge=lerobot: a folder or a repository, as in reward=lerobot:FOLDER")
+    python: str = setting("python3", "of judge=lerobot: the Python of an environment with lerobot 0.6")
     every: int = setting(8, "steps of an episode between two windows", low=1)
     window: int = setting(8, "frames of one", low=1, high=64)
     frames: str | None = setting(
@@ -97,6 +105,11 @@ class ProgressModelConfig(VisionConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.lerobot:
+            self.judge = "lerobot"
+        if self.judge == "lerobot":
+            place = {"path": os.path.expanduser(self.lerobot), "python": os.path.expanduser(self.python)}
+            self.judge_options = {**place, **self.judge_options}
         published = self.judge in PUBLISHED_JUDGES
         if self.frames is None:
             self.frames = "even" if published else "newest"

@@ -33,7 +33,9 @@ RUN_FOLDER_KEYS = ("root", "run_dir")
 SENTENCE_OPTIONS = ("goal", "baseline", "negative", "describe")
 # Options that name what is written, and what is read where it exists.
 WRITTEN_OPTIONS = re.compile(r"cache|cached|transcript|answers|\w*dir")
-READ_OPTIONS = re.compile(r"base|model|weights|demos|goals|others|references_from|data|code|rulebook|\w*file|\w*path")
+READ_OPTIONS = re.compile(
+    r"base|model|weights|demos|goals|others|references_from|data|code|rulebook|lerobot|\w*file|\w*path"
+)
 DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 # What joins the parts of a module's name, of a path, of an address.
 JOINTS = re.compile(r"[.:/\\\0]")

@@ -13,7 +13,7 @@ import pytest
 import rewards
 from lodestar import make_reward
 from rewards.llm.judges.lerobot import LeRobotModel
-from rewards.vision.lerobot import LeRobot, LeRobotConfig
+from rewards.vision.progress_model import ProgressModel
 from runners.cli.compose import compose
 from runners.run.config import UsageError
 from runners.run.trust import require
@@ -146,14 +146,16 @@ def test_what_is_wrong_is_said_before_training(path, python, words, tmp_path, mo
 
 
 def test_a_name_with_a_folder_sets_its_option():
-    config, _ = compose(["env=Pendulum-v1", "reward=lerobot:lerobot/Robometer-4B", "reward.lerobot.goal=upright"])
-    options = config.reward["lerobot"]
-    assert isinstance(options, LeRobotConfig) and options.path == "lerobot/Robometer-4B"
+    config, _ = compose(
+        ["env=Pendulum-v1", "reward=lerobot:lerobot/Robometer-4B", "reward.progress_model.goal=upright"]
+    )
+    options = config.reward["progress_model"]
+    assert options.judge == "lerobot"
     assert options.judge_options == {"path": "lerobot/Robometer-4B", "python": "python3"}
     assert (options.size, options.frames) == (224, "even")
     assert rewards.table.split_argument("my_file:Class") == ("my_file:Class", {})
     with pytest.raises(UsageError, match="the program /tmp/evil, which would be started"):
-        require(False, "config.yaml", {"reward.lerobot.python": "/tmp/evil"})
+        require(False, "config.yaml", {"reward.progress_model.python": "/tmp/evil"})
 
 
 def test_a_program_names_it_as_the_command_does(python, tmp_path):
@@ -162,6 +164,6 @@ def test_a_program_names_it_as_the_command_does(python, tmp_path):
     folder = write_model(tmp_path / "model")
     env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
     mix = make_reward(f"lerobot:{folder}", env, python=python, goal="the pole stands", ask="at_once")
-    reward = mix.streams["lerobot"].reward
-    assert isinstance(reward, LeRobot) and "(lerobot 0.6.1)" in reward.notes()[0]
+    reward = mix.streams["progress_model"].reward
+    assert isinstance(reward, ProgressModel) and "(lerobot 0.6.1)" in reward.notes()[0]
     reward.close()

@@ -1,6 +1,7 @@
 """Any reward model of LeRobot, in a process of its own, as its versions of Python, torch and NumPy differ from ours.
 
-    lodestar train env=... reward=lerobot:FOLDER_OR_REPO reward.lerobot.python=/path/to/its/bin/python
+    lodestar train env=... reward=lerobot:FOLDER_OR_REPO \
+        reward.progress_model.python=/path/to/its/bin/python
 
 The score is what `compute_reward` returns: the progress of the last frame, the success of a classifier, or TOPReward's
 log-probability, scaled as `robots.scale_log_probability` does. Values outside [0, 1] are cut off.
