@@ -61,8 +61,8 @@ TABLE: dict[str, str] = {
     "table": "rewards.design.table:StateTable",
     "stages": "rewards.design.stages:StageReward",
 }
-NEEDS = ("Config", "score", "update", "requires")
-table: Table[Reward] = Table("reward", TABLE, NEEDS, arguments={"lerobot": ("progress_model", "lerobot")})
+SHORT_NAMES = {"lerobot": ("progress_model", "lerobot")}
+table: Table[Reward] = Table("reward", TABLE, needs=("Config", "score", "update", "requires"), arguments=SHORT_NAMES)
 names = table.names
 get = table.get
 register = table.register

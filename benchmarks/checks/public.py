@@ -32,7 +32,7 @@ from benchmarks import results
 
 # Name in open_clip -> tag of its weights.
 PUBLIC_MODELS = {"ViT-B-32": "laion2b_s34b_b79k", "ViT-B-16-SigLIP2": "webli", "MobileCLIP2-S0": "dfndr2b"}
-WORLDS = (
+RATED_WORLDS = (
     "lodestar/CartPoleUpright-v0",
     "lodestar/MountainCarGoal-v0",
     "lodestar/PendulumUpright-v0",
@@ -43,7 +43,7 @@ WORLDS = (
 )
 FRAMES_A_WORLD = 300
 FRAME_PIXELS = 224
-SEED = 17
+PUBLIC_SEED = 17
 PASS_FRAMES = 32
 NO_MEANING = "qwv zzxk blorp"
 # Frames of a goal that a server is asked about, half of them at the goal.
@@ -67,7 +67,7 @@ class SeenGoal:
 
 
 def run(
-    folder: Path, models: Sequence[str] = (), worlds: Sequence[str] = WORLDS, frames: int = FRAMES_A_WORLD
+    folder: Path, models: Sequence[str] = (), worlds: Sequence[str] = RATED_WORLDS, frames: int = FRAMES_A_WORLD
 ) -> dict[str, float]:
     """Rate every goal with every model that can be had; writes the table and the page, returns the figures."""
     seen = [goal for env in worlds for goal in look(env, frames)]
@@ -100,7 +100,7 @@ def look(env: str, frames: int) -> list[SeenGoal]:
     from envs.make import goals
     from runners.compare.sample import SampleSpec, load_or_take
 
-    sample = load_or_take(SampleSpec(env, frames=frames, seed=SEED, frame_size=FRAME_PIXELS))
+    sample = load_or_take(SampleSpec(env, frames=frames, seed=PUBLIC_SEED, frame_size=FRAME_PIXELS))
     counted = sample.counted & ~sample.blank
     pictures: Any = sample.batch.frame
     seen = []
@@ -153,7 +153,7 @@ def ask(url: str, model: str, seen: Sequence[SeenGoal]) -> list[dict[str, Any]]:
     from rewards.llm.judges.windows import TokenShare
 
     rows = []
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(PUBLIC_SEED)
     for goal in seen:
         half = ASKED_FRAMES // 2
         chosen = []

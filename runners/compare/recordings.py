@@ -108,18 +108,24 @@ def _score_episodes(stream: Stream, batch: Transitions, file: str) -> list[np.nd
     reward = stream.reward
     if "frame" in reward.requires and batch.frame is None:
         raise UsageError(f"recordings: {file} has no frames; record it with frames=96 (lodestar record)")
-    name = reward.embedding
-    if name is not None:
-        extras = {**batch.extras, name: reward.embed(batch)}
-        if batch.obs_frame is not None:
-            extras[f"obs_{name}"] = reward.embed(batch.replace(frame=batch.obs_frame))
-        batch = batch.replace(frame=None, obs_frame=None, extras=extras)
     values = []
     for rows in episodes(batch):
-        rollout = batch[rows].map(lambda x: x[:, None])
+        # A judge's frames are kept for a while only, so an episode is scored before the next one is shown.
+        rollout = _embed(stream, batch[rows]).map(lambda x: x[:, None])
         raw, _ = stream.score(rollout, reward.initial_memory(1))
         values.append(raw[:, 0].astype(np.float64))
     return values
+
+
+def _embed(stream: Stream, batch: Transitions) -> Transitions:
+    """Frames exchanged for what stands for them, if anything does."""
+    name = stream.reward.embedding
+    if name is None:
+        return batch
+    extras = {**batch.extras, name: stream.reward.embed(batch)}
+    if batch.obs_frame is not None:
+        extras[f"obs_{name}"] = stream.reward.embed(batch.replace(frame=batch.obs_frame))
+    return batch.replace(frame=None, obs_frame=None, extras=extras)
 
 
 def measure(scored: list[ScoredEpisode], threshold: float) -> dict[str, Any]:

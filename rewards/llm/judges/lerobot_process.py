@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from importlib import metadata
+from typing import Any, TextIO
 
 # This folder is no place to import from: it has an `openai` of ours.
 sys.path.pop(0)
@@ -22,7 +23,7 @@ VERSIONS = ((0, 6), (0, 7))
 CLASSIFIER = "reward_classifier"
 
 
-def main():
+def main() -> None:
     """Load the model, and answer until standard input ends."""
     settings = json.loads(sys.argv[1])
     # Libraries print what they like: answers have a stream of their own.
@@ -43,7 +44,7 @@ def main():
             say(answers, failed=one_line(error))
 
 
-def check_version():
+def check_version() -> str:
     """The version of LeRobot that this Python has; RuntimeError if it is another than those known here."""
     wanted = "pip install 'lerobot>=0.6,<0.7' into it, or give the python of an environment that has it"
     try:
@@ -60,7 +61,7 @@ def check_version():
 class Model:
     """The model, its preprocessing, and which of its inputs gets the frames."""
 
-    def __init__(self, path, image_key, device):
+    def __init__(self, path: str, image_key: str, device: str) -> None:
         import torch
         from lerobot.configs.rewards import RewardModelConfig
         from lerobot.rewards import make_reward_model
@@ -76,7 +77,7 @@ class Model:
         self.model = make_reward_model(config)
         self.preprocess = load_preprocessing(config, path)
 
-    def score(self, files, task):
+    def score(self, files: list[str], task: str) -> float:
         import numpy as np
 
         frames = [np.load(file) for file in files]
@@ -94,7 +95,7 @@ class Model:
             return float(self.model.compute_reward(batch).flatten()[0])
 
 
-def resize(frame, shape):
+def resize(frame: Any, shape: tuple[int, int, int] | None) -> Any:
     """A frame (H, W, 3) of the height and width of a shape (3, H, W); as it is without a shape."""
     if shape is None:
         return frame
@@ -105,20 +106,20 @@ def resize(frame, shape):
     return np.asarray(Image.fromarray(frame).resize((width, height), Image.Resampling.BILINEAR))
 
 
-def choose_key(config):
+def choose_key(config: Any) -> str:
     """The one input that holds pictures; RuntimeError for none, or several."""
     key = getattr(config, "image_key", "")
     if key:
-        return key
+        return str(key)
     keys = [name for name in config.input_features if name.startswith("observation.image")]
     if len(keys) != 1:
         raise RuntimeError(
             f"{config.type} reads {len(keys)} pictures ({', '.join(keys)}), and there is one; give image_key"
         )
-    return keys[0]
+    return str(keys[0])
 
 
-def load_preprocessing(config, path):
+def load_preprocessing(config: Any, path: str) -> Any:
     """The pipeline that was saved beside the model, else the one that LeRobot makes for it."""
     from lerobot.processor import PolicyProcessorPipeline
     from lerobot.rewards import make_reward_pre_post_processors
@@ -131,13 +132,13 @@ def load_preprocessing(config, path):
     return preprocess
 
 
-def say(answers, **message):
+def say(answers: TextIO, **message: Any) -> None:
     """Write one line."""
     answers.write(json.dumps(message) + "\n")
     answers.flush()
 
 
-def one_line(error):
+def one_line(error: Exception) -> str:
     """An error as one sentence of at most 300 characters."""
     words = " ".join(str(error).split())
     if isinstance(error, RuntimeError) and words:
