@@ -108,7 +108,7 @@ def make(
         name, option = table.split_argument(name)
         name = table.name_of(name)
         reward_class = get(name)
-        if option:
+        if option and (config is None or isinstance(config, dict)):
             config = {**option, **(config or {})}
         config = config_of(name, config)
         # Seeds that lie far apart leave room for those that a reward derives from its own.
