@@ -55,20 +55,29 @@ def _module(path: Path) -> str:
 
 
 @functools.cache
+def parse(path: Path) -> ast.Module:
+    """The syntax tree of a file, which all checks of its text share."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Every node of a file's syntax tree."""
+    return [*ast.walk(parse(path))]
+
+
+@functools.cache
 def imports(path: Path) -> list[tuple[int, str]]:
     """(line, module) of every import; `from a import b` gives `a.b` where b is a module, else `a`."""
     return [*_imports(path)]
 
 
 def _imports(path: Path) -> Iterator[tuple[int, str]]:
-    tree = ast.parse(path.read_text())
-    checked = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
+    checked: set[int] = set()
+    for node in nodes(path):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            checked.update(id(inner) for inner in ast.walk(node))
+    for node in nodes(path):
         if id(node) in checked:
             continue
         if isinstance(node, ast.Import):
@@ -176,7 +185,7 @@ def train(root: Path, arguments: tuple[str, ...], steps: int) -> float:
 
 def run_tests(folder: Path) -> dict[str, float]:
     """Seconds and number of the fast tests as `make test` runs them, quiet and beside eight busy processes."""
-    command = [sys.executable, "-m", "pytest", "-n", "3", "--dist", "loadfile"]
+    command = [sys.executable, "-m", "pytest", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
     figures: dict[str, float] = {}
     for name, load in (("quiet", 0), ("loaded", 8)):
         busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(load)]

@@ -85,7 +85,7 @@ def constants(paths: list[Path]) -> dict[str, set[Path]]:
     """Capital name -> the files that define it at their top level."""
     files: dict[str, set[Path]] = defaultdict(set)
     for path in paths:
-        for statement in ast.parse(path.read_text()).body:
+        for statement in house.parse(path).body:
             if not isinstance(statement, ast.Assign):
                 continue
             for target in ast.walk(ast.Tuple(statement.targets)):
@@ -98,7 +98,7 @@ def participles(paths: list[Path]) -> list[str]:
     """Functions whose whole name is a participle, which says neither what is done nor what is returned."""
     found = []
     for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in house.nodes(path):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             name = node.name.strip("_")

@@ -12,7 +12,7 @@ import pytest
 import agents
 import rewards
 from benchmarks import plain
-from benchmarks.house import PACKAGES, ROOT, circles, folder_circles, imports
+from benchmarks.house import PACKAGES, ROOT, circles, folder_circles, imports, nodes, parse
 
 # A part may import itself and what stands behind it here; the longest prefix of a module's name decides.
 ARROWS = {
@@ -43,11 +43,6 @@ def module(path):
 @functools.cache
 def source(path):
     return path.read_text()
-
-
-@functools.cache
-def tree(path):
-    return ast.parse(source(path))
 
 
 def within(name, parts):
@@ -93,12 +88,13 @@ def test_no_import_is_relative():
     assert [str(path) for path in FILES if re.search(r"^\s*from \.", source(path), re.MULTILINE)] == []
 
 
+@functools.cache
 def count_tokens(path):
     """Python's tokens, without comments, docstrings and layout; a formatter changes nothing about them."""
     layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
     docstrings = {
         node.body[0].lineno
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None
     }
     with path.open("rb") as file:
@@ -129,7 +125,7 @@ def test_a_thing_lives_with_its_owner():
 def test_one_class_name_has_one_meaning():
     owners: dict[str, list[str]] = {}
     for path in FILES:
-        for node in tree(path).body:
+        for node in parse(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 owners.setdefault(node.name, []).append(module(path))
     assert {name: files for name, files in owners.items() if len(files) > 1} == {}
@@ -137,7 +133,7 @@ def test_one_class_name_has_one_meaning():
 
 def own_names(path):
     """Names that a file gives: variables, arguments, fields, functions."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.arg):
             yield node.lineno, node.arg
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -163,7 +159,7 @@ def test_everything_in_a_table_exists_and_has_a_test_file(package, table):
     for name, target in table.items():
         place, _, attribute = target.partition(":")
         path = ROOT / (place.replace(".", "/") + ".py")
-        classes = [node.name for node in tree(path).body if isinstance(node, ast.ClassDef)]
+        classes = [node.name for node in parse(path).body if isinstance(node, ast.ClassDef)]
         assert attribute in classes, f"{name} -> {target}: {path} has no class {attribute}"
         stem = path.parent.name if path.stem == "agent" else path.stem
         assert any(test.startswith(f"test_{stem}") for test in tests), f"{name} has no test file"
