@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,8 @@ from envs.make import spec_of
 
 ROOT = Path(__file__).resolve().parents[3]
 MISTAKES = Path(__file__).with_name("mistakes.txt")
+# Command line -> its exit code and its sentence.
+Answers = dict[str, tuple[object, str]]
 OWN_FILE = """
 import gymnasium
 import numpy
@@ -44,21 +47,34 @@ def read_mistakes() -> dict[str, str]:
     return {command.strip(): meant.strip() for command, meant in pairs}
 
 
-def answer(commands: list[str]) -> dict[str, tuple[object, str]]:
-    """Command line -> its exit code and its sentence, each called in a fork of one process."""
+def write_own_file(folder: Path) -> None:
+    """The file of a user that some of the command lines name."""
+    (folder / "my_file.py").write_text(OWN_FILE)
+
+
+def answers_in_process(commands: Iterable[str]) -> Answers:
+    """Command line -> its exit code and its sentence, each called in a fork of one process of their own."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "my_file.py").write_text(OWN_FILE)
+        write_own_file(Path(folder))
         program = [sys.executable, "-m", __name__]
         text = "\n".join(commands)
         done = subprocess.run(program, cwd=folder, env=env, input=text, capture_output=True, text=True, check=True)
-    answers = (json.loads(line) for line in done.stdout.splitlines())
-    return {command: (code, sentence) for command, code, sentence in answers}
+    return json.loads(done.stdout)
 
 
-def wrong_hints(mistakes: dict[str, str]) -> dict[str, str]:
+def answers_in_forks(commands: Iterable[str]) -> Answers:
+    """Command line -> its exit code and its sentence, each called in a fork of this process."""
+    forked = import_module("tests.test_runners.refused").forked
+    answers = {}
+    for command in commands:
+        code, error, _, _ = forked(command)
+        answers[command] = (code, error.strip())
+    return answers
+
+
+def wrong_hints(mistakes: dict[str, str], answers: Answers) -> dict[str, str]:
     """The mistakes whose sentence does not name what was meant, with what was said."""
-    answers = answer([*mistakes])
     wrong = {}
     for command, meant in mistakes.items():
         code, sentence = answers[command]
@@ -71,23 +87,20 @@ def wrong_hints(mistakes: dict[str, str]) -> dict[str, str]:
 def measure() -> dict[str, float]:
     """How many mistakes were tried, and of how many the sentence names what was meant."""
     mistakes = read_mistakes()
-    return {"hints_tried": len(mistakes), "hints_right": len(mistakes) - len(wrong_hints(mistakes))}
+    wrong = wrong_hints(mistakes, answers_in_process(mistakes))
+    return {"hints_tried": len(mistakes), "hints_right": len(mistakes) - len(wrong)}
 
 
-def call_all(commands: list[str]) -> None:
-    """Call each command line in a fork, and print what came of it as JSON."""
-    # A fork takes milliseconds where these are loaded already, torch and the families of environments among them.
-    forked = import_module("tests.test_runners.refused").forked
+def warm_up() -> None:
+    """Load torch, agents, rewards and the families of environments, so that a fork takes milliseconds."""
     for agent in ("ppo", "dyna", "world_model"):
         agents.get(agent)
     for reward in ("rnd", "clip", "contrast", "code", "oni"):
         rewards.get(reward)
     with suppress(ValueError):
         spec_of("BallWorld-v0")
-    for command in commands:
-        code, error, _, _ = forked(command)
-        print(json.dumps([command, code, error.strip()]), flush=True)
 
 
 if __name__ == "__main__":
-    call_all(sys.stdin.read().splitlines())
+    warm_up()
+    print(json.dumps(answers_in_forks(sys.stdin.read().splitlines())))
