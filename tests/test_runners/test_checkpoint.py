@@ -1,8 +1,6 @@
 import json
-import multiprocessing
 import os
 import resource
-import time
 from collections import deque
 from pathlib import Path
 
@@ -251,38 +249,3 @@ def test_files_are_flushed_before_the_rename_and_the_folder_after_it(tmp_path, m
     assert before[:3] == [checkpoint.ARRAYS_FILE, checkpoint.STATE_FILE, checkpoint.MANIFEST]
     assert before[3].startswith("tmp-")
     assert after[0] == tmp_path.name
-
-
-def _save_for_ever(folder: Path) -> None:
-    """Continue where the last process was killed, and save without a pause."""
-    found = load(folder)
-    step = found[1] if found else 0
-    assert found is None or found[0]["x"][0] == step, found
-    while True:
-        step += 1
-        save(folder, {"x": np.full(500_000, step, np.float32)}, step)
-
-
-def _latest(folder: Path) -> int:
-    latest = folder / checkpoint.LATEST
-    return int(latest.read_text()[5:17]) if latest.exists() else 0
-
-
-def test_kill_in_a_save_loop_always_leaves_a_whole_checkpoint(tmp_path):
-    rng = np.random.default_rng(0)
-    last = 0
-    for _ in range(12):
-        process = multiprocessing.get_context("fork").Process(target=_save_for_ever, args=(tmp_path,))
-        process.start()
-        while _latest(tmp_path) <= last:  # however busy the machine is, a save has happened
-            assert process.is_alive()
-            time.sleep(0.001)
-        time.sleep(0.05 * rng.random())  # a save takes some 10 ms
-        process.kill()
-        process.join()
-        said = []
-        state, step = load(tmp_path, said.append, tidy=True)
-        assert not said and (state["x"] == step).all()
-        assert not list(tmp_path.glob("tmp-*"))
-        assert step > last
-        last = step

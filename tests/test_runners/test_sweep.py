@@ -87,7 +87,24 @@ def test_a_sweep_runs_every_job_once_and_the_second_time_none(tmp_path, capfd):
     assert "resume=never, but" in capfd.readouterr().err
 
 
-def test_a_job_that_fails_does_not_stop_the_others_and_is_tried_as_often_as_asked(tmp_path, capfd, monkeypatch):
+def test_a_job_that_fails_does_not_stop_the_others_and_is_not_tried_again_unasked(tmp_path, capfd, monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    argv = _argv(tmp_path, "env=faulty_worlds:Raises-v0,CartPole-v1", "total_timesteps=256", "attempts=1", "slots=1")
+    raises, cartpole = "faulty_worlds-Raises-v0/ppo-task/s0", "CartPole-v1/ppo-task/s0"
+    assert main(argv) == 1
+    entries = _entries(tmp_path)
+    assert (entries[raises].state, entries[raises].attempts, entries[raises].code) == ("failed", 1, 6)
+    assert "KeyError: 'the door'" in entries[raises].error
+    assert entries[cartpole].state == "finished"
+    out = capfd.readouterr().out
+    assert f"failed: {raises}: the environment failed" in out
+    assert str(_folder(tmp_path, raises) / "log.txt") in out
+    assert main(argv) == 1
+    assert _entries(tmp_path) == entries
+
+
+@pytest.mark.nightly
+def test_jobs_that_fail_are_tried_as_often_as_asked(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
     worlds = "env=CartPole-v1,faulty_worlds:Raises-v0,faulty_worlds:NotANumber-v0"
     argv = _argv(tmp_path, worlds, "total_timesteps=256", "attempts=2", "checkpoint_every=0")
@@ -100,10 +117,6 @@ def test_a_job_that_fails_does_not_stop_the_others_and_is_tried_as_often_as_aske
     assert (entries[raises].attempts, entries[raises].code) == (2, 6)
     assert "KeyError: 'the door'" in entries[raises].error
     assert (entries[not_a_number].attempts, entries[not_a_number].code) == (1, 4)
-    out = capfd.readouterr().out
-    assert f"failed: {raises}: the environment failed" in out and str(_folder(tmp_path, raises) / "log.txt") in out
-    assert main(argv) == 1  # what failed is not tried again
-    assert _entries(tmp_path) == entries
     assert main([*argv, "resume=errored", "attempts=1"]) == 1
     again = _entries(tmp_path)
     assert again[raises].attempts == 3 and again[not_a_number].attempts == 2
@@ -125,6 +138,7 @@ def test_a_run_that_is_killed_is_tried_again_and_continues_from_its_checkpoint(t
     assert "continues at step 64" in (_folder(tmp_path, job) / "log.txt").read_text()
 
 
+@pytest.mark.nightly
 def test_a_sweep_that_is_killed_continues_and_runs_nothing_twice(tmp_path):
     slow, quick = "benchmarks.speed.sweep-Waits-v0/ppo-task/s0", "CartPole-v1/ppo-task/s0"
     argv = _argv(tmp_path, f"env=CartPole-v1,{SLOW}", "env.wait=0.05", "slots=2")

@@ -75,6 +75,7 @@ def _driven(tmp_path, launcher, **options):
         pytest.param([DONE], "finished", 1, id="finished"),
         pytest.param([1], "failed", 3, id="crashes"),
         pytest.param([2], "failed", 1, id="usage"),
+        pytest.param([4], "failed", 1, id="numerical"),
         pytest.param([1, 1, DONE], "finished", 3, id="crashes-twice"),
         pytest.param([HELD] * 5 + [DONE], "finished", 6, id="held"),
         pytest.param([None] * 5 + [DONE], "finished", 6, id="machine-lost"),
@@ -96,6 +97,7 @@ def test_what_ends_with_0_and_has_not_finished_is_a_crash(tmp_path):
     assert _driven(tmp_path, Played(0, DONE), resume="errored").state == "finished"
 
 
+@pytest.mark.usefixtures("light_forkserver")
 def test_a_process_that_vanishes_with_0_is_not_finished(tmp_path):
     launcher = Local(1, work=vanishes)
     entry = _driven(tmp_path, launcher, attempts=2)

@@ -17,6 +17,7 @@ from runners.sweep.job import Job
 from runners.sweep.local import Local
 
 LONG = 120.0  # seconds in which anything ends on the busiest machine
+pytestmark = pytest.mark.usefixtures("light_forkserver")
 
 
 def ends(argv, folder):
@@ -62,18 +63,6 @@ def sweeps(folder):
     launcher.submit(Job("a", ("obedient",), folder))
     while True:
         launcher.wait(1.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _light():
-    """What our jobs are forked from imports no torch, unless another file of tests has started it already."""
-    if forkserver._forkserver._forkserver_pid is not None:
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "WARM", "runners.sweep.local")
-        yield
-    forkserver._forkserver._stop()
 
 
 def _all(launcher, jobs):

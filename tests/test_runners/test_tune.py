@@ -14,6 +14,7 @@ from runners.cli.compose import compose
 from runners.sweep.drive import drive
 from runners.sweep.job import JobLog
 from runners.tune.__main__ import main
+from runners.tune.config import TuneConfig
 from runners.tune.search import (
     Search,
     arm_scores,
@@ -261,6 +262,20 @@ def test_another_search_in_the_same_folder_is_refused(tmp_path, capsys):
     assert "was begun by another command (it differs in argv, seeds); give name=" in capsys.readouterr().err
 
 
+def test_a_search_from_the_command_line_tests_what_it_found_and_writes_it_down(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(TuneConfig, "launch", lambda self: Instant(earn))
+    arguments = ["env=CartPole-v1", "total_timesteps=900", f"root={tmp_path}", "name=s", f"tune={RATE}"]
+    assert main([*arguments, "trials=8", "seeds=1", "test_seeds=2", "pruner=none"]) == 0
+    found = json.loads((tmp_path / "tune" / "s" / "tune.json").read_text())
+    assert found["trials"]["complete"] == 8 and found["search_steps"] == 8 * 900
+    tuned, default = (found["on_test_seeds"][arm]["runs"] for arm in ("tuned", "default"))
+    assert default == pytest.approx([earn({"seed": seed}) for seed in range(2)]) and tuned > default
+    out = capsys.readouterr().out
+    assert f"{RATE}" in out and "default 0.0003" in out and "at most 12 runs of 900 steps" in out
+    assert "only the test counts" in out and str(tmp_path / "tune" / "s" / "best.yaml") in out
+
+
+@pytest.mark.nightly
 def test_a_real_search_from_the_command_line(tmp_path, capfd):
     arguments = ["env=CartPole-v1", "total_timesteps=64", "n_envs=2", "agent.n_steps=32", "eval_episodes=1"]
     arguments += [f"root={tmp_path}", "name=real", "trials=1", "seeds=1", "test_seeds=1", f"tune={RATE}", "slots=1"]
