@@ -20,17 +20,20 @@ def agent(env_id="CartPole-v1", n=8, device="cpu", names=("task",), **changes):
     return PPO(made, PPOConfig(**{**SMALL, **changes}), scorer=mix, seed=0, device=device)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("env_id", "limit"), [("CartPole-v1", 100), ("Pendulum-v1", None)])
-def test_it_learns_on_the_device(env_id, limit, device):
-    model = agent(env_id, 16, device, n_steps=64, batch_size=128, n_epochs=6, learning_rate=2e-3).learn(40_000)
+def test_it_learns_on_the_device(device):
+    model = agent("CartPole-v1", 16, device, n_steps=64, batch_size=128, n_epochs=6, learning_rate=2e-3).learn(40_000)
+    returns = [episode["r"] for episode in model.ep_info_buffer]
+    assert len(returns) == 100 and np.mean(returns) > 100
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_episode_of_the_device_is_told_with_its_length(device):
+    model = agent("Pendulum-v1", 16, device, n_steps=64, batch_size=128, n_epochs=1).learn(16 * 64 * 4)
     assert model.collector.vector.device.type == device and isinstance(model.collector.vector, torch.Tensor)
-    returns = [e["r"] for e in model.ep_info_buffer]
-    assert len(returns) == 100
-    if limit:
-        assert np.mean(returns) > limit
-    else:
-        assert {e["l"] for e in model.ep_info_buffer} == {200}  # every episode runs out of time
+    # 256 steps of 16 environments hold one episode each, which runs out of time.
+    assert [episode["l"] for episode in model.ep_info_buffer] == [200] * 16
 
 
 @pytest.mark.parametrize("device", DEVICES)
