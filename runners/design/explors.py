@@ -15,7 +15,6 @@ from collections import deque
 from typing import NamedTuple
 
 import numpy as np
-from scipy.signal import lfilter
 from scipy.special import softmax
 
 from runners.compare.finite import FiniteModel
@@ -117,4 +116,9 @@ def play(model: FiniteModel, logits: np.ndarray, rng: np.random.Generator, longe
 
 def to_go(rewards: np.ndarray, gamma: float) -> np.ndarray:
     """Discounted sums of rewards (H,) from each step on."""
-    return lfilter([1], [1, -gamma], rewards[::-1])[::-1]
+    sums = np.empty(len(rewards))
+    following = 0.0
+    for step in reversed(range(len(rewards))):
+        following = rewards[step] + gamma * following
+        sums[step] = following
+    return sums
