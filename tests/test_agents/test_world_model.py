@@ -85,7 +85,13 @@ def test_every_preset_learns_on_a_grid(preset):
         assert torch.isfinite(value).all() and torch.equal(value, before[name]) == unused, name
 
 
-@pytest.mark.parametrize("preset", ["r2dreamer", "drama", "tdmpc2", "mrq", "infopower"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        *("r2dreamer", "tdmpc2", "mrq"),
+        *(pytest.param(preset, marks=pytest.mark.nightly) for preset in ("drama", "infopower")),
+    ],
+)
 def test_presets_learn_with_continuous_actions(preset):
     model = agent("Pendulum-v1", preset)
     before = weights(model)
@@ -102,10 +108,10 @@ def test_presets_learn_with_continuous_actions(preset):
 @pytest.mark.parametrize(
     ("preset", "mode"),
     [
-        ("r2dreamer", AutoresetMode.SAME_STEP),
+        pytest.param("r2dreamer", AutoresetMode.SAME_STEP, marks=pytest.mark.nightly),
         ("dreamer", AutoresetMode.NEXT_STEP),
         ("mrq", AutoresetMode.SAME_STEP),
-        ("mrq", AutoresetMode.NEXT_STEP),
+        pytest.param("mrq", AutoresetMode.NEXT_STEP, marks=pytest.mark.nightly),
     ],
 )
 def test_it_learns_from_pixels(preset, mode):

@@ -538,3 +538,16 @@ def test_a_foreign_package_of_one_of_our_names_is_named(name, tmp_path):
         f"error: the package {name!r} is {tmp_path / name}, which is not part of lodestar-rl in "
     )
     assert len(run.stderr.splitlines()) == 1
+
+
+# Seconds to import, and of no use to a run that learns CartPole from its own reward.
+UNUSED = "minigrid mujoco numba open_clip optuna pandas pygame ray scipy sklearn sympy torchvision transformers wandb"
+
+
+@pytest.mark.nightly
+def test_a_plain_run_imports_nothing_that_it_does_not_use(tmp_path):
+    plain = ["env=CartPole-v1", "total_timesteps=300", *FAST, f"run_dir={tmp_path / 'run'}"]
+    script = f"import sys; from runners.train import main; assert main({plain!r}) == 0\n"
+    script += f"print([name for name in {UNUSED.split()!r} if name in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert answer.stdout.splitlines()[-1] == "[]", answer.stdout + answer.stderr
