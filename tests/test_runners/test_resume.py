@@ -127,7 +127,9 @@ def _assert_same_run(first, second):
     [
         pytest.param([*PPO, "reward=task"], 1000, id="ppo-task", marks=pytest.mark.nightly),
         pytest.param([*PPO, "reward=rnd"], 1500, id="ppo-rnd"),
-        pytest.param([*PPO, "reward=[task,rnd]", "agent.overlap=true"], 1500, id="ppo-overlap"),
+        pytest.param(
+            [*PPO, "reward=[task,rnd]", "agent.overlap=true"], 1500, id="ppo-overlap", marks=pytest.mark.nightly
+        ),
         pytest.param([*CLIP, "agent.overlap=true"], 256, id="clip-overlap", marks=pytest.mark.nightly),
         pytest.param(
             [*PPO, "reward=[task,rnd,count]", "reward.rnd.episodic=false"],
@@ -173,7 +175,7 @@ def test_being_killed_twice_makes_no_difference(whole, tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param([*PPO, "reward=[task,rnd]", "agent.gru=8"], id="ppo"),
+        pytest.param([*PPO, "reward=[task,rnd]", "agent.gru=8"], id="ppo", marks=pytest.mark.nightly),
         pytest.param([*PPO, "agent=sb3_ppo", "reward=rnd"], id="sb3_ppo", marks=pytest.mark.nightly),
         pytest.param([*DQN, "reward=rnd"], id="dqn"),
         pytest.param([*DYNA, "reward=task"], id="dyna", marks=pytest.mark.nightly),
@@ -202,9 +204,8 @@ ASKED = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129, signal.SIG
 @pytest.mark.parametrize(
     ("number", "rollouts"),
     [
-        (signal.SIGTERM, "short"),
         (signal.SIGINT, "long"),
-        *(pytest.param(number, "short", marks=pytest.mark.nightly) for number in ASKED if number != signal.SIGTERM),
+        *(pytest.param(number, "short", marks=pytest.mark.nightly) for number in ASKED),
         pytest.param(signal.SIGTERM, "long", marks=pytest.mark.nightly),
     ],
 )
