@@ -233,7 +233,13 @@ def test_the_tasks_own_reward_needs_no_note():
     assert agent(preset="mbpo").notes == [] and agent(preset="sac").notes == []
 
 
-@pytest.mark.parametrize("preset", ["sac", "single", "dhmbpo", "macura", "coplanner", "morec", "pets"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        *("sac", "single", "dhmbpo", "pets"),
+        *(pytest.param(preset, marks=pytest.mark.nightly) for preset in ("macura", "coplanner", "morec")),
+    ],
+)
 def test_a_run_that_is_stopped_continues_to_the_same_numbers(preset):
     options = {"preset": preset, "n": 2, "model_steps": 5, **CHEAPER.get(preset, {})}
 
