@@ -541,7 +541,7 @@ def test_a_foreign_package_of_one_of_our_names_is_named(name, tmp_path):
 
 
 # Seconds to import, and of no use to a run that learns CartPole from its own reward.
-UNUSED = "minigrid mujoco numba open_clip optuna pandas pygame ray scipy sklearn sympy torchvision transformers wandb"
+UNUSED = "minigrid mujoco numba open_clip optuna pandas pygame ray sklearn sympy torchvision transformers wandb"
 
 
 @pytest.mark.nightly
