@@ -1,7 +1,9 @@
 """The stages of MiniGrid-BlockedUnlockPickup, for the study `stages`."""
 
+import numpy as np
 
-def stages(next_obs, signals):
+
+def stages(next_obs: np.ndarray, signals: np.ndarray) -> dict[str, np.ndarray]:
     """Whether each stage holds, bool (B,), in the order in which they count."""
     carried = signals[:, 3]
     objects = signals[:, 7::3]
