@@ -87,7 +87,7 @@ def train(env: str, reward: Any = "task", agent: Any = "ppo", **keys: Any) -> "T
     import agents
     import rewards
     from runners.run.exits import Failed, Stopped
-    from runners.run.value import literal
+    from runners.run.value import literals
     from runners.train import train_in
 
     with _restored_process():
@@ -108,7 +108,7 @@ def train(env: str, reward: Any = "task", agent: Any = "ppo", **keys: Any) -> "T
         if isinstance(reward, dict | list | tuple):
             rewarded = f"[{','.join(reward_names)}]"
         argv = [f"env={env}", f"reward={rewarded}", f"agent={agent_names[0]}"]
-        argv += [f"{key}={literal(value)}" for key, value in keys.items()]
+        argv += literals(keys)
         try:
             code, folder = train_in(argv)
         except Failed as failed:

@@ -25,7 +25,7 @@ from lodestar.tables import Table
 from runners.cli import presets
 from runners.cli.command import Command, options_text, written
 from runners.cli.compose import HIDDEN, named
-from runners.run.config import TrainConfig, UsageError, unknown
+from runners.run.config import TrainConfig, UsageError, assignments, unknown
 from runners.run.trust import admit
 
 # Signals of an environment that are named on its page.
@@ -89,8 +89,7 @@ def presets_text() -> str:
     for name, preset in presets.every().items():
         lines[name] = preset["about"]
         if preset["applies"]:
-            conditions = ", ".join(f"{key}={value}" for key, value in preset["applies"].items())
-            lines[name] += f" [by itself for {conditions}]"
+            lines[name] += f" [by itself for {', '.join(assignments(preset['applies']))}]"
     return "presets\n" + (_table(lines) or "  none")
 
 

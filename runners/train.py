@@ -6,7 +6,6 @@ command line -> config -> envs -> mix -> agent -> learn -> evaluate -> report
 """
 
 import functools
-import json
 import math
 import os
 import shlex
@@ -24,7 +23,7 @@ from runners.cli.compose import compose
 from runners.evaluation.play import SEED, disagreement, evaluation, policy, table
 from runners.run import checkpoint, control
 from runners.run.build import Parts, build, initialise
-from runners.run.checkpoint import write_atomically
+from runners.run.checkpoint import write_json
 from runners.run.config import TrainConfig
 from runners.run.control import Control
 from runners.run.exits import STORAGE, Failed, Signals, Stopped, explain, save_kept
@@ -185,7 +184,7 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Wor
         logdir = shlex.quote(work.folder.shown(path))
         print(f"tensorboard: {sys.executable} -m tensorboard.main --logdir {logdir}")
     with suppress(OSError):
-        write_atomically(path / "result.json", json.dumps(scores, indent=1) + "\n")
+        write_json(path / "result.json", scores)
 
 
 def print_scores(parts: Parts, scores: dict[str, Any]) -> None:

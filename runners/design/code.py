@@ -12,7 +12,6 @@ why. When it fails: a task whose return is the same for all candidates chooses n
 
 import functools
 import itertools
-import json
 import os
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -33,12 +32,12 @@ from runners.design.config import SEARCH_SEED, DesignConfig
 from runners.offline import load
 from runners.report.read import ALARM
 from runners.report.statistics import aggregate, iqm
-from runners.run.checkpoint import versions, write_atomically
+from runners.run.checkpoint import versions, write_atomically, write_json
 from runners.run.config import UsageError
 from runners.run.exits import Signals
 from runners.run.progress import LEARNED_RETURN, TASK_RETURN, read_csv
 from runners.sweep.config import begin
-from runners.sweep.display import score
+from runners.sweep.display import scores
 from runners.sweep.drive import drive
 from runners.sweep.job import JobLog, Launcher
 
@@ -164,7 +163,7 @@ def propose(
         for proposal in proposals:
             write_atomically(_code_path(config, proposal), proposal.code)
         page = {"asked": brief.text, "answers": texts, "proposals": list(map(asdict, proposals))}
-        write_atomically(path, json.dumps(page, indent=1) + "\n")
+        write_json(path, page)
         rounds = [read_json(path.with_name(f"{i}.json")).get("answers", []) for i in range(1, number + 1)]
         authors.record(config.folder / "answers.txt", rounds)
     return proposals
@@ -195,9 +194,8 @@ def train_arms(
     drive(itertools.chain(*zip(*jobs.values())), log, launcher, attempts=2)
     returns = {}
     for name, runs in jobs.items():
-        scores = [score(job.folder) for job in runs if job.finished]
-        if len(scores) == count:
-            returns[name] = [value for value in scores if value is not None]
+        if all(job.finished for job in runs):
+            returns[name] = scores(job.folder for job in runs)
     return returns
 
 
@@ -277,7 +275,7 @@ def choose_winner(
         "proposals": [{**asdict(proposal), "code": str(_code_path(config, proposal))} for proposal in proposals],
         "test": test,
     }
-    write_atomically(config.folder / "design.json", json.dumps(page, indent=1) + "\n")
+    write_json(config.folder / "design.json", page)
     print(f"\n{'; '.join(about)}\ntask return on test seeds, IQM:")
     for name, line in lines.items():
         remark = "  the task's own reward" if name == "task" else ""

@@ -9,7 +9,6 @@ the policy, what it reads of an observation and the rules of a tree that does th
 with pictures, and explain.json. What each number means, and what it does not show, stands on the page.
 """
 
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from lodestar.files import make_folder
 from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.run.build import Trained, load_run
-from runners.run.checkpoint import write_atomically
+from runners.run.checkpoint import write_json
 
 if TYPE_CHECKING:
     from rewards.mix.mix import Mix
@@ -108,7 +107,7 @@ def explain(config: ExplainConfig, trained: Trained | None = None) -> dict[str, 
     if missing:
         left_out.append(f"{missing} pictures: the environment did not repeat an episode from its seed")
     summary["left_out"] = left_out
-    write_atomically(folder / "explain.json", json.dumps(summary, indent=1) + "\n")
+    write_json(folder / "explain.json", summary)
     page.write(folder / "explain.html", summary, pictures)
     return summary
 

@@ -76,8 +76,7 @@ class ExportConfig(Settings):
             raise UsageError(f"env= is missing: {self.run} does not say which environment its policy is for")
         if Path(self.run).is_file() and self.format == "none":
             raise UsageError(f"format=none would write nothing of the file {self.run}; give safetensors, onnx or both")
-        status = read_status(Path(self.out)) if self.out else None
-        if status is not None and status["state"] != EXPORTED:
+        if self.out and read_status(Path(self.out)).get("state", EXPORTED) != EXPORTED:
             raise UsageError(f"out={self.out} is the folder of a run that trained; give another one")
 
 

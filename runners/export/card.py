@@ -18,7 +18,7 @@ from runners.cli.command import changed, written
 from runners.evaluate import table
 from runners.run import checkpoint
 from runners.run.build import Trained, load_checkpoint
-from runners.run.config import TrainConfig, sources, to_dict
+from runners.run.config import TrainConfig, assignments, sources, to_dict
 from runners.run.folder import EXPORTED, STATUS
 
 # The command line of the card shows these by themselves.
@@ -49,8 +49,7 @@ def settings(config: TrainConfig) -> list[str]:
     rewards = [code.get(f"reward.{name}", name) for name in config.reward]
     agent = code.get(f"agent.{config.agent_name}", config.agent_name)
     arguments = [f"env={config.env}"]
-    for key, value in config.env_options.items():
-        arguments.append(f"env.{key}={value}")
+    arguments += [f"env.{option}" for option in assignments(config.env_options)]
     arguments += [f"reward=[{','.join(rewards)}]", f"agent={agent}", "preset=none"]
     for field in dataclasses.fields(TrainConfig):
         if field.name in SHOWN_APART | NOT_SHOWN:
@@ -154,11 +153,13 @@ def write_small(folder: Path, run: Path, trained: Trained, at: str = "") -> None
         target[last] = source[last]
     checkpoint.save(folder / "checkpoints", {"agent": agent_state, "mix": state["mix"]}, step)
 
-    config = {key: value for key, value in to_dict(trained.config).items() if key not in PLACE_SETTINGS}
+    config = to_dict(trained.config)
+    for key in PLACE_SETTINGS:
+        config.pop(key, None)
     # Through JSON, which turns tuples into the lists that safe YAML can write.
     plain = json.loads(json.dumps(remove_paths(config)))
     (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
     (folder / STATUS).write_text(json.dumps({"state": EXPORTED, "step": step}) + "\n")
     for name in ("versions.json", "result.json"):
         if contents := read_json(run / name):
-            (folder / name).write_text(json.dumps(remove_paths(contents), indent=1) + "\n")
+            checkpoint.write_json(folder / name, remove_paths(contents))

@@ -48,8 +48,7 @@ def pull(repo: str, folder: str | Path | None = None, revision: str | None = Non
         if not any(file.rfilename == "config.yaml" for file in info.siblings or ()):
             raise ValueError(f"{repo} holds no run of ours (it has no config.yaml); give a repository of push_to_hub")
         target = Path(folder or Path("runs", "hub", *repo.split("/")))
-        status = read_status(target) or {}
-        if (target / "config.yaml").exists() and status.get("state") != EXPORTED:
+        if (target / "config.yaml").exists() and read_status(target).get("state") != EXPORTED:
             raise ValueError(f"folder={target} is the folder of a run that trained; give another one")
         api.snapshot_download(repo, revision=info.sha, local_dir=target, allow_patterns=list(HUB_FILES))
     return target

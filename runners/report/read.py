@@ -27,7 +27,7 @@ import numpy as np
 
 from lodestar.files import opened_text, read_text
 from runners.report.job_log import Entry, replay
-from runners.run.config import UsageError, flatten, read
+from runners.run.config import UsageError, assignments, flatten, read
 from runners.run.folder import read_status
 from runners.run.judged import no_label_sentences
 
@@ -207,10 +207,9 @@ def read_run(folder: Path, name: str) -> Run:
         raise ValueError("config.yaml does not name the env, reward and agent that were run")
     flat = flatten(config)
     task = str(config["env"])
-    prefix = "env_options."
-    options = [f"{key.removeprefix(prefix)}={flat[key]}" for key in flat if key.startswith(prefix)]
-    if options:
-        task += f" ({', '.join(options)})"
+    env_options = config.get("env_options")
+    if isinstance(env_options, dict) and env_options:
+        task += f" ({', '.join(assignments(flatten(env_options)))})"
     seed = config.get("seed")
     if not isinstance(seed, int):
         seed = None
@@ -220,7 +219,7 @@ def read_run(folder: Path, name: str) -> Run:
     place = str(folder.resolve())
     run.text = read_text(folder / "config.yaml").replace(place, name)
     run.control = folder.parent.name == "control"
-    run.status = read_status(folder) or {}
+    run.status = read_status(folder)
     readers = {"metrics.csv": _read_metrics, "result.json": _read_result, "versions.json": _read_versions}
     for part, read_part in readers.items():
         if not (folder / part).exists():

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 TRIM_THRESHOLD = -1
 MMAP_THRESHOLD = -3
 MALLOC_THRESHOLD_BYTES = 1 << 30
-# Entries of a saved configuration that are no fields of `TrainConfig`.
-ENTRIES_BESIDE_FIELDS = ("agent", "reward", "code", "trust")
 # At most so many characters of a library's error are quoted in a sentence.
 MAX_QUOTED_ERROR = 160
 
@@ -120,14 +118,13 @@ def show_in_proportion(mix: Mix, config: TrainConfig) -> None:
     """Have the page of a person who judges show frames as wide as the environment draws them."""
     from rewards.preference.human import Human
 
-    judges = [getattr(stream.reward, "judge", None) for stream in mix.streams.values()]
-    people = [judge for judge in judges if isinstance(judge, Human) and judge.show == "frame" and judge.aspect is None]
-    if not people:
-        return
-    with closing(make(config.env, render_mode="rgb_array", **config.env_options)) as env:
-        env.reset(seed=config.seed)
-        height, width, _ = render.drawn(env).shape
-    for judge in people:
+    for stream in mix.streams.values():
+        judge = getattr(stream.reward, "judge", None)
+        if not isinstance(judge, Human) or judge.show != "frame" or judge.aspect is not None:
+            continue
+        with closing(make(config.env, render_mode="rgb_array", **config.env_options)) as env:
+            env.reset(seed=config.seed)
+            height, width, _ = render.drawn(env).shape
         judge.show_in_proportion(width / height)
 
 
@@ -346,8 +343,7 @@ def check_types(saved: dict[str, Any]) -> dict[str, Any]:
 
     Names that are unknown, of an earlier version perhaps, are left to `from_dict`.
     """
-    fields = {key: value for key, value in saved.items() if key not in ENTRIES_BESIDE_FIELDS}
-    checked = {**saved, **typed_options("", TrainConfig, fields)}
+    checked = typed_options("", TrainConfig, saved)
     options = dict(saved.get("agent") or {})
     name = options.pop("name", "")
     if name in agents.names():
@@ -413,7 +409,14 @@ def initialise(config: TrainConfig, parts: Parts) -> str:
         if config.init != "rewards":
             if name != config.agent_name:
                 raise UsageError(f"init_from={run} has agent={name}, not {config.agent_name}; give init=rewards")
-            initialise_agent(parts.model, state["agent"], streams)
+            from agents.base import BaseAgent
+
+            model: Any = parts.model
+            # Only our own agents have more to take than a policy.
+            if isinstance(model, BaseAgent):
+                model.start_from(state["agent"], streams)
+            else:
+                model.policy.load_state_dict(state["agent"]["modules"]["policy"])
             loaded.append("agent")
         if config.init != "agent":
             shared = [stream for stream in streams if stream in parts.mix.streams and stream != "task"]
@@ -426,14 +429,6 @@ def initialise(config: TrainConfig, parts: Parts) -> str:
         words = quote_error(error)
         raise UsageError(f"init_from={run} does not fit this run's environment, networks, options ({words})") from None
     return f"from step {step:,} of {run}: {', '.join(loaded)}"
-
-
-def initialise_agent(model: Any, state: dict[str, Any], streams: list[str]) -> None:
-    """Give an agent the weights in another one's state; only our own agents have more to take than a policy."""
-    if hasattr(model, "start_from"):
-        model.start_from(state, streams)
-    else:
-        model.policy.load_state_dict(state["modules"]["policy"])
 
 
 def keep_freed_memory() -> None:

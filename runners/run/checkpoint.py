@@ -61,9 +61,9 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
     make_folder(folder)
     # The same step again: the new one has a higher number than all that are there, and so is the newest of them.
     target_name = f"step_{step:012d}"
-    repeats = [_order(path)[1] for path in step_folders(folder) if _order(path)[0] == step]
-    if repeats:
-        target_name += f"_{max(repeats) + 1}"
+    repeats = dict(map(_order, reversed(step_folders(folder))))
+    if step in repeats:
+        target_name += f"_{repeats[step] + 1}"
     target = folder / target_name
     temporary = folder / f"tmp-{os.getpid()}-{step}"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -84,8 +84,9 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     # Never the one just written, whatever the steps of the others: a run may go on from an older one.
-    others = [path for path in step_folders(folder) if path != target]
-    for old in others[max(keep - 1, 0) :]:
+    others = step_folders(folder)
+    others.remove(target)
+    for old in others[keep - 1 :]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
@@ -166,9 +167,17 @@ def write_atomically(path: Path, text: str) -> None:
     _sync(path.parent)
 
 
+def write_json(path: Path, data: Any) -> None:
+    """Replace a file of JSON in the same way."""
+    write_atomically(path, json.dumps(data, indent=1) + "\n")
+
+
 def step_folders(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the highest step first, and of one step the last that was written."""
-    folders = [path for path in folder.glob("step_*") if _FOLDER_NAME.fullmatch(path.name) and path.is_dir()]
+    folders = []
+    for path in folder.glob("step_*"):
+        if _FOLDER_NAME.fullmatch(path.name) and path.is_dir():
+            folders.append(path)
     return sorted(folders, key=_order, reverse=True)
 
 

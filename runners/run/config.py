@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, ClassVar
@@ -168,8 +168,7 @@ class TrainConfig(Settings):
         """The environment and what was set of it, as in `CartPole-v1 (sticky=0.25)`."""
         if not self.env_options:
             return self.env
-        options = ", ".join(f"{name}={value}" for name, value in self.env_options.items())
-        return f"{self.env} ({options})"
+        return f"{self.env} ({', '.join(assignments(self.env_options))})"
 
     @property
     def rewards(self) -> str:
@@ -183,10 +182,17 @@ class TrainConfig(Settings):
 
     def key(self, total_timesteps: int | None = None) -> str:
         """Equal for two configurations whose runs would have the same numbers; of this one, or of another length."""
-        values = {name: value for name, value in to_dict(self).items() if name not in MANAGEMENT}
+        values = to_dict(self)
+        for name in MANAGEMENT:
+            values.pop(name, None)
         if total_timesteps is not None:
             values["total_timesteps"] = total_timesteps
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def assignments(values: Mapping[str, Any]) -> list[str]:
+    """Arguments of a command line, key=value each."""
+    return [f"{key}={value}" for key, value in values.items()]
 
 
 # What an earlier version's key is called now, "" where it is gone and a saved one ignored; with its prefix, as on the
@@ -244,7 +250,7 @@ LATER_DEFAULTS = {
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:
     """Plain data: what config.yaml holds."""
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    values = dict(vars(config))
     values["reward"] = {name: dataclasses.asdict(options) for name, options in config.reward.items()}
     values["agent"] = {"name": values.pop("agent_name"), **dataclasses.asdict(config.agent)}
     # It is never read from a file.
@@ -263,9 +269,12 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
 
 def sources(config: TrainConfig) -> dict[str, str]:
     """The module:Class of the rewards and the agent that are the user's, by `reward.<name>` and `agent.<name>`."""
-    places = {f"reward.{name}": rewards.table.files.get(name) for name in config.reward}
-    places[f"agent.{config.agent_name}"] = agents.table.files.get(config.agent_name)
-    return {key: place for key, place in places.items() if place is not None}
+    places = {}
+    for table, names in ((rewards.table, config.reward), (agents.table, [config.agent_name])):
+        for name in names:
+            if name in table.files:
+                places[f"{table.kind}.{name}"] = table.files[name]
+    return places
 
 
 def flatten(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:

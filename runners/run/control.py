@@ -12,7 +12,7 @@ from typing import Any
 
 import rewards
 from lodestar.files import appended, make_folder, read_json
-from runners.run.config import TrainConfig
+from runners.run.config import TrainConfig, assignments
 from runners.run.folder import LOG
 from runners.run.value import replaced
 
@@ -25,13 +25,10 @@ class Control:
     """The process of a control run."""
 
     def __init__(self, config: TrainConfig, argv: list[str], folder: Path) -> None:
-        changes = changes_of(config)
-        words = [f"{key.removeprefix('reward.')}={value}" for key, value in changes.items()]
-        self.label = f"control: {', '.join(words)}"
-        self.run = folder / "control" / "run"
+        arguments = assignments(changes_of(config))
+        self.label = f"control: {', '.join(arguments)}".replace("reward.", "")
+        self.run = make_folder(make_folder(folder / "control") / "run")
         self.log = self.run / LOG
-        make_folder(make_folder(folder / "control") / "run")
-        arguments = [f"{key}={value}" for key, value in changes.items()]
         if config.cluster != "none":
             arguments += ["cluster=none", "workers=1", "lag=0"]
         arguments += ["control=none", "video=false", "resume=auto", f"run_dir={self.run}"]

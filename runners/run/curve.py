@@ -177,5 +177,8 @@ def _by_stream(rows: list[dict[str, str]], pattern: str) -> StreamLines:
 
 def _columns(rows: list[dict[str, str]], *tags: str) -> tuple[np.ndarray, ...]:
     """Steps, and the values of the tags, of the rows that have all of them."""
-    complete = [row for row in rows if all(row.get(tag) for tag in tags)]
-    return tuple(np.array([float(row[name]) for row in complete]) for name in ("step", *tags))
+    columns: list[np.ndarray] = []
+    complete = [row for row in rows if all(map(row.get, tags))]
+    for name in ("step", *tags):
+        columns.append(np.array([float(row[name]) for row in complete]))
+    return tuple(columns)

@@ -35,9 +35,9 @@ HELD = 8
 INTERRUPTED = 130
 TERMINATED = 143
 # Every signal that asks a process to end: Ctrl-C, a closed terminal, what batch systems send before they kill.
-_SIGNAL_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGXCPU")
-# Windows lacks some of them.
-STOPPING = tuple(getattr(signal, name) for name in _SIGNAL_NAMES if hasattr(signal, name))
+STOPPING = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU),
+)
 
 # What NumPy and torch say about an array that does not fit into memory.
 _ALLOCATION = re.compile(r"allocate ([\d.]+ (?:bytes|[KMGTPE]iB))")

@@ -5,7 +5,6 @@ runs/<env>/<agent>-<reward>/<time>-s<seed>/
     tensorboard/ checkpoints/ video.mp4 curve.png control/
 """
 
-import json
 import os
 import shutil
 import socket
@@ -17,7 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from lodestar.files import appended, read_json, refuse_link
-from runners.run.checkpoint import BEST, remove_leftovers, versions, write_atomically
+from runners.run.checkpoint import BEST, remove_leftovers, versions, write_json
 from runners.run.config import MANAGEMENT, InUse, TrainConfig, UsageError, flatten, load, save, to_dict
 from runners.run.exits import NUMERICAL
 
@@ -73,7 +72,7 @@ class RunFolder:
 
     def status(self) -> dict[str, Any]:
         """The contents of status.json; empty for a new run."""
-        return read_status(self.path) or {}
+        return read_status(self.path)
 
     def write_status(self, **changes: Any) -> None:
         """Update status.json: `state` (running, stopped, failed, finished), `step`, `error`, `exit_code`, ..."""
@@ -81,7 +80,7 @@ class RunFolder:
         status["pid"] = os.getpid()
         status["host"] = socket.gethostname()
         status["time"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        write_atomically(self.path / STATUS, json.dumps(status, indent=1) + "\n")
+        write_json(self.path / STATUS, status)
 
     def begin(self, config: TrainConfig, command: str) -> None:
         """Write down what is about to run."""
@@ -95,8 +94,8 @@ class RunFolder:
         for folder in (self.path, self.checkpoints, self.path / BEST, self.path / VIDEOS):
             remove_leftovers(folder)
         if self.new:
-            write_atomically(self.path / "versions.json", json.dumps(versions(), indent=1) + "\n")
-        elif read_status(self.path) is None:
+            write_json(self.path / "versions.json", versions())
+        elif not self.status():
             print(f"{self.path / STATUS} cannot be read; it is written anew, the run continues from its checkpoints")
         with appended(self.path / "command.txt") as file:
             file.write(f"{command}\n".encode())
@@ -153,7 +152,7 @@ def _open_named(config: TrainConfig, path: Path) -> RunFolder:
     given = f"run_dir={config.run_dir}"
     refuse_links(path)
     status = _status(path)
-    if status is None:
+    if not status:
         if path.is_dir() and not _is_untouched(path):
             raise UsageError(f"{given} is not empty and holds no run; give a new folder")
         if config.resume == "must":
@@ -162,11 +161,11 @@ def _open_named(config: TrainConfig, path: Path) -> RunFolder:
     elif status["state"] == EXPORTED:
         fix = f"init_from={config.run_dir} begins with it"
         raise UsageError(f"{given} is an exported run, which cannot train on; {fix}")
-    folder = _lock(path, new=status is None)
+    folder = _lock(path, new=not status)
     if folder is None:
-        pid = (read_status(path) or {}).get("pid", "unknown")
+        pid = read_status(path).get("pid", "unknown")
         raise InUse(f"{given} is in use by process {pid}; wait for it, or give another run_dir")
-    if status is not None:
+    if status:
         try:
             _check_continues(config, path, status)
         except UsageError:
@@ -198,7 +197,10 @@ def _differences(config: TrainConfig, path: Path) -> str:
         return "its configuration cannot be read"
     given = flatten(to_dict(config))
     keys = sorted({*given, *saved} - MANAGEMENT)
-    different = [f"{key}={saved.get(key)}" for key in keys if given.get(key) != saved.get(key)]
+    different = []
+    for key in keys:
+        if given.get(key) != saved.get(key):
+            different.append(f"{key}={saved.get(key)}")
     return "it differs in " + (", ".join(different[:4]) or "its version")
 
 
@@ -207,7 +209,7 @@ def _continuable(config: TrainConfig) -> list[Path]:
     same: list[Path] = []
     shorter: list[Path] = []
     for path in sorted(config.folder().absolute().glob("*/"), reverse=True):
-        status = _status(path) or {}
+        status = _status(path)
         if status.get("exit_code") == NUMERICAL:
             continue
         if status.get("state") != "finished" and _is_same(config, path, status):
@@ -242,17 +244,19 @@ def has_key(path: Path, status: dict[str, Any], key: str) -> bool:
         return False
 
 
-def read_status(path: Path) -> dict[str, Any] | None:
-    """status.json of a run's folder without what has another form, or None where there is none that can be read."""
-    saved = read_json(path / STATUS)
-    status = {key: value for key, value in saved.items() if isinstance(value, STATUS_TYPES.get(key, object))}
-    return status if "state" in status else None
+def read_status(path: Path) -> dict[str, Any]:
+    """status.json of a run's folder without what has another form; empty where there is none that can be read."""
+    status = {}
+    for key, value in read_json(path / STATUS).items():
+        if isinstance(value, STATUS_TYPES.get(key, object)):
+            status[key] = value
+    return status if "state" in status else {}
 
 
-def _status(path: Path) -> dict[str, Any] | None:
+def _status(path: Path) -> dict[str, Any]:
     """`read_status`; of a run that lost it, what its configuration says, so that its checkpoints can be reached."""
     status = read_status(path)
-    if status is not None and ("key" in status or status["state"] == EXPORTED):
+    if "key" in status or status.get("state") == EXPORTED:
         return status
     if not path.is_dir() or _is_untouched(path):
         return status
@@ -268,10 +272,10 @@ def refuse_links(path: Path) -> None:
 
     A link to a file is no such link, as files are replaced; but a lock is opened as it is.
     """
-    if not path.is_dir():
-        return
-    links = [child for child in path.iterdir() if child.is_symlink()]
-    leading_out = [link.name for link in links if link.name.endswith(".lock") or not link.is_file()]
+    leading_out = []
+    for child in path.glob("*"):
+        if child.is_symlink() and (child.name.endswith(".lock") or not child.is_file()):
+            leading_out.append(child.name)
     if leading_out:
         names = ", ".join(sorted(leading_out))
         raise UsageError(f"{path} holds links ({names}), which may lead anywhere; put what they lead to in their place")
@@ -284,7 +288,6 @@ def lock_of(path: Path) -> FileLock:
 
 
 def _lock(path: Path, new: bool) -> RunFolder | None:
-    path = path.absolute()
     lock = lock_of(path)
     try:
         lock.acquire(timeout=0)

@@ -33,7 +33,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from agents.sb3 import agent as sb3
 from envs.transitions import NotFinite, is_finite
 from lodestar.files import make_folder, opened_text
-from lodestar.state import pack, unpack
+from lodestar.state import pack, state_of, unpack
 from runners.run import checkpoint
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError, flatten
 from runners.run.exits import Signals, Stopped
@@ -120,8 +120,8 @@ class Saver(BaseCallback):
             "envs": venv.snapshot() if hasattr(venv, "snapshot") else venv.env_method("snapshot"),
             "random": random_state(),
             "log": {"rows": self._logged, "pending": scalars(self.logger.name_to_value)},
-            "evaluator": None if self.evaluator is None else self.evaluator.state_dict(),
-            "coverage": None if self.coverage is None else self.coverage.state_dict(),
+            "evaluator": state_of(self.evaluator),
+            "coverage": state_of(self.coverage),
         }
 
     def restore(self, model: Any, training: bool = True) -> None:

@@ -56,11 +56,18 @@ def require(trusted: bool, where: str, values: Mapping[str, Any]) -> None:
     `values` are its settings by their keys on a command line (`saved_keys` makes them of what is saved).
     """
     # What an environment is given stays whole, because the keys in it may be texts to be looked at, too.
-    settings = {key: value for key, value in values.items() if key.startswith("env.")}
-    settings |= flatten({key: value for key, value in values.items() if key not in settings})
-    phrases: list[str] = []
+    settings: dict[str, Any] = {}
+    others = {}
+    for key, value in values.items():
+        if key.startswith("env."):
+            settings[key] = value
+        else:
+            others[key] = value
+    settings |= flatten(others)
+    reached: list[str] = []
     for key, value in settings.items():
-        phrases += [phrase for phrase in _reach(key, value, settings) if phrase not in phrases]
+        reached += _reach(key, value, settings)
+    phrases = list(dict.fromkeys(reached))
     if not phrases:
         return
     if not trusted:
@@ -196,10 +203,11 @@ def _texts(value: Any) -> Iterator[str]:
 
 def secrets() -> dict[str, str]:
     """Environment variables whose names mark their values as secret."""
-    variables = os.environ.items()
-    return {
-        name: value for name, value in variables if SECRET_VARIABLE.search(name) and len(value) >= MIN_SECRET_LENGTH
-    }
+    variables = {}
+    for name, value in os.environ.items():
+        if SECRET_VARIABLE.search(name) and len(value) >= MIN_SECRET_LENGTH:
+            variables[name] = value
+    return variables
 
 
 def masked(text: str) -> str:

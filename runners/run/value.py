@@ -7,7 +7,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -208,6 +208,11 @@ def literal(value: Any) -> str:
     escaped = re.sub(r'(\\*)"', lambda match: match.group(1) * 2 + '\\"', value)
     escaped = re.sub(r"(\\+)$", lambda match: match.group(1) * 2, escaped)
     return f'"{escaped}"'
+
+
+def literals(values: Mapping[str, Any]) -> list[str]:
+    """Arguments of a command line, whose values `read` reads back."""
+    return [f"{key}={literal(value)}" for key, value in values.items()]
 
 
 def short(value: Any) -> str:

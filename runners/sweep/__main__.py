@@ -23,8 +23,8 @@ from lodestar.settings import setting
 from runners.cli.command import Command
 from runners.cli.compose import compose
 from runners.report.job_log import Entry
-from runners.run.checkpoint import versions, write_atomically
-from runners.run.config import LOG_EVERY, TrainConfig, UsageError
+from runners.run.checkpoint import versions, write_json
+from runners.run.config import LOG_EVERY, TrainConfig, UsageError, assignments
 from runners.run.folder import read_status
 from runners.run.output import clock
 from runners.sweep.config import JobsConfig
@@ -92,7 +92,7 @@ def begin(config: SweepConfig, names: list[str], log: JobLog) -> None:
     if config.resume == "never" and log.entries:
         raise UsageError(f"resume=never, but {config.folder} holds a sweep; give another name=, or resume=unfinished")
     plan = {"command": config.command("runners.sweep"), "versions": versions(), "jobs": names}
-    write_atomically(config.folder / "sweep.json", json.dumps(plan, indent=1) + "\n")
+    write_json(config.folder / "sweep.json", plan)
     log.expect(names)
     print(f"sweep: {len(names)} job{'s' if len(names) > 1 else ''} in {config.folder}", flush=True)
 
@@ -126,10 +126,14 @@ def probe(jobs: list[Job], launcher: Launcher, folder: Path) -> tuple[str, bool]
     by_cell = cells(jobs)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="probe-", dir=folder) as place:
-        probes = {name: short_job(members[0], Path(place) / name) for name, members in by_cell.items()}
+        probes = {}
+        for name, members in by_cell.items():
+            probes[name] = short_job(members[0], Path(place) / name)
         with closing(JobLog(Path(place))) as log, closing(launcher):
-            entries = drive(list(probes.values()), log, launcher, attempts=1)
-        costs = {name: job_cost(members[0], probes[name], entries[name]) for name, members in by_cell.items()}
+            entries = drive(probes.values(), log, launcher, attempts=1)
+        costs = {}
+        for name, members in by_cell.items():
+            costs[name] = job_cost(members[0], probes[name], entries[name])
     return cost_table(by_cell, costs, launcher.slots), not any(cost.error for cost in costs.values())
 
 
@@ -143,8 +147,7 @@ def short_job(job: Job, folder: Path) -> Job:
     given["eval_episodes"] = str(min(config.eval_episodes, PROBE_EPISODES))
     if start:
         given["agent.learning_starts"] = str(start)
-    argv = tuple(f"{key}={value}" for key, value in given.items())
-    return replace(job, name=str(Path(job.name).parent), argv=argv, folder=folder)
+    return replace(job, name=str(Path(job.name).parent), argv=tuple(assignments(given)), folder=folder)
 
 
 def _split_all(arguments: Iterable[str]) -> dict[str, str]:
@@ -165,12 +168,11 @@ def job_cost(job: Job, probe: Job, entry: Entry) -> Cost:
     if entry.state != "finished":
         return Cost(error=entry.error or entry.state)
     config, _ = compose(list(job.argv))
-    status = read_status(probe.folder) or {}
     # The run writes the first of these when it begins, the second while it trains and the third when it ends.
     begun = (probe.folder / "command.txt").stat().st_mtime
     trained = (probe.folder / "metrics.csv").stat().st_mtime
     ended = (probe.folder / "status.json").stat().st_mtime
-    steps = max(int(status["step"]) - _learning_start(config), 1)
+    steps = max(int(read_status(probe.folder)["step"]) - _learning_start(config), 1)
     seconds = max(entry.seconds - (ended - begun), 0.0)
     seconds += (trained - begun) * int(config.total_timesteps) / steps
     seconds += (ended - trained) * max(config.eval_episodes / PROBE_EPISODES, 1.0)

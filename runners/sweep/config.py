@@ -15,9 +15,9 @@ from lodestar.files import read_json
 from lodestar.settings import Settings, declarations, described, setting
 from runners.cli.command import OPTIONS, REST, written
 from runners.cli.compose import compose
-from runners.run.checkpoint import write_atomically
+from runners.run.checkpoint import write_json
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError, unknown
-from runners.run.value import cast, literal, replaced
+from runners.run.value import cast, literals, replaced
 from runners.sweep.job import Job, Launcher
 
 LAUNCHERS = {"local": "runners.sweep.local:Local", "ray": "runners.sweep.ray:Ray", "slurm": "runners.sweep.slurm:Slurm"}
@@ -59,8 +59,7 @@ class JobsConfig(Settings):
     def job(self, folder: Path, name: str, argv: tuple[str, ...], changes: dict[str, Any]) -> Job:
         """A run with some changes; `name` is its folder in that of the command, too."""
         place = (folder / name).absolute()
-        values = {**changes, "run_dir": str(place)}
-        given = [f"{key}={literal(value)}" for key, value in values.items()]
+        given = literals({**changes, "run_dir": str(place)})
         return Job(name, tuple(replaced(argv, given)), place, self.gpus)
 
     def refuse(self, *keys: str) -> None:
@@ -90,17 +89,22 @@ def begin(folder: Path, settings: dict[str, Any]) -> None:
     if earlier != settings:
         keys = ", ".join(key for key in settings if settings[key] != earlier.get(key))
         raise UsageError(f"{folder} was begun by another command (it differs in {keys}); give name= for a new one")
-    write_atomically(path, json.dumps(settings, indent=1) + "\n")
+    write_json(path, settings)
 
 
 def make_launcher(name: str, options: dict[str, Any]) -> Launcher:
     """A launcher by its name, and the declared fields of its class; a UsageError if one of them is unknown."""
     cls: type[Launcher] = resolve_name(LAUNCHERS[name])
-    keys = [f"launcher.{key}" for key, declared in declarations(cls).items() if declared.help]
+    keys = []
+    for key, declared in declarations(cls).items():
+        if declared.help:
+            keys.append(f"launcher.{key}")
     hints = typing.get_type_hints(cls)
-    for option in options:
+    given = {}
+    for option, value in options.items():
         key = f"launcher.{option}"
         if key not in keys:
             raise UsageError(unknown(f"{name}'s launcher option", key, keys))
-    given = {option: value for option, value in options.items() if value is not None}
-    return cls(**{option: cast(f"launcher.{option}", value, hints[option]) for option, value in given.items()})
+        if value is not None:
+            given[option] = cast(key, value, hints[option])
+    return cls(**given)

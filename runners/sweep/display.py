@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -44,14 +44,12 @@ class RunProgress:
     @property
     def share(self) -> float:
         """0 to 1."""
-        if self.total:
-            return min(self.step / self.total, 1.0)
-        return 0.0
+        return min(self.step / self.total, 1.0) if self.total else 0.0
 
 
 def progress(folder: Path) -> RunProgress:
     """Read from a run's folder; zeros if there is nothing yet."""
-    status = read_status(folder) or {}
+    status = read_status(folder)
     row = _last_row(folder / "metrics.csv")
     step = max(int(row.get("step") or 0), int(status.get("step") or 0))
     total = int(status.get("total") or 0)
@@ -60,9 +58,7 @@ def progress(folder: Path) -> RunProgress:
 
 def _read_number(row: dict[str, str], tag: str) -> float | None:
     text = row.get(tag)
-    if text:
-        return float(text)
-    return None
+    return float(text) if text else None
 
 
 def _last_row(path: Path) -> dict[str, str]:
@@ -81,9 +77,7 @@ def _last_row(path: Path) -> dict[str, str]:
     names = header.decode(errors="replace").strip().split(",")
     row = lines[-1].decode(errors="replace").split(",")
     is_row = len(row) == len(names) and row[0].isdecimal() and all(map(is_float, filter(None, row)))
-    if is_row:
-        return dict(zip(names, row))
-    return {}
+    return dict(zip(names, row)) if is_row else {}
 
 
 def score(folder: Path, policy: str = "this run") -> float | None:
@@ -92,6 +86,16 @@ def score(folder: Path, policy: str = "this run") -> float | None:
         return float(read_json(folder / "result.json")[policy]["task_return"])
     except (ValueError, LookupError, TypeError):
         return None
+
+
+def scores(folders: Iterable[Path], policy: str = "this run") -> list[float]:
+    """The same of several runs, as far as they have one."""
+    values = []
+    for folder in folders:
+        value = score(folder, policy)
+        if value is not None:
+            values.append(value)
+    return values
 
 
 class Display(Watcher):
@@ -222,14 +226,8 @@ def summary(jobs: list[Job], entries: dict[str, Entry], seconds: float) -> str:
 
 
 def _mean_score(jobs: list[Job], policy: str = "this run") -> float | None:
-    scores = []
-    for job in jobs:
-        value = score(job.folder, policy)
-        if value is not None:
-            scores.append(value)
-    if scores:
-        return statistics.fmean(scores)
-    return None
+    values = scores([job.folder for job in jobs], policy)
+    return statistics.fmean(values) if values else None
 
 
 def _by_state(jobs: list[Job], entries: dict[str, Entry]) -> dict[str, list[Job]]:

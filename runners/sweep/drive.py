@@ -25,8 +25,6 @@ from runners.sweep.job import LOG, Job, JobLog, Launcher, Outcome
 RESUME = ("unfinished", "errored", "never")
 # Exit codes of a job that would fail in the same way again.
 FINAL_CODES = (USAGE, MISSING, NUMERICAL)
-# Exit codes of a job that was asked to exit: its own, and those of Python where a signal ended it.
-STOPPED_CODES = {*(128 + number for number in STOPPING), *(-number for number in STOPPING)}
 # How often a job's machine may be lost in a sweep's life: a job that brings its machine down must end.
 MAX_MACHINE_LOSSES = 10
 # How long a status may take to reach us over a network filesystem.
@@ -181,7 +179,7 @@ class _Loop:
         error = ""
         if _is_finished(job, outcome):
             state = "finished"
-        elif stopping or outcome.code in STOPPED_CODES:
+        elif stopping or _is_stopped(outcome):
             state = "stopped"
         else:
             error = outcome.error or last_words(job, outcome.code)
@@ -215,6 +213,11 @@ class _Loop:
         self.watcher.tick(self.log.entries, list(self.running.values()))
 
 
+def _is_stopped(outcome: Outcome) -> bool:
+    """Whether a job was asked to exit: by its own exit code, or by that of Python where a signal ended it."""
+    return outcome.code is not None and (outcome.code - 128 in STOPPING or -outcome.code in STOPPING)
+
+
 def _is_finished(job: Job, outcome: Outcome) -> bool:
     """Whether the run itself reports so: an exit code 0 alone may be an environment's that called `exit`."""
     end = time.monotonic()
@@ -233,7 +236,7 @@ def at_work(folder: Path) -> str:
         if (folder / ".lock").exists():
             lock_of(folder).acquire(timeout=0).lock.release()
     except Timeout:
-        return f"process {(read_status(folder) or {}).get('pid', 'of another command')}"
+        return f"process {read_status(folder).get('pid', 'of another command')}"
     return ""
 
 
@@ -249,7 +252,7 @@ def last_words(job: Job, code: int | None) -> str:
             name = signal.Signals(-code).name
         hint = " (was there too little memory?)" if -code == signal.SIGKILL else ""
         return f"its process was ended by {name}{hint}"
-    status = read_status(job.folder) or {}
+    status = read_status(job.folder)
     if status.get("exit_code") == code and status.get("error"):
         return str(status["error"])
     try:
@@ -258,7 +261,7 @@ def last_words(job: Job, code: int | None) -> str:
         lines = []
     if not lines:
         return f"exit code {code}"
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    if errors:
-        return errors[-1]
+    for line in reversed(lines):
+        if line.startswith("error: "):
+            return line.removeprefix("error: ")
     return lines[-1]

@@ -19,7 +19,7 @@ from typing import Any
 import agents
 from envs.make import options
 from runners.cli.compose import ENV, chosen, compose, environment
-from runners.run.config import TrainConfig, UsageError, to_dict
+from runners.run.config import TrainConfig, UsageError, assignments, to_dict
 from runners.run.folder import has_key, read_status
 from runners.run.value import MAX_VALUE_LENGTH, literal, override, parse
 from runners.sweep.job import Job
@@ -92,20 +92,19 @@ def _text(value: Any) -> str:
     return literal(getattr(value, "text", value))
 
 
-def _arguments(given: dict[str, str]) -> list[str]:
-    return [f"{key}={text}" for key, text in given.items()]
-
-
 def _cells(choices: dict[str, list[str]], seed: str) -> dict[str, tuple[dict[str, str], TrainConfig]]:
     """What differs in more than the seed, by name: its arguments and its configuration."""
     points = [dict(zip(choices, texts)) for texts in itertools.product(*choices.values())]
     cells: dict[str, tuple[dict[str, str], TrainConfig]] = {}
     for given in _used_points(points):
-        swept = {key: text for key, text in given.items() if len(choices[key]) > 1}
+        swept = {}
+        for key, text in given.items():
+            if len(choices[key]) > 1:
+                swept[key] = text
         try:
-            config, _ = compose(_arguments(given | {"seed": seed}))
+            config, _ = compose(assignments(given | {"seed": seed}))
         except UsageError as error:
-            job = f" (in the job {' '.join(_arguments(swept))})" if swept else ""
+            job = f" (in the job {' '.join(assignments(swept))})" if swept else ""
             raise UsageError(f"{error}{job}") from None
         name = _cell_name(config, swept)
         # The values a/b and a-b, for instance, give a folder the same name.
@@ -117,7 +116,7 @@ def _cells(choices: dict[str, list[str]], seed: str) -> dict[str, tuple[dict[str
 
 def _used_points(points: list[dict[str, str]]) -> list[dict[str, str]]:
     """Without the options that belong to what another job uses and this one does not; each once."""
-    picks = [chosen(_arguments(given)) for given in points]
+    picks = [chosen(assignments(given)) for given in points]
     # The options of environments cost an import, so they are read only where some are given.
     envs = {given["env"] for given in points if any(key.startswith(ENV) for key in given)}
     env_options = {env: set(options(environment(env))) for env in sorted(envs)}
@@ -143,8 +142,10 @@ def _used_points(points: list[dict[str, str]]) -> list[dict[str, str]]:
 
 def _cell_name(config: TrainConfig, swept: dict[str, str]) -> str:
     """The folder of a cell: its environment, its agent and rewards, and the options that are swept."""
-    options = {key: text for key, text in swept.items() if key not in ("env", "reward", "agent")}
-    short_keys = [word.removeprefix("agent.").removeprefix("reward.") for word in _arguments(options)]
+    short_keys = []
+    for word in assignments(swept):
+        if not word.startswith(("env=", "reward=", "agent=")):
+            short_keys.append(word.removeprefix("agent.").removeprefix("reward."))
     parts = [config.env, f"{config.agent_name}-{config.rewards}", ",".join(short_keys)]
     return "/".join(map(safe, filter(None, parts)))
 
@@ -171,4 +172,4 @@ def make_job(name: str, given: dict[str, str], config: TrainConfig, folder: Path
     if not re.fullmatch(r"[\w./=,+-]+", run_dir):
         run_dir = literal(run_dir)
     arguments = {"control": "none", **given, "run_dir": run_dir}
-    return Job(name, tuple(_arguments(arguments)), place, gpus)
+    return Job(name, tuple(assignments(arguments)), place, gpus)

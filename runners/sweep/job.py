@@ -45,7 +45,7 @@ class Job:
     @property
     def finished(self) -> bool:
         """Whether its own folder says so; the job log of a killed sweep may not."""
-        return (read_status(self.folder) or {}).get("state") == "finished"
+        return read_status(self.folder).get("state") == "finished"
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,9 @@ class JobLog:
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            owners = [event["owner"] for event in events(folder) if "owner" in event]
-            owner = owners[-1] if owners else "unknown"
+            owner = "unknown"
+            for event in events(folder):
+                owner = event.get("owner", owner)
             raise UsageError(f"{folder} is in use by a sweep ({owner}); wait for it, or give another name=") from None
         self.entries = replay(folder)
         # Whether the file ends within a line.
@@ -165,9 +166,12 @@ class JobLog:
 
     def expect(self, names: list[str]) -> None:
         """Write down jobs that are waiting and that the log does not have."""
-        new = [name for name in names if name not in self.entries]
-        self._append([{"job": name, "state": "waiting"} for name in new])
-        self.entries.update(dict.fromkeys(new, Entry()))
+        new = []
+        for name in names:
+            if name not in self.entries:
+                self.entries[name] = Entry()
+                new.append({"job": name, "state": "waiting"})
+        self._append(new)
 
     def close(self) -> None:
         """Let another sweep in."""

@@ -8,7 +8,6 @@ submitit writes what it runs, and what came of it, as pickles and reads them bac
 (sweep/submitit). Nothing of foreign origin is read there.
 """
 
-import json
 import math
 import os
 import re
@@ -24,7 +23,7 @@ from typing import Any
 
 from lodestar.files import read_json
 from lodestar.settings import setting
-from runners.run.checkpoint import write_atomically
+from runners.run.checkpoint import write_json
 from runners.run.config import UsageError
 from runners.run.exits import TERMINATED
 from runners.sweep.child import SAVE_S, Child
@@ -121,8 +120,8 @@ class Slurm(Launcher):
         by_gpus: dict[int, list[Job]] = defaultdict(list)
         for job in self._waiting:
             by_gpus[max(self.gpus, math.ceil(job.gpus))].append(job)
+        self._waiting = []
         for gpus, jobs in by_gpus.items():
-            self._waiting = [job for job in self._waiting if job not in jobs]
             executor = self._make_executor(gpus)
             with executor.batch():
                 handles = [executor.submit(Attempt(job.argv, job.folder.absolute(), Path.cwd())) for job in jobs]
@@ -132,7 +131,7 @@ class Slurm(Launcher):
             ids = _read_ids(self._folder)
             for name, batch_job in self._running.items():
                 ids[name] = batch_job.handle.job_id
-            write_atomically(self._folder / BATCH_IDS_FILE, json.dumps(ids, indent=1) + "\n")
+            write_json(self._folder / BATCH_IDS_FILE, ids)
 
     def _collect(self, timeout: float) -> None:
         self._submit_waiting()

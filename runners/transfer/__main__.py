@@ -25,10 +25,10 @@ from runners.cli.compose import ENV, compose
 from runners.evaluate import limits_of, play, policy
 from runners.report.statistics import aggregate
 from runners.run.build import load_run
-from runners.run.checkpoint import versions, write_atomically
+from runners.run.checkpoint import versions, write_atomically, write_json
 from runners.run.config import UsageError, read, to_dict
 from runners.run.exits import Signals
-from runners.run.value import is_number, literal, replaced, split
+from runners.run.value import is_number, literals, replaced, split
 from runners.run.value import read as read_value
 from runners.sweep.config import JobsConfig, begin
 from runners.sweep.drive import drive
@@ -74,8 +74,7 @@ class TransferConfig(JobsConfig):
         self.tasks = list(itertools.product(*grids.values()))
         if self.budget > len(self.tasks):
             raise UsageError(f"budget={self.budget} is out of range; there are {len(self.tasks)} tasks")
-        first_task = [f"{key}={literal(value)}" for key, value in zip(grids, self.tasks[0])]
-        self.train, _ = compose(run_argv + first_task)
+        self.train, _ = compose(run_argv + literals(dict(zip(grids, self.tasks[0]))))
         self.argv = tuple(replaced(("control=none", "video=false"), run_argv))
         settings = np.array(self.tasks, np.float64)
         self.contexts = (settings - settings.min(axis=0)) / np.ptp(settings, axis=0)
@@ -240,7 +239,7 @@ def table(results: dict[str, Any]) -> str:
 
 def write(config: TransferConfig, results: dict[str, Any], rows: dict[int, np.ndarray], command: str) -> Path:
     """transfer.json, matrix.csv (a row for every run, a column for every task) and the picture, which is returned."""
-    write_atomically(config.folder / "transfer.json", json.dumps({"command": command, **results}, indent=1) + "\n")
+    write_json(config.folder / "transfer.json", {"command": command, **results})
     with replacing(config.folder / "matrix.csv") as temporary, temporary.open("w", newline="") as file:
         matrix = csv.writer(file, lineterminator="\n")
         matrix.writerow(["source", "seed", *config.labels])

@@ -17,7 +17,7 @@ The result is the best setting and the default, on seeds that neither was chosen
     best.yaml   a preset: python -m runners.train preset=runs/tune/<name>/best.yaml
 """
 
-import json
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,13 +36,13 @@ from runners.cli.compose import compose
 from runners.report.job_log import Entry
 from runners.report.read import possible_returns
 from runners.report.statistics import Estimate, aggregate, iqm, paired_difference, within
-from runners.run.checkpoint import versions, write_atomically
+from runners.run.checkpoint import versions, write_atomically, write_json
 from runners.run.config import sources
 from runners.run.exits import MISSING, NUMERICAL
 from runners.run.folder import OTHER_WAY, read_status
 from runners.run.progress import TASK_RETURN, read_csv
-from runners.run.value import literal
-from runners.sweep.display import score
+from runners.run.value import literal, literals
+from runners.sweep.display import score, scores
 from runners.sweep.drive import Watcher, drive
 from runners.sweep.job import Job, JobLog, Launcher
 from runners.tune.config import TuneConfig, check, parts
@@ -75,8 +75,12 @@ def open_study(config: TuneConfig) -> optuna.Study:
         load_if_exists=True,
     )
     if not study.trials:
-        default = {space.key: space.nearest(config.default[space.key]) for space in config.spaces}
-        study.enqueue_trial({key: value for key, value in default.items() if value is not None})
+        default = {}
+        for space in config.spaces:
+            value = space.nearest(config.default[space.key])
+            if value is not None:
+                default[space.key] = value
+        study.enqueue_trial(default)
     return study
 
 
@@ -242,9 +246,7 @@ def steps(config: TuneConfig) -> int:
     """Environment steps that the trials have taken so far."""
     total = 0
     for path in config.folder.glob("jobs/*/*/status.json"):
-        status = read_status(path.parent)
-        if status is not None:
-            total += int(status.get("step", 0))
+        total += int(read_status(path.parent).get("step", 0))
     return total
 
 
@@ -280,10 +282,11 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
     """
     trials = study.get_trials(deepcopy=False)
     tests = {}
-    for arm in ("default", "tuned"):
-        folders = [job.folder for job in jobs if job.name.startswith(f"test/{arm}/")]
-        if folders:
-            tests[arm] = arm_scores(folders)
+    by_arm = defaultdict(list)
+    for job in jobs:
+        by_arm[job.folder.parent.name].append(job.folder)
+    for arm, folders in by_arm.items():
+        tests[arm] = arm_scores(folders)
     # The default is the first trial, unless it lies outside of the ranges.
     chosen_by = {"default": _value(trials[0]) if trials[0].params == config.default else None}
     difference = None
@@ -292,11 +295,15 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
         tuned = np.array(tests["tuned"]["runs"])
         default = np.array(tests["default"]["runs"])
         difference = _estimate(paired_difference([tuned], [default]))
-    seconds = [entry.seconds for name, entry in entries.items() if name.startswith("jobs/")]
+    counts = Counter(trial.state for trial in trials)
+    seconds = 0.0
+    for name, entry in entries.items():
+        if name.startswith("jobs/"):
+            seconds += entry.seconds
     return {
         **config.fixed(),
         "folder": str(config.folder),
-        "trials": {state.name.lower(): sum(trial.state == state for trial in trials) for state in TrialState},
+        "trials": {state.name.lower(): counts[state] for state in TrialState},
         "best_trial": study.best_trial.number,
         "best": study.best_trial.params,
         "default": config.default,
@@ -306,7 +313,7 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
         "on_test_seeds": tests,
         "difference": difference,
         "search_steps": steps(config),
-        "search_run_seconds": round(sum(seconds), 1),
+        "search_run_seconds": round(seconds, 1),
         "steps_a_run": int(config.train.total_timesteps),
         "versions": versions(),
         "history": [_row(trial) for trial in trials],
@@ -317,7 +324,7 @@ def arm_scores(folders: list[Path]) -> dict[str, Any]:
     """The task returns of an arm's test runs, their IQM with its interval; and that of their modes, where judged."""
     returns = np.array([score(folder) for folder in folders])
     mode = None
-    mode_returns = [value for folder in folders if (value := score(folder, OTHER_WAY)) is not None]
+    mode_returns = scores(folders, OTHER_WAY)
     if mode_returns:
         mode = float(iqm(mode_returns))
     estimate = within(aggregate([returns]), *possible_returns(read_json(folders[0] / "result.json")))
@@ -380,9 +387,8 @@ def write(config: TuneConfig, results: dict[str, Any], command: str) -> Path:
     """tune.json and best.yaml, a preset of all in which the best runs differ from a plain `runners.train`: its path."""
     import yaml
 
-    write_atomically(config.folder / "tune.json", json.dumps({"command": command, **results}, indent=1) + "\n")
-    best_settings = [f"{key}={literal(value)}" for key, value in results["best"].items()]
-    run, _ = compose([*config.argv, *best_settings])
+    write_json(config.folder / "tune.json", {"command": command, **results})
+    run, _ = compose([*config.argv, *literals(results["best"])])
     # A reward or an agent from a file of the user's own is named by that file.
     code = sources(run)
     values: dict[str, Any] = {
@@ -390,10 +396,13 @@ def write(config: TuneConfig, results: dict[str, Any], command: str) -> Path:
         "reward": [code.get(f"reward.{name}", name) for name in run.reward],
         "agent": code.get(f"agent.{run.agent_name}", run.agent_name),
     }
-    values |= {f"env.{key}": value for key, value in run.env_options.items()}
-    values |= {key: getattr(run, key) for key in ("total_timesteps", "n_envs", "max_episode_steps")}
+    for key, value in run.env_options.items():
+        values[f"env.{key}"] = value
+    for key in ("total_timesteps", "n_envs", "max_episode_steps"):
+        values[key] = getattr(run, key)
     for prefix, options in parts(run).items():
-        values |= {prefix + key: value for key, value in changed(options).items()}
+        for key, value in changed(options).items():
+            values[prefix + key] = value
     path = config.folder / "best.yaml"
     write_atomically(path, f"# Found by {' '.join(command.split())}\n" + yaml.safe_dump(values, sort_keys=False))
     return path
