@@ -18,7 +18,6 @@ from envs.make import goals, is_open, spec_of
 from envs.make import options as options_of
 from lodestar.tables import Table
 from runners.cli import presets
-from runners.cli.declared import declared_fields
 from runners.cli.presets import Values
 from runners.run.config import RENAMED, TrainConfig, UsageError, nearest, unknown
 from runners.run.trust import admit, refuse, require
@@ -56,7 +55,8 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
     """The configuration that `argv` asks for, and the preset that was applied, or two names where one lies on top.
 
     The first thing that is wrong is a UsageError, one sentence with the nearest name. What can be refused without torch
-    comes first: names, then the run's own keys and the environment's, then the options of agent and rewards.
+    comes first: names, then values of the run's own keys and the environment's, then unknown keys and the options of
+    agent and rewards.
     """
     refuse(argv)
     admit(argv)
@@ -76,20 +76,18 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
     kinds = kinds_of(TrainConfig, hidden=("reward", "agent", *HIDDEN))
     if any(key.startswith(ENV) for key in values):
         kinds |= _env_keys(env, values)
-    _check_prefixes(values, kinds, agent, names)
     try:
         run = _split_by_prefix(values, kinds, texts)
         config = TrainConfig(agent_name=agent, env_options=run["env"], **run[""])
         # From here on the classes of agent and rewards are imported, and with them torch.
         names = _with_task(names, values)
-        options = kinds_of(agents.get(agent).Config, "agent.")
+        kinds |= kinds_of(agents.get(agent).Config, "agent.")
         for name in _learned_first(names):
-            options |= kinds_of(rewards.get(name).Config, f"reward.{name}.")
+            kinds |= kinds_of(rewards.get(name).Config, f"reward.{name}.")
         for key in values:
-            if key not in kinds and key not in options and key not in OWN_NAMES:
-                known_keys = {**kinds, **_env_keys(env, values), **options}
-                raise UsageError(_unknown_key(key, values, known_keys, names))
-        parts = _split_by_prefix(values, options, texts)
+            if key not in kinds and key not in OWN_NAMES:
+                raise UsageError(_unknown_key(key, values, [*kinds, *OWN_NAMES, *_env_keys(env, values)], names))
+        parts = _split_by_prefix(values, kinds, texts)
         config.agent = agents.get(agent).Config(**parts["agent"])
         config.reward = {name: rewards.get(name).Config(**parts[f"reward.{name}"]) for name in names}
     except (TypeError, ValueError) as error:
@@ -234,32 +232,6 @@ def kinds_of(config: type, prefix: str = "", hidden: Collection[str] = ()) -> Ki
     return {prefix + field.name: hints[field.name] for field in dataclasses.fields(config) if field.name not in hidden}
 
 
-def _check_prefixes(values: Values, kinds: Kinds, agent: str, names: list[str]) -> None:
-    """Refuse keys that begin as none does, and options that are in no source of ours; without torch, which is slow."""
-    known_keys = [*kinds, *OWN_NAMES]
-    # Prefix -> the whole keys that begin so. There are none for the classes of other packages: those are not read.
-    option_keys = {"agent.": [f"agent.{option}" for option in declared_fields("agent", agent)]}
-    for name in names:
-        prefix = f"reward.{name}."
-        option_keys[prefix] = [prefix + option for option in declared_fields("reward", name)]
-    for key in values:
-        owner, *path = key.split(".")
-        keys_there = option_keys.get(key[: key.rfind(".") + 1])
-        if key in known_keys or (keys_there and key in keys_there):
-            continue
-        if keys_there:
-            for option_names in option_keys.values():
-                known_keys += option_names
-            raise UsageError(_unknown_key(key, values, known_keys, names))
-        # The options of an agent or a reward that was not read are checked once its class is imported.
-        if owner == "agent" and len(path) == 1:
-            continue
-        if owner == "reward" and len(path) == 2 and path[0] in rewards.names():
-            continue
-        if path or key in RENAMED or key in ELSEWHERE or nearest(key, known_keys, MIN_MISSPELT_SIMILARITY):
-            raise UsageError(_unknown_key(key, values, known_keys, names))
-
-
 def _env_keys(env: str, values: Values) -> Kinds:
     """Every option of the environment -> its type; Any for others, where the constructor takes whatever it is given."""
     keys = {ENV + name: _option_type(parameter) for name, parameter in options_of(env).items()}
@@ -306,7 +278,7 @@ def _use_reward(name: str, option: str, values: Values, names: list[str]) -> str
         return f"use it: reward={name}"
     for used in names:
         both_are_goals = rewards.get(used).role == rewards.get(name).role == "goal"
-        if both_are_goals and option in declared_fields("reward", used):
+        if both_are_goals and option in kinds_of(rewards.get(used).Config):
             return f"did you mean reward.{used}.{option}?"
     return f"add it: 'reward=[{','.join([*names, name])}]'"
 
@@ -324,7 +296,7 @@ def _key_with_its_owner(parts: list[str], names: list[str]) -> str | None:
         return None
     if len(path) == 1:
         for name in _learned_first(names):
-            if path[0] in declared_fields("reward", name):
+            if path[0] in kinds_of(rewards.get(name).Config):
                 return f"reward.{name}.{path[0]}"
         return None
     # A reward of the user's own is called by its class; the user may have written the name of its file.

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, NoReturn
 
@@ -66,21 +67,23 @@ def ask(
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         hung = True
-        try:
+        with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
-        except (AttributeError, OSError):
-            # There are no process groups on Windows.
-            process.kill()
         out, err = process.communicate()
-    lines = [json.loads(line) for line in out.splitlines() if line.startswith("{") and line.endswith("}")]
-    findings = [Finding(**line) for line in lines if "name" in line]
-    if any("end" in line for line in lines):
-        return findings
-    failure = next((line["error"] for line in lines if "error" in line), "")
+    findings = []
+    failure = ""
+    for text in out.splitlines():
+        # The line that was being written when the process died is left out.
+        if text.startswith("{") and text.endswith("}"):
+            line = json.loads(text)
+            if "end" in line:
+                return findings
+            if "name" in line:
+                findings.append(Finding(**line))
+            failure = line.get("error", failure)
     if hung:
         failure = f"did not answer within {timeout:g} s"
-    elif not failure:
-        failure = _death(process.returncode, err)
+    failure = failure or _death(process.returncode, err)
     return [*findings, Finding.broken(name, failure, fix, required)]
 
 
@@ -107,14 +110,11 @@ def run() -> NoReturn:
 
 def _death(code: int, err: str) -> str:
     """How a process ended, and the innermost line that faulthandler names, or the last line."""
-    if code >= 0:
-        ending = f"exit code {code}"
-    elif -code in set(signal.Signals):
-        ending = signal.Signals(-code).name
-    else:
-        ending = f"signal {-code}"
-    lines = [line.strip() for line in err.splitlines() if line.strip()]
-    if not lines:
-        return f"its process died ({ending})"
-    place = next((line for line in lines if line.startswith("File ")), lines[-1])
-    return f"its process died ({ending}): {place[:200]}"
+    ending = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    lines = err.split("\n")
+    lines = list(filter(None, map(str.strip, lines)))
+    for line in lines:
+        if line.startswith("File "):
+            lines.append(line)
+            break
+    return f"its process died ({ending}): {lines[-1][:200] if lines else 'it said nothing'}"

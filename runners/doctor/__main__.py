@@ -8,7 +8,6 @@ but a few questions to the judge you name. Exit code 0 if nothing that training 
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -63,12 +62,14 @@ def examine(config: DoctorConfig) -> int:
         findings += found
         if not config.json:
             show(found)
-    lacking = [finding for finding in findings if finding.state == "missing"]
+    lacking = []
+    for finding in findings:
+        if finding.state == "missing":
+            lacking.append(finding.name)
     if config.json:
         print(json.dumps({"ready": not lacking, "findings": [f._asdict() for f in findings]}, indent=1))
     else:
-        names = ", ".join(finding.name for finding in lacking)
-        print(f"\nnot ready: {names}" if names else "\nready")
+        print(f"\nnot ready: {', '.join(lacking)}" if lacking else "\nready")
     return 3 if lacking else 0
 
 
@@ -99,19 +100,11 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
         by_name[name] = alone(name, "brought", name, extras.get(name, []), *world, fix=fix, required=False)
     if config.env:
         by_name["env"] = alone("env", "environment", "env", config.env, None, fix="python -m runners.list")
+    judge = (config.judge, config.model)
     by_name |= {
         "video": alone("video", "video", fix="pip install imageio-ffmpeg", required=False),
-        "clip": alone("CLIP", "shipped", required=False),
         # Several questions, for which it gets three times as long.
-        "judge": partial(
-            ask,
-            "judge",
-            "runners.doctor.judge:judge",
-            config.judge,
-            config.model,
-            required=False,
-            timeout=3 * timeout,
-        ),
+        "judge": partial(ask, "judge", "runners.doctor.judge:judge", *judge, required=False, timeout=3 * timeout),
     }
     for name, requirements in extras.items():
         if name not in (*ENVIRONMENT_OF_EXTRA, "all", "docs", "test", "dev"):
@@ -124,15 +117,12 @@ def choose(by_name: dict[str, Check], only: list[str]) -> dict[str, Check]:
     for name in only:
         if name not in by_name:
             raise UsageError(unknown("only", name, by_name))
-    return {name: check for name, check in by_name.items() if not only or name in only}
+    return {name: by_name[name] for name in by_name if not only or name in only}
 
 
 def answers(selected: list[Check]) -> Iterator[list[Finding]]:
     """Run checks side by side, as many as there are cores; what they found, in their order."""
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(min(cores, MAX_CHECKS_AT_ONCE)) as pool:
+    with ThreadPoolExecutor(min(checks.usable_cores(), MAX_CHECKS_AT_ONCE)) as pool:
         yield from pool.map(lambda check: check(), selected)
 
 
