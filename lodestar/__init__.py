@@ -379,11 +379,14 @@ def _working_directory_last() -> None:
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if os.path.samefile(here, home):
         return
-    sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != here]
+
+    def is_elsewhere(folder: str) -> bool:
+        return os.path.realpath(folder) != here
+
+    sys.path[:] = filter(is_elsewhere, sys.path)
     # Processes that the command starts read this variable.
-    variable = os.environ.get("PYTHONPATH")
-    if variable is not None:
-        others = [folder for folder in variable.split(os.pathsep) if os.path.realpath(folder) != here]
+    if "PYTHONPATH" in os.environ:
+        others = filter(is_elsewhere, os.environ["PYTHONPATH"].split(os.pathsep))
         os.environ["PYTHONPATH"] = os.pathsep.join(others)
 
 

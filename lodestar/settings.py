@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass
+from itertools import filterfalse
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,7 +51,7 @@ class Setting:
     def allows(self, value: Any) -> bool:
         """Whether a value, or every item of a list, is in range; schedules written as texts are not judged here."""
         if isinstance(value, list | tuple):
-            return all(self.allows(item) for item in value)
+            return all(map(self.allows, value))
         if self.choices:
             return value in self.choices
         if isinstance(value, bool) or not isinstance(value, int | float) or self.range == "":
@@ -132,7 +133,7 @@ class Settings:
         return ""
 
     def __post_init__(self) -> None:
-        preset: dict[str, Any] = {}
+        preset = {}
         if self.presets:
             self.check("preset")
             # Only a Config with presets has this field.
@@ -160,7 +161,7 @@ class Settings:
                 words = "is unknown; give"
                 # Of a list the item that is wrong is named.
                 if isinstance(value, list | tuple):
-                    value = next(item for item in value if not declaration.allows(item))
+                    value = next(filterfalse(declaration.allows, value))
             shown = repr(value) if isinstance(value, str) else value
             raise ValueError(f"{self.prefix}{name}={shown} {words} {declaration.range}")
 

@@ -38,7 +38,7 @@ def set_state(
 ) -> None:
     """Restore what `get_state` returned; tensors that have no memory yet come to the device."""
     for path, name in places.items():
-        saved: Any = state
+        saved = state
         for part in path.split("."):
             saved = saved[part]
         restore(owner, name, saved, device)
@@ -134,7 +134,7 @@ def _load(value: Any, saved: Any, device: torch.device | None = None) -> Any:
 
 def _load_items(value: Any, saved: Sequence[Any], device: torch.device | None) -> Any:
     """As `_load`, of a saved list: into a list, or as a new deque or tuple where `value` is none."""
-    before: Sequence[Any] = [None] * len(saved)
+    before = [None] * len(saved)
     if isinstance(value, list | tuple) and len(value) == len(saved):
         before = list(value)
     items = [_load(old, item, device) for old, item in zip(before, saved)]

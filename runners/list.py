@@ -156,11 +156,12 @@ def summary(target: str, shared: bool = False) -> str:
         tree = ast.parse(source)
     except (OSError, SyntaxError, ImportError, ValueError) as error:
         return f"(its file cannot be read: {error})"
-    docs = [ast.get_docstring(tree)]
-    docs += [ast.get_docstring(node) for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
-    if shared:
-        docs.reverse()
-    text = next(filter(None, docs), "")
+    text = ast.get_docstring(tree)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            own_text = ast.get_docstring(node)
+            text = (own_text or text) if shared else (text or own_text)
+    text = text or ""
     paragraph = " ".join(text.split("\n\n")[0].split())
     # A sentence does not end after "et al.".
     return re.split(r"(?<!al)\.\s", paragraph)[0].rstrip(".")

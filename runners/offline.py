@@ -197,13 +197,14 @@ def _set_judge_defaults(config: OfflineConfig, batch: Transitions, meta: dict[st
 def build(algo: Algo, config: OfflineConfig, spaces: tuple[Space, Space], data: Transitions, signal: Any) -> Any:
     """What learns from a signal about transitions; a UsageError for options that `config.algo` lacks."""
     kind = resolve_name(algo.place)
-    names = [field.name for field in dataclasses.fields(kind.Config)]
+    names = [f"agent.{field.name}" for field in dataclasses.fields(kind.Config)]
     options: dict[str, Any] = {}
     for name, value in config.agent_options.items():
-        if name in names:
+        key = f"agent.{name}"
+        if key in names:
             options[name] = value
         elif algo.place == ALGOS[config.algo].place:
-            raise UsageError(unknown("option", f"agent.{name}", [f"agent.{each}" for each in names]))
+            raise UsageError(unknown("option", key, names))
     settings = kind.Config(**{**options, **algo.options})
     make_agent = getattr(kind, "of", kind)
     return make_agent(settings, *spaces, data=data, signal=signal, seed=config.seed, device=config.device)
@@ -234,13 +235,18 @@ def load(files: list[str], env: str = "", *, trust: bool = False) -> tuple[Trans
 
     Data sets of others are compared with `env`, and `trust` lets them name an environment's code.
     """
-    recordings = [_read(name, env, trust) for name in files]
-    tasks = [(meta.get("env", ""), meta.get("env_options", {})) for _, meta in recordings]
-    if any(task != tasks[0] for task in tasks):
+    batches = []
+    metas = []
+    tasks = []
+    for name in files:
+        batch, meta = _read(name, env, trust)
+        batches.append(batch)
+        metas.append(meta)
+        tasks.append((meta.get("env", ""), meta.get("env_options", {})))
+    if tasks.count(tasks[0]) < len(tasks):
         names = ",".join(files)
         raise UsageError(f"data={names} holds recordings of different environments: {tasks}; give those of one")
-    _, first_meta = recordings[0]
-    return concatenate([batch for batch, _ in recordings]), first_meta
+    return concatenate(batches), metas[0]
 
 
 def _read(name: str, env: str, trust: bool) -> tuple[Transitions, dict[str, Any]]:

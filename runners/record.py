@@ -117,8 +117,8 @@ def record(config: RecordConfig) -> dict[str, Any]:
         if config.signals and env.spec:
             signals = list(family_of(env.spec).signals(env.spec))
     if states:
-        observations = np.stack([obs for _, obs in states])
-        Snapshots([state for state, _ in states], observations).save(config.snapshots)
+        snapshots, observations = zip(*states)
+        Snapshots(list(snapshots), np.stack(observations)).save(config.snapshots)
     meta = {"env": env_id, "env_options": options, "policy": config.policy, "noise": config.noise}
     return write(config, batch, {**meta, "seed": config.seed, "signals": signals})
 
@@ -134,10 +134,10 @@ def imported(config: RecordConfig) -> tuple[Transitions, dict[str, Any]]:
     env: Any = None
     env_id = config.env
     # What the source says of its environment counts only where the user names no other one.
-    source_options: dict[str, Any] = {}
+    source_options = {}
     dataset: Dataset | None = None
-    about: dict[str, Any] = {}
-    notes: list[str] = []
+    about = {}
+    notes = []
     is_run = (path / "config.yaml").is_file()
     if is_run or path.suffix == ".pkl":
         if config.frames:

@@ -195,7 +195,7 @@ def print_scores(parts: Parts, scores: dict[str, Any]) -> None:
         this_run = scores["this run"]
         print(f"\nthe task's own scores over {this_run['episodes']} episodes of the trained policy")
         print(table(scores))
-        window: list[dict[str, Any]] = list(parts.model.ep_info_buffer or [])
+        window = list(parts.model.ep_info_buffer or [])
         note = disagreement(this_run, [episode["r"] for episode in window])
         if note:
             print(note)

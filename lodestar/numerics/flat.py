@@ -83,7 +83,7 @@ class Flat(Stateful):
     def clip(self, max_grad_norm: float) -> Any:
         """Shorten the gradient to a norm; returns the norm that it had, a number or a tensor ()."""
         if not self.on_host:
-            norm: Any = torch.linalg.vector_norm(self.grad)
+            norm = torch.linalg.vector_norm(self.grad)
             self.grad.mul_(torch.clamp(max_grad_norm / (norm + 1e-6), max=1.0))
             return norm
         # On the host, a call of NumPy's arithmetic costs less than one of torch's.

@@ -82,7 +82,7 @@ class Command:
             # The most frequent error is shown without the slow imports below.
             return failed(error.exit_code, masked(str(error)), error)
         except KeyboardInterrupt:
-            code: int = 130
+            code = 130
         except BaseException as error:
             from runners.run.exits import Failed, Stopped, explain
 
@@ -102,10 +102,15 @@ class Command:
         refuse(argv)
         admit(argv)
         hints = typing.get_type_hints(self.config)
-        fields = [field.name for field in dataclasses.fields(self.config)]
-        groups = {name.removesuffix(OPTIONS): name for name in fields if name.endswith(OPTIONS)}
-        keys = {key_of(name): name for name in fields if name not in groups.values() and name != REST}
-        values: dict[str, Any] = {}
+        groups = {}
+        keys = {}
+        fields = declarations(self.config)
+        for name in fields:
+            if name.endswith(OPTIONS):
+                groups[name.removesuffix(OPTIONS)] = name
+            elif name != REST:
+                keys[key_of(name)] = name
+        values = {}
         for argument in argv:
             key, equals, _ = argument.partition("=")
             group, dot, option = key.partition(".")
@@ -121,7 +126,7 @@ class Command:
                 raise UsageError(unknown("key", key, [*keys, *(f"{group}." for group in groups)]))
         for name in _required_fields(self.config):
             if name not in values:
-                raise UsageError(f"{key_of(name)}= is missing; give {declarations(self.config)[name].help}")
+                raise UsageError(f"{key_of(name)}= is missing; give {fields[name].help}")
         return self.config(**values)
 
     def text(self) -> str:
@@ -150,7 +155,11 @@ def _parse_field(key: str, text: str, kind: Any) -> Any:
 
 
 def _required_fields(config: type) -> list[str]:
-    return [f.name for f in dataclasses.fields(config) if f.default is MISSING and f.default_factory is MISSING]
+    names = []
+    for field in dataclasses.fields(config):
+        if field.default is MISSING and field.default_factory is MISSING:
+            names.append(field.name)
+    return names
 
 
 def options_text(

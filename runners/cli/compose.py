@@ -113,7 +113,10 @@ def _read_arguments(argv: list[str]) -> tuple[dict[str, str], Values]:
         if key:
             raise UsageError(f"{argument!r} is no key=value; did you mean {key}={argument}?")
     texts = dict(split(argument, keys) for argument in argv)
-    choices = {key: read(texts.pop(key)) for key in OWN_NAMES if key in texts}
+    choices = {}
+    for key in OWN_NAMES:
+        if key in texts:
+            choices[key] = read(texts.pop(key))
     if isinstance(choices.get("reward"), str):
         _refuse_list(choices["reward"])
     return texts, choices
@@ -229,7 +232,11 @@ def environment(env: Any) -> str:
 def kinds_of(config: type, prefix: str = "", hidden: Collection[str] = ()) -> Kinds:
     """The keys of a Config's fields -> their types."""
     hints = typing.get_type_hints(config)
-    return {prefix + field.name: hints[field.name] for field in dataclasses.fields(config) if field.name not in hidden}
+    kinds = {}
+    for field in dataclasses.fields(config):
+        if field.name not in hidden:
+            kinds[prefix + field.name] = hints[field.name]
+    return kinds
 
 
 def _env_keys(env: str, values: Values) -> Kinds:

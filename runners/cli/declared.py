@@ -33,7 +33,7 @@ def declared_fields(kind: str, name: str) -> dict[str, Declared]:
 
 def fields(module: str, cls: str) -> dict[str, Declared]:
     """Field -> its declaration, of a dataclass and the classes above it, whose own come first."""
-    declared: dict[str, Declared] = {}
+    declared = {}
     for node, place in reversed([*_lineage(module, cls)]):
         for line in node.body:
             if not isinstance(line, ast.AnnAssign) or "ClassVar" in ast.unparse(line.annotation):

@@ -69,7 +69,7 @@ def _parse_preset(path: Path, changed: int) -> Preset:
     values = read(path)
     first_comment = re.search("^#(.*)", text, re.MULTILINE)
     about = first_comment[1].strip() if first_comment else ""
-    preset: Preset = {"about": about, "values": values}
+    preset = {"about": about, "values": values}
     for name in ("applies", "on_top", "agents", "rewards"):
         preset[name] = values.pop(name, None) or {}
     for name in ("agents", "rewards"):

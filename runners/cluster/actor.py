@@ -195,7 +195,7 @@ class Actor:
         """What the learner needs of the rollout; it has the first row of observations."""
         collector = self.collector
         rollout = collector.rollout
-        part: State = {"chosen": collector.chosen, "rng": collector.rng.bit_generator.state}
+        part = {"chosen": collector.chosen, "rng": collector.rng.bit_generator.state}
         for name in (*ROLLOUT_FIELDS, "finals", "final_modalities"):
             part[name] = getattr(rollout, name)
         if evaluate:

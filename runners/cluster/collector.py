@@ -114,7 +114,7 @@ class FleetCollector(Collector):
             "resetting": rollout.resetting[columns],
             "shown": {name: value[0, columns].copy() for name, value in rollout.modalities.items()},
         }
-        rng: Any = self.rng.bit_generator.state
+        rng = self.rng.bit_generator.state
         if number > len(self.others):
             # The saved run had fewer actors.
             seed = [rng["state"]["state"], columns.start]

@@ -137,7 +137,7 @@ class Fleet(VectorEnv):
         for number, envs in enumerate(np.array_split(np.arange(n), config.workers)):
             columns = slice(int(envs[0]), int(envs[-1]) + 1)
             self.members.append(Member(number, columns, self._remote.remote()))
-        pids = self._answers([self._make(member) for member in self.members])
+        pids = self._answers(self._make)
         for member, pid in zip(self.members, pids):
             member.pid = pid
 
@@ -148,7 +148,7 @@ class Fleet(VectorEnv):
         """Begin episodes everywhere, number i seeded with `seed + i`; rollouts in flight are forgotten."""
         for member in self.members:
             self._forget_flight(member)
-        begun = self._answers([member.handle.begin.remote(seed + member.columns.start) for member in self.members])
+        begun = self._answers(lambda member: member.handle.begin.remote(seed + member.columns.start))
         self.has_reset = True
         self._restoring = None
         obs, infos_of_members = zip(*begun)
@@ -236,8 +236,10 @@ class Fleet(VectorEnv):
         self._gap = max(self._gap, self._version - part["version"])
         return member.columns, part
 
-    def _answers(self, refs: list[Any]) -> list[Any]:
+    def _answers(self, ask: Callable[[Member], Any]) -> list[Any]:
         """What all actors answer, in their order; of one that is lost meanwhile, what its successor begins with."""
+        # All are asked before the first answer is awaited.
+        refs = list(map(ask, self.members))
         return [self._answer(member, ref, True) for member, ref in zip(self.members, refs)]
 
     def _answer(self, member: Member, ref: Any, begins: bool = False) -> Any:
@@ -296,7 +298,7 @@ class Fleet(VectorEnv):
             for place in range(len(member.flight)):
                 while member.flight[place].ref is not None:
                     self._fetch(member, member.flight[place])
-        states = self._answers([member.handle.snapshot.remote() for member in self.members])
+        states = self._answers(lambda member: member.handle.snapshot.remote())
         # An actor that was lost while it was idle gives what its successor begins with; the episodes are lost, too.
         if any(isinstance(state, tuple) for state in states):
             return {"parts": []}
@@ -311,8 +313,11 @@ class Fleet(VectorEnv):
             snapshot = {"parts": parts}
         # With a lag the actors are ahead of the learner.
         if any(member.flight for member in self.members):
-            snapshot["pending"] = [[flight.part for flight in member.flight] for member in self.members]
-            snapshot["standing"] = [state["standing"] for state in states]
+            snapshot["pending"] = []
+            snapshot["standing"] = []
+            for member, state in zip(self.members, states):
+                snapshot["pending"].append([flight.part for flight in member.flight])
+                snapshot["standing"].append(state["standing"])
         return snapshot
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -322,7 +327,7 @@ class Fleet(VectorEnv):
 
     def settle(self, collector: FleetCollector) -> None:
         """After `restore`: bring the actors to where they were; what cannot be divided among them is lost."""
-        rng_state: Any = collector.rng.bit_generator.state
+        rng_state = collector.rng.bit_generator.state
         self._entropy = rng_state["state"]["state"]
         if self._restoring is None:
             return
@@ -334,17 +339,16 @@ class Fleet(VectorEnv):
         for member in self.members:
             self._forget_flight(member)
         if parts is None or len(pending) != len(self.members):
-            self._answers([member.handle.begin.remote(self._new_seed(member), True) for member in self.members])
+            self._answers(lambda member: member.handle.begin.remote(self._new_seed(member), True))
             self.say("the saved episodes do not divide among these actors: they are lost, and new ones begin")
             return
-        refs = []
-        for member, part, rollouts in zip(self.members, parts, pending):
+        standings = []
+        for member, rollouts in zip(self.members, pending):
             for number, rollout in enumerate(rollouts, self._issued):
                 member.flight.append(Flight(number, {**rollout, "number": number, "version": self._version}))
-            last = standing[member.number] if standing else collector.standing(member.columns, member.number)
-            refs.append(member.handle.restore.remote(last, part))
+            standings.append(standing[member.number] if standing else collector.standing(member.columns, member.number))
         self._issued += len(pending[0])
-        self._answers(refs)
+        self._answers(lambda member: member.handle.restore.remote(standings[member.number], parts[member.number]))
 
     def _divide(self, state: Mapping[str, Any]) -> list[Any] | None:
         """The snapshot of each member, or None where they do not divide so."""
@@ -382,7 +386,7 @@ def cluster(config: TrainConfig) -> Iterator[Callable[..., Fleet]]:
     joined = not ray.is_initialized()
     if joined:
         connect(ray, config.cluster, "cluster", "leave cluster= out")
-    fleets: list[Fleet] = []
+    fleets = []
 
     def make_fleet(config: TrainConfig, driver: str, n: int, mix: Any, crashes: Any = None) -> Fleet:
         refuse(ray, config, n, mix)

@@ -27,7 +27,11 @@ Embeddings = dict[str, np.ndarray]
 
 def seeing(mix: Any) -> dict[str, Any]:
     """The rewards of a mix that read frames, by name."""
-    return {name: stream.reward for name, stream in mix.streams.items() if {"frame", "obs_frame"} & stream.requires}
+    rewards_that_see = {}
+    for name, stream in mix.streams.items():
+        if {"frame", "obs_frame"} & stream.requires:
+            rewards_that_see[name] = stream.reward
+    return rewards_that_see
 
 
 def embed(mix: Any, frames: Frames) -> Embeddings:
@@ -129,7 +133,7 @@ class EmbeddedRollout(Rollout):
         return self.embedded[name]
 
     def transitions(self, requires: frozenset[str]) -> Transitions:
-        extras: Embeddings = {}
+        extras = {}
         for name, value in self.embedded.items():
             extras[name] = value[1:].copy()
             if "obs_frame" in requires:

@@ -63,7 +63,8 @@ class CompareConfig(Settings):
         for argument in self.rest:
             key = argument.partition("=")[0]
             if not key.startswith(("reward.", "env.")) and key != "max_episode_steps":
-                keys = [name for name in declarations(CompareConfig) if name != "rest"]
+                keys = list(declarations(CompareConfig))
+                keys.remove("rest")
                 raise UsageError(unknown("key", key, keys))
 
 
@@ -148,8 +149,10 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
             raise UsageError(f"{key} belongs to a reward that is not compared ({', '.join(names)})")
     configs = {}
     for name in names:
-        arguments = [a for a in config.rest if not a.startswith("reward.") or a.startswith(f"reward.{name}.")]
-        argv = [f"env={config.env}", f"reward=[{sources[name]}]", "preset=none", *arguments]
+        argv = [f"env={config.env}", f"reward=[{sources[name]}]", "preset=none"]
+        for argument in config.rest:
+            if not argument.startswith("reward.") or argument.startswith(f"reward.{name}."):
+                argv.append(argument)
         if goal is not None and f"reward.{name}.goal" not in given:
             sentences = {"goal": goal.prompt, "baseline": goal.baseline, "negative": goal.negative}
             for field, sentence in sentences.items():
@@ -171,7 +174,7 @@ def candidates(config: CompareConfig, configs: dict[str, TrainConfig]) -> Iterat
     with closing(make(config.env, max_episode_steps=first.max_episode_steps, **first.env_options)) as env:
         spaces = (env.observation_space, env.action_space)
     requires: set[str] = set()
-    frame_sizes: dict[str, int] = {}
+    frame_sizes = {}
     for name, run in configs.items():
         reward = rewards.get(name)(run.reward[name], *spaces, seed=config.seed)
         requires |= reward.requires

@@ -147,7 +147,7 @@ class Candidate:
     def _is_ready(self) -> bool:
         if self.stream.has_memory:
             return True
-        scored: Any = self.reward.score(self.batch[:1])
+        scored = self.reward.score(self.batch[:1])
         return not isinstance(scored, Scored) or bool(scored.ready.any())
 
 

@@ -75,7 +75,7 @@ def card(candidate: Candidate, goal: int | None) -> Card:
     counted = sample.counted
     values = candidate.values[counted]
     target, graded = _target(sample, goal)
-    report: Card = {
+    report = {
         "name": candidate.name,
         "role": candidate.reward.role,
         "target": "the task's reward",
@@ -242,7 +242,7 @@ def _controls(candidate: Candidate, truth: np.ndarray | None, target: np.ndarray
 
 def _control(candidate: Candidate, kind: str, changes: Card, truth: np.ndarray | None, target: np.ndarray) -> Card:
     """The numbers of one control; one that cannot be built has its error as its result."""
-    row: Card = {"kind": kind, "sentence": changes.get("goal", candidate.sentence("goal"))}
+    row = {"kind": kind, "sentence": changes.get("goal", candidate.sentence("goal"))}
     counted = candidate.sample.counted
     try:
         scores = candidate.with_settings(**changes).values
@@ -301,7 +301,7 @@ def _readings(candidate: Candidate, truth: np.ndarray) -> list[Card]:
     if candidate.phrases is None or "|" in goal or candidate.reward.role == "bonus":
         return []
     readings = [("in words it was taught", candidate.encoder.reworded(goal))]
-    clauses = [clause.strip() for clause in CLAUSES.split(goal) if clause.strip()]
+    clauses = list(filter(None, map(str.strip, CLAUSES.split(goal))))
     if len(clauses) > 1:
         readings += [("clause", clause) for clause in clauses]
     counted = candidate.sample.counted
@@ -483,7 +483,9 @@ def _doubts_about_words(report: Card) -> list[str]:
     # Ranks of yes and no say little, so the correlation counts for a graded truth alone.
     ranks = not report["graded"] or truth["spearman"] >= USABLE_SPEARMAN
     if not (separates and ranks):
-        doubts += [note.split(";")[0] for note in report["notes"] if UNFAMILIAR in note]
+        for note in report["notes"]:
+            if UNFAMILIAR in note:
+                doubts.append(note.split(";")[0])
     for reading in report["readings"]:
         area = reading["auroc"]
         if reading["kind"] != "clause" and area < MIN_AUROC:

@@ -7,7 +7,7 @@ is. The task's own reward can be asked where a table or a visit of every state g
 import itertools
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Discrete
@@ -91,12 +91,12 @@ def _rewards_of_the_table(candidate: Candidate) -> list[tuple[Pair, float]] | No
     """Rewards of every outcome in a table P[s][a] of (probability, next, reward, ends), as Gymnasium's toy text has."""
     spec = candidate.spec
     with closing(make(spec.env, **spec.options)) as env:
-        world: Any = env.unwrapped
+        world = env.unwrapped
         space = env.observation_space
         table = getattr(world, "P", None)
     if not isinstance(table, dict) or not isinstance(space, Discrete):
         return None
-    state_type: Any = np.dtype(space.dtype).type
+    state_type = np.dtype(space.dtype).type
     rewards = []
     for state, row in table.items():
         for action, outcomes in row.items():

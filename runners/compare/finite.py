@@ -16,7 +16,6 @@ When it fails: a clustered recording is a rough model: actions that were not tak
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -79,7 +78,7 @@ def tabular(env: gym.Env) -> tuple[FiniteModel, np.ndarray, np.ndarray] | None:
     """Of an environment with a table P[s][a] of (probability, next, reward, terminated), as Gymnasium's toy text has;
     the states and the mean rewards of its rows. None where there is no such table.
     """
-    world: Any = env.unwrapped
+    world = env.unwrapped
     table = getattr(world, "P", None)
     if not isinstance(table, dict):
         return None
@@ -210,5 +209,8 @@ def moved(reward: np.ndarray, transition: np.ndarray, gamma: float, eps: float =
     greedy = optimal(reward, transition, gamma).argmax(axis=1)
     rng = np.random.default_rng(0)
     noise = rng.uniform(-1, 1, (NOISE_DRAWS, *reward.shape)) * eps * np.ptp(reward)
-    changed = [optimal(reward + draw, transition, gamma).argmax(axis=1) != greedy for draw in noise]
+    changed = []
+    for draw in noise:
+        noisy = optimal(reward + draw, transition, gamma).argmax(axis=1)
+        changed.append(noisy != greedy)
     return float(np.mean(changed))

@@ -1,5 +1,6 @@
 """The report card as text for the terminal, and as one page of HTML that needs no other file."""
 
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,11 @@ def lines(env: str, cards: list[Card], between: Pairs) -> list[str]:
     text = []
     for card in cards:
         text += [f"{card['name']} on {env}", f"  VERDICT: {card['verdict']}: {'; '.join(card['reasons'])}"]
-        text += [f"  {name:<30}{value}" for name, value in facts(card)]
+        text += starmap("  {:<30}{}".format, facts(card))
         for kind, sentence, numbers in _controls(card):
             line = f"  {f'control: {kind}':<30}{numbers}   {sentence!r}"
             text.append(line[:MAX_CONTROL_LETTERS])
-        text += [f"  note: {note}" for note in card["notes"]]
+        text += map("  note: {}".format, card["notes"])
         text.append("")
     for (one, other), pair in between.items():
         distances = f"{pair.name} {pair.value:.3f}, STARC {pair.starc:.3f} (on the sample's distribution)"
@@ -91,7 +92,7 @@ def facts(card: Card) -> list[tuple[str, str]]:
         rows += _best_actions(card["audit"])
     if truth:
         rows.append(("with the task's reward", f"Pearson {task['pearson']:.3f}"))
-    quantiles = " / ".join(f"{quantile:.3g}" for quantile in card["range"])
+    quantiles = " / ".join(map("{:.3g}".format, card["range"]))
     rows.append(("range", f"{quantiles} (min, 5 %, median, 95 %, max); {card['nonzero']:.0%} not zero"))
     order = card["order"]
     if order:
@@ -136,15 +137,18 @@ def _best_actions(audit: Card) -> list[tuple[str, str]]:
 
 def _costs(speed: dict[str, float]) -> list[tuple[str, str]]:
     """How long 100,000 steps take, and what they keep in memory."""
-    rates = {name: speed[name] for name in ("step", "render", "embed", "score") if speed[name]}
-    seconds = 100_000 * sum(1 / rate for rate in rates.values())
-    listed = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
+    rates = []
+    seconds = 0.0
+    for name in ("step", "render", "embed", "score"):
+        if speed[name]:
+            rates.append(f"{name} {speed[name]:,.0f}")
+            seconds += 100_000 / speed[name]
     row_bytes = speed["bytes"]
     with_frames = speed["bytes_with_frames"]
     memory = f"{row_bytes * 2048 / 1e6:.3g} MB a rollout of 2,048, {row_bytes * 1e5 / 1e6:.3g} MB a replay of 100,000"
     if with_frames > row_bytes:
         memory += f" (with frames {with_frames * 1e5 / 1e9:.3g} GB)"
-    return [("rows a second", f"{listed}; 100,000 steps take about {seconds:,.0f} s"), ("memory", memory)]
+    return [("rows a second", f"{', '.join(rates)}; 100,000 steps take about {seconds:,.0f} s"), ("memory", memory)]
 
 
 def _interval(values: Card, name: str) -> str:

@@ -155,8 +155,12 @@ def load_or_enumerate(spec: SampleSpec) -> "FiniteMDP | None":
 
 def _with_truth(sample: Sample) -> Transitions:
     """The rows with what is true of them as extras; a table without columns is left out."""
-    extras = {name: getattr(sample, name) for name in TRUTH_FIELDS}
-    return sample.batch.replace(extras={name: value for name, value in extras.items() if value.size})
+    extras = {}
+    for name in TRUTH_FIELDS:
+        value = getattr(sample, name)
+        if value.size:
+            extras[name] = value
+    return sample.batch.replace(extras=extras)
 
 
 def _without_truth(batch: Transitions, meta: dict[str, Any]) -> Sample:
@@ -392,7 +396,7 @@ def enumerate_mdp(spec: SampleSpec) -> FiniteMDP | None:
 
 def _visit_every_state(env: gym.Env, actions: range) -> tuple[list[dict[str, Any]], np.ndarray] | None:
     """The states that can be reached from where the environment is, and their `successors`; None as above."""
-    generator: Any = env.unwrapped.np_random.bit_generator
+    generator = env.unwrapped.np_random.bit_generator
     generator_state = generator.state
     root = get_state(env)
     states = [root]

@@ -16,7 +16,6 @@ import os
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -148,7 +147,7 @@ def propose(
 ) -> list[Proposal]:
     """The answers of a round with what the check says of each; kept ones come from its file."""
     path = config.folder / "rounds" / f"{number}.json"
-    saved: dict[str, Any] = read_json(path)
+    saved = read_json(path)
     if saved:
         return [Proposal(**fields) for fields in saved["proposals"]]
     proposals = []
@@ -218,8 +217,10 @@ def next_brief(
     alarm = ""
     if any(alarms):
         alarm = f"The sum rose while the task's return fell in {np.mean(alarms):.0%} of the log's rows.\n"
-    newest = [proposal for proposal in proposals if proposal.name.startswith(f"r{number - 1}c")]
-    others = [other.error or f"task return {other.value:.4g}" for other in newest if other is not best]
+    others = []
+    for other in proposals:
+        if other.name.startswith(f"r{number - 1}c") and other is not best:
+            others.append(other.error or f"task return {other.value:.4g}")
     return authors.with_feedback(
         brief,
         code=best.code.strip(),
@@ -251,7 +252,10 @@ def choose_winner(
     config: DesignConfig, about: list[str], proposals: list[Proposal], tests: dict[str, list[float]]
 ) -> Proposal:
     """Choose by the test seeds, print them, and write reward.py and design.json; returns the winner."""
-    estimates = {name: aggregate([np.array(returns)]) for name, returns in tests.items() if returns}
+    estimates = {}
+    for name, returns in tests.items():
+        if returns:
+            estimates[name] = aggregate([np.array(returns)])
     finalists = [proposal for proposal in proposals if proposal.name in estimates]
     if not finalists:
         raise RuntimeError("no finalist finished its test runs; the same command tries again")

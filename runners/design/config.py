@@ -54,7 +54,7 @@ class DesignConfig(JobsConfig):
 
     def run(self, name: str, seed: int, reward: str = "task", **options: Any) -> Job:
         """Training on one reward; `options` are its own."""
-        changes: dict[str, Any] = {"reward": reward}
+        changes = {"reward": reward}
         for key, value in options.items():
             changes[f"reward.{reward}.{key}"] = value
         return self.job(self.folder, name, self.argv, {**changes, "seed": seed})

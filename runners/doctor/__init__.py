@@ -70,7 +70,7 @@ def ask(
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
-    findings = []
+    findings: list[Finding] = []
     failure = ""
     for text in out.splitlines():
         # The line that was being written when the process died is left out.

@@ -250,7 +250,7 @@ def video() -> Iterator[Finding]:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "two.mp4"
-        imageio.mimwrite(path, np.zeros((2, 64, 64, 3), np.uint8), fps=2, codec="libx264")  # type: ignore[arg-type]
+        imageio.mimwrite(path, [*np.zeros((2, 64, 64, 3), np.uint8)], fps=2, codec="libx264")  # type: ignore[arg-type]
         back = imageio.mimread(path)
     if len(back) != 2:
         words = f"of two frames {len(back)} came back"

@@ -78,7 +78,7 @@ class Evaluator(Stateful):
         if not (evaluates or films):
             return {}
         state_before = random_state()
-        scores: dict[str, float] = {}
+        scores = {}
         try:
             # An evaluation that is done when a signal cuts the video short stays.
             with suppress(Interrupted):
@@ -136,7 +136,11 @@ class Evaluator(Stateful):
             except OSError as error:
                 self.say(f"the best policy, of step {step:,}, is not kept ({error}); training continues")
         self.evaluated = step
-        return {tag: float(scores[key]) for tag, key in EVALUATION_TAGS.items() if scores[key] is not None}
+        values = {}
+        for tag, key in EVALUATION_TAGS.items():
+            if scores[key] is not None:
+                values[tag] = float(scores[key])
+        return values
 
 
 def _due(every: int, last: int, step: int) -> bool:

@@ -104,7 +104,7 @@ def play(
     scores = Scores()
     if goal is not None:
         scores.goal = goal.name
-    settings: dict[str, Any] = dict(options)
+    settings = dict(options)
     if mix is not None:
         settings |= guide_modalities(mix)
     env = make(env_id, max_episode_steps=max_episode_steps, **settings)
@@ -216,15 +216,12 @@ def limits_of(config: TrainConfig, seed: int) -> dict[str, Any]:
 
 def goal_of(config: TrainConfig) -> Goal | None:
     """The goal, known to the environment's family, that a reward of this run names."""
-    prompts = [options.goal for options in config.reward.values() if getattr(options, "goal", "")]
-    if not prompts:
-        return None
-    family_goals = goals(config.env)
-    for goal in family_goals:
+    prompts = {getattr(options, "goal", "") for options in config.reward.values()} - {""}
+    for goal in goals(config.env):
         if goal.prompt in prompts:
             return goal
     # A prompt in words of the user's own is scored by the family's first goal.
-    return next(iter(family_goals), None)
+    return next(iter(goals(config.env)), None) if prompts else None
 
 
 def policy(model: Any, run: TrainConfig | None = None, *, way: str = "", seed: int = 0) -> "Act":
@@ -248,7 +245,7 @@ def policy(model: Any, run: TrainConfig | None = None, *, way: str = "", seed: i
             if way == SAMPLED:
                 # An episode that is cut short for `mfmc` then begins as the whole one does.
                 reseed(model, next(episodes))
-        options: dict[str, Any] = {"state": state, "episode_start": start, "deterministic": way == MODE}
+        options = {"state": state, "episode_start": start, "deterministic": way == MODE}
         # Only some of Stable-Baselines3's agents have this attribute.
         if getattr(model, "masked", False):
             options["mask"] = mask
@@ -349,11 +346,12 @@ def _table_rows(columns: dict[str, dict[str, Any]]) -> list[list[str]]:
         "episode length": "length",
     }
     # A result.json of an earlier version does not say how its policies acted, and has no metrics.
-    values = [(words, [column.get(key) for column in columns.values()]) for words, key in keys.items()]
+    values = []
+    for words, key in keys.items():
+        values.append((words, [column.get(key) for column in columns.values()]))
     measured = [column.get("metrics") or {} for column in columns.values()]
     for name in measured[0]:
-        by_policy = [metrics.get(name) for metrics in measured]
-        values.append((name, by_policy))
+        values.append((name, [metrics.get(name) for metrics in measured]))
     rows = []
     for words, numbers in values:
         if words == "episodes":

@@ -87,7 +87,7 @@ def play(trained: Trained, view: PolicyView, env: Any, episodes: int, steps: int
     batches = []
     scores = []
     chosen: list[torch.Tensor] = []
-    memories: list[np.ndarray] = []
+    memories = []
     texts: dict[Moment, str] = {}
     returns = []
     lengths = []
@@ -195,7 +195,7 @@ def pictures(
 
     Those are missing where an episode did not come out again as it was.
     """
-    images: dict[Moment, np.ndarray] = {}
+    images = {}
     begins = played.begins
     batch = played.batch
     # Of each episode the last wanted time.

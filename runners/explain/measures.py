@@ -261,7 +261,8 @@ def highest(values: np.ndarray, episode: np.ndarray, count: int, apart: int) -> 
     """Rows of the highest values, at least so many rows apart within an episode, highest first."""
     chosen: list[int] = []
     for row in np.argsort(-values, kind="stable").tolist():
-        near = [other for other in chosen if episode[other] == episode[row] and abs(row - other) < apart]
-        if len(chosen) < count and not near:
+        if len(chosen) == count:
+            break
+        if not any(episode[other] == episode[row] and abs(row - other) < apart for other in chosen):
             chosen.append(row)
     return chosen

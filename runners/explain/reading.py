@@ -36,7 +36,7 @@ class Hidden(NamedTuple):
 
 def hidden_parts(space: Any, env: Any = None, names: tuple[str, ...] = (), key: str = "") -> list[Hidden]:
     """The parts of an observation; `names` are those of the entries of a vector."""
-    parts: list[Hidden] = []
+    parts = []
     if isinstance(space, spaces.Dict):
         for name, entry_space in space.spaces.items():
             parts += hidden_parts(entry_space, key=name)
@@ -147,7 +147,7 @@ def imitate(
 
     held_out = episode >= max(2 * (episode[-1] + 1) // 3, 1)
     inputs = read[~held_out]
-    options: dict[str, Any] = {}
+    options = {}
     if discrete:
         # Each action that occurs is a class.
         classes, labels = np.unique(actions, axis=0, return_inverse=True)
@@ -173,7 +173,7 @@ def imitate(
         rules = [f"always {answer}"]
     else:
         rules = export_text(tree, feature_names=names, **options).splitlines()
-    summary: dict[str, Any] = {"fidelity": fidelity, "constant": constant, "answer": answer, "discrete": discrete}
+    summary = {"fidelity": fidelity, "constant": constant, "answer": answer, "discrete": discrete}
     return summary | {"rows": int(held_out.sum()), "rules": rules}
 
 

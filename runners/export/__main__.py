@@ -291,7 +291,7 @@ def about(subject: Subject) -> dict[str, Any]:
 
     trained = subject.trained
     with closing(subject.make()) as env:
-        description: dict[str, Any] = {
+        description = {
             "agent": subject.agent,
             "env": env.spec.id if env.spec is not None else "",
             "step": 0 if trained is None else trained.step,
@@ -300,9 +300,11 @@ def about(subject: Subject) -> dict[str, Any]:
             "versions": versions(),
         }
     if trained is not None:
-        config = to_dict(trained.config)
-        parts = [key for key in config if key in ("env", "env_options", "reward", "agent", "seed")]
-        description["config"] = remove_paths({key: config[key] for key in parts})
+        config = {}
+        for key, value in to_dict(trained.config).items():
+            if key in ("env", "env_options", "reward", "agent", "seed"):
+                config[key] = value
+        description["config"] = remove_paths(config)
     return description
 
 

@@ -102,7 +102,7 @@ def card(trained: Trained, run: Path, checked: list[str], loaded: str = 'ld.load
     config = trained.config
     scores = read_json(run / "result.json")
     episodes = 0
-    score_table: Any = ""
+    score_table = ""
     if scores:
         episodes = next(iter(scores.values()))["episodes"]
         score_table = remove_paths(table(scores))

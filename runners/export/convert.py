@@ -79,7 +79,7 @@ def _convert_ppo(model: PPO) -> Policy:
         raise NoForm("agent=ppo with agent.gru acts by a GRU's memory, not by the observation alone")
     if model.config.net == "trees":
         raise NoForm("agent.net=trees has no exported form")
-    join: list[nn.Module] = []
+    join = []
     if net.trunk is not None:
         parts = _glyph_parts(net)
         join = list(net.trunk.join)
@@ -217,7 +217,7 @@ def _critic_values(learner: Any) -> list[nn.Module]:
 
 
 def _convert_sb3(name: str, model: Any, space: Any) -> Policy:
-    policy: Any = model.policy
+    policy = model.policy
     if name in ("sb3_ppo", "a2c", "maskable_ppo"):
         extractor = policy.pi_features_extractor
         layers = [*policy.mlp_extractor.policy_net, policy.action_net]

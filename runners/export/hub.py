@@ -72,7 +72,7 @@ def metadata(trained: Any, run: Path) -> dict[str, Any]:
     config = trained.config
     env = config.env.rpartition(":")[2]
     tags = ["reinforcement-learning", "deep-reinforcement-learning", "lodestar", env, config.agent_name]
-    entries: dict[str, Any] = {"library_name": "lodestar-rl", "pipeline_tag": "reinforcement-learning", "tags": tags}
+    entries = {"library_name": "lodestar-rl", "pipeline_tag": "reinforcement-learning", "tags": tags}
     scores = read_json(run / "result.json").get("this run")
     if scores and trained.step >= config.total_timesteps:
         metric = {"type": "mean_reward", "name": "mean_reward", "value": scores["task_return"], "verified": False}

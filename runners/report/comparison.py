@@ -9,7 +9,7 @@ early the others continue alone, and the number of runs at each step says so.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,8 +82,8 @@ class Comparison:
             for task, members in arm.cells.items():
                 arm.cells[task] = _select_run_of_each_seed(members, self.problems)
         self.arms.sort(key=lambda arm: (arm.published, arm.control, arm.reward != "task", arm.name))
-        self.runs: list[Run] = []
-        self.own: list[Run] = []
+        self.runs = []
+        self.own = []
         self.own_arms = []
         self.published_arms = []
         self.baselines = []
@@ -100,15 +100,12 @@ class Comparison:
         self.problems += _list_unfinished(self.own)
         self.problems += _list_missing_seeds(self)
 
-    def cells(self) -> list[tuple[str, Arm, list[Run]]]:
+    def cells(self) -> Iterator[tuple[str, Arm, list[Run]]]:
         """(task, arm, runs), task by task, where there are any."""
-        cells = []
         for task in self.tasks:
             for arm in self.arms:
-                runs = arm.cells.get(task)
-                if runs:
-                    cells.append((task, arm, runs))
-        return cells
+                if arm.cells.get(task):
+                    yield task, arm, arm.cells[task]
 
 
 def _make_arms(runs: Sequence[Run]) -> list[Arm]:
@@ -265,7 +262,10 @@ def configurations(data: Comparison) -> dict[str, dict[str, Any]]:
         for arm in data.arms:
             if arm.published:
                 continue
-            texts = [written(run.config[key])[:MAX_SETTING_CHARACTERS] for run in arm.runs if key in run.config]
+            texts = []
+            for run in arm.runs:
+                if key in run.config:
+                    texts.append(written(run.config[key])[:MAX_SETTING_CHARACTERS])
             if texts:
                 values[arm.name] = " | ".join(dict.fromkeys(texts))
         texts = list(set(values.values()))

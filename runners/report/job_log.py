@@ -5,7 +5,7 @@ It has one line for every change of a job. A line that a crash tore is left out.
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def path_in(folder: Path) -> Path:
 
 def replay(folder: Path) -> dict[str, Entry]:
     """Job -> its state after all events of a folder's log; may be called while the sweep runs."""
-    names = {field.name for field in fields(Entry)}
+    names = Entry.__dataclass_fields__
     entries: dict[str, Entry] = {}
     for event in events(folder):
         job = event.get("job")

@@ -90,7 +90,7 @@ class Numbers:
             if np.isfinite(run.result("task_return")):
                 self.evaluated[run.task] = True
         self._add_finals()
-        self.scales: dict[str, TaskScale] = {}
+        self.scales = {}
         self._scaled_tasks = []
         for task in data.tasks:
             scale = self._make_scale(task, reference)
@@ -100,7 +100,7 @@ class Numbers:
         self._add_aggregates()
         self._add_differences()
         limits = threshold or {}
-        self.thresholds: dict[str, list[tuple[str, float]]] = {}
+        self.thresholds = {}
         for task in data.tasks:
             limit = limits.get(task, limits.get(""))
             if limit is None:
@@ -174,7 +174,7 @@ class Numbers:
             return
         lowest = math.inf
         highest = -math.inf
-        policies: dict[str, Any] = {}
+        policies = {}
         for run in runs:
             run_score = score(run, self.evaluated[task])
             if np.isfinite(run_score):
@@ -225,7 +225,7 @@ class Numbers:
         lead = means[best] - chance
         if lead <= 0:
             return TaskScale(missing="no arm is better than a random policy there")
-        baselines = [name for name in self.data.baselines if name in means]
+        baselines = list(means.keys() & self.data.baselines)
         # Several baselines, as of several agents, name no unit.
         if len(baselines) == 1:
             baseline = baselines[0]

@@ -185,7 +185,13 @@ def evidence(numbers: Numbers) -> list[str]:
             f"The evidence is thin: some cells have {seeds}, where {MIN_CONCLUSIVE_SEEDS} is the least to conclude "
             "from. Read intervals as hints, and missing ones as no knowledge at all."
         )
-    trained = [task for task, evaluated in numbers.evaluated.items() if not evaluated]
+    trained = []
+    overlapping = []
+    for task, evaluated in numbers.evaluated.items():
+        if not evaluated:
+            trained.append(task)
+        if _best_overlap(numbers, task):
+            overlapping.append(task)
     if trained:
         lines.append(
             f"Nothing was evaluated on {join(trained)}: scores there are the last tenth of the training curves, "
@@ -195,7 +201,6 @@ def evidence(numbers: Numbers) -> list[str]:
         lines.append("No arm is trained on the task's reward alone, so nothing shows whether a learned reward helped.")
     # Over all tasks, where there are several.
     lines += map(_verdict, numbers.find("normalised_difference", task=ALL_TASKS))
-    overlapping = [task for task in data.tasks if _best_overlap(numbers, task)]
     if overlapping:
         lines.append(f"The intervals of the two best arms overlap on {join(overlapping)}.")
     if with_interval > 1:
@@ -237,13 +242,15 @@ def scales(numbers: Numbers) -> list[str]:
     for task, scale in numbers.scales.items():
         if not scale.missing:
             tasks[scale.name].append(task)
-    lines = [f"On {join(members)}, 0 is a random policy's score and 1 is {name}." for name, members in tasks.items()]
-    if any("best arm" in name for name in tasks):
+    lines = []
+    for name, members in tasks.items():
+        lines.append(f"On {join(members)}, 0 is a random policy's score and 1 is {name}.")
+    if "best arm" in "".join(tasks):
         lines.append(
             "The best arm is the unit where there is no single baseline, or where the baseline's lead over a random "
             f"policy is less than {MIN_BASELINE_LEAD:.0%} of the best arm's."
         )
-    return lines + [f"Left out: {reason}." for reason in numbers.left_out]
+    return lines + list(map("Left out: {}.".format, numbers.left_out))
 
 
 def _figures(numbers: Numbers, bands: Bands, points: int) -> dict[str, Any]:

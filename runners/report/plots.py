@@ -122,8 +122,7 @@ def learning(numbers: Numbers, bands: Bands, aggregated: bool = False) -> Figure
     """
     data = numbers.data
     rows = numbers.find("normalised")
-    with_bands = {task for task, _ in bands}
-    tasks = [task for task in data.tasks if task in with_bands]
+    tasks = sorted({task for task, _ in bands}, key=data.tasks.index)
     with_aggregate = aggregated and len(rows) > 0 and len(data.arms) > 1
     count = len(tasks) + with_aggregate
     width, height = PANEL_INCHES
@@ -151,7 +150,7 @@ def panel(axis: Axes, numbers: Numbers, bands: Bands, task: str) -> None:
     data = numbers.data
     arm_looks = looks(data)
     # The last value of each line, with its name and colour.
-    ends: list[tuple[float, str, str]] = []
+    ends = []
     extremes: list[float] = []
     for arm in data.arms:
         band = bands.get((task, arm.name))
@@ -191,7 +190,7 @@ def _write_names(axis: Axes, ends: list[tuple[float, str, str]]) -> None:
     low, high = axis.get_ylim()
     ends.sort()
     # Upwards from the lowest line, in shares of the axis.
-    heights: list[float] = []
+    heights = []
     lowest = -np.inf
     for value, _, _ in ends:
         height = max((value - low) / (high - low), lowest)
@@ -262,8 +261,7 @@ def dots(axis: Axes, data: Comparison, rows: Sequence[Row], caption: str) -> Non
 
 def _label_rows(axis: Axes, names: list[str], caption: str) -> None:
     """Names down the left side; an empty one is a gap."""
-    places = [-i for i, name in enumerate(names) if name]
-    axis.set_yticks(places, list(filter(None, names)))
+    axis.set_yticks(-np.flatnonzero(names), list(filter(None, names)))
     axis.set_ylim(-len(names) + 0.4, 0.6)
     axis.tick_params(axis="y", length=0)
     axis.spines["left"].set_visible(False)

@@ -175,7 +175,7 @@ def networks_that_fit(max_bytes: float = math.inf) -> Iterator[None]:
     free, _ = memory()
     # Where the free memory is unknown, it is 0.
     limit = min(free or math.inf, max_bytes)
-    parameters: list[Parameter] = []
+    parameters = []
 
     def count_parameter(module: object, name: str, parameter: Parameter) -> None:
         if parameter is not None and parameter.device.type == "cpu":
@@ -375,7 +375,7 @@ def saved_config(run: Path, key: str = "run") -> dict[str, Any]:
 def load_checkpoint(run: Path, at: str = "") -> tuple[dict[str, Any], int]:
     """State and step of a run's newest checkpoint, that of a step, or the "best"; else a UsageError."""
     # Of several checkpoints of one step the last that was written stays in this table.
-    folders: dict[int, Path] = {}
+    folders = {}
     for path in reversed(checkpoint.step_folders(run / "checkpoints")):
         folders[int(path.name.split("_")[1])] = path
     if at.isdecimal() and int(at) in folders:
@@ -404,14 +404,14 @@ def initialise(config: TrainConfig, parts: Parts) -> str:
     name = dict(saved.get("agent") or {}).get("name")
     streams = list(saved.get("reward") or {})
     state, step = load_checkpoint(run)
-    loaded: list[str] = []
+    loaded = []
     try:
         if config.init != "rewards":
             if name != config.agent_name:
                 raise UsageError(f"init_from={run} has agent={name}, not {config.agent_name}; give init=rewards")
             from agents.base import BaseAgent
 
-            model: Any = parts.model
+            model = parts.model
             # Only our own agents have more to take than a policy.
             if isinstance(model, BaseAgent):
                 model.start_from(state["agent"], streams)
@@ -419,12 +419,12 @@ def initialise(config: TrainConfig, parts: Parts) -> str:
                 model.policy.load_state_dict(state["agent"]["modules"]["policy"])
             loaded.append("agent")
         if config.init != "agent":
-            shared = [stream for stream in streams if stream in parts.mix.streams and stream != "task"]
-            if config.init == "rewards" and not shared:
+            for stream in streams:
+                if stream in parts.mix.streams and stream != "task":
+                    parts.mix.streams[stream].load_state_dict(state["mix"]["streams"][stream])
+                    loaded.append(stream)
+            if not loaded:
                 raise UsageError(f"init_from={run} has the rewards {', '.join(streams)}, none of which this run learns")
-            for stream in shared:
-                parts.mix.streams[stream].load_state_dict(state["mix"]["streams"][stream])
-                loaded.append(stream)
     except (RuntimeError, LookupError, TypeError, AttributeError) as error:
         words = quote_error(error)
         raise UsageError(f"init_from={run} does not fit this run's environment, networks, options ({words})") from None

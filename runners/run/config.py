@@ -20,7 +20,6 @@ import agents
 import rewards
 from lodestar.files import read_text
 from lodestar.settings import Settings, setting
-from lodestar.tables import Table
 
 MAX_YAML_DEPTH = 12
 # The address of a Ray cluster.
@@ -295,7 +294,7 @@ def from_dict(values: dict[str, Any], trusted: bool = False) -> TrainConfig:
             # Looking it up would execute its file.
             if not trusted and source.rpartition(":")[0] not in sys.modules:
                 raise UsageError(f"it names {source}; add trust=true if it is yours, or from a source you trust")
-            table: Table[Any] = agents.table if name.startswith("agent.") else rewards.table
+            table = agents.table if name.startswith("agent.") else rewards.table
             table.name_of(source)
         options = dict(values["agent"])
         name = options.pop("name")

@@ -166,7 +166,7 @@ def _policy_moves(rows: list[dict[str, str]]) -> tuple[StreamLines, str]:
 
 def _by_stream(rows: list[dict[str, str]], pattern: str) -> StreamLines:
     """The lines of the tags that fit a pattern, whose group is the stream's name."""
-    tags: dict[str, str] = {}
+    tags = {}
     for row in rows:
         for tag, value in row.items():
             match = re.fullmatch(pattern, tag)
@@ -177,7 +177,7 @@ def _by_stream(rows: list[dict[str, str]], pattern: str) -> StreamLines:
 
 def _columns(rows: list[dict[str, str]], *tags: str) -> tuple[np.ndarray, ...]:
     """Steps, and the values of the tags, of the rows that have all of them."""
-    columns: list[np.ndarray] = []
+    columns = []
     complete = [row for row in rows if all(map(row.get, tags))]
     for name in ("step", *tags):
         columns.append(np.array([float(row[name]) for row in complete]))

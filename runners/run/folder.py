@@ -206,8 +206,8 @@ def _differences(config: TrainConfig, path: Path) -> str:
 
 def _continuable(config: TrainConfig) -> list[Path]:
     """Runs of the same configuration that are unfinished or shorter; newest first, those of the same length first."""
-    same: list[Path] = []
-    shorter: list[Path] = []
+    same = []
+    shorter = []
     for path in sorted(config.folder().absolute().glob("*/"), reverse=True):
         status = _status(path)
         if status.get("exit_code") == NUMERICAL:

@@ -14,7 +14,7 @@ from typing import Any
 
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # Control characters, but for those that end lines and indent -> as Python writes them.
-ESCAPED_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\r\t"}
+ESCAPED_CONTROLS = {code: f"\\x{code:02x}" for code in {*range(32), *range(127, 160)} - {*b"\n\r\t"}}
 
 
 def plain_text(text: str) -> str:

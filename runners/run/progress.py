@@ -222,7 +222,7 @@ class Saver(BaseCallback):
 
     def dump(self) -> None:
         """Write a row of the log."""
-        model: Any = self.model
+        model = self.model
         venv: Any = self.training_env
         self._logged = model.num_timesteps
         if hasattr(self.driver, "before_log"):
@@ -293,7 +293,7 @@ class Saver(BaseCallback):
 
 def random_state() -> dict[str, Any]:
     """The global generators of Python, NumPy and torch."""
-    state: dict[str, Any] = {
+    state = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),  # noqa: NPY002 (SB3 draws from it)
         "torch": torch.get_rng_state(),
@@ -333,7 +333,7 @@ def make_logger(
             warn(f"{path} is no log any more; it is kept as {broken.name}, and the log begins after step {step:,}")
     # The alarm comes first, because the others write what it adds.
     alarm = Alarm(TASK_RETURN, LEARNED_RETURN, live.say, read_csv(path, step))
-    writers: list[KVWriter] = [alarm, Guarded("metrics.csv", lambda: CSVLog(path, step), warn)]
+    writers = [alarm, Guarded("metrics.csv", lambda: CSVLog(path, step), warn)]
     for name, make in (more or {}).items():
         writers.append(Guarded(name, make, warn))
     writers.append(live)

@@ -70,7 +70,7 @@ class HistogramLog(TensorBoardLog):
 
     def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         policy = self.model.policy
-        parameters: dict[str, Tensor] = {}
+        parameters = {}
         if isinstance(policy, nn.Module):
             parameters = dict(policy.named_parameters())
         for name, value in (parameters or policy.state_dict()).items():

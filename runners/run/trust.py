@@ -56,7 +56,7 @@ def require(trusted: bool, where: str, values: Mapping[str, Any]) -> None:
     `values` are its settings by their keys on a command line (`saved_keys` makes them of what is saved).
     """
     # What an environment is given stays whole, because the keys in it may be texts to be looked at, too.
-    settings: dict[str, Any] = {}
+    settings = {}
     others = {}
     for key, value in values.items():
         if key.startswith("env."):
@@ -87,7 +87,7 @@ def saved_keys(saved: Mapping[str, Any]) -> dict[str, Any]:
     code = saved.get("code") or {}
     if not isinstance(code, Mapping) or not all(isinstance(source, str) for source in code.values()):
         raise UsageError(f"code is saved as {code!r:.80} instead of module:Class by names; is it a run's?")
-    keys: dict[str, Any] = {"env": saved.get("env", ""), "starts": saved.get("starts", "")}
+    keys = {"env": saved.get("env", ""), "starts": saved.get("starts", "")}
     keys["reward"] = [*(parts["reward"] or {}), *code.values()]
     for part, options in parts.items():
         for name, value in (options or {}).items():
@@ -174,9 +174,9 @@ def _is_known(module: str) -> bool:
     """Whether a module was imported before, or is of a package that brings environments of ours or by entry points."""
     if not DOTTED_NAME.fullmatch(module):
         return False
-    modules = [family.module for family in families().values() if family.module]
-    modules += [entry.value for entry in installed("gymnasium.envs")]
-    packages = {re.split("[.:]", name)[0] for name in modules}
+    packages = set()
+    for source in (*families().values(), *installed("gymnasium.envs")):
+        packages.add(re.split("[.:]", source.module or "")[0])
     return module in sys.modules or module.split(".")[0] in packages
 
 

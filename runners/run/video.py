@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw, ImageFont
 from envs import render
 from envs.family import family_of
 from envs.make import creator, make, spec_of
-from envs.transitions import Transitions, stack
+from envs.transitions import stack
 from lodestar.files import replacing
 from rewards.adapters.guided import guided
 from rewards.mix.mix import Mix
@@ -105,7 +105,7 @@ def _metadata(env_id: str) -> dict[str, Any]:
 def open_env(config: TrainConfig, mix: Mix, drawn: bool = True, also: Collection[str] = ()) -> Any:
     """The environment of a run, with what its rewards read and `also` names; text for pictures unless `drawn`."""
     needs = {*mix.requires, *also}
-    options: dict[str, Any] = {"text": "text" in needs, "signals": "signals" in needs} | config.env_options
+    options = {"text": "text" in needs, "signals": "signals" in needs} | config.env_options
     options["frame_size"] = mix.frame_size
     options["max_episode_steps"] = config.max_episode_steps
     mode = None
@@ -133,9 +133,9 @@ def play(
     if env is None:
         with closing(open_env(config, mix, drawn)) as env:
             return play(config, act, mix, seed, steps, drawn, env)
-    images: list[np.ndarray] = []
+    images = []
     texts: list[str] = []
-    rows: list[Transitions] = []
+    rows = []
     env.action_space.seed(seed)
     for row, obs, info in play_steps(env, act, seed, steps):
         rows.append(row)

@@ -94,7 +94,7 @@ def begin(folder: Path, settings: dict[str, Any]) -> None:
 
 def make_launcher(name: str, options: dict[str, Any]) -> Launcher:
     """A launcher by its name, and the declared fields of its class; a UsageError if one of them is unknown."""
-    cls: type[Launcher] = resolve_name(LAUNCHERS[name])
+    cls = resolve_name(LAUNCHERS[name])
     keys = []
     for key, declared in declarations(cls).items():
         if declared.help:

@@ -232,7 +232,7 @@ def _mean_score(jobs: list[Job], policy: str = "this run") -> float | None:
 
 def _by_state(jobs: list[Job], entries: dict[str, Entry]) -> dict[str, list[Job]]:
     """State -> the jobs in it."""
-    by_state: dict[str, list[Job]] = defaultdict(list)
+    by_state = defaultdict(list)
     for job in jobs:
         by_state[entries.get(job.name, Entry()).state].append(job)
     return by_state

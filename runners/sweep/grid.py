@@ -120,7 +120,7 @@ def _used_points(points: list[dict[str, str]]) -> list[dict[str, str]]:
     # The options of environments cost an import, so they are read only where some are given.
     envs = {given["env"] for given in points if any(key.startswith(ENV) for key in given)}
     env_options = {env: set(options(environment(env))) for env in sorted(envs)}
-    usable: list[dict[str, set[str]]] = []
+    usable = []
     usable_by_any: dict[str, set[str]] = defaultdict(set)
     for given, (agent, rewards) in zip(points, picks):
         own = {"agent": {field.name for field in dataclasses.fields(agents.get(agent).Config)}, "reward": set(rewards)}
@@ -128,7 +128,7 @@ def _used_points(points: list[dict[str, str]]) -> list[dict[str, str]]:
         usable.append(own)
         for kind, names in own.items():
             usable_by_any[kind] |= names
-    used: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+    used = {}
     for given, own in zip(points, usable):
         point = {}
         for key, text in given.items():

@@ -117,7 +117,7 @@ class Slurm(Launcher):
 
     def _submit_waiting(self) -> None:
         """Submit what waits: one array for all jobs that want the same number of GPUs."""
-        by_gpus: dict[int, list[Job]] = defaultdict(list)
+        by_gpus = defaultdict(list)
         for job in self._waiting:
             by_gpus[max(self.gpus, math.ceil(job.gpus))].append(job)
         self._waiting = []
@@ -235,11 +235,13 @@ class _BatchJob:
         try:
             outcome = self.handle.result()
         except Exception as failure:
-            # It is submitit's own error, with the traceback of what happened there.
-            lines = [line for line in str(failure).splitlines() if line.strip(" -")] or ["no reason known"]
-            errors = [line for line in lines if "Error" in line]
-            error = errors[-1] if errors else lines[0]
-            return Outcome(None, 0.0, self._where(), f"submitit could not run it ({error.strip()})")
+            # It is submitit's own error, with the traceback of what happened there: its first line counts, or the
+            # last one that names an error.
+            reason = ""
+            for line in str(failure).splitlines():
+                if "Error" in line or (line.strip(" -") and not reason):
+                    reason = line.strip()
+            return Outcome(None, 0.0, self._where(), f"submitit could not run it ({reason or 'no reason known'})")
         # SLURM ended it, for another job or for its time, and it is to continue.
         if outcome.code == TERMINATED and not self._asked:
             if not self.local:
@@ -289,5 +291,8 @@ def _home(job: Job) -> Path:
 
 def _read_ids(folder: Path) -> dict[str, str]:
     """Job name -> its id. To `scancel` a -1 would be all jobs of the user, so only what is an id counts."""
-    ids = read_json(folder / BATCH_IDS_FILE)
-    return {name: id for name, id in ids.items() if re.fullmatch(r"[1-9]\d*(_\d+)?", str(id))}
+    ids = {}
+    for name, batch_id in read_json(folder / BATCH_IDS_FILE).items():
+        if re.fullmatch(r"[1-9]\d*(_\d+)?", str(batch_id)):
+            ids[name] = batch_id
+    return ids

@@ -60,7 +60,7 @@ class TransferConfig(JobsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.refuse("run_dir", "resume")
-        grids: dict[str, list[float]] = {}
+        grids = {}
         run_argv = []
         for argument in self.rest:
             if argument.startswith("over="):
@@ -138,7 +138,7 @@ class SourcePolicies:
 
     def get(self, sources: list[int]) -> dict[int, np.ndarray]:
         """Returns (N,) of policies trained at each source, mean over seeds; sources that are new run at once."""
-        jobs: dict[int, list[Job]] = {}
+        jobs = {}
         for source in sources:
             if source not in self.rows:
                 jobs[source] = [self.config.run(source, seed) for seed in range(self.config.seeds)]
@@ -156,7 +156,7 @@ def evaluate_on_tasks(config: TransferConfig, job: Job) -> list[float]:
     """Return of a run's policy on every task, without further training: mean over episodes, (N,)."""
     path = job.folder / RETURNS_FILE
     wanted = {"tasks": list(map(list, config.tasks)), "episodes": config.episodes}
-    saved: dict[str, Any] = read_json(path)
+    saved = read_json(path)
     if {key: saved.get(key) for key in wanted} == wanted:
         return saved["returns"]
     composed, _ = compose(list(job.argv))
@@ -181,17 +181,16 @@ def summary(config: TransferConfig, orders: dict[str, list[int]], rows: dict[int
     intervals = {}
     for name, order in orders.items():
         labels[name] = [config.labels[source] for source in order]
-        means = np.array([rows[source].mean(axis=0) for source in order])
-        generalised[name] = mbtl.generalised(means).tolist()
+        # Returns (K, seeds, N) of the sources in their order.
+        returns = np.array([rows[source] for source in order])
+        generalised[name] = mbtl.generalised(returns.mean(axis=1)).tolist()
         if config.seeds > 1:
-            # Returns (K, N, seeds) of the sources in their order.
-            returns = np.array([rows[source] for source in order]).transpose(0, 2, 1)
-            _, low, high = aggregate([mbtl.generalised(returns)[-1]])
+            _, low, high = aggregate([mbtl.generalised(returns.transpose(0, 2, 1))[-1]])
             intervals[name] = [float(low), float(high)]
     chosen = orders[OURS]
     # Returns (K, K) of the policies of the chosen sources, on these.
     at_home = np.array([rows[source].mean(axis=0)[chosen] for source in chosen])
-    results: dict[str, Any] = {
+    results = {
         **config.fixed(),
         "folder": str(config.folder),
         "budget": config.budget,
@@ -212,13 +211,13 @@ def table(results: dict[str, Any]) -> str:
     """The summary as text."""
     tasks = len(results["tasks"])
     budget = results["budget"]
-    header = "".join(f"{k:>10}" for k in range(1, budget + 1))
+    header = "".join(map("{:>10}".format, range(1, budget + 1)))
     lines = [
         f"task return, mean over {tasks} tasks of the best policy that was trained, after k sources",
         f"  {'k':<14}{header}",
     ]
     for name, values in results["generalised"].items():
-        cells = [f"{value:>10.4g}" for value in values]
+        cells = list(map("{:>10.4g}".format, values))
         # Equidistant sources are spread for the whole budget: fewer of them mean nothing.
         if name == EQUIDISTANT:
             cells[:-1] = [" " * 10] * (len(values) - 1)
@@ -227,7 +226,8 @@ def table(results: dict[str, Any]) -> str:
             low, high = results["intervals"][name]
             line += f"   [{low:.4g}, {high:.4g}]"
         lines.append(line)
-    lines += [f"  {name} chose {' '.join(order)}" for name, order in results["orders"].items()]
+    for name, order in results["orders"].items():
+        lines.append(f"  {name} chose {' '.join(order)}")
     lines.append(
         f"  on the {budget} tasks trained on: each by its own policy {results['at_home']:.4g}, "
         f"by the best of them {results['best_of_all_at_home']:.4g}; a policy for every task would be {tasks} runs"
@@ -297,7 +297,9 @@ def transfer(config: TransferConfig) -> None:
             "random": shuffled[: config.budget].tolist(),
         }
         chosen: list[int] = []
-        orders = {OURS: chosen, **{name: controls[name] for name in config.controls}}
+        orders = {OURS: chosen}
+        for name in config.controls:
+            orders[name] = controls[name]
         with closing(config.launch()) as launcher:
             policies = SourcePolicies(config, log, launcher)
             policies.get([mbtl.choose(contexts, {}), *itertools.chain(*orders.values())])

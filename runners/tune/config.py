@@ -18,6 +18,7 @@ whole numbers is tried in whole numbers.
 import dataclasses
 import typing
 from dataclasses import dataclass
+from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +132,7 @@ def spaces(
     """
     # Types and ranges of what the agent and the rewards declare: the environment is not tuned.
     kinds: dict[str, Any] = {}
-    declared: dict[str, tuple[Any, ...]] = {}
+    declared = {}
     for prefix, options in parts(config).items():
         kinds |= kinds_of(type(options), prefix)
         for name, declaration in declarations(type(options)).items():
@@ -147,7 +148,7 @@ def spaces(
         no_effect = {"reward.task.weight"}
         if len(config.reward) == 1:
             no_effect |= {f"reward.{name}.weight" for name in config.reward}
-        chosen = [key for key in declared if key not in fixed | no_effect]
+        chosen = list(filterfalse((fixed | no_effect).__contains__, declared))
     keys = dict.fromkeys([*chosen, *ranges])
     if not keys:
         raise UsageError(f"agent={config.agent_name} has nothing to try; name a range, as in tune.agent.gamma=[0.9,1]")
@@ -194,7 +195,10 @@ def values_of(config: TrainConfig, tried: list[Space]) -> dict[str, Any]:
 def check(config: TrainConfig, values: dict[str, Any]) -> None:
     """Let the agent and the rewards look at settings together; one that refuses raises a ValueError."""
     for prefix, options in parts(config).items():
-        changes = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+        changes = {}
+        for key, value in values.items():
+            if key.startswith(prefix):
+                changes[key.removeprefix(prefix)] = value
         dataclasses.replace(options, **changes)
 
 

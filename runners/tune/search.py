@@ -231,7 +231,7 @@ def rungs(folder: Path, total: int) -> list[tuple[int, float]]:
     if not path.exists():
         return []
     rows = read_csv(path)
-    returns: dict[int, float] = {}
+    returns = {}
     for row in rows:
         # Each rung keeps the newest return at or before it.
         if row.get(TASK_RETURN):
@@ -341,7 +341,7 @@ def _value(trial: FrozenTrial) -> float | None:
 
 
 def _row(trial: FrozenTrial) -> dict[str, Any]:
-    row: dict[str, Any] = {"trial": trial.number, "state": trial.state.name.lower(), "value": _value(trial)}
+    row = {"trial": trial.number, "state": trial.state.name.lower(), "value": _value(trial)}
     for key in ("returns", "why"):
         if key in trial.user_attrs:
             row[key] = trial.user_attrs[key]
@@ -391,7 +391,7 @@ def write(config: TuneConfig, results: dict[str, Any], command: str) -> Path:
     run, _ = compose([*config.argv, *literals(results["best"])])
     # A reward or an agent from a file of the user's own is named by that file.
     code = sources(run)
-    values: dict[str, Any] = {
+    values = {
         "env": run.env,
         "reward": [code.get(f"reward.{name}", name) for name in run.reward],
         "agent": code.get(f"agent.{run.agent_name}", run.agent_name),
