@@ -27,7 +27,7 @@ from benchmarks.results import read_rows
 from envs.family import families
 from lodestar.settings import described
 from runners.cli import presets, verbs
-from runners.cli.command import OPTIONS, REST, written
+from runners.cli.command import OPTIONS, REST, argument_text
 from runners.cli.compose import HIDDEN
 from runners.cli.declared import key_of
 from runners.list import environment, summary
@@ -95,7 +95,7 @@ def agent_page(name: str) -> tuple[str, str]:
     table = options(cls.Config, "agent.")
     chosen = [
         f"- `agent.preset={preset}`: "
-        + (", ".join(f"`{key}={written(value)}`" for key, value in values.items()) or "the defaults")
+        + (", ".join(f"`{key}={argument_text(value)}`" for key, value in values.items()) or "the defaults")
         for preset, values in getattr(cls.Config, "presets", {}).items()
     ]
     ways = ["## Presets", "What each sets, where you set nothing:", "\n".join(chosen)] if chosen else []
@@ -250,8 +250,12 @@ def options(config: type, prefix: str, hidden: Any = ()) -> str:
             continue
         key = f"{name.removesuffix(OPTIONS)}.<name>" if name.endswith(OPTIONS) else key_of(name)
         default = declared.otherwise if default is None else default
-        shown = "" if name in needed or isinstance(default, dict) or name == REST else f"`{written(default) or EMPTY}`"
-        tried = f" (tuned over {written(list(declared.tune))})" if declared.tune else ""
+        shown = (
+            ""
+            if name in needed or isinstance(default, dict) or name == REST
+            else f"`{argument_text(default) or EMPTY}`"
+        )
+        tried = f" (tuned over {argument_text(list(declared.tune))})" if declared.tune else ""
         left = "..." if name == REST else f"`{prefix}{key}`"
         cells = [left, shown, prose(declared.help), declared.range + tried]
         rows.append("| " + " | ".join(re.sub(r"(?<!\\)[|]", r"\|", cell.strip()) for cell in cells) + " |")
@@ -260,7 +264,7 @@ def options(config: type, prefix: str, hidden: Any = ()) -> str:
 
 def assigned(values: dict[str, Any] | None) -> str:
     """Keys with their values, as on a command line."""
-    return ", ".join(f"`{key}={written(value)}`" for key, value in (values or {}).items())
+    return ", ".join(f"`{key}={argument_text(value)}`" for key, value in (values or {}).items())
 
 
 def page(title: str, parts: list[str]) -> str:

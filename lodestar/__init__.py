@@ -185,7 +185,7 @@ class TrainedRun:
         return f"Run({str(self.folder)!r})"
 
     @cached_property
-    def _trained(self) -> "Trained":
+    def _contents(self) -> "Trained":
         from runners.run.build import load_run
 
         with _restored_process():
@@ -194,12 +194,12 @@ class TrainedRun:
     @property
     def config(self) -> "TrainConfig":
         """What was trained."""
-        return self._trained.config
+        return self._contents.config
 
     @property
     def policy(self) -> "Model":
         """The agent, on the CPU; `action, state = policy.predict(obs, deterministic=True)`, as Stable-Baselines3's."""
-        return self._trained.model
+        return self._contents.model
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class TrainedRun:
         from runners.evaluate import evaluation
 
         with _restored_process():
-            config, model, mix, _ = self._trained
+            config, model, mix, _ = self._contents
             return evaluation(config, model, mix, episodes, seed)
 
     def explain(self, episodes: int = 20, **options: Any) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class TrainedRun:
         from runners.explain.__main__ import ExplainConfig, explain
 
         with _restored_process():
-            return explain(ExplainConfig(str(self.folder), episodes, **options), self._trained)
+            return explain(ExplainConfig(str(self.folder), episodes, **options), self._contents)
 
 
 def make_reward(

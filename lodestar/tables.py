@@ -22,13 +22,13 @@ MODULE_AND_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 @cache
-def _installed(group: str, path: tuple[str, ...]) -> EntryPoints:
+def _read_entry_points(group: str, path: tuple[str, ...]) -> EntryPoints:
     return entry_points(group=group)
 
 
 def installed(group: str) -> EntryPoints:
     """Entry points; the metadata of all packages is read once for each `sys.path`, as it takes 10 ms."""
-    return _installed(group, tuple(sys.path))
+    return _read_entry_points(group, tuple(sys.path))
 
 
 class Table(Generic[T]):

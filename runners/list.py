@@ -23,8 +23,8 @@ from envs.family import family_of
 from envs.make import creator, families, options, spec_of
 from lodestar.tables import Table
 from runners.cli import presets
-from runners.cli.command import Command, options_text, written
-from runners.cli.compose import HIDDEN, named
+from runners.cli.command import Command, argument_text, options_text
+from runners.cli.compose import HIDDEN, load_name
 from runners.run.config import TrainConfig, UsageError, assignments, unknown
 from runners.run.trust import admit
 
@@ -42,7 +42,7 @@ def show(names: list[str]) -> None:
         if re.search(r"-v\d+$", name):
             print(environment(name))
             continue
-        name = named(rewards.table, name)
+        name = load_name(rewards.table, name)
         if name in rewards.names():
             print(details(name, rewards.get(name), f"reward.{name}."))
         elif name in agents.names():
@@ -108,7 +108,7 @@ def _environments_text() -> str:
 def environment(env_id: str) -> str:
     """The docstring of an environment, its options with their defaults, those of its adapter last, and its signals."""
     text = inspect.getdoc(creator(env_id)) or ""
-    lines = [f"  env.{name}={written(option.default)}" for name, option in options(env_id).items()]
+    lines = [f"  env.{name}={argument_text(option.default)}" for name, option in options(env_id).items()]
     page = f"{env_id}: {text}\n\noptions\n" + "\n".join(lines)
     spec = spec_of(env_id)
     signals = family_of(spec).signals(spec)

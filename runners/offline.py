@@ -36,7 +36,7 @@ from envs.transitions import Transitions, concatenate
 from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.evaluation.play import play, policy, table
-from runners.record import RecordConfig, imported, whole_episodes
+from runners.record import RecordConfig, read_others, whole_episodes
 from runners.run.config import UsageError, unknown
 from runners.run.trust import require, saved_keys
 
@@ -132,7 +132,7 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
     options = meta.get("env_options", {})
     with closing(make(env_id, **options)) as env:
         spaces = (env.observation_space, env.action_space)
-    batch, data, is_demo = recorded(config, batch, *spaces)
+    batch, data, is_demo = join_demonstrations(config, batch, *spaces)
     labels: dict[str, float] = {}
     notes = list(meta.get("notes", ()))
     columns: dict[str, Any] = {}
@@ -152,7 +152,7 @@ def run(config: OfflineConfig, batch: Transitions | None = None) -> dict[str, An
             if arm == "demos":
                 signal = is_demo
             elif arm == "preferences":
-                ask: Any = compared if config.algo.startswith("cpl") else labelled
+                ask: Any = compare_by_judge if config.algo.startswith("cpl") else label_by_judge
                 signal, labels, sentences = ask(config, batch, *spaces)
                 notes += sentences
             model = build(algo, config, spaces, data, signal)
@@ -210,7 +210,7 @@ def build(algo: Algo, config: OfflineConfig, spaces: tuple[Space, Space], data: 
     return make_agent(settings, *spaces, data=data, signal=signal, seed=config.seed, device=config.device)
 
 
-def recorded(
+def join_demonstrations(
     config: OfflineConfig, batch: Transitions, observation_space: Space, action_space: Space
 ) -> tuple[Transitions, Transitions, np.ndarray]:
     """The data, the same with the demonstrations behind it, and bool (N,): which are those.
@@ -253,11 +253,11 @@ def _read(name: str, env: str, trust: bool) -> tuple[Transitions, dict[str, Any]
     path = Path(name)
     is_dataset = (path / "data").is_dir() or (path / METADATA).is_file()
     if is_dataset or path.suffix == ".npz" or (not path.exists() and MINARI_NAME.fullmatch(name)):
-        return imported(RecordConfig(from_=name, env=env, trust=trust))
+        return read_others(RecordConfig(from_=name, env=env, trust=trust))
     return read(path)
 
 
-def judged(config: OfflineConfig, batch: Transitions, *spaces: Space) -> "tuple[BradleyTerry, Transitions]":
+def make_judged_reward(config: OfflineConfig, batch: Transitions, *spaces: Space) -> "tuple[BradleyTerry, Transitions]":
     """A `bradley_terry` with the judge, and the batch with what it reads; a UsageError if the recording lacks that."""
     from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
     from runners.run.prompt import refuse_missing
@@ -279,12 +279,12 @@ def judged(config: OfflineConfig, batch: Transitions, *spaces: Space) -> "tuple[
     return reward, batch
 
 
-def labelled(config: OfflineConfig, batch: Transitions, *spaces: Space) -> tuple[np.ndarray, Metrics, list[str]]:
+def label_by_judge(config: OfflineConfig, batch: Transitions, *spaces: Space) -> tuple[np.ndarray, Metrics, list[str]]:
     """The reward of every transition that fits the judge's answers: float32 (N,), metrics, sentences.
 
     A UsageError if the recording lacks what the judge reads, or no reward fits its answers.
     """
-    reward, batch = judged(config, batch, *spaces)
+    reward, batch = make_judged_reward(config, batch, *spaces)
     metrics = reward.update(batch)
     # With reward.of=history it remembers along the recorded episodes, as one environment's steps (T, 1).
     memory = reward.initial_memory(1)
@@ -301,9 +301,11 @@ def labelled(config: OfflineConfig, batch: Transitions, *spaces: Space) -> tuple
     return rewards, metrics, reward.notes()
 
 
-def compared(config: OfflineConfig, batch: Transitions, *spaces: Space) -> "tuple[ComparedPairs, Metrics, list[str]]":
-    """The judge's answers themselves, about the segments that `labelled` asks about, metrics, and sentences."""
-    reward, batch = judged(config, batch, *spaces)
+def compare_by_judge(
+    config: OfflineConfig, batch: Transitions, *spaces: Space
+) -> "tuple[ComparedPairs, Metrics, list[str]]":
+    """The judge's answers themselves, about the segments that `label_by_judge` asks about, metrics, and sentences."""
+    reward, batch = make_judged_reward(config, batch, *spaces)
     reward.segments.add(batch)
     if len(reward.segments) < 2:
         raise UsageError(f"the data has no two segments of {config.length} steps to compare; give a smaller length=")

@@ -90,7 +90,7 @@ class RecordConfig(Settings):
 def record(config: RecordConfig) -> dict[str, Any]:
     """Record and write; returns the file's metadata."""
     if config.from_:
-        return write(config, *imported(config))
+        return write(config, *read_others(config))
     options = dict(config.env_options)
     env_id = config.env
     model: Any = None
@@ -123,7 +123,7 @@ def record(config: RecordConfig) -> dict[str, Any]:
     return write(config, batch, {**meta, "seed": config.seed, "signals": signals})
 
 
-def imported(config: RecordConfig) -> tuple[Transitions, dict[str, Any]]:
+def read_others(config: RecordConfig) -> tuple[Transitions, dict[str, Any]]:
     """The transitions that others recorded, the first `steps` or all, and a recording's metadata.
 
     They are compared with the environment that is given, or with the one that a data set names. A UsageError if the
@@ -147,7 +147,7 @@ def imported(config: RecordConfig) -> tuple[Transitions, dict[str, Any]]:
         if is_run:
             batch, saved_env, saved_options = _replay(path, config.trust)
         else:
-            batch = _unpickled(path, config.trust)
+            batch = _unpickle(path, config.trust)
             saved_env = ""
             saved_options = {}
     else:
@@ -181,7 +181,7 @@ def imported(config: RecordConfig) -> tuple[Transitions, dict[str, Any]]:
     return batch[: config.steps], {**meta, **about, "notes": notes}
 
 
-def _unpickled(path: Path, trust: bool) -> Transitions:
+def _unpickle(path: Path, trust: bool) -> Transitions:
     """What `model.save_replay_buffer` of Stable-Baselines3 wrote."""
     if not trust:
         raise UsageError(

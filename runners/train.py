@@ -29,7 +29,7 @@ from runners.run.control import Control
 from runners.run.exits import STORAGE, Failed, Signals, Stopped, explain, save_kept
 from runners.run.folder import CRASHES, open_folder
 from runners.run.judged import judge_results, judge_sentences, no_label_sentences
-from runners.run.trust import masked
+from runners.run.trust import mask_secrets
 
 if TYPE_CHECKING:
     from runners.run.progress import Live, Saver
@@ -45,7 +45,7 @@ def train_in(argv: list[str]) -> tuple[int, Path]:
     config, preset = compose(argv)
     with Signals() as signals, Work(config, argv) as work, ExitStack() as after:
         if work.folder.is_finished(config):
-            path = work.folder.shown(work.folder.path)
+            path = work.folder.relative_words(work.folder.path)
             print(f"{path} is finished already; nothing to do, but more total_timesteps extend it")
             return 0, work.folder.path
         make_vector = after.enter_context(elsewhere(config))
@@ -105,7 +105,7 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: "Work"
         f"{parts.n_envs} environment{plural}, seed {config.seed}, {parts.device}"
     )
     progress = f", continues at step {work.step:,}" if work.step else ""
-    print(f"folder: {work.folder.shown(work.folder.path)}{progress}", flush=True)
+    print(f"folder: {work.folder.relative_words(work.folder.path)}{progress}", flush=True)
     size = parts.n_envs * rollout_steps(parts.model)
     end = work.step + size * math.ceil((config.total_timesteps - work.step) / size)
     if end > config.total_timesteps:
@@ -174,14 +174,14 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Wor
     for name, draw in make_pictures(config, parts, scores, work).items():
         label = f"{name + ':':<13}"
         try:
-            print(f"{label}{work.folder.shown(draw())}")
+            print(f"{label}{work.folder.relative_words(draw())}")
         except Exception as error:
             if os.environ.get("LODESTAR_DEBUG"):
                 traceback.print_exc()
             print(f"{label}none ({type(error).__name__}: {error})")
     path = work.folder.path
     if "tensorboard" in config.logger:
-        logdir = shlex.quote(work.folder.shown(path))
+        logdir = shlex.quote(work.folder.relative_words(path))
         print(f"tensorboard: {sys.executable} -m tensorboard.main --logdir {logdir}")
     with suppress(OSError):
         write_json(path / "result.json", scores)
@@ -329,7 +329,7 @@ class Work:
             elif isinstance(error, Exception | SystemExit):
                 code, sentence = explain(error, self.phase, self.step)
                 sentence += save_kept(error, self.folder.path)
-                self.end("failed", code, sentence or masked(str(error)))
+                self.end("failed", code, sentence or mask_secrets(str(error)))
                 raise Failed(code, sentence) from error
         finally:
             if self.control is not None:

@@ -35,7 +35,7 @@ from rewards.compare import spearman
 from rewards.demonstrations.hilp import LATER, Hilbert, HilpConfig
 from rewards.exploration.learned import dense
 from runners.report.statistics import aggregate
-from runners.run.prompt import prompted
+from runners.run.prompt import set_prompt
 
 ROOMS = (".......", ".......", "######.", "######.", "######.", ".......", ".......")
 SEEDS, WALKS, LONG = 5, 600, 50
@@ -81,7 +81,7 @@ def one(seed: int, steps: int = STEPS) -> dict[str, float]:
         found[arm] = reached(towards(model, hilbert.phi), starts, goals, seed)
         if arm == "hilp":
             found |= ranks(hilbert)
-            prompted(model, "task", {}, batch, SPACES)
+            set_prompt(model, "task", {}, batch, SPACES)
             found["prompt"] = stays(model, starts, seed)
     for arm, beta in (("gciql", 3.0), ("cloning", 0.0)):
         control = ToGoals(HILPConfig(**LEARN, beta=beta, features=2), *SPACES, batch, lambda x: x, seed=seed)

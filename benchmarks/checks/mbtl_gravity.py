@@ -92,4 +92,4 @@ def replayed(matrix: np.ndarray, seed: int) -> dict[str, float]:
 
 def value(matrix: np.ndarray, sources: list[int]) -> float:
     """Mean over tasks of the best return among the policies of some sources."""
-    return float(mbtl.generalised(matrix[sources])[-1])
+    return float(mbtl.mean_of_best(matrix[sources])[-1])

@@ -28,7 +28,7 @@ from runners.cli.declared import key_of
 from runners.run.config import UsageError, unknown
 from runners.run.output import lasting_output
 from runners.run.packages import name_collision
-from runners.run.trust import admit, masked, refuse
+from runners.run.trust import admit, mask_secrets, refuse
 from runners.run.value import cast, parse, read, refuse_twice, split
 
 # Ends the name of a field that collects <name>.<key>.
@@ -69,7 +69,7 @@ class Command:
                 os.environ.setdefault("PYTHONSAFEPATH", "1")
         collision = name_collision()
         if collision:
-            return failed(2, collision)
+            return print_failure(2, collision)
         if "-h" in argv or "--help" in argv or not (argv or self.bare):
             print(self.text())
             return 0 if argv else 2
@@ -80,7 +80,7 @@ class Command:
             return self.run(argv if self.config is None else self.parse(argv)) or 0
         except UsageError as error:
             # The most frequent error is shown without the slow imports below.
-            return failed(error.exit_code, masked(str(error)), error)
+            return print_failure(error.exit_code, mask_secrets(str(error)), error)
         except KeyboardInterrupt:
             code = 130
         except BaseException as error:
@@ -88,7 +88,7 @@ class Command:
 
             if isinstance(error, Exception | SystemExit):
                 code, sentence = explain(error)
-                return failed(code, sentence, error.__cause__ if isinstance(error, Failed) else error)
+                return print_failure(code, sentence, error.__cause__ if isinstance(error, Failed) else error)
             if not isinstance(error, Stopped):
                 raise
             code = error.code
@@ -178,7 +178,7 @@ def options_text(
         key = key_of(name)
         if name.endswith(OPTIONS):
             key = f"{name.removesuffix(OPTIONS)}.<name>"
-        default_text = written(default)
+        default_text = argument_text(default)
         if name in required or isinstance(default, dict):
             default_text = ""
         if defaults and name in defaults:
@@ -189,12 +189,12 @@ def options_text(
         if not declared.choices or any(str(choice) not in words for choice in declared.choices):
             words += f" ({declared.range})" if declared.range else ""
         if declared.tune:
-            words += f" {{tune: {written(declared.tune)}}}"
+            words += f" {{tune: {argument_text(declared.tune)}}}"
         lines.append(f"  {assignment:<{width}} {words}".rstrip())
     return "\n".join(lines)
 
 
-def changed(options: Any) -> dict[str, Any]:
+def changes_from_defaults(options: Any) -> dict[str, Any]:
     """What a Config sets otherwise than its defaults."""
     defaults = type(options)()
     changes = {}
@@ -205,10 +205,10 @@ def changed(options: Any) -> dict[str, Any]:
     return changes
 
 
-def written(value: Any) -> str:
+def argument_text(value: Any) -> str:
     """A value as a command line writes it; "" for a field without a default."""
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(written, value))}]"
+        return f"[{','.join(map(argument_text, value))}]"
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -216,10 +216,10 @@ def written(value: Any) -> str:
     return str(value)
 
 
-def failed(code: int, sentence: str, error: BaseException | None = None) -> int:
+def print_failure(code: int, sentence: str, error: BaseException | None = None) -> int:
     """Print the sentence about an error, or the traceback where there is none; returns the exit code."""
     if error is not None and (not sentence or os.environ.get("LODESTAR_DEBUG")):
-        print(masked("".join(traceback.format_exception(error))), file=sys.stderr)
+        print(mask_secrets("".join(traceback.format_exception(error))), file=sys.stderr)
     if sentence:
         print(f"error: {sentence}", file=sys.stderr)
     return code

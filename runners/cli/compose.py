@@ -62,7 +62,7 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
     admit(argv)
     texts, choices = _read_arguments(argv)
     given = texts | choices
-    applied = presets.applied(given)
+    applied = presets.choose_presets(given)
     trusted = parse("trust", texts.get("trust", "false"), bool)
     for name, part in presets.user_preset_settings(applied):
         require(trusted, f"preset={name}", part)
@@ -96,11 +96,11 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
     return config, " + ".join(applied) or None
 
 
-def chosen(argv: list[str]) -> tuple[str, list[str]]:
+def choose_agent_and_rewards(argv: list[str]) -> tuple[str, list[str]]:
     """The agent and the rewards that `argv` chooses, by itself or by its preset."""
     texts, choices = _read_arguments(argv)
     given = texts | choices
-    values = presets.values(presets.applied(given), given) | given
+    values = presets.values(presets.choose_presets(given), given) | given
     agent, names = _choose_names(values)
     return agent, _with_task(names, values)
 
@@ -161,7 +161,7 @@ def _choose_names(values: Values) -> tuple[str, list[str]]:
     agent = values.get("agent", "ppo")
     if isinstance(agent, list | dict) or "," in str(agent):
         raise UsageError(f"agent={short(agent)} is no name; a run has one agent, runners.sweep several (agent=A,B)")
-    agent = named(agents.table, agent)
+    agent = load_name(agents.table, agent)
     if agent not in agents.names():
         raise UsageError(_unknown_agent(agent))
     reward = values.get("reward", "task")
@@ -170,7 +170,7 @@ def _choose_names(values: Values) -> tuple[str, list[str]]:
     names = []
     for name in reward:
         name, options = rewards.table.split_argument(name)
-        name = named(rewards.table, name)
+        name = load_name(rewards.table, name)
         names.append(name)
         for option, value in options.items():
             values.setdefault(f"reward.{name}.{option}", value)
@@ -196,7 +196,7 @@ def _unknown_agent(agent: str) -> str:
     return unknown("agent", agent, agents.names())
 
 
-def named(table: Table[Any], given: Any) -> str:
+def load_name(table: Table[Any], given: Any) -> str:
     """A name; of my_file:Class, which is loaded, the one it has from now on."""
     try:
         return table.name_of(str(given))

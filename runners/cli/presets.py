@@ -30,7 +30,7 @@ def every() -> dict[str, Preset]:
     return {path.stem: _read_preset(path) for path in sorted(PRESET_FOLDER.glob("*.yaml"))}
 
 
-def named(name: str) -> Preset:
+def find_preset(name: str) -> Preset:
     """One preset, by its name or by the path of a .yaml file, as `runners.tune` writes them; else a UsageError."""
     if _is_file(name):
         return _read_preset(Path(name).resolve())
@@ -43,7 +43,7 @@ def named(name: str) -> Preset:
 def user_preset_settings(names: list[str]) -> Iterator[tuple[str, Values]]:
     """Of the presets that are files and did not come with this package: the name, and settings for any run or some."""
     for name in filter(_is_file, names):
-        preset = named(name)
+        preset = find_preset(name)
         yield name, preset["values"]
         for owner in ("agents", "rewards"):
             for part in preset[owner].values():
@@ -79,7 +79,7 @@ def _parse_preset(path: Path, changed: int) -> Preset:
     return preset
 
 
-def applied(given: Values) -> list[str]:
+def choose_presets(given: Values) -> list[str]:
     """The presets of a run, later ones on top: the one it names, or the one made for its environment and reward.
 
     A preset applies by itself when its `applies` entries match what was given: `env` and `reward` as shell patterns
@@ -88,7 +88,7 @@ def applied(given: Values) -> list[str]:
     name = str(given.get("preset", "auto"))
     if name == "none":
         return []
-    if name != "auto" and not named(name)["on_top"]:
+    if name != "auto" and not find_preset(name)["on_top"]:
         return [name]
     reward = given.get("reward", "task")
     if isinstance(reward, list):
@@ -116,7 +116,7 @@ def values(names: list[str], given: Values) -> Values:
     """What presets set for any agent and reward; options of one that the user replaced are left out."""
     merged: Values = {}
     for name in names:
-        preset_values = named(name)["values"]
+        preset_values = find_preset(name)["values"]
         agent = preset_values.get("agent", "ppo")
         reward = preset_values.get("reward")
         for key, value in preset_values.items():
@@ -131,7 +131,7 @@ def values(names: list[str], given: Values) -> Values:
 def values_for(names: list[str], agent: str, rewards: list[str]) -> Values:
     """What presets set for this agent and these rewards in particular."""
     merged: Values = {}
-    for preset in map(named, names):
+    for preset in map(find_preset, names):
         merged |= preset["agents"].get(agent) or {}
         for reward in rewards:
             merged |= preset["rewards"].get(reward) or {}

@@ -29,7 +29,7 @@ from lodestar.settings import Settings, declarations, setting
 from rewards.base import RewardConfig
 from runners.cli.command import Command
 from runners.cli.compose import compose as compose_run
-from runners.cli.compose import named
+from runners.cli.compose import load_name
 from runners.run.build import keep_freed_memory
 from runners.run.config import TrainConfig, UsageError, unknown
 
@@ -132,7 +132,7 @@ def compose(config: CompareConfig) -> dict[str, TrainConfig]:
     sources: dict[str, str] = {}
     for text in filter(None, map(str.strip, config.reward.strip("[]").split(","))):
         given_name, option = rewards.table.split_argument(text)
-        name = named(rewards.table, given_name)
+        name = load_name(rewards.table, given_name)
         sources[name] = text if option else name
     names = list(sources)
     for name in names:

@@ -357,10 +357,10 @@ def audit(candidate: Candidate, goal: int | None) -> Card | None:
         exact = _score_every_state(candidate, goal)
         if exact is not None:
             mdp, values, target = exact
-            model = finite.enumerated(mdp, layout)
+            model = finite.model_of_states(mdp, layout)
         else:
             rows = candidate.sample.uniform
-            model = finite.clustered(candidate.sample.batch[rows], layout, actions, seed=candidate.seed)
+            model = finite.model_of_clusters(candidate.sample.batch[rows], layout, actions, seed=candidate.seed)
             values = candidate.values[rows]
             target = _target(candidate.sample, goal)[0][rows]
     except ValueError:
@@ -371,7 +371,7 @@ def audit(candidate: Candidate, goal: int | None) -> Card | None:
     return {
         "tied": finite.ties(reward, model.transition, GAMMA),
         "tied_target": finite.ties(task, model.transition, GAMMA),
-        "moved": finite.moved(reward, model.transition, GAMMA),
+        "moved": finite.share_moved_by_noise(reward, model.transition, GAMMA),
         "informativeness": finite.informativeness(reward, task, model.transition, GAMMA),
         "kind": f"{kind}, {len(model.states)} states",
     }

@@ -58,7 +58,7 @@ class FiniteModel:
         return np.where(count > 0, means, np.min(values))
 
 
-def enumerated(mdp: FiniteMDP, layout: Layout) -> FiniteModel:
+def model_of_states(mdp: FiniteMDP, layout: Layout) -> FiniteModel:
     """Of every state of an environment; episodes begin in the first."""
     states, actions = mdp.successors.shape
     # Rows are state by state, so every A-th row is another state.
@@ -99,7 +99,7 @@ def tabular(env: gym.Env) -> tuple[FiniteModel, np.ndarray, np.ndarray] | None:
     return model, cell[:, 0], rewards.ravel()
 
 
-def clustered(
+def model_of_clusters(
     batch: Transitions,
     layout: Layout,
     actions: spaces.Space,
@@ -204,7 +204,7 @@ def ties(reward: np.ndarray, transition: np.ndarray, gamma: float, eps: float = 
     return float(tied.mean())
 
 
-def moved(reward: np.ndarray, transition: np.ndarray, gamma: float, eps: float = EPS_OF_RANGE) -> float:
+def share_moved_by_noise(reward: np.ndarray, transition: np.ndarray, gamma: float, eps: float = EPS_OF_RANGE) -> float:
     """Share of states whose greedy action changes under noise of up to eps on every reward, mean over draws."""
     greedy = optimal(reward, transition, gamma).argmax(axis=1)
     rng = np.random.default_rng(0)

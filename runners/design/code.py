@@ -78,7 +78,7 @@ def search(config: DesignConfig) -> Proposal:
     brief = authors.Brief(config.task, describe(config.describe), obs_size, actions.shape[1])
     proposals: list[Proposal] = []
     with Signals(), closing(JobLog(config.folder)) as log, closing(author):
-        begin(config.folder, config.fixed())
+        begin(config.folder, config.fixed_settings())
         runs = config.rounds * config.candidates * config.seeds + (config.finalists + 1) * config.test_seeds
         print(f"at most {runs} runs of {int(config.train.total_timesteps):,} steps in {config.folder}", flush=True)
         with closing(config.launch()) as launcher:
@@ -193,7 +193,7 @@ def train_arms(
     drive(itertools.chain(*zip(*jobs.values())), log, launcher, attempts=2)
     returns = {}
     for name, runs in jobs.items():
-        if all(job.finished for job in runs):
+        if all(job.is_finished for job in runs):
             returns[name] = scores(job.folder for job in runs)
     return returns
 

@@ -42,7 +42,7 @@ class DesignConfig(JobsConfig):
             key = argument.partition("=")[0]
             if key.split(".")[0] == "reward":
                 raise UsageError(f"{key}= cannot be given here, as the reward is what is designed; leave it out")
-        self.train, self.argv = self.searched(self.rest)
+        self.train, self.argv = self.compose_search(self.rest)
         if self.judge == "openai" and not (self.task.strip() and self.describe.strip()):
             raise UsageError(
                 "judge=openai needs task= (what it is about) and describe= (each number of obs and action)"
@@ -59,7 +59,7 @@ class DesignConfig(JobsConfig):
             changes[f"reward.{reward}.{key}"] = value
         return self.job(self.folder, name, self.argv, {**changes, "seed": seed})
 
-    def fixed(self) -> dict[str, Any]:
+    def fixed_settings(self) -> dict[str, Any]:
         """What must be the same for a search to continue in its folder; more rounds and other comments may come."""
         free = {*JobsConfig.__dataclass_fields__, "rounds", "comment", "finalists", "test_seeds"}
         fixed = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in free}

@@ -33,10 +33,10 @@ from runners.compare.finite import (
     HORIZONS,
     MAX_RECORDING_CELLS,
     FiniteModel,
-    clustered,
-    enumerated,
     gaps,
     informativeness,
+    model_of_clusters,
+    model_of_states,
     optimal,
     tabular,
     ties,
@@ -138,7 +138,7 @@ def model_of_every_state(config: DesignConfig, env: gym.Env) -> tuple[FiniteMode
     if mdp is None:
         return None
     rows = mdp.sample.batch
-    return enumerated(mdp, layout_of(env.observation_space)), rows.obs, rows.reward
+    return model_of_states(mdp, layout_of(env.observation_space)), rows.obs, rows.reward
 
 
 def model_of_recording(env: gym.Env, rows: Transitions) -> tuple[FiniteModel, Array, np.ndarray]:
@@ -146,7 +146,7 @@ def model_of_recording(env: gym.Env, rows: Transitions) -> tuple[FiniteModel, Ar
     # Clusters that make at most a quarter of the pairs that can be solved for.
     cells = MAX_PAIRS // int(getattr(env.action_space, "n", 1)) // 4
     cells = max(2, min(MAX_RECORDING_CELLS, cells))
-    return clustered(rows, layout_of(env.observation_space), env.action_space, cells), rows.obs, rows.reward
+    return model_of_clusters(rows, layout_of(env.observation_space), env.action_space, cells), rows.obs, rows.reward
 
 
 def learner_of(config: DesignConfig, model: FiniteModel, obs: Array) -> np.ndarray:

@@ -19,8 +19,8 @@ from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.doctor import Finding, ask, checks
 from runners.run.config import UsageError, unknown
-from runners.run.output import styled
-from runners.run.packages import DISTRIBUTION, required
+from runners.run.output import style_stream
+from runners.run.packages import DISTRIBUTION, read_requirements
 
 # As terminals number them.
 STATE_COLOURS = {"ok": 32, "warning": 33, "optional": 2, "missing": 31}
@@ -80,7 +80,7 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
     def alone(name: str, target: str, *given: object, **line: Any) -> Check:
         return partial(ask, name, f"runners.doctor.checks:{target}", *given, timeout=timeout, **line)
 
-    core, extras = required()
+    core, extras = read_requirements()
     by_name: dict[str, Check] = {
         "python": alone("python", "python"),
         "packages": alone("packages", "ours", fix="pip install lodestar-rl"),
@@ -132,7 +132,7 @@ def show(findings: list[Finding]) -> None:
         state = f"{finding.state:<8}"
         if sys.stdout.isatty():
             state = f"\x1b[{STATE_COLOURS[finding.state]}m{state}\x1b[0m"
-        print(state, end=" ", file=styled(sys.stdout))
+        print(state, end=" ", file=style_stream(sys.stdout))
         print(f"{finding.name:<20} {finding.found}", flush=True)
         if finding.fix:
             print(f"{'':<29} {finding.fix}", flush=True)

@@ -62,7 +62,7 @@ class PolicyView:
                 likeliest.append(part.mean)
         return self.to_env(torch.stack(likeliest, -1).numpy())
 
-    def moved(self, obs: Obs, changed: Obs, memory: Any = None) -> np.ndarray:
+    def movement(self, obs: Obs, changed: Obs, memory: Any = None) -> np.ndarray:
         """How much changed observations change what is done, (B,) in [0, 1].
 
         Of discrete actions the probability that moves to other ones (total variation, mean over an action's numbers);

@@ -107,7 +107,7 @@ def saliency(view: PolicyView, obs: Obs, memory: Any, parts: list[Hidden], seed:
             changed: Any = hidden.reshape(array.shape)
             if isinstance(obs, dict):
                 changed = {**obs, part.key: changed}
-            changes[number] += view.moved(obs, changed, memory).mean() / SALIENCY_DRAWS
+            changes[number] += view.movement(obs, changed, memory).mean() / SALIENCY_DRAWS
     return changes
 
 

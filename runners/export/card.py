@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 
 from lodestar.files import read_json
-from runners.cli.command import changed, written
+from runners.cli.command import argument_text, changes_from_defaults
 from runners.evaluate import table
 from runners.run import checkpoint
 from runners.run.build import Trained, load_checkpoint
@@ -59,13 +59,13 @@ def settings(config: TrainConfig) -> list[str]:
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         if value != default:
-            arguments.append(f"{field.name}={written(value)}")
+            arguments.append(f"{field.name}={argument_text(value)}")
     parts = {"agent": config.agent}
     for name, options in config.reward.items():
         parts[f"reward.{name}"] = options
     for prefix, options in parts.items():
-        for name, value in changed(options).items():
-            arguments.append(f"{prefix}.{name}={written(value)}")
+        for name, value in changes_from_defaults(options).items():
+            arguments.append(f"{prefix}.{name}={argument_text(value)}")
     return remove_paths(arguments)
 
 

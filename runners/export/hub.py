@@ -18,7 +18,7 @@ from typing import Any
 from lodestar.files import read_json
 from runners.run.build import load_run
 from runners.run.folder import EXPORTED, read_status
-from runners.run.trust import masked
+from runners.run.trust import mask_secrets
 
 CHECKPOINT_FILES = ("checkpoints/LATEST", "checkpoints/step_*/*.safetensors", "checkpoints/step_*/*.json")
 HUB_FILES = ("config.yaml", "result.json", "versions.json", "status.json", "README.md", *CHECKPOINT_FILES)
@@ -122,4 +122,4 @@ def sentences(repo: str) -> Iterator[Any]:
 
 def _shorten(message: object) -> str:
     """A server's words on one line, without keys."""
-    return masked(" ".join(str(message).split()))[:MAX_SERVER_MESSAGE]
+    return mask_secrets(" ".join(str(message).split()))[:MAX_SERVER_MESSAGE]

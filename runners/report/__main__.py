@@ -30,7 +30,7 @@ from lodestar.settings import Settings, declarations, setting
 from runners.cli.command import Command
 from runners.report.comparison import Comparison, bands, score
 from runners.report.numbers import Numbers, Row
-from runners.report.read import find, number, published
+from runners.report.read import find, number, read_published
 from runners.run.config import UsageError, unknown
 
 
@@ -103,7 +103,7 @@ class Report:
         # A published file may leave its task out: it is then one of ours.
         tasks = sorted({run.config["env"] for run in runs})
         for path, label in files:
-            file_runs, file_problems = published(path, label, tasks)
+            file_runs, file_problems = read_published(path, label, tasks)
             runs += file_runs
             problems += file_problems
         if not runs:

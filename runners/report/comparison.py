@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from runners.cli.command import written
+from runners.cli.command import argument_text
 from runners.report import statistics
 from runners.report.read import ALARM, LEARNED_RETURN, TASK_RETURN, Run
 from runners.run.config import MANAGEMENT
@@ -265,7 +265,7 @@ def configurations(data: Comparison) -> dict[str, dict[str, Any]]:
             texts = []
             for run in arm.runs:
                 if key in run.config:
-                    texts.append(written(run.config[key])[:MAX_SETTING_CHARACTERS])
+                    texts.append(argument_text(run.config[key])[:MAX_SETTING_CHARACTERS])
             if texts:
                 values[arm.name] = " | ".join(dict.fromkeys(texts))
         texts = list(set(values.values()))
@@ -313,7 +313,7 @@ def bands(data: Comparison, points: int) -> Bands:
         steps = [run.curve(TASK_RETURN)[0] for run in data.runs if run.task == task]
         grid = step_grid(steps, points)
         for arm in data.arms:
-            curves = aligned(arm.cells.get(task, []), grid, TASK_RETURN)
+            curves = align_curves(arm.cells.get(task, []), grid, TASK_RETURN)
             if len(curves):
                 by_cell[task, arm.name] = band(curves, grid)
     return by_cell
@@ -327,7 +327,7 @@ def step_grid(steps: Iterable[np.ndarray], points: int) -> np.ndarray:
     return np.linspace(all_steps.min(), all_steps.max(), points)
 
 
-def aligned(runs: Iterable[Run], grid: np.ndarray, tag: str) -> np.ndarray:
+def align_curves(runs: Iterable[Run], grid: np.ndarray, tag: str) -> np.ndarray:
     """Curves on a grid, (R, P), of the runs that have one.
 
     They are NaN before a run's first row and after its last.

@@ -31,7 +31,7 @@ def write(path: Path, template: str, values: dict[str, Any]) -> Path:
     return path
 
 
-def embedded(data: bytes, kind: str) -> str:
+def data_uri(data: bytes, kind: str) -> str:
     """A data URI; as an image it cannot run scripts, whatever its text says."""
     return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
@@ -47,7 +47,7 @@ def figure(drawn: Figure | None, kind: str = "svg", **options: Any) -> str:
         options["metadata"] = {"Date": None}
     buffer = io.BytesIO()
     drawn.savefig(buffer, format=kind, **options)
-    return embedded(buffer.getvalue(), media_type)
+    return data_uri(buffer.getvalue(), media_type)
 
 
 def picture(pixels: np.ndarray | None, width: int = 0) -> str:
@@ -61,4 +61,4 @@ def picture(pixels: np.ndarray | None, width: int = 0) -> str:
         image = image.resize((width, max(height, 1)))
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
-    return embedded(buffer.getvalue(), "image/png")
+    return data_uri(buffer.getvalue(), "image/png")

@@ -87,7 +87,7 @@ def number(value: float, digits: int = 4, beside: Iterable[float] = ()) -> str:
     return text.replace("-", "−")
 
 
-def printed(row: Row, digits: int = 4) -> tuple[str, str]:
+def interval_texts(row: Row, digits: int = 4) -> tuple[str, str]:
     """A value and [low, high], all with as many places; or why there is no interval."""
     numbers = (row.value, row.low, row.high)
     value, low, high = [number(each, digits, numbers) for each in numbers]
@@ -98,9 +98,9 @@ def printed(row: Row, digits: int = 4) -> tuple[str, str]:
     return value, DASH
 
 
-def signed(row: Row) -> str:
+def signed_text(row: Row) -> str:
     """A difference and its interval, its sign always there."""
-    return "+" * (row.value > 0) + " ".join(printed(row))
+    return "+" * (row.value > 0) + " ".join(interval_texts(row))
 
 
 def join(names: Iterable[object], most: int = 12) -> str:
@@ -174,7 +174,7 @@ def evidence(numbers: Numbers) -> list[str]:
         with_interval += np.isfinite(row.low)
         if row.low > 0 or row.high < 0:
             verdict = "better" if row.low > 0 else "worse"
-            lines.append(f"{row.task}: {row.arm} is {verdict} than {row.against}, {signed(row)} task return.")
+            lines.append(f"{row.task}: {row.arm} is {verdict} than {row.against}, {signed_text(row)} task return.")
     fewest = MIN_CONCLUSIVE_SEEDS
     for row in numbers.find("final"):
         if row.arm in data.own_arms:
@@ -217,7 +217,7 @@ def evidence(numbers: Numbers) -> list[str]:
 
 
 def _verdict(row: Row) -> str:
-    text = f"{row.arm} against {row.against}, same seeds: {signed(row)} normalised"
+    text = f"{row.arm} against {row.against}, same seeds: {signed_text(row)} normalised"
     if not np.isfinite(row.low):
         return f"{text}; too few runs to say more."
     if row.low > 0:
@@ -302,15 +302,15 @@ def _score_rows(numbers: Numbers, task: str) -> list[TableRow]:
         difference = numbers.one("difference", task=task, arm=row.arm)
         difference_text = DASH
         if difference is not None:
-            difference_text = signed(difference)
+            difference_text = signed_text(difference)
         cells = [number(mode_value), success, normalised, difference_text]
-        rows.append((row.arm, published, *printed(row), seeds, *cells))
+        rows.append((row.arm, published, *interval_texts(row), seeds, *cells))
         # What the same policies do for each user they were told to serve.
         for user_row in numbers.find("told", task=task, arm=row.arm):
             user = user_row.against
             name = f"{row.arm}, told it serves {user}"
             success = _percentage(numbers.one("told_success", task=task, arm=row.arm, against=user))
-            rows.append((name, True, *printed(user_row), user_row.runs, DASH, success, "", ""))
+            rows.append((name, True, *interval_texts(user_row), user_row.runs, DASH, success, "", ""))
     chance = numbers.one("random", task=task)
     if chance is not None and chance.runs:
         rows.append(("random policy", True, number(chance.value), "", "", "", "", "0", ""))
@@ -330,8 +330,8 @@ def _overall_rows(numbers: Numbers) -> list[TableRow]:
         improvement = numbers.one("improvement", arm=row.arm)
         probability = (DASH, DASH)
         if improvement is not None:
-            probability = printed(improvement, 3)
-        rows.append((row.arm, *printed(row, 3), row.runs, *probability))
+            probability = interval_texts(improvement, 3)
+        rows.append((row.arm, *interval_texts(row, 3), row.runs, *probability))
     return rows
 
 
@@ -427,7 +427,7 @@ def _videos(numbers: Numbers) -> dict[str, Any]:
         spent += len(content)
         if run.key in scores:
             caption += f", task return {number(scores[run.key])}"
-        videos.append((html.embedded(content, kind), caption))
+        videos.append((html.data_uri(content, kind), caption))
     return {"videos": videos, "videos_left": join(left_out, 30)}
 
 

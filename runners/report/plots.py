@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from runners.report.comparison import Arm, Bands, Comparison, against, aligned, step_grid
+from runners.report.comparison import Arm, Bands, Comparison, against, align_curves, step_grid
 from runners.report.numbers import ALL_TASKS, Numbers, Row
 from runners.report.read import Run
 
@@ -359,7 +359,7 @@ def _mean_shares(runs: list[Run], points: int) -> tuple[np.ndarray, dict[str, np
     common_steps = step_grid(steps, points)
     means = {}
     for tag in sorted(tags, key=lambda tag: (tag != "reward/task_share", tag)):
-        curves = aligned(runs, common_steps, tag)
+        curves = align_curves(runs, common_steps, tag)
         # Runs that have ended do not count; where all have, the share is 0.
         counts = np.maximum(np.isfinite(curves).sum(0), 1)
         stream = tag.removeprefix("reward/").removesuffix("_share")

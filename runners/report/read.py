@@ -313,7 +313,7 @@ def _sentence(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def published(path: Path, label: str, tasks: Sequence[str]) -> tuple[list[Run], list[str]]:
+def read_published(path: Path, label: str, tasks: Sequence[str]) -> tuple[list[Run], list[str]]:
     """Published runs in a CSV, and a sentence about each that was left out.
 
     `label` is the arm's name if the file has one arm only, else it stands before its arms' names.

@@ -14,7 +14,7 @@ import rewards
 from lodestar.files import appended, make_folder, read_json
 from runners.run.config import TrainConfig, assignments
 from runners.run.folder import LOG
-from runners.run.value import replaced
+from runners.run.value import replace_arguments
 
 # Environment steps up to which `control=auto` starts a second run.
 MAX_CONTROLLED_STEPS = 200_000
@@ -35,7 +35,7 @@ class Control:
         # It ends with this process, and waits for the control that an earlier one of this run may have left; Ctrl-C
         # reaches it through us, not through the terminal.
         child = [sys.executable, "-m", "runners.sweep.child", str(os.getpid()), str(self.run)]
-        child += replaced(argv, arguments)
+        child += replace_arguments(argv, arguments)
         with appended(self.log) as log:
             self.process = subprocess.Popen(
                 child, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log

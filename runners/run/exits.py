@@ -19,7 +19,7 @@ from lodestar.state import Unsaveable
 from runners.run.checkpoint import CheckpointError, VersionError
 from runners.run.config import UsageError
 from runners.run.packages import install_module
-from runners.run.trust import masked
+from runners.run.trust import mask_secrets
 
 # Exit codes.
 OK = 0
@@ -122,7 +122,7 @@ def explain(error: BaseException, phase: str = "set-up", step: int = 0) -> tuple
 
     `phase` is "set-up", "training" or "report", `step` the environment steps so far.
     """
-    sentence = masked(" ".join(str(error).split()))
+    sentence = mask_secrets(" ".join(str(error).split()))
     if isinstance(error, Failed):
         return error.code, sentence
     if isinstance(error, UsageError):

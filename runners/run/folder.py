@@ -58,7 +58,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self._command_folder = Path.cwd()
 
-    def shown(self, words: object) -> str:
+    def relative_words(self, words: object) -> str:
         """Words for the user, in which this folder is named as seen from where the command was given."""
         text = str(words)
         if self.path.is_relative_to(self._command_folder):

@@ -1,7 +1,7 @@
 """What commands print: on streams that outlive what reads them, as no line is worth the command; times as a clock.
 
 Texts of others are printed, too: an environment's error, the name of a folder. What would steer the terminal in them,
-such as its title or its clipboard, is shown instead; only what a command styles itself (`styled`) gets through.
+such as its title or its clipboard, is shown instead; only what a command styles itself (`style_stream`) gets through.
 """
 
 import os
@@ -56,7 +56,7 @@ class Lasting:
             os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
-def styled(stream: Any) -> Any:
+def style_stream(stream: Any) -> Any:
     """The stream below, to which colours and moves of the cursor can be written."""
     if not isinstance(stream, Lasting):
         return stream

@@ -83,7 +83,7 @@ def _other_owners(file: str) -> str:
     return " and ".join(sorted(owners - {DISTRIBUTION})) or "something else"
 
 
-def required() -> tuple[list[str], dict[str, list[str]]]:
+def read_requirements() -> tuple[list[str], dict[str, list[str]]]:
     """Requirements, and those of each extra, as they were installed; nothing where nothing was."""
     core: list[str] = []
     extras: dict[str, list[str]] = {}
@@ -115,7 +115,7 @@ def install(requirement: str) -> str:
 
 def install_module(module: str) -> str:
     """The command that installs a module: one of our requirements, one that an extra brings, or another."""
-    core, extras = required()
+    core, extras = read_requirements()
     names = map(distribution, itertools.chain(core, *extras.values()))
     ours = {module_of(name): name for name in names}
     package = ours.get(module, module.replace("_", "-"))

@@ -38,7 +38,7 @@ from runners.run import checkpoint
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError, flatten
 from runners.run.exits import Signals, Stopped
 from runners.run.folder import RunFolder
-from runners.run.output import clock, plain_text, styled
+from runners.run.output import clock, plain_text, style_stream
 from runners.run.value import is_float
 
 if TYPE_CHECKING:
@@ -490,7 +490,7 @@ class Live(KVWriter):
             TaskProgressColumn(),
             TimeRemainingColumn(elapsed_when_finished=True),
             TextColumn("{task.description}"),
-            console=Console(file=styled(self.stream)),
+            console=Console(file=style_stream(self.stream)),
             refresh_per_second=4,
         )
         self.task = self.bar.add_task("", total=self.total, completed=self.start)

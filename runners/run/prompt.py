@@ -41,7 +41,7 @@ def zero_shot(
         model.phi = hilbert.phi
     else:
         model = learn_policy(config, batch, spaces, build)
-    metrics = prompted(model, config.prompt, config.prompt_options, batch, spaces)
+    metrics = set_prompt(model, config.prompt, config.prompt_options, batch, spaces)
     notes = []
     if metrics.get("fit", 1) < MIN_PROMPT_FIT:
         notes.append(f"prompt={config.prompt}: no direction fits it well, R^2 is below {MIN_PROMPT_FIT}")
@@ -68,7 +68,7 @@ def learn_policy(
     return model
 
 
-def prompted(
+def set_prompt(
     model: HILP, name: str, given: dict[str, Any], batch: Transitions, spaces: tuple[gym.Space, gym.Space]
 ) -> dict[str, float]:
     """Give the policy its prompt, `goal` or a reward, with its options; {"fit": R^2} of a reward."""

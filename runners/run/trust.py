@@ -131,7 +131,7 @@ def _reach(key: str, value: Any, settings: Mapping[str, Any]) -> Iterator[str]:
         yield f"{key}={value}, where it would write"
     elif key == "trust":
         yield "trust=, which belongs on a command line"
-    elif key == "env.mission" or (part == "reward" and (option in SENTENCE_OPTIONS or value in _declared(rest))):
+    elif key == "env.mission" or (part == "reward" and (option in SENTENCE_OPTIONS or value in _harmless_values(rest))):
         return
     elif WRITTEN_OPTIONS.fullmatch(option):
         for text in texts:
@@ -180,7 +180,7 @@ def _is_known(module: str) -> bool:
     return module in sys.modules or module.split(".")[0] in packages
 
 
-def _declared(path: str) -> tuple[Any, ...]:
+def _harmless_values(path: str) -> tuple[Any, ...]:
     """Of a reward's option, as in `rnd.scale`: its default and its choices; none for any other key."""
     reward, _, option = path.partition(".")
     if reward in rewards.names():
@@ -210,7 +210,7 @@ def secrets() -> dict[str, str]:
     return variables
 
 
-def masked(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """A text without the secrets of the environment, and without logins in web addresses."""
     for value in sorted(secrets().values(), key=len, reverse=True):
         text = text.replace(value, "***")

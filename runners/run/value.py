@@ -64,7 +64,7 @@ def refuse_twice(arguments: Iterable[str]) -> None:
         given[key] = argument
 
 
-def replaced(arguments: Iterable[str], changes: Iterable[str]) -> list[str]:
+def replace_arguments(arguments: Iterable[str], changes: Iterable[str]) -> list[str]:
     """Arguments of which `changes` replace those with the same key."""
     by_key = {argument.partition("=")[0]: argument for argument in (*arguments, *changes)}
     return list(by_key.values())

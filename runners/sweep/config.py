@@ -13,11 +13,11 @@ from typing import Any
 
 from lodestar.files import read_json
 from lodestar.settings import Settings, declarations, described, setting
-from runners.cli.command import OPTIONS, REST, written
+from runners.cli.command import OPTIONS, REST, argument_text
 from runners.cli.compose import compose
 from runners.run.checkpoint import write_json
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError, unknown
-from runners.run.value import cast, literals, replaced
+from runners.run.value import cast, literals, replace_arguments
 from runners.sweep.job import Job, Launcher
 
 LAUNCHERS = {"local": "runners.sweep.local:Local", "ray": "runners.sweep.ray:Ray", "slurm": "runners.sweep.slurm:Slurm"}
@@ -47,9 +47,9 @@ class JobsConfig(Settings):
             value = getattr(self, name)
             if name.endswith(OPTIONS):
                 for key, option in value.items():
-                    arguments.append(f"{name.removesuffix(OPTIONS)}.{key}={written(option)}")
+                    arguments.append(f"{name.removesuffix(OPTIONS)}.{key}={argument_text(option)}")
             elif name != REST and value != default:
-                arguments.append(f"{name}={written(value)}")
+                arguments.append(f"{name}={argument_text(value)}")
         return f"python -m {module} {shlex.join(arguments)}"
 
     def launch(self) -> Launcher:
@@ -60,7 +60,7 @@ class JobsConfig(Settings):
         """A run with some changes; `name` is its folder in that of the command, too."""
         place = (folder / name).absolute()
         given = literals({**changes, "run_dir": str(place)})
-        return Job(name, tuple(replaced(argv, given)), place, self.gpus)
+        return Job(name, tuple(replace_arguments(argv, given)), place, self.gpus)
 
     def refuse(self, *keys: str) -> None:
         """A UsageError if keys of runners.train were given that belong to the command itself."""
@@ -69,7 +69,7 @@ class JobsConfig(Settings):
             if key in keys:
                 raise UsageError(f"{key}= cannot be given here, as every run has its own folder; give name= or root=")
 
-    def searched(self, rest: list[str]) -> tuple[TrainConfig, tuple[str, ...]]:
+    def compose_search(self, rest: list[str]) -> tuple[TrainConfig, tuple[str, ...]]:
         """The plain run of a search, and what each is given: without video and control, which would double its cost."""
         self.refuse("run_dir", "resume")
         train, _ = compose(rest)
@@ -77,7 +77,7 @@ class JobsConfig(Settings):
             raise UsageError("eval_episodes=0 leaves nothing to judge runs by; give 1 or more")
         # However short a run is, its log has about 20 rows.
         log_every = min(LOG_EVERY, max(int(train.total_timesteps) // 20, 1))
-        return train, tuple(replaced(("control=none", "video=false", f"log_every={log_every}"), rest))
+        return train, tuple(replace_arguments(("control=none", "video=false", f"log_every={log_every}"), rest))
 
 
 def begin(folder: Path, settings: dict[str, Any]) -> None:

@@ -131,7 +131,7 @@ class _Loop:
             self._account(job, outcome, stopping=True)
         # A launcher may not return all of its jobs.
         for name, job in self.running.items():
-            self.log.write(name, "finished" if job.finished else "stopped")
+            self.log.write(name, "finished" if job.is_finished else "stopped")
         self.running.clear()
 
     def _has_room(self) -> bool:
@@ -140,9 +140,9 @@ class _Loop:
     def _is_wanted(self, job: Job) -> bool:
         """Whether a job is to run; one that is finished is never run again."""
         entry = self.log.entry(job.name)
-        if job.finished and entry.state != "finished":
+        if job.is_finished and entry.state != "finished":
             entry = self.log.write(job.name, "finished", code=OK, error="")
-        if job.finished or (entry.state == "failed" and self.resume != "errored"):
+        if job.is_finished or (entry.state == "failed" and self.resume != "errored"):
             self.watcher.job_ended(job, entry)
             return False
         # The sweep that started it has vanished: the log of this one is locked.
@@ -158,7 +158,7 @@ class _Loop:
                 self.watcher.message(f"{job.name} waits: {owner} is at work in its folder")
             return
         # The process that it waited for may have finished it.
-        if job.finished:
+        if job.is_finished:
             self.watcher.job_ended(job, self.log.write(job.name, "finished", code=OK, error=""))
             return
         where = self.launcher.submit(job)
@@ -223,7 +223,7 @@ def _is_finished(job: Job, outcome: Outcome) -> bool:
     end = time.monotonic()
     if outcome.code == OK:
         end += STATUS_DELAY_S
-    while not job.finished:
+    while not job.is_finished:
         if time.monotonic() >= end:
             return False
         time.sleep(0.1)

@@ -18,7 +18,7 @@ from typing import Any
 
 import agents
 from envs.make import options
-from runners.cli.compose import ENV, chosen, compose, environment
+from runners.cli.compose import ENV, choose_agent_and_rewards, compose, environment
 from runners.run.config import TrainConfig, UsageError, assignments, to_dict
 from runners.run.folder import has_key, read_status
 from runners.run.value import MAX_VALUE_LENGTH, literal, override, parse
@@ -58,7 +58,7 @@ def alternatives(argument: str) -> tuple[str, list[str]]:
     key, equals, text = argument.partition("=")
     if not equals:
         # It is no key=value, which this refuses in a sentence.
-        chosen([argument])
+        choose_agent_and_rewards([argument])
     # None for a sentence with commas or quotes of its own.
     parsed = override(text) if len(text) <= MAX_VALUE_LENGTH else None
     if parsed is None or not parsed.is_sweep_override():
@@ -116,7 +116,7 @@ def _cells(choices: dict[str, list[str]], seed: str) -> dict[str, tuple[dict[str
 
 def _used_points(points: list[dict[str, str]]) -> list[dict[str, str]]:
     """Without the options that belong to what another job uses and this one does not; each once."""
-    picks = [chosen(assignments(given)) for given in points]
+    picks = [choose_agent_and_rewards(assignments(given)) for given in points]
     # The options of environments cost an import, so they are read only where some are given.
     envs = {given["env"] for given in points if any(key.startswith(ENV) for key in given)}
     env_options = {env: set(options(environment(env))) for env in sorted(envs)}

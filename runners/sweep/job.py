@@ -43,7 +43,7 @@ class Job:
     gpus: float = 0.0
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether its own folder says so; the job log of a killed sweep may not."""
         return read_status(self.folder).get("state") == "finished"
 

@@ -28,7 +28,7 @@ from runners.run.build import load_run
 from runners.run.checkpoint import versions, write_atomically, write_json
 from runners.run.config import UsageError, read, to_dict
 from runners.run.exits import Signals
-from runners.run.value import is_number, literals, replaced, split
+from runners.run.value import is_number, literals, replace_arguments, split
 from runners.run.value import read as read_value
 from runners.sweep.config import JobsConfig, begin
 from runners.sweep.drive import drive
@@ -75,7 +75,7 @@ class TransferConfig(JobsConfig):
         if self.budget > len(self.tasks):
             raise UsageError(f"budget={self.budget} is out of range; there are {len(self.tasks)} tasks")
         self.train, _ = compose(run_argv + literals(dict(zip(grids, self.tasks[0]))))
-        self.argv = tuple(replaced(("control=none", "video=false"), run_argv))
+        self.argv = tuple(replace_arguments(("control=none", "video=false"), run_argv))
         settings = np.array(self.tasks, np.float64)
         self.contexts = (settings - settings.min(axis=0)) / np.ptp(settings, axis=0)
         self.labels = []
@@ -94,7 +94,7 @@ class TransferConfig(JobsConfig):
         changes = {**dict(zip(self.keys, self.tasks[task])), "seed": seed}
         return self.job(self.folder, f"jobs/{safe(self.labels[task])}/s{seed}", self.argv, changes)
 
-    def fixed(self) -> dict[str, Any]:
+    def fixed_settings(self) -> dict[str, Any]:
         """What must be the same to continue in this folder; the budget may be raised."""
         return {"argv": list(self.argv), "keys": self.keys, "tasks": self.tasks, "episodes": self.episodes}
 
@@ -144,7 +144,7 @@ class SourcePolicies:
                 jobs[source] = [self.config.run(source, seed) for seed in range(self.config.seeds)]
         entries = drive(itertools.chain(*jobs.values()), self.log, self.launcher, resume="errored")
         for job in itertools.chain(*jobs.values()):
-            if not job.finished:
+            if not job.is_finished:
                 error = entries[job.name].error or entries[job.name].state
                 raise RuntimeError(f"{job.name} did not finish ({error}); the same command continues it")
         for source, runs in jobs.items():
@@ -183,15 +183,15 @@ def summary(config: TransferConfig, orders: dict[str, list[int]], rows: dict[int
         labels[name] = [config.labels[source] for source in order]
         # Returns (K, seeds, N) of the sources in their order.
         returns = np.array([rows[source] for source in order])
-        generalised[name] = mbtl.generalised(returns.mean(axis=1)).tolist()
+        generalised[name] = mbtl.mean_of_best(returns.mean(axis=1)).tolist()
         if config.seeds > 1:
-            _, low, high = aggregate([mbtl.generalised(returns.transpose(0, 2, 1))[-1]])
+            _, low, high = aggregate([mbtl.mean_of_best(returns.transpose(0, 2, 1))[-1]])
             intervals[name] = [float(low), float(high)]
     chosen = orders[OURS]
     # Returns (K, K) of the policies of the chosen sources, on these.
     at_home = np.array([rows[source].mean(axis=0)[chosen] for source in chosen])
     results = {
-        **config.fixed(),
+        **config.fixed_settings(),
         "folder": str(config.folder),
         "budget": config.budget,
         "seeds": config.seeds,
@@ -287,7 +287,7 @@ def draw(config: TransferConfig, results: dict[str, Any], rows: dict[int, np.nda
 def transfer(config: TransferConfig) -> None:
     """All of it: controls know their sources beforehand and run beside the first one; then a source at a time."""
     with Signals(), closing(JobLog(config.folder)) as log:
-        begin(config.folder, config.fixed())
+        begin(config.folder, config.fixed_settings())
         labels = config.labels
         contexts = config.contexts
         print(f"{len(labels)} tasks, {labels[0]} to {labels[-1]}; {config.folder}")

@@ -110,6 +110,6 @@ def equidistant(contexts: np.ndarray, k: int) -> list[int]:
     return sources
 
 
-def generalised(values: np.ndarray) -> np.ndarray:
+def mean_of_best(values: np.ndarray) -> np.ndarray:
     """Sources in order (K, N) -> (K,): mean over tasks of the best policy's return, after each source."""
     return np.maximum.accumulate(values, axis=0).mean(axis=1)

@@ -27,7 +27,7 @@ def tune(config: TuneConfig) -> None:
     from runners.tune.search import Search, best, open_study, table, test_jobs, verdict, write
 
     with Signals(), closing(JobLog(config.folder)) as log:
-        begin(config.folder, config.fixed())
+        begin(config.folder, config.fixed_settings())
         seeds = f"{config.tuning_seeds[0]}-{config.tuning_seeds[-1]}"
         print(f"objective of a trial: the task's return, IQM over seeds {seeds}")
         for space in config.spaces:
@@ -41,7 +41,7 @@ def tune(config: TuneConfig) -> None:
             jobs = test_jobs(config, best(study, config))
             print(f"test: {len(jobs)} runs", flush=True)
             entries = drive(jobs, log, launcher, resume="errored")
-        missing = [job for job in jobs if not job.finished]
+        missing = [job for job in jobs if not job.is_finished]
         if missing:
             error = entries[missing[0].name].error
             raise RuntimeError(

@@ -57,7 +57,7 @@ class TuneConfig(JobsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.train, self.argv = self.searched(self.rest)
+        self.train, self.argv = self.compose_search(self.rest)
         # Of the runs that choose.
         self.tuning_seeds = list(range(TUNING_SEED, TUNING_SEED + self.seeds))
         given = {argument.partition("=")[0] for argument in self.rest}
@@ -70,7 +70,7 @@ class TuneConfig(JobsConfig):
         """A run with some settings; `name` is its folder in that of the search, too."""
         return self.job(self.folder, name, self.argv, {**values, "seed": seed})
 
-    def fixed(self) -> dict[str, Any]:
+    def fixed_settings(self) -> dict[str, Any]:
         """What must be the same for a search to continue in its folder; trials and budget may be raised."""
         return {
             "argv": list(self.argv),

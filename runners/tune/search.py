@@ -31,7 +31,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from lodestar.files import LARGE, appended, read_bytes, read_json
-from runners.cli.command import changed
+from runners.cli.command import changes_from_defaults
 from runners.cli.compose import compose
 from runners.report.job_log import Entry
 from runners.report.read import possible_returns
@@ -301,7 +301,7 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
         if name.startswith("jobs/"):
             seconds += entry.seconds
     return {
-        **config.fixed(),
+        **config.fixed_settings(),
         "folder": str(config.folder),
         "trials": {state.name.lower(): counts[state] for state in TrialState},
         "best_trial": study.best_trial.number,
@@ -401,7 +401,7 @@ def write(config: TuneConfig, results: dict[str, Any], command: str) -> Path:
     for key in ("total_timesteps", "n_envs", "max_episode_steps"):
         values[key] = getattr(run, key)
     for prefix, options in parts(run).items():
-        for key, value in changed(options).items():
+        for key, value in changes_from_defaults(options).items():
             values[prefix + key] = value
     path = config.folder / "best.yaml"
     write_atomically(path, f"# Found by {' '.join(command.split())}\n" + yaml.safe_dump(values, sort_keys=False))

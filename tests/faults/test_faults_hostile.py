@@ -19,7 +19,7 @@ from runners.record import main as record
 from runners.run import policies
 from runners.run.build import typed_options
 from runners.run.config import UsageError
-from runners.run.output import Lasting, styled
+from runners.run.output import Lasting, style_stream
 from runners.train import main as train
 from tests.faults import hostile
 
@@ -134,7 +134,7 @@ def test_what_would_steer_the_terminal_is_shown_and_a_style_of_our_own_gets_thro
     with redirect_stdout(io.StringIO()) as printed:
         stream = Lasting(Lasting(printed))
         print(f"a\t{hostile.ESCAPE}b\x9b2J\x7f", file=stream)
-        print("\x1b[32mok\x1b[0m", file=styled(stream))
+        print("\x1b[32mok\x1b[0m", file=style_stream(stream))
     assert printed.getvalue() == "a\t\\x1b]0;owned\\x07b\\x9b2J\\x7f\n\x1b[32mok\x1b[0m\n"
 
 

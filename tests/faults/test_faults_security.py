@@ -12,7 +12,7 @@ from runners.evaluate import main as evaluate
 from runners.run.build import load_run
 from runners.run.config import UsageError
 from runners.run.exits import Signals, Stopped, explain
-from runners.run.trust import masked, refuse
+from runners.run.trust import mask_secrets, refuse
 
 CANARY = "sk-CANARY-0123456789abcdef"
 
@@ -24,9 +24,10 @@ def keys(monkeypatch):
 
 
 def test_secrets_of_the_environment_and_logins_are_masked(keys):
-    assert masked(f"401 for Bearer {CANARY}, a short word") == "401 for Bearer ***, a short word"
+    assert mask_secrets(f"401 for Bearer {CANARY}, a short word") == "401 for Bearer ***, a short word"
     assert (
-        masked("https://me:word@example.com/v1 and me@example.com") == "https://***@example.com/v1 and me@example.com"
+        mask_secrets("https://me:word@example.com/v1 and me@example.com")
+        == "https://***@example.com/v1 and me@example.com"
     )
 
 

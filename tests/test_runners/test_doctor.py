@@ -9,7 +9,7 @@ import pytest
 
 from runners.doctor import Finding, ask, checks
 from runners.doctor.__main__ import DoctorConfig, all_checks, choose, main
-from runners.run.packages import distribution, required
+from runners.run.packages import distribution, read_requirements
 
 FAULTY = """
 import ctypes, time
@@ -103,7 +103,7 @@ def test_a_missing_package_is_named_with_its_fix_and_the_exit_code_says_so(tmp_p
 
 
 def test_every_requirement_and_extra_of_the_project_is_looked_at() -> None:
-    core, extras = required()
+    core, extras = read_requirements()
     names = [distribution(line) for line in core]
     assert {"gymnasium", "torch", "hydra-core", "tensorboard"} <= set(names)
     assert set(extras) >= {"cluster", "onnx", "minihack"}

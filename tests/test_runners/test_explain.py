@@ -58,7 +58,7 @@ def test_a_policy_that_reads_one_entry_has_all_its_saliency_there():
     assert [part.label for part in parts] == ["a", "b", "c"]
     assert found[0] == found[2] == 0.0 and 0.2 < found[1] < 1.0
     sure = reader([0.0, 1e9, 0.0])  # an entry of the same sign changes nothing, one of the other sign everything
-    assert set(sure.moved(obs, -obs)) == {1.0} and set(sure.moved(obs, 2 * obs)) == {0.0}
+    assert set(sure.movement(obs, -obs)) == {1.0} and set(sure.movement(obs, 2 * obs)) == {0.0}
 
 
 def test_a_continuous_action_moves_in_shares_of_its_range():

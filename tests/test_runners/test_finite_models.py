@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 from envs.transitions import Transitions
 from rewards.exploration.learned import Layout
-from runners.compare.finite import clustered, gaps, informativeness, moved, optimal, ties
+from runners.compare.finite import gaps, informativeness, model_of_clusters, optimal, share_moved_by_noise, ties
 
 # s0 -> s1 -> end; action 0 moves on, action 1 stays at s0 and goes back from s1
 CHAIN = np.zeros((2, 2, 2))
@@ -51,9 +51,9 @@ def test_ties_are_counted_in_units_of_the_rewards_range_and_flip_under_noise():
     two = np.zeros((2, 2, 2))  # both actions end
     reward = np.array([[1.0, 0.995], [1.0, 0.0]])
     assert ties(reward, two, 0.9) == 0.5 and ties(reward, two, 0.9, eps=0.001) == 0
-    flips = moved(reward, two, 0.9)
+    flips = share_moved_by_noise(reward, two, 0.9)
     assert 0 < flips < 0.5  # the near tie alone, not in every draw
-    assert moved(reward, two, 0.9, eps=0.001) == 0
+    assert share_moved_by_noise(reward, two, 0.9, eps=0.001) == 0
     assert ties(np.ones((2, 2)), two, 0.9) == 1
 
 
@@ -75,7 +75,7 @@ def test_a_recording_becomes_a_model_of_its_cells():
     )
     space = spaces.Box(-20, 20, (2,))
     layout = Layout(space, [], "code", channels=0, smallest_image=36)
-    model = clustered(batch, layout, spaces.Discrete(2, start=5), states=2)
+    model = model_of_clusters(batch, layout, spaces.Discrete(2, start=5), states=2)
     order = np.argsort(model.states[:, 0])
     assert model.states[order, 0] == pytest.approx([0, 10], abs=0.1)
     transition = model.transition[order][:, :, order]
@@ -83,4 +83,4 @@ def test_a_recording_becomes_a_model_of_its_cells():
     assert model.table(batch.reward)[order] == pytest.approx(SPARSE)
     assert model.start[order] == pytest.approx([1, 0], abs=0.01)
     with pytest.raises(ValueError, match=r"a finite model has discrete actions, not Box"):
-        clustered(batch, layout, space)
+        model_of_clusters(batch, layout, space)

@@ -8,7 +8,7 @@ from gymnasium.envs.registration import register, registry
 
 from agents.offline.iql import IQL
 from envs.recording import save
-from runners.offline import OfflineConfig, labelled, load, main, run
+from runners.offline import OfflineConfig, label_by_judge, load, main, run
 from runners.record import main as record
 from runners.run.config import UsageError
 
@@ -135,10 +135,10 @@ def test_recordings_of_different_environments_do_not_mix(recorded, tmp_path):
 def test_a_judge_that_cannot_see_or_does_not_know_is_a_sentence(recorded):
     seeing = config(judge="vlm", judge_options={"goal": "to obey", "model": "tiny"})
     with pytest.raises(UsageError, match=r"the judge vlm reads frame, which the data lacks; record with frames=224"):
-        labelled(seeing, recorded, BOX, TWO)
+        label_by_judge(seeing, recorded, BOX, TWO)
     silent = config(judge_options={"skip": 1.0})
     with pytest.raises(UsageError, match=r"no reward could be learned: .*answered none of 100 pairs"):
-        labelled(silent, recorded, BOX, TWO)
+        label_by_judge(silent, recorded, BOX, TWO)
 
 
 def test_a_model_over_http_can_be_the_judge(recorded):
@@ -157,7 +157,7 @@ def test_a_model_over_http_can_be_the_judge(recorded):
     with ModelServer(looks) as server:
         options = {"goal": "to make it bright", "model": "tiny", "url": server.url}
         asked = config(judge="vlm", judge_options=options, length=1, queries=60)
-        rewards, metrics, notes = labelled(asked, seen, BOX, TWO)
+        rewards, metrics, notes = label_by_judge(asked, seen, BOX, TWO)
     assert metrics["correlation"] > 0.7 and len(rewards) == 800
     assert notes == [f"preferences are those of tiny at {server.url}, asked for: to make it bright"]
 
@@ -234,5 +234,5 @@ def test_files_of_ogbench_are_read_and_say_no_environment(tmp_path, capsys):
 
 def test_a_reward_of_histories_scores_a_recording_along_its_episodes(recorded):
     asked = config(reward_options={"of": "history", "hidden": 16, "members": 2, "epochs": 30})
-    rewards, metrics, _ = labelled(asked, recorded, BOX, TWO)
+    rewards, metrics, _ = label_by_judge(asked, recorded, BOX, TWO)
     assert rewards.shape == (800,) and metrics["correlation"] > 0.5

@@ -43,7 +43,7 @@ def test_the_most_exact_preset_applies(written):
     ],
 )
 def test_a_preset_steps_back(written, given):
-    assert presets.applied(given) == []
+    assert presets.choose_presets(given) == []
 
 
 def test_a_named_preset_gives_way_to_another_reward(written):

@@ -11,7 +11,7 @@ from runners.report.__main__ import summarize
 from runners.report.comparison import Comparison, alarm, band, bands, configurations, score
 from runners.report.numbers import ALL_TASKS, Numbers
 from runners.report.page import _score_rows
-from runners.report.read import find, published
+from runners.report.read import find, read_published
 from runners.run import progress
 from runners.run.config import UsageError
 from tests.glossary import explain
@@ -319,7 +319,7 @@ LONG = """,global_step,charts/episodic_return,seed,exp_name,env_id
 
 def test_a_wide_export_of_weights_and_biases_is_read(tmp_path):
     (tmp_path / "chart.csv").write_text(WIDE)
-    runs, problems = published(tmp_path / "chart.csv", "", ["CartPole-v1", "Acrobot-v1"])
+    runs, problems = read_published(tmp_path / "chart.csv", "", ["CartPole-v1", "Acrobot-v1"])
     assert problems == [] and [(run.published, run.task, run.seed) for run in runs] == [
         ("published: ppo", "CartPole-v1", 1),
         ("published: ppo", "CartPole-v1", 2),
@@ -330,7 +330,7 @@ def test_a_wide_export_of_weights_and_biases_is_read(tmp_path):
 
 def test_a_long_table_is_read_and_other_tasks_are_named(tmp_path):
     (tmp_path / "all.csv").write_text(LONG)
-    runs, problems = published(tmp_path / "all.csv", "", ["CartPole-v1"])
+    runs, problems = read_published(tmp_path / "all.csv", "", ["CartPole-v1"])
     assert [(run.published, run.seed, run.steps.tolist()) for run in runs] == [
         ("published: ppo", 1, [0, 100]),
         ("published: dqn", 2, [0]),
@@ -341,25 +341,25 @@ def test_a_long_table_is_read_and_other_tasks_are_named(tmp_path):
 def test_single_episodes_are_averaged_over_the_last_twentieth_of_rows(tmp_path):
     lines = ["step,episodic_return", *(f"{i},{100 * (i % 2)}" for i in range(200))]
     (tmp_path / "CartPole-v1.csv").write_text("\n".join(lines))
-    (run,), _ = published(tmp_path / "CartPole-v1.csv", "theirs", ["Acrobot-v1", "CartPole-v1"])
+    (run,), _ = read_published(tmp_path / "CartPole-v1.csv", "theirs", ["Acrobot-v1", "CartPole-v1"])
     _, values = run.curve(read.TASK_RETURN)
     assert run.published == "published: theirs" and values[:2].tolist() == [0, 50] and set(values[9:]) == {50.0}
 
 
 def test_a_file_that_names_no_task_is_reported_and_an_unknown_form_refused(tmp_path):
     (tmp_path / "x.csv").write_text("step,episodic_return\n1,2\n")
-    runs, problems = published(tmp_path / "x.csv", "", ["A-v1", "B-v1"])
+    runs, problems = read_published(tmp_path / "x.csv", "", ["A-v1", "B-v1"])
     assert runs == [] and problems == ["x.csv does not name its task; name the file after one, as in A-v1.csv"]
     (tmp_path / "y.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UsageError, match=r"y.csv is of no known form \(its columns: a, b\)"):
-        published(tmp_path / "y.csv", "", ["A-v1"])
+        read_published(tmp_path / "y.csv", "", ["A-v1"])
 
 
 def test_published_arms_stand_last_and_are_never_paired(tmp_path):
     write(tmp_path / "runs" / "s1", seed=1)
     (tmp_path / "chart.csv").write_text(WIDE)
     runs, _ = find([(tmp_path / "runs", "")])
-    made = Comparison(runs + published(tmp_path / "chart.csv", "", ["CartPole-v1"])[0])
+    made = Comparison(runs + read_published(tmp_path / "chart.csv", "", ["CartPole-v1"])[0])
     assert [(arm.name, arm.baseline) for arm in made.arms] == [("task", ""), ("published: ppo", "")]
     found = Numbers(made)
     assert found.one("final", arm="published: ppo").value == 40  # 30 and 50, the last tenth of each

@@ -22,7 +22,7 @@ from runners.run import progress as running
 from runners.run.build import build, initialise, load_run
 from runners.run.config import load
 from runners.run.progress import read_csv
-from runners.run.value import replaced
+from runners.run.value import replace_arguments
 from runners.sweep.display import progress
 from runners.train import main
 
@@ -321,7 +321,7 @@ def test_a_broken_newest_checkpoint_costs_some_steps_and_no_numbers(whole, tmp_p
 
 
 def test_the_same_command_finds_its_unfinished_run_and_leaves_finished_ones_alone(tmp_path):
-    short = replaced(PPO, ["reward=task", f"root={tmp_path}", "total_timesteps=1500"])
+    short = replace_arguments(PPO, ["reward=task", f"root={tmp_path}", "total_timesteps=1500"])
     process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(main(short)))
     process.start()
     while not list(tmp_path.glob("CartPole-v1/ppo-task/*/checkpoints/step_*")):
@@ -341,11 +341,11 @@ def test_the_same_command_finds_its_unfinished_run_and_leaves_finished_ones_alon
 
 def test_a_run_that_is_extended_ends_as_the_longer_one_would_have(whole, tmp_path, capsys):
     longer = [*PPO, "reward=rnd"]
-    shorter = replaced(longer, ["total_timesteps=1024", f"root={tmp_path}"])
+    shorter = replace_arguments(longer, ["total_timesteps=1024", f"root={tmp_path}"])
     assert main(shorter) == 0
     (run,) = (tmp_path / "CartPole-v1" / "ppo-task+rnd").iterdir()
     capsys.readouterr()
-    assert main(replaced(shorter, ["total_timesteps=3000"])) == 0
+    assert main(replace_arguments(shorter, ["total_timesteps=3000"])) == 0
     said = capsys.readouterr().out
     assert f"folder: {run}, continues at step 1,024" in said
     assert "note: 3,072 steps will be trained, as they come in rollouts of 256" in said
@@ -359,7 +359,7 @@ def test_a_run_that_is_extended_ends_as_the_longer_one_would_have(whole, tmp_pat
 def test_evaluations_while_training_change_nothing_and_the_best_one_can_be_had_again(whole, tmp_path):
     arguments = [*PPO, "reward=rnd"]
     extra = ["eval_every=700", "eval_episodes=3", "eval_steps=300", "video_every=1500"]
-    assert _run(replaced(arguments, extra), tmp_path / "run") == 0
+    assert _run(replace_arguments(arguments, extra), tmp_path / "run") == 0
     assert {path.name for path in (tmp_path / "run" / "videos").iterdir()} == {
         "step_000000001536.mp4",
         "step_000000003072.mp4",
@@ -377,7 +377,7 @@ def test_evaluations_while_training_change_nothing_and_the_best_one_can_be_had_a
 
 
 def test_what_fails_while_evaluating_costs_no_training_and_no_evaluation_that_was_done(tmp_path, monkeypatch):
-    config, _ = compose(replaced(PPO, ["reward=task", "eval_every=1", "video_every=1", "eval_episodes=1"]))
+    config, _ = compose(replace_arguments(PPO, ["reward=task", "eval_every=1", "video_every=1", "eval_episodes=1"]))
     parts, said, asked = build(config), [], []
     (tmp_path / checkpoint.BEST).touch()  # a file where a folder is to be
     (tmp_path / "videos").touch()
@@ -400,7 +400,7 @@ def _rows(folder):
 
 def test_a_run_begins_with_the_weights_of_another(whole, tmp_path, capsys):
     first, state = whole([*PPO, "reward=rnd"]), checkpoint.load(whole([*PPO, "reward=rnd"]) / "checkpoints")[0]
-    short = replaced(PPO, ["reward=[task,icm,rnd]", "total_timesteps=1", f"init_from={first}"])
+    short = replace_arguments(PPO, ["reward=[task,icm,rnd]", "total_timesteps=1", f"init_from={first}"])
     config, _ = compose([*short, "agent.learning_rate=1e-9"])
     parts = build(config)
     assert initialise(config, parts) == f"from step 3,072 of {first}: agent, rnd"
@@ -413,8 +413,8 @@ def test_a_run_begins_with_the_weights_of_another(whole, tmp_path, capsys):
         np.testing.assert_array_equal(rnd[path], array)
     assert _run([*short, "init=agent"], tmp_path / "run") == 0
     assert f"begins from step 3,072 of {first}: agent\n" in capsys.readouterr().out
-    assert main([*replaced(DQN, [f"init_from={first}"]), f"run_dir={tmp_path / 'dqn'}"]) == 2
+    assert main([*replace_arguments(DQN, [f"init_from={first}"]), f"run_dir={tmp_path / 'dqn'}"]) == 2
     assert "has agent=ppo, not dqn; give init=rewards" in capsys.readouterr().err
-    assert main([*replaced(short, ["env=Acrobot-v1"]), f"run_dir={tmp_path / 'no'}"]) == 2
+    assert main([*replace_arguments(short, ["env=Acrobot-v1"]), f"run_dir={tmp_path / 'no'}"]) == 2
     assert "does not fit this run's environment, networks, options" in capsys.readouterr().err
     assert not (tmp_path / "dqn").exists() and not (tmp_path / "no").exists()

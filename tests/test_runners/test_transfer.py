@@ -120,9 +120,9 @@ def test_with_everything_known_the_greedy_oracle_takes_the_best_first_source_and
     _, matrix = world(4)
     order = greedy(matrix, 3)
     assert order[0] == matrix.mean(axis=1).argmax()
-    values = mbtl.generalised(matrix[order])
+    values = mbtl.mean_of_best(matrix[order])
     assert (np.diff(values) >= 0).all()
-    pairs = [mbtl.generalised(matrix[[a, b]])[-1] for a in range(25) for b in range(a)]
+    pairs = [mbtl.mean_of_best(matrix[[a, b]])[-1] for a in range(25) for b in range(a)]
     assert values[1] >= 0.95 * max(pairs)
 
 
@@ -130,10 +130,10 @@ def test_regret_is_below_randoms_and_near_the_oracles():
     regret = {"mbtl": [], "random": []}
     for seed in range(12):
         x, matrix = world(seed)
-        oracle = mbtl.generalised(matrix[greedy(matrix, 4)])
+        oracle = mbtl.mean_of_best(matrix[greedy(matrix, 4)])
         drawn = [np.random.default_rng(s).permutation(25)[:4] for s in range(20)]
-        draws = [mbtl.generalised(matrix[sources]) for sources in drawn]
-        regret["mbtl"].append(oracle - mbtl.generalised(matrix[chosen(x, matrix, 4)]))
+        draws = [mbtl.mean_of_best(matrix[sources]) for sources in drawn]
+        regret["mbtl"].append(oracle - mbtl.mean_of_best(matrix[chosen(x, matrix, 4)]))
         regret["random"].append(oracle - np.mean(draws, axis=0))
     ours, random = np.mean(regret["mbtl"], axis=0), np.mean(regret["random"], axis=0)
     assert ours[2] < 0.6 * random[2]
@@ -148,7 +148,7 @@ def test_equidistant_sources_lie_in_the_middle_of_equal_parts():
 
 
 def test_what_sources_add_up_to_by_hand():
-    assert mbtl.generalised(np.array([[1.0, 0.0, 2.0], [0.0, 3.0, 1.0]])) == pytest.approx([1.0, 2.0])
+    assert mbtl.mean_of_best(np.array([[1.0, 0.0, 2.0], [0.0, 3.0, 1.0]])) == pytest.approx([1.0, 2.0])
 
 
 def test_a_family_is_a_grid_of_options(tmp_path):
@@ -225,7 +225,7 @@ def test_two_real_sources_survive_a_kill_and_give_the_same_matrix(tmp_path):
 
 def test_another_family_in_the_same_folder_is_refused(tmp_path, capsys):
     (tmp_path / "transfer" / "t").mkdir(parents=True)
-    known = main.parse(arguments(tmp_path)[:4] + arguments(tmp_path)[5:] + ["episodes=3"]).fixed()
+    known = main.parse(arguments(tmp_path)[:4] + arguments(tmp_path)[5:] + ["episodes=3"]).fixed_settings()
     (tmp_path / "transfer" / "t" / "plan.json").write_text(json.dumps(known))
     assert main(arguments(tmp_path)) == 2
     assert "was begun by another command (it differs in episodes)" in capsys.readouterr().err

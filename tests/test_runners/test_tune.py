@@ -257,7 +257,7 @@ def test_another_search_in_the_same_folder_is_refused(tmp_path, capsys):
     arguments = ["env=CartPole-v1", "total_timesteps=64", f"root={tmp_path}", "name=s", "trials=1"]
     one = plan(tmp_path)
     one.folder.mkdir(parents=True)
-    (one.folder / "plan.json").write_text(json.dumps(one.fixed()))
+    (one.folder / "plan.json").write_text(json.dumps(one.fixed_settings()))
     assert main([*arguments, "seeds=1", f"tune={RATE}"]) == 2
     assert "was begun by another command (it differs in argv, seeds); give name=" in capsys.readouterr().err
 
