@@ -58,7 +58,9 @@ def _refuse(sentence: str) -> int:
 
 def verbs() -> dict[str, str]:
     """Verb -> the module that it runs: every file and package here that `python -m` runs."""
-    modules = {path.stem: f"runners.{path.stem}" for path in RUNNERS_FOLDER.glob("[a-z]*.py")}
+    modules = {}
+    for path in RUNNERS_FOLDER.glob("[a-z]*.py"):
+        modules[path.stem] = f"runners.{path.stem}"
     for path in RUNNERS_FOLDER.glob("*/__main__.py"):
         modules[path.parent.name] = f"runners.{path.parent.name}.__main__"
     return dict(sorted(modules.items()))

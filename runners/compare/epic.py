@@ -40,8 +40,13 @@ def epic(candidate: Candidate, target: np.ndarray, goal: int | None) -> Card | N
         kind = f"canonicalised with {len(rows)} x {MADE_UP_TRANSITIONS} made-up transitions"
     values = _canonical(candidate, rows)
     if goal is None:
-        task = _canonical_task(candidate, rows)
-        if task is None:
+        task_reward = _task_of_state_and_action(candidate)
+        if task_reward is None:
+            return None
+        try:
+            task = _canonical_scores(task_reward, candidate.sample.batch[rows], candidate.seed)
+        except KeyError:
+            # The enumeration did not meet this observation.
             return None
         return {"distance": distances.epic(values, task), "goal": None, "kind": kind}
     # A goal's truth is a reward of the next state alone, which is canonical as it is.
@@ -51,18 +56,6 @@ def epic(candidate: Candidate, target: np.ndarray, goal: int | None) -> Card | N
         "goal": distances.epic(values, truth),
         "kind": kind,
     }
-
-
-def _canonical_task(candidate: Candidate, rows: np.ndarray) -> np.ndarray | None:
-    """The task's own reward in canonical form; None where it is no function of state and action that can be asked."""
-    task = _task_of_state_and_action(candidate)
-    if task is None:
-        return None
-    try:
-        return _canonical_scores(task, candidate.sample.batch[rows], candidate.seed)
-    except KeyError:
-        # The enumeration did not meet this observation.
-        return None
 
 
 def _task_of_state_and_action(candidate: Candidate) -> Callable[[Transitions], np.ndarray] | None:

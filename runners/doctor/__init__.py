@@ -111,10 +111,9 @@ def run() -> NoReturn:
 def _death(code: int, err: str) -> str:
     """How a process ended, and the innermost line that faulthandler names, or the last line."""
     ending = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-    lines = err.split("\n")
-    lines = list(filter(None, map(str.strip, lines)))
-    for line in lines:
+    place = "it said nothing"
+    for line in filter(None, map(str.strip, err.splitlines())):
+        place = line
         if line.startswith("File "):
-            lines.append(line)
             break
-    return f"its process died ({ending}): {lines[-1][:200] if lines else 'it said nothing'}"
+    return f"its process died ({ending}): {place[:200]}"

@@ -358,7 +358,7 @@ def _table_rows(columns: dict[str, dict[str, Any]]) -> list[list[str]]:
             # Where all policies have as many episodes, the line above the table says how many.
             if len(set(numbers)) > 1:
                 rows.append([words, *map(str, numbers)])
-        elif any(number is not None for number in numbers):
+        elif numbers.count(None) < len(numbers):
             rows.append([words, *map(_number_text, numbers)])
     return rows
 

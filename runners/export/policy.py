@@ -94,39 +94,19 @@ class Expectation(Layer):
         return torch.softmax(x, -1) @ self.centres
 
 
-def _cells_to_image(x: Tensor, side: int, kinds: int) -> Tensor:
-    """(B, side * side * kinds), channels last -> (B, kinds, side, side)."""
-    return x.reshape(-1, side, side, kinds).permute(0, 3, 1, 2)
-
-
-def _channels_first(x: Tensor) -> Tensor:
-    """(B, H, W, C) -> (B, C, H, W)."""
-    return x.permute(0, 3, 1, 2)
-
-
-def _standardise(x: Tensor) -> Tensor:
-    """Each row's features with mean 0 and variance 1, as layer normalisation does before its gain."""
-    return F.layer_norm(x, x.shape[-1:])
-
-
-def _symexp(x: Tensor) -> Tensor:
-    return torch.sign(x) * torch.expm1(x.abs())
-
-
-def _split_last(x: Tensor, *sizes: int) -> Tensor:
-    """(..., a * b) -> (..., a, b)."""
-    return x.unflatten(-1, sizes)
-
-
 # The names stand in descriptions. "clamp" takes [low, high], "mean" an axis.
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "clamp": torch.clamp,
-    "cells": _cells_to_image,
-    "turned": _channels_first,
-    "standard": _standardise,
+    # (B, side * side * kinds), channels last -> (B, kinds, side, side).
+    "cells": lambda x, side, kinds: x.reshape(-1, side, side, kinds).permute(0, 3, 1, 2),
+    # (B, H, W, C) -> (B, C, H, W).
+    "turned": lambda x: x.permute(0, 3, 1, 2),
+    # Each row's features with mean 0 and variance 1, as layer normalisation does before its gain.
+    "standard": lambda x: F.layer_norm(x, x.shape[-1:]),
     "mean": torch.mean,
-    "symexp": _symexp,
-    "split": _split_last,
+    "symexp": lambda x: torch.sign(x) * torch.expm1(x.abs()),
+    # (..., a * b) -> (..., a, b).
+    "split": lambda x, *sizes: x.unflatten(-1, sizes),
 }
 LAYERS: dict[str, Any] = {
     "linear": nn.Linear,

@@ -47,7 +47,8 @@ def write(path: Path, numbers: Numbers, bands: Bands, title: str, points: int) -
         "problems": data.problems,
         "evidence": evidence(numbers),
         "all_evaluated": all(numbers.evaluated.values()),
-        "scores": _score_tables(numbers),
+        # A task, whether its scores are those of training, and its rows.
+        "scores": [(task, not final, _score_rows(numbers, task)) for task, final in numbers.evaluated.items()],
         "successes": bool(numbers.find("success")),
         "modes": bool(numbers.find("mode")),
         "early": _list_early_ends(bands),
@@ -270,15 +271,6 @@ def _figures(numbers: Numbers, bands: Bands, points: int) -> dict[str, Any]:
     return values
 
 
-def _score_tables(numbers: Numbers) -> list[tuple[str, bool, list[TableRow]]]:
-    """A task, whether its scores are those of training, and its rows."""
-    tables = []
-    for task, evaluated in numbers.evaluated.items():
-        rows = _score_rows(numbers, task)
-        tables.append((task, not evaluated, rows))
-    return tables
-
-
 def _score_rows(numbers: Numbers, task: str) -> list[TableRow]:
     """A task's rows of the main table.
 
@@ -397,10 +389,7 @@ def _config_texts(data: Comparison) -> list[tuple[str, str]]:
     spent = 0
     for run in data.own:
         spent += len(run.text)
-        text = run.text
-        if spent > MAX_CONFIG_CHARACTERS:
-            text = TOO_LARGE
-        texts.append((run.name, text))
+        texts.append((run.name, TOO_LARGE if spent > MAX_CONFIG_CHARACTERS else run.text))
     return texts
 
 

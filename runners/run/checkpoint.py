@@ -71,7 +71,7 @@ def save(folder: Path, state: Any, step: int, *, keep: int = 3) -> Path:
         temporary.mkdir()
         save_arrays(temporary / ARRAYS_FILE, arrays)
         (temporary / STATE_FILE).write_text(json.dumps({"step": step, "tree": tree}))
-        files = {name: _fingerprint(temporary / name) for name in (ARRAYS_FILE, STATE_FILE)}
+        files = {ARRAYS_FILE: _fingerprint(temporary / ARRAYS_FILE), STATE_FILE: _fingerprint(temporary / STATE_FILE)}
         manifest = {"format": CHECKPOINT_FORMAT, "step": step, "files": files, "versions": versions()}
         manifest["sha256"] = _digest(manifest)
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))

@@ -83,7 +83,7 @@ def archive(folder: Path, model: Any) -> Path:
     cells = np.where(is_reached, fitness, np.nan).reshape(size, size).T
     image = axis.imshow(cells, origin="lower", extent=model.bounds.T.ravel(), aspect="auto")
     figure.colorbar(image, label="return")
-    across, up = (f"entry {entry} of the last observation" for entry in model.config.axes)
+    across, up = map("entry {} of the last observation".format, model.config.axes)
     axis.set(xlabel=across, ylabel=up, title=f"best of each cell; {is_reached.mean():.0%} reached")
     return _save(figure, folder / "archive.png")
 

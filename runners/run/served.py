@@ -107,15 +107,11 @@ def play_episodes(config: TrainConfig, act: Act | None, mix: Mix, count: int, se
         steps_left = config.eval_steps
         episodes: list[Transitions] = []
         while len(episodes) < count and steps_left > 0:
-            episode = play_episode(env, act, seed + len(episodes), config.eval_steps)
+            steps = play_steps(env, act, seed + len(episodes), config.eval_steps)
+            episode = stack([row for row, _, _ in steps])
             episodes.append(episode)
             steps_left -= len(episode.step)
         return episodes
-
-
-def play_episode(env: Any, act: Act | None, seed: int, max_steps: int) -> Transitions:
-    """One episode (T, 1) of at most so many steps."""
-    return stack([row for row, _, _ in play_steps(env, act, seed, max_steps)])
 
 
 def play_steps(env: Any, act: Act | None, seed: int, max_steps: int) -> Iterator[tuple[Transitions, Any, Any]]:

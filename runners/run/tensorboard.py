@@ -7,6 +7,7 @@ The others are written once, or with each video; the curves are `runners.run.pro
 import functools
 import io
 import json
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,7 @@ def begin(folder: Path, config: TrainConfig, step: int) -> None:
         return
     values = to_dict(config)
     # As text, which Markdown leaves as it is if it is indented.
-    lines = yaml.safe_dump(json.loads(json.dumps(values)), sort_keys=False).splitlines()
-    markdown = "\n".join(f"    {line}" for line in lines)
+    markdown = textwrap.indent(yaml.safe_dump(json.loads(json.dumps(values)), sort_keys=False), "    ").rstrip()
     # As hyper-parameters, by which TensorBoard's table compares runs; these may be plain values only.
     parameters = flatten(values)
     for key, value in parameters.items():

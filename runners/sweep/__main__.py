@@ -84,7 +84,7 @@ def sweep(config: SweepConfig) -> int:
         print(summary(jobs, log.entries, time.monotonic() - began))
     if config.report:
         report(config.folder)
-    return 0 if all(log.entries[job.name].state == "finished" for job in jobs) else 1
+    return 0 if all(job.is_finished for job in jobs) else 1
 
 
 def begin(config: SweepConfig, names: list[str], log: JobLog) -> None:
