@@ -18,6 +18,7 @@ from envs.make import goals, is_open, spec_of
 from envs.make import options as options_of
 from lodestar.tables import Table
 from runners.cli import presets
+from runners.cli.declared import declared_fields
 from runners.cli.presets import Values
 from runners.run.config import RENAMED, TrainConfig, UsageError, nearest, unknown
 from runners.run.trust import admit, refuse, require
@@ -55,8 +56,8 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
     """The configuration that `argv` asks for, and the preset that was applied, or two names where one lies on top.
 
     The first thing that is wrong is a UsageError, one sentence with the nearest name. What can be refused without torch
-    comes first: names, then values of the run's own keys and the environment's, then unknown keys and the options of
-    agent and rewards.
+    comes first: names, then keys, then values of the run's own keys and the environment's, last those of agent and
+    rewards.
     """
     refuse(argv)
     admit(argv)
@@ -76,6 +77,7 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
     kinds = kinds_of(TrainConfig, hidden=("reward", "agent", *HIDDEN))
     if any(key.startswith(ENV) for key in values):
         kinds |= _env_keys(env, values)
+    _refuse_by_sources(values, kinds, env, agent, names)
     try:
         run = _split_by_prefix(values, kinds, texts)
         config = TrainConfig(agent_name=agent, env_options=run["env"], **run[""])
@@ -85,8 +87,7 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
         for name in _learned_first(names):
             kinds |= kinds_of(rewards.get(name).Config, f"reward.{name}.")
         for key in values:
-            if key not in kinds and key not in OWN_NAMES:
-                raise UsageError(_unknown_key(key, values, [*kinds, *OWN_NAMES, *_env_keys(env, values)], names))
+            _refuse_unknown(key, kinds, values, env, names)
         parts = _split_by_prefix(values, kinds, texts)
         config.agent = agents.get(agent).Config(**parts["agent"])
         config.reward = {name: rewards.get(name).Config(**parts[f"reward.{name}"]) for name in names}
@@ -237,6 +238,26 @@ def kinds_of(config: type, prefix: str = "", hidden: Collection[str] = ()) -> Ki
         if field.name not in hidden:
             kinds[prefix + field.name] = hints[field.name]
     return kinds
+
+
+def _refuse_by_sources(values: Values, kinds: Kinds, env: str, agent: str, names: list[str]) -> None:
+    """Refuse unknown keys as far as the sources of the classes tell, without torch, which is slow to import."""
+    declared = {"agent": declared_fields("agent", agent)}
+    for name in (*names, "task"):
+        declared[f"reward.{name}"] = declared_fields("reward", name)
+    keys = [*kinds]
+    for owner, options in declared.items():
+        keys += [f"{owner}.{option}" for option in options]
+    # The classes of other packages are not read, and which rewards are used is known later.
+    if all(declared.values()):
+        for key in values:
+            if not key.startswith("reward.") or key.rpartition(".")[0] in declared:
+                _refuse_unknown(key, keys, values, env, names)
+
+
+def _refuse_unknown(key: str, keys: Collection[str], values: Values, env: str, names: list[str]) -> None:
+    if key not in keys and key not in OWN_NAMES:
+        raise UsageError(_unknown_key(key, values, [*keys, *OWN_NAMES, *_env_keys(env, values)], names))
 
 
 def _env_keys(env: str, values: Values) -> Kinds:
