@@ -243,16 +243,21 @@ def kinds_of(config: type, prefix: str = "", hidden: Collection[str] = ()) -> Ki
 def _refuse_by_sources(values: Values, kinds: Kinds, env: str, agent: str, names: list[str]) -> None:
     """Refuse unknown keys as far as the sources of the classes tell, without torch, which is slow to import."""
     declared = {"agent": declared_fields("agent", agent)}
-    for name in (*names, "task"):
+    for name in names:
         declared[f"reward.{name}"] = declared_fields("reward", name)
     keys = [*kinds]
     for owner, options in declared.items():
         keys += [f"{owner}.{option}" for option in options]
-    # The classes of other packages are not read, and which rewards are used is known later.
-    if all(declared.values()):
-        for key in values:
-            if not key.startswith("reward.") or key.rpartition(".")[0] in declared:
-                _refuse_unknown(key, keys, values, env, names)
+    # The classes of other packages are not read.
+    if not all(declared.values()):
+        return
+    for key in values:
+        owner = key.rpartition(".")[0]
+        if not owner or owner in declared:
+            _refuse_unknown(key, keys, values, env, names)
+        # Whether the task's reward is used, too, is known when the others are imported.
+        elif owner.removeprefix("reward.") not in rewards.names():
+            _refuse_unknown(key, kinds, values, env, names)
 
 
 def _refuse_unknown(key: str, keys: Collection[str], values: Values, env: str, names: list[str]) -> None:
