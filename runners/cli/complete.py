@@ -59,7 +59,7 @@ def _prepend(prefix: str, words: Iterable[str]) -> list[str]:
 
 def _complete_key(verb: str, module: str, chosen: Chosen, key: str) -> list[str]:
     """Keys that begin so, each with its =; for `list` also the names that it takes."""
-    words = [f"{name}=" for name in _keys(verb, module, chosen, key)]
+    words = list(map("{}=".format, _keys(verb, module, chosen, key)))
     if verb == "list":
         words += [*rewards.names(), *agents.names()]
     if "." in key:

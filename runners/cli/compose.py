@@ -247,7 +247,8 @@ def _refuse_by_sources(values: Values, kinds: Kinds, env: str, agent: str, names
         declared[f"reward.{name}"] = declared_fields("reward", name)
     keys = [*kinds]
     for owner, options in declared.items():
-        keys += [f"{owner}.{option}" for option in options]
+        for option in options:
+            keys.append(f"{owner}.{option}")
     # The classes of other packages are not read.
     if not all(declared.values()):
         return
