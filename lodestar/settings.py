@@ -229,7 +229,9 @@ def described(config: type) -> Iterator[tuple[str, Any, Setting]]:
 
 
 class Schedule:
-    """A weight over environment steps: a number, or `kind:start:end:steps`, standing at `end` afterwards.
+    """A number over environment steps: a constant, or `kind:start:end:steps`, standing at `end` afterwards.
+
+    Where the `total_steps` of training are known, `kind:start:end` reaches its end there.
 
     Example:
         >>> weight = Schedule("linear:1:0:200")
@@ -237,11 +239,13 @@ class Schedule:
         [1.0, 0.75, 0.0]
     """
 
-    def __init__(self, spec: Any, name: str = "weight") -> None:
+    def __init__(self, spec: Any, name: str = "weight", total_steps: float | None = None) -> None:
         self.spec = spec
         self.kind = "constant"
         self.steps = 1.0
         kind, *numbers = str(spec).split(":")
+        if len(numbers) == 2 and total_steps is not None:
+            numbers.append(str(total_steps))
         try:
             if numbers:
                 self.kind = kind

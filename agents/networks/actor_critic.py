@@ -20,6 +20,7 @@ from envs.types import Obs
 
 # Standard deviations at which a normalised observation is cut.
 CLIP = 10.0
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 # Logit or value of an action that is not allowed: exp is 0, and 0 times it is 0, as of -inf it is not.
 MASKED = -1e8
 
@@ -270,6 +271,7 @@ class ActorCritic(nn.Module):
     """Policy outputs and K values from an observation, through `gru` recurrent units where that is not 0.
 
     `trunk`: what the flat part goes through first, with a `width`. `zero_last`: whether outputs begin at exactly 0.
+    `is_orthogonal`: whether weights begin so, and biases at 0, or fully connected layers as torch makes them.
     """
 
     obs_mean: Tensor
@@ -286,6 +288,8 @@ class ActorCritic(nn.Module):
         trunk: Any = None,
         zero_last: bool = False,
         log_std: float = 0.0,
+        activation: str = "tanh",
+        is_orthogonal: bool = True,
     ) -> None:
         super().__init__()
         self.inputs = inputs
@@ -303,11 +307,18 @@ class ActorCritic(nn.Module):
             self.before = nn.Sequential(linear(width, gru), nn.Tanh())
             self.gru = nn.GRU(gru, gru)
             width = gru
-        self.pi = _hidden(width, net_arch)
-        self.vf = _hidden(width, net_arch)
+        self.pi = _hidden(width, net_arch, ACTIVATIONS[activation])
+        self.vf = _hidden(width, net_arch, ACTIVATIONS[activation])
         last_width = net_arch[-1] if net_arch else width
-        self.pi_head = linear(last_width, actions.outputs, 0.0 if zero_last else 0.01)
+        self.pi_head = linear(last_width, actions.outputs, 0.01)
         self.vf_head = linear(last_width, streams, 1.0)
+        if not is_orthogonal:
+            for layer in (*self.pi, *self.vf, self.pi_head, self.vf_head):
+                if isinstance(layer, nn.Linear):
+                    layer.reset_parameters()
+        if zero_last:
+            nn.init.zeros_(self.pi_head.weight)
+            nn.init.zeros_(self.pi_head.bias)
         self.log_std = None
         if actions.gaussian:
             self.log_std = nn.Parameter(torch.full((actions.outputs,), float(log_std)))
@@ -377,6 +388,25 @@ class ActorCritic(nn.Module):
         return torch.cat(outputs), hidden
 
 
+def correlate(noise: Any, correlation: float) -> None:
+    """Standard normal numbers (T, ...) become AR(1) noise, in place: neighbours in time have this correlation.
+
+    Each is a standard normal number still, so the policy's probabilities hold. (Hollenstein et al. 2024, arXiv
+    2312.11091, explore with coloured noise in PPO; AR(1) is Ornstein and Uhlenbeck's process.)
+
+    Example:
+        >>> noise = np.array([1.0, 0.0, 0.0])
+        >>> correlate(noise, 0.5)
+        >>> noise.tolist()
+        [1.0, 0.5, 0.25]
+    """
+    if correlation == 0:
+        return
+    fresh_share = math.sqrt(1 - correlation**2)
+    for t in range(1, len(noise)):
+        noise[t] = correlation * noise[t - 1] + fresh_share * noise[t]
+
+
 def linear(inputs: int, outputs: int, gain: float = math.sqrt(2)) -> nn.Linear:
     """A fully connected layer, `orthogonal`."""
     return orthogonal(nn.Linear(inputs, outputs), gain)
@@ -389,10 +419,10 @@ def orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
     return layer
 
 
-def _hidden(width: int, net_arch: list[int]) -> nn.Sequential:
+def _hidden(width: int, net_arch: list[int], activation: type[nn.Module]) -> nn.Sequential:
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise([width, *net_arch]):
-        layers += [linear(before, after), nn.Tanh()]
+        layers += [linear(before, after), activation()]
     return nn.Sequential(*layers)
 
 

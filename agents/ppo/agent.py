@@ -275,9 +275,8 @@ class PPO(BaseAgent):
         targets = Targets.stack(collector.log_prob, self._combine_advantages(scored), returns)
         self._require_finite_targets(targets, scored)
 
-        if config.anneal:
-            progress = scored.timesteps / self._total_timesteps
-            self.learner.learning_rate = config.learning_rate * max(1 - progress, 0.0)
+        for learner in (self.learner, self.autograd):
+            learner.follow(scored.timesteps, self._total_timesteps)
         scored.batch = collector.batch(targets)
         orders = [self.rng.permutation(scored.rows) for _ in range(config.n_epochs)]
         learned_rows = self._n_updates * len(scored.rows)
@@ -313,7 +312,7 @@ class PPO(BaseAgent):
         worst = targets.rows[~np.isfinite(targets.rows)][0]
         raise NotFinite(
             f"the {what} became {worst} after {scored.timesteps:,} steps: training diverged; lower "
-            f"agent.learning_rate={self.config.learning_rate}, or scale the reward; no weight has moved"
+            f"agent.learning_rate={self.learner.learning_rate}, or scale the reward; no weight has moved"
         )
 
     def _require_finite_weights(self, value_loss: float, scored: ScoredRollout) -> None:
@@ -321,7 +320,7 @@ class PPO(BaseAgent):
             return
         raise FloatingPointError(
             f"the loss of the policy became {value_loss} after {scored.timesteps:,} steps; lower "
-            f"agent.learning_rate={self.config.learning_rate}, or scale the reward"
+            f"agent.learning_rate={self.learner.learning_rate}, or scale the reward"
         )
 
     def _record_update(self, measured: list[dict[str, float]], returns: np.ndarray, values: np.ndarray) -> None:

@@ -152,7 +152,7 @@ class Blend(Extra):
         """Where the inner's end moves to, (L, P), on the rollout that it was trained on, by clipped ratios."""
         log_prob, old_log_prob, advantage = learner.log_prob_and_advantages(batch, rows)
         parameters = learner.net.policy_parameters()
-        ratio = (log_prob - old_log_prob).exp().clamp(max=1 + self.config.clip_range)
+        ratio = (log_prob - old_log_prob).exp().clamp(max=1 + learner.clip_range)
         total = advantage @ torch.as_tensor(weights, dtype=advantage.dtype, device=advantage.device)
         total = total / (total.std() + 1e-8)
         slopes = torch.autograd.grad((ratio * total).mean(), parameters, create_graph=True)

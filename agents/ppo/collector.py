@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from agents.base import Episodes, has_reset
+from agents.networks.actor_critic import correlate
 from agents.ppo.seams import Batch, Targets
 from envs.masks import allows, checked
 from envs.transitions import OneGroup, OnNan, Rollout, map_obs, refuse
@@ -128,6 +129,7 @@ class Collector(Stateful):
         stepper = self.stepper
         length = rollout.length
         noise = self.actions.draw(self.rng, length, rollout.n)
+        correlate(noise, self.learner.config.noise_correlation)
         self.learner.begin_rollout()
         if self.recurrent:
             self.hidden = [self.learner.hidden.clone() for _ in range(length // self.sequence)]

@@ -25,20 +25,14 @@ KERNEL_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fra
 class CompiledUpdate(NumpyUpdate):
     """Learns in NumPy at first, and in a compiled call as soon as a run is long enough."""
 
-    def run_epochs(
+    def _run_minibatches(
         self, batch: Batch, orders: list[np.ndarray], rows_a_batch: int, learned_rows: int
     ) -> list[dict[str, float]]:
         compiled = self._load_kernel(learned_rows)
-        if compiled is None:
-            return super().run_epochs(batch, orders, rows_a_batch, learned_rows)
-        batch = self.begin_update(batch)
-        if batch.vector.shape[1] > 0:
-            measured = self._run_compiled(compiled, batch, orders, rows_a_batch)
-        else:
-            # The kernel reads at least one input.
-            measured = self._run_minibatches(batch, orders, rows_a_batch)
-        self.end_update()
-        return measured
+        # The kernel reads at least one input.
+        if compiled is None or not batch.vector.shape[1]:
+            return super()._run_minibatches(batch, orders, rows_a_batch, learned_rows)
+        return self._run_compiled(compiled, batch, orders, rows_a_batch)
 
     def _load_kernel(self, learned_rows: int) -> Any:
         """The compiled module, after so many rows; None where the update stays in NumPy."""
@@ -66,10 +60,11 @@ class CompiledUpdate(NumpyUpdate):
             columns.append(self.actions.outputs)
         settings = compiled.EpochSettings(
             float(self.learning_rate),
-            np.float32(config.clip_range),
-            np.float32(config.entropy_weight),
+            np.float32(self.clip_range),
+            np.float32(self.entropy_weight),
             np.float32(config.value_weight),
             float(config.max_grad_norm),
+            config.activation == "relu",
         )
         rows = len(orders[0])
         measured = compiled.epochs(

@@ -2,9 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from agents.ppo.extensions import ExtensionSettings, refuse_conflicts
-from lodestar.settings import Settings, setting
+from lodestar.settings import Schedule, Settings, declarations, setting
+
+# Settings that may be schedules, and follow the steps of training.
+SCHEDULED = ("learning_rate", "clip_range", "entropy_weight")
 
 
 @dataclass
@@ -12,9 +16,18 @@ class CoreSettings(Settings):
     """What PPO has without any extension."""
 
     prefix = "agent."
-    learning_rate: float = setting(3e-4, "of Adam", above=0, high=1, tune=(1e-5, 1e-2, "log"))
+    learning_rate: Any = setting(
+        3e-4,
+        "of Adam: a number, or a schedule; linear:1e-3:0 goes from 1e-3 to 0 over training, linear:1e-3:0:200000 in"
+        " 200,000 steps; also cosine:, exp: and step:",
+        above=0,
+        high=1,
+        tune=(1e-5, 1e-2, "log"),
+    )
     gamma: float = setting(0.99, "discount of every stream without its own", above=0, high=1, tune=(0.9, 0.9997))
     net_arch: list[int] = setting([64, 64], "units of the hidden layers", low=1)
+    activation: str = setting("tanh", "of the hidden layers", choices=("tanh", "relu"))
+    orthogonal: bool = setting(True, "whether weights begin orthogonal, and biases at 0; false: as torch's layers do")
     n_steps: int = setting(
         256,
         "steps of each environment between two updates (SB3 2048, for one environment)",
@@ -29,11 +42,23 @@ class CoreSettings(Settings):
     )
     n_epochs: int = setting(10, "passes over a rollout", low=1, tune=(2, 20, "log"))
     gae_lambda: float = setting(0.95, "of the advantages", low=0, high=1, tune=(0.8, 1.0))
-    clip_range: float = setting(0.2, "of the policy's ratio", above=0, high=1, tune=(0.1, 0.4))
-    entropy_weight: float = setting(0.0, "of the entropy bonus", low=0, high=10, tune=(1e-5, 0.1, "log"))
+    clip_range: Any = setting(0.2, "of the policy's ratio; a number, or a schedule", above=0, high=1, tune=(0.1, 0.4))
+    entropy_weight: Any = setting(
+        0.0,
+        "of the entropy bonus; a number, or a schedule: linear:0.03:0.01",
+        low=0,
+        high=10,
+        tune=(1e-5, 0.1, "log"),
+    )
+    target_kl: float = setting(
+        0.0,
+        "KL divergence from the policy that acted at which the passes over a rollout end; looked at after each, 0: never",
+        low=0,
+        tune=(0.005, 0.1, "log"),
+    )
     value_weight: float = setting(0.5, "of the value loss", low=0, high=1000, tune=(0.1, 1.0))
     max_grad_norm: float = setting(0.5, "longer gradients are shortened to it", above=0, tune=(0.3, 5.0, "log"))
-    anneal: bool = setting(False, "whether the learning rate falls to 0 over training")
+    anneal: bool = setting(False, "whether the learning rate falls to 0 over training, as by linear:RATE:0")
     normalize_obs: bool = setting(False, "centre observations and divide by their running standard deviation")
     gru: int = setting(0, "units of a recurrent layer, for observations that hide the state; 0 for none", low=0)
     sequence: int = setting(32, "steps a recurrent policy is trained through at once; must divide n_steps", low=1)
@@ -44,6 +69,12 @@ class CoreSettings(Settings):
     )
     zero_last: bool = setting(False, "whether it begins at action 0: a residual begins as its base (`env.base`)")
     log_std: float = setting(0.0, "where log-deviations of a Gaussian policy begin", low=-10, high=2)
+    noise_correlation: float = setting(
+        0.0,
+        "of the Gaussian noise of one step with that of the next: 0.9 explores in one direction for ten steps",
+        low=0,
+        below=1,
+    )
     masks: bool = setting(True, "choose among the actions that the environment's mask allows, where it gives one")
     path: str = setting(
         "auto",
@@ -51,6 +82,25 @@ class CoreSettings(Settings):
         "compiled from 2 million learned rows on, 200,000 frames at ten epochs",
         choices=("auto", "numba", "numpy", "eager"),
     )
+
+    def scheduled(self, name: str, timesteps: int, total_timesteps: int) -> float:
+        """The value of one of `SCHEDULED` after so many environment steps of a training of `total_timesteps`."""
+        schedule = Schedule(getattr(self, name), self.prefix + name, total_timesteps)
+        value = float(schedule(timesteps))
+        if name == "learning_rate" and self.anneal:
+            value *= max(1 - timesteps / total_timesteps, 0.0)
+        return value
+
+    def check_schedules(self) -> None:
+        """Raise a ValueError for a schedule that cannot be read, or leaves the range of its setting."""
+        declared = declarations(type(self))
+        for name in SCHEDULED:
+            schedule = Schedule(getattr(self, name), self.prefix + name, 1)
+            highest = max(schedule.start, schedule.end)
+            if not declared[name].allows(highest):
+                raise ValueError(
+                    f"{self.prefix}{name}={schedule.spec} reaches {highest:g}; stay {declared[name].range}"
+                )
 
     def rows_a_batch(self, n_envs: int) -> int:
         """Rows of a minibatch; for a recurrent policy, sequences. A ValueError where a rollout does not divide."""
@@ -89,4 +139,5 @@ class PPOConfig(ExtensionSettings, CoreSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_schedules()
         refuse_conflicts(self)

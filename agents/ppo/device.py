@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.networks.actor_critic import correlate
 from agents.ppo.collector import Collector
 from agents.ppo.seams import Batch, Targets
 from envs.types import MASK
@@ -73,6 +74,7 @@ class DeviceCollector(Collector):
         started = time.perf_counter()
         length = self.rollout.length
         noise = self.actions.draw_on(self.generator, length, self.rollout.n)
+        correlate(noise, self.learner.config.noise_correlation)
         for t in range(length):
             action, self._values[t], self._log_prob[t] = self.learner.choose(self.vector[t], {}, noise[t], None)
             self._chosen[t] = action

@@ -151,7 +151,7 @@ class Imitation(Extra):
         compared = self._compare(learner, rows)
         gain = compared.gain
         imitated = compared.imitated
-        policy = -gain.clamp(0, 1) * compared.log_prob - self.config.entropy_weight * compared.entropy
+        policy = -gain.clamp(0, 1) * compared.log_prob - learner.entropy_weight * compared.entropy
         policy_loss = policy[imitated].sum() / imitated.sum().clamp(min=MIN_DIVISOR_ROWS)
         # The gradient of (V - R)^2 / 4 where R - 1 < V < R.
         below = (compared.value.detach() - learner.tensor(rows["worth"])).clamp(-1, 0)

@@ -43,6 +43,8 @@ class EpochSettings(NamedTuple):
     entropy_weight: Any
     value_weight: Any
     max_grad_norm: Any
+    # Whether the activation is ReLU, and not tanh.
+    relu: Any
 
 
 class ParameterLayout(NamedTuple):
@@ -55,12 +57,14 @@ class ParameterLayout(NamedTuple):
 
 
 @compiled
-def activate(z, bias, width, bend):
-    """z (n, B) += bias, then tanh if `bend`."""
+def activate(z, bias, width, bend, relu):
+    """z (n, B) += bias, then, if `bend`, tanh or ReLU."""
     for i in range(len(z)):
         for j in range(width):
             z[i, j] += bias[i]
-        for j in range(width if bend else 0):
+        for j in range(width if bend and relu else 0):
+            z[i, j] = z[i, j] if z[i, j] > ZERO else ZERO
+        for j in range(width if bend and not relu else 0):
             # Two choices, since three at once do not vectorise.
             x = TANH_LIMIT if z[i, j] > TANH_LIMIT else z[i, j]
             x = -TANH_LIMIT if x < -TANH_LIMIT else x
@@ -72,11 +76,13 @@ def activate(z, bias, width, bend):
 
 
 @compiled
-def slope_before(d, h, d_bias, count, bent):
-    """The gradient d (n, B) with respect to h becomes, if h is `bent` by tanh, that before tanh; d_bias its sums."""
-    part = ONE if bent else ZERO
+def slope_before(d, h, d_bias, count, bent, relu):
+    """The gradient d (n, B) of h becomes, if h is `bent` by the activation, that before it; d_bias its sums."""
+    part = ONE if bent and not relu else ZERO
     for i in range(len(d)):
         total = ZERO
+        for j in range(count if bent and relu else 0):
+            d[i, j] = d[i, j] if h[i, j] > ZERO else ZERO
         for j in range(count):
             slope = d[i, j] * (ONE - part * h[i, j] * h[i, j])
             d[i, j] = slope
@@ -254,7 +260,7 @@ def epochs(
                     minibatch_targets[i, j] = targets[row, i]
                 average += targets[row, TARGET_ADVANTAGE] / F(count)
 
-            # Forward, layer by layer of both networks; the heads are not bent by tanh.
+            # Forward, layer by layer of both networks; the heads have no activation.
             transpose(rows_x, zero, across, below_x, zero, wide, width, across)
             for network in range(2):
                 for layer in range(layers):
@@ -266,7 +272,7 @@ def epochs(
                     source, begins = (hidden, at - block) if layer else (below_x, zero)
                     product(value, weights, below, one, source, begins, wide, hidden, at, wide, n, width, below)
                     z = grid[(network * layers + layer) * lines :][:n]
-                    activate(z, value[bias:], width, layer < layers - 1)
+                    activate(z, value[bias:], width, layer < layers - 1, settings.relu)
             if len(mask):
                 for j in range(count):
                     for i in range(outputs):
@@ -306,7 +312,7 @@ def epochs(
                     bias = layout.biases[network, layer]
                     at = (network * layers + layer) * block
                     h = grid[(network * layers + layer) * lines :][:n]
-                    slope_before(d_grid[d // wide :][:n], h, grad[bias:], count, layer < layers - 1)
+                    slope_before(d_grid[d // wide :][:n], h, grad[bias:], count, layer < layers - 1, settings.relu)
                     if layer == 0:
                         product(back, d, wide, one, rows_x, zero, across, grad, weights, below, n, below, count)
                     else:

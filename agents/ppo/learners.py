@@ -25,6 +25,10 @@ def make_policy(
     """Policy and values of the streams, with weights drawn from the seed."""
     inputs = Inputs(observation_space)
     actions = Actions(action_space)
+    config.refuse_if(
+        config.noise_correlation and not actions.gaussian,
+        "agent.noise_correlation={noise_correlation} is for actions that are numbers; leave it out for choices",
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if config.net == "trees":
@@ -42,6 +46,8 @@ def make_policy(
             trunk=trunk,
             zero_last=config.zero_last,
             log_std=config.log_std,
+            activation=config.activation,
+            is_orthogonal=config.orthogonal,
         )
 
 

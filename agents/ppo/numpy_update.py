@@ -11,7 +11,7 @@ that have only been 0 so far are left out of an update.
     categorical   d log p(a) / d logits = onehot(a) - p          d H / d logits = -p (log p + H)
     Gaussian      d log p(a) / d mean = (a - mean) / sigma^2     d log p(a) / d log sigma = ((a - mean) / sigma)^2 - 1
     PPO           d L / d log p = -A * ratio, where the clip does not hold it; else 0
-    tanh          d h / d z = 1 - h^2
+    tanh, ReLU    d h / d z = 1 - h^2, h > 0
 
 A test compares it with `agents.ppo.update.TorchUpdate`. It takes CPUs and networks of fully connected layers only.
 """
@@ -179,7 +179,7 @@ class NumpyUpdate(Learner):
                 weights = layer.transposed[0]
             h = np.matmul(h, weights, out=buffers.hidden[number][0])
             h += layer.bias[0]
-            np.tanh(h, out=h)
+            self._activate(h)
         outputs = np.matmul(h, self.heads[0].transposed)
         outputs += self.heads[0].bias[:, 0]
         if self.log_std is not None:
@@ -232,11 +232,24 @@ class NumpyUpdate(Learner):
                 weights = layer.transposed
             np.matmul(h, weights, out=hidden)
             hidden += layer.bias
-            np.tanh(hidden, out=hidden)
+            self._activate(hidden)
             h = hidden
         for head, features, out in zip(self.heads, buffers.transposed, (buffers.outputs, buffers.values)):
             np.matmul(head.weight, features, out=out)
             out += head.bias
+
+    def _activate(self, hidden: np.ndarray) -> None:
+        if self.config.activation == "relu":
+            np.maximum(hidden, 0.0, out=hidden)
+        else:
+            np.tanh(hidden, out=hidden)
+
+    def _slope(self, hidden: np.ndarray) -> np.ndarray:
+        """Of the activation, where it gave `hidden`, which may be overwritten."""
+        if self.config.activation == "relu":
+            return hidden > 0
+        np.multiply(hidden, hidden, out=hidden)
+        return np.subtract(1.0, hidden, out=hidden)
 
     def _log_prob(self, buffers: "_Buffers", action: np.ndarray) -> np.ndarray:
         """Log-probabilities (B,) of `action` (B, choices); for categoricals `outputs` become log p."""
@@ -278,7 +291,7 @@ class NumpyUpdate(Learner):
         advantage /= math.sqrt(advantage @ advantage / max(count - 1, 1)) + 1e-8
         slope = advantage * ratio
         # The clip holds where the surrogate has grown by more than clip_range: a step further gains nothing.
-        is_free = slope - advantage <= config.clip_range * np.abs(advantage)
+        is_free = slope - advantage <= self.clip_range * np.abs(advantage)
         error = np.subtract(buffers.values, targets.returns.T, out=buffers.errors)
         metrics = {}
         if measure:
@@ -294,7 +307,7 @@ class NumpyUpdate(Learner):
 
     def _output_gradient(self, buffers: "_Buffers", action: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """Gradient of the loss with respect to the policy's outputs (outputs, B); overwrites the scratch memory."""
-        entropy_weight = self.config.entropy_weight
+        entropy_weight = self.entropy_weight
         out = buffers.scratch
         if self.log_std is not None:
             # The scratch memory holds (a - mean) / sigma.
@@ -327,9 +340,7 @@ class NumpyUpdate(Learner):
             layer = self.layers[number]
             hidden = buffers.hidden[number]
             back = buffers.back[number]
-            np.multiply(hidden, hidden, out=hidden)
-            np.subtract(1.0, hidden, out=hidden)
-            back *= hidden
+            back *= self._slope(hidden)
             below = buffers.hidden[number - 1] if number else vector
             np.matmul(buffers.back_transposed[number], below, out=layer.weight_grad)
             np.matmul(buffers.ones, back, out=layer.bias_grad)
@@ -337,7 +348,7 @@ class NumpyUpdate(Learner):
                 np.matmul(back, layer.weight, out=buffers.back[number - 1])
 
     def _measure(self, buffers: "_Buffers", log_ratio: Any, ratio: Any, advantage: Any, error: Any) -> dict[str, float]:
-        clip = self.config.clip_range
+        clip = self.clip_range
         clipped_ratio = np.clip(ratio, 1 - clip, 1 + clip)
         if self.log_std is not None:
             constant = self.actions.choices * 0.5 * math.log(2 * math.pi * math.e)

@@ -108,7 +108,13 @@ class Learner(ABC):
         self.config = config
         self.actions: Actions = net.actions
         self.device = flat.value.device
-        self.learning_rate = config.learning_rate
+        self.follow(0, 1)
+
+    def follow(self, timesteps: int, total_timesteps: int) -> None:
+        """Take what the schedules of the settings say after so many environment steps."""
+        self.learning_rate = self.config.scheduled("learning_rate", timesteps, total_timesteps)
+        self.clip_range = self.config.scheduled("clip_range", timesteps, total_timesteps)
+        self.entropy_weight = self.config.scheduled("entropy_weight", timesteps, total_timesteps)
 
     @abstractmethod
     def act(self, vector: Any, pixels: Any, noise: np.ndarray, mask: Any = None, *memory: Any) -> Any:
@@ -140,11 +146,19 @@ class Learner(ABC):
         `learned_rows` is how many rows were learnt from before, counted once an epoch.
         """
         batch = self.begin_update(batch)
-        measured = self._run_minibatches(batch, orders, rows_a_batch)
+        target_kl = self.config.target_kl
+        # With a target each epoch is a call of its own, as every one is measured.
+        calls = [[order] for order in orders] if target_kl else [orders]
+        for epochs in calls:
+            measured = self._run_minibatches(batch, epochs, rows_a_batch, learned_rows)
+            if target_kl and np.mean([metrics["approx_kl"] for metrics in measured]) > target_kl:
+                break
         self.end_update()
         return measured
 
-    def _run_minibatches(self, batch: Batch, orders: list[np.ndarray], rows_a_batch: int) -> list[dict[str, float]]:
+    def _run_minibatches(
+        self, batch: Batch, orders: list[np.ndarray], rows_a_batch: int, learned_rows: int
+    ) -> list[dict[str, float]]:
         is_small = math.prod(batch.vector.shape) < SHUFFLED_BATCH_NUMBERS
         shuffle_all = is_small and not batch.pixels and not self.config.gru
         minibatches_between = max(len(orders[0]) // rows_a_batch // LOGGED_MINIBATCHES, 1)

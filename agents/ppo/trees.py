@@ -64,6 +64,7 @@ class TreesUpdate(TorchUpdate):
         super().__init__(net, flat, config)
         outputs = net.actions.outputs
         values = net.trunk.width - outputs
+        self.first_learning_rate = self.learning_rate
         rates = [config.tree_rate] * outputs + [config.tree_value_rate] * values
         self.rates = np.array(rates, np.float32)
 
@@ -94,8 +95,8 @@ class TreesUpdate(TorchUpdate):
         gradient = self.minibatch_outputs.grad * len(self.minibatch_outputs)
         places = self.bins.place[self.minibatch_rows.cpu().numpy()]
         tree = fit(self.bins._replace(place=places), gradient.cpu().numpy(), self.config.tree_depth)
-        # The learning rate of Adam, which may be annealed, scales the trees' own rates.
-        share = self.learning_rate / self.config.learning_rate
+        # The learning rate of Adam, which may be a schedule, scales the trees' own rates.
+        share = self.learning_rate / self.first_learning_rate
         tree = tree._replace(leaf=-np.float32(share) * self.rates * tree.leaf)
         self.outputs += self.tensor(tree.at(self.vector))
         self.grown.append(tree)

@@ -163,10 +163,10 @@ class TorchUpdate(Learner):
 
         log_ratio = log_prob - targets.log_prob
         ratio = torch.exp(log_ratio)
-        clipped_ratio = ratio.clamp(1 - config.clip_range, 1 + config.clip_range)
+        clipped_ratio = ratio.clamp(1 - self.clip_range, 1 + self.clip_range)
         surrogate = torch.minimum(advantage * ratio, advantage * clipped_ratio)
         value_loss = (values - targets.returns).square().sum(-1).mean()
-        entropy_bonus = config.entropy_weight * entropy.mean()
+        entropy_bonus = self.entropy_weight * entropy.mean()
         loss = config.value_weight * value_loss - surrogate.mean() - entropy_bonus
         loss.backward()
 
@@ -176,7 +176,7 @@ class TorchUpdate(Learner):
             metrics["value_loss"] = float(value_loss.detach())
             metrics["entropy"] = float(entropy.detach().mean())
             change = ratio.detach() - 1
-            is_clipped = change.abs() > config.clip_range
+            is_clipped = change.abs() > self.clip_range
             metrics["approx_kl"] = float((change - log_ratio.detach()).mean())
             metrics["clip_fraction"] = float(is_clipped.float().mean())
         self._descend()

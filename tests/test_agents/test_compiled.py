@@ -58,14 +58,15 @@ def test_a_minibatch_moves_the_weights_as_numpy_does_to_a_millionth(kind):
 
 
 @pytest.mark.parametrize(
-    ("net_arch", "entropy_weight", "normalize_obs"),
-    [((64, 64), 0.0, False), ((8, 40, 20), 0.05, True), ((16,), 0.05, False)],
+    ("net_arch", "entropy_weight", "normalize_obs", "activation"),
+    [((64, 64), 0.0, False, "tanh"), ((8, 40, 20), 0.05, True, "tanh"), ((16, 24), 0.05, False, "relu")],
     ids=str,
 )
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_a_hundred_minibatches_do_to_a_hundred_thousandth(kind, net_arch, entropy_weight, normalize_obs):
+def test_a_hundred_minibatches_do_to_a_hundred_thousandth(kind, net_arch, entropy_weight, normalize_obs, activation):
     """Ten epochs of ten, the last of which is smaller."""
     settings = {"entropy_weight": entropy_weight, "normalize_obs": normalize_obs, "net_arch": net_arch, "inputs": 17}
+    settings["activation"] = activation
     ours, theirs = pair(kind, 10, **settings)
     batch, before = given(kind, 200, 17), ours.flat.value.clone()
     found, expected = learn(ours, batch, 21), learn(theirs, batch, 21)

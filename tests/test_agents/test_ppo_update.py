@@ -22,12 +22,23 @@ ACTIONS = {
 }
 
 
-def learner(cls, action_space, streams=3, entropy_weight=0.02, normalize_obs=False, net_arch=(16, 16), obs=OBS):
+def learner(
+    cls,
+    action_space,
+    streams=3,
+    entropy_weight=0.02,
+    normalize_obs=False,
+    net_arch=(16, 16),
+    obs=OBS,
+    activation="tanh",
+):
     torch.manual_seed(0)
-    net = ActorCritic(Inputs(obs), Actions(action_space), list(net_arch), streams, normalize_obs=normalize_obs)
+    options = {"normalize_obs": normalize_obs, "activation": activation}
+    net = ActorCritic(Inputs(obs), Actions(action_space), list(net_arch), streams, **options)
     net.obs_mean += 0.3
     net.obs_scale *= 20.0
-    return cls(net, Flat.over(net.ordered()), PPOConfig(learning_rate=1e-3, entropy_weight=entropy_weight))
+    config = PPOConfig(learning_rate=1e-3, entropy_weight=entropy_weight, activation=activation)
+    return cls(net, Flat.over(net.ordered()), config)
 
 
 def rollout(twin, rows=60, seed=0, vector=None):
@@ -46,11 +57,11 @@ def rollout(twin, rows=60, seed=0, vector=None):
     return Batch(vector, {}, action, Targets(numbers))
 
 
-@pytest.mark.parametrize("normalize_obs", [False, True])
+@pytest.mark.parametrize(("normalize_obs", "activation"), [(False, "tanh"), (True, "tanh"), (True, "relu")])
 @pytest.mark.parametrize("entropy_weight", [0.0, 0.05])
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_thirty_updates_by_hand_end_where_autograd_does(kind, entropy_weight, normalize_obs):
-    settings = {"entropy_weight": entropy_weight, "normalize_obs": normalize_obs}
+def test_thirty_updates_by_hand_end_where_autograd_does(kind, entropy_weight, normalize_obs, activation):
+    settings = {"entropy_weight": entropy_weight, "normalize_obs": normalize_obs, "activation": activation}
     twin, hand = learner(TorchUpdate, ACTIONS[kind], **settings), learner(NumpyUpdate, ACTIONS[kind], **settings)
     batch = rollout(twin)
     before = twin.flat.value.clone()
