@@ -52,7 +52,7 @@ class CoreSettings(Settings):
     )
     target_kl: float = setting(
         0.0,
-        "KL divergence from the policy that acted at which the passes over a rollout end; looked at after each, 0: never",
+        "KL divergence from the policy that acted after which no further pass over a rollout is made; 0: any",
         low=0,
         tune=(0.005, 0.1, "log"),
     )

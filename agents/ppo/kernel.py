@@ -57,14 +57,12 @@ class ParameterLayout(NamedTuple):
 
 
 @compiled
-def activate(z, bias, width, bend, relu):
-    """z (n, B) += bias, then, if `bend`, tanh or ReLU."""
+def activate(z, bias, width, bend):
+    """z (n, B) += bias, then tanh if `bend`."""
     for i in range(len(z)):
         for j in range(width):
             z[i, j] += bias[i]
-        for j in range(width if bend and relu else 0):
-            z[i, j] = z[i, j] if z[i, j] > ZERO else ZERO
-        for j in range(width if bend and not relu else 0):
+        for j in range(width if bend else 0):
             # Two choices, since three at once do not vectorise.
             x = TANH_LIMIT if z[i, j] > TANH_LIMIT else z[i, j]
             x = -TANH_LIMIT if x < -TANH_LIMIT else x
@@ -76,13 +74,19 @@ def activate(z, bias, width, bend, relu):
 
 
 @compiled
-def slope_before(d, h, d_bias, count, bent, relu):
-    """The gradient d (n, B) of h becomes, if h is `bent` by the activation, that before it; d_bias its sums."""
-    part = ONE if bent and not relu else ZERO
+def rectify(z, h, count):
+    """z (n, B) becomes 0 where h (n, B) is not above 0: ReLU of h itself, and its gradient."""
+    for i in range(len(z)):
+        for j in range(count):
+            z[i, j] = z[i, j] if h[i, j] > ZERO else ZERO
+
+
+@compiled
+def slope_before(d, h, d_bias, count, bent):
+    """The gradient d (n, B) with respect to h becomes, if h is `bent` by tanh, that before tanh; d_bias its sums."""
+    part = ONE if bent else ZERO
     for i in range(len(d)):
         total = ZERO
-        for j in range(count if bent and relu else 0):
-            d[i, j] = d[i, j] if h[i, j] > ZERO else ZERO
         for j in range(count):
             slope = d[i, j] * (ONE - part * h[i, j] * h[i, j])
             d[i, j] = slope
@@ -272,7 +276,10 @@ def epochs(
                     source, begins = (hidden, at - block) if layer else (below_x, zero)
                     product(value, weights, below, one, source, begins, wide, hidden, at, wide, n, width, below)
                     z = grid[(network * layers + layer) * lines :][:n]
-                    activate(z, value[bias:], width, layer < layers - 1, settings.relu)
+                    is_hidden = layer < layers - 1
+                    activate(z, value[bias:], width, is_hidden and not settings.relu)
+                    if is_hidden and settings.relu:
+                        rectify(z, z, width)
             if len(mask):
                 for j in range(count):
                     for i in range(outputs):
@@ -312,7 +319,11 @@ def epochs(
                     bias = layout.biases[network, layer]
                     at = (network * layers + layer) * block
                     h = grid[(network * layers + layer) * lines :][:n]
-                    slope_before(d_grid[d // wide :][:n], h, grad[bias:], count, layer < layers - 1, settings.relu)
+                    d_layer = d_grid[d // wide :][:n]
+                    is_hidden = layer < layers - 1
+                    if is_hidden and settings.relu:
+                        rectify(d_layer, h, count)
+                    slope_before(d_layer, h, grad[bias:], count, is_hidden and not settings.relu)
                     if layer == 0:
                         product(back, d, wide, one, rows_x, zero, across, grad, weights, below, n, below, count)
                     else:

@@ -1,4 +1,4 @@
-"""What PPO can be told: schedules, activation, initialisation, correlated noise, an early end; and SB3's PPO beside it."""
+"""What PPO can be told: schedules, activation, first weights, noise that lasts; and that it is SB3's PPO."""
 
 import numpy as np
 import pytest
@@ -143,7 +143,7 @@ def modules(ours, theirs):
 
 
 def read_rollout(theirs, collector, noise, actions):
-    """SB3's buffer from our rollout: its own actions out of our noise, its own values, log-probabilities, advantages."""
+    """SB3's buffer from our rollout: its own actions out of our noise, and its own values and log-probabilities."""
     rollout = collector.rollout
     policy = theirs.policy
     policy.set_training_mode(False)
