@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from envs.vector.watchdog import WorkerError
 from runners.cli.command import Command
 from runners.cli.compose import compose
+from runners.cli.presets import needed_steps
 from runners.evaluation.play import SEED, disagreement, evaluation, policy, table
 from runners.run import checkpoint, control
 from runners.run.build import Parts, build, initialise
@@ -29,6 +30,7 @@ from runners.run.control import Control
 from runners.run.exits import STORAGE, Failed, Signals, Stopped, explain, save_kept
 from runners.run.folder import CRASHES, open_folder
 from runners.run.judged import judge_results, judge_sentences, no_label_sentences
+from runners.run.staying import staying_notes
 from runners.run.trust import mask_secrets
 
 if TYPE_CHECKING:
@@ -93,12 +95,18 @@ def require(parts: Parts, fresh: bool) -> None:
 def announce(config: TrainConfig, preset: str | None, parts: Parts, work: "Work") -> None:
     """What is about to happen; the composed reward first."""
     print(f"reward: {parts.mix.describe()}")
-    for note in [*parts.mix.notes(), *getattr(parts.model, "notes", []), *parts.notes]:
+    notes = [*parts.mix.notes(), *getattr(parts.model, "notes", []), *parts.notes]
+    if work.step == 0:
+        notes += staying_notes(config)
+    for note in notes:
         print(f"note: {note}")
     if parts.taken:
         print(f"begins {parts.taken}")
     if preset:
         print(f"preset: {preset} (preset=none switches it off)")
+        steps = needed_steps(preset.split(" + "), config.agent_name, list(config.reward))
+        if config.total_timesteps < steps:
+            print(f"note: this run stops at {config.total_timesteps:,} steps, the task took {steps:,} to learn")
     plural = "s" if parts.n_envs > 1 else ""
     print(
         f"run: {config.agent_name} on {config.env_label}, {config.total_timesteps:,} steps, "

@@ -79,6 +79,7 @@ def compare(config: CompareConfig) -> int:
     from runners.compare import page
     from runners.compare.card import card, effective_horizon, horizon_text
     from runners.compare.epic import distances_between
+    from runners.run.staying import staying_notes
 
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -86,7 +87,9 @@ def compare(config: CompareConfig) -> int:
     cards = []
     for candidate, goal in candidates(config, configs):
         compared.append(candidate)
-        cards.append(card(candidate, goal))
+        report = card(candidate, goal)
+        report["notes"] += staying_notes(configs[candidate.name])
+        cards.append(report)
     if config.horizon:
         options = compared[0].spec.options
         look_ahead = functools.partial(effective_horizon, config.env, config.horizon, config.solved, options=options)

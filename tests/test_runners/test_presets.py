@@ -61,6 +61,19 @@ def test_every_preset_that_ships_composes():
         compose([f"env={env}", f"preset={name}"])
 
 
+def test_a_bonus_in_minigrid_weighs_what_its_task_can_bear():
+    env = "env=MiniGrid-KeyCorridorS3R3-v0"
+    for reward, weight in (("noveld", 0.03), ("count", 0.002)):
+        config, name = compose([env, f"reward={reward}"])
+        assert (name, config.reward[reward].weight, config.n_envs) == ("minigrid", weight, 32)
+    assert compose([env, "reward=rnd"])[0].n_envs == 16
+
+
+def test_the_steps_that_a_preset_needs_are_those_of_its_reward_and_not_of_one_on_top(stacked):
+    assert presets.needed_steps(["poles", "brief"], "a2c", ["task", "rnd"]) == 20_000
+    assert presets.needed_steps(["brief"], "ppo", ["task"]) == 0
+
+
 META = ["fast", "debug", "paper"]
 
 
