@@ -26,6 +26,7 @@ from benchmarks.effects import VERDICTS, Effect, effects
 from benchmarks.results import read_rows
 from envs.family import families
 from lodestar.settings import described
+from runners import scores
 from runners.cli import presets, verbs
 from runners.cli.command import OPTIONS, REST, argument_text
 from runners.cli.compose import HIDDEN
@@ -59,6 +60,7 @@ def write(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "features.md").write_text(features_page())
     (folder / "effects.md").write_text(effects_page())
+    (folder / "benchmark.md").write_text(benchmark_page())
     for part, (title, pages) in made.items():
         (folder / part).mkdir(parents=True)
         for name, (_, text) in pages.items():
@@ -172,6 +174,17 @@ def results_page(path: Path) -> tuple[str, str]:
         f"| figure | value |\n|---|---|\n{rows}",
     ]
     return f"{len(found['figures'])} figures, {found['date']}", page(path.stem, parts)
+
+
+def benchmark_page() -> str:
+    """Our agents' returns beside published ones."""
+    rows = ["| " + " | ".join(row) + " |" for row in (scores.HEADER, *scores.table())]
+    rows.insert(1, "|---" * len(scores.HEADER) + "|")
+    about = (
+        "`lodestar list --scores` prints this table. A row with `-` has not run yet (`python -m benchmarks published`)."
+    )
+    protocol = [f"- {line}" for line in scores.PROTOCOL]
+    return "\n".join(["# Beside published returns", "", about, "", *protocol, "", *rows, ""])
 
 
 def effects_page() -> str:

@@ -3,6 +3,7 @@
     python -m runners.list              everything
     python -m runners.list rnd          one reward or agent: what it is, and its options
     python -m runners.list CartPole-v1  one environment
+    python -m runners.list --scores     our agents' returns beside published ones
 
 The lines are the first sentences of docstrings, read from the files without importing them: torch takes seconds.
 """
@@ -34,7 +35,12 @@ MAX_LISTED_SIGNALS = 16
 
 def show(names: list[str]) -> None:
     """Print the lists, or what is known of some names."""
-    if not names:
+    if "--scores" in names:
+        from runners import scores
+
+        print(scores.text())
+        names.remove("--scores")
+    elif not names:
         print("\n\n".join([_environments_text(), rewards_text(), agents_text(), presets_text()]))
     # As in my_file:Class.
     admit(f"reward={name}" for name in names)

@@ -14,8 +14,17 @@ from lodestar.settings import setting
 PRESETS: dict[str, dict[str, Any]] = {
     # Janner et al. 2019, 1906.08253
     "mbpo": {},
-    # Haarnoja et al. 2018, 1812.05905; DQN where actions are discrete
+    # SAC with this file's settings for small tasks, or DQN where actions are discrete.
     "sac": {"update": "none"},
+    # SAC as in Haarnoja et al. 2018, 1812.05905, table 1.
+    "haarnoja": {
+        "update": "none",
+        "updates_per_step": 1.0,
+        "learning_rate": 3e-4,
+        "net_arch": [256, 256],
+        "normalize_obs": "none",
+        "learning_starts": 10_000,
+    },
     # One Gaussian network: cheap, and enough for classic control.
     "single": {"members": 1},
     # Kubo et al. 2025, 2512.15439

@@ -1,0 +1,52 @@
+"""The table of returns beside published ones: rows that a study adds show up, and what is said of them is right."""
+
+import yaml
+from gymnasium.envs.registration import registry
+
+from benchmarks.study import Study
+from runners import list as listing
+from runners import scores
+
+HEADER = "task,arm,seed,return,trained,seconds\n"
+
+
+def row_of(monkeypatch, tmp_path, returns, **entry):
+    rows = [f"hop,ppo,{seed},{value},{value - 1},60\n" for seed, value in enumerate(returns)]
+    (tmp_path / "hops.csv").write_text(HEADER + "".join(rows) + "hop,other,0,9999,0,1\n")
+    monkeypatch.setattr(scores, "RESULTS", tmp_path)
+    entry = {"env": "Hopper-v5", "agent": "ppo", "steps": 1000, "ours": ["hops", "hop", "ppo"], **entry}
+    return scores._row(entry)
+
+
+def test_a_row_is_the_middle_of_its_runs_beside_what_is_published(monkeypatch, tmp_path):
+    """The middle half of 100, 200, 300, 400 is 200 and 300."""
+    row = row_of(monkeypatch, tmp_path, [100, 200, 300, 400], zoo=[240, 10])
+    assert row[:8] == ("Hopper-v5", "ppo", "1,000", "4", "249", "250", "60", "240 ± 10")
+    assert row[-1] == "reached"
+
+
+def test_what_is_below_is_said_so_and_only_where_steps_are_equal(monkeypatch, tmp_path):
+    def verdict(**entry):
+        return row_of(monkeypatch, tmp_path, [100], **entry)[-1]
+
+    assert verdict(zoo=[110, 6]) == "within 2 deviations"
+    assert verdict(zoo=[110, 4]) == "below"
+    assert verdict(zoo=[110, 4], zoo_steps=5) == verdict(zoo=[110]) == verdict(cleanrl=[110]) == ""
+
+
+def test_a_row_without_runs_says_so(monkeypatch, tmp_path):
+    row = row_of(monkeypatch, tmp_path, [1], ours=["hops", "hop", "sac"], zoo=[1, 1])
+    assert row[3:7] == ("-", "-", "-", "-") and row[-1] == ""
+
+
+def test_every_row_names_an_environment_and_an_arm_of_a_study(capsys):
+    entries = yaml.safe_load(scores.Path(scores.__file__).with_suffix(".yaml").read_text())
+    assert len(entries) >= 20
+    for entry in entries:
+        assert entry["env"].split(",")[0] in registry
+        study, task, arm = entry["ours"]
+        specification = Study.read(study)
+        assert task in specification.tasks and arm in specification.arms
+    assert listing.main(["--scores"]) == 0
+    printed = capsys.readouterr().out
+    assert "Swimmer-v5" in printed and "282 ± 10" in printed and "best model, deterministic" in printed
