@@ -26,12 +26,12 @@ from benchmarks.effects import VERDICTS, Effect, effects
 from benchmarks.results import read_rows
 from envs.family import families
 from lodestar.settings import described
-from runners import scores
 from runners.cli import presets, verbs
 from runners.cli.command import OPTIONS, REST, argument_text
 from runners.cli.compose import HIDDEN
 from runners.cli.declared import key_of
 from runners.list import environment, summary
+from runners.report import scores
 from runners.run.config import TrainConfig
 
 RESULTS = Path(__file__).resolve().parents[1] / "assets" / "results"

@@ -36,7 +36,7 @@ MAX_LISTED_SIGNALS = 16
 def show(names: list[str]) -> None:
     """Print the lists, or what is known of some names."""
     if "--scores" in names:
-        from runners import scores
+        from runners.report import scores
 
         print(scores.text())
         names.remove("--scores")

@@ -25,6 +25,7 @@ from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, Vecto
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
+from agents.sb3.normalized import extractor_for, normalizing
 from envs.observations import from_zero
 from envs.transitions import map_obs, put
 from envs.types import MODALITIES
@@ -62,9 +63,10 @@ class SB3Config(Settings):
     learning_rate: float = setting(3e-4, "of Adam", above=0, high=1, tune=(1e-5, 1e-2, "log"))
     gamma: float = setting(0.99, "discount", above=0, high=1, tune=(0.9, 0.9997))
     net_arch: list[int] = setting([], "units of the hidden layers; empty for SB3's default", low=1)
+    normalize_obs: bool = setting(False, "centre observations and divide by their running standard deviation")
 
     # Settings that are no arguments of the algorithm.
-    unused: ClassVar[tuple[str, ...]] = ("policy", "net_arch")
+    unused: ClassVar[tuple[str, ...]] = ("policy", "net_arch", "normalize_obs")
 
     def arguments(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key not in self.unused and value is not None}
@@ -223,8 +225,15 @@ class SB3Agent:
         check_config(config, cls.Config)
         cls.check(venv.observation_space, venv.action_space)
         arguments = config.arguments()
+        policy_options: dict[str, Any] = {}
         if config.net_arch:
-            arguments["policy_kwargs"] = {"net_arch": list(config.net_arch)}
+            policy_options["net_arch"] = list(config.net_arch)
+        algorithm = pkgutil.resolve_name(cls.algorithm)
+        if config.normalize_obs:
+            policy_options["features_extractor_class"] = extractor_for(venv.observation_space)
+            algorithm = normalizing(algorithm)
+        if policy_options:
+            arguments["policy_kwargs"] = policy_options
         if buffer is not None:
             arguments["replay_buffer_class"], arguments["replay_buffer_kwargs"] = buffer
         if isinstance(config, OnPolicyConfig):
@@ -235,7 +244,6 @@ class SB3Agent:
         if isinstance(config, TD3Config):
             arguments["action_noise"] = _action_noise(config, venv)
         policy = policy_name(config.policy, venv.observation_space, cls.lstm)
-        algorithm = pkgutil.resolve_name(cls.algorithm)
         model = algorithm(policy, venv, seed=seed, device=device, verbose=verbose, **arguments)
         # Without a logger `learn` makes one that prints nothing, and its folder among the temporary ones.
         if not verbose:

@@ -16,6 +16,7 @@ from agents.dyna.agent import Dyna
 from agents.networks.actor_critic import CLIP, Inputs
 from agents.offline.iql import IQL
 from agents.ppo.agent import PPO
+from agents.sb3.normalized import NormalizedObs
 from runners.export.policy import (
     Affine,
     Decision,
@@ -255,6 +256,8 @@ def _sb3_part(key: str, layer: Any, sb3_space: Any, space: Any) -> Part:
         return Part(key, "one-hot", _chain(), **_groups(sb3_space.n, 0))
     if isinstance(sb3_space, spaces.MultiDiscrete):
         return Part(key, "one-hot", _chain(), **_groups(sb3_space.nvec, 0))
+    if isinstance(layer, NormalizedObs):
+        return Part(key, "numbers", _chain(_normalise(layer.mean.float(), layer.scale.float())))
     if not (isinstance(sb3_space, spaces.Box) and is_image_space(sb3_space)):
         return Part(key, "numbers", _chain())
     layers: list[nn.Module] = []

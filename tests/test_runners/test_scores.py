@@ -5,7 +5,7 @@ from gymnasium.envs.registration import registry
 
 from benchmarks.study import Study
 from runners import list as listing
-from runners import scores
+from runners.report import scores
 
 HEADER = "task,arm,seed,return,trained,seconds\n"
 

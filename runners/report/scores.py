@@ -13,7 +13,7 @@ import yaml
 from lodestar.files import read_text
 from runners.report.statistics import iqm
 
-RESULTS = Path(__file__).resolve().parents[1] / "assets" / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "assets" / "results"
 HEADER = ("task", "agent", "steps", "seeds", "training", "evaluated", "CPU-s a run", "SB3's zoo", "CleanRL", "")
 PROTOCOL = (
     "Ours: IQM over seeds, of the last 100 training episodes and of 20 episodes of the final policy's mode.",
