@@ -21,6 +21,7 @@ from envs.vector.watchdog import WorkerError
 from runners.cli.command import Command
 from runners.cli.compose import compose
 from runners.cli.presets import needed_steps
+from runners.compare.staying import staying_notes
 from runners.evaluation.play import SEED, disagreement, evaluation, policy, table
 from runners.run import checkpoint, control
 from runners.run.build import Parts, build, initialise
@@ -30,7 +31,6 @@ from runners.run.control import Control
 from runners.run.exits import STORAGE, Failed, Signals, Stopped, explain, save_kept
 from runners.run.folder import CRASHES, open_folder
 from runners.run.judged import judge_results, judge_sentences, no_label_sentences
-from runners.run.staying import staying_notes
 from runners.run.trust import mask_secrets
 
 if TYPE_CHECKING:

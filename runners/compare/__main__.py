@@ -79,7 +79,7 @@ def compare(config: CompareConfig) -> int:
     from runners.compare import page
     from runners.compare.card import card, effective_horizon, horizon_text
     from runners.compare.epic import distances_between
-    from runners.run.staying import staying_notes
+    from runners.compare.staying import staying_notes
 
     torch.set_num_threads(1)
     keep_freed_memory()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from runners.cli.compose import compose
-from runners.run.staying import staying_notes
+from runners.compare.staying import staying_notes
 
 
 class Corridor(gym.Env):
