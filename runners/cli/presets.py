@@ -132,8 +132,9 @@ def needed_steps(names: list[str], agent: str, rewards: list[str]) -> int:
     """The environment steps that these presets take to learn the task; 0 where none says so."""
     steps = [0]
     for name in names:
-        if not named(name)["on_top"]:
-            preset_values = named(name)["values"] | values_for([name], agent, rewards)
+        preset = find_preset(name)
+        if not preset["on_top"]:
+            preset_values = preset["values"] | values_for([name], agent, rewards)
             steps.append(int(float(preset_values.get("total_timesteps", 0))))
     return max(steps)
 
