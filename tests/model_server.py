@@ -19,6 +19,7 @@ class ModelServer(ThreadingHTTPServer):
         plan: what the next requests meet, first one first: a callable that is handed the request's handler, or None
             for an ordinary answer; an ordinary answer is given when it is empty.
         refused: names in a request's body that it answers 400 to, as servers do that do not know them.
+        turns: whether it takes examples as turns of a conversation; else it answers them 400, and counts them nowhere.
         seen: (headers, body) of every request.
         most: how many requests were in work at the same time.
     """
@@ -29,6 +30,7 @@ class ModelServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.think, self.plan, self.seen = think, [], []
         self.refused = ()
+        self.turns = False
         self.most = self.busy = 0
         self.lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
@@ -52,6 +54,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         server = self.server
         self.body = body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if len(body["messages"]) > 1 and not server.turns:
+            self.send(400, "one message is all that this server takes")
+            return
         with server.lock:
             server.seen.append((dict(self.headers), body))
             server.busy += 1
@@ -65,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
             if plan is not None:
                 plan(self)
                 return
-            parts = body["messages"][0]["content"]
+            parts = body["messages"][-1]["content"]
             if isinstance(parts, str):
                 parts = [{"type": "text", "text": parts}]
             text = "\n".join(part["text"] for part in parts if part["type"] == "text")

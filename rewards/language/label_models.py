@@ -63,6 +63,8 @@ class CaptionTable:
         # Transitions so far, and those of them whose caption earned a reward when it was met.
         self.now = 0
         self.rewarded = 0
+        # Transitions whose caption got its label only after they were rewarded.
+        self.late = 0
         # In the order in which the captions were last met.
         self.counts: dict[str, int] = {}
 
@@ -82,14 +84,16 @@ class CaptionTable:
         return {
             "now": self.now,
             "rewarded": self.rewarded,
+            "late": self.late,
             "texts": list(self.counts),
             "counts": list(self.counts.values()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.now = int(state["now"])
-        # Checkpoints of 0.4.0 do not hold it.
+        # Checkpoints of 0.4.0 do not hold these.
         self.rewarded = int(state.get("rewarded", 0))
+        self.late = int(state.get("late", 0))
         self.counts = dict(zip(state["texts"], map(int, state["counts"])))
 
 

@@ -13,6 +13,7 @@ models make a reward of its labels; a fourth asks no judge and is the control th
 Source: Zheng et al. 2024, "Online Intrinsic Rewards for Decision Making Agents from Large Language Model Feedback",
 arXiv 2410.23022, sections 2 and 3, and its code; pairs and quantile from Klissarov et al. 2023, arXiv 2310.00166.
 Differences:
+  - labels come beside training, or the reward waits for them (`ask=at_once`);
   - the caption of s' is rewarded, not that of s; replay relabels old transitions with the newest labels, too;
   - ranking is normalised by the captions met last (the code logs z and rewards f) and never negative;
   - an unsure judge gives no label; a failed question is asked again (the code caches it as "bad" for good);
@@ -26,6 +27,7 @@ reward captions that only look like good ones; an agent then seeks those.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -35,13 +37,15 @@ from lodestar.settings import setting
 from rewards.base import JudgeUse
 from rewards.language.captioned import Captioned, CaptionedConfig
 from rewards.language.label_models import ENCODERS, CaptionTable, LabelModel, LabelTable, Normaliser, crc
-from rewards.llm.annotation.annotator import Annotator
-from rewards.llm.judges.base import check_judge
+from rewards.llm.annotation.annotator import Annotator, AnswerTimes
+from rewards.llm.judges.gguf import small_model
 from rewards.llm.judges.local import has_book
+from rewards.llm.judges.prompts import background
 from rewards.llm.store import Item, texts_in
 
 ABSENT = ("stop", "wait", "rules")
 SELECT = ("frequency", "novelty", "uncertainty")
+ASK_MODES = ("beside", "at_once")
 ONI_MODELS = ("retrieval", "classification", "ranking", "count")
 # From so many labels on, one gradient step is taken at a time.
 LABELS_FOR_SINGLE_STEPS = 25_000
@@ -50,7 +54,7 @@ NORMALISER_CAPTIONS = 2048
 
 
 @dataclass
-class ONIConfig(CaptionedConfig):
+class ONIConfig(CaptionedConfig, AnswerTimes):
     """Settings of oni; the source's value in brackets where it differs."""
 
     # The source has 0.4 or 0.1, beside a task reward of weight 0.1 or 10.
@@ -58,7 +62,9 @@ class ONIConfig(CaptionedConfig):
     model: str = setting("retrieval", "what makes rewards of labels", choices=ONI_MODELS)
     judge: str = setting(
         "auto",
-        "of texts; auto is the family's `rules`, if it has any and no goal is given, else `embedding` [a model]",
+        "of texts; auto is the family's `rules`, if it has any and no goal is given, else "
+        "`embedding`, or `offline` where the family has no phrases and a local model is there "
+        "[a model]",
     )
     judge_options: dict[str, Any] = setting(
         {}, 'its options, as in {model: qwen3-4b-instruct, url: "http://localhost:8000/v1"}'
@@ -69,19 +75,8 @@ class ONIConfig(CaptionedConfig):
     eta: float = setting(0.5, "classification rewards above this probability", above=0, below=1)
     quantile: float = setting(0.5, "ranking rewards above this quantile of z [z > -0.5]", above=0, below=1)
     select: str = setting("frequency", "asked first: the most met, newest or least sure [novelty]", choices=SELECT)
+    ask: str = setting("beside", "beside training, or at_once, before the reward is given", choices=ASK_MODES)
     absent: str = setting("stop", "without the judge's server: stop, wait, or take the family's rules", choices=ABSENT)
-    clock: str = setting(
-        "auto",
-        "wall (answers come when they come), steps (after `delay`, of judges in this process), or transcript (as that "
-        "file recorded); auto is steps where the judge allows it, else wall",
-        choices=("auto", "wall", "steps", "transcript"),
-    )
-    delay: int = setting(0, "environment steps from question to answer, with clock=steps", low=0)
-    rate: float = setting(0.0, "questions per 1,000 environment steps; 0 for no limit", low=0)
-    budget: int = setting(0, "labels in total; 0 for no limit", low=0)
-    token_budget: int = setting(0, "tokens in total; 0 for no limit", low=0)
-    cache: str = setting("", "file of answers, shared by any number of runs")
-    transcript: str = setting("", "file in which the labels of this run are recorded, or from which they are replayed")
     capacity: int = setting(10000, "distinct captions remembered; the least recently met are forgotten", low=2)
     pairs: int = setting(10, "pairs put to the judge in one update, for ranking", low=1)
     min_labels: int = setting(2, "labels of either kind, or pairs with a winner, before a model gives rewards", low=1)
@@ -93,6 +88,13 @@ class ONIConfig(CaptionedConfig):
         super().__post_init__()
         never = self.select == "uncertainty" and self.model == "retrieval"
         self.refuse_if(never, "reward.oni.select=uncertainty: model={model} is never unsure; use ranking")
+        if self.ask == "at_once":
+            self.refuse_if(
+                self.model != "retrieval",
+                "reward.oni.ask=at_once waits for labels, of which model={model} is learnt later; use model=retrieval",
+            )
+            self.refuse_if(self.rate, "reward.oni.ask=at_once cannot wait for rate={rate:g}; leave rate at 0")
+            self.refuse_if(self.delay, "reward.oni.ask=at_once cannot wait for delay={delay}; leave delay at 0")
 
 
 class ONI(Captioned):
@@ -127,6 +129,8 @@ class ONI(Captioned):
                 return np.ones(len(texts), np.float32)
             case "retrieval":
                 labels = self.labels.values
+                if self.config.ask == "at_once":
+                    self._ask_at_once([text for text in texts if text not in labels])
                 values = np.array([labels.get(text, -1.0) for text in texts], np.float32)
                 # NaN is a label of a judge that was unsure; without a label the value is unknown.
                 values[np.isnan(values)] = 0
@@ -155,6 +159,8 @@ class ONI(Captioned):
             self.annotator.offer(items, self.met.now, priority)
             answers = self.annotator.take(self.met.now)
             for item, value in answers:
+                if isinstance(item, str) and item not in self.labels.values:
+                    self.met.late += self.met.counts.get(item, 0)
                 self.labels.add(item, value)
             metrics.update(self.annotator.metrics())
             if answers:
@@ -166,6 +172,15 @@ class ONI(Captioned):
         metrics["met"] = float(len(self.met.counts))
         metrics["rewarded"] = self._count_rewarded(counts) / len(texts)
         return metrics
+
+    def _ask_at_once(self, texts: Sequence[str]) -> None:
+        """Wait for the labels of captions; one that does not come is asked for again when the caption is met again."""
+        if self.annotator is None or not texts:
+            return
+        self.annotator.offer(texts, self.met.now)
+        self.annotator.wait(texts)
+        for item, value in self.annotator.take(self.met.now):
+            self.labels.add(item, value)
 
     def judge_use(self) -> JudgeUse | None:
         if self.config.model == "count":
@@ -179,6 +194,7 @@ class ONI(Captioned):
             captions=len(self.met.counts),
             captions_labelled=sum(text in self.labels.texts for text in self.met.counts),
             rewarded=self.met.rewarded / max(self.met.now, 1),
+            late=self.met.late,
         )
 
     def notes(self) -> list[str]:
@@ -289,29 +305,19 @@ def chance(f: np.ndarray) -> np.ndarray:
 def _make_annotator(config: ONIConfig, seed: int) -> Annotator | None:
     """The annotator with its judge; None where nothing says what is good."""
     judge = config.judge
-    clock = config.clock
     if judge == "auto":
-        if not (config.goal or config.family or config.judge_options) and clock != "transcript":
+        if not (config.goal or config.family or config.judge_options) and config.clock != "transcript":
             return None
-        # The rules of a family know nothing of a goal.
-        if has_book(config.family) and not (config.goal or config.judge_options):
-            judge = "rules"
-        else:
-            judge = "embedding"
+        judge = _choose_judge(config)
     options = {"goal": config.goal, "family": config.family, **config.judge_options}
-    if clock == "auto":
-        is_local = check_judge(judge, **options).local
-        clock = "steps" if is_local and not config.cache else "wall"
-    return Annotator(
-        judge,
-        options,
-        pairs=config.model == "ranking",
-        clock=clock,
-        delay=config.delay,
-        rate=config.rate,
-        budget=config.budget,
-        token_budget=config.token_budget,
-        cache=config.cache,
-        transcript=config.transcript,
-        seed=seed,
-    )
+    return Annotator(judge, options, pairs=config.model == "ranking", seed=seed, **config.times())
+
+
+def _choose_judge(config: ONIConfig) -> str:
+    # The rules of a family know nothing of a goal.
+    if has_book(config.family) and not (config.goal or config.judge_options):
+        return "rules"
+    has_phrases = bool(background(config.family).good or config.judge_options)
+    if has_phrases or not (small_model().is_file() and find_spec("xllamacpp")):
+        return "embedding"
+    return "offline"

@@ -81,14 +81,16 @@ class PausedError(JudgeError):
     """A question that was not sent, because the server failed too often just before."""
 
 
-class _RetryError(JudgeError):
+class RetryError(JudgeError):
+    """A question that may be answered if it is asked again."""
+
     def __init__(self, sentence: str, after: float = 0.0) -> None:
         super().__init__(sentence)
         # How many seconds the server asked us to wait.
         self.after = after
 
 
-class _AbsentError(_RetryError):
+class _AbsentError(RetryError):
     """There is no connection to the server."""
 
 
@@ -167,14 +169,15 @@ class Chat:
         parts: Iterable[str | np.ndarray | dict[str, Any]],
         schema: dict[str, Any] | None = None,
         reply: Reply | None = None,
+        turns: Sequence[dict[str, Any]] = (),
         **options: Any,
     ) -> Any:
         """Ask one question; returns the text of the answer, or what it decodes to with a schema.
 
         `parts` are texts, images, uint8 (H, W, 3), and parts of a message as they are sent, in the order in which they
         are read; a schema is JSON, with type, enum, properties, required, items, minimum and maximum; `reply` gets the
-        model's text and its cost in any case;
-        `options` belong to the request's body. Raises JudgeError without an answer, or one that fits the schema.
+        model's text and its cost in any case; `turns` are messages that stand before the question; `options` belong to
+        the request's body. Raises JudgeError without an answer, or one that fits the schema.
         """
         parts = list(parts)
         if schema is not None:
@@ -184,7 +187,7 @@ class Chat:
         content: Any = "\n".join(texts)
         if len(texts) < len(parts):
             content = [_message_part(part) for part in parts]
-        messages = [{"role": "user", "content": content}]
+        messages = [*turns, {"role": "user", "content": content}]
         body = {**self.endpoint.options, **options, "model": self.endpoint.model, "messages": messages}
         if reply is None:
             reply = Reply()
@@ -253,7 +256,7 @@ class Chat:
         return tenacity.Retrying(
             stop=tenacity.stop_after_attempt(self.endpoint.attempts),
             wait=self._wait,
-            retry=tenacity.retry_if_exception_type(_RetryError),
+            retry=tenacity.retry_if_exception_type(RetryError),
             reraise=True,
         )
 
@@ -261,7 +264,7 @@ class Chat:
         backoff = self.endpoint.backoff * 2.0 ** (state.attempt_number - 1)
         seconds = self._random.uniform(0, backoff)
         error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, _RetryError):
+        if isinstance(error, RetryError):
             seconds = max(seconds, error.after)
         return min(seconds, self.endpoint.longest)
 
@@ -275,7 +278,7 @@ class Chat:
         return " ".join(quote.split())
 
     def _ask_once(self, body: dict[str, Any], reply: Reply) -> str:
-        has_images = isinstance(body["messages"][0]["content"], list)
+        has_images = isinstance(body["messages"][-1]["content"], list)
         data, quote = self._exchange(f"{self.endpoint.url}/chat/completions", has_images, json=body)
         content, tokens, reply.candidates = self._read_completion(data, quote)
         reply.text = _mask_key(content, self._key, KEY_RUN_IN_ANSWER)
@@ -300,9 +303,9 @@ class Chat:
             refusal = f"{self.endpoint.model} at {url} takes no images ({status}: {quote!r})"
             raise JudgeError(f"{refusal}; take a model that reads them")
         if status == 503 and "loading" in quote.lower():
-            raise _RetryError(f"{url} is still loading its model ({status}: {quote!r}); wait until it answers")
+            raise RetryError(f"{url} is still loading its model ({status}: {quote!r}); wait until it answers")
         if status == 429 or status == 408 or status >= 500:
-            raise _RetryError(f"{url} answered {status}: {quote!r}", _seconds(retry_after))
+            raise RetryError(f"{url} answered {status}: {quote!r}", _seconds(retry_after))
         if status != 200:
             kind = _RefusedError if status in (400, 422) else JudgeError
             raise kind(f"{url} answered {status}: {quote!r}")
@@ -324,10 +327,10 @@ class Chat:
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise _AbsentError(f"{url} cannot be reached: {type(error).__name__}: {self._quote(str(error))}") from None
         except (TimeoutError, httpx2.TimeoutException):
-            raise _RetryError(f"{url} did not answer in time ({seconds:g} s)") from None
+            raise RetryError(f"{url} did not answer in time ({seconds:g} s)") from None
         except httpx2.TransportError as error:
             # Its words may be the server's, so they are quoted with the key masked.
-            raise _RetryError(f"{url} broke off: {type(error).__name__}: {self._quote(str(error))}") from None
+            raise RetryError(f"{url} broke off: {type(error).__name__}: {self._quote(str(error))}") from None
 
     def _read_completion(self, data: bytes, quote: str) -> tuple[str, int, list[tuple[str, float]]]:
         """The model's text, the cost of question and answer in tokens by the server's count, and `Reply.candidates`."""

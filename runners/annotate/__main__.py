@@ -40,8 +40,8 @@ from envs import recording
 from envs.family import family_of
 from envs.make import spec_of
 from lodestar.files import LARGE, appended, read_bytes
-from lodestar.settings import Settings, setting
-from rewards.llm.annotation.annotator import Annotator
+from lodestar.settings import setting
+from rewards.llm.annotation.annotator import Annotator, AnswerLimits
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge, make_judge
 from rewards.llm.store import AnswerStore, label_in, read_rows
@@ -59,21 +59,19 @@ ESTIMATED_ANSWER_S = 1.0
 
 
 @dataclass
-class AnnotateConfig(Settings):
+class AnnotateConfig(AnswerLimits):
     """One annotation or audit."""
 
     record: str = setting("", "a recording with texts; labels them")
     audit: str = setting("", "a recording with texts, or a file of labels; reports how often the judge's answers agree")
-    judge: str = setting("rules", "rules, recorded, openai, embedding or simulated")
+    judge: str = setting("rules", "rules, recorded, local, offline, openai, embedding or simulated")
     judge_options: dict[str, Any] = setting({}, "options of the judge, as in judge.url=http://localhost:8000/v1")
     out: str = setting("", "the file to write: labels *.jsonl, or the findings of an audit *.json")
     goal: str = setting("", "what counts as progress, a sentence; the environment's own")
     family: str = setting("", "family of environments, such as nethack; the recording's")
     pairs: int = setting(0, "ask which of two captions is better, so many random pairs; 0: about single ones", low=0)
-    cache: str = setting("labels.sqlite", "file of answers that runs share; empty for none")
+    cache: str = "labels.sqlite"
     dry_run: bool = setting(False, "only estimate how much would be asked")
-    budget: int = setting(0, "answers after which nothing more is asked; 0 for no limit", low=0)
-    token_budget: int = setting(0, "tokens after which nothing more is asked; 0 for no limit", low=0)
     concurrency: int = setting(8, "questions at the same time", low=1)
     patience: float = setting(600.0, "seconds without any answer after which it gives up", above=0)
     n: int = setting(100, "audit: texts, and pairs, to ask about", low=1)

@@ -55,7 +55,7 @@ def judge(url: str, model: str) -> Iterator[Finding]:
 
 def _captions(url: str, model: str, key: str) -> Finding:
     """Two captions to label: a server that keeps the words they share answers the second one faster."""
-    with closing(TextModel(model, url, family="minigrid", attempts=1)) as asked:
+    with closing(TextModel(model, url, family="minigrid", attempts=1, answer="json")) as asked:
         first, seconds = _timed(asked, ASKED_CAPTIONS[0])
         second, seconds_after = _timed(asked, ASKED_CAPTIONS[1])
         chat = asked.chat
@@ -83,7 +83,7 @@ def _timed(asked: TextModel | WindowGrade, item: str) -> tuple[Answers, float]:
 
 
 def _log_probabilities(url: str, model: str) -> Finding:
-    """Whether the candidates of the first token come with an answer, which judge=token reads."""
+    """Whether the candidates of the first token come with an answer, which judges of one token read."""
     name = "judge, tokens"
     reply = Reply()
     question = f"The task is: {ASKED_GOAL}. {sections('windows')['token']}"
@@ -93,8 +93,8 @@ def _log_probabilities(url: str, model: str) -> Finding:
         except JudgeError as error:
             return Finding(name, "optional", f"no log-probabilities: {error}", _fix(str(error)), False)
     if not reply.candidates:
-        words = "an answer came without log-probabilities, which only judge=token needs"
-        return Finding(name, "optional", words, "take vLLM or llama.cpp, or judge=progress", False)
+        words = "an answer came without log-probabilities, so captions are labelled by JSON"
+        return Finding(name, "optional", words, "take vLLM or llama.cpp; judge=token needs them", False)
     listed = ", ".join(repr(token) for token, _ in reply.candidates[:3])
     return Finding.of(name, f"log-probabilities of {len(reply.candidates)} tokens ({listed} ...)", required=False)
 

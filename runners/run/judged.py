@@ -52,6 +52,8 @@ def _sentence(name: str, use: Mapping[str, Any]) -> str:
         parts.append(f"{use['captions_labelled']:,} of {use['captions']:,} captions met have a label")
     if use["rewarded"] is not None:
         parts.append(f"{use['rewarded']:.1%} of the steps were rewarded")
+    if use["late"]:
+        parts.append(f"the labels of {use['late']:,} steps came after them")
     if use["failure"] and use["answered"] < use["asked"]:
         parts.append(f"the latest failure: {use['failure']}")
     return f"{name}: {', '.join(parts)}"

@@ -19,6 +19,7 @@ from lodestar.state import pack, unpack
 from rewards.adapters.sb3 import relabelling
 from rewards.base import JudgeUse
 from rewards.check import check_reward
+from rewards.language import oni
 from rewards.language.oni import ONI, ONIConfig, chance
 from rewards.mix.mix import Mix, Stream
 
@@ -333,6 +334,9 @@ def test_a_familys_rulebook_judges_unless_a_goal_is_given(make):
     ("options", "sentence"),
     [
         ({"select": "uncertainty"}, r"model=retrieval is never unsure; use ranking"),
+        ({"ask": "at_once", "model": "ranking"}, r"of which model=ranking is learnt later; use model=retrieval"),
+        ({"ask": "at_once", "rate": 5}, r"cannot wait for rate=5; leave rate at 0"),
+        ({"ask": "at_once", "delay": 5}, r"cannot wait for delay=5; leave delay at 0"),
         ({"judge": "oracle9"}, r"there is no judge 'oracle9'"),
         ({"judge": "rules", "judge_options": {"book": "x"}}, r"the judge rules has no option 'book'"),
     ],
@@ -343,14 +347,14 @@ def test_a_setting_out_of_range_gets_a_sentence(options, sentence):
 
 
 def test_a_run_without_the_judges_server_stops_waits_or_takes_rules_as_it_is_told():
-    def oni(absent, url="http://127.0.0.1:9/v1"):
+    def build(absent, url="http://127.0.0.1:9/v1"):
         options = {"model": "tiny", "url": url}
         config = ONIConfig(judge="openai", judge_options=options, family="minigrid", goal="g", absent=absent)
         return ONI(config, *SPACES)
 
     began = time.monotonic()
     missing = r"http://127.0.0.1:9/v1 cannot be reached: .*; start the server, or correct url"
-    stops, waits, rules = oni("stop"), oni("wait"), oni("rules")
+    stops, waits, rules = build("stop"), build("wait"), build("rules")
     assert re.fullmatch(rf"{missing}; or give reward.oni.absent=wait, or absent=rules", stops.preflight())
     assert waits.preflight() == rules.preflight() == "" and time.monotonic() - began < 3
     assert re.fullmatch(rf"{missing}; the run waits for it", waits.notes()[-1])
@@ -358,13 +362,13 @@ def test_a_run_without_the_judges_server_stops_waits_or_takes_rules_as_it_is_tol
     rules.annotator.offer(["picked up the yellow key", "bumped into a wall"], 0)
     assert dict(rules.annotator.take(0)) == {"picked up the yellow key": 1.0, "bumped into a wall": 0.0}
     with ModelServer(lambda text, images: "") as server:
-        assert oni("stop", server.url).preflight() == ""
+        assert build("stop", server.url).preflight() == ""
 
 
 def test_what_came_of_the_questions_is_counted_over_the_whole_run(make):
     reward = make(delay=4)
     batch = rollout(["You open the door.", "You bump into it.", "", "perhaps"])
-    assert reward.judge_use() == JudgeUse(asked=0, answered=0, captions=0, rewarded=0.0)
+    assert reward.judge_use() == JudgeUse(asked=0, answered=0, captions=0, rewarded=0.0, late=0)
     reward.update(batch)
     use = reward.judge_use()
     assert (use.asked, use.answered, use.labels, use.captions, use.captions_labelled) == (3, 3, 0, 3, 0)
@@ -382,6 +386,66 @@ def test_what_came_of_the_questions_is_counted_over_the_whole_run(make):
     del old["met"]["rewarded"]  # as 0.4.0 saved it
     other.load_state_dict(old)
     assert other.judge_use().rewarded == 0.0
+
+
+def test_steps_that_were_rewarded_before_their_label_came_are_counted(make):
+    reward = make(delay=8)
+    reward.update(rollout(["You open the door.", "You open the door.", "You bump into it.", ""]))
+    reward.update(rollout(["You open the door.", "", "", ""]))
+    assert reward.judge_use().late == 0
+    reward.update(rollout(["You open the door.", "", "", ""]))  # the labels of both captions come
+    assert reward.judge_use().late == 5
+    reward.update(rollout(["You open the door.", "", "", ""]))
+    assert reward.judge_use().late == 5
+    other = make(delay=8)
+    other.load_state_dict(reward.state_dict())
+    assert other.judge_use().late == 5
+
+
+def test_at_once_a_step_waits_for_its_label(make):
+    reward = make(ask="at_once")
+    batch = rollout(GOOD + BAD)
+    scored, _ = reward.score(batch[:, 0], reward.initial_memory(7))
+    assert scored.value.tolist() == [1] * 3 + [0] * 4 and scored.ready.all()
+    reward.update(batch)
+    use = reward.judge_use()
+    assert (use.asked, use.labels, use.late, use.rewarded) == (7, 7, 0, pytest.approx(3 / 7))
+
+
+def test_at_once_a_server_is_waited_for_and_not_once_it_fails(make):
+    def think(text, images):
+        label = "helpful" if re.search("pick up|open|reach", text.rpartition("Message:")[2]) else "neutral"
+        return json.dumps({"reason": "", "label": label})
+
+    captions = GOOD + BAD
+    batch = rollout(captions)
+    with ModelServer(think) as server:
+        options = {"model": "tiny", "url": server.url, "attempts": 1}
+        given = {"judge": "openai", "goal": "to get out", "judge_options": options}
+        reward = make(ask="at_once", budget=7, **given)
+        gone = make(ask="at_once", **{**given, "judge_options": {**options, "url": "http://127.0.0.1:9/v1"}})
+        try:
+            scored, _ = reward.score(batch[:, 0], reward.initial_memory(7))
+            assert scored.value.tolist() == [1] * 3 + [0] * 4
+            scored, _ = reward.score(rollout(["one more"])[:, 0], reward.initial_memory(1))
+            assert not scored.ready.any()  # the budget is spent, so nothing is waited for
+            scored, _ = gone.score(batch[:, 0], gone.initial_memory(7))
+            assert not scored.ready.any() and "cannot be reached" in gone.annotator.failure
+        finally:
+            reward.close()
+            gone.close()
+
+
+def test_without_phrases_a_model_in_a_file_judges_where_there_is_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(oni, "find_spec", lambda name: object())
+    monkeypatch.setattr(oni, "small_model", lambda: tmp_path / "small.gguf")
+    config = ONIConfig(goal="to find the key")
+    assert oni._choose_judge(config) == "embedding"
+    (tmp_path / "small.gguf").touch()
+    assert oni._choose_judge(config) == "offline"
+    assert oni._choose_judge(replace(config, family="minigrid")) == "embedding"
+    assert oni._choose_judge(replace(config, judge_options={"goals": "a key"})) == "embedding"
+    assert oni._choose_judge(ONIConfig(family="minigrid")) == "rules"
 
 
 def test_the_control_has_no_judge_and_a_reward_without_one_has_no_label(make):

@@ -108,7 +108,7 @@ def test_the_identity_changes_with_whatever_may_change_an_answer(server):
     changes += [{"max_tokens": 99}, {"body": {"seed": 1}}]
     names = [judge(server, **change).identity for change in changes]
     assert len(set(names)) == len(names) and names[0] == judge(server, attempts=9).identity
-    assert names[0].startswith("openai tiny label=1 compare=1 schema=1 orders=1 asked=")
+    assert names[0].startswith("openai tiny answer=auto label=1 compare=1 schema=1 orders=1 asked=")
 
 
 def test_the_body_can_be_added_to_and_taken_from(server):

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from llama_server import LlamaServer, install
+from llama_server import LlamaServer, bring_weights
 
 from rewards.llm.client import Chat, Endpoint, JudgeError, Reply
 from rewards.llm.judges.base import make_judge
@@ -30,17 +30,17 @@ DOOR += ["control=none", "video=false", "num_threads=1", "eval_episodes=1", "eva
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("packages")
+def weights(tmp_path_factory):
+    pytest.importorskip("xllamacpp")
     try:
-        return folder, install(folder)
-    except (OSError, ValueError) as error:
+        return bring_weights(tmp_path_factory.mktemp("model"))
+    except OSError as error:
         pytest.skip(f"no real model here: {error}")
 
 
 @pytest.fixture(scope="module")
-def server(packages):
-    with LlamaServer(*packages) as running:
+def server(weights):
+    with LlamaServer(weights) as running:
         chat = Chat(Endpoint(MODEL, running.url, timeout=60.0, attempts=60, backoff=0.5, longest=1.0))
         chat.ask(["Hello"], max_tokens=1)
         chat.close()
@@ -54,8 +54,8 @@ def chat(server):
     made.close()
 
 
-def test_a_server_that_loads_its_model_is_named_until_it_answers(packages):
-    with LlamaServer(*packages) as starting:
+def test_a_server_that_loads_its_model_is_named_until_it_answers(weights):
+    with LlamaServer(weights) as starting:
         chat = Chat(Endpoint(MODEL, starting.url, timeout=60.0, attempts=1))
         said, until = [], time.monotonic() + 120
         while time.monotonic() < until:
@@ -108,7 +108,8 @@ def test_an_image_to_a_model_of_texts_is_a_final_error(chat):
 
 
 def test_the_judge_labels_captions_in_its_own_words(server):
-    judge = make_judge("openai", model=MODEL, url=server.url, family="minigrid", concurrency=1, **PATIENT)
+    options = {"family": "minigrid", "concurrency": 1, "answer": "json", **PATIENT}
+    judge = make_judge("openai", model=MODEL, url=server.url, **options)
     answers = judge.label(["picked up the yellow key", "bumped into a wall"])
     judge.close()
     assert not answers.failed.any() and answers.tokens > 500
@@ -116,6 +117,33 @@ def test_the_judge_labels_captions_in_its_own_words(server):
         label = json.loads(words)["label"]
         expected = {"helpful": 1.0, "neutral": 0.0, "harmful": 0.0, "unsure": np.nan}[label]
         np.testing.assert_equal(float(value), expected)
+
+
+def test_a_server_and_the_model_in_this_process_score_captions_alike(server, weights):
+    captions = ["picked up the red key", "opened the blue door", "bumped into the grey door", "sees lava"]
+    served = make_judge("openai", model=MODEL, url=server.url, family="minigrid", concurrency=1, **PATIENT)
+    local = make_judge("local", model=str(weights), family="minigrid")
+    labels = served.label(captions)
+    scores = [judge.scores(captions).value for judge in (served, local)]
+    np.testing.assert_allclose(scores[0], scores[1], atol=0.05)
+    assert not labels.failed.any() and labels.tokens > 500 and served._asks_token
+    first, second = captions[0], captions[np.argmin(scores[1])]
+    in_order = local.compare([first], [second]).value
+    swapped = local.compare([second], [first]).value
+    np.testing.assert_array_equal(in_order, 1 - swapped)
+    served.close()
+    local.close()
+
+
+@pytest.mark.parametrize("ask", ["beside", "at_once"])
+def test_a_run_is_judged_by_the_model_in_a_file(weights, tmp_path, capsys, ask):
+    oni = ["reward.oni.judge=local", f"reward.oni.judge_options={{model: {weights}, share: true}}"]
+    settings = [*DOOR, *oni, f"reward.oni.ask={ask}", "total_timesteps=20000"]
+    assert main([*settings, f"run_dir={tmp_path / 'run'}"]) == 0
+    use = json.loads((tmp_path / "run" / "result.json").read_text())["this run"]["judges"]["oni"]
+    assert use["answered"] > 5 and use["labels"] > 2 and use["failure"] == ""
+    assert (use["late"] > 0) == (ask == "beside")
+    assert f"oni: {use['answered']:,} of {use['asked']:,} questions were answered" in capsys.readouterr().out
 
 
 def test_the_doctor_reports_each_question(server, monkeypatch):

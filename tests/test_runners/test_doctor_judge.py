@@ -57,7 +57,7 @@ def test_what_a_server_lacks_is_named_one_by_one(server):
     assert "refused the JSON schema, so answers are checked here only, and refused the request not" in captions.found
     assert (tokens.state, tokens.found) == (
         "optional",
-        "an answer came without log-probabilities, which only judge=token needs",
+        "an answer came without log-probabilities, so captions are labelled by JSON",
     )
     assert pictures.state == "optional" and "tiny at" in pictures.found and "takes no images" in pictures.found
     assert "vision model" in pictures.fix and not pictures.required

@@ -23,6 +23,7 @@ USE = {
     "captions": 20,
     "captions_labelled": 5,
     "rewarded": 0.125,
+    "late": 30,
     "failure": "it broke off",
 }
 
@@ -70,9 +71,9 @@ def test_a_run_with_labels_says_how_many(tmp_path, capsys):
 def test_the_sentences_by_hand():
     assert judge_sentences({"judges": {"oni": USE}}) == [
         "oni: 6 of 8 questions were answered, 2 labels were there before, 5 of 20 captions met have a label, "
-        "12.5% of the steps were rewarded, the latest failure: it broke off"
+        "12.5% of the steps were rewarded, the labels of 30 steps came after them, the latest failure: it broke off"
     ]
-    whole = {**USE, "asked": 6, "cached": 0, "captions": None, "rewarded": None}
+    whole = {**USE, "asked": 6, "cached": 0, "captions": None, "rewarded": None, "late": None}
     assert judge_sentences({"judges": {"vlm": whole}}) == ["vlm: 6 of 6 questions were answered"]
     assert judge_sentences({}) == []
 

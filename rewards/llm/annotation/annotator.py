@@ -17,12 +17,14 @@ a process that dies is noticed, waited for, and nothing is lost; budgets; a cach
 When it fails: a judge slower than the texts labels only new ones; see `dropped` and `queued` among the metrics.
 """
 
+import dataclasses
 import functools
 import itertools
 import json
 import math
 import os
 import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -38,9 +40,43 @@ from rewards.llm.annotation.worker import put
 from rewards.llm.judges.base import TextJudge, check_judge, make_judge
 from rewards.llm.store import Item, label_in, read_rows
 
+# Seconds without any answer after which nothing is waited for, and between two looks.
+WAIT_S = 120.0
+WAIT_TICK_S = 0.002
+
+
+@dataclass(kw_only=True)
+class AnswerLimits(Settings):
+    """How much may be asked, and where answers are kept: options of whatever asks a judge."""
+
+    budget: int = setting(0, "answers in total, 0 for no limit; cached ones are free", low=0)
+    token_budget: int = setting(0, "tokens in total, 0 for no limit; exceeded by at most what is in flight", low=0)
+    cache: str = setting("", 'SQLite file of answers, shared by any number of runs; "" for none. clock=wall alone')
+
+
+@dataclass(kw_only=True)
+class AnswerTimes(AnswerLimits):
+    """The same beside training: when it is asked, and when answers come."""
+
+    clock: str = setting(
+        "auto",
+        "wall (answers come when they come), steps (after `delay`, of judges in this process), or transcript (as that "
+        "file recorded); auto is steps where the judge allows it, else wall",
+        choices=("auto", "wall", "steps", "transcript"),
+    )
+    delay: int = setting(0, "environment steps from question to answer, with clock=steps", low=0)
+    rate: float = setting(0.0, "questions per 1,000 environment steps; 0 for no limit", low=0)
+    transcript: str = setting(
+        "", "JSONL file in which the labels of this run are recorded, or from which it is replayed"
+    )
+
+    def times(self) -> dict[str, Any]:
+        """The options of this group alone."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(AnswerTimes)}
+
 
 @dataclass(eq=False, repr=False)
-class Annotator(Settings):
+class Annotator(AnswerTimes):
     """A judge beside training. Raises ValueError for a value out of range, an unknown judge or option; `offer` and
     `take` for a value that the judge in its process refuses.
     """
@@ -51,21 +87,18 @@ class Annotator(Settings):
         "texts", "texts, windows of frames, or goals, whose answers are words", choices=("texts", "windows", "goals")
     )
     pairs: bool = setting(False, "whether items are pairs of texts, of which the judge names the better")
-    clock: str = setting("wall", "wall, steps or transcript, see above", choices=("wall", "steps", "transcript"))
-    delay: int = setting(0, "environment steps from question to delivery; clock=steps alone", low=0)
-    rate: float = setting(0.0, "items asked per 1,000 environment steps; 0 for no limit", low=0)
-    budget: int = setting(0, "answers of the judge in total, 0 for no limit; cached ones are free", low=0)
-    token_budget: int = setting(0, "tokens in total, 0 for no limit; exceeded by at most what is in flight", low=0)
+    clock: str = dataclasses.field(default="wall", kw_only=True)
     queue: int = setting(1000, "items that may wait; the oldest are dropped", low=1)
     concurrency: int = setting(8, "questions sent at the same time to a judge that is not local", low=1)
-    cache: str = setting("", 'SQLite file of answers, shared by any number of runs; "" for none. clock=wall alone')
-    transcript: str = setting("", "JSONL file of what is delivered: written, or read with clock=transcript")
     order: str = setting("newest", "newest or oldest first among items of equal priority", choices=("newest", "oldest"))
     probe: float = setting(30.0, "seconds until a judge that cannot be reached is asked again", above=0)
     seed: int = setting(0, "for a judge that draws")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.clock == "auto":
+            is_local = check_judge(self.judge, self.kind, **(self.judge_options or {})).local
+            self.clock = "steps" if is_local and not self.cache else "wall"
         clock = self.clock
         if self.delay and clock != "steps":
             raise ValueError(f"delay={self.delay} counts steps, and clock={clock}; use clock=steps, or delay=0")
@@ -81,8 +114,6 @@ class Annotator(Settings):
         self._judge: TextJudge | None = None
         self._asker: Asker | None = None
         self._job: dict[str, Any] = {"kind": self.kind, "judge": self.judge, "options": options}
-        # The judge knows what its server can take: where its options say so, that counts.
-        self._job["concurrency"] = options.get("concurrency", self.concurrency)
         self._identity = ""
         # The judge's notes until its process has sent them.
         self._judge_notes: list[str] = []
@@ -93,7 +124,9 @@ class Annotator(Settings):
         if self.clock == "transcript":
             self._replay = read_transcript(self.transcript, self.pairs)
             return
-        check_judge(self.judge, self.kind, **options)
+        judge_class = check_judge(self.judge, self.kind, **options)
+        # The judge knows what it, or its server, can take: where it or its options say so, that counts.
+        self._job["concurrency"] = options.get("concurrency", judge_class.slots or self.concurrency)
         if self.transcript:
             self._transcript = Transcript(self.transcript, self._say)
         if self.clock == "steps":
@@ -146,6 +179,24 @@ class Annotator(Settings):
         if self._transcript is not None:
             self._transcript.write(now, answers, self._identity)
         return answers
+
+    def wait(self, items: Sequence[Item]) -> None:
+        """Until each of these has an answer or was given up; not longer than the judge is asked, or says anything."""
+        if self._asker is None:
+            return
+        until = time.monotonic() + WAIT_S
+        answered = -1.0
+        while time.monotonic() < until:
+            if self._asker.trouble is not None or self._asker.breaker.open:
+                return
+            with self._queue.lock:
+                if self._queue.is_spent() or not self._queue.holds(items):
+                    return
+                count = self._queue.counts["answered"]
+            if count > answered:
+                answered = count
+                until = time.monotonic() + WAIT_S
+            time.sleep(WAIT_TICK_S)
 
     def metrics(self) -> dict[str, float]:
         """Totals, what waits now (queued), whether the breaker is open, mean seconds of an answer (latency)."""

@@ -117,7 +117,7 @@ class AnnotationQueue:
             most = min(most, self.budget - int(self.counts["answered"]) - len(self.asking))
         if self.rate:
             most = min(most, int(self._credit))
-        if self.token_budget and self.counts["tokens"] >= self.token_budget:
+        if self.is_spent():
             return []
         order = self._sorted()
         drawn: list[Item] = []
@@ -168,16 +168,25 @@ class AnnotationQueue:
 
     def spent(self) -> str:
         """Which budget is spent, as a sentence, the first time; "" while there is some left, and afterwards."""
-        if self._announced:
-            return ""
-        if self.budget and self.counts["answered"] >= self.budget:
-            spent = f"{self.budget:,} labels"
-        elif self.token_budget and self.counts["tokens"] >= self.token_budget:
-            spent = f"{self.token_budget:,} tokens"
-        else:
+        if self._announced or not self.is_spent():
             return ""
         self._announced = True
-        return f"the budget of {spent} is spent, nothing is asked any more"
+        limit = f"{self.token_budget:,} tokens"
+        if self._labels_are_spent():
+            limit = f"{self.budget:,} labels"
+        return f"the budget of {limit} is spent, nothing is asked any more"
+
+    def is_spent(self) -> bool:
+        """Whether nothing is asked any more."""
+        tokens_are_spent = bool(self.token_budget) and self.counts["tokens"] >= self.token_budget
+        return tokens_are_spent or self._labels_are_spent()
+
+    def _labels_are_spent(self) -> bool:
+        return bool(self.budget) and self.counts["answered"] >= self.budget
+
+    def holds(self, items: Sequence[Item]) -> bool:
+        """Whether any of these waits or is being asked about."""
+        return any(item in self.waiting or item in self.asking for item in items)
 
     def metrics(self) -> dict[str, float]:
         counts = dict(self.counts)

@@ -34,6 +34,8 @@ JUDGES: dict[str, dict[str, str]] = {
         "rules": "rewards.llm.judges.local:Rules",
         "recorded": "rewards.llm.judges.local:RecordedLabels",
         "openai": "rewards.llm.judges.openai:TextModel",
+        "local": "rewards.llm.judges.gguf_model:LocalModel",
+        "offline": "rewards.llm.judges.gguf_model:OfflineJudge",
         "embedding": "rewards.llm.judges.embedding:EmbeddingJudge",
         "simulated": "rewards.llm.judges.local:NoisyJudge",
     },
@@ -78,6 +80,8 @@ class Judge(Settings, ABC):
     name: ClassVar[str] = ""
     # Whether it answers within microseconds in this process, and always alike.
     local: ClassVar[bool] = False
+    # How many questions it takes at the same time; 0 for as many as its annotator sends.
+    slots: ClassVar[int] = 0
     _identity = ""
 
     @property
@@ -132,6 +136,11 @@ class Answers:
         """Answers none of which failed."""
         value = np.asarray(value, np.float32)
         return cls(value, np.zeros(value.shape, bool))
+
+    @classmethod
+    def failures(cls, count: int, sentence: str) -> Self:
+        """So many answers, all of which failed."""
+        return cls(np.full(count, np.nan, np.float32), np.ones(count, bool), sentence)
 
 
 class TextJudge(Judge):

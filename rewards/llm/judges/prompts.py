@@ -25,6 +25,7 @@ INVISIBLE = ("Cf", "Cs", "Co", "Cn")
 LINE_BREAKS = ("Cc", "Zl", "Zp")
 # How a terminal is told a colour, a place or a title.
 _TERMINAL = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
+_EXAMPLE = re.compile(r'^- "(.*)" is (\w+):', re.MULTILINE)
 _HOLE = re.compile(r"\{(goal|knowledge|caption|first|second)\}")
 
 
@@ -40,6 +41,11 @@ class Background:
     good: tuple[str, ...] = ()
     other: tuple[str, ...] = ()
     knowledge: str = ""
+
+    @property
+    def examples(self) -> list[tuple[str, bool]]:
+        """The captions that the knowledge labels, and whether each is helpful."""
+        return [(caption, label == "helpful") for caption, label in _EXAMPLE.findall(self.knowledge)]
 
 
 @functools.cache
@@ -63,6 +69,11 @@ def background(name: str) -> Background:
         other=tuple(fields["other"]),
         knowledge="\n".join(knowledge).strip(),
     )
+
+
+def family_names() -> list[str]:
+    """The families that have a file."""
+    return sorted(path.stem for path in (PROMPT_FOLDER / "families").glob("*.txt"))
 
 
 @functools.cache

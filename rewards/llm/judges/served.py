@@ -4,14 +4,16 @@ An answer that was kept is not asked for again, in this run or in the next one t
 judge cannot read is asked for again.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from lodestar.settings import setting
-from rewards.llm.client import Breaker, Chat, Endpoint, JudgeError, in_parallel
-from rewards.llm.judges.base import Judge
+from rewards.llm.client import Breaker, Chat, Endpoint, JudgeError, Reply, in_parallel
+from rewards.llm.judges.base import Answers, Judge
 from rewards.llm.store import AnswerStore, Label
 
 T = TypeVar("T")
@@ -80,3 +82,35 @@ class ModelJudge(ServedJudge):
     def close(self) -> None:
         super().close()
         self.store.close()
+
+
+class _Answer(NamedTuple):
+    """What came of one question: NaN with a sentence in `failure`, or a value with the model's words."""
+
+    value: float
+    failure: str
+    tokens: int
+    words: str
+
+
+def gather(one: Callable[[Any, Reply], tuple[float, str]], asked: Sequence[Any], concurrency: int) -> Answers:
+    """The answers to B questions, so many at a time; `one` returns value and words of each, or raises JudgeError."""
+
+    def ask_one(question: Any) -> _Answer:
+        reply = Reply()
+        try:
+            value, words = one(question, reply)
+            return _Answer(value, "", reply.tokens, words)
+        except JudgeError as error:
+            return _Answer(np.nan, str(error), reply.tokens, reply.text)
+
+    # None is a JudgeError, which `ask_one` catches.
+    answers: list[Any] = in_parallel(ask_one, asked, concurrency)
+    failures = [answer.failure for answer in answers]
+    return Answers(
+        value=np.array([answer.value for answer in answers], np.float32),
+        failed=np.array(list(map(bool, failures)), bool),
+        failure=next(filter(None, failures), ""),
+        tokens=sum(answer.tokens for answer in answers),
+        raw=[answer.words for answer in answers],
+    )

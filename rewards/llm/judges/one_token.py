@@ -1,0 +1,186 @@
+"""Judges that give each caption a score, and labels by where the score lies among those of other captions.
+
+    score(c) = log P(Yes) - log P(No)         the first token of a language model's answer, after examples
+    z(c)     = (score(c) - median) / spread   over the captions scored so far; spread is the median of |score - median|
+    label    = 1[z > 0], NaN where |z| <= unsure         which of two is better: the one with the higher score
+
+The examples are turns of a conversation: captions of all families that have a file, the family's own last, each
+answered Yes or No. One token is asked for, so a small model on a CPU labels several captions a second.
+
+Source: the score is that of zero-shot classifiers by language models, as in Zhao et al. 2021, "Calibrate Before Use",
+arXiv 2102.09690, who remove a model's preference for a word by a constant; the constant is the running median here.
+Differences: a label needs no threshold of the model's own, of which small models have a poor one; a pair is compared by
+two scores, since small models choose a pair's first or second place whatever stands there.
+When it fails: captions of which far more or far fewer than half are progress; the first captions, for which there is
+little to compare with but the family's phrases; a model that does not know what the words mean.
+"""
+
+import hashlib
+import json
+import math
+import threading
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rewards.llm.client import JudgeError
+from rewards.llm.judges import prompts
+from rewards.llm.judges.base import Answers, TextJudge
+
+Message = dict[str, Any]
+# What a request holds beside its messages. Twenty candidates are as many as servers give.
+ONE_TOKEN: dict[str, Any] = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
+# Of each family that is not the captions' own: so many examples of progress, and as many of none.
+EXAMPLES_OF_OTHERS = 1
+# Phrases of the family, of progress and of none, with which the median begins.
+MAX_ANCHORS = 6
+# The newest captions that the median is taken over.
+MAX_SCORES = 1000
+# No label is given to captions so near to the median, in spreads.
+UNSURE = 0.25
+# Scores whose median distance is smaller are alike.
+MIN_SPREAD = 1e-3
+
+
+class NoLogProbabilitiesError(JudgeError):
+    """An answer without the probabilities of Yes and No."""
+
+
+def yes_over_no(candidates: Sequence[tuple[str, float]]) -> float:
+    """log P(Yes) - log P(No); a word that is not among the candidates has the probability of the last one."""
+    logs: dict[str, list[float]] = {"yes": [], "no": []}
+    for token, log_probability in candidates:
+        logs.get(token.strip().lower(), []).append(log_probability)
+    if not (logs["yes"] or logs["no"]):
+        listed = ", ".join(repr(token) for token, _ in candidates[:5]) or "none"
+        raise NoLogProbabilitiesError(f"no probability of Yes or No came (the candidates: {listed}); use answer=json")
+    least = min(log_probability for _, log_probability in candidates)
+    yes = np.logaddexp.reduce(logs["yes"] or [least])
+    no = np.logaddexp.reduce(logs["no"] or [least])
+    return float(yes - no)
+
+
+class OneToken:
+    """The conversation about a caption, whose last turn alone changes: servers keep what stands before it."""
+
+    def __init__(self, goal: str, family: str, reworded: bool = False) -> None:
+        wordings = prompts.sections("token")
+        self._wording = wordings["reworded" if reworded else "message"]
+        introduction = prompts.fill(wordings["introduction"], goal=goal)
+        self.turns = [{"role": "system", "content": introduction}]
+        for name in prompts.family_names():
+            if name != family:
+                self._add_examples(name, EXAMPLES_OF_OTHERS)
+        self._add_examples(family, MAX_ANCHORS)
+
+    def messages(self, caption: str) -> list[Message]:
+        return [*self.turns, {"role": "user", "content": self.question(caption)}]
+
+    def digest(self, unsure: float) -> str:
+        """Of all that may change an answer of one model."""
+        asked = json.dumps([self.messages(""), unsure])
+        return hashlib.sha256(asked.encode()).hexdigest()[:12]
+
+    def question(self, caption: str) -> str:
+        return prompts.fill(self._wording, caption=prompts.quote(caption))
+
+    def _add_examples(self, family: str, most: int) -> None:
+        examples = prompts.background(family).examples
+        for answer, is_helpful in (("Yes", True), ("No", False)):
+            captions = [caption for caption, helps in examples if helps == is_helpful]
+            for caption in captions[:most]:
+                self.turns.append({"role": "user", "content": self.question(caption)})
+                self.turns.append({"role": "assistant", "content": answer})
+
+
+class RunningMedian:
+    """Scores of the newest distinct captions, for several threads."""
+
+    def __init__(self) -> None:
+        self._scores: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def add(self, texts: Sequence[str], scores: np.ndarray) -> None:
+        with self._lock:
+            for text, score in zip(texts, scores.tolist()):
+                if not math.isnan(score):
+                    self._scores[text] = score
+            while len(self._scores) > MAX_SCORES:
+                del self._scores[next(iter(self._scores))]
+
+    def standardise(self, scores: np.ndarray) -> np.ndarray:
+        """z of scores (B,)."""
+        with self._lock:
+            known = np.fromiter(self._scores.values(), np.float64, len(self._scores))
+        if not len(known):
+            return np.full(scores.shape, np.nan)
+        median = np.median(known)
+        spread = np.median(np.abs(known - median))
+        return (scores - median) / max(spread, MIN_SPREAD)
+
+
+class ScoredJudge(TextJudge):
+    """Base class: a subclass gives scores, and calls `begin_scores` when it is made."""
+
+    unsure: float
+
+    def begin_scores(self, anchors: Sequence[str] = ()) -> None:
+        """The median begins with these captions, which are scored with the first question."""
+        self.median = RunningMedian()
+        self._anchors = list(anchors)
+        self._anchor_lock = threading.Lock()
+
+    @abstractmethod
+    def scores(self, texts: Sequence[str]) -> Answers:
+        """How good is what each of B texts describes? The values are scores on any scale."""
+
+    def standardised(self, texts: Sequence[str]) -> Answers:
+        """z of B texts, which join those that the median is taken over."""
+        anchor_tokens = 0
+        with self._anchor_lock:
+            if self._anchors:
+                anchors = self.scores(self._anchors)
+                anchor_tokens = anchors.tokens
+                self.median.add(self._anchors, anchors.value)
+                if not anchors.failed.any():
+                    self._anchors = []
+        answers = self.scores(texts)
+        self.median.add(texts, answers.value)
+        answers.value = self.median.standardise(answers.value)
+        answers.tokens += anchor_tokens
+        return answers
+
+    def label(self, texts: Sequence[str]) -> Answers:
+        answers = self.standardised(texts)
+        z = answers.value
+        answers.value = np.where(z > 0, 1, 0).astype(np.float32)
+        # False for NaN, too.
+        answers.value[~(np.abs(z) > self.unsure)] = np.nan
+        return answers
+
+    def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
+        """Captions whose z differ by no more than `unsure` are equal."""
+        answers = self.standardised([*first, *second])
+        one, two = np.split(answers.value, 2)
+        one_failed, two_failed = np.split(answers.failed, 2)
+        value = np.where(np.abs(two - one) <= self.unsure, 0.5, two > one)
+        value[np.isnan(one) | np.isnan(two)] = np.nan
+        failed = one_failed | two_failed
+        return Answers(value.astype(np.float32), failed, answers.failure, answers.tokens)
+
+
+def anchors_of(family: str) -> list[str]:
+    """Captions with which a median begins, as many of progress as of none: the family's, or one of each of others."""
+    background = prompts.background(family)
+    count = min(len(background.good), len(background.other), MAX_ANCHORS)
+    if count:
+        return [*background.good[:count], *background.other[:count]]
+    anchors = []
+    for name in prompts.family_names():
+        examples = dict(prompts.background(name).examples)
+        labels = list(examples.values())
+        captions = list(examples)
+        anchors += [captions[labels.index(True)], captions[labels.index(False)]]
+    return anchors
