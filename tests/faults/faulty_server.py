@@ -99,8 +99,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = body["messages"][0]["content"]
+        text = body["messages"][-1]["content"]
         fault = self.path.split("/")[1].replace("-", " ")
+        if fault == "rules" and len(body["messages"]) > 1:
+            self.send(400, b"one message is all that this server takes")
+            return
         try:
             FAULTS[fault](self, text) if fault in FAULTS else self.say(LITERAL[fault])
         except OSError:  # whoever asked has hung up

@@ -4,8 +4,18 @@ import numpy as np
 import pytest
 
 from benchmarks import results
-from benchmarks.checks import bad_prompts, mbtl_gravity, offline, offline_fresh, offline_shelf, pseudo_counts, stitching
+from benchmarks.checks import (
+    bad_prompts,
+    mbtl_gravity,
+    models,
+    offline,
+    offline_fresh,
+    offline_shelf,
+    pseudo_counts,
+    stitching,
+)
 from envs.recording import episodes
+from rewards.llm.judges import prompts
 
 
 def test_the_ratio_is_the_share_of_what_true_rewards_bring_over_random(tmp_path, monkeypatch):
@@ -47,6 +57,20 @@ def test_a_row_tells_the_verdict_and_its_reasons(tmp_path, monkeypatch):
     env, sentence = bad_prompts.BAD[0]
     row = bad_prompts.one(env, sentence, "bad", 60)
     assert row["verdict"] == "do not train with this" and row["auroc"] < 0.5 and "Spearman" in row["reasons"]
+
+
+def test_an_auroc_by_hand_counts_ties_by_half():
+    helpful = np.array([True, True, False, False])
+    assert models.auroc(np.array([3.0, 1.0, 2.0, 1.0]), helpful) == pytest.approx((2 + 0 + 0.5) / 4)
+
+
+@pytest.mark.parametrize("world", models.WORLDS)
+def test_captions_labelled_by_hand_are_not_those_of_the_question(world):
+    labelled = models.read_labels(world)
+    assert len(labelled.captions) == len(set(labelled.captions)) == len(labelled.helpful) >= 29
+    assert 0.3 < labelled.helpful.mean() < 0.9
+    examples = {caption for caption, _ in prompts.background(world).examples}
+    assert len(examples) == 4 and not examples & set(labelled.captions)
 
 
 def test_a_rank_correlation_by_hand_shares_ranks_between_ties():
