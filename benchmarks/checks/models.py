@@ -1,5 +1,6 @@
 """Real language models as judges: hand-labelled captions, one token against JSON, a run with labels.
 
+A run on DoorKey waits for each label, so that the count of them does not depend on how busy the machine is.
 The model is SmolLM2-135M-Instruct, as `lodestar fetch` brings it. `hand_labels.csv` holds captions of three worlds with
 labels by one labeller. Captions that stand among the examples of the question are left out. AUROC is the share of pairs
 of a good and another caption that a score puts in the right order; with about 25 of each kind it is known to .1.
@@ -29,8 +30,8 @@ LABELS = Path(__file__).parent / "hand_labels.csv"
 WORLDS = ("minigrid", "nethack", "crafter")
 # Patience with a server on a busy core.
 SERVER = {"model": "smollm2", "timeout": 300.0, "attempts": 60, "backoff": 0.5, "longest": 2.0, "concurrency": 1}
-TRAIN = ["env=MiniGrid-DoorKey-8x8-v0", "reward=oni", "reward.oni.judge=local", "total_timesteps=30000"]
-TRAIN += ["video=false", "control=none", "seed=0"]
+TRAIN = ["env=MiniGrid-DoorKey-8x8-v0", "reward=oni", "reward.oni.judge=local", "total_timesteps=20000"]
+TRAIN += ["reward.oni.ask=at_once", "video=false", "control=none", "seed=0", "eval_episodes=1"]
 
 
 class Labelled(NamedTuple):

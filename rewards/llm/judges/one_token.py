@@ -34,8 +34,8 @@ Message = dict[str, Any]
 ONE_TOKEN: dict[str, Any] = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
 # Of each family that is not the captions' own: so many examples of progress, and as many of none.
 EXAMPLES_OF_OTHERS = 1
-# Phrases of the family, of progress and of none, with which the median begins.
-MAX_ANCHORS = 6
+# Phrases of the family of each kind with which the median begins, and examples of its own.
+MAX_ANCHORS = 4
 # The newest captions that the median is taken over.
 MAX_SCORES = 1000
 # No label is given to captions so near to the median, in spreads.
