@@ -6,11 +6,13 @@ import struct
 import zipfile
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 
 from rewards.llm.judges import gguf_model
-from rewards.llm.judges.base import make_judge
+from rewards.llm.judges.base import Answers, make_judge
 from rewards.llm.judges.gguf import read_model
+from rewards.llm.judges.one_token import ScoredJudge
 from runners import fetch
 from runners.run.config import UsageError
 
@@ -109,6 +111,30 @@ def test_a_file_that_llama_cpp_cannot_load_fails_the_captions_and_not_the_run(tm
     judge = make_judge("local", model=str(path), family="minigrid", share=True)
     answers = judge.label(["a key", "a wall"])
     assert answers.failed.all() and "a.gguf cannot be loaded" in answers.failure
+
+
+class FixedScores(ScoredJudge):
+    """Scores from a table."""
+
+    unsure = 0.0
+    identity = "fixed"
+    wanted = "to win"
+
+    def __init__(self, **table):
+        self.table = table
+        self.begin_scores()
+
+    def scores(self, texts):
+        return Answers.of([self.table[text] for text in texts])
+
+
+def test_offline_is_the_mean_of_what_two_judges_standardise(monkeypatch):
+    # z of the first: -1, 0, 1; of the second: -1, 2, 0.
+    judges = iter([FixedScores(a=0, b=2, c=4), FixedScores(a=0, b=3, c=1)])
+    monkeypatch.setattr(gguf_model, "make_judge", lambda name, **options: next(judges))
+    judge = gguf_model.OfflineJudge(unsure=0.6)
+    np.testing.assert_array_equal(judge.label(["a", "b", "c"]).value, np.array([0, 1, np.nan], np.float32))
+    assert judge.compare(["a", "b"], ["b", "c"]).value.tolist() == [1, 0.5]
 
 
 def write_wheel(folder, content):

@@ -130,6 +130,7 @@ def test_a_server_that_cannot_be_asked_now_decides_nothing(server):
 
 
 def test_json_is_asked_for_where_the_user_says_so(server):
+    server.think = lambda text, images: "helpful"
     answers = judge(server, answer="json").label(["a key"])
     assert answers.failed.all() and "no JSON in the answer fits" in answers.failure
     with pytest.raises(ValueError, match=r"answer='words' is unknown; give one of auto, token, json"):
