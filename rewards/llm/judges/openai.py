@@ -111,13 +111,14 @@ class TextModel(ServerJudge, ScoredJudge):
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
         """Texts that look alike are not asked about: equal."""
+        pairs = list(zip(first, second, strict=True))
         try:
             if self._choose_token([*first, *second]):
                 return super().compare(first, second)
         except JudgeError as error:
             return Answers.failures(len(first), str(error))
         questions: list[list[str]] = []
-        for pair in zip(first, second, strict=True):
+        for pair in pairs:
             one, two = map(prompts.quote, pair)
             orders: list[str] = []
             if one != two:
