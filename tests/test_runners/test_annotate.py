@@ -207,7 +207,7 @@ def test_a_server_that_dies_in_the_middle_is_waited_for_as_long_as_patience_last
         config = AnnotateConfig(
             record=play, out="labels.jsonl", cache="", concurrency=1, patience=1.0, **openai(server)
         )
-        config.judge_options["attempts"] = 1
+        config.judge_options |= {"attempts": 1, "answer": "json"}
         with pytest.raises(UsageError, match=r"no answer came for 1 s; labels.jsonl: 2 labels"):
             annotate(config)
         assert len(labels("labels.jsonl")) == 2
