@@ -37,6 +37,7 @@ LODESTAR = "lodestar"
 UNTRAINED = "untrained"
 LOCAL = "local-dir:"
 CONFIG_FILE = "open_clip_config.json"
+PHRASES_FILE = "phrases.json"
 SHIPPED_WEIGHTS = Path(str(files(__package__) / "weights" / "lodestar"))
 # Our own models: name -> folder.
 MODELS = {LODESTAR: SHIPPED_WEIGHTS, "lodestar-96": SHIPPED_WEIGHTS.with_name("lodestar-96")}
@@ -543,7 +544,7 @@ def _read_training(folder: Path | None) -> dict[str, Any] | None:
     """What phrases.json says of a model's training: `supervision`, `phrases`, `words`, `near`."""
     if folder is None:
         return None
-    path = folder / "phrases.json"
+    path = folder / PHRASES_FILE
     if not path.is_file():
         return None
     training: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

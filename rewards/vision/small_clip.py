@@ -5,8 +5,8 @@ tower: a causal transformer over word pieces, read at the end of the sentence. N
 
 Source: Radford et al. 2021, "Learning Transferable Visual Models From Natural Language Supervision", arXiv 2103.00020,
 section 2.4.
-Differences: inference only, and only the form of the shipped models (`is_small`). Embeddings of sentences are
-open_clip's to the bit, those of images to 2e-6.
+Differences: only the form of the shipped models (`is_small`). Embeddings of sentences are open_clip's to the bit, those
+of images to 2e-6. In training the keys' bias of the last attention, which changes nothing, has no gradient.
 """
 
 import gzip
@@ -70,7 +70,8 @@ class SmallClip(nn.Module):
         super().__init__()
         config = read_config(folder)
         model = config["model_cfg"]
-        self.visual = _ImageTower(model["vision_cfg"], model["embed_dim"], config["preprocess_cfg"])
+        self.embed_dim: int = model["embed_dim"]
+        self.visual = ImageTower(model["vision_cfg"], model["embed_dim"], config["preprocess_cfg"])
         self.text = _TextTower(model["text_cfg"], model["embed_dim"])
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
 
@@ -165,7 +166,9 @@ class _AttentionPool(nn.Module):
         return pooled
 
 
-class _ImageTower(nn.Module):
+class ImageTower(nn.Module):
+    """Whitened images (N, 3, size, size) -> (N, output)."""
+
     def __init__(self, config: dict[str, Any], output: int, preprocessing: dict[str, Any]) -> None:
         super().__init__()
         self.image_size = config["image_size"]
@@ -253,8 +256,13 @@ class _TextTower(nn.Module):
         nn.init.normal_(self.text_projection, std=width**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        embedding: Tensor = self.read(self.token_embedding(tokens), tokens)
+        return embedding
+
+    def read(self, embedded: Tensor, tokens: Tensor) -> Tensor:
+        """Embeddings of sentences (N, D), from the vectors of their tokens (N, L, width)."""
         length = tokens.shape[1]
-        x = self.token_embedding(tokens) + self.positional_embedding[:length]
+        x = embedded + self.positional_embedding[:length]
         # Causal: a token attends to itself and to what came before.
         mask = torch.full((length, length), -math.inf, device=x.device, dtype=x.dtype)
         mask = mask.triu_(1)

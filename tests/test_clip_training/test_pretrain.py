@@ -5,15 +5,18 @@ import numpy as np
 import pytest
 
 from assets.clip.train import __main__ as pretrain
-from assets.clip.train import model as pretrain_model
-from assets.clip.train import words as pretrain_words
+from assets.clip.train import words as new_words
 from assets.clip.train.__main__ import PretrainConfig
-from assets.clip.train.captions import Caption, Grammar, truth
 from assets.clip.train.evaluate import clip_score, correlation, measure
-from assets.clip.train.frames import THEMES_HELD_OUT, augment
+from assets.clip.train.themes import THEMES_HELD_OUT
 from assets.clip.train.worlds import MODELS
 from assets.clip.train.worlds.classic import LEXICON
-from assets.clip.train.worlds.lexicon import States, collect, join
+from rewards.vision.encoder import MODELS as SHIPPED
+from rewards.vision.training import fit, words
+from rewards.vision.training import model as training_model
+from rewards.vision.training.captions import Caption, Grammar, truth
+from rewards.vision.training.frames import augment
+from rewards.vision.training.lexicon import States, collect, join
 
 CARTPOLE, MOUNTAINCAR, PENDULUM = 0, 1, 2
 ATTRIBUTES = LEXICON.attributes
@@ -62,9 +65,9 @@ def test_training_never_sees_what_is_held_out():
     texts = {caption.text for caption in captions}
     assert not texts & set(LEXICON.verbatim)
     assert not any(caption.claims == (("up", False), ("cart_right", False)) for caption in captions)
-    words = set(pretrain_words.training_words(LEXICON))
+    taught = set(words.training_words(LEXICON))
     for unseen in ("stick", "vertical", "vehicle", "summit", "dangling", "erect"):
-        assert unseen not in words
+        assert unseen not in taught
 
 
 def test_the_captions_of_the_first_model_never_change():
@@ -91,30 +94,32 @@ def test_a_theme_changes_colours_and_nothing_else(name):
 
 
 def test_each_word_becomes_one_token_and_others_fall_into_pieces(tmp_path):
-    words = ["pole", "poles", "upright", "right", "up", "the", "cart", "carton", "art"]
-    pretrain_words.write(tmp_path, words)
-    tokenize = pretrain_model.tokenizer_of(tmp_path)
-    assert [len(tokenize.encode(word)) for word in words] == [1] * len(words)
-    assert len({tokenize.encode(word)[0] for word in words}) == len(words)
+    listed = ["pole", "poles", "upright", "right", "up", "the", "cart", "carton", "art"]
+    new_words.write(tmp_path, listed)
+    tower = training_model.Tower(size=64, width=12, mean=0.5, std=0.25)
+    vectors = np.zeros((len(listed), training_model.WORD_WIDTH), np.float32)
+    _, tokenize, frozen = training_model.prepare(tower, tmp_path, listed, vectors, seed=0)
+    assert [len(tokenize.encode(word)) for word in listed] == [1] * len(listed)
+    assert len({tokenize.encode(word)[0] for word in listed}) == len(listed) == int(frozen.sum())
     assert len(tokenize.encode("zyx")) == 3 and len(tokenize.encode("The pole, upright!")) == 3
     before = (tmp_path / "bpe.txt.gz").read_bytes()
-    pretrain_words.write(tmp_path, words)
-    assert (tmp_path / "bpe.txt.gz").read_bytes() == before and pretrain_words.read(tmp_path) == words
+    new_words.write(tmp_path, listed)
+    assert (tmp_path / "bpe.txt.gz").read_bytes() == before and words.read(tmp_path) == listed
 
 
 def test_reduced_word_vectors_keep_neighbours():
     rng = np.random.default_rng(0)
     groups = rng.normal(size=(5, 30)).repeat(4, axis=0)
-    vectors = pretrain_words.reduce(np.stack([groups + 0.1 * rng.normal(size=groups.shape) for _ in range(3)]), 8)
-    assert np.linalg.norm(vectors, axis=1) == pytest.approx(pretrain_words.LENGTH, abs=1e-5)
+    vectors = new_words.reduce(np.stack([groups + 0.1 * rng.normal(size=groups.shape) for _ in range(3)]), 8)
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(new_words.LENGTH, abs=1e-5)
     nearest = (vectors @ vectors.T - 9 * np.eye(20)).argmax(1)
     assert (nearest // 4 == np.arange(20) // 4).all()
 
 
 def test_sentences_without_meaning_are_made_of_words_unlike_ours():
-    words = ["pole", "stick", "wombat", "yodel"]
+    listed = ["pole", "stick", "wombat", "yodel"]
     vectors = np.array([[1, 0, 0], [0.9, 0.1, 0], [0, 1, 0], [0, 0.9, 0.1]], np.float32)
-    assert pretrain_words.far_words(LEXICON, words, vectors) == ["wombat", "yodel"]
+    assert words.far_words(LEXICON, listed, vectors) == ["wombat", "yodel"]
 
 
 def test_correlation_by_hand():
@@ -133,18 +138,18 @@ def test_a_sentence_is_measured_in_the_first_world_where_its_truth_varies():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_shipped_words_are_what_the_grammar_says(name):
-    lexicon, folder = MODELS[name].lexicon(), pretrain_model.ROOT / MODELS[name].folder
-    pieces = set(pretrain_words.training_words(lexicon)) - set(pretrain_words.read(pretrain_model.SOURCE))
+    lexicon, folder = MODELS[name].lexicon(), SHIPPED[name]
+    pieces = set(words.training_words(lexicon)) - set(words.read(SHIPPED["lodestar"]))
     assert len(pieces) == {"lodestar": 0, "lodestar-96": 27}[name]  # words that the second model reads in pieces
     known = json.loads((folder / "phrases.json").read_text())
-    assert known["phrases"] == pretrain_model.phrases(lexicon)
+    assert known["phrases"] == training_model.known_phrases(lexicon)
     assert known["worlds"] == [pattern for world in lexicon.worlds for pattern in world.ids]
 
 
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
-        ("step=3", "'step=3' is not understood; write key=value with one of model, out, words"),
+        ("step=3", "'step=3' is not understood; write key=value with one of steps, text_steps"),
         ("lr=abc", "lr=abc is not a number, which lr must be"),
         ("model=lodestar-1", "model='lodestar-1' is none of lodestar, lodestar-96"),
         ("lr=7", r"lr=7.0 is outside \(0, 1\)"),
@@ -161,20 +166,22 @@ def test_bad_arguments_are_one_sentence(argument, sentence, capsys):
 
 def trained(folder, **steps):
     """A model of two attributes of one world, with random word vectors, in a folder."""
-    words = pretrain_words.training_words(LEXICON)
-    vectors = np.random.default_rng(0).normal(0, 0.05, (len(words), pretrain_model.WIDTH)).astype(np.float32)
+    taught = words.training_words(LEXICON)
+    vectors = np.random.default_rng(0).normal(0, 0.05, (len(taught), training_model.WORD_WIDTH)).astype(np.float32)
     config = PretrainConfig(**steps, batch=48, captions=64, bank=200, lr=4e-3)
     of = MODELS["lodestar"]
-    model, tokenize, frozen = pretrain_model.prepare(of, folder, words, vectors, seed=0, new_words=True)
+    new_words.write(folder, taught)
+    model, tokenize, frozen = training_model.prepare(of.tower, folder, taught, vectors, seed=0)
     grammar = Grammar(LEXICON, np.random.default_rng(0), attributes=("up", "down"))
     states, frames = pendulums(0, 400)
     before = model.text.token_embedding.weight[frozen].clone()
-    pretrain.train_text(model, tokenize, frozen, grammar, config)
+    text_states, _ = LEXICON.sample(np.random.default_rng(1), 200)
+    fit.train_text(model, tokenize, frozen, grammar, text_states, config)
     assert (
         model.text.token_embedding.weight[frozen] - before
     ).abs().max() < 0.05  # held still, but for the weight decay
-    pretrain.train_image(model, tokenize, frames, states, grammar, config)
-    pretrain_model.save(model, folder, of)
+    fit.train_image(model, tokenize, frames, states, grammar, of.tower, config)
+    training_model.save(model, folder, LEXICON, of.taught)
     return folder
 
 

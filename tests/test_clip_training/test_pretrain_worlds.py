@@ -3,10 +3,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from assets.clip.train.captions import Caption, Grammar, truth
-from assets.clip.train.worlds import MODELS, classic, highway, minigrid, mujoco, racing
+from assets.clip.train.worlds import MODELS, classic, highway, merge, minigrid, mujoco, racing
 from assets.clip.train.worlds.acrobot import LEXICON as ACROBOT
-from assets.clip.train.worlds.lexicon import States, bump, collect, join, merge, near
+from assets.clip.train.worlds.shapes import bump, near
+from rewards.vision.training.captions import Caption, Grammar, truth
+from rewards.vision.training.lexicon import States, collect, join
 
 LEXICONS = {name: model.lexicon() for name, model in MODELS.items()}
 SECOND = LEXICONS["lodestar-96"]

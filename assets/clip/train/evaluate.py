@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from assets.clip.train.__main__ import PretrainConfig, fit_tower, run, training_frames
-from assets.clip.train.captions import Caption, Grammar, truth
-from assets.clip.train.frames import THEMES_HELD_OUT
-from assets.clip.train.model import description
+from assets.clip.train.__main__ import PretrainConfig, run, training_frames
+from assets.clip.train.themes import THEMES_HELD_OUT
 from assets.clip.train.worlds import MODELS
-from assets.clip.train.worlds.lexicon import Lexicon, States, collect, join
+from rewards.vision.training.captions import Caption, Grammar, truth
+from rewards.vision.training.fit import fit_tower
+from rewards.vision.training.lexicon import Lexicon, States, collect, join
+from rewards.vision.training.model import description
 
 RESULTS = Path("assets/results")
 TABLES = {"lodestar": ("clip_splits", ""), "lodestar-96": ("clip96_splits", "96")}  # name of the table, of its figures
@@ -130,28 +131,27 @@ def visited(lexicon: Lexicon, rng: np.random.Generator, size: int, steps: int) -
 def regressor(config: PretrainConfig) -> Callable[[np.ndarray], np.ndarray]:
     """The control without language: the same image tower, one output an attribute; frames -> (attributes, frames)."""
     import torch
-    from open_clip.modified_resnet import ModifiedResNet
+
+    from rewards.vision.small_clip import ImageTower
 
     of = MODELS[config.model]
     lexicon = of.lexicon()
     states, frames = training_frames(config)
     torch.manual_seed(config.seed)
-    vision = description(of, 1)["model_cfg"]["vision_cfg"]
-    tower = ModifiedResNet(
-        vision["layers"], len(lexicon.attributes), vision["width"] // 2, vision["image_size"], vision["width"]
-    )
+    described = description(of.tower, 1)
+    tower = ImageTower(described["model_cfg"]["vision_cfg"], len(lexicon.attributes), described["preprocess_cfg"])
     claims = [_plain(lexicon, name) for name in lexicon.attributes]
 
     def loss(features: Any, seen: States) -> Any:
         target, about = (torch.from_numpy(x).T for x in truth(lexicon, claims, seen))
         return ((features - target).square() * about).mean()
 
-    fit_tower(tower, loss, frames, states, config)
+    fit_tower(tower, loss, frames, states, of.tower, config)
 
     def predict(images: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
             pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
-            return torch.cat([tower((x - of.mean) / of.std) for x in pixels.split(256)]).T.numpy()
+            return torch.cat([tower((x - of.tower.mean) / of.tower.std) for x in pixels.split(256)]).T.numpy()
 
     return predict
 
@@ -183,8 +183,8 @@ def evaluate(config: PretrainConfig) -> dict[str, float]:
     of = MODELS[config.model]
     lexicon, (name, mark) = of.lexicon(), TABLES[config.model]
     rng = np.random.default_rng(config.seed + 99)  # not the seed of the training states
-    states, frames = lexicon.sample(rng, PER_WORLD, of.size)
-    on_policy = visited(lexicon, np.random.default_rng(config.seed + 98), of.size, VISITED)
+    states, frames = lexicon.sample(rng, PER_WORLD, of.tower.size)
+    on_policy = visited(lexicon, np.random.default_rng(config.seed + 98), of.tower.size, VISITED)
     table, folder = Table(), Path(config.out)
     captions, trained = split_captions(lexicon), clip_score(folder)
     figures = {

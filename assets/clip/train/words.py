@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -20,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from assets.clip.train.worlds import templates
-from assets.clip.train.worlds.lexicon import Lexicon
+from rewards.vision.training.lexicon import Lexicon
+from rewards.vision.training.words import training_words
 
 CONTEXTS = (
     "{}",
@@ -34,24 +33,6 @@ CONTEXTS = (
 )
 LENGTH = 0.5  # of a word's vector
 Merge = tuple[str, str]
-
-
-def letters(text: str) -> list[str]:
-    """The words of a text as the tokenizer sees them: lower case, no punctuation."""
-    return re.findall("[a-z]+", text.lower().replace("'", ""))
-
-
-def training_words(lexicon: Lexicon) -> list[str]:
-    """Every word that a training caption may hold, sorted."""
-    texts: list[str] = [*templates.TEMPLATES, *templates.NEGATIONS, *templates.PAIRS]
-    texts += [*lexicon.things, *lexicon.qualities]
-    for attribute in lexicon.attributes.values():
-        texts += attribute.said
-    for subject in lexicon.subjects.values():
-        texts += [*subject.said, *subject.tails]
-    for group in lexicon.baselines.values():
-        texts += group
-    return sorted({word for text in texts for word in letters(re.sub(r"\{.\}", " ", text))})
 
 
 def from_encoder(path: str, lexicon: Lexicon, width: int, count: int) -> tuple[list[str], np.ndarray]:
@@ -107,16 +88,6 @@ def reduce(views: np.ndarray, width: int) -> np.ndarray:
     left, singular, _ = np.linalg.svd(joined, full_matrices=False)
     vectors = left[:, :width] * singular[:width]
     return (LENGTH * vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-
-
-def far_words(lexicon: Lexicon, words: list[str], vectors: np.ndarray) -> list[str]:
-    """The half of the words that is least like any word of a caption: what sentences without meaning are made of.
-
-    Were a neighbour of a caption's word among them, training would teach that synonyms mean nothing.
-    """
-    ours = set(training_words(lexicon))
-    near = (vectors @ vectors[[word in ours for word in words]].T).max(1)
-    return [word for word, value in zip(words, near) if value < np.median(near)]
 
 
 def build_merges(words: Sequence[str], shared: int = 1500) -> list[Merge]:
@@ -180,8 +151,3 @@ def write(folder: Path, words: Sequence[str]) -> None:
     ) as file:  # no time stamp: the same bytes each time
         file.write(text.encode("utf-8"))
     (folder / "bpe.txt.gz").write_bytes(buffer.getvalue())
-
-
-def read(folder: Path) -> list[str]:
-    """The words of a folder that `write` filled."""
-    return (folder / "words.txt").read_text(encoding="utf-8").split()

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from assets.clip.train.worlds.lexicon import Lexicon, merge
-from assets.clip.train.worlds.templates import QUALITIES, THINGS, phrases
+from rewards.vision.training.lexicon import Lexicon
+from rewards.vision.training.model import Tower
+from rewards.vision.training.templates import QUALITIES, THINGS, phrases
 
 
 @dataclass(frozen=True)
 class Model:
-    """One shipped model.
+    """One shipped model."""
 
-    Attributes:
-        folder: where it lies.
-        worlds: the files of this folder that it learns.
-        taught: those worlds in a sentence.
-        size: side of its frames, pixels.
-        width: of its image tower.
-        mean: subtracted from pixels in [0, 1].
-        std: divides them.
-        clash: words of other topics that mean something in its worlds.
-    """
-
+    # Where it lies.
     folder: str
+    # The files of this folder that it learns, and these worlds in a sentence.
     worlds: tuple[str, ...]
     taught: str
-    size: int
-    width: int
-    mean: float
-    std: float
+    tower: Tower
+    # Words of other topics that mean something in its worlds.
     clash: tuple[str, ...] = ()
 
     def lexicon(self) -> Lexicon:
@@ -45,22 +37,47 @@ MODELS = {
         "rewards/vision/weights/lodestar",
         ("classic",),
         "CartPole, MountainCar and Pendulum",
-        size=64,
-        width=12,
-        mean=0.9,
-        std=0.25,
+        Tower(size=64, width=12, mean=0.9, std=0.25),
     ),
     "lodestar-96": Model(
         "rewards/vision/weights/lodestar-96",
         ("acrobot", "minigrid", "highway", "racing", "mujoco"),
         "Acrobot, MiniGrid, highway-env, CarRacing and poses of MuJoCo robots",
-        size=96,
-        width=16,
-        mean=0.4,
-        std=0.3,
+        Tower(size=96, width=16, mean=0.4, std=0.3),
         clash=phrases(
             "robot, person, woman, soldier, cat, dog, horse, elephant, train, "
             "green, golden, kneeling, running, dancing, broken"
         ),
     ),
 }
+
+
+def merge(
+    parts: Sequence[Lexicon], things: tuple[str, ...] = THINGS, qualities: tuple[str, ...] = QUALITIES
+) -> Lexicon:
+    """One lexicon of several; their names must not clash."""
+
+    def table(name: str) -> dict[str, Any]:
+        whole: dict[str, Any] = {}
+        for part in parts:
+            clash = whole.keys() & getattr(part, name).keys()
+            if clash:
+                raise ValueError(f"{name} of two lexicons share the names {sorted(clash)}; rename those of one")
+            whole |= getattr(part, name)
+        return whole
+
+    def chain(name: str) -> tuple[Any, ...]:
+        return tuple(item for part in parts for item in getattr(part, name))
+
+    return Lexicon(
+        chain("worlds"),
+        table("attributes"),
+        chain("opposites"),
+        table("subjects"),
+        table("baselines"),
+        chain("pairs"),
+        table("pairs_held_out"),
+        chain("verbatim"),
+        things,
+        qualities,
+    )

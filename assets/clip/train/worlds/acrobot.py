@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from assets.clip.train.worlds.lexicon import Attribute, Lexicon, Scene, Subject, World, bump, step, turn
-from assets.clip.train.worlds.templates import phrases
+from assets.clip.train.worlds.shapes import bump, step, turn
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, Subject, World
+from rewards.vision.training.templates import phrases
 
 ACROBOT = "Acrobot"
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from assets.clip.train.worlds.lexicon import Attribute, Lexicon, Scene, Subject, World, bump, near, step, turn
-from assets.clip.train.worlds.templates import phrases
+from assets.clip.train.worlds.shapes import bump, near, step, turn
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, Subject, World
+from rewards.vision.training.templates import phrases
 
 CARTPOLE, MOUNTAINCAR, PENDULUM = "CartPole", "MountainCar", "Pendulum"
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from assets.clip.train.worlds.lexicon import Attribute, Lexicon, Scene, States, Subject, World, bump, fact, step
-from assets.clip.train.worlds.templates import phrases
+from assets.clip.train.worlds.shapes import bump, fact, step
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, States, Subject, World
+from rewards.vision.training.templates import phrases
 
 HIGHWAY, RACING = "highway", "CarRacing"  # a car of no colour may be either's
 MANY = 10  # cars in a full picture

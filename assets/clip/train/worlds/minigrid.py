@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from assets.clip.train.worlds.lexicon import Attribute, Lexicon, Scene, States, Subject, World, fact, step
-from assets.clip.train.worlds.templates import phrases
+from assets.clip.train.worlds.shapes import fact, step
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, States, Subject, World
+from rewards.vision.training.templates import phrases
 
 GRID = "MiniGrid"
 # How often an id is drawn. Small grids more often: in the large ones a cell has only 4 to 6 pixels.

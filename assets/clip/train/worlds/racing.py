@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from assets.clip.train.worlds.highway import HIGHWAY, RACING
-from assets.clip.train.worlds.lexicon import Attribute, Lexicon, Scene, Subject, World, bump, fact, step
-from assets.clip.train.worlds.templates import phrases
+from assets.clip.train.worlds.shapes import bump, fact, step
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, Subject, World
+from rewards.vision.training.templates import phrases
 
 TURN_AHEAD = 9  # tiles of 3.5 m
 

@@ -1,4 +1,4 @@
-"""Captions for the in-domain CLIP, from a lexicon of `assets.clip.train.worlds`, and how true they are of frames.
+"""Captions for the in-domain CLIP, from a lexicon, and how true they are of frames.
 
 A caption is made from simulator state, so every pair (caption, frame) has a graded truth in [0, 1]: fuzzy membership
 per attribute, product for "and", 1 - membership for "not", 0 for whatever the frame does not show. Random sentences and
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assets.clip.train.worlds.lexicon import Lexicon, States
-from assets.clip.train.worlds.templates import (
+from rewards.vision.training.lexicon import Lexicon, States
+from rewards.vision.training.templates import (
     NEGATIONS,
     NEGATIONS_HELD_OUT,
     PAIRS,
@@ -30,7 +30,8 @@ class Caption:
 
     text: str
     worlds: tuple[int, ...]
-    claims: tuple[tuple[str, bool], ...] = ()  # (attribute, denied); none claims only that the subject is there
+    # (attribute, denied); none claims only that the subject is there.
+    claims: tuple[tuple[str, bool], ...] = ()
 
 
 def truth(lexicon: Lexicon, captions: Sequence[Caption], states: States) -> tuple[np.ndarray, np.ndarray]:
@@ -40,7 +41,8 @@ def truth(lexicon: Lexicon, captions: Sequence[Caption], states: States) -> tupl
         float32 in [0, 1] and bool, both (captions, frames).
     """
     table = {name: attribute.truth(states) for name, attribute in lexicon.attributes.items()}
-    meanings: dict[tuple[tuple[int, ...], tuple[tuple[str, bool], ...]], int] = {}  # many captions say the same
+    # Many captions say the same.
+    meanings: dict[tuple[tuple[int, ...], tuple[tuple[str, bool], ...]], int] = {}
     index = [meanings.setdefault((caption.worlds, caption.claims), len(meanings)) for caption in captions]
     about = np.zeros((len(meanings), len(states)), bool)
     value = np.zeros((len(meanings), len(states)), np.float32)
@@ -97,28 +99,33 @@ class Grammar:
         """One claim about one subject."""
         attribute = self.lexicon.attributes[name]
         subject = self.lexicon.subjects[attribute.about]
-        s, p, t = self.subject(attribute.about), self.predicate(name), self.pick(subject.tails)
-        t = t if subject.takes_tail(name, s + p) else ""
-        unseen = self.held_out == "phrasings"
-        templates = (
-            (NEGATIONS_HELD_OUT if unseen else NEGATIONS) if denied else (TEMPLATES_HELD_OUT if unseen else TEMPLATES)
-        )
+        s = self.subject(attribute.about)
+        p = self.predicate(name)
+        t = self.pick(subject.tails)
+        if not subject.takes_tail(name, s + p):
+            t = ""
+        templates = NEGATIONS if denied else TEMPLATES
+        if self.held_out == "phrasings":
+            templates = NEGATIONS_HELD_OUT if denied else TEMPLATES_HELD_OUT
         template = self.pick(templates)
+        # "On the left" alone does not say what is there.
         if "{s}" not in template and not attribute.alone:
-            template = templates[0]  # "on the left" alone does not say what is there
+            template = templates[0]
         said = s + p + t if "{s}" in template else p
         return Caption(template.format(s=s, p=p, t=t), self.lexicon.worlds_of(name, said), ((name, denied),))
 
     def pair(self) -> Caption:
         """Two claims about one picture, such as CartPole's pole and its cart."""
-        groups, held_out = self.lexicon.pairs, self.lexicon.pairs_held_out
+        groups = self.lexicon.pairs
+        held_out = self.lexicon.pairs_held_out
         if self.held_out == "pairs":
             first = self.pick(tuple(held_out))
             second = held_out[first]
         else:
             firsts, seconds = groups[int(self.rng.integers(len(groups)))] if len(groups) > 1 else groups[0]
             while True:
-                first, second = self.pick(firsts), self.pick(seconds)
+                first = self.pick(firsts)
+                second = self.pick(seconds)
                 if held_out.get(first) != second:
                     break
         attributes = self.lexicon.attributes
@@ -137,7 +144,9 @@ class Grammar:
 
     def nothing(self) -> Caption:
         """A sentence that no frame of ours shows: gibberish, other topics, a wrong subject or a wrong predicate."""
-        kind, rng, lexicon = self.rng.random(), self.rng, self.lexicon
+        kind = self.rng.random()
+        rng = self.rng
+        lexicon = self.lexicon
         if kind < 0.25:
             words = [
                 "".join(chr(97 + c) for c in rng.integers(26, size=rng.integers(2, 9)))
@@ -162,7 +171,8 @@ class Grammar:
         """A training batch: claims with their opposites beside them, denials, pairs, baselines, nothing."""
         captions: list[Caption] = []
         while len(captions) < count:
-            kind, name = self.rng.random(), self.pick(self.attributes)
+            kind = self.rng.random()
+            name = self.pick(self.attributes)
             if kind < 0.48:
                 captions.append(self.clause(name))
                 opposite = self.lexicon.opposite(name)
@@ -170,7 +180,7 @@ class Grammar:
                     captions.append(self.clause(str(opposite)))
             elif kind < 0.63:
                 captions.append(self.clause(name, denied=True))
-            elif kind < 0.78:
+            elif kind < 0.78 and self.lexicon.pairs:
                 captions.append(self.pair())
             elif kind < 0.84:
                 captions.append(self.baseline())
