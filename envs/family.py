@@ -1,10 +1,12 @@
 """What a family of environments knows about itself: its ids, observations, captions, goals and terminations.
 
-`envs/classic/family.py` and its siblings each define one `FAMILY`; `family_of` finds the one an id belongs to.
+`envs/classic/family.py` and its siblings each define one `FAMILY`; `family_of` finds the one an id belongs to. A user's
+own environment declares the same in its own file.
 """
 
 import functools
 import importlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -144,10 +146,18 @@ def simulator(env: gym.Env) -> Any:
 
 
 def family_of(spec: EnvSpec | None) -> Family:
-    """The family that knows `spec`; `other` if none does."""
+    """The family that knows `spec`: one of ours, else the `FAMILY` of the file that defines it, else `other`."""
     if spec is None:
         return OTHER
-    return next(family for family in families().values() if family.knows(spec))
+    family = next(family for family in families().values() if family.knows(spec))
+    if family is not OTHER:
+        return family
+    # The file was imported when the environment was registered.
+    module = sys.modules.get(entry(spec).partition(":")[0])
+    declared = vars(module).get("FAMILY") if module else None
+    if isinstance(declared, Family) and declared.knows(spec):
+        return declared
+    return OTHER
 
 
 def entry(spec: EnvSpec) -> str:

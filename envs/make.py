@@ -27,7 +27,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from envs import render
 from envs.batched import PROGRAMS
-from envs.family import Goal, entry, families, family_of
+from envs.family import OTHER, Goal, entry, families, family_of
 from envs.mujoco.family import warn_if_sparse
 from envs.observations import plain_actions
 from envs.residual import Residual, ResidualVector
@@ -97,7 +97,8 @@ def make(
     given = {"render_mode": mode, "max_episode_steps": max_episode_steps}
     # A constructor need not have a parameter render_mode, so None is left out.
     arguments = {**kwargs, **{key: value for key, value in given.items() if value is not None}}
-    quiet = family.name != "other"  # Gymnasium's passive checker helps with unknown ones; on ours it only costs time
+    # Gymnasium's passive checker helps with a user's own; on ours it only costs time.
+    quiet = family.name in families() and family is not OTHER
     try:
         env = gym.make(spec, disable_env_checker=quiet, **family.arguments(spec, arguments, frame_size))
     except (TypeError, AssertionError) as error:

@@ -59,7 +59,7 @@ def run(folder: Path, models: Sequence[str] = tuple(BATCHES), home: Path = peers
     """Measure all that can be measured; writes a row for every measurement."""
     import torch
 
-    from rewards.vision.encoder import MODELS
+    from rewards.vision.load import MODELS
 
     torch.set_num_threads(1)
     keep_freed_memory()  # as every run does
@@ -255,7 +255,7 @@ def _clip(model: str) -> Any:
     import gymnasium as gym
 
     from rewards.vision.clip import Clip, ClipConfig
-    from rewards.vision.encoder import MODELS
+    from rewards.vision.load import MODELS
 
     weights = "" if model in MODELS else "untrained"
     config = ClipConfig(goal=GOAL, baseline=BASELINE, alpha=ALPHA, model=model, weights=weights, batch_size=BATCH)

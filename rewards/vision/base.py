@@ -16,7 +16,9 @@ from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, Scored
-from rewards.vision.encoder import LODESTAR, UNTRAINED, shared
+from rewards.vision.encoder import shared
+from rewards.vision.load import LODESTAR, UNTRAINED
+from rewards.vision.pictures import goal_frames, is_picture_goal
 
 # The towers read 77 tokens at most.
 MAX_TEXT_CHARACTERS = 500
@@ -30,17 +32,25 @@ class VisionConfig(RewardConfig):
 
     # The fields that hold sentences.
     SENTENCES: ClassVar[tuple[str, ...]] = ("goal",)
-    goal: str = setting("", "what a frame should show, at most 500 characters; several sentences are separated by `|`")
+    goal: str = setting(
+        "",
+        "what a frame should show, at most 500 characters; several sentences are separated by `|`; or a picture's file,"
+        " a folder of pictures, or a recording, whose last steps show it",
+    )
+    shape: str = setting(None, "as of any reward; null: potential where a picture is the goal, else none")
     model: str = setting(
         LODESTAR,
         "`lodestar` or `lodestar-96`, the small models that ship (the command line takes the one that was taught the "
-        "environment), or a name of open_clip such as ViT-B-32",
+        "environment); a name of open_clip such as ViT-B-32; a folder; hf-hub:ORG/NAME; timm:NAME (pictures only)",
     )
     weights: str = setting("", "a file, a folder, a tag of open_clip such as `openai`, or `untrained`, the control")
     batch_size: int = setting(128, "frames per pass through the encoder; on a CPU each thread has its own", low=1)
     precision: str = setting("fp32", "the short ones are faster on a GPU", choices=("fp32", "bf16", "fp16"))
 
     def __post_init__(self) -> None:
+        if self.shape is None:
+            shown = any(is_picture_goal(part) for part in sentences(self.goal))
+            self.shape = "potential" if shown else "none"
         super().__post_init__()
         for name in self.SENTENCES:
             text = getattr(self, name)
@@ -144,23 +154,36 @@ class Vision(Reward):
         ]
 
     def meanings(self, field: str) -> np.ndarray:
-        """Unit embeddings (K, D) of a field's sentences; ValueError if there is none, or one too long for the model."""
+        """Unit embeddings (K, D) of a field's sentences, or of the pictures that show it.
+
+        A ValueError if there is none, one that is too long for the model, or a picture that cannot be used.
+        """
         name = f"{self.config.prefix}{field}"
-        texts = sentences(getattr(self.config, field))
-        if not texts:
+        parts = sentences(getattr(self.config, field))
+        if not parts:
             raise ValueError(f"{name} is empty; {EXAMPLES.get(field, 'write a sentence')}")
-        for text in texts:
-            if self.encoder.trained_on is not None and not text.isascii():
-                letter = next(letter for letter in text if not letter.isascii())
-                raise ValueError(
-                    f"{name} has {letter!r} in {text!r}, and {self.config.model} was taught English in plain letters; "
-                    "translate it, or take a public model"
-                )
-            excess = self.encoder.excess(text)
-            if excess:
-                raise ValueError(f"{name} is {excess} tokens longer than {self.config.model} reads: {text!r}; cut it")
-        self.sentences += texts
-        return self.encoder.text(texts)
+        embeddings = []
+        for part in parts:
+            if is_picture_goal(part):
+                frames = goal_frames(part, self.encoder.size, name)
+                embeddings.append(self.encoder.image(frames, self.config.batch_size).astype(np.float32))
+            else:
+                embeddings.append(self._read_sentence(part, name))
+        return np.concatenate(embeddings)
+
+    def _read_sentence(self, text: str, name: str) -> np.ndarray:
+        """The unit embedding (1, D) of a sentence of an option."""
+        if self.encoder.trained_on is not None and not text.isascii():
+            letter = next(letter for letter in text if not letter.isascii())
+            raise ValueError(
+                f"{name} has {letter!r} in {text!r}, and {self.config.model} was taught English in plain letters; "
+                "translate it, or take a public model"
+            )
+        excess = self.encoder.excess(text)
+        if excess:
+            raise ValueError(f"{name} is {excess} tokens longer than {self.config.model} reads: {text!r}; cut it")
+        self.sentences.append(text)
+        return self.encoder.text([text])
 
 
 EXAMPLES = {

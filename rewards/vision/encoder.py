@@ -1,46 +1,38 @@
-"""One way to a CLIP: the small models that ship with the suite, any open_clip model, a file, a folder, the hub.
+"""Embeddings of frames and sentences by one model, whichever `rewards.vision.load` finds, with a cache of frames.
 
-The small models need no open_clip (`small_clip`); everything else goes through its own `create_model`. A model that
-cannot be had is refused before anything heavy is imported: open_clip retries a dead network for most of a minute, and
-without weights it returns a random model with no more than a logged warning. Rewards that use the same model share it
-and its cache (`shared`).
+Rewards that use the same model share it and its cache (`shared`).
 """
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import functools
-import json
 import logging
 import os
 import re
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from importlib.resources import files
-from pathlib import Path
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 from weakref import WeakValueDictionary
 
 import numpy as np
 
+from rewards.vision.load import (
+    CONFIG_FILE,
+    LODESTAR,
+    MODELS,
+    UNTRAINED,
+    check_reachable,
+    create_model,
+    find_folder,
+    read_training,
+)
+
 if TYPE_CHECKING:
     import torch
-
-LODESTAR = "lodestar"
-UNTRAINED = "untrained"
-LOCAL = "local-dir:"
-CONFIG_FILE = "open_clip_config.json"
-PHRASES_FILE = "phrases.json"
-SHIPPED_WEIGHTS = Path(str(files(__package__) / "weights" / "lodestar"))
-# Our own models: name -> folder.
-MODELS = {LODESTAR: SHIPPED_WEIGHTS, "lodestar-96": SHIPPED_WEIGHTS.with_name("lodestar-96")}
 
 # 2 MB at 64 numbers an embedding.
 CACHE_CAPACITY = 16384
@@ -67,7 +59,7 @@ def shared(
         try:
             encoder = ClipEncoder(model, weights, seed=seed, device=device, precision=precision)
             _live_encoders[key] = encoder
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, FileNotFoundError, ImportError) as error:
             raise type(error)(str(error).replace("reward.clip.", f"reward.{reward}.")) from error
     return encoder
 
@@ -78,7 +70,7 @@ def model_for(env: str) -> str:
     for model, folder in MODELS.items():
         if not (folder / CONFIG_FILE).is_file():
             continue
-        training = _read_training(folder) or {}
+        training = read_training(folder) or {}
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in training.get("worlds", [])):
             return model
     return LODESTAR
@@ -87,32 +79,34 @@ def model_for(env: str) -> str:
 class ClipEncoder:
     """Both towers of a CLIP, its tokenizer and its preprocessing; what is known of its training, if anything.
 
-    The model is one of `MODELS`, or a name that open_clip knows; weights are "" (the shipped ones), a file, a folder, a
-    tag of open_clip, or "untrained", drawn with `seed`; the precision is "fp32", "bf16" or "fp16". Raises ValueError
-    for an unknown model or tag, or weights of another model; FileNotFoundError for weights that cannot be had.
+    The model is what `rewards.vision.load` takes; weights are "" (those that belong to it), a file, a folder, a tag of
+    open_clip, or "untrained", drawn with `seed`; the precision is "fp32", "bf16" or "fp16". Raises ValueError for an
+    unknown model or tag, or weights of another model; FileNotFoundError for weights that cannot be had; ImportError for
+    a model that needs a package which is not installed.
     """
 
     def __init__(
         self, model: str, weights: str, *, seed: int = 0, device: str = "cpu", precision: str = "fp32"
     ) -> None:
-        folder = _model_folder(model, weights)
+        folder = find_folder(model, weights)
         if folder is None and weights != UNTRAINED and not os.path.isfile(weights):
-            _check_reachable(model, weights)
+            check_reachable(model, weights)
         import torch
 
         self.torch = torch
+        self.model_name = model
         self.device = device
         self.precision = precision
         # Untrained weights are drawn by the global generator, which must not move for others.
         with _silence_logging(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            loaded, self.tokenizer = _create_model(model, weights, folder)
+            loaded, self.tokenizer = create_model(model, weights, folder)
             self.model = loaded.to(device).eval().requires_grad_(False)
         self._read_preprocessing()
         # A small ResNet is faster with its channels last; a ViT does not care.
         if self.size <= 96:
             self.model.to(memory_format=torch.channels_last)
-        self.trained_on = _read_training(folder) if weights != UNTRAINED else None
+        self.trained_on = read_training(folder) if weights != UNTRAINED else None
         self.name = " ".join(["clip", model, weights, precision])
         if weights == UNTRAINED:
             self.name += f" {seed}"
@@ -210,6 +204,11 @@ class ClipEncoder:
 
     def text(self, sentences: list[str]) -> np.ndarray:
         """Unit embeddings of sentences, float32 (N, D), at least one; each is read once."""
+        if self.tokenizer is None:
+            raise ValueError(
+                f"reward.clip.model={self.model_name} sees pictures and reads no words ({sentences[0]!r}); give a "
+                "picture as goal, or an encoder with words"
+            )
         # One by one, so that no sentence's last digit depends on the batch.
         for sentence in dict.fromkeys(sentences):
             if sentence in self._texts:
@@ -222,6 +221,9 @@ class ClipEncoder:
 
     @property
     def width(self) -> int:
+        if self.tokenizer is None:
+            frame = np.zeros((1, self.size, self.size, 3), np.uint8)
+            return int(self.image(frame, 1).shape[1])
         return int(self.text(["a"]).shape[1])
 
     def excess(self, sentence: str) -> int:
@@ -359,196 +361,6 @@ def blanks(frames: np.ndarray) -> np.ndarray:
     if blank.any():
         blank[blank] = (frames[blank] == corner[blank]).all((1, 2, 3))
     return blank
-
-
-def _model_folder(model: str, weights: str) -> Path | None:
-    """The folder in open_clip's layout that describes the model, if one does."""
-    if weights.startswith(LOCAL):
-        folder: Path | None = Path(weights.removeprefix(LOCAL))
-    elif model.startswith(LOCAL):
-        folder = Path(model.removeprefix(LOCAL))
-    elif weights and os.path.isdir(weights):
-        folder = Path(weights)
-    else:
-        folder = MODELS.get(model)
-    if folder is None or (folder / CONFIG_FILE).is_file():
-        return folder
-    if folder == MODELS.get(model):
-        fix = "reinstall lodestar-rl, or give reward.clip.weights=local-dir:<folder>"
-        raise FileNotFoundError(f"the model {model}, which ships with Lodestar, is not in {folder}; {fix}")
-    raise FileNotFoundError(f"{folder} is no folder of a CLIP: it has no {CONFIG_FILE}; check reward.clip.weights")
-
-
-def _check_reachable(model: str, weights: str) -> None:
-    """Refuse weights that would have to be downloaded and cannot be; cheap checks first."""
-    if not weights:
-        choices = "a file, a folder, a tag such as 'openai', or 'untrained' for the control"
-        raise ValueError(f"reward.clip.model={model!r} needs reward.clip.weights: {choices}")
-    if os.sep in weights or weights.endswith((".pt", ".pth", ".bin", ".safetensors")):
-        raise FileNotFoundError(f"reward.clip.weights={weights!r} does not exist; give a file or folder with weights")
-    url = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        why = "HF_HUB_OFFLINE forbids to download it"
-    elif not _can_connect(url):
-        why = f"{urlsplit(url).hostname} cannot be reached"
-    else:
-        return
-    hf_home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
-    hub = Path(os.environ.get("HF_HUB_CACHE") or hf_home / "hub").expanduser()
-    urls = Path("~/.cache/clip").expanduser()
-    # Only a cache that holds anything is worth the import of open_clip.
-    if (any(hub.glob("models--*")) or any(urls.glob("*"))) and _is_cached(model, weights, urls):
-        return
-    raise FileNotFoundError(
-        f"the weights {weights!r} of {model!r} are neither a file nor in the cache ({hub}), and {why}; "
-        "give reward.clip.weights=<path to a file>, or use reward.clip.model=lodestar, which needs no download"
-    )
-
-
-def _can_connect(url: str, patience: float = 1.5) -> bool:
-    """Whether a connection opens within `patience` seconds; the look-up of the name counts too."""
-    import socket
-
-    parts = urlsplit(getproxies().get("https") or url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    connected = threading.Event()
-
-    def connect() -> None:
-        with suppress(OSError):
-            socket.create_connection((parts.hostname or "", port), timeout=patience).close()
-            connected.set()
-
-    # A daemon thread, because a name server that does not answer has no timeout of its own.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(patience)
-    return connected.is_set()
-
-
-def _is_cached(model: str, weights: str, urls: Path) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-    from open_clip import get_pretrained_cfg
-
-    published = get_pretrained_cfg(model.replace("/", "-"), weights)
-    if not published:
-        return False
-    repository, _, file = (published.get("hf_hub") or "").rpartition("/")
-    names = [file] if file else ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"]
-    if repository and any(isinstance(try_to_load_from_cache(repository, name), str) for name in names):
-        return True
-    return bool(published.get("url")) and (urls / os.path.basename(published["url"])).is_file()
-
-
-def _create_model(model: str, weights: str, folder: Path | None) -> tuple[Any, Any]:
-    """A model with its weights, and its tokenizer."""
-    from rewards.vision import small_clip
-
-    if folder is not None and not os.path.isfile(weights) and small_clip.is_small(folder):
-        with _explain_failure(model, str(folder)):
-            small = small_clip.load(folder, untrained=weights == UNTRAINED)
-            small.fold()
-            return small, small_clip.Tokenizer(folder)
-    import open_clip
-
-    if folder is None:
-        _check_names(model, weights)
-        name = model
-        options: dict[str, Any] = {
-            "pretrained": None if weights == UNTRAINED else weights,
-            "force_preprocess_cfg": _published_preprocessing(model, weights),
-        }
-    else:
-        name = f"{LOCAL}{folder}"
-        options = {"load_weights": weights != UNTRAINED}
-    source = weights if os.path.isfile(weights) else str(folder or weights)
-    with _explain_failure(model, source):
-        loaded = open_clip.create_model(name, pretrained_text=False, **options)
-        if folder is not None and os.path.isfile(weights):
-            open_clip.load_checkpoint(loaded, weights)
-    return loaded, _create_tokenizer(model, folder)
-
-
-def _check_names(model: str, weights: str) -> None:
-    """ValueError for a model that open_clip does not know, or a tag that the model does not have."""
-    import open_clip
-
-    if model not in open_clip.list_models():
-        nearest = difflib.get_close_matches(model, [*MODELS, *open_clip.list_models()], n=1)
-        hint = "`open_clip.list_models()` names all of them"
-        if nearest:
-            hint = f"did you mean {nearest[0]!r}?"
-        raise ValueError(f"there is no CLIP called {model!r}; {hint}")
-    if weights == UNTRAINED or os.path.isfile(weights):
-        return
-    tags = open_clip.list_pretrained_tags_by_model(model)
-    if weights.lower().replace("-", "_") not in [tag.replace("-", "_") for tag in tags]:
-        problem = f"neither a file nor weights that open_clip knows for {model}"
-        raise ValueError(f"reward.clip.weights={weights!r} is {problem}: {', '.join(tags) or 'none'}")
-
-
-@contextmanager
-def _explain_failure(model: str, source: str) -> Iterator[None]:
-    """Turn what open_clip and torch raise into one sentence about the model and the source of its weights."""
-    try:
-        yield
-    except (FileNotFoundError, ConnectionError) as error:
-        raise FileNotFoundError(f"the weights {source!r} of {model!r} could not be had: {error}") from error
-    except Exception as error:
-        reason = f"{type(error).__name__}: {_first_words(error)}"
-        raise ValueError(f"{source} does not hold the weights of a CLIP of the kind {model!r} ({reason})") from error
-
-
-def _first_words(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]
-
-
-def _published_preprocessing(model: str, weights: str) -> dict[str, Any] | None:
-    """What the published weights of a model agree on; without it open_clip takes OpenAI's for any bare file."""
-    import open_clip
-
-    if not os.path.isfile(weights):
-        return None
-    tags = open_clip.list_pretrained_tags_by_model(model)
-    configs = [open_clip.get_pretrained_cfg(model, tag) or {} for tag in tags]
-    common = {}
-    for key in ("mean", "std", "interpolation", "resize_mode"):
-        # As JSON, because lists have no hash.
-        values = {json.dumps(config.get(key)) for config in configs}
-        if len(values) == 1:
-            value = json.loads(values.pop())
-            if value is not None:
-                common[key] = value
-    return common or None
-
-
-def _create_tokenizer(model: str, folder: Path | None) -> Any:
-    import open_clip
-
-    if folder is None:
-        # Some models take a tokenizer from the hub, so this can fail for want of a network.
-        try:
-            return open_clip.get_tokenizer(model)
-        except Exception as error:
-            raise FileNotFoundError(f"the tokenizer of {model!r} could not be had: {_first_words(error)}") from error
-    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    settings = config["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}
-    merges = settings.get("bpe_path")
-    name = f"{LOCAL}{folder}"
-    if not merges:
-        return open_clip.get_tokenizer(name)
-    # open_clip takes the path literally; in a folder that may lie anywhere it means a file beside the config.
-    return open_clip.get_tokenizer(name, bpe_path=str(folder / merges))
-
-
-def _read_training(folder: Path | None) -> dict[str, Any] | None:
-    """What phrases.json says of a model's training: `supervision`, `phrases`, `words`, `near`."""
-    if folder is None:
-        return None
-    path = folder / PHRASES_FILE
-    if not path.is_file():
-        return None
-    training: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return training
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from envs.transitions import Transitions
 from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, RunningMeanStd
 from rewards.exploration.learned import ALL_COLUMNS, Layout, refuse_rows
-from rewards.vision.encoder import LODESTAR, ClipEncoder, shared
+from rewards.vision.encoder import ClipEncoder, shared
+from rewards.vision.load import LODESTAR
 
 EVERY_PIXEL = 1 << 30  # no image counts as one: it is a row of numbers like the rest
 MIN_DEVIATION = 1e-6

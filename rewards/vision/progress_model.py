@@ -52,7 +52,8 @@ from rewards.llm.client import Breaker, JudgeError, in_parallel
 from rewards.llm.judges.base import make_judge
 from rewards.llm.store import AnswerStore, Label
 from rewards.vision.base import Vision, VisionConfig, shows, unit_mean
-from rewards.vision.encoder import UNTRAINED, ClipEncoder, blanks
+from rewards.vision.encoder import ClipEncoder, blanks
+from rewards.vision.load import UNTRAINED
 from rewards.vision.recorded_progress import write_labels
 
 ASK_MODES = ("beside", "at_once")

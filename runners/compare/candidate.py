@@ -16,6 +16,7 @@ from envs.transitions import Transitions
 from lodestar.files import regular, replacing, save_arrays
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.mix.mix import Stream
+from rewards.vision.pictures import is_picture_goal
 from runners.compare.sample import Sample, SampleSpec
 
 # Rows that a goal reward may learn from until it is ready.
@@ -77,9 +78,11 @@ class Candidate:
         return training["phrases"], self.encoder.text(training["phrases"])
 
     def sentence(self, field: str) -> str:
-        """A sentence of its settings: goal, negative or baseline; empty where it has none."""
+        """A sentence of its settings: goal, negative or baseline; empty where it has none, or a picture."""
         text = getattr(self.config, field, "")
-        return text if isinstance(text, str) else ""
+        if not isinstance(text, str) or is_picture_goal(text):
+            return ""
+        return text
 
     def with_settings(self, **changes: Any) -> "Candidate":
         """The same reward with other settings, on the same sample."""

@@ -12,6 +12,8 @@ choice, checked against sentences known to be good and bad (`benchmarks bad-prom
                              known, a Spearman's correlation with it of 0.7 or more; or another reading contradicts it
     usable                   else; words that the model lacks are then a note
 
+A reward is weak, too, where the untrained model or a sentence without meaning does better.
+
 A model may read a sentence as the goal that does not mean it. Two other readings of it are scored, too: the sentence
 with each word that the model was never taught exchanged for the nearest one that it was, whose AUROC must not be below
 0.7 (a pole that "toppled" may be read as upright, one that is "falling" is not); and its clauses, none of which may
@@ -20,7 +22,8 @@ have an AUROC below 0.3 at half of its spread ("the flag is at the peak and the 
 Intervals resample rows as if they were independent; those of episodes are not, so they are a little too narrow.
 
 A bonus has no truth to be compared with: it is usable where it is not constant, and only training shows whether it
-helps. The same holds for a goal reward in an environment without known goals (`not judged`).
+helps. The same holds for a goal reward in an environment without known goals (`not judged`), unless its words are
+unknown to the model, or a control follows the task's own reward better: then it is weak.
 """
 
 import copy
@@ -56,6 +59,8 @@ MIN_PHRASE_SPREAD = 0.05
 USABLE_AUROC = 0.85
 USABLE_PHRASE_SPREAD = 0.15
 USABLE_SPEARMAN = 0.7
+# By how much a control has to be better to count as such.
+CONTROL_MARGIN = 0.02
 MAX_BLANK_SHARE = 0.2
 # Steps of an episode whose order is looked at.
 MIN_ORDERED_STEPS = 5
@@ -103,8 +108,8 @@ def card(candidate: Candidate, goal: int | None) -> Card:
         "audit": audit(candidate, goal),
     }
     for field in ("goal", "negative", "baseline"):
-        sentence = candidate.sentence(field)
-        if sentence:
+        sentence = getattr(candidate.config, field, "")
+        if isinstance(sentence, str) and sentence:
             report["sentences"][field] = sentence
     if not counted.all():
         # States along the axis of the environment's family.
@@ -221,7 +226,13 @@ def _controls(candidate: Candidate, truth: np.ndarray | None, target: np.ndarray
     """The same reward with sentences that should not work, and with untrained weights."""
     goal = candidate.sentence("goal")
     # The goal of a bonus has another meaning.
-    if candidate.reward.role == "bonus" or not goal:
+    if candidate.reward.role == "bonus":
+        return []
+    if not goal:
+        # A picture has no opposite in words.
+        is_shown = bool(getattr(candidate.config, "goal", ""))
+        if is_shown and candidate.reward.control:
+            return [_control(candidate, "untrained", candidate.reward.control, truth, target)]
         return []
     negative = candidate.sentence("negative")
     opposite = negative or " | ".join(f"not {part.strip()}" for part in goal.split("|"))
@@ -298,7 +309,7 @@ def order(sample: Sample, values: np.ndarray, truth: np.ndarray) -> Card | None:
 def _readings(candidate: Candidate, truth: np.ndarray) -> list[Card]:
     """The goal in words that the model was taught, and its clauses: AUROC, and spread over that of the goal."""
     goal = candidate.sentence("goal")
-    if candidate.phrases is None or "|" in goal or candidate.reward.role == "bonus":
+    if candidate.phrases is None or not goal or "|" in goal or candidate.reward.role == "bonus":
         return []
     readings = [("in words it was taught", candidate.encoder.reworded(goal))]
     clauses = list(filter(None, map(str.strip, CLAUSES.split(goal))))
@@ -445,7 +456,10 @@ def verdict(report: Card) -> tuple[str, list[str]]:
         return USABLE, [f"not constant ({report['nonzero']:.0%} of the rows are not zero); {why}"]
     truth = report["truth"]
     if truth is None:
-        return NOT_JUDGED, ["no goals are known for this environment; compared with the task's reward instead"]
+        doubts = [note.split(";")[0] for note in report["notes"] if UNFAMILIAR in note]
+        doubts += _controls_that_win(report, report["task"], "spearman")
+        reason = "no goals are known for this environment; compared with the task's reward instead"
+        return (WEAK if doubts else NOT_JUDGED), [*doubts, reason]
     wrong = []
     doubts = []
     if truth["spearman_interval"][1] < 0:
@@ -466,6 +480,7 @@ def verdict(report: Card) -> tuple[str, list[str]]:
     if truth["spearman"] <= nonsense.get("spearman", -math.inf) + 0.02:
         wrong.append(f"{nonsense['sentence']!r} does as well (Spearman {nonsense['spearman']:.2f})")
     doubts += _doubts_about_words(report)
+    doubts += _controls_that_win(report, truth, "auroc")
     if report["blank"] >= MAX_BLANK_SHARE:
         doubts.append(f"{report['blank']:.0%} of the frames have one single colour")
     if wrong:
@@ -473,6 +488,19 @@ def verdict(report: Card) -> tuple[str, list[str]]:
     if doubts:
         return WEAK, doubts
     return USABLE, [f"AUROC {area:.2f}, Spearman {truth['spearman']:.2f}"]
+
+
+def _controls_that_win(report: Card, own: Card, measure: str) -> list[str]:
+    """Where a reward that knows nothing does better than this one."""
+    doubts = []
+    for row in report["controls"]:
+        value = row.get(measure, math.nan)
+        if row["kind"] in ("gibberish", "untrained") and value > own[measure] + CONTROL_MARGIN:
+            name = {"auroc": "AUROC", "spearman": "Spearman"}[measure]
+            doubts.append(
+                f"the control {row['kind']!r} does better ({name} {value:.2f}, this reward {own[measure]:.2f})"
+            )
+    return doubts
 
 
 def _doubts_about_words(report: Card) -> list[str]:

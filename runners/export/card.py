@@ -71,7 +71,7 @@ def settings(config: TrainConfig) -> list[str]:
 
 def vision(config: TrainConfig) -> list[str]:
     """For each reward that sees: whether its model was trained on this environment."""
-    from rewards.vision.encoder import MODELS
+    from rewards.vision.load import MODELS
 
     sentences = []
     env_id = config.env.rpartition(":")[2]

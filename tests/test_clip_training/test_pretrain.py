@@ -11,7 +11,7 @@ from assets.clip.train.evaluate import clip_score, correlation, measure
 from assets.clip.train.themes import THEMES_HELD_OUT
 from assets.clip.train.worlds import MODELS
 from assets.clip.train.worlds.classic import LEXICON
-from rewards.vision.encoder import MODELS as SHIPPED
+from rewards.vision.load import MODELS as SHIPPED
 from rewards.vision.training import fit, words
 from rewards.vision.training import model as training_model
 from rewards.vision.training.captions import Caption, Grammar, truth

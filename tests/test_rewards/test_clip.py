@@ -11,9 +11,10 @@ from rollouts import blank
 
 import rewards
 from envs.steps import Cursor, from_gym_step
-from rewards.vision import encoder as encoder_module
+from rewards.vision import load as load_module
 from rewards.vision.clip import Clip, ClipConfig, goal_reward
-from rewards.vision.encoder import MODELS, SHIPPED_WEIGHTS, ClipEncoder, blanks, model_for, shared
+from rewards.vision.encoder import ClipEncoder, blanks, model_for, shared
+from rewards.vision.load import MODELS, SHIPPED_WEIGHTS
 
 UP = "pole vertically upright on top of the cart"
 SIZE = 64
@@ -327,7 +328,7 @@ def test_a_name_server_that_hangs_does_not_hold_us(monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", hang)
     start = time.time()
-    assert not encoder_module._can_connect("https://huggingface.co")
+    assert not load_module._can_connect("https://huggingface.co")
     assert time.time() - start < 2.5
 
 
@@ -335,15 +336,15 @@ def test_the_hub_is_looked_for_at_its_own_port_or_at_that_of_the_proxy(monkeypat
     import socket
 
     asked, proxies = [], {}
-    monkeypatch.setattr(encoder_module, "getproxies", lambda: proxies)
+    monkeypatch.setattr(load_module, "getproxies", lambda: proxies)
     with socket.create_server(("127.0.0.1", 0)) as server:
         here = server.getsockname()
-        assert encoder_module._can_connect(f"http://127.0.0.1:{here[1]}")
+        assert load_module._can_connect(f"http://127.0.0.1:{here[1]}")
         monkeypatch.setattr(socket, "create_connection", lambda place, timeout: asked.append(place) or server.dup())
         for url in ("https://hub", "http://hub", "https://hub:99/x"):
-            assert encoder_module._can_connect(url)
+            assert load_module._can_connect(url)
         proxies["https"] = "http://proxy:3128"
-        assert encoder_module._can_connect("https://hub")
+        assert load_module._can_connect("https://hub")
     assert asked == [("hub", 443), ("hub", 80), ("hub", 99), ("proxy", 3128)]
 
 
@@ -359,7 +360,7 @@ def test_weights_are_in_the_cache_of_the_hub_or_of_addresses(monkeypatch, tmp_pa
     def cached(model="ViT-B/32", **given):
         known.clear()
         known.update(given)
-        return encoder_module._is_cached(model, "tag", tmp_path)
+        return load_module._is_cached(model, "tag", tmp_path)
 
     assert cached(hf_hub="a/b/") and not cached(hf_hub="a/b/c.bin") and not cached(hf_hub="a/x/")
     assert cached(url="https://x/y/d.pt") and not cached(url="https://x/y/e.pt") and not cached(hf_hub="")
@@ -367,14 +368,14 @@ def test_weights_are_in_the_cache_of_the_hub_or_of_addresses(monkeypatch, tmp_pa
 
 
 def test_only_a_folder_with_phrases_says_what_a_model_was_taught(tmp_path):
-    assert encoder_module._read_training(None) is None and encoder_module._read_training(tmp_path) is None
+    assert load_module.read_training(None) is None and load_module.read_training(tmp_path) is None
     (tmp_path / "phrases.json").write_text('{"near": 0.5}')
-    assert encoder_module._read_training(tmp_path) == {"near": 0.5}
+    assert load_module.read_training(tmp_path) == {"near": 0.5}
 
 
 def test_a_bare_file_gets_the_preprocessing_of_its_kind():
     """open_clip assumes OpenAI's mean for any bare file, which is wrong for SigLIP."""
-    assert encoder_module._published_preprocessing("ViT-B-16-SigLIP", __file__)["mean"] == [0.5, 0.5, 0.5]
+    assert load_module._published_preprocessing("ViT-B-16-SigLIP", __file__)["mean"] == [0.5, 0.5, 0.5]
 
 
 def test_a_transition_of_a_real_environment_is_rewarded():

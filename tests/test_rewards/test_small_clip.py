@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rewards.vision import small_clip
-from rewards.vision.encoder import MODELS
+from rewards.vision.load import MODELS
 
 TEXTS = [
     "a pole standing upright",

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rewards.vision import small_clip
-from rewards.vision.encoder import CONFIG_FILE, PHRASES_FILE, SHIPPED_WEIGHTS
+from rewards.vision.load import CONFIG_FILE, PHRASES_FILE, SHIPPED_WEIGHTS
 from rewards.vision.training import words as vocabulary
 from rewards.vision.training.lexicon import Lexicon
 

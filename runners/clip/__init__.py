@@ -1,0 +1,1 @@
+"""A small CLIP for a user's own environment."""
