@@ -46,6 +46,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "explors": ("benchmarks.checks.explors:run", "rewards2"),
     "hilp": ("benchmarks.checks.hilp:run", "rewards2"),
     "bad-prompts": ("benchmarks.checks.bad_prompts:run", "vision"),
+    "own_world": ("benchmarks.checks.own_world:run", "models"),
     "nethack-speed": ("benchmarks.speed.nethack:run", "language"),
     "language-speed": ("benchmarks.speed.language:run", "language"),
     "reward-cost": ("benchmarks.speed.reward_cost:run", "rewards2"),

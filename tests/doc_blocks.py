@@ -37,6 +37,7 @@ SHORT = {
     "offline": ["steps=20", "queries=10", "episodes=1"],
     "tune": ["trials=1", "seeds=1", "test_seeds=1"],
     "transfer": ["budget=2"],
+    "clip": ["frames=200", "steps=1", "text_steps=1"],
 }
 SHORT["sweep"] = [*SHORT["train"], "seed=0"]
 SHORT["tune"] += SHORT["train"]

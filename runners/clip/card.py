@@ -67,6 +67,8 @@ def write_card(
             row.gibberish = auroc(nonsense, holds)
         rows.append(row)
     figures = {
+        # Of the first goal, or of the sentence that was said first.
+        "goal": rows[0].auroc,
         "auroc": _mean([row.auroc for row in rows]),
         "untrained": _mean([row.untrained for row in rows]),
         "gibberish": _mean([row.gibberish for row in rows]),

@@ -1,11 +1,11 @@
 """The fits of one environment's model."""
 
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
 
+from lodestar.files import make_folder
 from rewards.vision.training.captions import Grammar
 from rewards.vision.training.fit import Fit, train_image, train_text
 from rewards.vision.training.model import Tower, prepare, save, shipped_words
@@ -25,8 +25,7 @@ def train(config: ClipTraining, sentences: Sentences, seen: Seen, synonyms: Syno
     """Fit both towers and save the model; returns the CPU-seconds that this took."""
     begin = time.process_time()
     torch.set_num_threads(1)
-    folder = Path(config.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(config.out)
     baselines = [*sentences.describer.baselines, *sentences.constant]
     lexicon = make_lexicon(config.env, sentences.facts, sentences.opposites, baselines, synonyms)
     frames = np.stack(seen.frames)

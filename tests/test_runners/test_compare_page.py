@@ -313,9 +313,28 @@ def test_words_that_the_model_lacks_are_a_note_where_measurement_says_that_the_s
     assert judged(**unknown, spread=0.1) == WEAK and judged(**unknown, truth={"auroc": 0.6}) == DO_NOT
     assert judged(range=[0.5] * 5) == DO_NOT and judged(range=[float("nan")] * 5) == DO_NOT
     assert judged(role="bonus") == USABLE
-    assert verdict({"role": "goal", "range": [0, 0, 0, 0, 1.0], "truth": None, "nonzero": 1.0, "spread": None})[0] == (
-        NOT_JUDGED
+
+
+def test_without_a_goal_unknown_words_or_a_control_that_wins_are_a_warning():
+    nothing = {"role": "goal", "range": [0, 0, 0, 0, 1.0], "truth": None, "nonzero": 1.0, "spread": None}
+    nothing |= {"notes": [], "controls": [], "task": {"spearman": -0.19}}
+    assert verdict(nothing)[0] == NOT_JUDGED
+    unknown = {"notes": ["'a fox' is not like what this model was taught; look"]}
+    assert verdict(nothing | unknown) == (
+        WEAK,
+        [
+            "'a fox' is not like what this model was taught",
+            "no goals are known for this environment; compared with the task's reward instead",
+        ],
     )
+    untrained = {"kind": "untrained", "sentence": "a ball", "spearman": 0.23}
+    label, reasons = verdict(nothing | {"controls": [untrained]})
+    assert label == WEAK and reasons[0] == ("the control 'untrained' does better (Spearman 0.23, this reward -0.19)")
+    # A task without reward says nothing, and neither does a control that is only as good.
+    assert verdict(nothing | {"controls": [untrained], "task": {"spearman": float("nan")}})[0] == NOT_JUDGED
+    assert verdict(nothing | {"controls": [{**untrained, "spearman": -0.18}]})[0] == NOT_JUDGED
+    assert judged(controls=[{**untrained, "auroc": 0.99}], truth={"auroc": 0.9}) == WEAK
+    assert judged(controls=[{**untrained, "auroc": 0.5}]) == USABLE
 
 
 class Copied(Reward):
