@@ -26,7 +26,7 @@ GIBBERISH_SENTENCE = "qwv zzxk blorp"
 
 
 @dataclass
-class Row:
+class SentenceRow:
     """A sentence, the share of the training states of which it is true, and its AUROC on held-out states."""
 
     sentence: str
@@ -37,7 +37,7 @@ class Row:
     gibberish: float = math.nan
 
 
-class Scores:
+class HeldOutScores:
     """Cosines of sentences and the frames of held-out states."""
 
     def __init__(self, folder: str, weights: str, frames: np.ndarray) -> None:
@@ -54,12 +54,12 @@ def write_card(
 ) -> dict[str, float]:
     """Measure the model on held-out states and write README.md beside it; returns the figures."""
     frames = np.stack(held_out.frames)
-    trained = Scores(config.out, "", frames)
-    untrained = Scores(config.out, UNTRAINED, frames)
+    trained = HeldOutScores(config.out, "", frames)
+    untrained = HeldOutScores(config.out, UNTRAINED, frames)
     nonsense = trained([GIBBERISH_SENTENCE])[0]
     rows = []
     for text in sentences.sentences:
-        row = Row(text, float(said(text, seen).mean()))
+        row = SentenceRow(text, float(said(text, seen).mean()))
         holds = said(text, held_out)
         if MIN_STATES <= holds.sum() <= len(holds) - MIN_STATES:
             row.auroc = auroc(trained([text])[0], holds)
@@ -100,7 +100,7 @@ def split_captions(lexicon: Lexicon, synonyms: Synonyms) -> dict[str, list[Capti
     return splits
 
 
-def measure(lexicon: Lexicon, scores: Scores, captions: list[Caption], states: States) -> list[float]:
+def measure(lexicon: Lexicon, scores: HeldOutScores, captions: list[Caption], states: States) -> list[float]:
     """The AUROC of each caption whose truth is above and below one half in some of the states."""
     areas = []
     for caption in captions:
@@ -117,7 +117,7 @@ def _mean(values: list[float]) -> float:
 
 
 def card_text(
-    config: ClipTraining, rows: list[Row], figures: dict[str, float], states: int, constant: list[str]
+    config: ClipTraining, rows: list[SentenceRow], figures: dict[str, float], states: int, constant: list[str]
 ) -> str:
     """The card in Markdown."""
     splits = {

@@ -45,8 +45,8 @@ class Describer:
 
     def _read(self, source: str) -> None:
         """The function or the list of goals at module:name."""
-        if not MODULE_AND_CLASS.fullmatch(source):
-            place, _, name = source.rpartition(":")
+        place, _, name = source.rpartition(":")
+        if not MODULE_AND_CLASS.fullmatch(source) or place.endswith(".py"):
             raise UsageError(f"captions={source} is no module:name; give {module_name(place)}:{name or 'caption'}")
         # A user's file may raise anything.
         try:
@@ -59,9 +59,8 @@ class Describer:
             self.goals = list(value)
         else:
             kind = type(value).__name__
-            raise UsageError(
-                f"captions={source} is a {kind}; give a function of a state, or a list of envs.family.Goal"
-            )
+            fix = "give a function of a state, or a list of envs.family.Goal"
+            raise UsageError(f"captions={source} is of type {kind}; {fix}")
 
     def __call__(self, env: gym.Env) -> tuple[Truths, dict[str, float]]:
         """Sentence -> truth in [0, 1] of the state that an environment is in, and prompt -> degree of its goals."""

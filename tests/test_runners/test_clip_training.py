@@ -157,7 +157,7 @@ def test_a_caption_is_a_sentence_several_or_graded_ones(own_file, said, truths):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("caption = 3", "captions=my_words:caption is a int; give a function, or a list of envs.family.Goal"),
+        ("caption = 3", "captions=my_words:caption is of type int; give a function of a state"),
         ("def other(env): pass", "captions=my_words:caption cannot be had: AttributeError"),
         ("def caption(env): return 7", "returned 7 for a state; return a sentence, a list of sentences"),
         ("def caption(env): return {'a': 2}", "says that 'a' is 2 true; give a truth in"),
@@ -172,10 +172,14 @@ def test_captions_that_cannot_be_used_are_one_sentence(own_file, text, sentence)
             Describer(env, name)(env)
 
 
+class Wordless(red_ball.RedBall):
+    """Of a file without a FAMILY."""
+
+
 def test_an_environment_without_words_needs_captions():
     with closing(make("CartPole-v1")) as env, pytest.raises(UsageError, match=r"captions=words\.py:say is no module"):
         Describer(env, "words.py:say")
-    gym.register("Wordless-v0", "gymnasium.envs.classic_control:CartPoleEnv")
+    gym.register("Wordless-v0", Wordless)
     with closing(make("Wordless-v0")) as env, pytest.raises(UsageError, match="declares neither goals nor captions"):
         Describer(env, "")
 

@@ -102,7 +102,7 @@ class Attribute:
 
 
 @dataclass(frozen=True)
-class Subject:
+class SubjectNames:
     """A kind of thing."""
 
     # (what a sentence says) -> names of the worlds where that can be seen.
@@ -128,7 +128,7 @@ class Lexicon:
     # Pairs of names; each is drawn beside the other.
     opposites: tuple[tuple[str, str], ...]
     # By their kinds.
-    subjects: dict[str, Subject]
+    subjects: dict[str, SubjectNames]
     # Kind -> sentences that only say what kind of picture it is.
     baselines: dict[str, tuple[str, ...]]
     # (names, names): two claims about one picture, one from each side; names of every pair share a world.

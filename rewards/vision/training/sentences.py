@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from operator import methodcaller
 
-from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, Subject, World
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, SubjectNames, World
 from rewards.vision.training.templates import QUALITIES, THINGS
 from rewards.vision.training.words import letters
 
@@ -31,7 +31,7 @@ Synonyms = Mapping[str, Sequence[str]]
 
 
 def split_sentence(sentence: str) -> tuple[str, str]:
-    """Subject, without its article, and predicate; the subject is empty where the sentence has none to be found."""
+    """SubjectNames, without its article, and predicate; the subject is empty where the sentence has none to be found."""
     text = sentence.strip().rstrip(".!").lower()
     match = WITH_VERB.fullmatch(text) or WITHOUT_VERB.fullmatch(text)
     if match is None:
@@ -75,7 +75,7 @@ def make_lexicon(
     """
     taught, held_out = taught_and_held_out(synonyms)
     attributes: dict[str, Attribute] = {}
-    subjects: dict[str, Subject] = {}
+    subjects: dict[str, SubjectNames] = {}
 
     def everywhere(text: str) -> tuple[str, ...]:
         return (env,)
@@ -90,7 +90,7 @@ def make_lexicon(
         if about not in subjects:
             names = with_synonyms(about, taught)
             other_names = [text for text in with_synonyms(about, held_out) if text not in names]
-            subjects[about] = Subject(everywhere, tuple(names), tuple(other_names or names))
+            subjects[about] = SubjectNames(everywhere, tuple(names), tuple(other_names or names))
     pictures: dict[str, tuple[str, ...]] = {}
     for about, subject in subjects.items():
         own = [f"a {name}" for name in subject.said if name]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from assets.clip.train.worlds.shapes import bump, step, turn
-from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, Subject, World
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, SubjectNames, World
 from rewards.vision.training.templates import phrases
 
 ACROBOT = "Acrobot"
@@ -122,7 +122,7 @@ LEXICON = Lexicon(
         ("acrobot_left", "acrobot_right"),
     ),
     subjects={
-        "acrobot": Subject(
+        "acrobot": SubjectNames(
             lambda text: (ACROBOT,),
             phrases(
                 "acrobot, double pendulum, arm, blue arm, pendulum, swinging arm, robot arm, chain of two links, "

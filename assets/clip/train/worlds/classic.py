@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from assets.clip.train.worlds.shapes import bump, near, step, turn
-from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, Subject, World
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, SubjectNames, World
 from rewards.vision.training.templates import phrases
 
 CARTPOLE, MOUNTAINCAR, PENDULUM = "CartPole", "MountainCar", "Pendulum"
@@ -223,7 +223,7 @@ def _rods(text: str) -> tuple[str, ...]:
 
 
 _SUBJECTS = {
-    "rod": Subject(
+    "rod": SubjectNames(
         _rods,
         _RODS,
         _RODS_HELD_OUT,
@@ -231,8 +231,8 @@ _SUBJECTS = {
         ("", "", "", "", " on the cart", " on top of the cart", " above the cart", " over the cart"),
         lambda name, said: "cart" not in said and name != "down",
     ),
-    "cart": Subject(lambda text: (CARTPOLE,), _CARTS, _CARTS_HELD_OUT, phrases("dolly, carrier")),
-    "car": Subject(
+    "cart": SubjectNames(lambda text: (CARTPOLE,), _CARTS, _CARTS_HELD_OUT, phrases("dolly, carrier")),
+    "car": SubjectNames(
         lambda text: (MOUNTAINCAR,),
         _CARS,
         _CARS_HELD_OUT,

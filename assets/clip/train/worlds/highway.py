@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from assets.clip.train.worlds.shapes import bump, fact, step
-from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, States, Subject, World
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, States, SubjectNames, World
 from rewards.vision.training.templates import phrases
 
 HIGHWAY, RACING = "highway", "CarRacing"  # a car of no colour may be either's
@@ -265,7 +265,7 @@ LEXICON = Lexicon(
         ("busy", "empty"),
     ),
     subjects={
-        "car": Subject(
+        "car": SubjectNames(
             _cars,
             phrases(
                 "green car, green car, green vehicle, green automobile, car, green rectangle, green box, own car, sedan"
@@ -273,7 +273,7 @@ LEXICON = Lexicon(
             phrases("green truck, green cab"),
             phrases("green block, green van"),
         ),
-        "cars": Subject(
+        "cars": SubjectNames(
             lambda text: (HIGHWAY,),
             phrases("two cars, cars, two vehicles, vehicles, two cars on the road, pair of cars"),
             phrases("two automobiles, trucks"),
@@ -281,7 +281,7 @@ LEXICON = Lexicon(
                 "two sedans",
             ),
         ),
-        "road": Subject(
+        "road": SubjectNames(
             lambda text: (HIGHWAY,),
             phrases("road, road ahead, lane, highway, street, lane ahead, way, motorway, way ahead"),
             phrases("freeway, roadway"),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from assets.clip.train.worlds.shapes import fact, step
-from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, States, Subject, World
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, States, SubjectNames, World
 from rewards.vision.training.templates import phrases
 
 GRID = "MiniGrid"
@@ -297,19 +297,19 @@ LEXICON = Lexicon(
         ("faces_up", "faces_down"),
     ),
     subjects={
-        "agent": Subject(
+        "agent": SubjectNames(
             lambda text: (GRID,),
             phrases("red triangle, red triangle, triangle, agent, red agent, player, red arrow, arrow, red player"),
             phrases("red pointer, hero"),
             phrases("red wedge, explorer"),
         ),
-        "door": Subject(
+        "door": SubjectNames(
             lambda text: (GRID,),
             phrases("door, gate, yellow door, coloured door, door of the room, door between the rooms, way"),
             phrases("doorway, entrance"),
             phrases("portal, hatch"),
         ),
-        "key": Subject(
+        "key": SubjectNames(
             lambda text: (GRID,),
             phrases("key, yellow key, coloured key, little key"),
             phrases(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from assets.clip.train.worlds.shapes import near, step
-from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, States, Subject, World
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, States, SubjectNames, World
 from rewards.vision.training.templates import phrases
 
 CHEETAH, HOPPER, WALKER, HUMANOID = "HalfCheetah", "Hopper", "Walker2d", "Humanoid"
@@ -282,7 +282,7 @@ LEXICON = Lexicon(
         ("arms_raised", "arms_down"),
     ),
     subjects={
-        "cheetah": Subject(
+        "cheetah": SubjectNames(
             lambda text: (CHEETAH,),
             phrases(
                 "cheetah robot, cheetah robot, cheetah, robot cheetah, running robot, half cheetah, cheetah machine"
@@ -292,7 +292,7 @@ LEXICON = Lexicon(
                 "robotic cheetah",
             ),
         ),
-        "robot": Subject(
+        "robot": SubjectNames(
             _robots,
             phrases(
                 "one-legged robot, two-legged robot, humanoid robot, robot, hopping robot, walking robot, robot with "
@@ -301,7 +301,7 @@ LEXICON = Lexicon(
             phrases("machine, one-legged machine"),
             phrases("monopod, biped"),
         ),
-        "humanoid": Subject(
+        "humanoid": SubjectNames(
             lambda text: (HUMANOID,),
             phrases("humanoid robot, humanoid, human robot, humanoid figure, robot, human figure"),
             phrases("android, mannequin"),

@@ -13,7 +13,7 @@ import numpy as np
 
 from assets.clip.train.worlds.highway import HIGHWAY, RACING
 from assets.clip.train.worlds.shapes import bump, fact, step
-from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, Subject, World
+from rewards.vision.training.lexicon import Attribute, Lexicon, Scene, SubjectNames, World
 from rewards.vision.training.templates import phrases
 
 TURN_AHEAD = 9  # tiles of 3.5 m
@@ -142,7 +142,7 @@ LEXICON = Lexicon(
     attributes=_ATTRIBUTES,
     opposites=(("on_track", "off_track"), ("straight", "curve"), ("curve_left", "curve_right")),
     subjects={
-        "racer": Subject(
+        "racer": SubjectNames(
             _racers,
             phrases(
                 "red car, red car, race car, racing car, red race car, car, small red car, red vehicle, sports car"
@@ -152,7 +152,7 @@ LEXICON = Lexicon(
                 "red roadster",
             ),
         ),
-        "track": Subject(
+        "track": SubjectNames(
             lambda text: (RACING,),
             phrases("track, race track, grey track, racing track, track ahead, course ahead"),
             phrases("circuit, raceway"),
