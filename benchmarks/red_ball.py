@@ -50,7 +50,7 @@ class RedBall(gym.Env):
         self.ball = np.clip(self.ball + STEP_LENGTH * DIRECTIONS[action], 0.05, 0.95)
         return self._observe(), 0.0, False, False, {}
 
-    def render(self) -> np.ndarray:
+    def render(self) -> Any:
         ticks = (np.arange(PICTURE_SIDE) + 0.5) / PICTURE_SIDE
         # Axis 0 of a picture is its row, which is y from the top.
         y, x = np.meshgrid(ticks, ticks, indexing="ij")
@@ -118,4 +118,4 @@ FAMILY = Family(
     scatter=scatter,
     success=lambda env, total, terminated, info: is_on_circle(env),
 )
-gym.register("RedBall-v0", RedBall, max_episode_steps=EPISODE_STEPS)
+gym.register("RedBall-v0", f"{__name__}:RedBall", max_episode_steps=EPISODE_STEPS)

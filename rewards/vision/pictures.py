@@ -51,8 +51,8 @@ def read_picture(path: Path, size: int, name: str) -> np.ndarray:
         raise ValueError(f"{name}: {path} cannot be read as a picture ({error}); save it as PNG or JPEG") from None
     mode = picture.mode
     if mode in CONVERTIBLE_MODES:
-        opacity = picture.convert("RGBA").getextrema()[3]
-        if opacity == (255, 255):
+        opacity = np.asarray(picture.convert("RGBA"))[..., 3]
+        if opacity.min() == 255:
             picture = picture.convert("RGB")
     if picture.mode != "RGB":
         raise ValueError(f"{name}: {path} has colours of mode {mode}, not RGB without transparency; save it as RGB")
@@ -69,7 +69,7 @@ def _last_frames(path: Path, size: int, name: str) -> np.ndarray:
         raise ValueError(f"{name}={path} has no frames; record with frames={size}")
     parts = episodes(batch)
     terminated = [part for part in parts if batch.terminated[part.stop - 1]]
-    rows = []
+    rows: list[int] = []
     for part in terminated or parts:
         rows += range(max(part.start, part.stop - GOAL_STEPS), part.stop)
     return np.ascontiguousarray(batch.frame[rows])

@@ -31,7 +31,7 @@ Synonyms = Mapping[str, Sequence[str]]
 
 
 def split_sentence(sentence: str) -> tuple[str, str]:
-    """SubjectNames, without its article, and predicate; the subject is empty where the sentence has none to be found."""
+    """The subject, without its article and empty where there is none to be found, and the predicate."""
     text = sentence.strip().rstrip(".!").lower()
     match = WITH_VERB.fullmatch(text) or WITHOUT_VERB.fullmatch(text)
     if match is None:
@@ -88,9 +88,9 @@ def make_lexicon(
             about, methodcaller("fact", fact), tuple(said), tuple(unseen or said), alone=not about, worlds=(env,)
         )
         if about not in subjects:
-            names = with_synonyms(about, taught)
-            other_names = [text for text in with_synonyms(about, held_out) if text not in names]
-            subjects[about] = SubjectNames(everywhere, tuple(names), tuple(other_names or names))
+            own_names = with_synonyms(about, taught)
+            other_names = [text for text in with_synonyms(about, held_out) if text not in own_names]
+            subjects[about] = SubjectNames(everywhere, tuple(own_names), tuple(other_names or own_names))
     pictures: dict[str, tuple[str, ...]] = {}
     for about, subject in subjects.items():
         own = [f"a {name}" for name in subject.said if name]
