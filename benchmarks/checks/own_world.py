@@ -25,6 +25,7 @@ import tempfile
 import zipfile
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -79,7 +80,7 @@ def train_policy(weights: str, seed: int, folder: Path) -> float:
     """The success rate of PPO whose only reward is the goal's sentence, as a potential."""
     import lodestar
 
-    options = {"reward.clip.weights": weights, "reward.clip.shape": "potential"}
+    options: dict[str, Any] = {"reward.clip.weights": weights, "reward.clip.shape": "potential"}
     options |= {"agent.n_steps": 32, "agent.learning_rate": 1e-3}
     trained = lodestar.train(
         ENV,
@@ -99,7 +100,7 @@ def train_policy(weights: str, seed: int, folder: Path) -> float:
 
 def success_figures(rows: list[dict[str, str]]) -> dict[str, float]:
     """Both success rates with their intervals, and the ends of the interval of their difference."""
-    figures = {}
+    figures: dict[str, float] = {}
     samples = {}
     for arm in ("clip", "clip_untrained"):
         own = [row for row in rows if row["arm"] == arm]
@@ -130,7 +131,8 @@ def picture_goal_spearman(folder: Path) -> float:
     frames = mountain_car_frames()
     Image.fromarray(frames[-1]).save(folder / "goal.png")
     config = ClipConfig(goal=str(folder / "goal.png"), model=ENCODER, weights=fetch_weights(folder), batch_size=16)
-    reward = Clip(config, None, None)
+    no_space: Any = None
+    reward = Clip(config, no_space, no_space)
     rows = np.zeros(len(frames))
     batch = Transitions(rows, rows, rows, rows, rows > 0, rows > 0, rows == 0, rows, frame=frames)
     scores = np.asarray(reward.score(batch))

@@ -11,6 +11,7 @@ frame.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -180,13 +181,16 @@ def _optimiser(
     module: nn.Module, lr: float, steps: int, points: nn.Parameter | None = None
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     """AdamW over a tower and the free embeddings of states, and the schedule of its rate."""
-    matrices = []
-    others = []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, parameter in module.named_parameters():
         # Decay would shrink the frozen rows of the token table, which get no gradient to hold them.
         shrinks = parameter.ndim > 1 and "token_embedding" not in name
         (matrices if shrinks else others).append(parameter)
-    groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": WEIGHT_DECAY},
+        {"params": others, "weight_decay": 0.0},
+    ]
     if points is not None:
         groups.append({"params": [points], "weight_decay": 0.0, "lr": 5 * lr})
     optimiser = torch.optim.AdamW(groups, lr=lr)

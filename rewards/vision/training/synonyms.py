@@ -1,6 +1,6 @@
 """Common words and others for them. The last one of each line is held out of training, to be tested with."""
 
-SYNONYMS = {
+SYNONYMS: dict[str, tuple[str, ...]] = {
     "above": ("over", "higher than"),
     "agent": ("player", "character"),
     "ball": ("sphere", "orb"),
