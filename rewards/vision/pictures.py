@@ -1,5 +1,6 @@
 """A goal that is shown and not said: a picture, a folder of pictures, or the last steps of a recording."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ CONVERTIBLE_MODES = ("P", "RGBA")
 
 def is_picture_goal(text: str) -> bool:
     """Whether a goal names a picture, a folder of them or a recording, and says nothing in words."""
-    return text.lower().endswith((*PICTURE_SUFFIXES, RECORDING_SUFFIX)) or Path(text).is_dir()
+    # `os.path` answers for a text that no path can be, where pathlib raises.
+    return text.lower().endswith((*PICTURE_SUFFIXES, RECORDING_SUFFIX)) or os.path.isdir(text)
 
 
 def goal_frames(source: str, size: int, name: str) -> np.ndarray:
