@@ -130,7 +130,7 @@ def rate(name: str, seen: Sequence[SeenGoal]) -> list[dict[str, Any]]:
 
 def source_of(name: str) -> tuple[str, str]:
     """The model and its weights, as `ClipEncoder` takes them, of a name or a folder."""
-    from rewards.vision.encoder import LOCAL, MODELS
+    from rewards.vision.load import LOCAL, MODELS
 
     if name in MODELS:
         return name, ""
