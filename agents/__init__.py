@@ -34,7 +34,12 @@ TABLE: dict[str, str] = {
     "qrdqn": "agents.sb3.agent:QRDQN",
 }
 
-table: Table[Any] = Table("agent", TABLE, needs=("Config", "driver", "n_envs", "check", "build", "samples"))
+# Agents that a plain install lacks: name -> the extra that brings them.
+EXTRAS = dict.fromkeys(("recurrent_ppo", "maskable_ppo", "tqc", "crossq", "qrdqn"), "contrib")
+
+table: Table[Any] = Table(
+    "agent", TABLE, extras=EXTRAS, needs=("Config", "driver", "n_envs", "check", "build", "samples")
+)
 names = table.names
 get = table.get
 register = table.register

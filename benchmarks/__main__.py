@@ -76,6 +76,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "first-answers": ("benchmarks.speed.users:run", "users"),
     "agents": ("benchmarks.checks.agents:run", "agents"),
     "compare-verdicts": ("benchmarks.checks.compare_verdicts:run", "users"),
+    "lean": ("benchmarks.checks.lean:run", "users3"),
     "wheel": ("benchmarks.checks.wheel:run", "users"),
     "users": ("benchmarks.users:run", "users"),
     "features": ("benchmarks.features:run", "users"),

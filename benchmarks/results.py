@@ -10,7 +10,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from runners.run.packages import version
+from lodestar.packages import version
 
 PACKAGES = ("lodestar-rl", "torch", "gymnasium", "stable-baselines3", "numpy", "minigrid", "open_clip_torch")
 

@@ -15,8 +15,6 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from typing import Any
 
@@ -35,6 +33,7 @@ from envs.transitions import Ends
 from envs.vector.in_process import InProcess, all_or_none
 from envs.vector.workers import Workers
 from envs.wrappers import EpisodeStatistics, Journal, Observer, disturb
+from lodestar.packages import explain_missing, install_module, package_of
 from lodestar.tables import module_name
 
 BACKENDS = ("auto", "gym", "workers", "batched", "device", "sync", "async")
@@ -100,7 +99,8 @@ def make(
     # Gymnasium's passive checker helps with a user's own; on ours it only costs time.
     quiet = family.name in families() and family is not OTHER
     try:
-        env = gym.make(spec, disable_env_checker=quiet, **family.arguments(spec, arguments, frame_size))
+        with explain_missing(f"environment {env_id!r}"):
+            env = gym.make(spec, disable_env_checker=quiet, **family.arguments(spec, arguments, frame_size))
     except (TypeError, AssertionError) as error:
         # A constructor asserts, or an argument is unexpected; any other error is the environment's own.
         if isinstance(error, TypeError) and "keyword argument" not in str(error):
@@ -273,13 +273,8 @@ def make_batched(
 
 def _program(path: str) -> Any:
     """An array program's class; an ImportError says what to install."""
-    try:
+    with explain_missing("backend=device" if path.startswith("envs.batched.warp") else "backend=batched"):
         return load_env_creator(path)
-    except ModuleNotFoundError as error:
-        if error.name not in ("mujoco_warp", "warp"):
-            raise
-        message = f"backend=device needs the package mujoco-warp ({error}); pip install 'lodestar-rl[device]'"
-        raise ImportError(message) from None
 
 
 def _supported(env_id: str) -> frozenset[str]:
@@ -313,18 +308,23 @@ def spec_of(env_id: str) -> EnvSpec:
     if module:
         if not re.fullmatch(r"\w+(\.\w+)*", module) or module.endswith(".py"):
             raise ValueError(f"{env_id!r} is no module:Id; give {module_name(module)}:{name}")
+        if module == "minihack":
+            from envs.nethack.family import provide_pkg_resources
+
+            provide_pkg_resources()
         try:
             importlib.import_module(module)
         except Exception as error:  # what importing executes may raise anything
-            if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(module)):
-                raise ImportError(_needed(env_id, module, error, extra)) from None
+            if isinstance(error, ModuleNotFoundError) and "[" in install_module(module):
+                raise ImportError(_needed(env_id, module, error)) from None
             raise ValueError(
                 f"cannot import {module!r} ({error}), but environment {env_id!r} asks for it; install it, or check the "
                 "name"
             ) from None
     elif name not in registry and (owner := next((x for begin, x in OWNERS.items() if name.startswith(begin)), "")):
-        wanted = f"'lodestar-rl[{extra}]'" if (extra := _extra_with(owner)) else owner
-        raise ValueError(f"unknown environment {env_id!r}; did you mean '{owner}:{name}', after pip install {wanted}?")
+        raise ValueError(
+            f"unknown environment {env_id!r}; did you mean '{owner}:{name}', after {install_module(owner)}?"
+        )
     elif "/" not in name and not any(_stem(name) == _stem(known) for known in registry):
         _import_family_of(name)  # else no package would help: only ours has a namespace
     if name in registry:
@@ -362,27 +362,13 @@ def _import_family_of(name: str) -> None:
                 importlib.import_module(family.module)
             except ImportError as error:  # a missing package is passed over unless it brings this id
                 if name.partition("-")[0] in {i.partition("-")[0] for i in family.ids}:
-                    package = family.module.partition(".")[0].replace("_", "-")
-                    raise ImportError(_needed(name, package, error, family.extra)) from None
+                    raise ImportError(_needed(name, family.module.partition(".")[0], error)) from None
         if name in registry:
             return
 
 
-def _needed(env_id: str, package: str, error: Exception, extra: str) -> str:
-    source = f"'lodestar-rl[{extra}]'" if extra else package
-    return f"environment {env_id!r} needs the package {package} ({error}); pip install {source}"
-
-
-def _extra_with(package: str) -> str:
-    """The extra of ours that installs a package; "" if none does."""
-    with suppress(PackageNotFoundError):
-        for requirement in requires("lodestar-rl") or []:
-            name, _, marker = requirement.partition(";")
-            if re.split(r"[^\w-]", name)[0].lower() == package.lower() and (
-                found := re.search(r"extra == .(\w+)", marker)
-            ):
-                return found[1]
-    return ""
+def _needed(env_id: str, module: str, error: Exception) -> str:
+    return f"environment {env_id!r} needs the package {package_of(module)} ({error}); {install_module(module)}"
 
 
 def _stem(env_id: str) -> str:
@@ -423,7 +409,10 @@ def creator(env_id: str) -> Callable[..., Any]:
     point = spec_of(env_id).entry_point
     if point is None:
         raise ValueError(f"{env_id} is registered without an entry_point; give an environment that can be made alone")
-    return load_env_creator(point) if isinstance(point, str) else point
+    if not isinstance(point, str):
+        return point
+    with explain_missing(f"environment {env_id!r}"):
+        return load_env_creator(point)
 
 
 def _declared(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], bool]:

@@ -40,11 +40,14 @@ class Table(Generic[T]):
         ours: dict[str, str],
         needs: tuple[str, ...],
         arguments: dict[str, tuple[str, str]] | None = None,
+        extras: dict[str, str] | None = None,
     ) -> None:
         # What errors call an entry, as in "reward".
         self.kind = kind
         # Name -> "module:Class".
         self.ours = ours
+        # Name -> the extra of ours without which it cannot be used.
+        self.extras = extras or {}
         # The attributes that a class must have.
         self.needs = needs
         # What stands before a colon -> the entry and its option that are meant.

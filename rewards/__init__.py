@@ -62,7 +62,10 @@ TABLE: dict[str, str] = {
     "stages": "rewards.design.stages:StageReward",
 }
 SHORT_NAMES = {"lerobot": ("progress_model", "lerobot")}
-table: Table[Reward] = Table("reward", TABLE, needs=("Config", "score", "update", "requires"), arguments=SHORT_NAMES)
+# Rewards that a plain install lacks: name -> the extra that brings them.
+EXTRAS = {"guidance": "sentences"}
+NEEDS = ("Config", "score", "update", "requires")
+table: Table[Reward] = Table("reward", TABLE, NEEDS, arguments=SHORT_NAMES, extras=EXTRAS)
 names = table.names
 get = table.get
 register = table.register

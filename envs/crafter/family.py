@@ -218,6 +218,7 @@ class Achievements(Metrics):
 
 FAMILY = Family(
     name="crafter",
+    extra="crafter",
     description="Crafter: survive in a small open world, 22 achievements from wood to diamond",
     ids=("lodestar/Crafter-v0",),
     knows=lambda spec: entry(spec) == "envs.crafter.family:Crafter",

@@ -386,6 +386,7 @@ FAMILY = Family(
     ),
     knows=lambda spec: entry(spec).startswith(("highway_env.", "gymnasium.envs.box2d.car_racing")),
     module="highway_env",
+    extra="driving",
     repair=OneFrame,
     adapt=adapt,
     options=frozenset(MIN_OPTION_VALUES),

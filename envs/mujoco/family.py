@@ -465,6 +465,7 @@ FAMILY = Family(
     description="MuJoCo: simulated robots with continuous actions",
     ids=tuple(f"{robot}-v5" for robot in _MUJOCO_AIMS),
     knows=lambda spec: entry(spec).startswith("gymnasium.envs.mujoco"),
+    extra="robots",
     arguments=_arguments,
     repair=OwnContext,
     caption=_caption,

@@ -19,6 +19,10 @@ adapted, a game writes only what is read, as NLE's `screen_descriptions` take ra
 import functools
 import itertools
 import re
+import sys
+import types
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -124,6 +128,20 @@ def _repair(env: gym.Env) -> gym.Env:
     if env.spec is not None and env.spec.max_episode_steps is None:
         return TimeLimit(env, max_steps)
     return env
+
+
+def provide_pkg_resources() -> None:
+    """Give MiniHack the one function that it takes from pkg_resources, which setuptools lacks from version 81 on."""
+    if "pkg_resources" in sys.modules or find_spec("pkg_resources") is not None:
+        return
+
+    def resource_filename(package: str, path: str) -> str:
+        spec = find_spec(package)
+        return str(Path(str(spec and spec.origin)).parent / path)
+
+    module: Any = types.ModuleType("pkg_resources")
+    module.resource_filename = resource_filename
+    sys.modules["pkg_resources"] = module
 
 
 def _is_minihack(spec: EnvSpec) -> bool:

@@ -35,9 +35,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import httpx2
 import numpy as np
-import tenacity
 
 from lodestar.settings import Settings, setting
 
@@ -98,6 +96,15 @@ class _RefusedError(JudgeError):
     """The server understood the question and does not take it in this form."""
 
 
+def _import_http() -> Any:
+    """The client of HTTP; an ImportError without the extra `llm`."""
+    try:
+        import httpx2
+    except ImportError:
+        raise ImportError("a judge on a server is asked with httpx2; pip install 'lodestar-rl[llm]'") from None
+    return httpx2
+
+
 @dataclass(eq=False)
 class Endpoint(Settings):
     """A model on a server. The key itself is read from the environment when a question is sent and is kept nowhere."""
@@ -124,8 +131,9 @@ class Endpoint(Settings):
         self.refuse_if(not self.model, f"{self.prefix}model is empty; give the name that the server knows it by")
         url = None
         if self.url.startswith(("http://", "https://")):
-            with suppress(httpx2.InvalidURL):
-                url = httpx2.URL(self.url)
+            http = _import_http()
+            with suppress(http.InvalidURL):
+                url = http.URL(self.url)
         if url is None or not url.host:
             example = "http://localhost:8000/v1"
             raise ValueError(f"{self.prefix}url={self.url!r} is no web address; give the API's root, such as {example}")
@@ -162,7 +170,8 @@ class Chat:
         self.takes: dict[str, bool] = {}
         self._random = random.Random(endpoint.seed)
         self._loop = _loop(os.getpid())
-        self._client = httpx2.AsyncClient(timeout=httpx2.Timeout(None, connect=endpoint.connect))
+        self._http = _import_http()
+        self._client = self._http.AsyncClient(timeout=self._http.Timeout(None, connect=endpoint.connect))
 
     def ask(
         self,
@@ -237,7 +246,7 @@ class Chat:
 
     def reach(self) -> str:
         """A sentence if there is no server at the address, within LOOK seconds; a slow or a busy one is there."""
-        timeout = httpx2.Timeout(None, connect=LOOK / 2)
+        timeout = self._http.Timeout(None, connect=LOOK / 2)
         exchange = self._send("GET", f"{self.endpoint.url}/models", LOOK, timeout=timeout)
         try:
             asyncio.run_coroutine_threadsafe(exchange, self._loop).result()
@@ -250,23 +259,15 @@ class Chat:
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop)
 
-    @property
-    def _retrying(self) -> tenacity.Retrying:
-        """What calls a function again that failed for a reason that may pass."""
-        return tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(self.endpoint.attempts),
-            wait=self._wait,
-            retry=tenacity.retry_if_exception_type(RetryError),
-            reraise=True,
-        )
-
-    def _wait(self, state: tenacity.RetryCallState) -> float:
-        backoff = self.endpoint.backoff * 2.0 ** (state.attempt_number - 1)
-        seconds = self._random.uniform(0, backoff)
-        error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, RetryError):
-            seconds = max(seconds, error.after)
-        return min(seconds, self.endpoint.longest)
+    def _retrying(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Call a function, and again if it failed for a reason that may pass."""
+        for attempt in range(self.endpoint.attempts - 1):
+            try:
+                return function(*args, **options)
+            except RetryError as error:
+                seconds = self._random.uniform(0, self.endpoint.backoff * 2.0**attempt)
+                time.sleep(min(max(seconds, error.after), self.endpoint.longest))
+        return function(*args, **options)
 
     @property
     def _key(self) -> str:
@@ -324,11 +325,11 @@ class Chat:
                         raise JudgeError(f"{url} answered with more than {max_bytes:,} bytes, which no answer needs")
                 retry_after = response.headers.get("retry-after", "")
                 return response.status_code, retry_after, bytes(data)
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+        except (self._http.ConnectError, self._http.ConnectTimeout) as error:
             raise _AbsentError(f"{url} cannot be reached: {type(error).__name__}: {self._quote(str(error))}") from None
-        except (TimeoutError, httpx2.TimeoutException):
+        except (TimeoutError, self._http.TimeoutException):
             raise RetryError(f"{url} did not answer in time ({seconds:g} s)") from None
-        except httpx2.TransportError as error:
+        except self._http.TransportError as error:
             # Its words may be the server's, so they are quoted with the key masked.
             raise RetryError(f"{url} broke off: {type(error).__name__}: {self._quote(str(error))}") from None
 

@@ -16,16 +16,15 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
+
+from rewards.hub import why_no_download
 
 LODESTAR = "lodestar"
 UNTRAINED = "untrained"
@@ -71,12 +70,8 @@ def check_reachable(model: str, weights: str) -> None:
         raise ValueError(f"reward.clip.model={model!r} needs reward.clip.weights: {choices}")
     if os.sep in weights or weights.endswith((".pt", ".pth", ".bin", ".safetensors")):
         raise FileNotFoundError(f"reward.clip.weights={weights!r} does not exist; give a file or folder with weights")
-    url = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        why = "HF_HUB_OFFLINE forbids to download it"
-    elif not _can_connect(url):
-        why = f"{urlsplit(url).hostname} cannot be reached"
-    else:
+    why = why_no_download()
+    if not why:
         return
     hf_home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
     hub = Path(os.environ.get("HF_HUB_CACHE") or hf_home / "hub").expanduser()
@@ -89,26 +84,6 @@ def check_reachable(model: str, weights: str) -> None:
         f"{named} are neither a file nor in the cache ({hub}), and {why}; "
         "give reward.clip.weights=<path to a file>, or use reward.clip.model=lodestar, which needs no download"
     )
-
-
-def _can_connect(url: str, patience: float = 1.5) -> bool:
-    """Whether a connection opens within `patience` seconds; the look-up of the name counts too."""
-    import socket
-
-    parts = urlsplit(getproxies().get("https") or url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    connected = threading.Event()
-
-    def connect() -> None:
-        with suppress(OSError):
-            socket.create_connection((parts.hostname or "", port), timeout=patience).close()
-            connected.set()
-
-    # A daemon thread, because a name server that does not answer has no timeout of its own.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(patience)
-    return connected.is_set()
 
 
 def _is_cached(model: str, weights: str, urls: Path) -> bool:

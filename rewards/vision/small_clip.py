@@ -14,14 +14,14 @@ import html
 import itertools
 import json
 import math
+import re
 import string
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import ftfy
-import regex
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -37,6 +37,10 @@ CONFIG_KEYS = {
 }
 IMAGE_STAGES = 4
 HEAD_WIDTH = 64
+# Texts without letters of other alphabets, control characters or entities; and their words.
+_PLAIN_TEXT = re.compile(r"[ -%'-~\n]*")
+_CURLED_QUOTES = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
+_ASCII_WORDS = re.compile(r"[a-z]+|[0-9]|[^\sa-z0-9]+")
 
 
 def is_small(folder: Path) -> bool:
@@ -294,15 +298,17 @@ class Tokenizer:
         self._codes = {name: code for code, name in enumerate(names)}
         self._start_code = len(names)
         self._end_code = len(names) + 1
-        self._words = regex.compile(r"[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+")
         self._word_codes = lru_cache(maxsize=None)(self._split_word)
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text, without its start and its end."""
-        text = html.unescape(html.unescape(ftfy.fix_text(text))).replace("_", " ")
-        text = text.translate(str.maketrans("", "", string.punctuation)).lower()
+        text = text.translate(_CURLED_QUOTES)
+        find_words: Callable[[str], list[str]] = _ASCII_WORDS.findall
+        if not _PLAIN_TEXT.fullmatch(text):
+            text, find_words = _read_other_letters(text)
+        text = text.replace("_", " ").translate(str.maketrans("", "", string.punctuation)).lower()
         codes: list[int] = []
-        for word in self._words.findall(text):
+        for word in find_words(text):
             codes += self._word_codes(word)
         return codes
 
@@ -324,6 +330,20 @@ class Tokenizer:
             tokens = [self._start_code, *codes, self._end_code]
             row[: len(tokens)] = torch.tensor(tokens)
         return rows
+
+
+def _read_other_letters(text: str) -> tuple[str, Callable[[str], list[str]]]:
+    """Any text, repaired as open_clip does, and what finds its words; an ImportError without the extra `models`."""
+    try:
+        import ftfy
+        import regex
+    except ImportError:
+        raise ImportError(
+            f"the sentence {text!r} has other characters than plain English ones; write it without them, or "
+            "pip install 'lodestar-rl[models]'"
+        ) from None
+    words = regex.compile(r"[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+")
+    return html.unescape(html.unescape(ftfy.fix_text(text))), words.findall
 
 
 def byte_letters() -> dict[int, str]:

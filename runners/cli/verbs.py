@@ -4,8 +4,9 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from lodestar.packages import DISTRIBUTION, version
 from runners.run.output import lasting_output
-from runners.run.packages import DISTRIBUTION, name_collision, version
+from runners.run.packages import name_collision
 
 RUNNERS_FOLDER = Path(__file__).resolve().parents[1]
 HELP_END = """

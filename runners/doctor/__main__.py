@@ -15,25 +15,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from lodestar.packages import DISTRIBUTION, read_requirements, version
 from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.doctor import Finding, ask, checks
 from runners.run.config import UsageError, unknown
 from runners.run.output import style_stream
-from runners.run.packages import DISTRIBUTION, read_requirements
 
 # As terminals number them.
 STATE_COLOURS = {"ok": 32, "warning": 33, "optional": 2, "missing": 31}
-# Name, id, whether it is drawn.
+# Of a plain install: name, id, whether it is drawn.
 ENVIRONMENTS = (
     ("classic control", "CartPole-v1", True),
-    ("box2d", "LunarLander-v3", True),
     ("minigrid", "MiniGrid-Empty-5x5-v0", True),
-    ("highway", "highway-fast-v0", True),
-    ("mujoco", "HalfCheetah-v5", False),
 )
 # Extra -> an environment that it brings, whether it is drawn.
 ENVIRONMENT_OF_EXTRA = {
+    "robots": ("HalfCheetah-v5", False),
+    "driving": ("highway-fast-v0", True),
+    "box2d": ("LunarLander-v3", True),
     "nethack": ("NetHackScore-v0", False),
     "crafter": ("lodestar/Crafter-v0", True),
     "minihack": ("minihack:MiniHack-Room-5x5-v0", True),
@@ -92,12 +92,13 @@ def all_checks(config: DoctorConfig) -> dict[str, Check]:
     }
     for name, env_id, drawn in ENVIRONMENTS:
         by_name[name] = alone(name, "environment", name, env_id, drawn, fix="see the line of its package")
-    by_name["mujoco drawn"] = partial(checks.mujoco, timeout)
     for name, world in ENVIRONMENT_OF_EXTRA.items():
         fix = f"pip install --force-reinstall 'lodestar-rl[{name}]'"
         if name == "nethack":
             fix = checks.BUILD_NETHACK
         by_name[name] = alone(name, "brought", name, extras.get(name, []), *world, fix=fix, required=False)
+    if version("mujoco"):
+        by_name["robots drawn"] = partial(checks.mujoco, timeout)
     if config.env:
         by_name["env"] = alone("env", "environment", "env", config.env, None, fix="python -m runners.list")
     judge = (config.judge, config.model)

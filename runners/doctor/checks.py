@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from lodestar.memory import memory
+from lodestar.packages import DISTRIBUTION, distribution, install, module_of, version
 from runners.doctor import Finding, ask
-from runners.run.packages import DISTRIBUTION, HOME, PACKAGES, distribution, install, module_of, name_collision, version
+from runners.run.packages import HOME, PACKAGES, name_collision
 
 GB = 1e9
 RANDOM_STEPS = 10
@@ -226,7 +227,7 @@ def mujoco(timeout: float) -> list[Finding]:
     """MuJoCo drawn by the chosen renderer; if that fails, which of the others would work."""
     from envs.render import prepare
 
-    name = "mujoco drawn"
+    name = "robots drawn"
     draw = functools.partial(
         ask, name, f"{__name__}:environment", name, "HalfCheetah-v5", True, False, required=False, timeout=timeout
     )
@@ -244,14 +245,16 @@ def mujoco(timeout: float) -> list[Finding]:
 
 def video() -> Iterator[Finding]:
     """Two frames through the encoder and back."""
-    import imageio.v2 as imageio
     import imageio_ffmpeg
     import numpy as np
 
+    from lodestar.film import write_mp4
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "two.mp4"
-        imageio.mimwrite(path, [*np.zeros((2, 64, 64, 3), np.uint8)], fps=2, codec="libx264")  # type: ignore[arg-type]
-        back = imageio.mimread(path)
+        write_mp4(path, [*np.zeros((2, 64, 64, 3), np.uint8)], fps=2)
+        # Its first item describes the video.
+        _, *back = imageio_ffmpeg.read_frames(str(path))
     if len(back) != 2:
         words = f"of two frames {len(back)} came back"
         yield Finding.broken("video", words, "pip install --force-reinstall imageio-ffmpeg", required=False)

@@ -26,8 +26,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from lodestar.files import HUGE, LARGE, NoRegularFile, make_folder, opened, read_text, regular, replacing, save_arrays
+from lodestar.packages import version
 from lodestar.state import pack, unpack
-from runners.run.packages import version
 
 # Format 1 was 0.1.0's, whose states of agents and rewards were laid out otherwise.
 CHECKPOINT_FORMAT = 2

@@ -15,10 +15,10 @@ from envs.types import MaskFault
 from envs.vector.watchdog import WorkerError
 from lodestar.files import replacing
 from lodestar.memory import GIB, memory
+from lodestar.packages import install_module
 from lodestar.state import Unsaveable
 from runners.run.checkpoint import CheckpointError, VersionError
 from runners.run.config import UsageError
-from runners.run.packages import install_module
 from runners.run.trust import mask_secrets
 
 # Exit codes.

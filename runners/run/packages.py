@@ -1,27 +1,16 @@
-"""What this distribution is made of: its packages, what it requires, and what installs a missing package.
-
-Standard library only, so that it works where everything else is missing.
-"""
+"""Whether our packages are ours: another project may have installed one of the same name."""
 
 import base64
 import hashlib
-import itertools
 import re
 from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
 
+from lodestar.packages import DISTRIBUTION
+
 HOME = Path(__file__).resolve().parents[2]
 PACKAGES = ("agents", "envs", "lodestar", "rewards", "runners")
-DISTRIBUTION = "lodestar-rl"
-# Distribution -> module, where they differ by more than a dash.
-MODULE_NAMES = {
-    "pygame-ce": "pygame",
-    "box2d": "Box2D",
-    "open_clip_torch": "open_clip",
-    "hydra-core": "hydra",
-    "scikit-learn": "sklearn",
-}
 
 
 def name_collision() -> str | None:
@@ -81,56 +70,3 @@ def _other_owners(file: str) -> str:
         if f"\n{file}," in f"\n{other.read_text('RECORD')}":
             owners.add(other.name)
     return " and ".join(sorted(owners - {DISTRIBUTION})) or "something else"
-
-
-def read_requirements() -> tuple[list[str], dict[str, list[str]]]:
-    """Requirements, and those of each extra, as they were installed; nothing where nothing was."""
-    core: list[str] = []
-    extras: dict[str, list[str]] = {}
-    if version(DISTRIBUTION) is None:
-        return core, extras
-    for line in metadata.requires(DISTRIBUTION) or []:
-        marker = re.search(r"""(;| and )\s*extra\s*==\s*['"]([\w-]+)['"]""", line)
-        if marker is None:
-            core.append(line)
-        else:
-            extras.setdefault(marker[2], []).append(line.replace(marker[0], ""))
-    return core, extras
-
-
-def distribution(requirement: str) -> str:
-    """Its name: of `gymnasium[mujoco]>=1.2,<2` it is `gymnasium`."""
-    return re.split(r"[^\w.-]", requirement)[0]
-
-
-def module_of(name: str) -> str:
-    """The module that a distribution installs."""
-    return MODULE_NAMES.get(name, name.replace("-", "_"))
-
-
-def install(requirement: str) -> str:
-    """The command that installs a requirement."""
-    return f"pip install '{requirement.partition(';')[0].strip()}'"
-
-
-def install_module(module: str) -> str:
-    """The command that installs a module: one of our requirements, one that an extra brings, or another."""
-    core, extras = read_requirements()
-    names = map(distribution, itertools.chain(core, *extras.values()))
-    ours = {module_of(name): name for name in names}
-    package = ours.get(module, module.replace("_", "-"))
-    for line in core:
-        if distribution(line) == package:
-            return install(line)
-    for extra, lines in extras.items():
-        if package in map(distribution, lines):
-            return install(f"{DISTRIBUTION}[{extra}]")
-    return install(package)
-
-
-def version(name: str) -> str | None:
-    """The installed version of a distribution."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

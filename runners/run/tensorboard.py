@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import imageio.v2 as imageio
 import numpy as np
 import yaml
 from PIL import Image
@@ -21,6 +20,7 @@ from tensorboard.summary.writer import event_file_writer
 from torch import Tensor, nn
 from torch.utils.tensorboard import summary
 
+from lodestar.film import write_gif
 from rewards.mix.mix import Mix
 from runners.run.config import TrainConfig, flatten, to_dict
 from runners.run.progress import TASK_RETURN, ExcludedFormats, LoggedValues, TensorBoardLog
@@ -104,7 +104,7 @@ def add_video(folder: Path, step: int, episode: Episode) -> None:
         height = round(frame.height * GIF_WIDTH_PX / frame.width)
         frames.append(np.asarray(frame.resize((GIF_WIDTH_PX, height))))
     buffer = io.BytesIO()
-    imageio.mimwrite(buffer, frames, format="gif", duration=GIF_FRAME_MS, loop=0)
+    write_gif(buffer, frames, GIF_FRAME_MS)
     # Three channels of colour.
     gif = buffer.getvalue()
     image = Summary.Image(height=len(frames[0]), width=GIF_WIDTH_PX, colorspace=3, encoded_image_string=gif)

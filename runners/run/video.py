@@ -7,12 +7,11 @@ reads, a caption or a small frame, stands between the picture and the rewards.
 import math
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import imageio.v2 as imageio
 import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -22,6 +21,7 @@ from envs.family import family_of
 from envs.make import creator, make, spec_of
 from envs.transitions import stack
 from lodestar.files import replacing
+from lodestar.film import CODEC_BLOCK_PX, write_gif, write_mp4
 from rewards.adapters.guided import guided
 from rewards.mix.mix import Mix
 from runners.run.config import TrainConfig
@@ -38,8 +38,6 @@ LANE_PX = 64
 PANEL_PX = 112
 MARGIN_PX = 10
 FONT_PX = 13
-# H.264 wants sides that are multiples of this.
-CODEC_BLOCK_PX = 16
 MAX_SHOWN_STEPS = 1000
 
 
@@ -75,17 +73,22 @@ def record_video(
 
 def write(path: Path, episodes: Iterable[Episode], fps: int) -> int:
     """Write episodes one after the other, as mp4, or gif if the name says so; returns how many frames there are."""
-    options: dict[str, Any] = {"fps": fps, "codec": "libx264", "quality": 7, "macro_block_size": CODEC_BLOCK_PX}
-    if path.suffix == ".gif":
-        options = {"duration": 1000 / fps, "loop": 0}
     count = 0
     tick = Ticker(f"writing {path}")
-    with replacing(path) as temporary, cast(Any, imageio.get_writer(temporary, **options)) as writer:
+
+    def draw_frames() -> Iterator[np.ndarray]:
+        nonlocal count
         for episode in episodes:
             for t in range(len(episode.images)):
-                writer.append_data(draw(episode, t))
                 count += 1
                 tick("picture {:,}", count)
+                yield draw(episode, t)
+
+    with replacing(path) as temporary:
+        if path.suffix == ".gif":
+            write_gif(temporary, draw_frames(), 1000 / fps)
+        else:
+            write_mp4(temporary, draw_frames(), fps)
     return count
 
 

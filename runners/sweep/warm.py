@@ -19,7 +19,7 @@ WARM_MODULES = [
     "matplotlib.figure",
     "matplotlib.image",
     "matplotlib.backends.backend_agg",
-    "imageio.v2",
+    "imageio_ffmpeg",
     "PIL.ImageDraw",
     "PIL.ImageFont",
     "agents.ppo.agent",

@@ -349,13 +349,13 @@ def test_a_question_without_pictures_is_one_plain_string_which_every_server_take
 
 def test_waits_double_with_full_jitter_and_the_servers_wish_counts_up_to_a_limit(server, monkeypatch):
     waits = []
-    monkeypatch.setattr("tenacity.nap.time.sleep", waits.append)
+    monkeypatch.setattr("rewards.llm.client.time.sleep", waits.append)
     server.plan = [status(500), status(500), status(429, Retry_After="7"), status(429, Retry_After="3600")]
     chat(server, backoff=1.0, longest=20.0, attempts=9, seed=1).ask(["How bright?", WHITE])
     drawn = random.Random(1)
     assert waits == [drawn.uniform(0, 1), drawn.uniform(0, 2), 7.0, 20.0]
     again = []
-    monkeypatch.setattr("tenacity.nap.time.sleep", again.append)
+    monkeypatch.setattr("rewards.llm.client.time.sleep", again.append)
     server.plan = [status(500), status(500)]
     chat(server, backoff=1.0, seed=1).ask(["How bright?", WHITE])
     assert again == waits[:2]

@@ -11,6 +11,7 @@ from rollouts import blank
 
 import rewards
 from envs.steps import Cursor, from_gym_step
+from rewards import hub
 from rewards.vision import load as load_module
 from rewards.vision.clip import Clip, ClipConfig, goal_reward
 from rewards.vision.encoder import ClipEncoder, blanks, model_for, shared
@@ -328,7 +329,7 @@ def test_a_name_server_that_hangs_does_not_hold_us(monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", hang)
     start = time.time()
-    assert not load_module._can_connect("https://huggingface.co")
+    assert not hub.can_connect("https://huggingface.co")
     assert time.time() - start < 2.5
 
 
@@ -336,15 +337,15 @@ def test_the_hub_is_looked_for_at_its_own_port_or_at_that_of_the_proxy(monkeypat
     import socket
 
     asked, proxies = [], {}
-    monkeypatch.setattr(load_module, "getproxies", lambda: proxies)
+    monkeypatch.setattr(hub, "getproxies", lambda: proxies)
     with socket.create_server(("127.0.0.1", 0)) as server:
         here = server.getsockname()
-        assert load_module._can_connect(f"http://127.0.0.1:{here[1]}")
+        assert hub.can_connect(f"http://127.0.0.1:{here[1]}")
         monkeypatch.setattr(socket, "create_connection", lambda place, timeout: asked.append(place) or server.dup())
         for url in ("https://hub", "http://hub", "https://hub:99/x"):
-            assert load_module._can_connect(url)
+            assert hub.can_connect(url)
         proxies["https"] = "http://proxy:3128"
-        assert load_module._can_connect("https://hub")
+        assert hub.can_connect("https://hub")
     assert asked == [("hub", 443), ("hub", 80), ("hub", 99), ("proxy", 3128)]
 
 

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from rewards.llm.judges import embedding
 from rewards.llm.judges.base import make_judge
 
-embedding = pytest.importorskip("rewards.llm.judges.embedding", exc_type=ImportError)
-SIZE, encode = embedding.VECTOR_SIZE, embedding.encode
+SIZE = embedding.VECTOR_SIZE
+encode = embedding.encode
 
 HELPS = {
     "nethack": [
@@ -113,7 +114,10 @@ def test_loading_the_model_draws_no_random_numbers():
 
 
 def test_weights_that_are_not_the_published_ones_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("LODESTAR_MINILM", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"has no model\.safetensors; give a folder with model\.saf"):
+        embedding._load_model.__wrapped__()
     (tmp_path / "model.safetensors").write_bytes(b"another model")
-    monkeypatch.setattr(embedding, "get_model_path", lambda: tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes(b"{}")
     with pytest.raises(ValueError, match=r"model\.safetensors is not the published one of all-MiniLM-L6-v2 \(sha256"):
         embedding._load_model.__wrapped__()

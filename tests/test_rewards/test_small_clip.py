@@ -1,7 +1,9 @@
 """The shipped CLIPs without open_clip: texts to the bit, images to 2e-6; and which folders are of that form."""
 
 import json
+import random
 import shutil
+import sys
 
 import pytest
 import torch
@@ -52,6 +54,22 @@ def test_untrained_weights_are_drawn_as_open_clip_draws_them(open_clip):
     torch.manual_seed(3)
     ours = small_clip.load(folder, untrained=True).state_dict()
     assert theirs.keys() == ours.keys() and all(torch.equal(theirs[key], ours[key]) for key in theirs)
+
+
+def test_plain_sentences_need_no_package_and_have_the_same_tokens(monkeypatch):
+    regex = pytest.importorskip("regex")
+    printable = [chr(code) for code in range(32, 127)]
+    rng = random.Random(0)
+    texts = ["".join(rng.choices(printable, k=40)) for _ in range(200)]
+    tokenizer = small_clip.Tokenizer(MODELS["lodestar"])
+    plain = [tokenizer.encode(text.replace("&", " ")) for text in [*texts, "the car\u2019s \u201cpole\u201d"]]
+    monkeypatch.setattr(small_clip, "_PLAIN_TEXT", regex.compile("(?!)"))
+    assert plain[:-1] == [tokenizer.encode(text.replace("&", " ")) for text in texts]
+    assert plain[-1] == tokenizer.encode("the car\u2019s \u201cpole\u201d") == tokenizer.encode("the cars pole")
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "regex", None)
+    with pytest.raises(ImportError, match=r"'東' has other characters .*pip install 'lodestar-rl\[models\]'"):
+        tokenizer.encode("東")
 
 
 @pytest.mark.parametrize(

