@@ -25,9 +25,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from envs.transitions import Transitions
+    from envs.make import make, make_vec
+    from envs.transitions import Transitions, stack
     from lodestar.settings import setting
+    from rewards.adapters.sb3 import RewardCallback, relabelling
     from rewards.base import Reward, RewardConfig
+    from rewards.check import check_reward
+    from rewards.exploration.learned import Learned, LearnedConfig
     from rewards.mix.mix import Mix
     from runners.run.build import Model, Trained
     from runners.run.config import TrainConfig
@@ -41,24 +45,42 @@ except metadata.PackageNotFoundError:
 # The exit code of a process that Ctrl-C ended.
 _CTRL_C_EXIT_CODE = 130
 
-# What a reward of one's own is made of, by the module that it comes from; loaded when it is asked
-# for.
+# What programs with rewards of their own, or loops of their own, take from us, by the module that
+# it comes from; loaded when it is asked for.
 _PUBLIC = {
+    "Learned": "rewards.exploration.learned",
+    "LearnedConfig": "rewards.exploration.learned",
+    "Mix": "rewards.mix.mix",
     "Reward": "rewards.base",
+    "RewardCallback": "rewards.adapters.sb3",
     "RewardConfig": "rewards.base",
     "Transitions": "envs.transitions",
+    "check_reward": "rewards.check",
+    "make": "envs.make",
+    "make_vec": "envs.make",
+    "relabelling": "rewards.adapters.sb3",
     "setting": "lodestar.settings",
+    "stack": "envs.transitions",
 }
 __all__ = [
+    "Learned",
+    "LearnedConfig",
+    "Mix",
     "Reward",
+    "RewardCallback",
     "RewardConfig",
     "TrainedRun",
     "Transitions",
+    "check_reward",
     "load",
     "load_from_hub",
+    "make",
     "make_reward",
+    "make_vec",
     "push_to_hub",
+    "relabelling",
     "setting",
+    "stack",
     "train",
     "wrap",
 ]

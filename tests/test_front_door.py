@@ -27,6 +27,14 @@ SMALL = {"agent.n_steps": 32, "agent.batch_size": 32, "agent.net_arch": [8]}
 GOAL = "pole standing upright"
 
 
+def test_all_public_names_come_from_one_place():
+    for name in ld.__all__:
+        assert callable(getattr(ld, name)), name
+    assert ld.Reward is Reward and ld.make("CartPole-v1").spec.id == "CartPole-v1"
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        _ = ld.no_such_name
+
+
 class Still(Reward):
     """r(s') = -|velocity of the cart|."""
 

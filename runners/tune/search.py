@@ -17,6 +17,8 @@ The result is the best setting and the default, on seeds that neither was chosen
     best.yaml   a preset: python -m runners.train preset=runs/tune/<name>/best.yaml
 """
 
+import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,6 +42,7 @@ from runners.run.checkpoint import versions, write_atomically, write_json
 from runners.run.config import sources
 from runners.run.exits import MISSING, NUMERICAL
 from runners.run.folder import OTHER_WAY, read_status
+from runners.run.output import clock
 from runners.run.progress import TASK_RETURN, read_csv
 from runners.run.value import literal, literals
 from runners.sweep.display import score, scores
@@ -51,6 +54,7 @@ from runners.tune.config import TuneConfig, check, parts
 RUNGS = 9
 # Trials before the median means anything.
 STARTUP_TRIALS = 5
+SECONDS_BETWEEN_SIGNS = 10.0
 
 
 def open_study(config: TuneConfig) -> optuna.Study:
@@ -125,6 +129,10 @@ class Search(Watcher):
         # Number -> trial, and name of a job -> number of its trial.
         self._open: dict[int, _OpenTrial] = {}
         self._owner: dict[str, int] = {}
+        # For the time left: when the search began, and with how many steps of an earlier one.
+        self._begin_s = time.monotonic()
+        self._begin_steps = steps(config)
+        self._next_sign_s = self._begin_s + SECONDS_BETWEEN_SIGNS
 
     def run(self, log: JobLog) -> None:
         """Until every trial has ended; an ImportError or RuntimeError if none gets anywhere, `Stopped` by a signal."""
@@ -188,6 +196,24 @@ class Search(Watcher):
         """Prune by what the runs have reached."""
         for opened in list(self._open.values()):
             self._look(opened)
+        if time.monotonic() >= self._next_sign_s:
+            self._next_sign_s = time.monotonic() + SECONDS_BETWEEN_SIGNS
+            self.report(self.progress())
+
+    def progress(self) -> str:
+        """A sign of life: which trials run, the best so far, and the time left."""
+        running = ", ".join(map(str, self._open)) or "none"
+        sentence = f"running trial {running}, {self.config.trials} in all; "
+        complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if complete:
+            sentence += f"best so far {self.study.best_value:.4g} (trial {self.study.best_trial.number}); "
+        steps_taken = steps(self.config)
+        total = self.config.trials * self.config.seeds * int(self.config.train.total_timesteps)
+        seconds_left = math.inf
+        if steps_taken > self._begin_steps:
+            step_s = (time.monotonic() - self._begin_s) / (steps_taken - self._begin_steps)
+            seconds_left = step_s * max(total - steps_taken, 0)
+        return f"{sentence}{steps_taken:,} of at most {total:,} steps, {clock(seconds_left)} left"
 
     def _look(self, opened: _OpenTrial) -> None:
         """Report what the first seed's run has reached, rung by rung; give up if the pruner says so."""

@@ -64,6 +64,22 @@ def test_the_search_comes_near_the_best_setting_and_beats_the_default(tmp_path):
     assert study.best_value > study.trials[0].value
 
 
+def test_a_search_shows_its_trial_the_best_so_far_and_the_time_left(tmp_path):
+    one = plan(tmp_path, "trials=2", "seeds=1", "pruner=none")
+    said = []
+    with closing(JobLog(one.folder)) as log:
+        search = Search(one, open_study(one), Instant(earn), said.append)
+        assert search.progress() == "running trial none, 2 in all; 0 of at most 1,800 steps, ?:?? left"
+        search.run(log)
+        best_so_far = f"best so far {search.study.best_value:.4g} (trial {search.study.best_trial.number}); "
+        assert best_so_far in search.progress()
+        said.clear()
+        search._next_sign_s = 0
+        search.tick({}, [])
+        search.tick({}, [])
+    assert said == [search.progress()]
+
+
 def test_a_trial_is_worth_the_iqm_of_its_tuning_seeds(tmp_path):
     luck = {1000: 0.0, 1001: 10.0, 1002: 20.0, 1003: 30.0, 1004: 1000.0}
     study = searched(plan(tmp_path, "trials=1", "seeds=5"), Instant(lambda given: luck[int(given["seed"])]))
