@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lodestar.packages import distribution, install_extra, module_of, required
+from lodestar.packages import distribution, install_extra, module_of, read_requirements
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
@@ -60,7 +60,7 @@ def temporary_folders(tmp_path_factory):
 
 def missing_extra(words):
     """What words of an error say of an extra that is not installed: its command, a module, a model; "" if nothing."""
-    _, extras = required()
+    _, extras = read_requirements()
     for extra in re.findall(r"lodestar-rl\[(\w+)\]", words):
         if install_extra(extra):
             return install_extra(extra)
