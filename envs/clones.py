@@ -23,7 +23,7 @@ from envs.make import MODALITY_OPTIONS, make, make_batched
 from envs.snapshots import snapshots
 from envs.steps import modalities_of, modalities_of_one
 from envs.transitions import Rollout, Transitions, map_obs
-from envs.types import MODALITIES, Array, Obs
+from envs.types import MODALITIES, Array, Obs, Options
 
 # At most so many futures are played side by side, and so many numbers of observations kept at a
 # time.
@@ -193,7 +193,7 @@ class Clones:
         self.env.close()
 
 
-def _has_program(env_id: str, options: dict[str, Any]) -> bool:
+def _has_program(env_id: str, options: Options) -> bool:
     """Whether there is an array program that supports all of the options."""
     if env_id not in PROGRAMS or not set(options) <= set(MODALITY_OPTIONS):
         return False

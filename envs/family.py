@@ -124,8 +124,15 @@ class Family:
 
 # The modules of this package that define a `FAMILY`.
 FAMILY_MODULES = (
-    *("classic.family", "mujoco.family", "minigrid.family", "nethack.family", "driving.family"),
-    *("exploration.family", "exploration.factored", "exploration.peg", "crafter.family"),
+    "classic.family",
+    "mujoco.family",
+    "minigrid.family",
+    "nethack.family",
+    "driving.family",
+    "exploration.family",
+    "exploration.factored",
+    "exploration.peg",
+    "crafter.family",
     "exploration.probe",
 )
 OTHER = Family("other", "any other Gymnasium id, or module:Id-v0", ids=(), knows=lambda spec: True)

@@ -25,7 +25,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from envs import render
 from envs.batched import PROGRAMS
-from envs.family import OTHER, Goal, entry, families, family_of
+from envs.family import OTHER, Family, Goal, entry, families, family_of
 from envs.mujoco.family import warn_if_sparse
 from envs.observations import plain_actions
 from envs.residual import Residual, ResidualVector
@@ -38,7 +38,8 @@ from lodestar.tables import module_name
 
 BACKENDS = ("auto", "gym", "workers", "batched", "device", "sync", "async")
 DISTURBANCES = ("sticky", "noisy_tv", "episodic_reward", "base", "base_scale")
-OWNERS = {"ALE/": "ale_py", "MiniHack-": "minihack"}  # how ids begin -> the package to name before them
+# How ids begin -> the package to name before them.
+OWNERS = {"ALE/": "ale_py", "MiniHack-": "minihack"}
 MODALITY_OPTIONS = ("frame_size", "text", "signals")
 
 
@@ -91,28 +92,35 @@ def make(
     render.prepare()
     spec = spec_of(env_id)
     family = family_of(spec)
-    options = {key: kwargs.pop(key) for key in sorted(family.options & set(kwargs))} if adapt else {}
-    mode = render_mode if frame_size is None else "rgb_array"
-    given = {"render_mode": mode, "max_episode_steps": max_episode_steps}
+    options = {}
+    if adapt:
+        options = {key: kwargs.pop(key) for key in sorted(family.options & set(kwargs))}
+    if frame_size is not None:
+        render_mode = "rgb_array"
     # A constructor need not have a parameter render_mode, so None is left out.
-    arguments = {**kwargs, **{key: value for key, value in given.items() if value is not None}}
+    if render_mode is not None:
+        kwargs["render_mode"] = render_mode
+    if max_episode_steps is not None:
+        kwargs["max_episode_steps"] = max_episode_steps
     # Gymnasium's passive checker helps with a user's own; on ours it only costs time.
-    quiet = family.name in families() and family is not OTHER
+    is_known = family.name in families() and family is not OTHER
     try:
         with explain_missing(f"environment {env_id!r}"):
-            env = gym.make(spec, disable_env_checker=quiet, **family.arguments(spec, arguments, frame_size))
+            arguments = family.arguments(spec, kwargs, frame_size)
+            env = gym.make(spec, disable_env_checker=is_known, **arguments)
     except (TypeError, AssertionError) as error:
         # A constructor asserts, or an argument is unexpected; any other error is the environment's own.
         if isinstance(error, TypeError) and "keyword argument" not in str(error):
             raise
-        raise ValueError(_cannot_be_made(env_id, arguments, error)) from error
+        raise ValueError(_cannot_be_made(env_id, kwargs, error)) from error
     try:
         warn_if_sparse(env)
         env = family.repair(env)
         if adapt:
             env = plain_actions(family.adapt(env, **options))
         env = disturb(env, sticky=sticky, noisy_tv=noisy_tv, episodic_reward=episodic_reward)
-        env = env if base is None else Residual(env, base, base_scale)
+        if base is not None:
+            env = Residual(env, base, base_scale)
         env = Journal(EpisodeStatistics(env))
         if starts:
             from envs.snapshots.curriculum import starting
@@ -135,11 +143,13 @@ def _cannot_be_made(env_id: str, arguments: dict[str, Any], error: Exception) ->
             f"{env_id} cannot draw itself: its constructor has no argument render_mode, which Gymnasium asks for; add "
             "it, with render(), or leave out what needs frames (video=false, a reward that reads captions or states)"
         )
-    given = f" with the arguments {sorted(arguments)}" if arguments else ""
+    sentence = f"{env_id} cannot be made"
+    if arguments:
+        sentence += f" with the arguments {sorted(arguments)}"
     if isinstance(error, TypeError):
-        return f"{env_id} cannot be made{given}: {error}"
+        return f"{sentence}: {error}"
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{env_id} cannot be made{given}: {str(error) or last.line} ({last.filename}:{last.lineno})"
+    return f"{sentence}: {str(error) or last.line} ({last.filename}:{last.lineno})"
 
 
 def make_vec(
@@ -182,34 +192,49 @@ def make_vec(
     if backend not in BACKENDS:
         known = ", ".join(f'"{name}"' for name in BACKENDS)
         raise ValueError(f"backend={backend!r} is unknown; give one of {known}")
+    # An option that is off is as good as none, so that it keeps no array program from being used.
     off = (("text", False), ("signals", False), ("episodic_reward", False))
     kwargs = {key: value for key, value in kwargs.items() if value is not None and (key, value) not in off}
     same_step = autoreset_mode == AutoresetMode.SAME_STEP
     if "base" in kwargs and same_step and wrap is None and backend not in ("sync", "async"):
-        base, scale = kwargs.pop("base"), kwargs.pop("base_scale", 0.1)
-        own: Any = {"seed": seed, "backend": backend, "processes": processes, "workers": workers, **kwargs}
-        own["num_threads"] = num_threads
-        vector = make_vec(env_id, n, **own)
+        base = kwargs.pop("base")
+        base_scale = kwargs.pop("base_scale", 0.1)
+        vector = make_vec(
+            env_id,
+            n,
+            seed=seed,
+            backend=backend,
+            processes=processes,
+            workers=workers,
+            num_threads=num_threads,
+            **kwargs,
+        )
         try:
-            return ResidualVector(vector, base, scale)
+            return ResidualVector(vector, base, base_scale)
         except BaseException:
             vector.close()
             raise
     if backend == "auto":
         common = {"max_episode_steps", "array", "device"}
-        batched = wrap is None and env_id in PROGRAMS and set(kwargs) <= _supported(env_id) | common
-        backend = "sync" if not same_step else "batched" if batched else "gym"
+        if not same_step:
+            backend = "sync"
+        elif wrap is None and env_id in PROGRAMS and set(kwargs) <= _supported(env_id) | common:
+            backend = "batched"
+        else:
+            backend = "gym"
     if not same_step and backend in ("gym", "workers", "batched", "device"):
         raise ValueError(f'backend="{backend}" resets in SAME_STEP mode, not {autoreset_mode}; use "sync" or "async"')
     if wrap is not None and backend not in ("gym", "sync"):
         raise ValueError(f'backend="{backend}" has environments that nothing can be wrapped around; use "gym"')
-    for name, value in (("workers", dict(workers or {}) or None), ("processes", processes)):
-        if value is not None and backend != "workers":
-            raise ValueError(f'{name}={value} is for backend="workers", not "{backend}"; leave it out')
+    if backend != "workers":
+        for name, value in (("workers", workers), ("processes", processes)):
+            if value is not None and value != {}:
+                raise ValueError(f'{name}={value} is for backend="workers", not "{backend}"; leave it out')
     if backend == "batched":
         return make_batched(env_id, n, seed=seed, num_threads=num_threads, **kwargs)
     if backend == "device":
-        return make_batched(env_id, n, seed=seed, **{"array": "torch", **kwargs}, on_device=True)
+        kwargs.setdefault("array", "torch")
+        return make_batched(env_id, n, seed=seed, on_device=True, **kwargs)
     makers = [functools.partial(make_wrapped, wrap, env_id, seed=seed + i, **kwargs) for i in range(n)]
     if backend == "gym":
         return InProcess(makers)
@@ -224,7 +249,9 @@ def make_vec(
 def make_wrapped(wrap: Callable[[gym.Env], gym.Env] | None, env_id: str, **kwargs: Any) -> gym.Env:
     """As `make`; `wrap` goes around what it returns."""
     env = make(env_id, **kwargs)
-    return env if wrap is None else wrap(env)
+    if wrap is None:
+        return env
+    return wrap(env)
 
 
 def make_batched(
@@ -253,20 +280,25 @@ def make_batched(
         raise ValueError(f"n={n} environments make no vector; give at least 1")
     if num_threads < 1:
         raise ValueError(f"num_threads={num_threads} is out of range; give at least 1")
-    program, supported = PROGRAMS[env_id], _supported(env_id)
+    program = PROGRAMS[env_id]
+    supported = _supported(env_id)
     for name in sorted(set(options) - supported):
         known = ", ".join(sorted(supported - set(MODALITY_OPTIONS))) or "none"
         raise ValueError(
             f"{name}={options[name]!r} is not supported by the array program of {env_id} (of its options, {known}); "
             'leave it out, or use envs.make.make_vec with backend="gym"'
         )
-    shown = {name: options.pop(name) for name in sorted(program.modalities & set(options))}
-    shown |= {"num_threads": num_threads} if program.threads else {}
+    arguments = {name: options.pop(name) for name in program.modalities & set(options)}
+    if program.threads:
+        arguments["num_threads"] = num_threads
     arrays = Arrays(array, device)
     original = make(env_id, max_episode_steps=max_episode_steps, **options)
     try:
-        build = _program((on_device and program.device) or program.path)
-        return build(original, n, seed, arrays, **shown)
+        path = program.path
+        if on_device and program.device:
+            path = program.device
+        build = _program(path)
+        return build(original, n, seed, arrays, **arguments)
     finally:
         original.close()
 
@@ -298,7 +330,8 @@ def termination(env_id: str, **options: Any) -> Ends | None:
     spec = spec_of(env_id)
     if options.pop("noisy_tv", None) is not None or options.pop("base", None) is not None:
         return None
-    return family_of(spec).terminates(dataclasses.replace(spec, kwargs={**spec.kwargs, **options}))
+    changed = dataclasses.replace(spec, kwargs={**spec.kwargs, **options})
+    return family_of(spec).terminates(changed)
 
 
 def spec_of(env_id: str) -> EnvSpec:
@@ -308,60 +341,89 @@ def spec_of(env_id: str) -> EnvSpec:
     if module:
         if not re.fullmatch(r"\w+(\.\w+)*", module) or module.endswith(".py"):
             raise ValueError(f"{env_id!r} is no module:Id; give {module_name(module)}:{name}")
-        if module == "minihack":
-            from envs.nethack.family import provide_pkg_resources
-
-            provide_pkg_resources()
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # what importing executes may raise anything
-            if isinstance(error, ModuleNotFoundError) and "[" in install_module(module):
-                raise ImportError(_needed(env_id, module, error)) from None
-            raise ValueError(
-                f"cannot import {module!r} ({error}), but environment {env_id!r} asks for it; install it, or check the "
-                "name"
-            ) from None
-    elif name not in registry and (owner := next((x for begin, x in OWNERS.items() if name.startswith(begin)), "")):
-        raise ValueError(
-            f"unknown environment {env_id!r}; did you mean '{owner}:{name}', after {install_module(owner)}?"
-        )
-    elif "/" not in name and not any(_stem(name) == _stem(known) for known in registry):
-        _import_family_of(name)  # else no package would help: only ours has a namespace
+        _import_module(module, env_id)
+    elif name not in registry:
+        _refuse_id_of_owner(name)
+        # Only ours have a namespace, so no package would bring an id with one.
+        if "/" not in name and _stem(name) not in map(_stem, registry):
+            _import_family_of(name)
     if name in registry:
         return registry[name]
     raise ValueError(f"unknown environment {env_id!r}; {_guess_id(module, name, {*registry} - known_before)}")
 
 
+def _import_module(module: str, env_id: str) -> None:
+    if module == "minihack":
+        from envs.nethack.family import provide_pkg_resources
+
+        provide_pkg_resources()
+    try:
+        importlib.import_module(module)
+    # What importing executes may raise anything.
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and "[" in install_module(module):
+            raise ImportError(_needed(env_id, module, error)) from None
+        raise ValueError(
+            f"cannot import {module!r} ({error}), but environment {env_id!r} asks for it; install it, or check the name"
+        ) from None
+
+
+def _refuse_id_of_owner(name: str) -> None:
+    """Refuse (ValueError) an id of a package that has to be named before it."""
+    for prefix, owner in OWNERS.items():
+        if name.startswith(prefix):
+            raise ValueError(
+                f"unknown environment {name!r}; did you mean '{owner}:{name}', after {install_module(owner)}?"
+            )
+
+
 def _guess_id(module: str, name: str, just_registered: set[str]) -> str:
     """What was meant by an id that is not registered, in words: of the module, where one is named, or the nearest."""
-    package = module.partition(".")[0]  # that registered the environment, by where its class is
-    theirs = just_registered if module else set()
-    theirs |= {known for known, spec in registry.items() if re.split("[.:]", entry(spec))[0] == package}
-    ids = [known for known in registry if known in theirs] or [*registry]
-    lowered = {known.lower(): known for known in ids}
+    # Ids of the same package count as the module's.
+    package = module.partition(".")[0]
+    ids = []
+    for known, spec in registry.items():
+        owner = re.split("[.:]", entry(spec))[0]
+        if owner == package or (module and known in just_registered):
+            ids.append(known)
+    is_of_module = bool(ids)
+    if not is_of_module:
+        ids = list(registry)
+    by_lower_case = {known.lower(): known for known in ids}
     newest = {_stem(known): known for known in ids}
-    near = lowered.get(name.lower())
+    near = by_lower_case.get(name.lower())
     if near is None:
-        stems = difflib.get_close_matches(_stem(name), list(newest), n=1, cutoff=0.0 if theirs else 0.6)
-        near = newest[stems[0]] if stems else None
+        cutoff = 0.0 if is_of_module else 0.6
+        stems = difflib.get_close_matches(_stem(name), list(newest), n=1, cutoff=cutoff)
+        if stems:
+            near = newest[stems[0]]
     if near is not None:
-        return f"did you mean {f'{module}:{near}' if theirs else near!r}?"
+        if is_of_module:
+            near = f"{module}:{near}"
+        return f"did you mean {near!r}?"
     # An id has a namespace before its slash, and a module before its colon.
-    namespace, _, rest = name.partition("/")
-    mistaken = rest and namespace.isidentifier() and find_spec(namespace)
-    own = f"{namespace}:{rest}" if mistaken else f"my_file:{name}"
-    return f"if it is yours, name the file that registers it, as in {own!r}"
+    namespace, _, id_in_namespace = name.partition("/")
+    example = f"my_file:{name}"
+    if id_in_namespace and namespace.isidentifier() and find_spec(namespace):
+        example = f"{namespace}:{id_in_namespace}"
+    return f"if it is yours, name the file that registers it, as in {example!r}"
 
 
 def _import_family_of(name: str) -> None:
     """Import packages until one of them brings the id; those with ids that begin alike first, as all take seconds."""
-    begin = name.lower()[:5]
-    for family in sorted(families().values(), key=lambda f: not any(i.lower().startswith(begin) for i in f.ids)):
+    prefix = name.lower()[:5]
+
+    def is_unlike(family: Family) -> bool:
+        return not any(env_id.lower().startswith(prefix) for env_id in family.ids)
+
+    for family in sorted(families().values(), key=is_unlike):
         if family.module is not None:
             try:
                 importlib.import_module(family.module)
-            except ImportError as error:  # a missing package is passed over unless it brings this id
-                if name.partition("-")[0] in {i.partition("-")[0] for i in family.ids}:
+            # A missing package is passed over unless it brings this id.
+            except ImportError as error:
+                words = {env_id.partition("-")[0] for env_id in family.ids}
+                if name.partition("-")[0] in words:
                     raise ImportError(_needed(name, family.module.partition(".")[0], error)) from None
         if name in registry:
             return
@@ -372,7 +434,8 @@ def _needed(env_id: str, module: str, error: Exception) -> str:
 
 
 def _stem(env_id: str) -> str:
-    return env_id.lower().rpartition("-v")[0] or env_id.lower()
+    env_id = env_id.lower()
+    return env_id.rpartition("-v")[0] or env_id
 
 
 def options(env_id: str) -> dict[str, inspect.Parameter]:
@@ -385,18 +448,24 @@ def options(env_id: str) -> dict[str, inspect.Parameter]:
         >>> sorted(options("Pendulum-v1"))[:2]
         ['base', 'base_scale']
     """
-    spec, ours = spec_of(env_id), _parameters(make)
-    family, reserved = family_of(spec), ours | _parameters(make_vec)
-    found: dict[str, inspect.Parameter] = {}
+    spec = spec_of(env_id)
+    family = family_of(spec)
+    make_parameters = _parameters(make)
+    reserved = make_parameters | _parameters(make_vec)
+    parameters: dict[str, inspect.Parameter] = {}
     for parameter in _declared(creator(env_id))[0]:
         name = parameter.name
         if name in spec.kwargs:
             parameter = parameter.replace(default=spec.kwargs[name])
         # A parameter without a default was filled in by a subclass.
         if name not in reserved and parameter.default is not parameter.empty:
-            found.setdefault(name, parameter)
-    found |= {name: parameter for name, parameter in _parameters(family.adapt).items() if name in family.options}
-    return found | {name: ours[name] for name in DISTURBANCES}
+            parameters.setdefault(name, parameter)
+    adapter_parameters = _parameters(family.adapt)
+    for name in family.options & set(adapter_parameters):
+        parameters[name] = adapter_parameters[name]
+    for name in DISTURBANCES:
+        parameters[name] = make_parameters[name]
+    return parameters
 
 
 def is_open(env_id: str) -> bool:
@@ -420,17 +489,18 @@ def _declared(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], bo
     makers: list[Any] = [function]
     if inspect.isclass(function):
         makers = [vars(kind)["__init__"] for kind in function.mro()[:-1] if "__init__" in vars(kind)]
-    found: list[inspect.Parameter] = []
+    parameters: list[inspect.Parameter] = []
     for maker in makers:
-        parameters = list(_parameters(maker).values())
-        found += parameters
-        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
-            return found, False
-    return found, bool(makers)
+        maker_parameters = _parameters(maker).values()
+        parameters += maker_parameters
+        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in maker_parameters):
+            return parameters, False
+    return parameters, bool(makers)
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
         return dict(inspect.signature(function, eval_str=True).parameters)
-    except (NameError, AttributeError):  # an annotation that only a type checker imports
+    # Only type checkers import some annotations.
+    except (NameError, AttributeError):
         return dict(inspect.signature(function).parameters)

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.observations import Recorded
-from envs.types import MASK, EnvReset, EnvStep, MaskFault
+from envs.types import MASK, EnvReset, EnvStep, Info, MaskFault, Options
 
 METHOD = "action_masks"
 
@@ -32,12 +32,12 @@ def sizes(space: spaces.Space) -> list[int]:
     return []
 
 
-def offered(env: gym.Env, info: dict[str, Any]) -> bool:
+def offered(env: gym.Env, info: Info) -> bool:
     """Whether an environment masks actions, by the info of a reset."""
     return bool(sizes(env.action_space)) and (MASK in info or env.has_wrapper_attr(METHOD))
 
 
-def with_method(env: gym.Env, info: dict[str, Any]) -> tuple[gym.Env, dict[str, Any]]:
+def with_method(env: gym.Env, info: Info) -> tuple[gym.Env, dict[str, Any]]:
     """An environment that has just been reset, in an `ActionMask` if it masks actions but has no method to ask."""
     if not offered(env, info) or env.has_wrapper_attr(METHOD):
         return env, info
@@ -112,11 +112,11 @@ class ActionMask(Recorded):
         """The mask of the observation last returned, bool (n,)."""
         return self._mask
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         obs, info = self.env.reset(seed=seed, options=options)
         return obs, self.begin(info)
 
-    def begin(self, info: dict[str, Any]) -> dict[str, Any]:
+    def begin(self, info: Info) -> Info:
         self._step = 0
         return self._write(info, False)
 
@@ -126,7 +126,7 @@ class ActionMask(Recorded):
         info = self._write(info, bool(terminated))
         return obs, reward, terminated, truncated, info
 
-    def _write(self, info: dict[str, Any], terminated: bool) -> dict[str, Any]:
+    def _write(self, info: Info, terminated: bool) -> dict[str, Any]:
         mask = info.get(MASK)
         if mask is None and self._has_method:
             mask = self.env.get_wrapper_attr(METHOD)()

@@ -34,7 +34,7 @@ def refuse_result(reward: Any, terminated: Any, truncated: Any) -> None:
 def refuse_shape(space: spaces.Space, obs: Any) -> None:
     """Refuse (ValueError) an observation of another shape than its space's, which arrays would broadcast."""
     if isinstance(space, spaces.Dict) and isinstance(obs, Mapping):
-        for key, part in space.spaces.items():
+        for key, part in space.items():
             refuse_shape(part, obs[key])
     elif isinstance(space, spaces.Box) and np.shape(obs) != space.shape:
         raise ValueError(
@@ -70,7 +70,9 @@ class ActionsFromZero(Recorded, gym.ActionWrapper):
 
 def plain_actions(env: gym.Env) -> gym.Env:
     """The environment in an `ActionsFromZero`, if its actions do not count from 0."""
-    return env if from_zero(env.action_space) is env.action_space else ActionsFromZero(env)
+    if from_zero(env.action_space) is env.action_space:
+        return env
+    return ActionsFromZero(env)
 
 
 def from_zero(space: spaces.Space) -> spaces.Space:
@@ -86,7 +88,9 @@ def from_zero(space: spaces.Space) -> spaces.Space:
 
 def plain_observation(env: gym.Env) -> gym.Env:
     """The environment in a `PlainObservation`, if its observations need one."""
-    return env if plain_space(env.observation_space) == env.observation_space else PlainObservation(env)
+    if plain_space(env.observation_space) == env.observation_space:
+        return env
+    return PlainObservation(env)
 
 
 def is_channels_last(space: spaces.Space) -> bool:
@@ -97,24 +101,32 @@ def is_channels_last(space: spaces.Space) -> bool:
 def plain_space(space: spaces.Space) -> spaces.Space:
     """The space of what `PlainObservation` returns for observations of `space`."""
     if isinstance(space, spaces.Box):
-        low, high = plain(space, space.low), plain(space, space.high)
+        low = plain(space, space.low)
+        high = plain(space, space.high)
         return spaces.Box(low, high, dtype=low.dtype)
     if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: plain_space(part) for key, part in space.spaces.items()})
-    return plain_space(spaces.flatten_space(space)) if isinstance(space, spaces.Tuple) else from_zero(space)
+        parts = {key: plain_space(part) for key, part in space.items()}
+        return spaces.Dict(parts)
+    if isinstance(space, spaces.Tuple):
+        return plain_space(spaces.flatten_space(space))
+    return from_zero(space)
 
 
 def plain(space: spaces.Space, value: Any) -> Any:
     """An observation of `space` as `PlainObservation` returns it."""
     if isinstance(space, spaces.Box):
-        if space.dtype == np.uint8 and len(space.shape) == 3:
-            return np.ascontiguousarray(np.asarray(value).transpose(2, 0, 1)) if is_channels_last(space) else value
-        return np.asarray(value, dtype=np.float32).ravel()
+        if space.dtype != np.uint8 or len(space.shape) != 3:
+            return np.asarray(value, dtype=np.float32).ravel()
+        if not is_channels_last(space):
+            return value
+        return np.ascontiguousarray(np.asarray(value).transpose(2, 0, 1))
     if isinstance(space, spaces.Dict):
-        return {key: plain(part, value[key]) for key, part in space.spaces.items()}
+        return {key: plain(part, value[key]) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
         return np.asarray(spaces.flatten(space, value), dtype=np.float32)
-    return value if from_zero(space) is space else value - space.start  # type: ignore[attr-defined]
+    if from_zero(space) is space:
+        return value
+    return value - space.start  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -123,7 +135,9 @@ def hashed_words(text: bytes) -> np.ndarray:
     bag = np.zeros(WORD_FEATURES, dtype=np.float32)
     for word in re.findall(rb"[a-z]+", text.lower()):
         # Not Python's hash(), which changes from process to process, nor crc32, whose bits depend on each other.
-        bag[[byte % WORD_FEATURES for byte in hashlib.blake2b(word, digest_size=8).digest()[:2]]] = 1.0
+        digest = hashlib.blake2b(word, digest_size=8).digest()
+        bag[digest[0] % WORD_FEATURES] = 1.0
+        bag[digest[1] % WORD_FEATURES] = 1.0
     bag.setflags(write=False)
     return bag
 
@@ -132,12 +146,14 @@ def empty_modalities(
     n: int, frame_size: int | None, text: bool, signals: int, new: Callable[..., np.ndarray] = np.zeros
 ) -> dict[str, np.ndarray]:
     """Arrays of zeros, by `new`, for what N environments add to observations; `signals` says how many of those."""
-    made: dict[str, np.ndarray] = {}
+    modalities: dict[str, np.ndarray] = {}
     if frame_size is not None:
-        made["frame"] = new((n, frame_size, frame_size, 3), np.uint8)
+        modalities["frame"] = new((n, frame_size, frame_size, 3), np.uint8)
     if text:
-        made["text"] = np.full(n, "", object)
-    return made | ({"signals": new((n, signals), np.float32)} if signals else {})
+        modalities["text"] = np.full(n, "", object)
+    if signals:
+        modalities["signals"] = new((n, signals), np.float32)
+    return modalities
 
 
 def empty_batch(
@@ -145,7 +161,7 @@ def empty_batch(
 ) -> Any:
     """Arrays of zeros, by `new`, for values of a space, leading axes `shape`; a dict for a Dict space, if `nested`."""
     if nested and isinstance(space, spaces.Dict):
-        return {key: empty_batch(part, shape, new) for key, part in space.spaces.items()}
+        return {key: empty_batch(part, shape, new) for key, part in space.items()}
     if not fits(space, nested=False):
         raise ValueError(f'{space} does not fit into an array; adapt the environment, or use backend="sync"')
     return new((*shape, *(space.shape or ())), space.dtype)
@@ -154,5 +170,7 @@ def empty_batch(
 def fits(space: spaces.Space, nested: bool = True) -> bool:
     """Whether the values of a space are arrays of numbers, or dicts of these if `nested`."""
     if nested and isinstance(space, spaces.Dict):
-        return all(fits(part) for part in space.spaces.values())
-    return space.shape is not None and space.dtype is not None and np.dtype(space.dtype).kind in "biuf"
+        return all(map(fits, space.values()))
+    if space.shape is None or space.dtype is None:
+        return False
+    return np.dtype(space.dtype).kind in "biuf"

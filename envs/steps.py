@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from envs.transitions import Infos, Transitions, final_rows, map_obs, modality, put, saved
-from envs.types import MODALITIES, Array, Obs
+from envs.types import MODALITIES, Array, Obs, StateDict
 
 
 class Cursor:
@@ -69,10 +69,10 @@ class Cursor:
         """The modalities of the current observation, as fields of `Transitions`: `obs_frame`, ..."""
         return {f"obs_{name}": value for name, value in self.modalities.items()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {"step": self.step, "shown": saved(self.modalities), "resetting": self.resetting}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self.step = np.array(state["step"])
         self.resetting = np.array(state["resetting"])
         shown = state["shown"].items()
@@ -268,10 +268,10 @@ class Chunk:
         """Views of the rows written so far, an entry for each argument of `add`."""
         return list(map_obs(lambda x: x[: self.count], self._store).values())
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {"count": self.count, "store": self._rows() if self.count else None}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self.count = int(state["count"])
         self._capacity = self.count
         self._store = None

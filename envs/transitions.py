@@ -14,18 +14,23 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from envs.observations import empty_batch
-from envs.types import MASK, MODALITIES, Array, MaskFault, Obs
+from envs.types import MASK, MODALITIES, Array, MaskFault, Obs, StateDict
 
-Infos = Mapping[str, Any]  # of a vector environment: name -> (N, ...)
-Final = tuple[int, np.ndarray, Obs]  # time, columns (M,), their last observations (M, ...)
-Ends = Callable[[Array, Array, Array], Array]  # (obs, action, next_obs), (B, ...) -> bool (B,): the episode terminates
+# Of a vector environment: name -> (N, ...).
+Infos = Mapping[str, Any]
+# Time, columns (M,) whose episodes ended then, and their last observations (M, ...).
+Final = tuple[int, np.ndarray, Obs]
+# (obs, action, next_obs), (B, ...) -> bool (B,): the episode terminates.
+Ends = Callable[[Array, Array, Array], Array]
 
 
 def map_obs(function: Callable[[Array], Array], obs: Obs) -> Obs:
     """Apply `function` to an observation, or to each entry of a dict observation; None stays None."""
     if isinstance(obs, dict):
         return {key: map_obs(function, value) for key, value in obs.items()}
-    return None if obs is None else function(obs)
+    if obs is None:
+        return None
+    return function(obs)
 
 
 def put(obs: Obs, index: Any, value: Obs) -> None:
@@ -41,24 +46,37 @@ def put(obs: Obs, index: Any, value: Obs) -> None:
 class Transitions:
     """A batch (N,), or (T, N) when it is a rollout in time order; `next_obs` is always the true successor."""
 
-    obs: Obs  # (..., *obs_shape)
-    action: Array  # (..., *action_shape), in the environment's own range
-    reward: Array  # float32 (...,), the task's own reward
-    next_obs: Obs  # (..., *obs_shape)
-    terminated: Array  # bool (...,)
-    truncated: Array  # bool (...,)
-    valid: Array  # bool (...,), False for a row that is no transition: it only resets (Gymnasium's NEXT_STEP)
-    # or, where `truncated`, an episode was lost with the process it ran in; the row before has its last observation
-    step: Array  # int64 (...,), 0 at the first transition of an episode
-    frame: Array | None = None  # uint8 (..., H, W, 3), image of next_obs
-    obs_frame: Array | None = None  # uint8 (..., H, W, 3), image of obs
-    text: Array | None = None  # object (...,) of str, caption or message of next_obs
-    obs_text: Array | None = None  # object (...,) of str, caption or message of obs
-    signals: Array | None = None  # float32 (..., K), named quantities of next_obs, read from the simulator
-    obs_signals: Array | None = None  # float32 (..., K), those of obs
-    action_mask: Array | None = None  # bool (..., A), the actions that next_obs allows
-    obs_action_mask: Array | None = None  # bool (..., A), those that obs allows
-    extras: dict[str, Array] = field(default_factory=dict)  # name -> (..., D): embeddings, goals, log-probabilities
+    # (..., *obs_shape).
+    obs: Obs
+    # (..., *action_shape), in the environment's own range.
+    action: Array
+    # float32 (...,), the task's own reward.
+    reward: Array
+    # (..., *obs_shape).
+    next_obs: Obs
+    # bool (...,), like the two that follow.
+    terminated: Array
+    truncated: Array
+    # False for a row that is no transition: it only resets (Gymnasium's NEXT_STEP) or, where
+    # `truncated`, an episode was lost with the process it ran in; the row before has its last
+    # observation.
+    valid: Array
+    # int64 (...,), 0 at the first transition of an episode.
+    step: Array
+    # uint8 (..., H, W, 3), images of next_obs and of obs.
+    frame: Array | None = None
+    obs_frame: Array | None = None
+    # object (...,) of str, captions or messages of next_obs and of obs.
+    text: Array | None = None
+    obs_text: Array | None = None
+    # float32 (..., K), named quantities of next_obs and of obs, read from the simulator.
+    signals: Array | None = None
+    obs_signals: Array | None = None
+    # bool (..., A), the actions that next_obs and obs allow.
+    action_mask: Array | None = None
+    obs_action_mask: Array | None = None
+    # Name -> (..., D): embeddings, goals, log-probabilities.
+    extras: dict[str, Array] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,10 +109,14 @@ class Transitions:
 
     def at_obs(self) -> "Transitions":
         """The batch with `obs` in place of `next_obs`, what phi(s) needs; an extra named `obs_X` stands in for `X`."""
-        extras = {key: value for key, value in self.extras.items() if key.startswith("obs_")}
-        extras |= {key[4:]: value for key, value in extras.items()}  # the others describe next_obs, which is gone
-        known = {name: getattr(self, f"obs_{name}") for name in MODALITIES}
-        return self.replace(next_obs=self.obs, extras=extras, **known)
+        extras = {}
+        # The other extras describe next_obs, which is gone.
+        for key, value in self.extras.items():
+            if key.startswith("obs_"):
+                extras[key] = value
+                extras[key[4:]] = value
+        modalities = {name: getattr(self, f"obs_{name}") for name in MODALITIES}
+        return self.replace(next_obs=self.obs, extras=extras, **modalities)
 
 
 def stack(batches: list[Transitions]) -> Transitions:
@@ -111,7 +133,9 @@ def join(function: Callable[[list[Array]], Array], values: list[Any]) -> Any:
     """One observation of several, entry by entry if they are dicts; None if one of them is."""
     if isinstance(values[0], Mapping):
         return {key: join(function, [value[key] for value in values]) for key in values[0]}
-    return None if any(value is None for value in values) else function(values)
+    if any(value is None for value in values):
+        return None
+    return function(values)
 
 
 def never(obs: Array, action: Array, next_obs: Array) -> Array:
@@ -144,20 +168,28 @@ class Rollout:
     """
 
     def __init__(self, length: int, envs: Any, modality_names: frozenset[str] = frozenset()) -> None:
-        mode = reset_mode(envs)
-        self.length, self.n, self.same_step = length, envs.num_envs, mode == AutoresetMode.SAME_STEP
+        self.length = length
+        self.n = envs.num_envs
+        self.same_step = reset_mode(envs) == AutoresetMode.SAME_STEP
         self.modality_names = tuple(sorted(modality_names))
         shape = (length, self.n)
-        self.obs = empty_batch(envs.single_observation_space, (length + 1, self.n))  # row T is to be acted on next
-        self.action = empty_batch(envs.single_action_space, shape)  # as the environment received it; set by the caller
-        self.reward = np.zeros(shape, np.float32)  # the task's
-        self.terminated, self.truncated, self.valid = (np.zeros(shape, bool) for _ in range(3))
-        self.valid[:] = self.same_step
-        self.success = np.full(shape, np.nan, np.float32)  # of the episode that ended here; NaN where none did
-        self.resetting = np.zeros(self.n, bool)  # NEXT_STEP: the coming step only resets
+        # Row T is to be acted on next.
+        self.obs = empty_batch(envs.single_observation_space, (length + 1, self.n))
+        # As the environment received it; set by the caller.
+        self.action = empty_batch(envs.single_action_space, shape)
+        self.reward = np.zeros(shape, np.float32)
+        self.terminated = np.zeros(shape, bool)
+        self.truncated = np.zeros(shape, bool)
+        self.valid = np.full(shape, self.same_step)
+        # Of the episode that ended here; NaN where none did.
+        self.success = np.full(shape, np.nan, np.float32)
+        # NEXT_STEP: whether the coming step only resets.
+        self.resetting = np.zeros(self.n, bool)
         self.first_step = np.zeros(self.n, np.int64)
-        self.finals: list[Final] = []  # where episodes ended, and on which observation
-        self.modalities: dict[str, np.ndarray] = {}  # (T + 1, N, ...), of the observation in the same row
+        self.finals: list[Final] = []
+        # (T + 1, N, ...), of the observation in the same row.
+        self.modalities: dict[str, np.ndarray] = {}
+        # Name, time, columns and values of what belongs to the last observations.
         self.final_modalities: list[tuple[str, int, np.ndarray, Array]] = []
         self._next_obs: Any = None
 
@@ -197,7 +229,8 @@ class Rollout:
         last = infos.get("final_info", {})
         for name in self.modality_names:
             if name in last:
-                self.final_modalities.append((name, t, columns, np.asarray(last[name])[ended]))
+                values = np.asarray(last[name])[ended]
+                self.final_modalities.append((name, t, columns, values))
         if "is_success" in last:
             self.success[t, columns] = np.asarray(last["is_success"], np.float32)[ended]
 
@@ -208,7 +241,8 @@ class Rollout:
         self.truncated[t, group] &= self.valid[t, group]
         if ended.any():
             rows = np.flatnonzero(ended)
-            self.finals.append((t, rows + group.start, map_obs(lambda x: np.array(x[rows]), obs)))
+            last = map_obs(lambda x: np.array(x[rows]), obs)
+            self.finals.append((t, rows + group.start, last))
 
     def _show(self, row: int, group: slice, infos: Infos) -> None:
         for name in self.modality_names:
@@ -218,7 +252,8 @@ class Rollout:
                     raise MaskFault(sentence)
                 if name in self.modalities:
                     raise ValueError(sentence)
-                continue  # The rewards refuse a batch without it, in a sentence that names the one that reads it.
+                # The rewards refuse a batch without it, in a sentence that names the one that reads it.
+                continue
             value = modality(name, infos[name])
             if name not in self.modalities:
                 self.modalities[name] = np.empty((self.length + 1, self.n, *value.shape[1:]), value.dtype)
@@ -228,12 +263,16 @@ class Rollout:
     def ended(self) -> np.ndarray:
         """Bool (T, N): the last step of an episode."""
         ended = self.terminated | self.truncated
-        return ended if self.same_step else ended & self.valid
+        if self.same_step:
+            return ended
+        return ended & self.valid
 
     @property
     def restarted(self) -> np.ndarray:
         """Bool (T, N): the observation after this step is the first of an episode."""
-        return self.ended if self.same_step else ~self.valid
+        if self.same_step:
+            return self.ended
+        return ~self.valid
 
     def steps(self) -> np.ndarray:
         """Int64 (T, N): each row's step within its episode."""
@@ -274,20 +313,26 @@ class Rollout:
 
     def timed_out(self) -> tuple[Array, Array, Obs] | None:
         """Rows, columns and last observations (M, ...) of the episodes that ended while others did for lack of time."""
-        late = [f for f in self.finals if (self.truncated[f[0], f[1]] & ~self.terminated[f[0], f[1]]).any()]
-        if not late:
+        rows = []
+        columns = []
+        observations = []
+        for t, ended, last in self.finals:
+            out_of_time = self.truncated[t, ended] & ~self.terminated[t, ended]
+            if out_of_time.any():
+                rows.append(np.full(len(ended), t))
+                columns.append(ended)
+                observations.append(last)
+        if not rows:
             return None
-        times = np.concatenate([np.full(len(columns), t) for t, columns, _ in late])
-        columns = np.concatenate([columns for _, columns, _ in late])
-        return times, columns, join(np.concatenate, [last for _, _, last in late])
+        return np.concatenate(rows), np.concatenate(columns), join(np.concatenate, observations)
 
     def refuse_finals(self) -> None:
         """Raise a NotFinite if an observation that an episode ended on holds NaN or infinity."""
         steps = self.steps()
         for t, columns, last in self.finals:
-            wide = map_obs(lambda x: np.zeros((1, self.n, *x.shape[1:]), x.dtype), last)
-            put(wide, (0, columns), last)
-            refuse({"observation": wide}, steps[t : t + 1], {"next_obs": wide})
+            rows = map_obs(lambda x: np.zeros((1, self.n, *x.shape[1:]), x.dtype), last)
+            put(rows, (0, columns), last)
+            refuse({"observation": rows}, steps[t : t + 1], {"next_obs": rows})
 
     def roll(self) -> None:
         """Begin the next rollout where this one ended."""
@@ -296,29 +341,34 @@ class Rollout:
     def follow(self, before: "Rollout") -> None:
         """Begin where another rollout ended, which stays as it is."""
         self.first_step = np.where(before.restarted[-1], 0, before.steps()[-1] + 1)
-        self.resetting, self.modality_names = before.resetting.copy(), before.modality_names
+        self.resetting = before.resetting.copy()
+        self.modality_names = before.modality_names
         put(self.obs, 0, map_obs(lambda x: x[-1], before.obs))
         for name, value in before.modalities.items():
-            self.modalities.setdefault(name, np.empty_like(value))[0] = value[-1]
+            own = self.modalities.setdefault(name, np.empty_like(value))
+            own[0] = value[-1]
         self.finals.clear()
         self.final_modalities.clear()
         self.valid[:] = self.same_step
         self.success[:] = np.nan
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The first row, between two rollouts."""
+        first_row = {name: value[0] for name, value in self.modalities.items()}
         return {
             "obs": map_obs(lambda x: x[0].copy(), self.obs),
             "first_step": self.first_step,
             "resetting": self.resetting,
-            "shown": saved({name: value[0] for name, value in self.modalities.items()}),
+            "shown": saved(first_row),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["shown"]:  # none before the first reset
+    def load_state_dict(self, state: StateDict) -> None:
+        # There are none before the first reset.
+        if state["shown"]:
             self._show(0, slice(None), state["shown"])
         put(self.obs, 0, state["obs"])
-        self.first_step, self.resetting = np.array(state["first_step"]), np.array(state["resetting"])
+        self.first_step = np.array(state["first_step"])
+        self.resetting = np.array(state["resetting"])
 
 
 class OneGroup:
@@ -338,12 +388,16 @@ class OneGroup:
 
 def modality(name: str, value: Any) -> np.ndarray:
     """A modality as an array; texts as objects, masks as bool."""
-    return np.asarray(value, object if name == "text" else bool if name == MASK else None)
+    kinds: dict[str, type] = {"text": object, MASK: bool}
+    return np.asarray(value, kinds.get(name))
 
 
-def saved(modalities: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def saved(modalities: Mapping[str, np.ndarray]) -> StateDict:
     """Modalities as plain data for a checkpoint."""
-    return {name: value.tolist() if name == "text" else value for name, value in modalities.items()}
+    state: StateDict = dict(modalities)
+    if "text" in state:
+        state["text"] = state["text"].tolist()
+    return state
 
 
 def final_rows(final_obs: Any, rows: np.ndarray) -> Obs:
@@ -351,7 +405,9 @@ def final_rows(final_obs: Any, rows: np.ndarray) -> Obs:
     if isinstance(final_obs, Mapping):
         return {key: final_rows(value, rows) for key, value in final_obs.items()}
     values = final_obs[rows]
-    return values if values.dtype != object else join(np.stack, list(values))
+    if values.dtype == object:
+        return join(np.stack, list(values))
+    return values
 
 
 class NotFinite(FloatingPointError):
@@ -366,21 +422,28 @@ class OnNan:
     """What becomes of NaN or infinite rewards: `stop` leaves them to be refused, `zero` replaces and counts them."""
 
     def __init__(self, what: str = "stop") -> None:
-        self.what, self.zeroed = what, 0  # what is sampled from a replay twice counts twice
+        self.what = what
+        # A row that is sampled from a replay twice counts twice.
+        self.zeroed = 0
 
     def __call__(self, reward: Any) -> Any:
         """The rewards, an array or a tensor: the same object where all are finite."""
         if self.what == "stop" or _place(reward) is None:
             return reward
-        on_host = isinstance(reward, np.ndarray)
-        finite: Any = np.isfinite(reward) if on_host else reward.isfinite()
+        finite: Any
+        if isinstance(reward, np.ndarray):
+            finite = np.isfinite(reward)
+            reward = np.where(finite, reward, reward.dtype.type(0))
+        else:
+            finite = reward.isfinite()
+            reward = reward.where(finite, reward.new_zeros(()))
         self.zeroed += int((~finite).sum())
-        return np.where(finite, reward, reward.dtype.type(0)) if on_host else reward.where(finite, reward.new_zeros(()))
+        return reward
 
 
 def is_finite(value: Any) -> bool:
     """Whether an array, a tensor or a dict of them holds neither NaN nor infinity; one sum checks a whole batch."""
-    return all(_place(part) is None for _, part in _parts("", value))
+    return all(_place(part) is None for _, part in _parts({"": value}))
 
 
 def refuse(given: Mapping[str, Any], steps: Any, kept: Mapping[str, Any] | None = None) -> None:
@@ -392,44 +455,69 @@ def refuse(given: Mapping[str, Any], steps: Any, kept: Mapping[str, Any] | None 
         steps: step within the episode, (N,) or (T, N); or a function that returns it, asked only in need.
         kept: what is written down of the step, by name, in the same shapes.
     """
-    parts = (part for name, value in given.items() for part in _parts(name, value))
-    found = [(name, _on_host(part), place) for name, part in parts if (place := _place(part)) is not None]
-    if found:
-        _raise(found, np.asarray(steps() if callable(steps) else steps), kept or {})
+    faults = []
+    for name, part in _parts(given):
+        place = _place(part)
+        if place is not None:
+            faults.append((name, _on_host(part), place))
+    if not faults:
+        return
+    if callable(steps):
+        steps = steps()
+    _raise_first(faults, np.asarray(steps), kept or {})
 
 
-def _raise(found: list[tuple[str, np.ndarray, tuple[int, ...]]], steps: np.ndarray, kept: Mapping[str, Any]) -> None:
+Fault = tuple[str, np.ndarray, tuple[int, ...]]
+
+
+def _raise_first(faults: list[Fault], steps: np.ndarray, kept: Mapping[str, Any]) -> None:
     """Name the first: an action comes before the reward and the observation that it leads to."""
 
     def row(part: np.ndarray, place: tuple[int, ...]) -> int:
-        return place[0] - (len(part) > len(steps)) if steps.ndim == 2 else 0
+        if steps.ndim == 1:
+            return 0
+        # Observations before and after each step have a row more.
+        return place[0] - (len(part) > len(steps))
 
-    name, part, place = min(found, key=lambda one: (row(*one[1:]), one[0] != "action"))
-    at = (max(row(part, place), 0), place[1]) if steps.ndim == 2 else place[:1]
-    column, step, bad = at[-1], int(steps[at]), part[place]
+    name, part, place = min(faults, key=lambda fault: (row(*fault[1:]), fault[0] != "action"))
+    column = place[steps.ndim - 1]
+    index: tuple[int, ...] = (column,)
+    if steps.ndim == 2:
+        index = (max(row(part, place), 0), column)
+    step = int(steps[index])
+    bad = part[place]
     sentence = f"environment {column} gave the {name} {bad} at step {step} of its episode (stream task)"
     if name == "action":
         sentence = f"the policy gave environment {column} the action {bad} at step {step} of its episode: it diverged"
-    arrays = {key: _on_host(value)[at] for words, held in kept.items() for key, value in _parts(words, held)}
+    arrays = {key: _on_host(value)[index] for key, value in _parts(kept)}
     arrays |= {"environment": np.array(column), "step": np.array(step)}
     raise NotFinite(f"{sentence}; nothing has been learnt from it", arrays)
 
 
-def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield f"{name} {key!r}", part
-    elif value is not None:
-        yield name, value
+def _parts(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The arrays of values, which may be arrays, dicts of them or None, with their names."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            for key, part in value.items():
+                yield f"{name} {key!r}", part
+        elif value is not None:
+            yield name, value
 
 
 def _place(value: Any) -> tuple[int, ...] | None:
     """The index of the first value that is not finite."""
-    if (isinstance(value, np.ndarray) and value.dtype.kind != "f") or math.isfinite(float(value.sum())):
+    if isinstance(value, np.ndarray) and value.dtype.kind != "f":
         return None
-    found = np.argwhere(~np.isfinite(_on_host(value)))
-    return tuple(int(i) for i in found[0]) if len(found) else None
+    if math.isfinite(float(value.sum())):
+        return None
+    places = np.argwhere(~np.isfinite(_on_host(value)))
+    # A sum may overflow although all its terms are finite.
+    if not len(places):
+        return None
+    return tuple(places[0].tolist())
 
 
 def _on_host(value: Any) -> np.ndarray:
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    return np.asarray(value)

@@ -10,13 +10,26 @@ from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat, runtime_checkabl
 if TYPE_CHECKING:
     from envs.transitions import Transitions
 
-Array = Any  # numpy.ndarray, or torch.Tensor inside a model-based agent
 MASK = "action_mask"
-MODALITIES = ("frame", "text", "signals", MASK)  # what an environment may add to its observations, in its info
-Obs = Any  # an Array, or a dict of Arrays (a `gymnasium.spaces.Dict` observation)
-Memory = Any  # a dict of arrays with leading axis N, or None
-EnvReset = tuple[Any, dict[str, Any]]  # obs, info
-EnvStep = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]  # obs, reward, terminated, truncated, info
+# What an environment may add to its observations, in its info.
+MODALITIES = ("frame", "text", "signals", MASK)
+# A numpy.ndarray, or a torch.Tensor inside a model-based agent.
+Array = Any
+# An Array, or a dict of Arrays (a `gymnasium.spaces.Dict` observation).
+Obs = Any
+# A dict of arrays with leading axis N, or None.
+Memory = Any
+Info = dict[str, Any]
+# Keyword arguments by name, of a reset or a constructor.
+Options = dict[str, Any]
+# Plain data and arrays, for a checkpoint or a snapshot.
+StateDict = dict[str, Any]
+# obs, info; of a vector (N, ...) and info by name.
+EnvReset = tuple[Any, Info]
+# obs, reward, terminated, truncated, info.
+EnvStep = tuple[Any, SupportsFloat, bool, bool, Info]
+# The same of a vector, arrays (N, ...).
+VectorStep = tuple[Any, Any, Any, Any, Info]
 
 
 class MaskFault(ValueError):

@@ -26,9 +26,9 @@ from gymnasium.wrappers import StickyAction
 from envs import masks, render
 from envs.family import family_of
 from envs.observations import Recorded, is_channels_last, refuse_result, refuse_shape
-from envs.types import MODALITIES, EnvReset, EnvStep
+from envs.types import EnvReset, EnvStep, Info, Options, StateDict, VectorStep
 
-_NUMBERS = (int, np.generic)  # immutable
+_IMMUTABLE = (int, np.generic)
 
 
 class EpisodeStatistics(Recorded):
@@ -38,17 +38,21 @@ class EpisodeStatistics(Recorded):
         super().__init__(env)
         self._success = family_of(env.spec).success
         self._start = time.perf_counter()
-        self._return, self._length = 0.0, 0
-        self._looked = False  # for action masks
+        self._return = 0.0
+        self._length = 0
+        # Whether the first reset was searched for action masks.
+        self._is_mask_known = False
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
-        self._return, self._length = 0.0, 0
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
+        self._return = 0.0
+        self._length = 0
         obs, info = self.env.reset(seed=seed, options=options)
-        if not self._looked:
-            self._looked = True
+        if not self._is_mask_known:
+            self._is_mask_known = True
             if masks.offered(self.env, info):
-                self.env = within = masks.ActionMask(self.env)
-                info = within.begin(info)
+                masked = masks.ActionMask(self.env)
+                self.env = masked
+                info = masked.begin(info)
         refuse_shape(self.observation_space, obs)
         return obs, info
 
@@ -67,7 +71,7 @@ class EpisodeStatistics(Recorded):
             self.conclude(info, bool(terminated))
         return obs, reward, terminated, truncated, info
 
-    def conclude(self, info: dict[str, Any], terminated: bool) -> None:
+    def conclude(self, info: Info, terminated: bool) -> None:
         """Write the statistics of the episode that ends here, by its own rules or (not `terminated`) by others."""
         elapsed = round(time.perf_counter() - self._start, 6)
         info["episode"] = {"r": self._return, "l": self._length, "t": elapsed}
@@ -87,30 +91,36 @@ class Journal(Recorded):
         self._origin: dict[str, Any] | None = None
         self._actions: list[Any] = []
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
-        rng = None if seed is not None else copy.deepcopy(self.unwrapped.np_random.bit_generator.state)
-        self._origin = {"seed": seed, "rng": rng, "options": copy.deepcopy(options)}
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
+        rng = None
+        if seed is None:
+            rng = self.unwrapped.np_random.bit_generator.state
+        self._origin = copy.deepcopy({"seed": seed, "rng": rng, "options": options})
         self._actions = []
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> EnvStep:
-        if not isinstance(action, _NUMBERS):  # a copy: agents may pass a view of a buffer they overwrite
-            action = action.copy() if isinstance(action, np.ndarray) else copy.deepcopy(action)
+        # A copy, as agents may pass a view of a buffer that they overwrite.
+        if isinstance(action, np.ndarray):
+            action = action.copy()
+        elif not isinstance(action, _IMMUTABLE):
+            action = copy.deepcopy(action)
         self._actions.append(action)
         return self.env.step(action)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> StateDict:
         """Everything `restore` needs, ready for JSON if reset options are; a RuntimeError before the first reset."""
         if self._origin is None:
             raise RuntimeError("there is no episode to take a snapshot of; call reset() first")
         return {**copy.deepcopy(self._origin), "actions": _pack(self.action_space, self._actions)}
 
-    def restore(self, state: dict[str, Any]) -> EnvReset:
+    def restore(self, state: StateDict) -> EnvReset:
         """Come to the state in which `snapshot` was taken, else a ValueError; returns its observation and info."""
         actions = _unpack(self.action_space, state["actions"])
         if state["seed"] is None:
             self.unwrapped.np_random.bit_generator.state = copy.deepcopy(state["rng"])
-        obs, info = self.env.reset(seed=state["seed"], options=copy.deepcopy(state["options"]))
+        options = copy.deepcopy(state["options"])
+        obs, info = self.env.reset(seed=state["seed"], options=options)
         for number, action in enumerate(actions, start=1):
             obs, _, terminated, truncated, info = self.env.step(action)
             if (terminated or truncated) and number < len(actions):
@@ -119,23 +129,25 @@ class Journal(Recorded):
                     "it was recorded in another environment, or in another version of it"
                 )
         self._origin = {key: copy.deepcopy(state[key]) for key in ("seed", "rng", "options")}
-        self._actions = list(actions)
+        self._actions = actions
         return obs, info
 
 
 def layers(env: gym.Env, kind: type[gym.Wrapper] = gym.Wrapper) -> list[Any]:
     """The wrappers, of that class, around an environment, the outermost first."""
-    found = []
+    wrappers = []
     while isinstance(env, gym.Wrapper):
-        found += [env] if isinstance(env, kind) else []
+        if isinstance(env, kind):
+            wrappers.append(env)
         env = env.env
-    return found
+    return wrappers
 
 
 def _pack(space: spaces.Space, actions: list[Any]) -> dict[str, Any]:
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         return {"json": space.to_jsonable(actions)}
-    array = np.array(actions)  # raw bytes: exact, and a tenth of the size of printed floats
+    # Raw bytes are exact, and a tenth of the size of printed floats.
+    array = np.array(actions)
     data = base64.b64encode(array.tobytes()).decode("ascii")
     return {"shape": list(array.shape), "dtype": array.dtype.str, "data": data}
 
@@ -144,7 +156,8 @@ def _unpack(space: spaces.Space, packed: dict[str, Any]) -> list[Any]:
     if "json" in packed:
         return list(space.from_jsonable(packed["json"]))
     raw = base64.b64decode(packed["data"])
-    return list(np.frombuffer(raw, dtype=np.dtype(packed["dtype"])).reshape(packed["shape"]).copy())
+    array = np.frombuffer(raw, dtype=np.dtype(packed["dtype"]))
+    return list(array.reshape(packed["shape"]).copy())
 
 
 class Observer(Recorded):
@@ -155,19 +168,27 @@ class Observer(Recorded):
         self.frame_size = frame_size
         family = family_of(env.spec)
         self.caption = family.caption if text else None
-        self.signals = family.signals(env.spec) if signals and env.spec is not None else ()
+        self.signals: tuple[str, ...] = ()
         self.sense = family.sense
-        if signals and not self.signals:
-            raise ValueError(f"{render.name_of(env)} has no signals; leave them out, and use a reward that reads none")
+        if signals:
+            if env.spec is not None:
+                self.signals = family.signals(env.spec)
+            if not self.signals:
+                raise ValueError(
+                    f"{render.name_of(env)} has no signals; leave them out, and use a reward that reads none"
+                )
         self._memory: dict[str, Any] = {}
         self._written: dict[str, Any] = {}
         self._text: str | None = None
 
     def shows(self) -> dict[str, bool]:
-        shown = self.frame_size is not None, self.caption is not None, bool(self.signals)
-        return dict(zip(MODALITIES, shown))
+        return {
+            "frame": self.frame_size is not None,
+            "text": self.caption is not None,
+            "signals": bool(self.signals),
+        }
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         obs, info = self.env.reset(seed=seed, options=options)
         self._memory.clear()
         return obs, self._show(info)
@@ -176,28 +197,35 @@ class Observer(Recorded):
         obs, reward, terminated, truncated, info = self.env.step(action)
         return obs, reward, terminated, truncated, self._show(info)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> StateDict:
         return {**self.env.get_wrapper_attr("snapshot")(), "text": self._text}
 
-    def restore(self, state: dict[str, Any]) -> EnvReset:
+    def restore(self, state: StateDict) -> EnvReset:
         obs, info = self.env.get_wrapper_attr("restore")(state)
         self._memory.clear()
         self._show(info)
         if self.caption is not None and state.get("text") is not None:
             # The event of that step does not follow from the state alone.
-            self._text = info["text"] = self._written["text"] = state["text"]
+            self._text = state["text"]
+            self._write(info, "text", state["text"])
         return obs, info
 
-    def _is_ours(self, info: dict[str, Any], name: str) -> bool:
+    def _is_ours(self, info: Info, name: str) -> bool:
         return name not in info or info[name] is self._written.get(name)
 
-    def _show(self, info: dict[str, Any]) -> dict[str, Any]:
+    def _write(self, info: Info, name: str, value: Any) -> None:
+        self._written[name] = value
+        info[name] = value
+
+    def _show(self, info: Info) -> Info:
         if self.frame_size is not None and self._is_ours(info, "frame"):
-            info["frame"] = self._written["frame"] = render.frame(self.env, self.frame_size)
+            self._write(info, "frame", render.frame(self.env, self.frame_size))
         if self.caption is not None and self._is_ours(info, "text"):
-            self._text = info["text"] = self._written["text"] = self.caption(self.env, self._memory)
+            text = self.caption(self.env, self._memory)
+            self._text = text
+            self._write(info, "text", text)
         if self.signals and self._is_ours(info, "signals"):
-            info["signals"] = self._written["signals"] = self.sense(self.env)
+            self._write(info, "signals", self.sense(self.env))
         return info
 
 
@@ -210,18 +238,19 @@ class VectorObserver(VectorWrapper, RecordConstructorArgs):
         self.frame_size = frame_size
         self._everywhere = np.ones(env.num_envs, bool)
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: Options | None = None) -> EnvReset:
         obs, infos = self.env.reset(seed=seed, options=options)
         return obs, self._show(infos)
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: Any) -> VectorStep:
         obs, rewards, terminations, truncations, infos = self.env.step(actions)
         return obs, rewards, terminations, truncations, self._show(infos)
 
-    def _show(self, infos: dict[str, Any]) -> dict[str, Any]:
+    def _show(self, infos: Info) -> Info:
         if "frame" not in infos:
             pictures: Any = self.env.render()
-            infos["frame"] = np.stack([render.resize(np.asarray(picture), self.frame_size) for picture in pictures])
+            frames = [render.resize(np.asarray(picture), self.frame_size) for picture in pictures]
+            infos["frame"] = np.stack(frames)
             infos["_frame"] = self._everywhere
         return infos
 
@@ -234,8 +263,11 @@ def disturb(
         if not 0 <= sticky < 1:
             raise ValueError(f"sticky={sticky} is out of range; give a probability of 0 or more and less than 1")
         env = StickyAction(env, sticky)
-    env = env if noisy_tv is None else NoisyTV(env, mode=noisy_tv)
-    return EpisodicReward(env) if episodic_reward else env
+    if noisy_tv is not None:
+        env = NoisyTV(env, mode=noisy_tv)
+    if episodic_reward:
+        env = EpisodicReward(env)
+    return env
 
 
 class NoisyTV(Recorded):
@@ -256,18 +288,22 @@ class NoisyTV(Recorded):
         if size < 1:
             raise ValueError(f"size={size} is too small for a television; give at least 1")
         self.observation_space, self.screen = _furnish(env.observation_space, size)
-        corner = (slice(-size, None), slice(-size, None))
-        self._corner = corner if is_channels_last(env.observation_space) else (slice(None), *corner)
-        self._inner = env.unwrapped  # found once: it draws at every step
+        edge = slice(-size, None)
+        self._corner: tuple[slice, ...] = (slice(None), edge, edge)
+        if is_channels_last(env.observation_space):
+            self._corner = (edge, edge)
+        # Looked up once, as it draws at every step.
+        self._inner = env.unwrapped
         self._always = mode == "always"
         if not self._always:
             space = env.action_space
             if not isinstance(space, spaces.Discrete):
                 raise ValueError(f'mode "on_demand" needs Discrete actions, not {space}; use "always"')
-            self._first, self._watch = int(space.start), int(space.start + space.n)
+            self._first = int(space.start)
+            self._watch = int(space.start + space.n)
             self.action_space = spaces.Discrete(space.n + 1, start=space.start)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         obs, info = self.env.reset(seed=seed, options=options)
         self._show(self._always)
         return self.observation(obs), info
@@ -303,14 +339,17 @@ class EpisodicReward(Recorded):
 
     _pending = 0.0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         self._pending = 0.0
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> EnvStep:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._pending += float(reward)
-        return obs, self._pending if terminated or truncated else 0.0, terminated, truncated, info
+        reward = 0.0
+        if terminated or truncated:
+            reward = self._pending
+        return obs, reward, terminated, truncated, info
 
 
 def _furnish(space: spaces.Space, size: int) -> tuple[spaces.Space, np.ndarray]:
@@ -319,12 +358,18 @@ def _furnish(space: spaces.Space, size: int) -> tuple[spaces.Space, np.ndarray]:
         return spaces.Dict({**space.spaces, "tv": tv}), np.zeros(size, np.float32)
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype in (np.float32, np.float64):
         dtype: Any = space.dtype
-        low, high = (np.append(edge, np.full(size, end, dtype)) for edge, end in ((space.low, 0), (space.high, 1)))
-        return spaces.Box(low, high, dtype=dtype), np.zeros(size, dtype)
+        screen = np.zeros(size, dtype)
+        low = np.append(space.low, screen)
+        high = np.append(space.high, screen + 1)
+        return spaces.Box(low, high, dtype=dtype), screen
     if isinstance(space, spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8:
-        last = is_channels_last(space)
-        height, width = space.shape[:2] if last else space.shape[1:]
-        if size > min(height, width):
-            raise ValueError(f"size={size} does not fit into pictures of {height} x {width}; give {min(height, width)}")
-        return space, np.zeros((size, size, space.shape[2]) if last else (space.shape[0], size, size), np.uint8)
+        channels, height, width = space.shape
+        shape = (channels, size, size)
+        if is_channels_last(space):
+            height, width, channels = space.shape
+            shape = (size, size, channels)
+        side = min(height, width)
+        if size > side:
+            raise ValueError(f"size={size} does not fit into pictures of {height} x {width}; give {side}")
+        return space, np.zeros(shape, np.uint8)
     raise ValueError(f"a television does not suit {space}; it needs flat float, uint8 image or Dict observations")

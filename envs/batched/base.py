@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from envs.observations import empty_modalities
-from envs.types import Array
+from envs.types import Array, Info, Options, StateDict
 
 
 class Arrays:
@@ -161,7 +161,7 @@ class BatchedEnv(VectorEnv):
         """Write some rows of `modalities`, int (K,), from `state`."""
 
     def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int] | None = None, options: Options | None = None
     ) -> tuple[Array, dict[str, Any]]:
         """Begin new episodes: everywhere, or in the rows of `options["reset_mask"]`, bool (N,), the only option."""
         unknown = sorted(set(options or {}) - {"reset_mask"})
@@ -196,7 +196,7 @@ class BatchedEnv(VectorEnv):
         self._observe(self.state, self._obs)
         if self.modalities:
             self._show(self._everywhere)
-        infos: dict[str, Any] = {}
+        infos: Info = {}
         if ended.any():
             infos = self._end(ended, terminated)
         infos.update(self.modalities)
@@ -247,19 +247,19 @@ class BatchedEnv(VectorEnv):
     def has_reset(self) -> bool:
         return bool(self.state)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> StateDict:
         """Plain data from which `restore` continues, bit for bit; a RuntimeError before the first reset."""
         if not self.state:
             raise RuntimeError("there is no episode to take a snapshot of; call reset() first")
         host = self.arrays.numpy
         return {**self._saved(), "steps": host(self._steps), "returns": host(self._returns)}
 
-    def _saved(self) -> dict[str, Any]:
+    def _saved(self) -> StateDict:
         """What a snapshot holds besides steps and returns."""
         state = {key: self.arrays.numpy(value) for key, value in self.state.items()}
         return {"state": state, "rng": copy.deepcopy(self._pool_rng), "used": self._used}
 
-    def restore(self, state: dict[str, Any]) -> Array:
+    def restore(self, state: StateDict) -> Array:
         """Come to the state in which `snapshot` was taken, of as many environments; returns its observations."""
         if "steps" not in state:
             raise ValueError("the snapshot is of single environments, no program; give backend=gym, or start over")

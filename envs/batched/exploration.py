@@ -12,7 +12,7 @@ import numpy as np
 from envs.batched.base import BatchedEnv, Step
 from envs.exploration import peg
 from envs.exploration.family import PERIOD, START_CELL, STAY, first_noise, next_noise
-from envs.types import Array
+from envs.types import Array, Options, StateDict
 
 
 class BatchedCells(BatchedEnv):
@@ -34,7 +34,7 @@ class BatchedCells(BatchedEnv):
         return self.state["cell"]
 
     def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int] | None = None, options: Options | None = None
     ) -> tuple[Array, dict[str, Any]]:
         obs, infos = super().reset(seed=seed, options=options)
         if seed is not None:
@@ -60,7 +60,7 @@ class BatchedCells(BatchedEnv):
         out[...] = 0.0
         out[self._everywhere[: len(out)], state["cell"]] = 1.0
 
-    def _saved(self) -> dict[str, Any]:
+    def _saved(self) -> StateDict:
         return {**super()._saved(), "chance": self._chance.bit_generator.state}
 
     def _return_to(self, saved: dict[str, Any]) -> None:

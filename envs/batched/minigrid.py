@@ -34,7 +34,7 @@ from envs.minigrid import captions as single
 from envs.minigrid.captions import MINIGRID_KINDS, RANK, called
 from envs.minigrid.family import CELL_PART_SIZES
 from envs.observations import WORD_FEATURES, hashed_words
-from envs.types import Array
+from envs.types import Array, StateDict
 
 # What can be carried; a hand is empty or holds one of these in one colour.
 BALL_KIND = OBJECT_TO_IDX["ball"]
@@ -218,13 +218,13 @@ class BatchedMiniGrid(BatchedEnv):
     def _success(self, terminated: Array) -> Array:
         return self._returns > 0
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> StateDict:
         state = super().snapshot()
         if self._captions is not None:
             state["text"] = self._captions.text.tolist()
         return state
 
-    def restore(self, state: dict[str, Any]) -> Array:
+    def restore(self, state: StateDict) -> Array:
         obs = super().restore(state)
         if self._captions is not None and "text" in state:
             self._captions.text[:] = state["text"]

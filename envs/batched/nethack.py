@@ -20,7 +20,7 @@ from envs.batched.base import BatchedEnv
 from envs.nethack.family import caption, draw_game, with_status
 from envs.nethack.tasks import STANDING, answer, score, settle
 from envs.nethack.view import Games
-from envs.types import Array
+from envs.types import Array, Options, StateDict
 
 # The actions of so many steps are kept at first; the room doubles when it is used up.
 MIN_KEPT_STEPS = 256
@@ -54,7 +54,7 @@ class BatchedNetHack(BatchedEnv):
         self._won = np.zeros(n, bool)
 
     def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int] | None = None, options: Options | None = None
     ) -> tuple[Array, dict[str, Any]]:
         """As `BatchedEnv.reset`; game i is seeded with `seed + i`, or with number i of a list."""
         if seed is not None:
@@ -126,7 +126,7 @@ class BatchedNetHack(BatchedEnv):
         self.state = {"blstats": self._games.blstats}
         self._view.write(self._games, rows, out)
 
-    def _saved(self) -> dict[str, Any]:
+    def _saved(self) -> StateDict:
         longest = int(self._steps.max())
         return {"origins": copy.deepcopy(self._origins), "actions": self._played[:, :longest].copy()}
 

@@ -30,7 +30,7 @@ from envs.classic.tasks import FLAG, HELD_STEPS, UPRIGHT, CartPoleUpright, Mount
 from envs.classic.view import Canvas
 from envs.family import Axis, Family, Goal, entry, simulator
 from envs.transitions import Ends, never
-from envs.types import Array
+from envs.types import Array, Info, Options
 
 # States (N, D) -> object (N,) of str.
 Captions = Callable[[np.ndarray], np.ndarray]
@@ -47,17 +47,26 @@ _CAR_ENDS = np.array([-(math.pi + _HIGH) / 3, -math.pi / 6 - 0.3, -math.pi / 6 +
 _TIP_ENDS = np.array([-1.0, 0.0, 1.0])
 _POSES = (
     "is upright",
-    *(f"{pose} to the {{}}" for pose in ("is upright but tilts", "leans", "lies", "hangs down")),
+    "is upright but tilts to the {}",
+    "leans to the {}",
+    "lies to the {}",
+    "hangs down to the {}",
     "hangs straight down",
 )
 _PLACES = ("at the left, near the edge", "at the left", "in the middle", "at the right", "at the right, near the edge")
 _HILLS = (
-    *("high on the left slope", "on the left slope", "in the valley", "on the right slope", "high on the right slope"),
+    "high on the left slope",
+    "on the left slope",
+    "in the valley",
+    "on the right slope",
+    "high on the right slope",
     "at the peak of the mountain, next to the flag",
 )
 _TIPS = (
-    *("below the line, hanging low", "below the line, half way up"),
-    *("below the line, nearly up to it", "above the line"),
+    "below the line, hanging low",
+    "below the line, half way up",
+    "below the line, nearly up to it",
+    "above the line",
 )
 
 
@@ -100,7 +109,19 @@ def _cartpole_captions(state: np.ndarray) -> np.ndarray:
     return _POLES[_pose_number(state[:, 2]) * len(_PLACES) + place]
 
 
-def _has_arrived(options: dict[str, Any], obs: Array, flag: float) -> Array:
+def _car_captions(state: np.ndarray) -> np.ndarray:
+    return _CARS[np.searchsorted(_CAR_ENDS, state[:, 0], side="right")]
+
+
+def _pendulum_captions(state: np.ndarray) -> np.ndarray:
+    return _PENDULUMS[_pose_number(state[:, 0])]
+
+
+def _acrobot_captions(state: np.ndarray) -> np.ndarray:
+    return _ARMS[np.searchsorted(_TIP_ENDS, _tip_height(state))]
+
+
+def _has_arrived(options: Options, obs: Array, flag: float) -> Array:
     return (obs[..., 0] >= flag) & (obs[..., 1] >= options.get("goal_velocity", 0))
 
 
@@ -135,54 +156,79 @@ class Kind:
         inner.state[self.axis[0]] = value
 
 
+def _car_position(env: gym.Env) -> float:
+    return float(_state(env)[0])
+
+
+def _is_at_flag(env: gym.Env) -> bool:
+    return _car_position(env) >= FLAG
+
+
+def _env_tip_height(env: gym.Env) -> float:
+    return float(_tip_height(_state(env)))
+
+
+def _is_tip_up(env: gym.Env) -> bool:
+    return _env_tip_height(env) > 1.0
+
+
+_POLE_UP = _upright_goal(
+    "pole vertically upright on top of the cart",
+    "pole and cart",
+    "pole hanging down below the cart",
+    2,
+)
+_PENDULUM_UP = _upright_goal("pendulum in the upright position", "pendulum", "pendulum hanging down", 0)
+_FLAG_REACHED = Goal(
+    "flag",
+    "a car at the peak of the mountain, next to the yellow flag",
+    "a car in the mountain",
+    _is_at_flag,
+    "a car at the bottom of the valley",
+    _car_position,
+)
+_TIP_UP = Goal(
+    "up",
+    "an acrobot stretched out above the line",
+    "an acrobot",
+    _is_tip_up,
+    "an acrobot hanging down below the line",
+    _env_tip_height,
+)
+CART_POLE_KIND = Kind(
+    variables=("position", "velocity", "angle", "angular_velocity"),
+    ranges=((-2.2, 2.2), (-1.0, 1.0), TURN, (-2.0, 2.0)),
+    axis=(2, "angle of the pole, rad"),
+    goal=_POLE_UP,
+    caption=_cartpole_captions,
+)
+MOUNTAIN_CAR_KIND = Kind(
+    variables=("position", "velocity"),
+    ranges=((-1.2, 0.6), (-0.07, 0.07)),
+    axis=(0, "position of the car, m"),
+    goal=_FLAG_REACHED,
+    caption=_car_captions,
+)
+PENDULUM_KIND = Kind(
+    variables=("angle", "angular_velocity"),
+    ranges=(TURN, (-4.0, 4.0)),
+    axis=(0, "angle of the pendulum, rad"),
+    goal=_PENDULUM_UP,
+    caption=_pendulum_captions,
+)
+ACROBOT_KIND = Kind(
+    variables=(),
+    ranges=(TURN, TURN, (-2.0, 2.0), (-2.0, 2.0)),
+    axis=(0, "angle of the stretched arm, rad"),
+    goal=_TIP_UP,
+    caption=_acrobot_captions,
+)
+# By a part of the class's name.
 CLASSIC_KINDS = {
-    "CartPole": Kind(
-        variables=("position", "velocity", "angle", "angular_velocity"),
-        ranges=((-2.2, 2.2), (-1.0, 1.0), TURN, (-2.0, 2.0)),
-        axis=(2, "angle of the pole, rad"),
-        goal=_upright_goal(
-            "pole vertically upright on top of the cart",
-            "pole and cart",
-            "pole hanging down below the cart",
-            2,
-        ),
-        caption=_cartpole_captions,
-    ),
-    "MountainCar": Kind(
-        variables=("position", "velocity"),
-        ranges=((-1.2, 0.6), (-0.07, 0.07)),
-        axis=(0, "position of the car, m"),
-        goal=Goal(
-            "flag",
-            "a car at the peak of the mountain, next to the yellow flag",
-            "a car in the mountain",
-            lambda env: bool(_state(env)[0] >= FLAG),
-            "a car at the bottom of the valley",
-            lambda env: float(_state(env)[0]),
-        ),
-        caption=lambda state: _CARS[np.searchsorted(_CAR_ENDS, state[:, 0], side="right")],
-    ),
-    "Pendulum": Kind(
-        variables=("angle", "angular_velocity"),
-        ranges=(TURN, (-4.0, 4.0)),
-        axis=(0, "angle of the pendulum, rad"),
-        goal=_upright_goal("pendulum in the upright position", "pendulum", "pendulum hanging down", 0),
-        caption=lambda state: _PENDULUMS[_pose_number(state[:, 0])],
-    ),
-    "Acrobot": Kind(
-        variables=(),
-        ranges=(TURN, TURN, (-2.0, 2.0), (-2.0, 2.0)),
-        axis=(0, "angle of the stretched arm, rad"),
-        goal=Goal(
-            "up",
-            "an acrobot stretched out above the line",
-            "an acrobot",
-            lambda env: bool(_tip_height(_state(env)) > 1.0),
-            "an acrobot hanging down below the line",
-            lambda env: float(_tip_height(_state(env))),
-        ),
-        caption=lambda state: _ARMS[np.searchsorted(_TIP_ENDS, _tip_height(state))],
-    ),
+    "CartPole": CART_POLE_KIND,
+    "MountainCar": MOUNTAIN_CAR_KIND,
+    "Pendulum": PENDULUM_KIND,
+    "Acrobot": ACROBOT_KIND,
 }
 
 _CLIMB = "drive the car up to the flag at the peak of the mountain, swinging from slope to slope to gain speed"
@@ -192,33 +238,44 @@ _SWING_POLE = "swing the pole up and keep it upright, with the cart near the mid
 _CLASSIC_AIMS = {
     "CartPoleEnv": "keep the pole upright on the cart, and the cart away from the edges of its track",
     "CartPoleUpright": "keep the pole upright on the cart, and swing it up again where it fell",
-    **dict.fromkeys(("CartPoleSwingUp", "CartPoleSwingUpSparse"), _SWING_POLE),
-    **dict.fromkeys(("MountainCarEnv", "Continuous_MountainCarEnv", "MountainCarSparse"), _CLIMB),
+    "CartPoleSwingUp": _SWING_POLE,
+    "CartPoleSwingUpSparse": _SWING_POLE,
+    "MountainCarEnv": _CLIMB,
+    "Continuous_MountainCarEnv": _CLIMB,
+    "MountainCarSparse": _CLIMB,
     "MountainCarGoal": _CLIMB + ", and stay there",
-    **dict.fromkeys(("PendulumEnv", "PendulumUpright", "PendulumSparse", "PixelPendulum"), _SWING),
+    "PendulumEnv": _SWING,
+    "PendulumUpright": _SWING,
+    "PendulumSparse": _SWING,
+    "PixelPendulum": _SWING,
     "AcrobotEnv": "swing the arm up until its tip is above the line",
 }
 
 
-def _cartpole_ends(options: dict[str, Any], obs: Array) -> Array:
+def _cartpole_ends(options: Options, obs: Array) -> Array:
     limit_rad = 12 * 2 * math.pi / 360
     return (abs(obs[..., 0]) > 2.4) | (abs(obs[..., 2]) > limit_rad)
 
 
-def _discrete_car_ends(options: dict[str, Any], obs: Array) -> Array:
+def _discrete_car_ends(options: Options, obs: Array) -> Array:
     return _has_arrived(options, obs, 0.5)
 
 
-def _acrobot_ends(options: dict[str, Any], obs: Array) -> Array:
-    cos_1, sin_1, cos_2, sin_2 = (obs[..., i] for i in range(4))
+def _acrobot_ends(options: Options, obs: Array) -> Array:
+    cos_1 = obs[..., 0]
+    sin_1 = obs[..., 1]
+    cos_2 = obs[..., 2]
+    sin_2 = obs[..., 3]
     # The tip's height, -cos(angle 1) - cos(angle 1 + angle 2).
-    return -cos_1 - (cos_1 * cos_2 - sin_1 * sin_2) > 1.0
+    cos_sum = cos_1 * cos_2 - sin_1 * sin_2
+    return -cos_1 - cos_sum > 1.0
 
 
 # Class -> (constructor's arguments, next_obs) -> the episode terminates; the others never do.
-_ENDS: dict[str, Callable[[dict[str, Any], Array], Array]] = {
+_ENDS: dict[str, Callable[[Options, Array], Array]] = {
     "CartPoleEnv": _cartpole_ends,
-    **dict.fromkeys(("MountainCarEnv", "MountainCarSparse"), _discrete_car_ends),
+    "MountainCarEnv": _discrete_car_ends,
+    "MountainCarSparse": _discrete_car_ends,
     "Continuous_MountainCarEnv": lambda options, obs: _has_arrived(options, obs, 0.45),
     "AcrobotEnv": _acrobot_ends,
 }
@@ -230,18 +287,19 @@ def _class_name(spec: EnvSpec) -> str:
 
 def kind_of(cls: type) -> Kind | None:
     """The kind that a class of environments derives from."""
-    for base in cls.__mro__:
-        for name, kind in CLASSIC_KINDS.items():
-            if name in base.__name__:
-                return kind
+    names = " ".join(base.__name__ for base in cls.__mro__)
+    return _kind_named(names)
+
+
+def _kind_named(text: str) -> Kind | None:
+    for name, kind in CLASSIC_KINDS.items():
+        if name in text:
+            return kind
     return None
 
 
 def _kind(spec: EnvSpec) -> Kind | None:
-    for name, kind in CLASSIC_KINDS.items():
-        if name in _class_name(spec):
-            return kind
-    return None
+    return _kind_named(_class_name(spec))
 
 
 def _caption(env: gym.Env, memory: dict[str, Any]) -> str:
@@ -258,13 +316,14 @@ def pose(env: gym.Env, **state: float) -> None:
     A state is what it has of `position` (m), `velocity` (m/s), `angle` (rad from upright), `angular_velocity` (rad/s).
     """
     inner = simulator(env)
+    class_name = type(inner).__name__
     kind = kind_of(type(inner))
-    names = () if kind is None else kind.variables
-    if not names:
-        raise TypeError(f"pose() knows CartPole, MountainCar and Pendulum, not {type(inner).__name__}")
+    if kind is None or not kind.variables:
+        raise TypeError(f"pose() knows CartPole, MountainCar and Pendulum, not {class_name}")
+    names = kind.variables
     unknown = sorted(set(state) - set(names))
     if unknown:
-        raise ValueError(f"{type(inner).__name__} has no state variable {unknown[0]!r}; it has {', '.join(names)}")
+        raise ValueError(f"{class_name} has no state variable {unknown[0]!r}; it has {', '.join(names)}")
     values = [float(state.get(name, 0.0)) for name in names]
     _set_state(inner, np.array(values))
 
@@ -298,7 +357,10 @@ _OBSERVED: dict[str, tuple[str, ...]] = {
     "Pixel": (),
     "CartPoleEnv": ("cart position", "cart velocity", "pole angle", "angular velocity"),
     "CartPole": (
-        *("cart position", "cart velocity", "cos of the angle", "sin of the angle"),
+        "cart position",
+        "cart velocity",
+        "cos of the angle",
+        "sin of the angle",
         "angular velocity",
     ),
     "Pendulum": ("cos of the angle", "sin of the angle", "angular velocity"),
@@ -352,10 +414,18 @@ def _terminates(spec: EnvSpec) -> Ends | None:
 
 def _goals(spec: EnvSpec) -> list[Goal]:
     kind = _kind(spec)
-    return [] if kind is None else [kind.goal]
+    if kind is None:
+        return []
+    return [kind.goal]
 
 
-def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
+def _signal_names(spec: EnvSpec) -> tuple[str, ...]:
+    if entry(spec).endswith(":PendulumEnv"):
+        return ("height", "spin", "torque")
+    return ()
+
+
+def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) -> bool | None:
     inner = simulator(env)
     if isinstance(inner, CartPoleUpright):
         return episode_return >= inner.SOLVED
@@ -364,9 +434,9 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[s
     kind = kind_of(type(inner))
     if kind is None:
         return None
-    if kind is CLASSIC_KINDS["CartPole"]:
+    if kind is CART_POLE_KIND:
         return not terminated
-    if isinstance(inner, MountainCarSparse) or kind is CLASSIC_KINDS["Acrobot"]:
+    if isinstance(inner, MountainCarSparse) or kind is ACROBOT_KIND:
         return terminated
     return kind.goal.truth(env)
 
@@ -375,10 +445,19 @@ FAMILY = Family(
     name="classic",
     description="classic control: poles, pendulums and a car on a hill, drawn in two dimensions",
     ids=(
-        *("lodestar/CartPoleUpright-v0", "lodestar/MountainCarGoal-v0", "lodestar/PendulumUpright-v0"),
-        *("lodestar/MountainCarSparse-v0", "lodestar/PendulumSparse-v0", "lodestar/PixelPendulum-v0"),
-        *("lodestar/CartPoleSwingUp-v0", "lodestar/CartPoleSwingUpSparse-v0"),
-        *("CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1", "Acrobot-v1"),
+        "lodestar/CartPoleUpright-v0",
+        "lodestar/MountainCarGoal-v0",
+        "lodestar/PendulumUpright-v0",
+        "lodestar/MountainCarSparse-v0",
+        "lodestar/PendulumSparse-v0",
+        "lodestar/PixelPendulum-v0",
+        "lodestar/CartPoleSwingUp-v0",
+        "lodestar/CartPoleSwingUpSparse-v0",
+        "CartPole-v1",
+        "MountainCar-v0",
+        "MountainCarContinuous-v0",
+        "Pendulum-v1",
+        "Acrobot-v1",
     ),
     knows=lambda spec: entry(spec).startswith(("gymnasium.envs.classic_control", "envs.classic.")),
     repair=Canvas,
@@ -389,7 +468,7 @@ FAMILY = Family(
     axis=_axis,
     terminates=_terminates,
     observed=_observed,
-    signals=lambda spec: ("height", "spin", "torque") if entry(spec).endswith(":PendulumEnv") else (),
+    signals=_signal_names,
     sense=_sense,
     returns=_returns,
     success=_success,

@@ -23,7 +23,7 @@ from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
 from envs.classic.view import ClassicPainter
-from envs.types import Array, EnvReset, EnvStep
+from envs.types import Array, EnvReset, EnvStep, Options
 
 # CartPole-v1's own limit.
 UPRIGHT = math.radians(12)
@@ -64,7 +64,7 @@ class CartPoleUpright(CartPoleEnv):
         high = np.array([self.wall, np.inf, 1.0, 1.0, np.inf], dtype=np.float32)
         self.observation_space = gym.spaces.Box(-high, high, dtype=np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         super().reset(seed=seed, options=options)
         self.state[2] += self.START
         return self._obs(), {}
@@ -147,7 +147,7 @@ class MountainCarGoal(MountainCarEnv):
         high = np.array([self.max_position, 1.0], dtype=np.float32)
         self.observation_space = gym.spaces.Box(low, high, dtype=np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         super().reset(seed=seed, options=options)
         return self._obs(), {}
 
@@ -207,7 +207,7 @@ class PendulumSparse(PendulumUpright):
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         # Gymnasium draws within these half-widths about upright; half a turn makes it hang.
         half_widths = {"x_init": NEARLY_DOWN, "y_init": NEARLY_DOWN}
         super().reset(seed=seed, options=half_widths)
@@ -248,7 +248,7 @@ class PixelPendulum(PendulumEnv):
         self._view = ClassicPainter(self, size)
         self._grid = np.linspace(0, 1, size, endpoint=False)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         super().reset(seed=seed, options=options)
         self.time = 0
         if self.background == "video":

@@ -28,11 +28,28 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.family import Family, Goal, Metrics, entry, simulator
-from envs.types import EnvReset, EnvStep
+from envs.types import EnvReset, EnvStep, Options
 
 CRAFTER_KINDS = (
-    *("outside", "water", "grass", "stone", "path", "sand", "tree", "lava", "coal", "iron", "diamond", "table"),
-    *("furnace", "player", "cow", "zombie", "skeleton", "arrow", "plant"),
+    "outside",
+    "water",
+    "grass",
+    "stone",
+    "path",
+    "sand",
+    "tree",
+    "lava",
+    "coal",
+    "iron",
+    "diamond",
+    "table",
+    "furnace",
+    "player",
+    "cow",
+    "zombie",
+    "skeleton",
+    "arrow",
+    "plant",
 )
 FACINGS = ((-1, 0), (1, 0), (0, -1), (0, 1))
 # Kinds of things in the inventory, and the largest number of each.
@@ -104,7 +121,7 @@ class Crafter(gym.Env):
         """The player, with `inventory`, `achievements` and `sleeping`."""
         return self.game._player
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         super().reset(seed=seed)
         # The game mixes its seed with the number of the episode, which is always the first here.
         self.game._seed = int(self.np_random.integers(2**31 - 1))

@@ -75,7 +75,9 @@ class Dataset:
         if not batches:
             raise ValueError("the data set has no episode; give one that has")
         batch = concatenate(batches)[:most]
-        return batch if env is None else fitted(batch, env)
+        if env is None:
+            return batch
+        return fitted(batch, env)
 
 
 def observing(env: gym.Env | None, space: spaces.Space) -> Callable[[Any], Any]:
@@ -87,7 +89,9 @@ def observing(env: gym.Env | None, space: spaces.Space) -> Callable[[Any], Any]:
             return functools.partial(_apply_layers, layers[::-1])
         if isinstance(env, gym.ObservationWrapper):
             layers.append(env.observation)
-        env = env.env if isinstance(env, gym.Wrapper) else None
+        if not isinstance(env, gym.Wrapper):
+            break
+        env = env.env
     return functools.partial(plain, space)
 
 
@@ -104,18 +108,20 @@ def fitted(batch: Transitions, env: gym.Env) -> Transitions:
 
 def in_spaces(rows: Transitions, observation_space: spaces.Space, action_space: spaces.Space, name: str) -> Transitions:
     """As `fitted`, for the spaces of what has that name."""
-    converted = {}
-    for part in ("obs", "action", "next_obs"):
-        space = action_space if part == "action" else observation_space
-        values = getattr(rows, part)
-        converted[part] = _cast(values, space)
-        if converted[part] is None:
-            kind = "actions" if part == "action" else "observations"
+
+    def cast(kind: str, values: Any, space: spaces.Space) -> Any:
+        converted = _cast(values, space)
+        if converted is None:
             raise ValueError(
                 f"the {kind} recorded, {_describe(values)}, are not those of {name}, {space}; give the environment "
                 "that they are from, as in env=Pendulum-v1"
             )
-    return rows.replace(**converted)
+        return converted
+
+    obs = cast("observations", rows.obs, observation_space)
+    action = cast("actions", rows.action, action_space)
+    next_obs = cast("observations", rows.next_obs, observation_space)
+    return rows.replace(obs=obs, action=action, next_obs=next_obs)
 
 
 def learnable(
@@ -132,10 +138,11 @@ def learnable(
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
     rows = batch.shape[0]
-    arrays = [*_leaves(batch.obs), *_leaves(batch.next_obs), batch.action]
+    arrays = _leaves((batch.obs, batch.next_obs, batch.action))
     if not rows or (rows > 1 and all((array == array[:1]).all() for array in arrays)):
         raise ValueError(f"{key} holds {rows} transitions, all of them alike; give a recording to learn from")
-    n_wrong = sum(int(np.sum(~np.isfinite(array))) for array in (*arrays, batch.reward))
+    arrays.append(batch.reward)
+    n_wrong = sum(np.count_nonzero(~np.isfinite(array)) for array in arrays)
     if n_wrong:
         raise ValueError(f"{key}: {n_wrong} numbers are NaN or infinite; leave those transitions out")
     if isinstance(action_space, spaces.Box):
@@ -169,17 +176,23 @@ def _cast(values: Any, space: Any) -> Any:
         if set(space) != set(values):
             return None
         parts = {key: _cast(values[key], space[key]) for key in space}
-        return None if any(part is None for part in parts.values()) else parts
+        if any(part is None for part in parts.values()):
+            return None
+        return parts
     if isinstance(space, spaces.Dict) or isinstance(values, dict):
         return None
     if space.shape is None or values.shape[1:] != space.shape:
         return None
     if not np.can_cast(values.dtype, space.dtype, "same_kind"):
         return None
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        count = space.n if isinstance(space, spaces.Discrete) else space.nvec
-        if (values < space.start).any() or (values >= space.start + count).any():
-            return None
+    if isinstance(space, spaces.Discrete):
+        counts = space.n
+    elif isinstance(space, spaces.MultiDiscrete):
+        counts = space.nvec
+    else:
+        return values.astype(space.dtype, copy=False)
+    if (values < space.start).any() or (values >= space.start + counts).any():
+        return None
     return values.astype(space.dtype, copy=False)
 
 
@@ -202,14 +215,17 @@ def _transitions(episode: StoredEpisode, transform: Callable[[Any], Any], action
             f"an episode has {steps} rewards, {len(action)} actions and {sorted(lengths)} observations; an observation "
             "more than actions is needed, and a reward for each"
         )
-    obs = join(_stack_numeric, [transform(_row(episode.obs, t)) for t in range(steps + 1)])
+    rows = [transform(_row(episode.obs, t)) for t in range(steps + 1)]
+    obs = join(_stack_numeric, rows)
     if from_zero(action_space) is not action_space:
         action = action - action_space.start  # type: ignore[attr-defined]
     elif isinstance(action_space, spaces.Box):
         action = action.astype(action_space.dtype, copy=False)
     terminated = np.asarray(episode.terminated, bool)
     truncated = np.asarray(episode.truncated, bool)
-    frame = episode.frame
+    frames = {}
+    if episode.frame is not None:
+        frames = {"frame": episode.frame[1:], "obs_frame": episode.frame[:-1]}
     return Transitions(
         obs=map_obs(lambda x: x[:-1], obs),
         action=action,
@@ -219,8 +235,7 @@ def _transitions(episode: StoredEpisode, transform: Callable[[Any], Any], action
         truncated=truncated,
         valid=np.ones(steps, bool),
         step=steps_since(terminated | truncated),
-        frame=None if frame is None else frame[1:],
-        obs_frame=None if frame is None else frame[:-1],
+        **frames,
     )
 
 
@@ -270,7 +285,9 @@ def from_sb3(buffer: Any, *, scaled: bool = True) -> Transitions:
     if not buffer.size():
         raise ValueError("the replay buffer is empty; collect transitions first")
     # A full buffer goes on writing at its beginning, so `pos` is its oldest entry.
-    oldest = buffer.pos if buffer.full else 0
+    oldest = 0
+    if buffer.full:
+        oldest = buffer.pos
     order = (np.arange(buffer.size()) + oldest) % buffer.buffer_size
     shape = (len(order), buffer.n_envs)
     space = buffer.action_space
@@ -281,35 +298,33 @@ def from_sb3(buffer: Any, *, scaled: bool = True) -> Transitions:
     timeouts = getattr(buffer, "timeouts", np.zeros_like(buffer.dones))[order] > 0
     ended = buffer.dones[order] > 0
     first = int(buffer.full)
+    steps = [steps_since(column, first) for column in ended.T]
     # Our relabelling buffer computes its rewards when they are read, and keeps the task's apart.
-    rewards = buffer.task_rewards if hasattr(buffer, "task_rewards") else buffer.rewards
-    return by_environment(
-        Transitions(
-            obs=_unfold_obs(buffer.observation_space, buffer.observations, order),
-            action=action.astype(space.dtype, copy=False),
-            reward=np.asarray(rewards[order], np.float32),
-            next_obs=_unfold_obs(buffer.observation_space, buffer.next_observations, order),
-            terminated=ended & ~timeouts,
-            truncated=timeouts,
-            valid=np.ones(shape, bool),
-            step=np.stack([steps_since(column, first) for column in ended.T], 1),
-        )
+    rewards = getattr(buffer, "task_rewards", buffer.rewards)
+    rollout = Transitions(
+        obs=_unfold_obs(buffer.observation_space, buffer.observations, order),
+        action=action.astype(space.dtype, copy=False),
+        reward=np.asarray(rewards[order], np.float32),
+        next_obs=_unfold_obs(buffer.observation_space, buffer.next_observations, order),
+        terminated=ended & ~timeouts,
+        truncated=timeouts,
+        valid=np.ones(shape, bool),
+        step=np.stack(steps, 1),
     )
+    return by_environment(rollout)
 
 
 def _unfold_obs(space: spaces.Space, values: Any, order: np.ndarray) -> Obs:
     """Observations (T, N, ...) in the order of time, as `PlainObservation` returns them."""
     if isinstance(space, spaces.Dict):
-        return {key: _unfold_obs(part, values[key], order) for key, part in space.spaces.items()}
+        return {key: _unfold_obs(part, values[key], order) for key, part in space.items()}
     rows = values[order]
     rows = rows.reshape(*rows.shape[:2], *(space.shape or ()))
     if plain_space(space) == space:
         return rows
-
-    def convert_step(row: Array) -> Obs:
-        return join(np.stack, [plain(space, obs) for obs in row])
-
-    return map_obs(np.asarray, join(np.stack, [convert_step(row) for row in rows]))
+    flat = [plain(space, obs) for row in rows for obs in row]
+    stacked = join(np.stack, flat)
+    return map_obs(lambda x: x.reshape(*rows.shape[:2], *x.shape[1:]), stacked)
 
 
 def recorded(path: str, key: str, observation_space: gym.Space, action_space: gym.Space) -> Transitions:

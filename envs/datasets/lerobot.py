@@ -40,9 +40,15 @@ def from_lerobot(folder: Path, frame_size: int = 0, camera: str = "") -> Dataset
             observations.append(name)
     if not observations or "action" not in features:
         raise ValueError(f"{folder} has the features {', '.join(features)}; it needs an observation.* and an action")
-    end = next((name for name in END_FEATURES if name in features), "")
     columns = ["episode_index", "frame_index", "action", *observations]
-    columns += [name for name in ("next.reward", end) if name in features]
+    if "next.reward" in features:
+        columns.append("next.reward")
+    end = ""
+    for name in END_FEATURES:
+        if name in features:
+            end = name
+            columns.append(end)
+            break
 
     images_in_rows = False
     if frame_size:
@@ -50,11 +56,15 @@ def from_lerobot(folder: Path, frame_size: int = 0, camera: str = "") -> Dataset
         refuse_beyond(2 * int(info["total_frames"]) * frame_size**2 * 3, "the frames of this data set")
         images_in_rows = features[camera][0] == "image"
     # Images are read only where they are wanted: they are much larger than all else.
-    table_columns = [*columns, camera] if images_in_rows else columns
+    table_columns = list(columns)
+    if images_in_rows:
+        table_columns.append(camera)
     tables = [_table(path, table_columns) for path in _parquet_files(folder / "data")]
     rows = {}
     for name in columns:
-        shape = features[name][1] if name in ("action", *observations) else ()
+        shape: tuple[int, ...] = ()
+        if name in ("action", *observations):
+            shape = features[name][1]
         rows[name] = _column(folder, tables, name, shape)
     if features["action"][1] == (1,) and rows["action"].dtype.kind in "iu":
         # A choice is stored as a vector of one.
@@ -68,9 +78,12 @@ def from_lerobot(folder: Path, frame_size: int = 0, camera: str = "") -> Dataset
         videos = _video_places(folder, camera, info["fps"])
     add_frames = functools.partial(_with_frames, frame_size, cells, videos)
     boxes = {name.removeprefix(OBSERVATION): _box(rows[name]) for name in observations}
+    observation_space: spaces.Space = spaces.Dict(boxes)
+    if len(boxes) == 1:
+        observation_space = boxes.popitem()[1]
     return Dataset(
         functools.partial(_episodes, rows, observations, end, add_frames),
-        spaces.Dict(boxes) if len(boxes) > 1 else next(iter(boxes.values())),
+        observation_space,
         _box(rows["action"]),
         about={"dataset": folder.name, "tasks": _tasks(folder)},
         notes=_notes(features, end),
@@ -148,7 +161,9 @@ def _episodes(
         if end:
             terminated = rows[end][episode_rows].astype(bool)
         # The outcome of an action that did not end the episode for good stands in the next row.
-        steps = length if terminated[-1] else length - 1
+        steps = length
+        if not terminated[-1]:
+            steps -= 1
         if not steps:
             continue
         truncated = np.zeros(steps, bool)
@@ -157,7 +172,7 @@ def _episodes(
         action_rows = episode_rows[:steps]
         obs: Any = {name.removeprefix(OBSERVATION): rows[name][obs_rows] for name in observations}
         if len(obs) == 1:
-            obs = next(iter(obs.values()))
+            obs = obs.popitem()[1]
         reward = np.zeros(steps)
         if "next.reward" in rows:
             reward = rows["next.reward"][action_rows]
@@ -178,7 +193,8 @@ def _with_frames(
     if not size:
         return episode
     if cells is not None:
-        return episode._replace(frame=np.stack([_decode_image(cells[row], size) for row in obs_rows]))
+        images = np.stack([_decode_image(cells[row], size) for row in obs_rows])
+        return episode._replace(frame=images)
     path, first = videos.get(number, (Path(f"of episode {number}"), 0))
     # An episode that ended for good shows its last row twice, but its video has it once.
     count = len(np.unique(obs_rows))
@@ -267,7 +283,7 @@ def _video_places(folder: Path, camera: str, fps: float) -> dict[int, tuple[Path
         camera_folder = folder / "videos" / Path(camera).name
         for path in _parquet_files(episodes):
             columns = _table(path, keys).to_pydict()
-            for number, chunk, file, begin in zip(*(columns[key] for key in keys)):
+            for number, chunk, file, begin in zip(*map(columns.get, keys)):
                 video = camera_folder / f"chunk-{chunk:03d}" / f"file-{file:03d}.mp4"
                 places[number] = (video, round(begin * fps))
     return places

@@ -38,7 +38,7 @@ from gymnasium.envs.registration import EnvSpec
 from envs.driving.vehicle import Driving, Vehicle, bend, has_route, is_racing, lanes, names, read, seconds, sense
 from envs.family import Axis, Family, Goal, entry, simulator
 from envs.observations import Recorded, plain_observation
-from envs.types import EnvReset
+from envs.types import EnvReset, Info, Options
 
 # Metres to the vehicle ahead below which it is close; at 25 m/s less than a second.
 CLOSE_GAP_M = 20.0
@@ -74,7 +74,7 @@ class OneFrame(Recorded):
         # What the environment made of DRIVER in its last reset.
         self._driver: dict[str, float] = {}
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         driver_class = self._set_driver(DRIVER)
         result = self.env.reset(seed=seed, options=options)
         self._driver = {name: getattr(driver_class, name) for name in DRIVER}
@@ -368,7 +368,7 @@ def _put_on_track(env: gym.Env, tile: int, aside: float, turned: float = 0.0) ->
     inner.t = max(inner.t, 1.0)
 
 
-def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
+def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) -> bool | None:
     if is_racing(env.spec):
         return episode_return >= 900
     car = read(sense(env))
@@ -381,8 +381,14 @@ FAMILY = Family(
     name="driving",
     description="driving: highway-env's traffic, and CarRacing from pixels",
     ids=(
-        *("highway-v0", "highway-fast-v0", "merge-v0", "roundabout-v0", "intersection-v0", "racetrack-v0"),
-        *("parking-v0", "CarRacing-v3"),
+        "highway-v0",
+        "highway-fast-v0",
+        "merge-v0",
+        "roundabout-v0",
+        "intersection-v0",
+        "racetrack-v0",
+        "parking-v0",
+        "CarRacing-v3",
     ),
     knows=lambda spec: entry(spec).startswith(("highway_env.", "gymnasium.envs.box2d.car_racing")),
     module="highway_env",

@@ -101,8 +101,10 @@ class Driving(Metrics):
 
     def summary(self) -> dict[str, float]:
         rows = [self._measure_episode(np.stack(episode)) for episode in self.episodes]
-        names = rows[0] if rows else ()
-        return {name: float(np.mean([row[name] for row in rows])) for name in names}
+        if not rows:
+            return {}
+        columns = zip(*(row.values() for row in rows))
+        return {name: float(np.mean(column)) for name, column in zip(rows[0], columns)}
 
     def _measure_episode(self, signals: np.ndarray) -> dict[str, float]:
         """One episode of T steps, from signals (T + 1, 9)."""
@@ -129,12 +131,16 @@ class Driving(Metrics):
 
 def _mean_size(values: np.ndarray) -> float:
     """The mean of absolute values, 0 for none."""
-    return float(np.abs(values).mean()) if len(values) else 0.0
+    if not len(values):
+        return 0.0
+    return float(np.abs(values).mean())
 
 
 def names(spec: EnvSpec) -> tuple[str, ...]:
     """The columns of `sense`; none for parking, whose lanes are places to stand."""
-    return () if spec.name.startswith("parking") else VEHICLE
+    if spec.name.startswith("parking"):
+        return ()
+    return VEHICLE
 
 
 def sense(env: gym.Env) -> np.ndarray:
@@ -197,16 +203,22 @@ def _road_vehicle(inner: Any, spec: EnvSpec | None) -> Vehicle:
     along, offset = lane.local_coordinates(car.position)
     origin, end, number = car.lane_index
     last_number = len(inner.road.network.graph[origin][end]) - 1
+    lane_share = 0.5
+    if last_number:
+        lane_share = number / last_number
+    speed_limit = lane.speed_limit
+    if speed_limit is None:
+        speed_limit = car.MAX_SPEED
     return Vehicle(
         speed=car.speed,
         lane_offset=offset,
         heading=lane.local_angle(car.heading, along),
         on_road=car.on_road,
         crashed=car.crashed,
-        completion=_completion(inner, spec.name if spec is not None else ""),
+        completion=_completion(inner, spec),
         gap=_gap(inner.road, car, along),
-        lane=number / last_number if last_number else 0.5,
-        speed_limit=car.MAX_SPEED if lane.speed_limit is None else lane.speed_limit,
+        lane=lane_share,
+        speed_limit=speed_limit,
     )
 
 
@@ -240,15 +252,17 @@ def _ahead(network: Any, car: Any, reach: float) -> Iterator[tuple[Any, float]]:
         if node in planned_end:
             ends = [planned_end[node]]
         candidates = [(lane, end) for end in ends for lane in network.graph[node][end]]
-        distances = [lane.distance_with_heading(place, heading) for lane, _ in candidates]
-        lane, node = candidates[distances.index(min(distances))]
+        lane, node = min(candidates, key=lambda one: one[0].distance_with_heading(place, heading))
         yield lane, offset
 
 
-def _completion(inner: Any, name: str) -> float:
+def _completion(inner: Any, spec: EnvSpec | None) -> float:
     car = inner.vehicle
     config = inner.config
     network = inner.road.network
+    name = ""
+    if spec is not None:
+        name = spec.name
     if name.startswith("merge"):
         end = getattr(inner, "end_position", 0) or MERGE_END_M
         share = (car.position[0] - MERGE_START_M) / (end - MERGE_START_M)
@@ -257,14 +271,16 @@ def _completion(inner: Any, name: str) -> float:
         nodes: tuple[str, ...] = ("ser", "ses", "se", "ex", "ee", "nx", "nxs")
         share = _share(network, nodes, car, start)
     elif name.startswith("intersection"):
-        goal = config["destination"]
-        if not goal:
-            route = getattr(car, "route", None)
-            goal = route[-1][1] if route else car.lane_index[1]
+        goal = config["destination"] or car.lane_index[1]
+        route = getattr(car, "route", None)
+        if route and not config["destination"]:
+            goal = route[-1][1]
         nodes = ("o0", "ir0", goal.replace("o", "il"), goal)
         share = _share(network, nodes, car, INTERSECTION_START_M, INTERSECTION_END_M)
+    elif "duration" in config:
+        share = inner.time / config["duration"]
     else:
-        share = inner.time / config["duration"] if "duration" in config else 0.0
+        share = 0.0
     return min(max(float(share), 0.0), 1.0)
 
 
@@ -274,8 +290,9 @@ def _share(network: Any, nodes: tuple[str, ...], car: Any, start: float, stop: f
     nearest = min(lanes, key=lambda lane: lane.distance_with_heading(car.position, car.heading))
     before = sum(lane.length for lane in lanes[: lanes.index(nearest)])
     along = min(max(nearest.local_coordinates(car.position)[0], 0.0), nearest.length)
-    last_part = lanes[-1].length if stop is None else stop
-    route_length = sum(lane.length for lane in lanes[:-1]) + last_part
+    if stop is None:
+        stop = lanes[-1].length
+    route_length = sum(lane.length for lane in lanes[:-1]) + stop
     return (before + along - start) / (route_length - start)
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.family import Family, entry, simulator
-from envs.types import Array, EnvReset, EnvStep
+from envs.types import Array, EnvReset, EnvStep, Info, Options
 
 # Cells along a room.
 ROOM_SIDE = 5
@@ -64,7 +64,7 @@ class CellWorld(gym.Env):
         self.observation_space: Any = spaces.Box(low, 1.0, (width,), np.float32)
         self.action_space: Any = spaces.Discrete(actions)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         super().reset(seed=seed)
         self._begin()
         return self._obs(), self._info()
@@ -379,7 +379,7 @@ _EXPLORATION_AIMS = {
 }
 
 
-def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
+def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) -> bool | None:
     inner = simulator(env)
     if isinstance(inner, PointMaze):
         return bool(inner.place[0] > 0.8)

@@ -20,7 +20,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from envs.family import Family, entry, simulator
 from envs.transitions import Ends, always
-from envs.types import EnvReset, EnvStep
+from envs.types import EnvReset, EnvStep, Info, Options
 
 
 class Probe(gym.Env):
@@ -40,7 +40,7 @@ class Probe(gym.Env):
         n_actions = {"policy": 2, "joint": 2, "arms": 3}.get(kind, 1)
         self.action_space = spaces.Discrete(n_actions)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         super().reset(seed=seed)
         self._step = 0
         self._value = 0.0
@@ -75,7 +75,7 @@ def _terminates(spec: EnvSpec) -> Ends:
     return always
 
 
-def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
+def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) -> bool | None:
     # The probes with a single action cannot fail, and no arm is a success.
     if simulator(env).action_space.n != 2:
         return None

@@ -27,8 +27,16 @@ from envs.family import simulator
 MINIGRID_KINDS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
 MINIGRID_COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
 EVENT_WORDS = (
-    *("", "reached the goal", "fell into lava", "picked up {}", "dropped {}", "opened {}", "closed {}", "unlocked {}"),
-    *("bumped into {}", "{} is locked"),
+    "",
+    "reached the goal",
+    "fell into lava",
+    "picked up {}",
+    "dropped {}",
+    "opened {}",
+    "closed {}",
+    "unlocked {}",
+    "bumped into {}",
+    "{} is locked",
 )
 (
     EVENT_NONE,

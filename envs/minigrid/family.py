@@ -32,7 +32,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from envs.family import Family, Goal, entry, simulator
 from envs.minigrid.captions import Speech, caption
 from envs.observations import WORD_FEATURES, Recorded, hashed_words
-from envs.types import EnvReset, EnvStep
+from envs.types import EnvReset, EnvStep, Options
 
 # How many objects, colours and states MiniGrid's encoding has.
 CELL_PART_SIZES = (11, 6, 3)
@@ -54,10 +54,10 @@ class GridObservation(Recorded, gym.ObservationWrapper):
         self.speech = Speech(captions, chatter, varied)
         super().__init__(env, mission=mission, captions=captions, chatter=chatter, varied=varied)
         space: Any = env.observation_space
-        if not (isinstance(space, spaces.Dict) and {"image", "direction", "mission"} <= set(space.spaces)):
+        if not isinstance(space, spaces.Dict) or not {"image", "direction", "mission"} <= set(space):
+            name = env.spec.id if env.spec else env
             raise TypeError(
-                f"{env.spec.id if env.spec else env} returns {space}, not MiniGrid's image, direction and mission; "
-                "make it with adapt=False"
+                f"{name} returns {space}, not MiniGrid's image, direction and mission; make it with adapt=False"
             )
         # MiniGrid's image has the axes x, y, part.
         image_shape: Any = space["image"].shape
@@ -70,7 +70,9 @@ class GridObservation(Recorded, gym.ObservationWrapper):
         cell_starts = np.arange(width * height)[:, None] * entries
         self._begin = (cell_starts + part_starts).reshape(width, height, n_parts)
         self._last = np.array(CELL_PART_SIZES) - 1
-        self._length = self._view + 4 + (WORD_FEATURES if self._words else 0)
+        self._length = self._view + 4
+        if self._words:
+            self._length += WORD_FEATURES
         # For callers that show parts of an observation: cells row by row, as on screen.
         self.shape_of_cells = (height, width, entries)
         by_column = np.arange(self._view).reshape(width, height, entries)
@@ -81,7 +83,7 @@ class GridObservation(Recorded, gym.ObservationWrapper):
         }
         self.observation_space = spaces.Box(0.0, 1.0, (self._length,), np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         result = super().reset(seed=seed, options=options)
         self.speech.action = -1
         if self.speech.chatter:
@@ -112,8 +114,13 @@ def varies(space: Any) -> bool:
 
 
 HEAD = (
-    *("agent_x", "agent_y", "agent_direction", "carried_object", "carried_colour"),
-    *("grid_width", "max_steps"),
+    "agent_x",
+    "agent_y",
+    "agent_direction",
+    "carried_object",
+    "carried_colour",
+    "grid_width",
+    "max_steps",
 )
 # MiniGrid's encoding of an empty cell.
 EMPTY_CODE = (1, 0, 0)
@@ -123,20 +130,24 @@ _ENCODED: dict[tuple[str, str], bytes] = {}
 
 @functools.cache
 def _signal_names(width: int, height: int) -> tuple[str, ...]:
-    cells = itertools.product(range(height), range(width), ("object", "colour", "state"))
-    return (*HEAD, *(f"cell_{x}_{y}_{part}" for y, x, part in cells))
+    names = list(HEAD)
+    for y, x, part in itertools.product(range(height), range(width), ("object", "colour", "state")):
+        names.append(f"cell_{x}_{y}_{part}")
+    return tuple(names)
 
 
 def _sense(env: gym.Env) -> np.ndarray:
     inner = simulator(env)
     grid = inner.grid
-    carried = EMPTY_CODE if inner.carrying is None else inner.carrying.encode()
-    x, y = inner.agent_pos
     values = np.empty(len(HEAD) + 3 * len(grid.grid), np.float32)
-    values[: len(HEAD)] = (
-        *(x, y, inner.agent_dir, carried[0], carried[1]),
-        *(grid.width, inner.max_steps),
-    )
+    values[:2] = inner.agent_pos
+    values[2] = inner.agent_dir
+    # The object's and the colour's number.
+    values[3:5] = EMPTY_CODE[:2]
+    if inner.carrying is not None:
+        values[3:5] = inner.carrying.encode()[:2]
+    values[5] = grid.width
+    values[6] = inner.max_steps
     codes = b"".join(map(_encode_cell, grid.grid))
     values[len(HEAD) :] = np.frombuffer(codes, np.uint8)
     return values
@@ -156,7 +167,8 @@ def _encode_cell(cell: Any) -> bytes:
 
 def _size(spec: EnvSpec) -> tuple[int, int]:
     """Width and height of a world; only the world itself knows them, so one is made, once."""
-    options = {key: value for key, value in spec.kwargs.items() if key != "render_mode"}
+    options = dict(spec.kwargs)
+    options.pop("render_mode", None)
     key = f"{spec.entry_point} {sorted(options.items())}"
     if key not in _SIZES:
         create: Any = spec.entry_point
@@ -175,10 +187,9 @@ def _randomise_level(env: gym.Env, rng: np.random.Generator) -> bool:
         return False
     grid = inner.grid
     things = [thing for thing in grid.grid if thing is not None]
-    for thing in things:
-        if thing.type == "door":
-            thing.is_open = bool(rng.random() < 0.5)
-            thing.is_locked = thing.is_locked and not thing.is_open
+    for door in _doors(inner):
+        door.is_open = bool(rng.random() < 0.5)
+        door.is_locked = door.is_locked and not door.is_open
     portable = [thing for thing in things if thing.can_pickup()]
     if portable and rng.random() < 1 / 3:
         inner.carrying = portable[rng.integers(len(portable))]
@@ -193,16 +204,18 @@ def _randomise_level(env: gym.Env, rng: np.random.Generator) -> bool:
         elif cell is None or (cell.can_overlap() and cell.type != "lava"):
             free.append(place)
     # Drawn evenly, the goal as one cell among many would hardly ever be seen.
-    places = goals if goals and rng.random() < 1 / 7 else free
-    inner.agent_pos = tuple(map(int, places[rng.integers(len(places))]))
+    if goals and rng.random() < 1 / 7:
+        free = goals
+    inner.agent_pos = tuple(map(int, free[rng.integers(len(free))]))
     inner.agent_dir = int(rng.integers(4))
     return True
 
 
 def _nearness_to_goal(env: gym.Env) -> float:
     """Minus the steps from a MiniGrid's agent to the green square, through doors; without a way, minus all cells."""
-    grid = simulator(env).grid
-    start = tuple(map(int, simulator(env).agent_pos))
+    inner = simulator(env)
+    grid = inner.grid
+    start = tuple(map(int, inner.agent_pos))
     # Breadth-first search: the steps from the agent to each cell that was reached.
     distance = {start: 0}
     queue = deque([start])
@@ -226,10 +239,12 @@ def _at_goal(env: gym.Env) -> bool:
     return under is not None and under.type == "goal"
 
 
+def _doors(inner: Any) -> list[Any]:
+    return [thing for thing in inner.grid.grid if thing is not None and thing.type == "door"]
+
+
 def _door_is_open(env: gym.Env) -> bool:
-    things = simulator(env).grid.grid
-    doors = [thing for thing in things if thing is not None and thing.type == "door"]
-    return any(door.is_open for door in doors)
+    return any(door.is_open for door in _doors(simulator(env)))
 
 
 _GOAL = Goal(
@@ -292,12 +307,24 @@ FAMILY = Family(
     name="minigrid",
     description="MiniGrid and BabyAI: grid worlds with keys, doors and missions in words",
     ids=(
-        *("MiniGrid-Empty-8x8-v0", "MiniGrid-DoorKey-5x5-v0", "MiniGrid-DoorKey-8x8-v0", "MiniGrid-DoorKey-16x16-v0"),
-        *("MiniGrid-KeyCorridorS3R1-v0", "MiniGrid-KeyCorridorS3R2-v0", "MiniGrid-KeyCorridorS3R3-v0"),
-        *("MiniGrid-MultiRoom-N2-S4-v0", "MiniGrid-MultiRoom-N4-S5-v0", "MiniGrid-MultiRoom-N6-v0"),
-        *("MiniGrid-ObstructedMaze-1Dlh-v0", "MiniGrid-ObstructedMaze-2Dlh-v0", "MiniGrid-LavaCrossingS9N1-v0"),
-        *("MiniGrid-FourRooms-v0", "MiniGrid-Unlock-v0", "MiniGrid-UnlockPickup-v0"),
-        *("BabyAI-GoToRedBall-v0", "BabyAI-GoToObj-v0"),
+        "MiniGrid-Empty-8x8-v0",
+        "MiniGrid-DoorKey-5x5-v0",
+        "MiniGrid-DoorKey-8x8-v0",
+        "MiniGrid-DoorKey-16x16-v0",
+        "MiniGrid-KeyCorridorS3R1-v0",
+        "MiniGrid-KeyCorridorS3R2-v0",
+        "MiniGrid-KeyCorridorS3R3-v0",
+        "MiniGrid-MultiRoom-N2-S4-v0",
+        "MiniGrid-MultiRoom-N4-S5-v0",
+        "MiniGrid-MultiRoom-N6-v0",
+        "MiniGrid-ObstructedMaze-1Dlh-v0",
+        "MiniGrid-ObstructedMaze-2Dlh-v0",
+        "MiniGrid-LavaCrossingS9N1-v0",
+        "MiniGrid-FourRooms-v0",
+        "MiniGrid-Unlock-v0",
+        "MiniGrid-UnlockPickup-v0",
+        "BabyAI-GoToRedBall-v0",
+        "BabyAI-GoToObj-v0",
     ),
     knows=lambda spec: entry(spec).startswith("minigrid."),
     module="minigrid",

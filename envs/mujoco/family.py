@@ -28,7 +28,7 @@ from envs.family import Axis, Family, Goal, entry, simulator
 from envs.observations import Recorded
 from envs.render import before_opengl, name_of, opengl
 from envs.transitions import Ends, never
-from envs.types import Array
+from envs.types import Array, Info
 
 
 class OwnContext(Recorded):
@@ -204,13 +204,21 @@ def _robot(spec: EnvSpec | None) -> str:
 
 # The speeds, in m/s, from which on captions say "fast".
 _FAST_SPEED = {
-    **{"HalfCheetah": 3.0, "Hopper": 1.5, "Walker2d": 1.5},
-    **{"Humanoid": 1.5, "Ant": 1.5, "Swimmer": 0.15},
+    "HalfCheetah": 3.0,
+    "Hopper": 1.5,
+    "Walker2d": 1.5,
+    "Humanoid": 1.5,
+    "Ant": 1.5,
+    "Swimmer": 0.15,
 }
 _RUN = "run forward as fast as possible"
 _WALK = "move forward as fast as possible without falling"
 _MUJOCO_AIMS = {
-    **{"HalfCheetah": _RUN, "Hopper": _WALK, "Walker2d": _WALK, "Ant": _RUN, "Humanoid": _WALK},
+    "HalfCheetah": _RUN,
+    "Hopper": _WALK,
+    "Walker2d": _WALK,
+    "Ant": _RUN,
+    "Humanoid": _WALK,
     "HumanoidStandup": "stand up from the ground and stay standing",
     "Swimmer": "swim forward as fast as possible",
     "Reacher": "bring the tip of the arm to the target and keep it there",
@@ -454,7 +462,7 @@ def _terminates(spec: EnvSpec) -> Ends | None:
     return lambda obs, action, next_obs: rule(spec.kwargs, next_obs)
 
 
-def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
+def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) -> bool | None:
     if _robot(env.spec) in ("InvertedPendulum", "InvertedDoublePendulum"):
         return not terminated
     return None

@@ -34,7 +34,7 @@ from gymnasium.wrappers import TimeLimit
 from envs.family import Family, Metrics, entry, simulator
 from envs.nethack.view import STAT_DEPTH, STAT_GOLD, STAT_HP, STAT_LEVEL, STAT_SCORE, GameObservation
 from envs.observations import Recorded
-from envs.types import EnvReset
+from envs.types import EnvReset, Info, Options
 
 # Shorter lines are also words of the game itself, so later messages keep them, in characters.
 MIN_TYPED_LINE_CHARS = 4
@@ -84,7 +84,7 @@ class RealSeeds(Recorded):
         # NLE terminates at its limit; Gymnasium's TimeLimit truncates instead.
         simulator(env)._max_episode_steps = 2**31 - 1
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         inner = simulator(self)
         if seed is not None:
             inner.np_random = seeding.np_random(seed)[0]
@@ -201,7 +201,7 @@ def _aim(spec: EnvSpec) -> str:
     return _NETHACK_AIMS["Score"]
 
 
-def _success(env: gym.Env, episode_return: float, terminated: bool, info: dict[str, Any]) -> bool | None:
+def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) -> bool | None:
     # A score has no value from which on it is a success.
     if env.spec is not None and env.spec.name in ("NetHackScore", "NetHack"):
         return None

@@ -22,42 +22,72 @@ from envs.observations import WORD_FEATURES, Recorded, hashed_words
 
 NETHACK_KINDS = (
     "dark",
-    *("wall", "open way", "closed door", "floor", "corridor", "stairs up", "stairs down", "furniture"),
-    *("hazard", "monster", "pet", "food", "gold", "object", "boulder"),
+    "wall",
+    "open way",
+    "closed door",
+    "floor",
+    "corridor",
+    "stairs up",
+    "stairs down",
+    "furniture",
+    "hazard",
+    "monster",
+    "pet",
+    "food",
+    "gold",
+    "object",
+    "boulder",
 )
 # The size of the map, in cells.
-MAP_ROWS, MAP_COLUMNS = 21, 79
+MAP_ROWS = 21
+MAP_COLUMNS = 79
 MAP_CELLS = MAP_ROWS * MAP_COLUMNS
 # How many numbers the status line has; the next names are columns of it.
 NUMBERS = 27
-STAT_X, STAT_Y, STAT_SCORE, STAT_HP, STAT_DEPTH, STAT_GOLD = 0, 1, 9, 10, 12, 13
-STAT_LEVEL, STAT_POINTS, STAT_TIME, STAT_HUNGER, STAT_DUNGEON, STAT_DUNGEON_LEVEL, STAT_CONDITION = (
-    18,
-    19,
-    20,
-    21,
-    23,
-    24,
-    25,
-)
+STAT_X = 0
+STAT_Y = 1
+STAT_SCORE = 9
+STAT_HP = 10
+STAT_DEPTH = 12
+STAT_GOLD = 13
+STAT_LEVEL = 18
+STAT_POINTS = 19
+STAT_TIME = 20
+STAT_HUNGER = 21
+STAT_DUNGEON = 23
+STAT_DUNGEON_LEVEL = 24
+STAT_CONDITION = 25
 # The rewards of the tasks are computed from these.
 LEAKS = (STAT_SCORE, STAT_DEPTH, STAT_POINTS, STAT_DUNGEON, STAT_DUNGEON_LEVEL)
 _ARRAY_NAMES = ("glyphs", "blstats", "message", "program_state", "internal")
 
-# The map symbols of NetHack 3.6 in order: (first symbol after the run, kind of the run).
-_SYMBOL_RUNS = (
-    *((1, "dark"), (12, "wall"), (15, "open way"), (17, "closed door")),
+# The map symbols of NetHack 3.6 in order: first symbol after a run -> kind of the run.
+_SYMBOL_RUNS = {
+    1: "dark",
+    12: "wall",
+    15: "open way",
+    17: "closed door",
     # Iron bars and trees are walls.
-    *((19, "wall"), (21, "floor"), (23, "corridor")),
+    19: "wall",
+    21: "floor",
+    23: "corridor",
     # The latter two are ladders.
-    *((24, "stairs up"), (25, "stairs down"), (26, "stairs up"), (27, "stairs down")),
+    24: "stairs up",
+    25: "stairs down",
+    26: "stairs up",
+    27: "stairs down",
     # Furniture, then water, ice and lava.
-    *((32, "furniture"), (33, "hazard"), (34, "floor"), (35, "hazard")),
+    32: "furniture",
+    33: "hazard",
+    34: "floor",
+    35: "hazard",
     # A drawbridge, lowered and raised.
-    *((37, "open way"), (39, "closed door")),
+    37: "open way",
+    39: "closed door",
     # Air; then cloud, water and traps.
-    *((40, "floor"), (65, "hazard")),
-)
+    40: "floor",
+    65: "hazard",
+}
 
 
 class Games:
@@ -82,7 +112,9 @@ class Games:
             setattr(self, name, np.zeros((len(inners), *form["shape"]), form["dtype"]))
         unused = np.zeros(0, np.uint8)
         for row, inner in enumerate(inners):
-            buffers = {} if narrow else dict(inner.nethack._obs_buffers)
+            buffers: dict[str, np.ndarray] = {}
+            if not narrow:
+                buffers.update(inner.nethack._obs_buffers)
             for name in _ARRAY_NAMES:
                 buffers[name] = getattr(self, name)[row]
             inner.nethack._pynethack.set_buffers(**buffers)
@@ -97,8 +129,7 @@ class Games:
         return np.array([game.done() for game in self.playing])
 
     def text_of(self, row: int) -> bytes:
-        raw = self.message[row].tobytes()
-        return raw[: raw.index(0)] if raw[0] else b""
+        return self.message[row].tobytes().partition(b"\0")[0]
 
 
 @functools.cache
@@ -144,7 +175,9 @@ class View:
         cells_end = crop * crop * len(NETHACK_KINDS)
         status_end = cells_end + NUMBERS - 1
         # The length of an observation.
-        self.length = status_end + (WORD_FEATURES if message else 0)
+        self.length = status_end
+        if message:
+            self.length += WORD_FEATURES
         self.parts = {
             "cells": slice(0, cells_end),
             "status": slice(cells_end, status_end),
@@ -239,13 +272,19 @@ def glyph_kinds() -> np.ndarray:
 
     # NetHack numbers its glyphs in runs, each with the offset at which it begins.
     runs = {
-        **dict.fromkeys(("MON", "INVIS", "RIDDEN", "SWALLOW"), "monster"),
-        **{"PET": "pet", "BODY": "food", "OBJ": "object"},
-        **{"CMAP": "dark", "EXPLODE": "hazard", "STATUE": "boulder"},
+        nethack.GLYPH_MON_OFF: "monster",
+        nethack.GLYPH_INVIS_OFF: "monster",
+        nethack.GLYPH_RIDDEN_OFF: "monster",
+        nethack.GLYPH_SWALLOW_OFF: "monster",
+        nethack.GLYPH_PET_OFF: "pet",
+        nethack.GLYPH_BODY_OFF: "food",
+        nethack.GLYPH_OBJ_OFF: "object",
+        nethack.GLYPH_CMAP_OFF: "dark",
+        nethack.GLYPH_EXPLODE_OFF: "hazard",
+        nethack.GLYPH_STATUE_OFF: "boulder",
     }
-    offsets = {getattr(nethack, f"GLYPH_{run}_OFF"): name for run, name in runs.items()}
-    for offset in sorted(offsets):
-        table[offset:] = number[offsets[offset]]
+    for offset, name in sorted(runs.items()):
+        table[offset:] = number[name]
     # The last entry is NO_GLYPH.
     table[nethack.MAX_GLYPH :] = number["dark"]
 
@@ -260,6 +299,6 @@ def glyph_kinds() -> np.ndarray:
 
     # From the last run to the first, so that each overwrites the part before its own end.
     first_symbol = nethack.GLYPH_CMAP_OFF
-    for end, name in reversed(_SYMBOL_RUNS):
+    for end, name in reversed(_SYMBOL_RUNS.items()):
         table[first_symbol : first_symbol + end] = number[name]
     return table

@@ -29,7 +29,7 @@ from gymnasium import spaces
 
 from envs.snapshots.s3rl import SnapshotReset, Snapshots
 from envs.snapshots.snapshots import State, get_state, supported
-from envs.types import EnvReset, EnvStep
+from envs.types import EnvReset, EnvStep, Options
 
 BY = ("variance", "uniform", "clusters")
 # States in the collection, and the newest returns that are kept of each.
@@ -98,7 +98,7 @@ class StartCurriculum(SnapshotReset):
         self._age = 0
         self._return = 0.0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         self._moves = 0
         self._total = 0.0
         self._chosen = -1

@@ -29,7 +29,7 @@ from gymnasium.wrappers import TimeLimit
 
 from envs.snapshots import snapshots as simulator
 from envs.snapshots.snapshots import State, from_json, get_state, set_state, supported, to_json
-from envs.types import EnvReset, EnvStep
+from envs.types import EnvReset, EnvStep, Options, StateDict
 from envs.wrappers import Observer
 from lodestar.files import regular, replacing, save_arrays
 
@@ -181,7 +181,7 @@ class SnapshotReset(gym.Wrapper):
         self._age = 0
         self._return = 0.0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvReset:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> EnvReset:
         obs, info = self.env.reset(seed=seed, options=options)
         self._age = 0
         self._return = 0.0
@@ -216,11 +216,11 @@ class SnapshotReset(gym.Wrapper):
                 info["episode"] = {"r": self._return, "l": self._age, "t": elapsed}
         return obs, reward, terminated, truncated, info
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> StateDict:
         """Everything `restore` needs, ready for JSON; instead of the `Journal`'s, which knows only its own resets."""
         return {"state": to_json(get_state(self, rng=True))}
 
-    def restore(self, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def restore(self, state: StateDict) -> EnvReset:
         return set_state(self, from_json(state["state"])), {}
 
 

@@ -27,7 +27,7 @@ from gymnasium.vector.utils import batch_space
 from envs.masks import sizes
 from envs.observations import empty_batch, empty_modalities
 from envs.transitions import map_obs, put
-from envs.types import MASK, MaskFault, Obs
+from envs.types import MASK, Info, MaskFault, Obs, Options, StateDict
 from envs.wrappers import Observer, layers
 
 Maker = Callable[[], gym.Env]
@@ -229,7 +229,7 @@ class Stepper:
         self._look(row, info)
         self._lost[row] = (seed, obs, info)
 
-    def _look(self, row: int, info: dict[str, Any]) -> None:
+    def _look(self, row: int, info: Info) -> None:
         """Whether an environment that begins or comes back masks its actions."""
         if MASK in info and MASK not in self._slots.modalities:
             self._slots.show_masks()
@@ -251,7 +251,7 @@ class Stepper:
         put(slots.obs, row, obs)
         self._show(row, info)
 
-    def _end(self, row: int, obs: Obs, terminated: bool, truncated: bool, info: dict[str, Any]) -> None:
+    def _end(self, row: int, obs: Obs, terminated: bool, truncated: bool, info: Info) -> None:
         slots = self._slots
         slots.terminated[row] = terminated
         slots.truncated[row] = truncated
@@ -263,7 +263,7 @@ class Stepper:
         for name, value in slots.final_modalities.items():
             value[row] = info[name]
 
-    def _show(self, row: int, info: dict[str, Any]) -> str | None:
+    def _show(self, row: int, info: Info) -> str | None:
         """Write the modalities of a row; returns the text, which shared memory cannot hold."""
         for name, value in self._slots.modalities.items():
             # A mask may be missing here; `_show_begun` refuses that once all rows are known.
@@ -280,13 +280,13 @@ class Stepper:
         self._slots.turn[self._first_row] = -1
         return results
 
-    def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> str | None:
+    def reset(self, row: int, seed: int | None, options: Options | None) -> str | None:
         """Begin an episode; returns the text, which shared memory cannot hold."""
         self._lost.pop(row, None)
         obs, info = self._envs[row].reset(seed=seed, options=options)
         return self._begin(row, obs, info)
 
-    def restore(self, row: int, state: dict[str, Any]) -> str | None:
+    def restore(self, row: int, state: StateDict) -> str | None:
         self._lost.pop(row, None)
         if "lost" in state:
             self._begin_after_loss(row, state["lost"])
@@ -295,7 +295,7 @@ class Stepper:
         obs, info = self._envs[row].get_wrapper_attr("restore")(state)
         return self._begin(row, obs, info)
 
-    def _begin(self, row: int, obs: Obs, info: dict[str, Any]) -> str | None:
+    def _begin(self, row: int, obs: Obs, info: Info) -> str | None:
         put(self._slots.obs, row, obs)
         self._look(row, info)
         return self._show(row, info)
@@ -356,7 +356,7 @@ class BufferedVectorEnv(VectorEnv):
         """Fill the buffers of a group; returns whether an episode ended."""
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int | None] | None = None, options: Options | None = None
     ) -> tuple[Obs, dict[str, Any]]:
         """Begin episodes everywhere, or in `options["reset_mask"]`; seeded with `seed + i`, or with a list."""
         n = self.num_envs
@@ -423,7 +423,7 @@ class BufferedVectorEnv(VectorEnv):
         for view in self._views:
             view.show_masks()
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> StateDict:
         """Plain data from which `restore` brings these or fresh environments to this state."""
         return {"envs": list(self.call("snapshot"))}
 
@@ -461,7 +461,7 @@ class BufferedVectorEnv(VectorEnv):
         return slots.obs, slots.reward, slots.terminated, slots.truncated, self._infos(slots, ended)
 
     def _infos(self, slots: SharedBuffers, ended: bool) -> dict[str, Any]:
-        infos: dict[str, Any] = dict(slots.modalities)
+        infos: Info = dict(slots.modalities)
         if not ended:
             return infos
         mask = slots.terminated | slots.truncated
