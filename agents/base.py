@@ -24,7 +24,7 @@ from torch import Tensor
 from agents.predictor import Predictor
 from envs.steps import Chunk, Cursor, from_vector_step, modalities_of
 from envs.transitions import OnNan, Transitions, map_obs, refuse, reset_mode
-from envs.types import Array, Memory, Obs, StreamScorer
+from envs.types import Array, Memory, Obs, StateDict, StreamScorer
 from lodestar.settings import check_config
 from lodestar.state import Stateful, get_state, set_state
 
@@ -348,7 +348,7 @@ class BaseAgent(Predictor):
         """All that it takes to continue exactly here, between two rollouts; no pickle."""
         return get_state(self, self.saved)
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: StateDict) -> None:
         """Restore what `get_state` returned into an agent of the same configuration, not environments and rewards."""
         set_state(self, self.saved, state)
 

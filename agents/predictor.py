@@ -13,7 +13,7 @@ import torch
 
 from envs.masks import needed
 from envs.transitions import map_obs
-from envs.types import Obs
+from envs.types import Obs, StateDict
 from lodestar.files import regular, replacing, save_arrays
 from lodestar.state import pack, unpack
 
@@ -131,7 +131,7 @@ class Predictor(ABC):
         with replacing(path) as temporary:
             save_arrays(temporary, tensors, metadata)
 
-    def fitted(self, weights: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    def fitted(self, weights: dict[str, Any], state: StateDict) -> dict[str, Any]:
         """Weights out of a file, with its `beside`, as this agent's policy takes them."""
         return weights
 
@@ -147,7 +147,7 @@ class Predictor(ABC):
         if metadata.get("agent") != cls.__name__:
             raise ValueError(f"{path} holds no {cls.__name__} (but {metadata.get('agent')}); give a file it saved")
         arrays = {key: tensors.pop(key).numpy() for key in list(tensors) if key.startswith("/")}
-        state: dict[str, Any] = {}
+        state: StateDict = {}
         try:
             agent = build(json.loads(metadata["config"]))
             if STATE_ENTRY in metadata:

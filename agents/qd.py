@@ -21,7 +21,7 @@ Fails when: policies are large (hundreds of weights); where an episode ends says
 import math
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -63,25 +63,25 @@ class QDConfig(Settings):
         "what novelty compares: the last observation, its learned code, or with a reward on frames its CLIP embedding",
         choices=("final_obs", "autoencoder", "embedding"),
     )
-    code: int = setting(4, "numbers of the autoencoder's code [TAXONS 10]", low=1)
-    axes: list[int] = setting([0, 1], "two entries of the last observation that the map shows", low=0)
-    cells: int = setting(20, "of the map, along each", low=2, high=200)
-    net_arch: list[int] = setting([8], "units of a policy's hidden layers", low=1)
-    population: int = setting(100, "that novelty selects", low=2)
-    nearest: int = setting(15, "others that novelty looks at", low=1)
+    code: int = setting(4, "numbers of the autoencoder's code [TAXONS 10]", ">= 1")
+    axes: list[int] = setting([0, 1], "two entries of the last observation that the map shows", ">= 0")
+    cells: int = setting(20, "of the map, along each", "[2, 200]")
+    net_arch: list[int] = setting([8], "units of a policy's hidden layers", ">= 1")
+    population: int = setting(100, "that novelty selects", ">= 2")
+    nearest: int = setting(15, "others that novelty looks at", ">= 1")
     sigma: float = setting(
         0.5, "of mutations, and cma_me's first [0.05]", above=0, high=MAX_WEIGHT, tune=(0.05, 2.0, "log")
     )
-    chunk: int = setting(1000, "episodes of serene before it turns from exploring to emitters, and back", low=1)
-    gamma: float = setting(1.0, "discount of an episode's return", above=0, high=1)
+    chunk: int = setting(1000, "episodes of serene before it turns from exploring to emitters, and back", ">= 1")
+    gamma: float = setting(1.0, "discount of an episode's return", "(0, 1]")
 
 
 class QD(BaseAgent):
     """Quality-diversity over small policies; `map`: the best individual of each cell, `fitness` -inf if it has none."""
 
-    Config: ClassVar[type[QDConfig]] = QDConfig
-    n_envs: ClassVar[int] = 50
-    saved: ClassVar[dict[str, str]] = BaseAgent.saved | {
+    Config = QDConfig
+    n_envs = 50
+    saved = BaseAgent.saved | {
         **{name: name for name in SEARCH_STATE},
         "steps": "steps",
         "seed": "steps.seed",
@@ -164,15 +164,19 @@ class QD(BaseAgent):
         if weights is not None:
             x = x[:, None]
         outputs = self.policy(x, weights)
-        return outputs if self.encoding.discrete else torch.tanh(outputs)
+        if self.encoding.discrete:
+            return outputs
+        return torch.tanh(outputs)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
-        return self.encoding.decode(self._outputs(obs)[0].numpy()), None
+        outputs = self._outputs(obs)[0]
+        return self.encoding.decode(outputs.numpy()), None
 
     def update(self) -> dict[str, Any]:
         scorer = self.scorer
         batch = scorer.embed(self._played)
-        raw, _ = scorer.score(batch, scorer.initial_memory(self.steps.n))
+        memory = scorer.initial_memory(self.steps.n)
+        raw, _ = scorer.score(batch, memory)
         individuals = self._read_individuals(batch, raw)
         entered = self._enter(individuals)
         self.generation += 1
@@ -186,26 +190,31 @@ class QD(BaseAgent):
         for weight, best_weight in zip(self.policy.weights(), self._layers(genome)):
             weight.copy_(best_weight)
         self._n_updates += 1
-        record = self.logger.record
-        record("train/coverage", float(np.isfinite(fitness).mean()))
-        record("train/best", float(fitness[best]))
-        record("train/emitters", float(len(self.emitters)))
-        self.record(scorer.update(batch, raw, self.num_timesteps))
+        metrics = {
+            "train/coverage": float(np.isfinite(fitness).mean()),
+            "train/best": float(fitness[best]),
+            "train/emitters": float(len(self.emitters)),
+        }
+        metrics |= scorer.update(batch, raw, self.num_timesteps)
+        self.record(metrics)
         return {"batch": batch, "raw": raw}
 
     def _read_individuals(self, batch: Transitions, raw: dict[str, np.ndarray]) -> People:
         """The children that were played, with their returns and where their episodes ended."""
         weights = self.scorer.weights(self.num_timesteps)
-        reward = sum(part * weights[name] for name, part in self.scorer.scaled(raw).items())
-        discounted = np.where(batch.valid, reward * self.config.gamma**batch.step, 0)
+        scaled = self.scorer.scaled(raw)
+        reward = sum(part * weights[name] for name, part in scaled.items())
+        discounted = reward * self.config.gamma**batch.step
+        discounted = np.where(batch.valid, discounted, 0)
         times = np.arange(len(batch.valid))[:, None]
         last_times = (batch.valid * times).argmax(0)
         last = (last_times, np.arange(self.steps.n))
-        end = self.encoding.vector(map_obs(lambda x: x[last], batch.next_obs))
+        last_obs = map_obs(lambda x: x[last], batch.next_obs)
+        end = self.encoding.vector(last_obs)
         seen = end
         if self.config.descriptor == "embedding":
-            embeddings = next(x for key, x in batch.extras.items() if not key.startswith("obs_"))
-            seen = embeddings[last]
+            key = next(key for key in batch.extras if not key.startswith("obs_"))
+            seen = batch.extras[key][last]
         return {
             "genome": self.children,
             "seen": seen,
@@ -219,10 +228,14 @@ class QD(BaseAgent):
         fitness = new["fitness"]
         best_fitness = self.map["fitness"]
         episodes = self.map["episodes"]
-        extent = np.maximum(self.bounds[1] - self.bounds[0], 1e-8)
-        coordinates = (new["place"] - self.bounds[0]) / extent * cells
-        cell = np.clip(coordinates, 0, cells - 1).astype(int) @ [cells, 1]
-        replays = self.replays if self.generation else 0
+        low, high = self.bounds
+        extent = np.maximum(high - low, 1e-8)
+        coordinates = (new["place"] - low) / extent * cells
+        coordinates = np.clip(coordinates, 0, cells - 1).astype(int)
+        cell = coordinates @ [cells, 1]
+        replays = 0
+        if self.generation:
+            replays = self.replays
         if replays:
             # The fitness of what is played again becomes the mean of its episodes.
             best = best_fitness.argmax()
@@ -230,10 +243,12 @@ class QD(BaseAgent):
             best_fitness[best] += (fitness[0] - best_fitness[best]) / episodes[best]
         # In ascending order: of several in a cell the last one stays, which is the best.
         order = replays + np.argsort(fitness[replays:], kind="stable")
-        entered = order[fitness[order] > best_fitness[cell[order]]]
+        is_better = fitness[order] > best_fitness[cell[order]]
+        entered = order[is_better]
+        entered_cells = cell[entered]
         for key in ("genome", "place", "fitness"):
-            self.map[key][cell[entered]] = new[key][entered]
-        episodes[cell[entered]] = 1
+            self.map[key][entered_cells] = new[key][entered]
+        episodes[entered_cells] = 1
         return entered
 
     def _mutate(self, parents: np.ndarray, sigma: float) -> np.ndarray:
@@ -247,7 +262,8 @@ class QD(BaseAgent):
 
     def _novelty(self, new: People, entered: np.ndarray) -> np.ndarray:
         pool = join(self.people, new)
-        codes = np.asarray(join(pool, self.archive)["seen"], np.float64)
+        everyone = join(pool, self.archive)
+        codes = np.asarray(everyone["seen"], np.float64)
         if self.config.descriptor == "autoencoder":
             if (self.generation - 1) % REFIT_GENERATIONS == 0:
                 self.coder = fit_encoder(codes, self.config.code, self.seed)
@@ -274,8 +290,10 @@ class QD(BaseAgent):
         if not exploits or not self.emitters:
             self.playing = -1
             return children
-        self.playing = int(np.argmax([emitter["gain"] for emitter in self.emitters]))
-        return self._mutate(self.emitters[self.playing]["genome"], self.config.sigma / 3)
+        gains = [emitter["gain"] for emitter in self.emitters]
+        self.playing = int(np.argmax(gains))
+        parents = self.emitters[self.playing]["genome"]
+        return self._mutate(parents, self.config.sigma / 3)
 
     def _advance_emitter(self, new: People) -> None:
         """Keep the best of the playing emitter's individuals and their children, unless it has not gained for long."""
@@ -285,7 +303,9 @@ class QD(BaseAgent):
         order = np.argsort(-pool["fitness"], kind="stable")
         best = select(pool, order[:EMITTER_SIZE])
         gain = float(best["fitness"].mean() - emitter["fitness"].mean())
-        waited = 0 if gain > 0 else emitter["waited"] + 1
+        waited = emitter["waited"] + 1
+        if gain > 0:
+            waited = 0
         if waited <= EMITTER_PATIENCE:
             self.emitters.append({**best, "gain": gain, "waited": waited})
 
@@ -293,7 +313,8 @@ class QD(BaseAgent):
         children = select(new, slice(self.replays, None))
         self.scheduler.tell(children["fitness"], children["place"])
         best = self.children[: self.replays]
-        return np.concatenate([best, self.scheduler.ask()]).astype(np.float32)
+        asked = self.scheduler.ask()
+        return np.concatenate([best, asked]).astype(np.float32)
 
     def _start_pyribs(self) -> None:
         """Begin pyribs' search around what the map holds, and ask it for the next children."""
@@ -329,7 +350,8 @@ def novelty(codes: np.ndarray, everything: np.ndarray, nearest: int) -> np.ndarr
     # |a - b|^2 = |a|^2 + |b|^2 - 2 ab, which rounding can make negative.
     code_squares = np.square(codes).sum(1)[:, None]
     squares = code_squares + np.square(everything).sum(1) - 2 * codes @ everything.T
-    distances = np.sort(np.sqrt(np.maximum(squares, 0)))
+    squares = np.maximum(squares, 0)
+    distances = np.sort(np.sqrt(squares))
     return distances[:, 1 : nearest + 1].mean(1)
 
 
@@ -350,7 +372,8 @@ def fit_encoder(x: np.ndarray, code: int, seed: int) -> list[np.ndarray]:
 def encode(x: np.ndarray, coder: list[np.ndarray]) -> np.ndarray:
     """Codes (M, code) in [-1, 1] of (M, D)."""
     mean, std, hidden_weight, code_weight, hidden_bias, code_bias = coder
-    hidden = np.tanh((x - mean) / std @ hidden_weight + hidden_bias)
+    whitened = (x - mean) / std
+    hidden = np.tanh(whitened @ hidden_weight + hidden_bias)
     return np.tanh(hidden @ code_weight + code_bias)
 
 

@@ -13,7 +13,7 @@ Fails when: random play from the right state does not find the reward; actions a
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -25,6 +25,7 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 from envs.transitions import Transitions
 from envs.types import Obs
+from lodestar.numerics.draws import draw_order
 from lodestar.numerics.flat import Flat
 from lodestar.settings import Settings, setting
 
@@ -34,15 +35,15 @@ class SQIRLConfig(Settings):
     """Settings of `SQIRL`; the source's value in brackets where it differs."""
 
     prefix = "agent."
-    k: int = setting(1, "how far it looks ahead; the source tries 1 to 3", low=1, high=5, tune=(1, 3))
+    k: int = setting(1, "how far it looks ahead; the source tries 1 to 3", "[1, 5]", tune=(1, 3))
     episodes: int = setting(
-        16, "played at each stage of the first pass, m; at least n_envs", low=1, high=1_000_000, tune=(4, 64, "log")
+        16, "played at each stage of the first pass, m; at least n_envs", "[1, 1000000]", tune=(4, 64, "log")
     )
-    learning_rate: float = setting(1e-3, "of Adam [1e-4]", above=0, high=1, tune=(1e-4, 1e-2, "log"))
-    gamma: float = setting(1.0, "discount; 1 is the sum of what is left [1, MiniGrid .99]", above=0, high=1)
-    batch_size: int = setting(128, "rows a gradient step", low=1)
-    epochs: int = setting(10, "passes over a stage's rows, for each depth", low=1)
-    net_arch: list[int] = setting([64, 64], "units of the hidden layers", low=1)
+    learning_rate: float = setting(1e-3, "of Adam [1e-4]", "(0, 1]", tune=(1e-4, 1e-2, "log"))
+    gamma: float = setting(1.0, "discount; 1 is the sum of what is left [1, MiniGrid .99]", "(0, 1]")
+    batch_size: int = setting(128, "rows a gradient step", ">= 1")
+    epochs: int = setting(10, "passes over a stage's rows, for each depth", ">= 1")
+    net_arch: list[int] = setting([64, 64], "units of the hidden layers", ">= 1")
     max_steps: int = setting(0, "steps that are planned for; 0: as many as the longest episode has", low=0, high=10**6)
 
     def __post_init__(self) -> None:
@@ -102,8 +103,8 @@ class Stages(nn.Module):
 class SQIRL(BaseAgent):
     """Shallow Q-iteration, for discrete actions and observations of numbers; a ValueError refuses others."""
 
-    Config: ClassVar[type[SQIRLConfig]] = SQIRLConfig
-    saved: ClassVar[dict[str, str]] = BaseAgent.saved | {
+    Config = SQIRLConfig
+    saved = BaseAgent.saved | {
         "modules.nets": "nets",
         "optimizers": "flats",
         "where.stage": "stage",
@@ -113,8 +114,8 @@ class SQIRL(BaseAgent):
         "steps": "steps",
         "draw": "draw",
     }
-    in_file: ClassVar[dict[str, str]] = BaseAgent.in_file | {"stage": "stage", "passes": "passes", "longest": "longest"}
-    lasting: ClassVar[dict[str, str]] = {
+    in_file = BaseAgent.in_file | {"stage": "stage", "passes": "passes", "longest": "longest"}
+    lasting = {
         **BaseAgent.lasting,
         **in_file,
         "modules.nets": "nets",
@@ -242,7 +243,7 @@ class SQIRL(BaseAgent):
         flat = self.flats[depth]
         loss = torch.zeros(())
         for _ in range(config.epochs):
-            order = torch.randperm(len(x), generator=self.draw, device=self.device)
+            order = draw_order(self.draw, len(x))
             for part in order.split(config.batch_size):
                 values = net(x[part])[0]
                 q = values.gather(-1, action[part, None])[:, 0]

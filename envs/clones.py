@@ -9,6 +9,7 @@ Where there is an array program (`envs.batched`) the futures are played side by 
 from snapshots (`envs.snapshots.snapshots`).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from envs.batched import PROGRAMS
+from envs.family import step_limit
 from envs.make import MODALITY_OPTIONS, make, make_batched
 from envs.snapshots import snapshots
 from envs.steps import modalities_of, modalities_of_one
@@ -62,14 +64,11 @@ class Clones:
         self._programs: dict[int, Any] = {}
         if not self.side_by_side:
             snapshots.supported(self.env)
-        limits = [getattr(self.env.spec, "max_episode_steps", None), getattr(self.env.unwrapped, "max_steps", None)]
-        self.max_steps: int | None = min((limit for limit in limits if limit is not None), default=None)
+        self.max_steps = step_limit(self.env)
 
     def rows(self, horizon: int) -> int:
         """How many futures of so many steps can be played at a time, a power of 2."""
-        space = self.observation_space
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
-        size = sum(int(np.prod(part.shape or ())) for part in parts)
+        size = _count_numbers(self.observation_space)
         numbers_a_future = max(size, 1) * (horizon + 1)
         futures = np.clip(MAX_OBSERVATION_NUMBERS / numbers_a_future, 1, MAX_FUTURES)
         return int(2 ** np.floor(np.log2(futures)))
@@ -81,7 +80,7 @@ class Clones:
             return Place(snapshots.get_state(self.env), obs, modalities=modalities_of_one(info))
         program = self._program(1)
         obs, infos = program.reset(seed=seed)
-        modalities = {name: np.array(value) for name, value in modalities_of(infos).items()}
+        modalities = map_obs(np.array, modalities_of(infos))
         first_obs = map_obs(lambda x: np.array(x[0]), obs)
         return Place(_last_row(program.snapshot()), first_obs, modalities=modalities)
 
@@ -118,12 +117,13 @@ class Clones:
             valid=~is_over,
             step=place.step + steps,
         )
+        modalities = {name: getattr(batch, name)[-1, -1:].copy() for name in place.modalities or {}}
         reached = Place(
             state,
             map_obs(lambda x: np.array(x[-1, -1]), batch.next_obs),
             step=place.step + count,
             ended=state is None,
-            modalities={name: getattr(batch, name)[-1, -1:].copy() for name in place.modalities or {}},
+            modalities=modalities,
         )
         success = rollout.success[count - 1, -1]
         if reached.ended and not np.isnan(success):
@@ -144,7 +144,8 @@ class Clones:
         rollout = Rollout(horizon, vector, frozenset(modalities))
         rollout.action[:] = actions
         obs = map_obs(lambda x: np.repeat(np.asarray(x)[None], n, 0), place.obs)
-        rollout.begin(obs, {name: np.repeat(value, n, 0) for name, value in modalities.items()})
+        infos = map_obs(lambda x: np.repeat(x, n, 0), modalities)
+        rollout.begin(obs, infos)
         return rollout
 
     def _play_side_by_side(self, place: Place, rollout: Rollout) -> tuple[int, Any]:
@@ -161,7 +162,9 @@ class Clones:
             is_over |= rollout.terminated[t] | rollout.truncated[t]
             if is_over.all():
                 break
-        state = None if is_over[-1] else _last_row(program.snapshot())
+        state = None
+        if not is_over[-1]:
+            state = _last_row(program.snapshot())
         return t + 1, state
 
     def _play_one_by_one(self, place: Place, rollout: Rollout) -> tuple[int, Any]:
@@ -193,6 +196,13 @@ class Clones:
         self.env.close()
 
 
+def _count_numbers(space: spaces.Space) -> int:
+    """How many numbers an observation has."""
+    if isinstance(space, spaces.Dict):
+        return sum(map(_count_numbers, space.values()))
+    return math.prod(space.shape or ())
+
+
 def _has_program(env_id: str, options: Options) -> bool:
     """Whether there is an array program that supports all of the options."""
     if env_id not in PROGRAMS or not set(options) <= set(MODALITY_OPTIONS):
@@ -206,7 +216,7 @@ def _map_rows(snapshot: dict[str, Any], pick: Callable[[np.ndarray], np.ndarray]
     return {
         "steps": pick(snapshot["steps"]),
         "returns": pick(snapshot["returns"]),
-        "state": {key: pick(value) for key, value in snapshot["state"].items()},
+        "state": map_obs(pick, snapshot["state"]),
     }
 
 

@@ -152,6 +152,16 @@ def simulator(env: gym.Env) -> Any:
     return env.unwrapped
 
 
+def step_limit(env: gym.Env) -> int | None:
+    """The most steps of an episode, by the environment's registration or by itself; None where there is no limit."""
+    limit = getattr(simulator(env), "max_steps", None)
+    if env.spec is None or env.spec.max_episode_steps is None:
+        return limit
+    if limit is None:
+        return env.spec.max_episode_steps
+    return min(env.spec.max_episode_steps, limit)
+
+
 def family_of(spec: EnvSpec | None) -> Family:
     """The family that knows `spec`: one of ours, else the `FAMILY` of the file that defines it, else `other`."""
     if spec is None:

@@ -26,7 +26,7 @@ def sizes(space: spaces.Space) -> list[int]:
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
     if isinstance(space, spaces.MultiDiscrete):
-        return [int(n) for n in space.nvec.ravel()]
+        return space.nvec.ravel().tolist()
     if isinstance(space, spaces.MultiBinary):
         return [2] * int(np.prod(space.shape))
     return []

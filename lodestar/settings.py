@@ -2,14 +2,16 @@
 
     @dataclass
     class RNDConfig(Settings):
-        learning_rate: float = setting(1e-4, "of Adam", above=0, high=1, tune=(1e-5, 1e-2, "log"))
+        learning_rate: float = setting(1e-4, "of Adam", "(0, 1]", tune=(1e-5, 1e-2, "log"))
         net: str = setting("mlp", "what reads observations", choices=("mlp", "glyphs"))
 
 That one declaration serves parsing, checking at construction, `--help`, `runners.list`, `runners.tune` and the docs.
 """
 
 import dataclasses
+import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass
 from itertools import filterfalse
@@ -22,6 +24,9 @@ SCHEDULES = ("linear", "cosine", "exp", "step")
 LEARNED_WEIGHT = "learned"
 # A field's metadata holds its declaration under this key.
 METADATA_KEY = "setting"
+# A range as it is declared, with two ends or with one, and the names of such ends.
+INTERVAL = re.compile(r"([\[(])(.+), (.+)([\])])")
+BOUND_NAMES = {"[": "low", "(": "above", "]": "high", ")": "below", ">=": "low", ">": "above"}
 # A range with one end, in words, by the bracket that it would have there.
 LOWER_BOUNDS = {"[": "at least", "(": "above"}
 UPPER_BOUNDS = {"]": "at most", ")": "below"}
@@ -98,12 +103,40 @@ def _text(number: float | None) -> str:
     return f"{number:g}"
 
 
+def read_range(text: str) -> dict[str, float]:
+    """The ends of a range such as "[0, 1)", ">= 1" or "> 0", by their names in `Setting`.
+
+    Example:
+        >>> read_range("[0, 1)")
+        {'low': 0, 'below': 1}
+        >>> read_range("> 0")
+        {'above': 0}
+    """
+    interval = INTERVAL.fullmatch(text)
+    if interval is None:
+        sign, _, bound = text.partition(" ")
+        return {BOUND_NAMES[sign]: json.loads(bound)}
+    left, low, high, right = interval.groups()
+    return {BOUND_NAMES[left]: json.loads(low), BOUND_NAMES[right]: json.loads(high)}
+
+
+def preset_setting(default: Any, help: str = "", within: str = "", **declared: Any) -> Any:
+    """A `setting` that a preset may decide: None until the Config is made, then the preset's value or this default."""
+    return setting(None, help, within, otherwise=default, **declared)
+
+
 def setting(
-    default: Any = MISSING, help: str = "", *, factory: Callable[[], Any] | None = None, **declared: Any
+    default: Any = MISSING,
+    help: str = "",
+    within: str = "",
+    *,
+    factory: Callable[[], Any] | None = None,
+    **declared: Any,
 ) -> Any:
     """A dataclass field with its declaration, as `Setting` takes it. A list as default is copied for every instance.
 
-    A subclass that gives a field another default inherits its declaration, and may redeclare part of it.
+    `within` is its range, see `read_range`; an end may be declared by its name instead. A subclass that gives a field
+    another default inherits its declaration, and may redeclare part of it.
 
     Example:
         >>> @dataclass
@@ -113,6 +146,8 @@ def setting(
         Traceback (most recent call last):
         ValueError: size=0 is out of range; give a number at least 1
     """
+    if within:
+        declared |= read_range(within)
     metadata = {METADATA_KEY: Setting(help, **declared)}
     if isinstance(default, list | dict):
         factory = default.copy

@@ -64,8 +64,9 @@ def auroc(score: Array, positive: Array) -> float:
     negatives = len(positive) - positives
     if positives == 0 or negatives == 0:
         return float("nan")
-    # The rank sum of the positives less its least, which they have where all are below the others (Mann and Whitney).
-    wins = midranks(score)[positive].sum() - positives * (positives + 1) / 2
+    rank_sum = midranks(score)[positive].sum()
+    # Less the least rank sum, which positives have where all are below the others (Mann and Whitney).
+    wins = rank_sum - positives * (positives + 1) / 2
     return float(wins / (positives * negatives))
 
 
@@ -103,23 +104,30 @@ def epic_canonical(
     """
     n = batch.shape[0]
     # Rows that S, A and S' are taken from.
-    state, action, after = (rng.integers(n, size=samples) for _ in range(3))
+    state = rng.integers(n, size=samples)
+    action = rng.integers(n, size=samples)
+    after = rng.integers(n, size=samples)
+    draws = np.arange(samples)
 
-    def recombine(start: Array, state: Array, draws: Array) -> Transitions:
-        """From `start[state]`, by the actions of these draws, to their successors."""
-        obs = map_obs(lambda x: x[state], start)
-        return batch[after[draws]].replace(obs=obs, action=batch.action[action[draws]])
+    def score_from(start: Array, rows: Array, draws: Array) -> np.ndarray:
+        """Scores from `start[rows]`, by the actions of these draws, to their successors."""
+        obs = map_obs(lambda x: x[rows], start)
+        actions = batch.action[action[draws]]
+        transitions = batch[after[draws]].replace(obs=obs, action=actions)
+        return score(transitions)
 
-    def expected(start: Array) -> np.ndarray:
+    def expected_score(start: Array) -> np.ndarray:
         """E[R(start, A, S')] of each row, float64 (N,)."""
         rows = np.repeat(np.arange(n), samples)
-        scores = score(recombine(start, rows, np.tile(np.arange(samples), n)))
-        return np.asarray(scores, np.float64).reshape(n, samples).mean(1)
+        scores = score_from(start, rows, np.tile(draws, n))
+        scores = np.asarray(scores, np.float64)
+        return scores.reshape(n, samples).mean(1)
 
-    mean = float(score(recombine(batch.obs, state, np.arange(samples))).mean())
-    after_next = expected(batch.next_obs)
-    after_obs = expected(batch.obs)
-    return np.asarray(score(batch), np.float64) + gamma * after_next - after_obs - gamma * mean
+    mean = float(score_from(batch.obs, state, draws).mean())
+    after_next = expected_score(batch.next_obs)
+    after_obs = expected_score(batch.obs)
+    scores = np.asarray(score(batch), np.float64)
+    return scores + gamma * after_next - after_obs - gamma * mean
 
 
 def starc_canonical(reward: np.ndarray, transition: np.ndarray, *, gamma: float) -> np.ndarray:
@@ -140,7 +148,8 @@ def starc_canonical(reward: np.ndarray, transition: np.ndarray, *, gamma: float)
 
 def starc_distance(first: Array, second: Array) -> float:
     """Half the L2 distance of two canonical rewards of length one, in [0, 1]; a trivial one (all zero) stays zero."""
-    return float(np.linalg.norm(_direction(first) - _direction(second)) / 2)
+    difference = _direction(first) - _direction(second)
+    return float(np.linalg.norm(difference) / 2)
 
 
 def _direction(canonical: Array) -> np.ndarray:
@@ -168,8 +177,11 @@ def fit_canonical(
     and `after` are features (N, D) of s and s', the first one a constant; `terminated` is bool (N,). `ridge` pulls the
     other weights to zero, in units of a feature's mean square.
     """
-    rewards, now, after = (np.asarray(x, np.float64) for x in (rewards, now, after))
-    change = now - gamma * after * ~np.asarray(terminated, bool)[:, None]
+    rewards = np.asarray(rewards, np.float64)
+    now = np.asarray(now, np.float64)
+    after = np.asarray(after, np.float64)
+    continues = ~np.asarray(terminated, bool)
+    change = now - gamma * after * continues[:, None]
     width = now.shape[1]
     penalty = ridge * np.trace(now.T @ now) / width * np.eye(width)
     # The constant is free, as the level of a reward is no error.
@@ -182,8 +194,9 @@ def starc_on_distribution(
     first: Array, second: Array, now: Array, after: Array, terminated: Array, *, gamma: float = 0.9, ridge: float = 1e-3
 ) -> float:
     """STARC distance of two rewards (N,) on the batch's own distribution; arguments as in `fit_canonical`."""
-    columns = fit_canonical(np.stack([first, second], 1), now, after, terminated, gamma=gamma, ridge=ridge)
-    return starc_distance(columns[:, 0], columns[:, 1])
+    rewards = np.stack([first, second], 1)
+    canonical = fit_canonical(rewards, now, after, terminated, gamma=gamma, ridge=ridge)
+    return starc_distance(canonical[:, 0], canonical[:, 1])
 
 
 def state_features(batch: Transitions, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -200,18 +213,21 @@ def state_features(batch: Transitions, *, seed: int = 0) -> tuple[np.ndarray, np
     phases = rng.uniform(0, 2 * np.pi, count)
 
     def features(states: np.ndarray) -> np.ndarray:
-        columns = [np.ones((len(states), 1)), np.cos(states @ slopes + phases)]
+        cosines = np.cos(states @ slopes + phases)
+        columns = [np.ones((len(states), 1)), cosines]
         if width <= count:
             columns.insert(1, states)
         return np.concatenate(columns, 1)
 
-    return features(states[: rows // 2]), features(states[rows // 2 :])
+    half = rows // 2
+    return features(states[:half]), features(states[half:])
 
 
 def _flatten(obs: Array) -> np.ndarray:
     """Observations (N, ...), or dicts of them, as float64 (N, D)."""
     if isinstance(obs, dict):
-        return np.concatenate([_flatten(obs[key]) for key in sorted(obs)], 1)
+        parts = [_flatten(obs[key]) for key in sorted(obs)]
+        return np.concatenate(parts, 1)
     return np.asarray(obs, np.float64).reshape(len(obs), -1)
 
 

@@ -18,7 +18,7 @@ less; where an episode's end depends on little, imagined rollouts miss it; image
 """
 
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -35,7 +35,7 @@ from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.demonstrations import MixedReplay, demonstrations
 from agents.replay.replay import FrozenReward, Replay, Rows
-from envs.types import Obs, ReplayScorer
+from envs.types import Obs, Options, ReplayScorer, StateDict
 from lodestar.state import Weights, all_finite
 
 # Counters and metrics, path in the saved state -> attribute; they outlive a change of the reward.
@@ -53,13 +53,13 @@ LOG_STATE = {
 class Dyna(BaseAgent):
     """A model-based agent for observations without images; see the file."""
 
-    Config: ClassVar[type[DynaConfig]] = DynaConfig
-    recovers: ClassVar[bool] = True
-    n_envs: ClassVar[int] = 1
-    scorer_type: ClassVar[type[Any]] = ReplayScorer
+    Config = DynaConfig
+    recovers = True
+    n_envs = 1
+    scorer_type = ReplayScorer
     scorer: ReplayScorer
     config: DynaConfig
-    saved: ClassVar[dict[str, str]] = {
+    saved = {
         "modules.policy": "policy",
         "imagination": "imagination",
         "replay": "replay",
@@ -67,9 +67,9 @@ class Dyna(BaseAgent):
         "rng": "rng",
         **LOG_STATE,
     }
-    in_file: ClassVar[dict[str, str]] = BaseAgent.in_file | {"fitted_at": "_fitted_at"}
-    lasting: ClassVar[dict[str, str]] = BaseAgent.lasting | in_file | LOG_STATE
-    recoverable: ClassVar[dict[str, str]] = {"learner": "learner"}
+    in_file = BaseAgent.in_file | {"fitted_at": "_fitted_at"}
+    lasting = BaseAgent.lasting | in_file | LOG_STATE
+    recoverable = {"learner": "learner"}
 
     def _set_up(self) -> None:
         config = self.config
@@ -112,7 +112,7 @@ class Dyna(BaseAgent):
     def _make_replay(self) -> Replay:
         config = self.config
         kind: Any = Replay
-        options: dict[str, Any] = {"gamma": config.gamma, "seed": self.seed, "device": str(self.device)}
+        options: Options = {"gamma": config.gamma, "seed": self.seed, "device": str(self.device)}
         if config.demos or config.imitate:
             kind = MixedReplay
             options["demo_share"] = config.demo_share
@@ -262,7 +262,7 @@ class Dyna(BaseAgent):
         vector = torch.as_tensor(self.encoding.vector(obs), device=self.device)
         return self.encoding.decode(self._choose_actions(vector, deterministic).cpu().numpy()), None
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: StateDict) -> None:
         super().set_state(state)
         if self._fitted_at is not None:
             self.keep_finite()

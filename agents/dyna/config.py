@@ -4,11 +4,11 @@ Sizes are for one CPU core. On a GPU take the sources', as model_hidden=[200,200
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from agents.dynamics.rollout import PENALTIES, HorizonSchedule
 from agents.off_policy.sac import LearnerConfig
-from lodestar.settings import setting
+from lodestar.settings import preset_setting, setting
 
 # Settings of each variant, with its source by the number on arXiv.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -77,64 +77,63 @@ PRESETS: dict[str, dict[str, Any]] = {
 class DynaConfig(LearnerConfig):
     """Settings of `Dyna`, and those of its actor and critics; None means: as the preset says, else the default."""
 
-    presets: ClassVar[dict[str, dict[str, Any]]] = PRESETS
+    presets = PRESETS
 
     preset: str = setting("mbpo", "a published variant", choices=tuple(PRESETS))
-    update: str = setting(
-        None,
+    update: str = preset_setting(
+        "buffer",
         "what actor and critics learn from: real rows alone (none), imagined rows, too (buffer), or through the model",
         choices=("none", "buffer", "svg"),
-        otherwise="buffer",
     )
-    model: str = setting(
-        None, "true is the simulator itself", choices=("ensemble", "sindy", "factored", "true"), otherwise="ensemble"
+    model: str = preset_setting(
+        "ensemble", "true is the simulator itself", choices=("ensemble", "sindy", "factored", "true")
     )
-    members: int = setting(None, "models in the ensemble", low=1, high=1000, otherwise=5)
+    members: int = preset_setting(5, "models in the ensemble", "[1, 1000]")
     elites: int | None = setting(None, "the best of them imagine; None for five of seven")
-    model_kind: str = setting(None, "det predicts no noise", choices=("gauss", "det"), otherwise="gauss")
-    model_hidden: list[int] = setting(None, "units of the model's hidden layers", low=1, otherwise=[128, 128, 128])
-    model_norm: str = setting(None, "layer for LayerNorm", choices=("none", "layer"), otherwise="none")
-    model_every: int = setting(None, "environment steps between two fits of the model", low=1, otherwise=250)
-    model_steps: int = setting(None, "gradient steps of a fit, at most", low=1, otherwise=500, tune=(100, 2000, "log"))
-    horizon: Any = setting(None, 'steps of a rollout, or "linear:1:15:20000:150000" over environment time', otherwise=1)
-    rollouts_per_step: float = setting(None, "rollouts imagined an environment step", above=0, high=1e6, otherwise=100)
-    retain: int = setting(None, "fits of the model for which imagined transitions are kept", low=1, otherwise=2)
-    real_ratio: float = setting(None, "real share of a batch", low=0, high=1, otherwise=0.05, tune=(0.05, 1.0, "log"))
-    updates_per_step: float = setting(
-        None, "updates of the agent for an environment step", low=0, high=1e4, otherwise=5.0, tune=(0.5, 20.0, "log")
+    model_kind: str = preset_setting("gauss", "det predicts no noise", choices=("gauss", "det"))
+    model_hidden: list[int] = preset_setting([128, 128, 128], "units of the model's hidden layers", ">= 1")
+    model_norm: str = preset_setting("none", "layer for LayerNorm", choices=("none", "layer"))
+    model_every: int = preset_setting(250, "environment steps between two fits of the model", ">= 1")
+    model_steps: int = preset_setting(500, "gradient steps of a fit, at most", ">= 1", tune=(100, 2000, "log"))
+    horizon: Any = preset_setting(1, 'steps of a rollout, or "linear:1:15:20000:150000" over environment time')
+    rollouts_per_step: float = preset_setting(100, "rollouts imagined an environment step", "(0, 1e6]")
+    retain: int = preset_setting(2, "fits of the model for which imagined transitions are kept", ">= 1")
+    real_ratio: float = preset_setting(0.05, "real share of a batch", "[0, 1]", tune=(0.05, 1.0, "log"))
+    updates_per_step: float = preset_setting(
+        5.0, "updates of the agent for an environment step", "[0, 1e4]", tune=(0.5, 20.0, "log")
     )
-    training_horizon: int = setting(None, "svg: steps that gradients pass through", low=1, otherwise=3)
-    distribution_horizon: int = setting(None, "svg: steps imagined to find states to begin from", low=1, otherwise=5)
-    uncertainty: str = setting(None, "penalty on imagined rewards", choices=("none", *PENALTIES), otherwise="none")
-    penalty_weight: float = setting(None, "of that; below 0 it rewards uncertainty", low=-1e6, high=1e6, otherwise=1.0)
-    filter: str = setting(None, "morec picks outcomes that look real", choices=("none", "morec"), otherwise="none")
-    filter_candidates: int = setting(None, "outcomes it picks from", low=2, otherwise=8)
-    filter_threshold: Any = setting(None, "score that ends a rollout; auto: 5th percentile of real", otherwise="auto")
-    planner: str = setting(
-        None, "upmpc picks the policy's; others search", choices=("none", "upmpc", "cem", "mppi"), otherwise="none"
+    training_horizon: int = preset_setting(3, "svg: steps that gradients pass through", ">= 1")
+    distribution_horizon: int = preset_setting(5, "svg: steps imagined to find states to begin from", ">= 1")
+    uncertainty: str = preset_setting("none", "penalty on imagined rewards", choices=("none", *PENALTIES))
+    penalty_weight: float = preset_setting(1.0, "of that; below 0 it rewards uncertainty", "[-1e6, 1e6]")
+    filter: str = preset_setting("none", "morec picks outcomes that look real", choices=("none", "morec"))
+    filter_candidates: int = preset_setting(8, "outcomes it picks from", ">= 2")
+    filter_threshold: Any = preset_setting("auto", "score that ends a rollout; auto: 5th percentile of real")
+    planner: str = preset_setting(
+        "none", "upmpc picks the policy's; others search", choices=("none", "upmpc", "cem", "mppi")
     )
-    alpha_real: float = setting(None, "upmpc: weight of uncertainty, sought when acting", low=0, otherwise=1.0)
-    alpha_imagined: float = setting(None, "upmpc: the same, avoided at the first imagined step", low=0, otherwise=2.0)
-    plan_candidates: int = setting(None, "plans compared", low=2, otherwise=5)
-    plan_horizon: int = setting(None, "steps of a plan", low=1, otherwise=5)
-    adaptive: str = setting(None, "macura: ends where members disagree", choices=("none", "macura"), otherwise="none")
-    kappa: float = setting(None, "macura: allowed disagreement, as a multiple of the usual", above=0, otherwise=1.0)
-    reward_source: str = setting(
-        None, "imagined: the reward itself where possible, or a network", choices=("auto", "head"), otherwise="auto"
+    alpha_real: float = preset_setting(1.0, "upmpc: weight of uncertainty, sought when acting", ">= 0")
+    alpha_imagined: float = preset_setting(2.0, "upmpc: the same, avoided at the first imagined step", ">= 0")
+    plan_candidates: int = preset_setting(5, "plans compared", ">= 2")
+    plan_horizon: int = preset_setting(5, "steps of a plan", ">= 1")
+    adaptive: str = preset_setting("none", "macura: ends where members disagree", choices=("none", "macura"))
+    kappa: float = preset_setting(1.0, "macura: allowed disagreement, as a multiple of the usual", "> 0")
+    reward_source: str = preset_setting(
+        "auto", "imagined: the reward itself where possible, or a network", choices=("auto", "head")
     )
     relabel: bool = setting(True, "recompute rewards when rows are sampled; False: those of the time of collection")
-    batch_size: int = setting(None, "rows of an update", low=1, otherwise=256, tune=(64, 128, 256, 512, "choice"))
+    batch_size: int = preset_setting(256, "rows of an update", ">= 1", tune=(64, 128, 256, 512, "choice"))
     demos: str = setting("", "a recording, or the name of one that ships, to learn from beside what happens")
-    demo_share: float = setting(0.5, "of the real rows of a batch; 0 pours demos into the replay", low=0, below=1)
-    imitate: float = setting(0.0, "share that own rewarded episodes have, as bounds of values", low=0, below=1)
-    buffer_size: int = setting(200_000, "transitions stored", low=2)
-    learning_starts: int = setting(None, "environment steps with random actions", low=2, otherwise=500)
-    normalize_obs: str = setting(None, "first: by the random steps", choices=("none", "first"), otherwise="first")
-    epsilon: float = setting(None, "share of random actions, where they are discrete", low=0, high=1, otherwise=0.1)
-    rollout: int = setting(100, "environment steps between two points where a run can be saved", low=1)
-    net_arch: list[int] = setting(None, "units of the hidden layers of actor and critics", low=1, otherwise=[128, 128])
-    learning_rate: float = setting(None, "of actor, critics", above=0, high=1, otherwise=1e-3, tune=(1e-4, 3e-3, "log"))
-    gamma: float = setting(None, "discount", above=0, high=1, otherwise=0.99, tune=(0.9, 0.999))
+    demo_share: float = setting(0.5, "of the real rows of a batch; 0 pours demos into the replay", "[0, 1)")
+    imitate: float = setting(0.0, "share that own rewarded episodes have, as bounds of values", "[0, 1)")
+    buffer_size: int = setting(200_000, "transitions stored", ">= 2")
+    learning_starts: int = preset_setting(500, "environment steps with random actions", ">= 2")
+    normalize_obs: str = preset_setting("first", "first: by the random steps", choices=("none", "first"))
+    epsilon: float = preset_setting(0.1, "share of random actions, where they are discrete", "[0, 1]")
+    rollout: int = setting(100, "environment steps between two points where a run can be saved", ">= 1")
+    net_arch: list[int] = preset_setting([128, 128], "units of the hidden layers of actor and critics", ">= 1")
+    learning_rate: float = preset_setting(1e-3, "of actor, critics", "(0, 1]", tune=(1e-4, 3e-3, "log"))
+    gamma: float = preset_setting(0.99, "discount", "(0, 1]", tune=(0.9, 0.999))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,6 +22,7 @@ from agents.dynamics.ensemble import Scaler, split
 from agents.networks.actor_critic import CLIP, SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
+from lodestar.numerics.draws import draw_integers, draw_uniform
 from lodestar.numerics.flat import Flat
 from lodestar.settings import Settings, setting
 from lodestar.state import Stateful
@@ -38,21 +39,23 @@ MAX_THRESHOLD = 0.6
 class DiscriminatorConfig(Settings):
     """Settings of `Discriminator`."""
 
-    hidden: list[int] = setting([128, 128], "units of each hidden layer", low=1)
-    snapshots: int = setting(8, "how many are averaged, M", low=1)
-    every: int = setting(50, "gradient steps between two snapshots", low=1)
-    steps: int = setting(200, "gradient steps of a fit", low=1)
-    batch_size: int = setting(256, "recorded transitions in a minibatch, and as many imagined ones", low=1)
-    learning_rate: float = setting(3e-4, "of Adam", above=0, below=1)
-    gradient_weight: float = setting(0.1, "of the gradient penalty", low=0)
+    hidden: list[int] = setting([128, 128], "units of each hidden layer", ">= 1")
+    snapshots: int = setting(8, "how many are averaged, M", ">= 1")
+    every: int = setting(50, "gradient steps between two snapshots", ">= 1")
+    steps: int = setting(200, "gradient steps of a fit", ">= 1")
+    batch_size: int = setting(256, "recorded transitions in a minibatch, and as many imagined ones", ">= 1")
+    learning_rate: float = setting(3e-4, "of Adam", "(0, 1)")
+    gradient_weight: float = setting(0.1, "of the gradient penalty", ">= 0")
     threshold: float | None = setting(None, "reward below which rollouts end; None: calibrated at each fit")
 
 
 def gradient_penalty(judge: Stacked, x: Tensor) -> Tensor:
     """Mean squared length of the gradient of a discriminator's logit at `x` (B, I); differentiable in its weights."""
     x = x.detach().requires_grad_()
-    (slope,) = torch.autograd.grad(judge(x).sum(), x, create_graph=True)
-    return slope.square().sum(-1).mean()
+    total = judge(x).sum()
+    (slope,) = torch.autograd.grad(total, x, create_graph=True)
+    squared_length = slope.square().sum(-1)
+    return squared_length.mean()
 
 
 class Discriminator(Stateful):
@@ -85,8 +88,9 @@ class Discriminator(Stateful):
         n_snapshots = max(1, min(self._taken, self.config.snapshots))
         snapshots = self.panel.members(slice(0, n_snapshots))
         logits = self.panel(x.flatten(0, -2), snapshots)
-        real = torch.sigmoid(logits).mean(0).clamp(max=MAX_PROBABILITY)
-        return -torch.log1p(-real).view(x.shape[:-1])
+        probability = torch.sigmoid(logits).mean(0)
+        probability = probability.clamp(max=MAX_PROBABILITY)
+        return -torch.log1p(-probability).view(x.shape[:-1])
 
     @torch.no_grad()
     def choose(self, obs: Tensor, action: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,27 +107,32 @@ class Discriminator(Stateful):
         rows, held = split(len(obs), device=self.device)
         if replay.added >= 2 * self._scaled_at:
             self._scaled_at = replay.added
-            self._rescale(torch.cat([obs, action, next_obs - obs], -1))
-        loss = penalty = torch.zeros((), device=self.device)
+            transitions = torch.cat([obs, action, next_obs - obs], -1)
+            self._rescale(transitions)
+        loss = torch.zeros((), device=self.device)
+        penalty = loss
         if steps is None:
             steps = self.config.steps
         size = self.config.batch_size
         for begin in range(0, steps, self.config.every):
             count = min(self.config.every, steps - begin)
-            places = torch.randint(len(rows), (count * size,), generator=self.generator, device=self.device)
+            places = draw_integers(self.generator, len(rows), count * size)
             index = rows[places]
             s = obs.index_select(0, index)
             a = action.index_select(0, index)
+            s_next = next_obs.index_select(0, index)
             # The model predicts all outcomes up to the next snapshot at once.
             with torch.no_grad():
-                real = self._inputs(s, a, next_obs.index_select(0, index))
-                fake = self._inputs(s, a, model.step(s, a).next_obs)
+                imagined = model.step(s, a).next_obs
+                real = self._inputs(s, a, s_next)
+                fake = self._inputs(s, a, imagined)
             for real_batch, fake_batch in zip(real.split(size), fake.split(size)):
                 loss, penalty = self._update(real_batch, fake_batch)
             self._snapshot()
         if self.config.threshold is None:
             reward = self.reward(obs[held], action[held], next_obs[held])
-            self.threshold = torch.quantile(reward, 1 - MIN_KEPT_SHARE).clamp(max=MAX_THRESHOLD)
+            threshold = torch.quantile(reward, 1 - MIN_KEPT_SHARE)
+            self.threshold = threshold.clamp(max=MAX_THRESHOLD)
         return {
             "judge_loss": float(loss),
             "judge_penalty": float(penalty),
@@ -143,16 +152,19 @@ class Discriminator(Stateful):
 
     def _inputs(self, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
         """Whitened (s, a, s' - s), cut where a model diverged."""
-        x = self.scaler(torch.cat([obs, action, next_obs - obs], -1))
-        return torch.nan_to_num(x, CLIP, CLIP, -CLIP).clamp(-CLIP, CLIP)
+        transitions = torch.cat([obs, action, next_obs - obs], -1)
+        x = self.scaler(transitions)
+        x = torch.nan_to_num(x, CLIP, CLIP, -CLIP)
+        return x.clamp(-CLIP, CLIP)
 
     def _update(self, real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:
         """One step of Adam on (B, I) of each kind; cross-entropy and penalty."""
-        logits = self.judge(torch.cat([real, fake]))[0, :, 0]
+        inputs = torch.cat([real, fake])
+        logits = self.judge(inputs)[0, :, 0]
         labels = torch.zeros_like(logits)
         labels[: len(real)] = 1
         loss = binary_cross_entropy_with_logits(logits, labels)
-        share = torch.rand(len(real), 1, generator=self.generator, device=self.device)
+        share = draw_uniform(self.generator, len(real), 1)
         penalty = gradient_penalty(self.judge, fake.lerp(real, share))
         objective = loss + self.config.gradient_weight * penalty
         self._flat.descend(objective, self.config.learning_rate, 10.0)

@@ -35,7 +35,8 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.off_policy.dqn import DeepQ
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.replay import Replay, Rows
-from envs.types import ReplayScorer
+from envs.types import ReplayScorer, StateDict
+from lodestar.numerics.draws import draw_integers
 from lodestar.state import Stateful
 
 # Rollouts side by side: as many as stay in a core's cache.
@@ -205,7 +206,7 @@ class Imagination(Stateful):
     def states(self, count: int) -> tuple[Tensor, Tensor]:
         """Imagined states (B, D) and their steps (B,), drawn with replacement."""
         obs, step = self._all
-        index = torch.randint(len(obs), (count,), generator=self.generator, device=self.device)
+        index = draw_integers(self.generator, len(obs), count)
         return obs[index], step[index]
 
     def plan(self, obs: Tensor, step: np.ndarray | None) -> Tensor:
@@ -235,7 +236,7 @@ class Imagination(Stateful):
     def _sample(self, obs: Tensor, t: int) -> tuple[Tensor, None]:
         return self.learner.sample(obs)[0], None
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         super().load_state_dict(state)
         self._gather()
 
@@ -305,7 +306,7 @@ class ImaginedBuffer(Stateful):
 
     def sample(self, batch_size: int, gamma: float) -> Rows:
         """Transitions drawn with replacement among those there are, with rewards as they are now."""
-        index = torch.randint(len(self), (batch_size,), generator=self._generator, device=self.device)
+        index = draw_integers(self._generator, len(self), batch_size)
         # The oldest row that is kept stands where `written` was when it was added.
         index = index.add_(self.written - len(self)).remainder_(self.capacity)
         rows = self.table.index_select(0, index)
@@ -317,11 +318,11 @@ class ImaginedBuffer(Stateful):
             reward = reward - penalty
         return Rows(obs, action, reward, next_obs, gamma * (1 - terminated), step, index)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         size = min(self.written, self.capacity)
         return {"table": self.table[:size], **super().state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         super().load_state_dict(state)
         self.table[: len(state["table"])] = torch.as_tensor(state["table"]).to(self.device)
 

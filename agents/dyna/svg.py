@@ -28,13 +28,17 @@ def model_return(imagined: Imagined, alpha: Tensor, gamma: float, last: Tensor) 
     reward = imagined.reward
     if imagined.log_prob is not None:
         # The first action's entropy is no part of R.
-        entropy = torch.cat([torch.zeros_like(reward[:1]), alpha * imagined.log_prob[1:]])
-        reward = reward - entropy.masked_fill(~imagined.alive, 0)
-    powers = gamma ** torch.arange(len(reward), device=reward.device, dtype=reward.dtype)
+        no_entropy = torch.zeros_like(reward[:1])
+        entropy = torch.cat([no_entropy, alpha * imagined.log_prob[1:]])
+        entropy = entropy.masked_fill(~imagined.alive, 0)
+        reward = reward - entropy
+    times = torch.arange(len(reward), device=reward.device, dtype=reward.dtype)
+    powers = gamma**times
     total = (powers[:, None] * reward).sum(0)
     steps = imagined.alive.sum(0)
     ended = imagined.terminated.any(0)
-    return total + (gamma**steps * last).masked_fill(ended, 0)
+    value = gamma**steps * last
+    return total + value.masked_fill(ended, 0)
 
 
 def svg_update(
@@ -51,9 +55,13 @@ def svg_update(
 ) -> dict[str, Tensor]:
     """One step of actor, critics and alpha from B states (B, D), `step` int64 (B,) within the episode."""
     alpha = learner.alpha
+
+    def act(obs: Tensor, t: int) -> tuple[Tensor, Tensor]:
+        return learner.sample(obs)
+
     imagined = imagine(
         model,
-        lambda obs, t: learner.sample(obs),
+        act,
         reward_function,
         ends,
         obs,
@@ -66,13 +74,19 @@ def svg_update(
     last_obs = imagined.next_obs[-1]
     last_action, last_log_prob = learner.sample(last_obs)
     # The soft value of the last state, with gradients for the policy and by the target networks for the critics.
-    value = learner.aggregate(learner.q(last_obs, last_action)) - alpha * last_log_prob
-    objective = model_return(imagined, alpha, gamma, value) - alpha * first_log_prob
+    last_entropy = alpha * last_log_prob
+    q = learner.q(last_obs, last_action)
+    value = learner.aggregate(q) - last_entropy
+    objective = model_return(imagined, alpha, gamma, value)
+    objective = objective - alpha * first_log_prob
     with torch.no_grad():
         target_q = learner.q(last_obs, last_action, target=True)
-        target_value = learner.aggregate(target_q, drawn=True) - alpha * last_log_prob
+        target_value = learner.aggregate(target_q, drawn=True) - last_entropy
         target = model_return(imagined, alpha, gamma, target_value)
     metrics = learner.actor_step(objective, first_log_prob)
     first_action = imagined.action[0].detach()
-    metrics |= learner.critic_step(obs, first_action, target, imagined.reward[0].detach())
-    return {**metrics, "diverged": imagined.diverged.float(), "model_return": target.mean()}
+    first_reward = imagined.reward[0].detach()
+    metrics |= learner.critic_step(obs, first_action, target, first_reward)
+    metrics["diverged"] = imagined.diverged.float()
+    metrics["model_return"] = target.mean()
+    return metrics

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agents.networks.actor_critic import linear
+from lodestar.numerics.draws import draw_uniform
 
 State = dict[str, Tensor]
 # The states of a sequence, and what `kl` reads of it.
@@ -28,7 +29,13 @@ SHARPNESS = 8.0
 
 def layer(inputs: int, outputs: int) -> nn.Sequential:
     """Linear, LayerNorm, SiLU: the layer of all world-model networks."""
-    return nn.Sequential(linear(inputs, outputs, 1.0), nn.LayerNorm(outputs, eps=1e-3), nn.SiLU())
+    return nn.Sequential(linear(inputs, outputs, 1.0), *norm_and_silu(outputs))
+
+
+def norm_and_silu(units: int) -> nn.Sequential:
+    """What follows a linear layer of so many units."""
+    norm = nn.LayerNorm(units, eps=1e-3)
+    return nn.Sequential(norm, nn.SiLU())
 
 
 def mlp(inputs: int, hidden: int, outputs: int, gain: float = 1.0, layers: int = 1) -> nn.Sequential:
@@ -48,7 +55,9 @@ class Cell(nn.Module):
         self, memory: int = 128, groups: int = 16, classes: int = 8, generator: torch.Generator | None = None
     ) -> None:
         super().__init__()
-        self.generator = torch.Generator().manual_seed(0) if generator is None else generator
+        if generator is None:
+            generator = torch.Generator().manual_seed(0)
+        self.generator = generator
         self.latent = Categoricals(groups, classes)
         # The length of each part of a state, and F, the length of the features.
         self.sizes = {"h": memory, "z": self.latent.size}
@@ -93,16 +102,21 @@ class Cell(nn.Module):
 
     def _expected(self, h: Tensor, sample: bool) -> Tensor:
         """The latent that the memory (B, H) predicts: a sample of the prior, or its likeliest value."""
-        uniforms = self.latent.uniforms(self.generator, len(h)) if sample else None
-        chances = self.latent.probabilities(self.prior(h))
+        uniforms = None
+        if sample:
+            uniforms = self.latent.uniforms(self.generator, len(h))
+        logits = self.prior(h)
+        chances = self.latent.probabilities(logits)
         return self.latent.sample(chances, uniforms)
 
     def _begin(self, first: Tensor, state: State | None) -> State:
         """The state at the start of a sequence, reset where an episode begins; `first` (B,)."""
-        empty = self.initial(len(first))
+        initial = self.initial(len(first))
         if state is None:
-            return empty
-        return {name: torch.where(first[:, None], empty[name], state[name]) for name in empty}
+            return initial
+        for name, empty in initial.items():
+            initial[name] = torch.where(first[:, None], empty, state[name])
+        return initial
 
 
 class Categoricals:
@@ -122,7 +136,7 @@ class Categoricals:
 
     def uniforms(self, generator: torch.Generator, *leading: int) -> Tensor:
         """Random numbers for `sample`, (*leading, G, 1)."""
-        return torch.rand(*leading, self.groups, 1, generator=generator, device=generator.device)
+        return draw_uniform(generator, *leading, self.groups, 1)
 
     def sample(self, chances: Tensor, uniforms: Tensor | None) -> Tensor:
         """One-hot (..., G * C): the class into whose share of [0, 1) the number falls, the likeliest without one."""
@@ -163,7 +177,7 @@ class RSSM(Cell):
         memory = self.sizes["h"]
         self.from_latent = linear(self.latent.size, hidden, 1.0)
         self.from_action = nn.Linear(action_size, hidden, bias=False)
-        self.norm = nn.Sequential(nn.LayerNorm(hidden, eps=1e-3), nn.SiLU())
+        self.norm = norm_and_silu(hidden)
         # One product gives the memory's part of the posterior's hidden layer, and of the gates.
         self.from_memory = linear(memory, hidden + 3 * memory, 1.0)
         self.gates = nn.Linear(hidden, 3 * memory, bias=False)
@@ -171,7 +185,7 @@ class RSSM(Cell):
         self.prior = mlp(memory, hidden, self.latent.size)
         self.from_embed = nn.Linear(embed_size, hidden, bias=False)
         logits = linear(hidden, self.latent.size, 1.0)
-        self.seen = nn.Sequential(nn.LayerNorm(hidden, eps=1e-3), nn.SiLU(), logits)
+        self.seen = nn.Sequential(*norm_and_silu(hidden), logits)
 
     def observe(
         self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
@@ -192,13 +206,16 @@ class RSSM(Cell):
             memories.append(h)
             memory_part, gates = self.from_memory(h).split([self.hidden, 3 * h.shape[-1]], -1)
             logits = self.seen(memory_part + embed_parts[t])
-            posteriors.append(self.latent.probabilities(logits))
-            latents.append(self.latent.sample(posteriors[t], uniforms[t]))
+            posterior = self.latent.probabilities(logits)
+            z = self.latent.sample(posterior, uniforms[t])
+            posteriors.append(posterior)
+            latents.append(z)
             if t + 1 < length:
-                h = self._remember(h, gates, latents[t], action_parts[t])
+                h = self._remember(h, gates, z, action_parts[t])
                 h = h * continues[t + 1]
-        states = {"h": torch.stack(memories), "z": torch.stack(latents)}
-        prior = self.latent.probabilities(self.prior(states["h"]))
+        memory = torch.stack(memories)
+        prior = self.latent.probabilities(self.prior(memory))
+        states = {"h": memory, "z": torch.stack(latents)}
         return states, {"posterior": torch.stack(posteriors), "prior": prior}
 
     def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
@@ -207,7 +224,8 @@ class RSSM(Cell):
         weight = self.from_memory.weight[self.hidden :]
         bias = self.from_memory.bias[self.hidden :]
         gates = F.linear(h, weight, bias)
-        h = self._remember(h, gates, state["z"], self.from_action(action))
+        action_part = self.from_action(action)
+        h = self._remember(h, gates, state["z"], action_part)
         return {"h": h, "z": self._expected(h, sample)}
 
     def _remember(self, h: Tensor, gates: Tensor, z: Tensor, action_part: Tensor) -> Tensor:
@@ -215,9 +233,11 @@ class RSSM(Cell):
         inputs = self.norm(self.from_latent(z) + action_part)
         gates = self.gates_norm(gates + self.gates(inputs))
         reset, candidate, update = gates.chunk(3, -1)
-        candidate = torch.tanh(torch.sigmoid(reset) * candidate)
+        reset = torch.sigmoid(reset)
+        candidate = torch.tanh(reset * candidate)
         # With -1 an untrained memory changes slowly.
-        return torch.lerp(h, candidate, torch.sigmoid(update - 1))
+        rate = torch.sigmoid(update - 1)
+        return torch.lerp(h, candidate, rate)
 
 
 class SSM(Cell):
@@ -248,18 +268,21 @@ class SSM(Cell):
         initial = self._begin(first[0], state)
         continues = (~first)[..., None].to(embed.dtype)
         posterior = self.latent.probabilities(self.seen(embed))
-        uniforms = self.latent.uniforms(self.generator, *first.shape) if sample else None
+        uniforms = None
+        if sample:
+            uniforms = self.latent.uniforms(self.generator, *first.shape)
         z = self.latent.sample(posterior, uniforms)
         inputs = torch.cat([z[:-1], action[:-1]], -1)
         x = self.enter(inputs)
         sums = []
         for recurrence, before in zip(self.layers, self._layer_sums(initial)):
             x, after = recurrence(x, before, continues[:-1])
-            sums.append(torch.cat([before[None], after]))
+            layer_sums = torch.cat([before[None], after])
+            sums.append(layer_sums)
         h = torch.cat([initial["h"][None], x]) * continues
-        states = {"h": h, "z": z, "s": torch.cat(sums, -1) * continues}
+        s = torch.cat(sums, -1) * continues
         prior = self.latent.probabilities(self.prior(h))
-        return states, {"posterior": posterior, "prior": prior}
+        return {"h": h, "z": z, "s": s}, {"posterior": posterior, "prior": prior}
 
     def step(self, state: State, action: Tensor, *, sample: bool = True) -> State:
         inputs = torch.cat([state["z"], action], -1)
@@ -290,13 +313,17 @@ class _Recurrence(nn.Module):
         self.rate = nn.Parameter(torch.log(torch.expm1(rate)))
 
     def forward(self, x: Tensor, s: Tensor, continues: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
-        value, gate, decay, output_gate = self.enter(self.norm(x)).chunk(4, -1)
+        projected = self.enter(self.norm(x))
+        value, gate, decay, output_gate = projected.chunk(4, -1)
         log_a = -SHARPNESS * F.softplus(self.rate) * torch.sigmoid(decay)
         # sqrt(1 - a^2) keeps the variance of the sum; the root is steep near 0, where it is cut.
-        input_scale = (-torch.expm1(2 * log_a)).clamp(min=1e-6).sqrt()
+        variance = -torch.expm1(2 * log_a)
+        input_scale = variance.clamp(min=1e-6).sqrt()
         inputs = input_scale * torch.sigmoid(gate) * value
-        sums = scan(log_a.exp() * continues, inputs, s)
-        return x + self.leave(sums * F.silu(output_gate)), sums
+        a = log_a.exp() * continues
+        sums = scan(a, inputs, s)
+        outputs = self.leave(sums * F.silu(output_gate))
+        return x + outputs, sums
 
 
 def scan(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
@@ -320,8 +347,10 @@ class _Scan(torch.autograd.Function):
         if not len(a):
             return a, a, torch.zeros_like(s)
         # What a sum does to the loss it does now, or through the next one: the same recurrence, backwards.
-        next_decay = torch.cat([torch.zeros_like(a[:1]), a[1:].flip(0)])
-        reversed_grad = _in_chunks(next_decay, grads[0].flip(0), torch.zeros_like(s))
+        no_decay = torch.zeros_like(a[:1])
+        next_decay = torch.cat([no_decay, a[1:].flip(0)])
+        no_sum = torch.zeros_like(s)
+        reversed_grad = _in_chunks(next_decay, grads[0].flip(0), no_sum)
         grad = reversed_grad.flip(0)
         previous = torch.cat([s[None], sums[:-1]])
         return grad * previous, grad, grad[0] * a[0]
@@ -333,14 +362,16 @@ def _in_chunks(a: Tensor, b: Tensor, s: Tensor) -> Tensor:
     size = max(1, math.isqrt(length))
     missing = -length % size
     if missing:
-        a = F.pad(a, (0, 0, 0, 0, 0, missing))
-        b = F.pad(b, (0, 0, 0, 0, 0, missing))
+        padding = (0, 0, 0, 0, 0, missing)
+        a = F.pad(a, padding)
+        b = F.pad(b, padding)
     # Both (chunks, size, B, W): sums within a chunk, and the share of the sum before it that is left.
     sums = b.clone().unflatten(0, (-1, size))
     carried = a.clone().unflatten(0, (-1, size))
     for t in range(1, size):
-        sums[:, t].addcmul_(carried[:, t], sums[:, t - 1])
-        carried[:, t].mul_(carried[:, t - 1])
+        share = carried[:, t]
+        sums[:, t].addcmul_(share, sums[:, t - 1])
+        share.mul_(carried[:, t - 1])
     for chunk, share in zip(sums, carried):
         chunk.addcmul_(share, s)
         s = chunk[-1]

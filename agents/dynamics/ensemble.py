@@ -32,6 +32,8 @@ from agents.dynamics import Predicted
 from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 from agents.replay.replay import Replay
+from envs.types import Options, StateDict
+from lodestar.numerics.draws import draw_integers, draw_order
 from lodestar.numerics.flat import Flat
 from lodestar.settings import Settings, setting
 from lodestar.state import Stateful
@@ -57,17 +59,17 @@ class EnsembleConfig(Settings):
     """Settings of `DynamicsEnsemble`."""
 
     kind: str = setting("gauss", "each member predicts mean and variance, or a value", choices=("gauss", "det"))
-    members: int = setting(5, "networks side by side, K", low=1)
-    elites: int | None = setting(None, "the best by held-out loss, which predict; None for all", low=1)
-    hidden: list[int] = setting([128, 128, 128], "units of each hidden layer", low=1)
+    members: int = setting(5, "networks side by side, K", ">= 1")
+    elites: int | None = setting(None, "the best by held-out loss, which predict; None for all", ">= 1")
+    hidden: list[int] = setting([128, 128, 128], "units of each hidden layer", ">= 1")
     norm: str = setting("none", "layer: LayerNorm before each activation", choices=("none", "layer"))
     terminations: bool = setting(False, "whether the end of an episode is learned, too")
-    learning_rate: float = setting(1e-3, "of AdamW", above=0, below=1)
-    weight_decay: float = setting(1e-4, "of AdamW", low=0, below=1)
-    batch_size: int = setting(256, "rows of each member's minibatch", low=1)
-    first_steps: int = setting(1000, "gradient steps of a fit after the scalers were set", low=1)
-    min_steps: int = setting(100, "gradient steps of every other fit, at least", low=1)
-    max_steps: int = setting(500, "at most; it ends early when no member improves", low=1)
+    learning_rate: float = setting(1e-3, "of AdamW", "(0, 1)")
+    weight_decay: float = setting(1e-4, "of AdamW", "[0, 1)")
+    batch_size: int = setting(256, "rows of each member's minibatch", ">= 1")
+    first_steps: int = setting(1000, "gradient steps of a fit after the scalers were set", ">= 1")
+    min_steps: int = setting(100, "gradient steps of every other fit, at least", ">= 1")
+    max_steps: int = setting(500, "at most; it ends early when no member improves", ">= 1")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,7 +193,7 @@ class DynamicsEnsemble(Stateful):
             "model_failures": float(self.failures),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         super().load_state_dict(state)
         self._elect(self.elites)
 
@@ -214,8 +216,8 @@ class DynamicsEnsemble(Stateful):
     def _assign_elites(self, rows: int) -> tuple[Tensor, Tensor, int]:
         """Each row's elite and rank among its rows, which are dealt out in random turn; the largest number of rows."""
         n_elites = len(self.elites)
-        rank = torch.randperm(rows, generator=self.generator, device=self.device)
-        turn = torch.randperm(n_elites, generator=self.generator, device=self.device)
+        rank = draw_order(self.generator, rows)
+        turn = draw_order(self.generator, n_elites)
         return turn[rank % n_elites], rank // n_elites, math.ceil(rows / n_elites)
 
     def _by_one_elite_each(self, x: Tensor) -> Tensor:
@@ -336,7 +338,7 @@ class DynamicsEnsemble(Stateful):
 
     def _random(self, below: int, *shape: int) -> Tensor:
         """Random int64 in [0, below)."""
-        return torch.randint(below, shape, generator=self.generator, device=self.device)
+        return draw_integers(self.generator, below, *shape)
 
 
 class _Members(nn.Module):
@@ -358,7 +360,7 @@ class _Members(nn.Module):
             shape = (members, 1, self.targets)
             self.low = nn.Parameter(torch.full(shape, INITIAL_LOW_LOG_VAR))
             self.high = nn.Parameter(torch.full(shape, INITIAL_HIGH_LOG_VAR))
-        options: dict[str, Any] = {"activation": "silu", "norm": config.norm}
+        options: Options = {"activation": "silu", "norm": config.norm}
         self.stack = Stacked(members, width, config.hidden, outputs, **options, seed=seed)
         if self.terminations:
             # A network of its own: the gradients of a sharp likelihood would drown those of an end.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from agents.dynamics.rollout import Act, Imagined, disagreement
 from agents.networks.actor_critic import SpaceEncoding
+from lodestar.numerics.draws import draw_normal
 from lodestar.state import Stateful
 
 # Share of the old mean square in UPMPC's running scale of rewards.
@@ -96,7 +97,7 @@ class _Sequences(Stateful):
         best = weight = mean
         for _ in range(self.iterations):
             shape = (len(obs), n_drawn, *mean.shape[1:])
-            noise = torch.randn(shape, generator=self.generator, device=obs.device).to(obs.dtype)
+            noise = draw_normal(self.generator, *shape).to(obs.dtype)
             # (B, N, H, A)
             sequences = mean[:, None] + self._spread(mean, std)[:, None] * noise
             sequences = sequences.clamp(-1, 1)
@@ -144,7 +145,7 @@ class _Sequences(Stateful):
         elite = torch.multinomial(weight, 1, generator=self.generator)
         index = elite[..., None].expand(-1, -1, self.action_size)
         action = best[:, :, 0].gather(1, index)[:, 0]
-        noise = torch.randn(action.shape, generator=self.generator, device=action.device)
+        noise = draw_normal(self.generator, *action.shape)
         return (action + std[:, 0] * noise.to(action.dtype)).clamp(-1, 1)
 
     def reset(self, rows: Tensor) -> None:

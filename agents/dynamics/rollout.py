@@ -35,6 +35,7 @@ from agents.networks.actor_critic import CLIP, SpaceEncoding
 from agents.replay.replay import Replay, Rows
 from envs.transitions import Transitions
 from envs.types import ReplayScorer
+from lodestar.numerics.draws import draw_integers
 from lodestar.numerics.flat import Flat
 from lodestar.state import Stateful
 
@@ -409,7 +410,7 @@ class RewardHead(Stateful):
         inputs = ((x - self.mean) / self.std).clamp_(-CLIP, CLIP)
         targets = (y - self.center) / self.scale
         size = min(HEAD_BATCH_SIZE, len(x))
-        draws = torch.randint(len(x), (steps, size), generator=self._generator, device=self.device)
+        draws = draw_integers(self._generator, len(x), steps, size)
         loss = x.new_zeros(())
         with torch.enable_grad():
             for rows in draws:

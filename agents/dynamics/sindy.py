@@ -30,6 +30,7 @@ from agents.dynamics import Predicted
 from agents.dynamics.rollout import seeded_mlp
 from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay
+from lodestar.numerics.draws import draw_integers, draw_order, draw_uniform
 from lodestar.numerics.flat import Flat
 from lodestar.settings import Settings, setting
 from lodestar.state import Stateful
@@ -63,14 +64,14 @@ class SindyConfig(Settings):
 
     prefix = "sindy."
 
-    members: int = setting(20, "bootstraps", low=1, high=1000)
-    degree: int = setting(0, "of the polynomials; 0: the largest whose library has at most 150 terms", low=0, high=3)
+    members: int = setting(20, "bootstraps", "[1, 1000]")
+    degree: int = setting(0, "of the polynomials; 0: the largest whose library has at most 150 terms", "[0, 3]")
     # Where zero means something, whiten=False gives sparser and truer equations; where zero lies far outside the data,
     # they cannot be told apart without it.
     whiten: bool = setting(True, "whether monomials are of observations minus their mean")
-    threshold: float = setting(0.005, "smallest coefficient that is kept, see above [0.007 to 0.02, raw]", low=0)
-    alpha: float = setting(1e-3, "ridge penalty, for terms of root mean square 1 [5e-5 to 0.5]", above=0)
-    drop_terms: float = setting(0.0, "share of the library each member does without", low=0, below=1)
+    threshold: float = setting(0.005, "smallest coefficient that is kept, see above [0.007 to 0.02, raw]", ">= 0")
+    alpha: float = setting(1e-3, "ridge penalty, for terms of root mean square 1 [5e-5 to 0.5]", "> 0")
+    drop_terms: float = setting(0.0, "share of the library each member does without", "[0, 1)")
 
 
 class Sindy(Stateful):
@@ -128,26 +129,33 @@ class Sindy(Stateful):
         next_obs = self._on_circles(next_obs)
         reward = out[-1]
         if self.use_head:
-            standardised = self.head(self._head_inputs(obs, action, next_obs))[:, 0]
+            inputs = self._head_inputs(obs, action, next_obs)
+            standardised = self.head(inputs)[:, 0]
             reward = state["reward_mean"] + state["reward_std"] * standardised
         means = None
         if member_predictions:
             # (K, D, B)
-            changes = state["coefficients"][:, :-1] @ self.library(variables)
+            coefficients = state["coefficients"][:, :-1]
+            changes = coefficients @ self.library(variables)
             means = changes.transpose(1, 2) / state["change"]
         return Predicted(next_obs, reward, means=means)
 
     def fit(self, replay: Replay, steps: int | None = None) -> dict[str, float]:
         """See `Dynamics.fit`: model_error, reward_r2, terms a member and number, members_dropped, model_failures."""
-        rows = [x.to(self.device, torch.float64) for x in replay.arrays()[:4]]
-        order = torch.randperm(len(rows[0]), generator=self._generator, device=self.device)
+        table = [x.to(self.device, torch.float64) for x in replay.arrays()[:4]]
+        order = draw_order(self._generator, len(table[0]))
         order = order[:MAX_FIT_ROWS]
         if len(order) < MIN_FIT_ROWS:
             return {}
-        rows = [x[order] for x in rows]
         n_held_out = min(MAX_HELD_OUT_ROWS, len(order) // 10)
-        held_out = [x[:n_held_out].float() for x in rows]
-        training = [x[n_held_out:] for x in rows]
+        rows = []
+        held_out = []
+        training = []
+        for column in table:
+            x = column[order]
+            rows.append(x)
+            held_out.append(x[:n_held_out].float())
+            training.append(x[n_held_out:])
         coefficients = self._fit_polynomials(rows, training)
         if coefficients is None:
             self.failures += 1
@@ -157,7 +165,9 @@ class Sindy(Stateful):
         metrics = self._errors(*held_out)
         if metrics["reward_r2"] < MIN_REWARD_R2:
             self.use_head = True
-            head_steps = REWARD_NET_STEPS if steps is None else min(steps, REWARD_NET_STEPS)
+            head_steps = REWARD_NET_STEPS
+            if steps is not None:
+                head_steps = min(steps, head_steps)
             self._fit_head([x.float() for x in training], head_steps)
             metrics = self._errors(*held_out)
         n_terms = float((coefficients[:, :-1] != 0).sum())
@@ -168,13 +178,13 @@ class Sindy(Stateful):
 
     def _fit_polynomials(self, rows: list[Tensor], training: list[Tensor]) -> Tensor | None:
         """Coefficients of the training rows, with scales of all rows; None where anything is not finite."""
-        if not all(bool(x.isfinite().all()) for x in rows):
+        if not _is_finite(*rows):
             return None
         before = self._state
         self._state = self._scaled(*rows)
         self.circles = _circles(rows[0])
         coefficients = self._coefficients(*training)
-        if not bool(coefficients.isfinite().all()):
+        if not _is_finite(coefficients):
             self._state = before
             return None
         return coefficients
@@ -207,20 +217,26 @@ class Sindy(Stateful):
         names = names or [f"x{i}" for i in range(self.size)]
         names = [*names, *(f"u{i}" for i in range(n_variables - len(names)))]
         # The text of each variable, and what its monomials are divided by.
-        variables = []
-        for name, shift in zip(names, state["shift"].tolist()):
-            variables.append(f"({name}{-shift:+.3g})" if shift else name)
-        variables += names[self.size :]
+        variables = list(names)
+        for i, shift in enumerate(state["shift"].tolist()):
+            if shift:
+                variables[i] = f"({names[i]}{-shift:+.3g})"
         scale = [*state["scale"].tolist(), *[1.0] * (n_variables - self.size)]
         units = [math.prod(scale[i] for i in term) for term in terms]
-        texts = ["".join(f" {variables[i]}" for i in term) for term in terms]
         lines = []
         for row, coefficients in enumerate(state["middle"].tolist()):
-            parts = [f"{c / unit:+.4g}{text}" for c, unit, text in zip(coefficients, units, texts) if c]
+            parts = []
             if row < self.size:
-                lines.append(f"{names[row]}' = " + " ".join([names[row], *parts]))
+                parts.append(names[row])
+            for c, unit, term in zip(coefficients, units, terms):
+                if c:
+                    factors = [f"{c / unit:+.4g}", *(variables[i] for i in term)]
+                    parts.append(" ".join(factors))
+            text = " ".join(parts)
+            if row < self.size:
+                lines.append(f"{names[row]}' = {text}")
             else:
-                lines.append("reward = " + (" ".join(parts) or "0"))
+                lines.append(f"reward = {text or 0}")
         return lines
 
     def _on_circles(self, obs: Tensor) -> Tensor:
@@ -243,11 +259,11 @@ class Sindy(Stateful):
         """Changes and reward (D + 1, B), each row by a random member; every member has an equal share of the rows."""
         count = variables.shape[1]
         k = self.members
-        order = torch.randperm(count, generator=self._generator, device=self.device)
+        order = draw_order(self._generator, count)
         # Every member gets as many columns; those beyond the rows are repetitions and are not read.
         n_columns = math.ceil(count / k) * k
         padded_order = order[torch.arange(n_columns, device=self.device) % count]
-        member = torch.randperm(k, generator=self._generator, device=self.device)
+        member = draw_order(self._generator, k)
         out = self._by_members(self._state["coefficients"][member], variables[:, padded_order])
         return out[:, order.argsort()]
 
@@ -304,32 +320,35 @@ class Sindy(Stateful):
             theta = columns[:, block]
             gram += block_times[:, None, None] * (theta @ theta.T)
             cross += block_times[:, None, None] * (theta @ targets[block])
-        block_rows = torch.tensor([float(len(block)) for block in blocks]).to(times)
+        lengths = [float(len(block)) for block in blocks]
+        block_rows = torch.tensor(lengths).to(times)
         rows = (times @ block_rows)[:, None, None]
-        keep = torch.rand(k, p, generator=self._generator, device=self.device) >= config.drop_terms
+        keep = draw_uniform(self._generator, k, p) >= config.drop_terms
         solution = stlsq(gram / rows, cross / rows, config.threshold, config.alpha, keep)
-        return (solution * unit / size[:, None]).transpose(1, 2)
+        solution = solution * unit / size[:, None]
+        return solution.transpose(1, 2)
 
     def _bootstrap_counts(self, n_blocks: int) -> Tensor:
         """How often each member's bootstrap holds each block, (K, blocks); once where there is a single member."""
-        shape = (self.members, n_blocks)
-        drawn = torch.randint(n_blocks, shape, generator=self._generator, device=self.device)
+        blocks = draw_integers(self._generator, n_blocks, self.members, n_blocks)
         if self.members == 1:
-            return torch.ones_like(drawn)
-        return torch.nn.functional.one_hot(drawn, n_blocks).sum(1)
+            return torch.ones_like(blocks)
+        return torch.nn.functional.one_hot(blocks, n_blocks).sum(1)
 
     def _keep(self, coefficients: Tensor, obs: Tensor, action: Tensor) -> int:
         """Keep these, with stable members in place of those that diverge; returns how many were replaced."""
         self._state["coefficients"] = coefficients.float()
         generator = self._generator
-        starts = torch.randint(len(obs), (VALIDATION_STARTS,), generator=generator, device=self.device)
-        shape = (VALIDATION_STEPS, VALIDATION_STARTS)
-        actions = torch.randint(len(obs), shape, generator=generator, device=self.device)
+        starts = draw_integers(generator, len(obs), VALIDATION_STARTS)
+        actions = draw_integers(generator, len(obs), VALIDATION_STEPS, VALIDATION_STARTS)
         share = self.validate(obs[starts], action[actions])
-        stable = (share <= share.amin() + MAX_EXCESS_SHARE).nonzero().flatten()
-        members = stable[torch.arange(self.members, device=self.device) % len(stable)]
+        is_stable = share <= share.amin() + MAX_EXCESS_SHARE
+        stable = is_stable.nonzero().flatten()
+        places = torch.arange(self.members, device=self.device) % len(stable)
+        members = stable[places]
         stable_coefficients = self._state["coefficients"][members]
-        self._state |= {"coefficients": stable_coefficients, "middle": stable_coefficients.median(0).values}
+        self._state["coefficients"] = stable_coefficients
+        self._state["middle"] = stable_coefficients.median(0).values
         return self.members - len(stable)
 
     def _errors(self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor) -> dict[str, float]:
@@ -348,18 +367,24 @@ class Sindy(Stateful):
         state = self._state
         inputs = self._head_inputs(*rows[:3])
         target = (rows[3] - state["reward_mean"]) / state["reward_std"]
-        shape = (steps, REWARD_NET_BATCH_SIZE)
-        draws = torch.randint(len(target), shape, generator=self._generator, device=self.device)
+        draws = draw_integers(self._generator, len(target), steps, REWARD_NET_BATCH_SIZE)
         for number, batch in enumerate(draws):
-            error = self.head(inputs[batch])[:, 0] - target[batch]
+            predicted = self.head(inputs[batch])[:, 0]
+            loss = (predicted - target[batch]).square().mean()
             rate = REWARD_NET_LEARNING_RATE * (1 - number / steps)
-            self._flat.descend(error.square().mean(), rate, 10.0)
+            self._flat.descend(loss, rate, 10.0)
+
+
+def _is_finite(*tensors: Tensor) -> bool:
+    return all(bool(x.isfinite().all()) for x in tensors)
 
 
 def _spread(values: Tensor) -> Tensor:
     """Standard deviation over rows, 1 where there is none."""
     std = values.std(0, correction=0)
-    return torch.where(std > 1e-8 * (1 + values.abs().amax(0)), std, 1.0)
+    size = values.abs().amax(0)
+    varies = std > 1e-8 * (1 + size)
+    return torch.where(varies, std, 1.0)
 
 
 def _circles(obs: Tensor) -> list[tuple[int, int]]:
@@ -399,9 +424,14 @@ class Library:
         self, variables: int, controls: int, degree: int, affine: bool, device: torch.device | str = "cpu"
     ) -> None:
         # The first variable of which a term may hold only one.
-        first_control = variables - controls if affine else variables
-        degrees = [degree] if degree else [3, 2, 1]
-        max_terms = MAX_TERMS if degree else MAX_TERMS_BY_DEFAULT
+        first_control = variables
+        if affine:
+            first_control -= controls
+        degrees = [3, 2, 1]
+        max_terms = MAX_TERMS_BY_DEFAULT
+        if degree:
+            degrees = [degree]
+            max_terms = MAX_TERMS
         # A fit solves systems of the library's size, so that the largest degree whose terms are few enough is taken.
         for self.degree in degrees:
             self.terms = _monomials(variables, first_control, self.degree)

@@ -21,6 +21,7 @@ from agents.replay.replay import Replay
 from envs.batched import PROGRAMS
 from envs.family import family_of
 from envs.make import make, make_batched, spec_of
+from envs.types import Options
 from lodestar.state import Stateful
 
 # Positions and velocities.
@@ -50,7 +51,7 @@ class TrueModel(Stateful):
         return {}
 
 
-def _simulator(env_id: str, options: dict[str, Any]) -> Callable[[np.ndarray, np.ndarray], Outcome]:
+def _simulator(env_id: str, options: Options) -> Callable[[np.ndarray, np.ndarray], Outcome]:
     """What takes states and actions of the environment to their outcomes."""
     spec = spec_of(env_id)
     family = family_of(spec).name
@@ -65,7 +66,7 @@ def _simulator(env_id: str, options: dict[str, Any]) -> Callable[[np.ndarray, np
 class _Robot:
     """One robot, put into state after state."""
 
-    def __init__(self, env_id: str, name: str, options: dict[str, Any]) -> None:
+    def __init__(self, env_id: str, name: str, options: Options) -> None:
         env: Any = make(env_id, **options)
         self._inner = env.unwrapped
         # Robots without the setting show all their positions.

@@ -33,6 +33,11 @@ def masked(outputs: Tensor, mask: Any) -> Tensor:
     return outputs.masked_fill(~allowed, MASKED)
 
 
+def is_float_box(space: spaces.Space) -> bool:
+    """Whether a space's values are arrays of floats."""
+    return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+
+
 class FlatPart(NamedTuple):
     """An entry of the flat part of an observation: `length` numbers, or a one-hot for each of `sizes`."""
 
@@ -51,8 +56,10 @@ class Inputs:
     """
 
     def __init__(self, space: spaces.Space) -> None:
-        parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
         self.bare = not isinstance(space, spaces.Dict)
+        parts: Any = {"": space}
+        if isinstance(space, spaces.Dict):
+            parts = space
         self.images: dict[str, tuple[int, ...]] = {}
         self.flat: dict[str, FlatPart] = {}
         for key, part in parts.items():
@@ -74,7 +81,7 @@ class Inputs:
         """The flat part, float32 (*leading axes, D); a view where the observation is that already."""
         columns = []
         for key, part in self.flat.items():
-            value = np.asarray(obs if self.bare else obs[key])
+            value = self._entry(obs, key)
             shape = value.shape[:leading]
             if not part.sizes:
                 columns.append(value.reshape(*shape, part.length).astype(np.float32, copy=False))
@@ -86,15 +93,20 @@ class Inputs:
             np.put_along_axis(one_hot, index.astype(np.int64), 1.0, axis=-1)
             columns.append(one_hot)
         if not columns:
-            value = np.asarray(obs if self.bare else next(iter(obs.values())))
-            columns = [np.zeros((*value.shape[:leading], 0), np.float32)]
+            image = next(iter(self.pixels(obs).values()))
+            columns = [np.zeros((*image.shape[:leading], 0), np.float32)]
         if len(columns) == 1:
             return columns[0]
         return np.concatenate(columns, axis=-1)
 
     def pixels(self, obs: Obs) -> dict[str, np.ndarray]:
         """The images by key, as observed."""
-        return {key: np.asarray(obs if self.bare else obs[key]) for key in self.images}
+        return {key: self._entry(obs, key) for key in self.images}
+
+    def _entry(self, obs: Obs, key: str) -> np.ndarray:
+        if not self.bare:
+            obs = obs[key]
+        return np.asarray(obs)
 
 
 class SpaceEncoding(Inputs):
@@ -114,7 +126,7 @@ class SpaceEncoding(Inputs):
         if self.discrete:
             self.action_size = int(space.n)
             return
-        if not (isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and space.is_bounded()):
+        if not is_float_box(space) or not space.is_bounded():
             raise ValueError(
                 f"actions from {space} cannot be predicted from; give Discrete, or a Box of floats with finite "
                 "bounds (gymnasium.wrappers.RescaleAction, FlattenObservation), or use agent=ppo"
@@ -129,12 +141,16 @@ class SpaceEncoding(Inputs):
         parts: dict[str, np.ndarray] = dict(pixels or {})
         begin = 0
         for key, part in self.flat.items():
-            space = self.observation_space if self.bare else self.observation_space[key]
+            space = self.observation_space
+            if not self.bare:
+                space = space[key]
             value = vector[..., begin : begin + part.length]
             begin += part.length
             if part.sizes:
-                one_hots = np.split(value, np.cumsum(part.sizes)[:-1], axis=-1)
-                value = np.stack([one_hot.argmax(-1) for one_hot in one_hots], -1) + part.start
+                ends = np.cumsum(part.sizes)
+                one_hots = np.split(value, ends[:-1], axis=-1)
+                choices = [one_hot.argmax(-1) for one_hot in one_hots]
+                value = np.stack(choices, -1) + part.start
             elif isinstance(space, spaces.MultiBinary):
                 value = np.clip(np.rint(value), 0, 1)
             elif np.issubdtype(space.dtype, np.integer):
@@ -143,7 +159,7 @@ class SpaceEncoding(Inputs):
             parts[key] = value.reshape(*leading, *space.shape).astype(space.dtype, copy=False)
         if self.bare:
             return parts[""]
-        return {key: parts[key] for key in self.observation_space.spaces}
+        return {key: parts[key] for key in self.observation_space}
 
     def encode(self, action: Any) -> np.ndarray:
         """Actions (*leading axes, *shape) as float32 (*leading axes, A): a Box scaled to [-1, 1], Discrete one-hot."""
@@ -173,7 +189,7 @@ class Actions:
 
     def __init__(self, space: spaces.Space) -> None:
         self.space = space
-        self.gaussian = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+        self.gaussian = is_float_box(space)
         self.sizes = masks.sizes(space)
         self.start = np.asarray(getattr(space, "start", 0)).ravel()
         if not (self.sizes or self.gaussian):
@@ -242,7 +258,8 @@ class Actions:
         if log_std is not None:
             scaled = (action - outputs) * torch.exp(-log_std)
             constant = 0.5 * math.log(2 * math.pi)
-            log_prob = (-0.5 * scaled.square() - log_std - constant).sum(-1)
+            log_density = -0.5 * scaled.square() - log_std - constant
+            log_prob = log_density.sum(-1)
             entropy = log_std.sum() + self.choices * (0.5 + constant)
             return log_prob, entropy.expand_as(log_prob)
         log_probs = []
@@ -250,8 +267,10 @@ class Actions:
         for i, logits in enumerate(outputs.split(self.sizes, dim=-1)):
             log = torch.log_softmax(logits, -1)
             index = action[..., i : i + 1].long()
-            log_probs.append(log.gather(-1, index).squeeze(-1))
-            negative_entropies.append((log.exp() * log).sum(-1))
+            log_prob = log.gather(-1, index).squeeze(-1)
+            negative_entropy = (log.exp() * log).sum(-1)
+            log_probs.append(log_prob)
+            negative_entropies.append(negative_entropy)
         return torch.stack(log_probs).sum(0), -torch.stack(negative_entropies).sum(0)
 
     def surprise(self, outputs: Tensor, log_std: Tensor | None, action: Tensor) -> Tensor:
@@ -300,8 +319,10 @@ class ActorCritic(nn.Module):
         for key, shape in inputs.images.items():
             self.convolutions[f"image_{key}"] = _convolutions(shape)
         # F, the length of the features: the flat part's, and 512 an image.
-        flat_width = inputs.size if trunk is None else trunk.width
-        width = flat_width + 512 * len(inputs.images)
+        width = inputs.size
+        if trunk is not None:
+            width = trunk.width
+        width += 512 * len(inputs.images)
         self.gru = None
         if gru:
             self.before = nn.Sequential(linear(width, gru), nn.Tanh())
@@ -309,7 +330,7 @@ class ActorCritic(nn.Module):
             width = gru
         self.pi = _hidden(width, net_arch, ACTIVATIONS[activation])
         self.vf = _hidden(width, net_arch, ACTIVATIONS[activation])
-        last_width = net_arch[-1] if net_arch else width
+        last_width = [width, *net_arch][-1]
         self.pi_head = linear(last_width, actions.outputs, 0.01)
         self.vf_head = linear(last_width, streams, 1.0)
         if not is_orthogonal:
@@ -357,10 +378,13 @@ class ActorCritic(nn.Module):
             vector = ((vector - self.obs_mean) * self.obs_scale).clamp(-CLIP, CLIP)
         if self.trunk is not None:
             vector = self.trunk(vector)
-        parts = [vector] if self.inputs.size else []
+        parts = []
+        if self.inputs.size:
+            parts.append(vector)
         for key, image in pixels.items():
+            convolve = self.convolutions[f"image_{key}"]
             scaled = image.float() / 255.0
-            parts.append(self.convolutions[f"image_{key}"](scaled))
+            parts.append(convolve(scaled))
         if len(parts) == 1:
             return parts[0]
         return torch.cat(parts, -1)
@@ -441,7 +465,8 @@ def _convolutions(shape: tuple[int, ...]) -> nn.Module:
         channels = units
     layers.append(nn.Flatten())
     with torch.no_grad():
-        width = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1]
+        features = nn.Sequential(*layers)(torch.zeros(1, *shape))
+    width = features.shape[1]
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
             orthogonal(layer)

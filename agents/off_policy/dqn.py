@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from agents.off_policy.sac import Critics, LearnerConfig, Pick
+from lodestar.numerics.draws import draw_uniform
 
 
 class DeepQ(Critics):
@@ -37,7 +38,7 @@ class DeepQ(Critics):
     @torch.no_grad()
     def sample(self, obs: Tensor) -> tuple[Tensor, None]:
         """One-hot actions (B, n): the best, or with probability epsilon any; DQN has no log-densities."""
-        chance, choice = torch.rand(2, len(obs), generator=self.generator, device=self.device)
+        chance, choice = draw_uniform(self.generator, 2, len(obs))
         # Rounding could lift a number just below 1 to one action too many.
         random = (choice * self.action_size).long().clamp_(max=self.action_size - 1)
         best = self._best_action(obs)

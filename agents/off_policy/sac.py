@@ -23,7 +23,7 @@ reward that random actions never reach; a spectral bound below what values need 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,8 +39,9 @@ from agents.off_policy.closed_form import (
     ClosedFormUpdate,
 )
 from agents.replay.replay import Rows
+from lodestar.numerics.draws import draw_uniform
 from lodestar.numerics.flat import Flat
-from lodestar.settings import Settings, setting
+from lodestar.settings import Settings, preset_setting, setting
 from lodestar.state import Stateful
 
 # Of a Gaussian's log-density.
@@ -60,38 +61,35 @@ class LearnerConfig(Settings):
 
     prefix = "agent."
 
-    net_arch: list[int] = setting(None, "units of the hidden layers of each network", low=1, otherwise=[256, 256])
+    net_arch: list[int] = preset_setting([256, 256], "units of the hidden layers of each network", ">= 1")
     activation: str = setting("relu", "of actor and critics", choices=tuple(ACTIVATIONS))
-    learning_rate: float = setting(None, "of Adam", above=0, high=1, otherwise=3e-4)
-    gamma: float = setting(None, "discount; here for bounded_targets only", above=0, high=1, otherwise=0.99)
-    tau: float = setting(0.005, "share of the new critics in their targets after each step", above=0, high=1)
-    critics: int = setting(None, "how many", low=1, otherwise=2)
-    target: str = setting(None, "over the critics: what a state is worth", choices=("min", "mean"), otherwise="min")
-    subset: int = setting(
-        None,
-        "critics drawn for a target, their least value; the actor ascends the mean; 0: as target",
-        low=0,
-        otherwise=0,
+    learning_rate: float = preset_setting(3e-4, "of Adam", "(0, 1]")
+    gamma: float = preset_setting(0.99, "discount; here for bounded_targets only", "(0, 1]")
+    tau: float = setting(0.005, "share of the new critics in their targets after each step", "(0, 1]")
+    critics: int = preset_setting(2, "how many", ">= 1")
+    target: str = preset_setting("min", "over the critics: what a state is worth", choices=("min", "mean"))
+    subset: int = preset_setting(
+        0, "critics drawn for a target, their least value; the actor ascends the mean; 0: as target", ">= 0"
     )
-    actor_every: int = setting(None, "updates of the critics for one of the actor", low=1, otherwise=1)
-    norm: str = setting(None, "of the critics; batch is CrossQ, without targets", choices=NORMS, otherwise="none")
-    dropout: float = setting(None, "share of hidden units dropped in training", low=0, below=1, otherwise=0.0)
-    head: str = setting(None, "see agents.networks.heads", choices=tuple(HEADS), otherwise="mse")
-    entropy: Any = setting(
-        None, "weight of the entropy: auto learns it, auto_0.1 from 0.1 on, a number fixes it", otherwise="auto"
+    actor_every: int = preset_setting(1, "updates of the critics for one of the actor", ">= 1")
+    norm: str = preset_setting("none", "of the critics; batch is CrossQ, without targets", choices=NORMS)
+    dropout: float = preset_setting(0.0, "share of hidden units dropped in training", "[0, 1)")
+    head: str = preset_setting("mse", "see agents.networks.heads", choices=tuple(HEADS))
+    entropy: Any = preset_setting(
+        "auto", "weight of the entropy: auto learns it, auto_0.1 from 0.1 on, a number fixes it"
     )
     target_entropy: float | None = setting(None, "of the policy, for auto; None for minus the action's size")
-    bounded_targets: bool = setting(None, "clip targets to running quantiles of rewards / (1 - gamma)", otherwise=False)
-    lipschitz: str = setting(None, "keeps critics smooth", choices=("none", "spectral", "robust"), otherwise="none")
-    lipschitz_bound: float = setting(3.0, "spectral: largest norm of each layer, on whitened inputs", above=0)
-    lipschitz_weight: float = setting(0.1, "robust: of the penalty", above=0)
-    lipschitz_radius: float = setting(0.1, "robust: largest disturbance, in deviations of observations", above=0)
+    bounded_targets: bool = preset_setting(False, "clip targets to running quantiles of rewards / (1 - gamma)")
+    lipschitz: str = preset_setting("none", "keeps critics smooth", choices=("none", "spectral", "robust"))
+    lipschitz_bound: float = setting(3.0, "spectral: largest norm of each layer, on whitened inputs", "> 0")
+    lipschitz_weight: float = setting(0.1, "robust: of the penalty", "> 0")
+    lipschitz_radius: float = setting(0.1, "robust: largest disturbance, in deviations of observations", "> 0")
     path: str = setting(
         "auto",
         "plain updates: by torch, or compiled by numba (extra `fast`), twice as fast; auto: after 10,000",
         choices=("auto", "numba", "torch"),
     )
-    max_grad_norm: float = setting(10.0, "norm to which gradients are clipped", above=0)
+    max_grad_norm: float = setting(10.0, "norm to which gradients are clipped", "> 0")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,7 +124,7 @@ class LearnerConfig(Settings):
 class Critics(Stateful):
     """K networks of `obs_size` + `action_size` inputs (0: all actions) and `values` outputs, with targets."""
 
-    saved: ClassVar[tuple[str, ...]] = (
+    saved = (
         "critic",
         "critic_flat",
         "target_flat",
@@ -157,6 +155,10 @@ class Critics(Stateful):
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.head = HEADS[config.head]().to(self.device)
+        # Bins of equal weight have the value 0; random ones could have one of a million.
+        last_gain = 0.0
+        if config.head == "mse":
+            last_gain = 1.0
         critic = Stacked(
             config.critics,
             obs_size + action_size,
@@ -165,8 +167,7 @@ class Critics(Stateful):
             activation=config.activation,
             norm=config.norm,
             dropout=config.dropout,
-            # Bins of equal weight have the value 0; random ones could have one of a million.
-            last=1.0 if config.head == "mse" else 0.0,
+            last=last_gain,
             seed=seed,
         )
         self.critic = critic.to(self.device)
@@ -200,7 +201,8 @@ class Critics(Stateful):
 
     def inputs(self, obs: Tensor) -> Tensor:
         """Observations (..., D) as networks read them: centred, divided by their deviation, and cut at ten."""
-        return ((obs - self.mean) * self.scale).clamp(-CLIP, CLIP)
+        whitened = (obs - self.mean) * self.scale
+        return whitened.clamp(-CLIP, CLIP)
 
     @torch.no_grad()
     def whiten(self, mean: Tensor, std: Tensor) -> None:
@@ -223,8 +225,10 @@ class Critics(Stateful):
 
     def _outputs(self, x: Tensor, target: bool = False, **options: Any) -> Tensor:
         """Outputs of the critics, or of their targets: (K, B, values, outputs of the head)."""
+        weights = None
         # CrossQ, whose critics have batch normalisation, has no targets.
-        weights = self.target if target and self.critic.renorms is None else None
+        if target and self.critic.renorms is None:
+            weights = self.target
         outputs = self.critic(x, weights, **options)
         return outputs.unflatten(-1, (self.values, self.head.outputs))
 
@@ -236,7 +240,7 @@ class Critics(Stateful):
         """
         subset = self.config.subset
         if subset and drawn:
-            order = torch.rand(len(q), generator=self.generator, device=self.device).argsort()
+            order = draw_uniform(self.generator, len(q)).argsort()
             return q[order[:subset]].amin(0)
         if subset or self.config.target == "mean":
             return q.mean(0)
@@ -260,7 +264,8 @@ class Critics(Stateful):
         horizon = 1 / (1 - self.config.gamma)
         lowest = self.low.clamp(max=0) * horizon
         highest = self.high.clamp(min=0) * horizon
-        return torch.minimum(torch.maximum(target, lowest), highest)
+        target = torch.maximum(target, lowest)
+        return torch.minimum(target, highest)
 
     def descend(self, loss: Tensor) -> None:
         """One step of Adam for the critics, and of their targets after them."""
@@ -277,7 +282,8 @@ class Critics(Stateful):
         for weight, right in zip(self._matrices(), self.vectors):
             left = F.normalize(weight @ right, dim=1)
             across = weight.mT @ left
-            norm = torch.linalg.vector_norm(across, dim=1, keepdim=True).clamp(min=1e-12)
+            norm = torch.linalg.vector_norm(across, dim=1, keepdim=True)
+            norm = norm.clamp(min=1e-12)
             right.copy_(across / norm)
             factor = self.config.lipschitz_bound / norm
             weight.mul_(factor.clamp(max=1.0))
@@ -323,19 +329,26 @@ class Critics(Stateful):
             loss = critic_loss + self.config.lipschitz_weight * penalty
         self.descend(loss)
         q = q.detach()
-        return {"critic_loss": critic_loss.detach(), "q": q.mean(), "td": (q.mean(0) - target).abs()}
+        error = (q.mean(0) - target).abs()
+        return {"critic_loss": critic_loss.detach(), "q": q.mean(), "td": error}
 
     def robust_penalty(self, x: Tensor, q: Tensor, pick: Pick) -> Tensor:
         """The squared change of q (K, B) under the worst small change of the observation: mean over B, sum over K."""
-        start = x.detach().expand(len(q), *x.shape).clone().requires_grad_()
+
+        def values(inputs: Tensor) -> Tensor:
+            outputs = pick(self._outputs(inputs))
+            return self.head.value(outputs)
+
+        x = x.detach()
+        start = x.expand(len(q), *x.shape).clone().requires_grad_()
         with torch.enable_grad():
-            total = self.head.value(pick(self._outputs(start))).sum()
+            total = values(start).sum()
             (slope,) = torch.autograd.grad(total, start)
         step = self.config.lipschitz_radius * slope.sign()
         # The observation is disturbed, and the action behind it is not.
         step[..., len(self.mean) :] = 0
-        disturbed_q = self.head.value(pick(self._outputs(x.detach() + step)))
-        return (disturbed_q - q).square().mean(-1).sum()
+        change = values(x + step) - q
+        return change.square().mean(-1).sum()
 
 
 def squashed(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -345,7 +358,8 @@ def squashed(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     u = torch.addcmul(mean, log_std.exp(), noise)
     # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which no large u rounds to log 0.
     log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))
-    log_prob = (-0.5 * noise.square() - HALF_LOG_2PI - log_std - log_slope).sum(-1)
+    log_density = -0.5 * noise.square() - HALF_LOG_2PI - log_std
+    log_prob = (log_density - log_slope).sum(-1)
     return torch.tanh(u), log_prob
 
 
@@ -382,7 +396,9 @@ class SoftActorCritic(Critics):
         self.actor_flat = Flat.over(list(self.actor.parameters()))
         self.learned_alpha = str(config.entropy).startswith("auto")
         alpha = config.first_alpha()
-        log_alpha = math.log(alpha) if alpha > 0 else -math.inf
+        log_alpha = -math.inf
+        if alpha > 0:
+            log_alpha = math.log(alpha)
         self.log_alpha = torch.full((1,), log_alpha, device=self.device)
         self.alpha_flat = Flat(self.log_alpha)
         self.target_entropy = -float(action_size)
@@ -400,7 +416,8 @@ class SoftActorCritic(Critics):
         """Actions (B, A) and their log-densities (B,), differentiable in obs and policy."""
         outputs = self.actor(self.inputs(obs))[0]
         noise = torch.empty_like(outputs[..., : self.action_size])
-        return squashed(outputs, noise.normal_(generator=self.generator))
+        noise.normal_(generator=self.generator)
+        return squashed(outputs, noise)
 
     @torch.no_grad()
     def act(self, obs: Tensor, deterministic: bool = False) -> Tensor:

@@ -45,12 +45,12 @@ class CloningConfig(Settings):
 
     prefix = "agent."
     head: str = setting("mixture", "what a chunk is drawn from", choices=("mixture", "diffusion"))
-    chunk: int = setting(8, "actions H that are predicted together and carried out without looking", low=1, high=1000)
-    components: int = setting(5, "mixture: Gaussians", low=1)
-    noise_steps: int = setting(16, "diffusion: steps N from noise to actions", low=2, high=1000)
-    learning_rate: float = setting(1e-3, "of Adam, at first", above=0, high=1)
-    batch_size: int = setting(256, "chunks a step", low=1)
-    net_arch: list[int] = setting([256, 256, 256], "units of the hidden layers", low=1)
+    chunk: int = setting(8, "actions H that are predicted together and carried out without looking", "[1, 1000]")
+    components: int = setting(5, "mixture: Gaussians", ">= 1")
+    noise_steps: int = setting(16, "diffusion: steps N from noise to actions", "[2, 1000]")
+    learning_rate: float = setting(1e-3, "of Adam, at first", "(0, 1]")
+    batch_size: int = setting(256, "chunks a step", ">= 1")
+    net_arch: list[int] = setting([256, 256, 256], "units of the hidden layers", ">= 1")
 
 
 class Cloning(IQL):
@@ -67,8 +67,10 @@ class Cloning(IQL):
         return self._make_head(self.encoding.obs_size, seed)
 
     def _make_head(self, inputs: int, seed: int) -> Any:
-        kind = _Mixture if self.config.head == "mixture" else _Diffusion
-        return kind(inputs, self.encoding.action_size, self.config, seed)
+        actions = self.encoding.action_size
+        if self.config.head == "mixture":
+            return _Mixture(inputs, actions, self.config, seed)
+        return _Diffusion(inputs, actions, self.config, seed)
 
     def _copy_target(self) -> list[Any]:
         # Without values there is no target network.
@@ -76,8 +78,9 @@ class Cloning(IQL):
 
     def _loss(self, rows: Tensor) -> Tensor:
         width = self.encoding.obs_size
+        obs = rows[:, :width]
         chunk, counts = rows[:, width:].chunk(2, -1)
-        return self.net.loss(rows[:, :width], chunk, counts, self._generator)
+        return self.net.loss(obs, chunk, counts, self._generator)
 
     def _step(self, rows: Tensor) -> dict[str, Tensor]:
         rate = self.config.learning_rate * self._steps_left / self._steps
@@ -99,9 +102,12 @@ class Cloning(IQL):
             at = np.array(state["at"])
         finished = np.flatnonzero(starts | (at >= length))
         if len(finished):
-            generator = None if deterministic else self._generator
-            drawn = self.net.draw(whitened[torch.as_tensor(finished)], generator)
-            chunk[finished] = drawn.cpu().numpy().reshape(len(finished), length, -1)
+            generator = self._generator
+            if deterministic:
+                generator = None
+            places = torch.as_tensor(finished)
+            chunks = self.net.draw(whitened[places], generator)
+            chunk[finished] = chunks.cpu().numpy().reshape(len(finished), length, -1)
             at[finished] = 0
         action = self.encoding.decode(chunk[np.arange(count), at])
         return action, {"chunk": chunk, "at": at + 1}
@@ -123,11 +129,12 @@ class Cloning(IQL):
         chunks = action[np.minimum(rows, last)].reshape(len(obs), -1)
         # What is learned from later keeps the units of the first data.
         if self._rows is None:
+            std = obs.std(0, correction=0).clamp(min=1e-3)
             self.net.mean.copy_(obs.mean(0))
-            self.net.std.copy_(obs.std(0, correction=0).clamp(min=1e-3))
+            self.net.std.copy_(std)
+        whitened = self.net.whitened(obs.to(self.device))
         targets = np.concatenate([chunks, counts], -1, dtype=np.float32)
-        columns = [self.net.whitened(obs.to(self.device)), torch.as_tensor(targets, device=self.device)]
-        return torch.cat(columns, -1)
+        return torch.cat([whitened, torch.as_tensor(targets, device=self.device)], -1)
 
 
 def last_rows(data: Transitions) -> np.ndarray:
@@ -158,8 +165,9 @@ class _Mixture(NormalizedInputs):
     def loss(self, obs: Tensor, chunk: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
         log_weights, means, log_std = self.gaussians(obs)
         scaled = (chunk[:, None] - means) * torch.exp(-log_std)
-        negative_log_prob = (0.5 * scaled.square() + log_std) * counts[:, None]
-        log_prob = torch.logsumexp(log_weights - negative_log_prob.sum(-1), -1)
+        energy = 0.5 * scaled.square() + log_std
+        energy = (energy * counts[:, None]).sum(-1)
+        log_prob = torch.logsumexp(log_weights - energy, -1)
         return -log_prob.mean()
 
     def draw(self, obs: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -205,7 +213,8 @@ class _Diffusion(NormalizedInputs):
         noise = torch.empty_like(chunk).normal_(generator=generator)
         abar = self.kept[n]
         noisy = abar.sqrt() * chunk + (1 - abar).sqrt() * noise
-        error = (self.clean(obs, noisy, abar) - chunk).square()
+        guess = self.clean(obs, noisy, abar)
+        error = (guess - chunk).square()
         return (error * counts).mean()
 
     def draw(self, obs: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -216,8 +225,10 @@ class _Diffusion(NormalizedInputs):
         for n in range(len(self.kept) - 1, 0, -1):
             abar = self.kept[n]
             next_abar = self.kept[n - 1]
-            guess = self.clean(obs, x, abar.expand(len(obs), 1)).clamp(-1, 1)
+            guess = self.clean(obs, x, abar.expand(len(obs), 1))
+            guess = guess.clamp(-1, 1)
             # Song et al.'s equation 12 without its random part.
             noise_scale = ((1 - next_abar) / (1 - abar)).sqrt()
-            x = next_abar.sqrt() * guess + noise_scale * (x - abar.sqrt() * guess)
+            noise = x - abar.sqrt() * guess
+            x = next_abar.sqrt() * guess + noise_scale * noise
         return x

@@ -34,13 +34,13 @@ class CPLConfig(Settings):
     """Settings of `CPL`; the source's value in brackets where it differs."""
 
     prefix = "agent."
-    learning_rate: float = setting(3e-4, "of Adam [1e-4]", above=0, high=1)
-    batch_size: int = setting(256, "transitions a step of cloning", low=1)
-    net_arch: list[int] = setting([64, 64], "units of the hidden layers [512, 512]", low=1)
-    cloning: float = setting(0.4, "share of the steps, the first ones, that clone the recording", low=0, below=1)
-    comparisons: int = setting(32, "comparisons a step after that [96]", low=1)
-    alpha: float = setting(0.1, "weight of a log-probability", above=0)
-    bias: float = setting(0.5, "lambda, of the worse segment: below 1 recorded actions stay likely", above=0, high=1)
+    learning_rate: float = setting(3e-4, "of Adam [1e-4]", "(0, 1]")
+    batch_size: int = setting(256, "transitions a step of cloning", ">= 1")
+    net_arch: list[int] = setting([64, 64], "units of the hidden layers [512, 512]", ">= 1")
+    cloning: float = setting(0.4, "share of the steps, the first ones, that clone the recording", "[0, 1)")
+    comparisons: int = setting(32, "comparisons a step after that [96]", ">= 1")
+    alpha: float = setting(0.1, "weight of a log-probability", "> 0")
+    bias: float = setting(0.5, "lambda, of the worse segment: below 1 recorded actions stay likely", "(0, 1]")
     kl: bool = setting(False, "whether log-probabilities count beyond those of the cloned policy")
 
 

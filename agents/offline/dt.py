@@ -27,13 +27,13 @@ from lodestar.settings import setting
 class DTConfig(RCSLConfig):
     """Settings of `DT`; see `RCSL` for the others; the source's value in brackets where it differs."""
 
-    chunk: int = setting(1, "actions that are predicted together", low=1, high=1)
-    context: int = setting(20, "steps that are seen, K, of one episode", low=1, high=1000)
-    width: int = setting(64, "numbers of a token [128]", low=1)
-    layers: int = setting(3, "of the transformer", low=1)
-    heads: int = setting(2, "of its attention, which share the width [1]", low=1)
-    batch_size: int = setting(64, "stretches of K steps in a minibatch", low=1)
-    net_arch: list[int] = setting([64], "units of the hidden layers behind the transformer [none]", low=1)
+    chunk: int = setting(1, "actions that are predicted together", "[1, 1]")
+    context: int = setting(20, "steps that are seen, K, of one episode", "[1, 1000]")
+    width: int = setting(64, "numbers of a token [128]", ">= 1")
+    layers: int = setting(3, "of the transformer", ">= 1")
+    heads: int = setting(2, "of its attention, which share the width [1]", ">= 1")
+    batch_size: int = setting(64, "stretches of K steps in a minibatch", ">= 1")
+    net_arch: list[int] = setting([64], "units of the hidden layers behind the transformer [none]", ">= 1")
 
 
 class DT(RCSL):

@@ -26,6 +26,7 @@ from torch.nn.functional import normalize
 from agents.offline.iql import IQL, IQLConfig
 from envs.transitions import Transitions
 from envs.types import Obs
+from lodestar.numerics.draws import draw_normal, draw_uniform
 from lodestar.settings import setting
 
 # Observations as vectors (N, D) -> (N, d).
@@ -38,9 +39,9 @@ UNIFORM_Z_SHARE = 0.5
 class HILPConfig(IQLConfig):
     """Settings of `HILP`; see `agents.offline.iql` for the others."""
 
-    expectile: float = setting(0.9, "as in IQL, of going in a direction", above=0, below=1)
-    beta: float = setting(10.0, "how much more a better action is imitated", low=0)
-    features: int = setting(16, "numbers in phi and z, d [32]", low=1)
+    expectile: float = setting(0.9, "as in IQL, of going in a direction", "(0, 1)")
+    beta: float = setting(10.0, "how much more a better action is imitated", ">= 0")
+    features: int = setting(16, "numbers in phi and z, d [32]", ">= 1")
 
 
 class HILP(IQL):
@@ -86,8 +87,8 @@ class HILP(IQL):
         obs_size = self.own.obs_size
         d = self.config.features
         rows, before, after = rows.split([rows.shape[1] - 2 * d, d, d], 1)
-        noise = torch.randn(before.shape, generator=self._generator, device=self.device)
-        chance = torch.rand(len(rows), 1, generator=self._generator, device=self.device)
+        noise = draw_normal(self._generator, *before.shape)
+        chance = draw_uniform(self._generator, len(rows), 1)
         # The other z lead from each row's state to where the row before it ended.
         z = on_sphere(torch.where(chance < UNIFORM_Z_SHARE, noise, after.roll(1, 0) - before))
         rows[:, obs_size:width] = z

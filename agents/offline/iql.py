@@ -29,6 +29,7 @@ from agents.networks.actor_critic import CLIP, Inputs, SpaceEncoding
 from agents.predictor import Predictor
 from envs.transitions import Transitions
 from envs.types import Obs
+from lodestar.numerics.draws import draw_integers
 from lodestar.numerics.flat import Flat
 from lodestar.settings import Settings, setting
 
@@ -48,18 +49,18 @@ class IQLConfig(Settings):
     """Settings of `IQL`; the source's value in brackets where it differs."""
 
     prefix = "agent."
-    learning_rate: float = setting(3e-4, "of Adam", above=0, high=1)
-    gamma: float = setting(0.99, "discount", above=0, high=1)
+    learning_rate: float = setting(3e-4, "of Adam", "(0, 1]")
+    gamma: float = setting(0.99, "discount", "(0, 1]")
     value_loss: str = setting("expectile", "of V", choices=("expectile", "gumbel", "chi_square", "quantile"))
-    expectile: float = setting(0.7, "tau: 0.5 is the recorded policy, near 1 its best actions", above=0, below=1)
-    level: float = setting(0.8, "lambda: V is the (2 lambda - 1) / lambda quantile of Q", above=0.5, below=1)
-    temperature: float = setting(1.0, "of gumbel: the smaller, the nearer to the best action [1 to 10]", above=0)
-    gumbel_clip: float | None = setting(7.0, "gumbel: what Q - V over the temperature is cut at; null: none", above=0)
-    beta: float = setting(3.0, "how much more a better action is imitated; 0 is behaviour cloning", low=0)
-    max_weight: float = setting(100.0, "what exp(beta * advantage) is cut at", above=0)
-    tau: float = setting(0.005, "share of the new Q in its target after each step", above=0, high=1)
-    batch_size: int = setting(256, "transitions a step", low=1)
-    net_arch: list[int] = setting([64, 64], "units of the hidden layers of each network [256, 256]", low=1)
+    expectile: float = setting(0.7, "tau: 0.5 is the recorded policy, near 1 its best actions", "(0, 1)")
+    level: float = setting(0.8, "lambda: V is the (2 lambda - 1) / lambda quantile of Q", "(0.5, 1)")
+    temperature: float = setting(1.0, "of gumbel: the smaller, the nearer to the best action [1 to 10]", "> 0")
+    gumbel_clip: float | None = setting(7.0, "gumbel: what Q - V over the temperature is cut at; null: none", "> 0")
+    beta: float = setting(3.0, "how much more a better action is imitated; 0 is behaviour cloning", ">= 0")
+    max_weight: float = setting(100.0, "what exp(beta * advantage) is cut at", "> 0")
+    tau: float = setting(0.005, "share of the new Q in its target after each step", "(0, 1]")
+    batch_size: int = setting(256, "transitions a step", ">= 1")
+    net_arch: list[int] = setting([64, 64], "units of the hidden layers of each network [256, 256]", ">= 1")
     normalize_reward: bool = setting(True, "whether rewards are divided by their standard deviation over the data")
 
 
@@ -104,7 +105,7 @@ class IQL(Predictor):
 
     Config: ClassVar[type[Any]] = IQLConfig
     learns_from: ClassVar[str] = "rewards"
-    mode: ClassVar[bool] = True
+    mode = True
 
     def __init__(
         self,
@@ -207,7 +208,7 @@ class IQL(Predictor):
         """Rows of the table for so many minibatches, (steps, batch_size)."""
         assert self._rows is not None
         shape = (steps, self.config.batch_size)
-        return torch.randint(len(self._rows), shape, generator=self._generator, device=self.device)
+        return draw_integers(self._generator, len(self._rows), *shape)
 
     def _refuse_diverged(self) -> None:
         if not bool(self._flat.value.isfinite().all()):

@@ -29,6 +29,7 @@ from agents.offline.cloning import Cloning
 from agents.offline.rcsl import RCSL, RCSLConfig
 from envs.recording import episodes
 from envs.transitions import Transitions
+from lodestar.numerics.draws import draw_integers, draw_order
 from lodestar.settings import setting
 
 ROLLOUTS_A_START = 200
@@ -43,9 +44,9 @@ class MBRCSLConfig(RCSLConfig):
     rollouts: int = setting(
         8000, f"imagined, in groups of {ROLLOUTS_A_START} from the same start", low=ROLLOUTS_A_START
     )
-    horizon: int = setting(50, "steps of a rollout; those of the task", low=1)
-    best: float = setting(0.02, "share of the rollouts from a start that is learned from", above=0, high=1)
-    model_steps: int = setting(2000, "minibatches of the model", low=1)
+    horizon: int = setting(50, "steps of a rollout; those of the task", ">= 1")
+    best: float = setting(0.02, "share of the rollouts from a start that is learned from", "(0, 1]")
+    model_steps: int = setting(2000, "minibatches of the model", ">= 1")
 
 
 class MBRCSL(RCSL):
@@ -92,15 +93,18 @@ class MBRCSL(RCSL):
         config = self.config
         parts = episodes(self._data)
         groups = config.rollouts // ROLLOUTS_A_START
-        drawn = torch.randint(len(parts), (groups,), generator=self._generator, device=self.device)
-        drawn_parts = [parts[index] for index in drawn.tolist()]
-        returns_of_parts = [self._data.reward[rows].sum() for rows in drawn_parts]
+        drawn = draw_integers(self._generator, len(parts), groups)
+        first_rows = []
+        returns_of_parts = []
+        for index in drawn.tolist():
+            part = parts[index]
+            first_rows.append(part.start)
+            returns_of_parts.append(self._data.reward[part].sum())
         recorded_returns = np.array(returns_of_parts)
-        starts = obs[[rows.start for rows in drawn_parts]]
-        starts = starts.repeat_interleave(ROLLOUTS_A_START, 0)
+        starts = obs[first_rows].repeat_interleave(ROLLOUTS_A_START, 0)
         # Each member predicts its mean, so that members differ by what they do not know alone.
         mean: Any = SimpleNamespace(step=partial(model.step, sample=False))
-        some = torch.randperm(len(obs), generator=self._generator, device=self.device)
+        some = draw_order(self._generator, len(obs))
         some = some[:MAX_COMPARED_TRANSITIONS]
         outcome = mean.step(obs[some], action[some], member_predictions=True)
         max_disagreement = disagreement(outcome).amax()

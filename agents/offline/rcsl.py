@@ -33,7 +33,7 @@ MAX_REWARD_STEPS = 1000
 class RCSLConfig(CloningConfig):
     """Settings of `RCSL`; see `agents.offline.cloning` for the others."""
 
-    chunk: int = setting(1, "actions that are predicted together and carried out without looking", low=1, high=1000)
+    chunk: int = setting(1, "actions that are predicted together and carried out without looking", "[1, 1000]")
     target: float | None = setting(None, "the return to ask for; null for the best that an episode began with")
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from agents.offline.iql import IQL, IQLConfig, Q, run
+from lodestar.numerics.draws import draw_integers
 from lodestar.settings import setting
 
 
@@ -30,14 +31,14 @@ from lodestar.settings import setting
 class ReCOILConfig(IQLConfig):
     """Settings of `ReCOIL`: those of `IQL`, and the form."""
 
-    gamma: float = setting(0.99, "discount", above=0, below=1)
-    batch_size: int = setting(256, "transitions a step, half of them demonstrations", low=2)
+    gamma: float = setting(0.99, "discount", "(0, 1)")
+    batch_size: int = setting(256, "transitions a step, half of them demonstrations", ">= 2")
     value_loss: str = "gumbel"
     temperature: float = 0.03  # of values in [-2, 2], as beta
     beta: float = 300.0
     normalize_reward: bool = setting(True, "whether values are in units of 1 / (1 - gamma)")
     form: str = setting("code", "as the authors' code has it, or their paper", choices=("code", "paper"))
-    mixture: float = setting(0.5, "of paper: share of demonstrations", above=0, below=1)
+    mixture: float = setting(0.5, "of paper: share of demonstrations", "(0, 1)")
 
 
 class ReCOIL(IQL):
@@ -59,7 +60,7 @@ class ReCOIL(IQL):
         shape = (steps, self.config.batch_size // 2)
         halves = []
         for rows in self._halves:
-            index = torch.randint(len(rows), shape, generator=self._generator, device=self.device)
+            index = draw_integers(self._generator, len(rows), *shape)
             halves.append(rows[index])
         return torch.cat(halves, 1)
 

@@ -66,21 +66,29 @@ def weakest_link(
     valid: np.ndarray,
 ) -> None:
     """Write G - V into the columns of `advantage` (T, N, K) whose credit is `min`; shapes as in `advantages`."""
-    columns = [column for column, kind in enumerate(credit) if kind == "min"]
+    columns = find_columns(credit, "min")
     if not columns:
         return
+    rewards = rewards[..., columns]
+    values = values[..., columns]
+    last_values = last_values[..., columns]
     # Where an episode was lost, the row before is followed by this row's observation.
     lost = truncated & ~valid
-    least = values[-1][:, columns]
+    least = values[-1]
     for t in range(len(rewards) - 1, -1, -1):
-        following = np.where(truncated[t][:, None], last_values[t][:, columns], least)
+        following = np.where(truncated[t][:, None], last_values[t], least)
         following = np.where(terminated[t][:, None], np.inf, following)
-        least_from_here = np.minimum(rewards[t][:, columns], following)
-        value = values[t][:, columns]
+        least_from_here = np.minimum(rewards[t], following)
+        value = values[t]
         passed_over = np.where(lost[t][:, None], value, least)
         is_valid = valid[t][:, None]
         least = np.where(is_valid, least_from_here, passed_over)
         advantage[t][:, columns] = np.where(is_valid, least_from_here - value, 0)
+
+
+def find_columns(credit: Sequence[str], kind: str) -> list[int]:
+    """The streams with this kind of credit."""
+    return [column for column, stream_kind in enumerate(credit) if stream_kind == kind]
 
 
 def soften(
@@ -91,11 +99,13 @@ def soften(
     valid: np.ndarray,
 ) -> np.ndarray:
     """Rewards (T, N, K), weighted within each episode where the credit is `soft_min`; the same array if none is."""
-    columns = [column for column, kind in enumerate(credit) if kind == "soft_min"]
+    columns = find_columns(credit, "soft_min")
     if not columns:
         return rewards
+    is_valid = valid[..., None]
     rewards_of_columns = rewards[..., columns].astype(np.float64)
-    logits = np.where(valid[..., None], -rewards_of_columns / SOFT_MIN_TEMPERATURE, -np.inf)
+    logits = -rewards_of_columns / SOFT_MIN_TEMPERATURE
+    logits = np.where(is_valid, logits, -np.inf)
     ended = (terminated | truncated)[..., None]
     # The logarithm of the softmax's sum, up to each step, and then that of the whole episode.
     log_total = np.empty_like(logits)
@@ -106,7 +116,7 @@ def soften(
         running = np.where(ended[t], -np.inf, running)
     for t in range(len(logits) - 2, -1, -1):
         log_total[t] = np.where(ended[t], log_total[t], log_total[t + 1])
-    weighted = rewards.copy()
     share = np.exp(logits - log_total)
-    weighted[..., columns] = np.where(valid[..., None], share * rewards_of_columns, 0)
+    weighted = rewards.copy()
+    weighted[..., columns] = np.where(is_valid, share * rewards_of_columns, 0)
     return weighted

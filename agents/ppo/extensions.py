@@ -34,7 +34,7 @@ class BlendSettings(Settings):
         " (by where the policy would end), search (by trying: ten rollouts a step)",
         choices=("none", "aligned", "implicit", "search"),
     )
-    blend_rate: float = setting(0.2, "of learned weights: a rollout's step of softplus^-1, at most", above=0, high=10)
+    blend_rate: float = setting(0.2, "of learned weights: a rollout's step of softplus^-1, at most", "(0, 10]")
 
 
 @dataclass
@@ -42,8 +42,8 @@ class ImitationSettings(Settings):
     """Of `agents.ppo.imitate.Imitation`."""
 
     imitate: Any = setting(0.0, "learning rate of imitating own good episodes (SIL) over PPO's; a number or a schedule")
-    imitate_updates: int = setting(4, "of it after each rollout", low=1)
-    imitate_max_age: int = setting(0, "rollouts that episodes are kept; 0 for any number", low=0)
+    imitate_updates: int = setting(4, "of it after each rollout", ">= 1")
+    imitate_max_age: int = setting(0, "rollouts that episodes are kept; 0 for any number", ">= 0")
     imitate_baseline: str = setting(
         "value",
         "what a return has to beat: its state's value, or the median episode's",
@@ -52,7 +52,7 @@ class ImitationSettings(Settings):
     imitate_cap: float = setting(
         5.0,
         "-log of the probability of each number of an action, z^2 / 2 of a Gaussian; rarer ones are not imitated",
-        above=0,
+        "> 0",
     )
 
 
@@ -66,10 +66,10 @@ class NetworkSettings(Settings):
         "network, one more a minibatch, so take large ones, as batch_size=512",
         choices=("mlp", "glyphs", "trees"),
     )
-    tree_depth: int = setting(4, "questions a tree asks", low=1, high=10)
-    tree_bins: int = setting(32, "thresholds an input may be compared with, and 1 [256]", low=2, high=1024)
-    tree_rate: float = setting(0.1, "share of the gradient that a tree adds to the policy's outputs", above=0, high=10)
-    tree_value_rate: float = setting(0.02, "the same of the values", above=0, high=1)
+    tree_depth: int = setting(4, "questions a tree asks", "[1, 10]")
+    tree_bins: int = setting(32, "thresholds an input may be compared with, and 1 [256]", "[2, 1024]")
+    tree_rate: float = setting(0.1, "share of the gradient that a tree adds to the policy's outputs", "(0, 10]")
+    tree_value_rate: float = setting(0.02, "the same of the values", "(0, 1]")
 
 
 @dataclass
@@ -101,19 +101,15 @@ def refuse_conflicts(config: Any) -> None:
         config.gru and config.blend == "implicit",
         "agent.blend=implicit needs second derivatives, which agent.gru={gru} lacks; take aligned or search",
     )
-    only_networks = {
-        "gru": config.gru,
-        "normalize_obs": config.normalize_obs,
-        "blend": config.blend != "none",
-        "imitate": config.imitate,
-    }
-    for name, is_set in only_networks.items():
+    is_trees = config.net == "trees"
+    for name in ("gru", "normalize_obs", "blend", "imitate"):
+        value = getattr(config, name)
         config.refuse_if(
-            is_set and config.net == "trees",
+            is_trees and value and value != "none",
             f"agent.{name}={{{name}}} is for networks, and agent.net={{net}} has no use for it; leave one out",
         )
     config.refuse_if(
-        config.overlap and (config.net == "trees" or config.blend != "none"),
+        config.overlap and (is_trees or config.blend != "none"),
         "agent.overlap learns from a rollout that an earlier policy collected, which agent.net=trees (here: {net}) "
         "and agent.blend (here: {blend}) do not; give agent.overlap=false",
     )
@@ -157,22 +153,27 @@ def is_learned(stream: Any) -> bool:
     return getattr(stream, "learned", False)
 
 
+def overlaps(config: Any, streams: Mapping[str, Any]) -> bool:
+    """Whether to collect and learn at once."""
+    return config.overlap
+
+
+def balances(config: Any, streams: Mapping[str, Any]) -> bool:
+    """Whether to combine streams by their gradients."""
+    return config.balance != "none"
+
+
+def imitates(config: Any, streams: Mapping[str, Any]) -> bool:
+    """Whether to learn from good episodes."""
+    return bool(config.imitate)
+
+
 EXTENSIONS = (
-    Extension("schedule", "overlap", "agents.ppo.overlap:Overlap", lambda config, streams: config.overlap),
+    Extension("schedule", "overlap", "agents.ppo.overlap:Overlap", overlaps),
     Extension("estimator", "credit", "agents.ppo.credit:CreditEstimator", has_credit),
-    Extension(
-        "combiner",
-        "balance",
-        "agents.ppo.balance:Balance",
-        lambda config, streams: config.balance != "none",
-    ),
+    Extension("combiner", "balance", "agents.ppo.balance:Balance", balances),
     Extension("extra", "blend", "agents.ppo.blend:Blend", learns_weights),
-    Extension(
-        "extra",
-        "imitation",
-        "agents.ppo.imitate:Imitation",
-        lambda config, streams: bool(config.imitate),
-    ),
+    Extension("extra", "imitation", "agents.ppo.imitate:Imitation", imitates),
 )
 
 

@@ -29,7 +29,7 @@ from agents.replay.replay import MODALITY_FIELDS, Replay, Rows
 from envs.datasets.dataset import recorded
 from envs.steps import Chunk
 from envs.transitions import Transitions
-from envs.types import ReplayScorer
+from envs.types import Options, ReplayScorer
 
 # Rows of best episodes that are held, the newest.
 MAX_BEST_ROWS = 20_000
@@ -116,7 +116,7 @@ class MixedReplay(Replay):
         self.added = 0
         self.timesteps = 0
 
-    def _add_source(self, name: str, share: float, rows: int, options: dict[str, Any]) -> None:
+    def _add_source(self, name: str, share: float, rows: int, options: Options) -> None:
         """A replay of one environment, of which each sample has a share."""
         seed = options.get("seed", 0) + len(self.sources) + 1
         source = Replay(rows, 1, self.encoding, self.scorer, **{**options, "seed": seed})
@@ -194,16 +194,20 @@ class MixedReplay(Replay):
         best = (rows.index < 0).nonzero()[:, 0]
         bound = self.bound[-1 - rows.index[best]]
         above = bound > q(rows.obs[best], rows.action[best])
+        better = best[above]
         reward = rows.reward.clone()
-        reward[best[above]] = bound[above]
+        reward[better] = bound[above]
         discount = rows.discount.clone()
-        discount[best[above]] = 0.0
+        discount[better] = 0.0
         return rows._replace(reward=reward, discount=discount)
 
     def _source_counts(self, count: int) -> dict[str, int]:
         """How many of `count` rows come from each source that has any."""
-        filled = [name for name, source in self.sources.items() if len(source)]
-        return {name: round(count * self.shares[name]) for name in filled}
+        counts = {}
+        for name, source in self.sources.items():
+            if len(source):
+                counts[name] = round(count * self.shares[name])
+        return counts
 
     def sample(self, batch_size: int) -> Rows:
         """As the ring's; places in the best are -1, -2, ... Every slice has the same shares, up to a row."""
@@ -219,7 +223,8 @@ class MixedReplay(Replay):
         # Each row's place within its part, from 0 to 1, spreads all parts evenly over the batch.
         places = [(torch.arange(len(part.obs)) + 0.5) / len(part.obs) for part in parts]
         order = torch.cat(places).argsort(stable=True).to(self.device)
-        return Rows(*(torch.cat(column)[order] for column in zip(*parts)))
+        columns = map(torch.cat, zip(*parts))
+        return Rows(*(column[order] for column in columns))
 
     def starts(self, batch_size: int) -> tuple[Tensor, Tensor]:
         counts = self._source_counts(batch_size)
@@ -233,7 +238,7 @@ class MixedReplay(Replay):
         parts = [super().arrays()]
         if "demos" in self.sources:
             parts.append(self.sources["demos"].arrays())
-        return tuple(torch.cat(column) for column in zip(*parts))
+        return tuple(map(torch.cat, zip(*parts)))
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         parts = [super().bounds(), *(source.bounds() for source in self.sources.values())]

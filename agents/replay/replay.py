@@ -16,8 +16,9 @@ from torch import Tensor
 from agents.networks.actor_critic import SpaceEncoding
 from envs.steps import Chunk
 from envs.transitions import Transitions
-from envs.types import MODALITIES, Memory, ReplayScorer
+from envs.types import MODALITIES, Memory, ReplayScorer, StateDict
 from lodestar.memory import refuse_beyond
+from lodestar.numerics.draws import draw_integers
 from lodestar.state import Stateful
 
 SAMPLING = ("uniform", "dfs", "lap")
@@ -403,7 +404,7 @@ class Replay(Stateful):
         reward = self.scorer.combine(scores, self.timesteps)
         return torch.from_numpy(reward).to(self.device)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The filled part, and what is pending as it is; big arrays as views, to be written before the next `add`."""
         filled = self._filled
         columns: dict[str, Any] = {}
@@ -417,7 +418,7 @@ class Replay(Stateful):
         state["columns"] = columns
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         super().load_state_dict(state)
         table = torch.as_tensor(state["table"])
         self.table[: len(table)] = table.to(self.device)
@@ -574,7 +575,7 @@ class Sampler(Stateful):
             among = self.count
         shape = (batch_size,)
         if self.sampling == "uniform" or (self.sampling == "lap" and imagine):
-            order = torch.randint(among, shape, generator=self._generator, device=self.device)
+            order = draw_integers(self._generator, among, *shape)
             return self._rows(order)
         rows = self.in_order(0, among)
         # In double precision, since a sum over many rows loses the small weights.
@@ -671,7 +672,7 @@ class Images:
                 image[is_final] = self.finals[key][slots[is_final]].cpu().numpy()
         return images
 
-    def state_dict(self, filled: int) -> dict[str, Any]:
+    def state_dict(self, filled: int) -> StateDict:
         """The images of the first `filled` time rows, and of the one after them."""
         rows = min(filled + 1, self.length) * self.n_envs
         return {
@@ -681,7 +682,7 @@ class Images:
             "free": list(self._free),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         for key, table in self.table.items():
             saved = torch.as_tensor(state["table"][key])
             table[: len(saved)] = saved.to(table.device)

@@ -28,7 +28,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from agents.sb3.normalized import extractor_for, normalizing
 from envs.observations import from_zero
 from envs.transitions import map_obs, put
-from envs.types import MODALITIES
+from envs.types import MODALITIES, StateDict
 from envs.vector.in_process import Maker, all_or_none
 from envs.vector.workers import Workers
 from lodestar.memory import refuse_beyond
@@ -60,9 +60,9 @@ class SB3Config(Settings):
 
     prefix = "agent."
     policy: str = setting("auto", "SB3's policy; auto picks Mlp, Cnn or MultiInput from the observation space")
-    learning_rate: float = setting(3e-4, "of Adam", above=0, high=1, tune=(1e-5, 1e-2, "log"))
-    gamma: float = setting(0.99, "discount", above=0, high=1, tune=(0.9, 0.9997))
-    net_arch: list[int] = setting([], "units of the hidden layers; empty for SB3's default", low=1)
+    learning_rate: float = setting(3e-4, "of Adam", "(0, 1]", tune=(1e-5, 1e-2, "log"))
+    gamma: float = setting(0.99, "discount", "(0, 1]", tune=(0.9, 0.9997))
+    net_arch: list[int] = setting([], "units of the hidden layers; empty for SB3's default", ">= 1")
     normalize_obs: bool = setting(False, "centre observations and divide by their running standard deviation")
 
     # Settings that are no arguments of the algorithm.
@@ -76,11 +76,11 @@ class SB3Config(Settings):
 class OnPolicyConfig(SB3Config):
     """What the agents without a replay buffer share."""
 
-    n_steps: int = setting(256, "steps of each environment between two updates", low=1)
-    gae_lambda: float = setting(0.95, "of the advantages", low=0, high=1, tune=(0.8, 1.0))
-    ent_coef: float = setting(0.0, "weight of the entropy bonus", low=0, high=10, tune=(1e-5, 0.1, "log"))
-    vf_coef: float = setting(0.5, "weight of the value loss", low=0, high=1000, tune=(0.1, 1.0))
-    max_grad_norm: float = setting(0.5, "longer gradients are shortened to it", above=0, tune=(0.3, 5.0, "log"))
+    n_steps: int = setting(256, "steps of each environment between two updates", ">= 1")
+    gae_lambda: float = setting(0.95, "of the advantages", "[0, 1]", tune=(0.8, 1.0))
+    ent_coef: float = setting(0.0, "weight of the entropy bonus", "[0, 10]", tune=(1e-5, 0.1, "log"))
+    vf_coef: float = setting(0.5, "weight of the value loss", "[0, 1000]", tune=(0.1, 1.0))
+    max_grad_norm: float = setting(0.5, "longer gradients are shortened to it", "> 0", tune=(0.3, 5.0, "log"))
 
 
 @dataclass
@@ -88,9 +88,9 @@ class SB3PPOConfig(OnPolicyConfig):
     """On-policy; SB3's n_steps is 2048, for one environment instead of 8."""
 
     n_steps: int = setting(256, tune=(64, 128, 256, 512, "choice"))
-    batch_size: int = setting(64, "transitions a minibatch", low=1, tune=(32, 64, 128, 256, "choice"))
-    n_epochs: int = setting(10, "passes over a rollout", low=1, tune=(2, 20, "log"))
-    clip_range: float = setting(0.2, "of the policy's ratio", above=0, high=1, tune=(0.1, 0.4))
+    batch_size: int = setting(64, "transitions a minibatch", ">= 1", tune=(32, 64, 128, 256, "choice"))
+    n_epochs: int = setting(10, "passes over a rollout", ">= 1", tune=(2, 20, "log"))
+    clip_range: float = setting(0.2, "of the policy's ratio", "(0, 1]", tune=(0.1, 0.4))
 
 
 @dataclass
@@ -114,12 +114,12 @@ class A2CConfig(OnPolicyConfig):
 class OffPolicyConfig(SB3Config):
     """What the agents with a replay buffer share."""
 
-    buffer_size: int = setting(100_000, "transitions (SB3 1,000,000)", low=1)
-    learning_starts: int = setting(1_000, "steps of random actions first (SB3 100)", low=0, tune=(100, 10_000, "log"))
-    batch_size: int = setting(256, "transitions a minibatch", low=1, tune=(32, 64, 128, 256, 512, "choice"))
-    tau: float = setting(0.005, "soft update of the targets", above=0, high=1, tune=(1e-3, 0.1, "log"))
-    train_freq: int = setting(1, "steps of each environment between updates", low=1, tune=(1, 4, 8, 16, "choice"))
-    gradient_steps: int = setting(-1, "updates a round; -1: one for each transition (SB3 1)", low=-1)
+    buffer_size: int = setting(100_000, "transitions (SB3 1,000,000)", ">= 1")
+    learning_starts: int = setting(1_000, "steps of random actions first (SB3 100)", ">= 0", tune=(100, 10_000, "log"))
+    batch_size: int = setting(256, "transitions a minibatch", ">= 1", tune=(32, 64, 128, 256, 512, "choice"))
+    tau: float = setting(0.005, "soft update of the targets", "(0, 1]", tune=(1e-3, 0.1, "log"))
+    train_freq: int = setting(1, "steps of each environment between updates", ">= 1", tune=(1, 4, 8, 16, "choice"))
+    gradient_steps: int = setting(-1, "updates a round; -1: one for each transition (SB3 1)", ">= -1")
 
 
 @dataclass
@@ -131,11 +131,13 @@ class DQNConfig(OffPolicyConfig):
     tau: float = setting(1.0, tune=())
     train_freq: int = 4
     gradient_steps: int = setting(1, tune=(1, 2, 4, -1, "choice"))
-    target_update_interval: int = setting(1_000, "steps between copies of the target", low=1, tune=(100, 10_000, "log"))
-    exploration_fraction: float = setting(0.2, "share of training until epsilon ends", low=0, high=1, tune=(0.05, 0.5))
-    exploration_initial_eps: float = setting(1.0, "epsilon at first", low=0, high=1)
-    exploration_final_eps: float = setting(0.05, "epsilon in the end", low=0, high=1, tune=(0.01, 0.2))
-    max_grad_norm: float | None = setting(10.0, "longer gradients are shortened to it", above=0)
+    target_update_interval: int = setting(
+        1_000, "steps between copies of the target", ">= 1", tune=(100, 10_000, "log")
+    )
+    exploration_fraction: float = setting(0.2, "share of training until epsilon ends", "[0, 1]", tune=(0.05, 0.5))
+    exploration_initial_eps: float = setting(1.0, "epsilon at first", "[0, 1]")
+    exploration_final_eps: float = setting(0.05, "epsilon in the end", "[0, 1]", tune=(0.01, 0.2))
+    max_grad_norm: float | None = setting(10.0, "longer gradients are shortened to it", "> 0")
 
 
 @dataclass
@@ -149,7 +151,7 @@ class QRDQNConfig(DQNConfig):
 class SACConfig(OffPolicyConfig):
     """Continuous actions, entropy tuned."""
 
-    ent_coef: Any = setting("auto", "weight of the entropy: auto tunes it, or a fixed number", low=0, high=10)
+    ent_coef: Any = setting("auto", "weight of the entropy: auto tunes it, or a fixed number", "[0, 10]")
 
 
 @dataclass
@@ -157,7 +159,7 @@ class TD3Config(OffPolicyConfig):
     """Continuous actions, deterministic policy with Gaussian exploration."""
 
     unused = (*OffPolicyConfig.unused, "action_noise")
-    action_noise: float = setting(0.1, "deviation, in the policy's range [-1, 1]", low=0, tune=(0.02, 0.5, "log"))
+    action_noise: float = setting(0.1, "deviation, in the policy's range [-1, 1]", ">= 0", tune=(0.02, 0.5, "log"))
 
 
 @dataclass
@@ -174,15 +176,15 @@ class SB3Agent:
 
     Config: ClassVar[type[SB3Config]] = SB3Config
     # When a learned reward scores: each rollout, or ("relabel") what is sampled from the replay.
-    driver: ClassVar[str] = "rollout"
+    driver = "rollout"
     # Action spaces that the algorithm can choose from.
     actions: ClassVar[tuple[type[spaces.Space], ...]] = ARRAYS
     # Environments side by side, unless the user says otherwise.
-    n_envs: ClassVar[int] = 8
+    n_envs = 8
     # As module:class.
     algorithm: ClassVar[str]
     # Whether it reads action masks, and whether it refuses environments without.
-    masks: ClassVar[bool] = False
+    masks = False
     needs_masks: ClassVar[bool] = False
     lstm: ClassVar[bool] = False
 
@@ -510,7 +512,7 @@ class WorkerVecEnv(VecEnv):
     def close(self) -> None:
         self.workers.close()
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> StateDict:
         return self.workers.snapshot()
 
     def restore(self, state: Mapping[str, Any]) -> Any:
@@ -543,7 +545,7 @@ class WorkerVecEnv(VecEnv):
 def get_state(model: Any) -> dict[str, Any]:
     """All that it takes to continue an SB3 model exactly, without pickle; the replay and current episode, too."""
     modules, variables = model._get_torch_save_params()
-    state: dict[str, Any] = {}
+    state: StateDict = {}
     for group, names in {"modules": modules, "variables": variables, **_ATTRIBUTES}.items():
         values = {name: _attribute(model, name) for name in names}
         state[group] = {name: state_of(value) for name, value in values.items() if value is not None}
@@ -566,7 +568,7 @@ def _attribute(model: Any, path: str) -> Any:
     return value
 
 
-def set_state(model: Any, state: dict[str, Any]) -> None:
+def set_state(model: Any, state: StateDict) -> None:
     """Restore what `get_state` returned into a model built with the same configuration."""
     for group in ("modules", "variables", *_ATTRIBUTES):
         for name, value in state[group].items():
@@ -593,7 +595,7 @@ def _buffer_arrays(buffer: Any) -> dict[str, Any]:
 def _buffer_state(buffer: Any) -> dict[str, Any]:
     size = buffer.size()
     arrays = {name: map_obs(lambda x: x[:size], value) for name, value in _buffer_arrays(buffer).items()}
-    state: dict[str, Any] = {"pos": buffer.pos, "full": buffer.full, "arrays": arrays}
+    state: StateDict = {"pos": buffer.pos, "full": buffer.full, "arrays": arrays}
     if hasattr(buffer, "_current_ep_start"):
         state["current_episode"] = buffer._current_ep_start
     if hasattr(buffer, "state_dict"):
@@ -601,7 +603,7 @@ def _buffer_state(buffer: Any) -> dict[str, Any]:
     return state
 
 
-def load_buffer(buffer: Any, state: dict[str, Any]) -> None:
+def load_buffer(buffer: Any, state: StateDict) -> None:
     """Restore what `get_state` returned of a replay buffer, under "replay"."""
     buffer.pos = int(state["pos"])
     buffer.full = bool(state["full"])

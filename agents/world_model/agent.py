@@ -12,7 +12,7 @@ When it fails: few steps on a small state vector, which `agents.dyna.agent` mode
 (the head predicts its mean).
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -29,7 +29,8 @@ from agents.world_model.model import LatentModel, Replayed
 from agents.world_model.mpc import LatentMPC
 from agents.world_model.td3 import LatentTD3
 from envs.transitions import Transitions, join
-from envs.types import Obs, ReplayScorer
+from envs.types import Obs, ReplayScorer, StateDict
+from lodestar.numerics.draws import draw_uniform
 from lodestar.numerics.flat import Flat
 
 # The reward counts as changed where the head's error is this many times the usual one, and at least this large.
@@ -46,13 +47,13 @@ BEHAVIOURS: dict[str, type[Behaviour]] = {"imag_ac": ImagActorCritic, "mppi": La
 class WorldModel(BaseAgent):
     """A latent model and a behaviour, over a Gymnasium vector environment."""
 
-    Config: ClassVar[type[WorldModelConfig]] = WorldModelConfig
-    recovers: ClassVar[bool] = True
-    n_envs: ClassVar[int] = 4
-    scorer_type: ClassVar[type[Any]] = ReplayScorer
+    Config = WorldModelConfig
+    recovers = True
+    n_envs = 4
+    scorer_type = ReplayScorer
     scorer: ReplayScorer
     config: WorldModelConfig
-    saved: ClassVar[dict[str, str]] = {
+    saved = {
         "modules.policy": "policy",
         "optimizer": "learner.flats",
         "counters.timesteps": "num_timesteps",
@@ -70,19 +71,22 @@ class WorldModel(BaseAgent):
         "replay": "replay",
     }
     # The running episodes end where the reward is exchanged, so their latent states are not taken over.
-    lasting: ClassVar[dict[str, str]] = {
+    lasting = {
         **{key: name for key, name in saved.items() if key not in ("modules.policy", "state", "steps", "replay")},
         "episodes": "episodes",
     }
-    recoverable: ClassVar[dict[str, str]] = {"weights": "learner", "optimizer": "learner.flats"}
+    recoverable = {"weights": "learner", "optimizer": "learner.flats"}
 
     def _set_up(self) -> None:
         config = self.config
         envs = self.envs
         self.encoding = SpaceEncoding(self.observation_space, self.action_space)
         self.notes = reward_notes(self.scorer)
-        self._frozen = None if config.relabel else FrozenReward(self.scorer)
-        self.policy = self.learner = WorldLearner(config, self.encoding, seed=self.seed, device=self.device)
+        self._frozen = None
+        if not config.relabel:
+            self._frozen = FrozenReward(self.scorer)
+        self.learner = WorldLearner(config, self.encoding, seed=self.seed, device=self.device)
+        self.policy = self.learner
         self.steps = Steps(envs, self.seed, self.scorer)
         self.episodes = self.steps.episodes
         self.replay = Replay(
@@ -158,10 +162,11 @@ class WorldModel(BaseAgent):
         if self._n_updates or len(self.replay) >= self.config.learning_starts:
             return action
         # Before the first update actions are uniform: in [-1, 1], or one-hot at the largest of A random numbers.
-        uniform = torch.rand(action.shape, generator=self.learner.generator, device=self.device)
+        uniform = draw_uniform(self.learner.generator, *action.shape)
         if not self.encoding.discrete:
             return 2 * uniform - 1
-        return torch.zeros_like(uniform).scatter_(-1, uniform.argmax(-1, keepdim=True), 1.0)
+        largest = uniform.argmax(-1, keepdim=True)
+        return torch.zeros_like(uniform).scatter_(-1, largest, 1.0)
 
     def _think(self, obs: Obs, began: np.ndarray, state: State, deterministic: bool = False) -> Any:
         vector, pixels = self._read(obs)
@@ -202,8 +207,10 @@ class WorldModel(BaseAgent):
         vector, pixels = self._read(obs, leading=2)
         world = self.learner.world
         embed = world.encoder(vector, pixels)
-        states, _ = world.cell.observe(embed, action, self._tensor((step == 0) & valid))
-        rewards = world.reward(world.cell.features(states), action)
+        first = self._tensor((step == 0) & valid)
+        states, _ = world.cell.observe(embed, action, first)
+        features = world.cell.features(states)
+        rewards = world.reward(features, action)
         return rewards[self._tensor(valid)]
 
     def _watch_head(self) -> float:
@@ -212,7 +219,9 @@ class WorldModel(BaseAgent):
         if self._usual and gap > max(MIN_HEAD_GAP, HEAD_GAP_JUMP * self._usual):
             self.learner.refit(self.replay)
             self.refits += 1
-        rate = HEAD_GAP_RATE if self._usual else 1.0
+        rate = 1.0
+        if self._usual:
+            rate = HEAD_GAP_RATE
         self._usual += rate * (gap - self._usual)
         return gap
 
@@ -252,7 +261,7 @@ class WorldModel(BaseAgent):
         memory = torch.cat(flat_parts, -1).cpu().numpy()
         return self.encoding.decode(action.cpu().numpy()), memory
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: StateDict) -> None:
         super().set_state(state)
         self._learned_from = self.replay.metrics
         self.keep_finite()
@@ -327,7 +336,9 @@ class WorldLearner(nn.Module):
         action, memory = self.behaviour.act(self.world, now, memory, deterministic)
         action = action.clamp(-1, 1)
         # Only a cell with a memory "h" reads what it expected of the next step.
-        expected = cell.step(now, action, sample=False) if "h" in now else now
+        expected = now
+        if "h" in now:
+            expected = cell.step(now, action, sample=False)
         return action, {**expected, **memory}
 
     def _reset_memory(self, state: State, first: Tensor) -> State:

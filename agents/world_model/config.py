@@ -5,9 +5,9 @@ groups=32, classes=32, batch_length=64, imagine_starts=0, horizon=15.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from lodestar.settings import Settings, setting
+from lodestar.settings import Settings, preset_setting, setting
 
 _LEARNING_RATES = ("model_learning_rate", "actor_learning_rate", "critic_learning_rate")
 # What presets share whose latent predicts itself.
@@ -65,74 +65,71 @@ PRESETS: dict[str, dict[str, Any]] = {
 class WorldModelConfig(Settings):
     """None means: as the preset says, else the default."""
 
-    presets: ClassVar[dict[str, dict[str, Any]]] = PRESETS
+    presets = PRESETS
     prefix = "agent."
 
     preset: str = setting("r2dreamer", "a published variant", choices=tuple(PRESETS))
-    cell: str = setting(None, "a GRU, no memory, linear", choices=("rssm", "simnorm", "ssm"), otherwise="rssm")
-    behaviour: str = setting(
-        None, "learned in imagination, planning, or neither", choices=("imag_ac", "mppi", "td3"), otherwise="imag_ac"
+    cell: str = preset_setting("rssm", "a GRU, no memory, linear", choices=("rssm", "simnorm", "ssm"))
+    behaviour: str = preset_setting(
+        "imag_ac", "learned in imagination, planning, or neither", choices=("imag_ac", "mppi", "td3")
     )
-    kl: str = setting(None, "with free nats, or under a budget", choices=("fixed", "repo", "none"), otherwise="fixed")
-    recon: float = setting(None, "weight of reconstructing the observation", low=0, otherwise=0.0)
-    barlow: float = setting(None, "weight of decorrelated agreement between latent and embedding", low=0, otherwise=0.0)
-    infonce: float = setting(None, "weight of telling each row's embedding from the others'", low=0, otherwise=0.0)
-    consistency: float = setting(None, "weight of predicted against encoded future latents", low=0, otherwise=0.0)
-    reward_weight: float = setting(None, "of the reward head's loss", low=0, otherwise=1.0)
-    continue_weight: float = setting(None, "of the loss of predicting the episode's end", low=0, otherwise=1.0)
-    value_weight: float = setting(None, "of the value loss in what shapes the latent (mppi)", low=0, otherwise=0.0)
-    empowerment: float = setting(None, "weight of the inverse-dynamics loss", low=0, otherwise=0.0)
-    empowerment_reward: float = setting(None, "imagined reward for a nat of empowerment", low=0, otherwise=0.0)
-    sampling: str = setting(
-        None,
-        "dfs: seldom drawn rows first; lap: large errors first",
-        choices=("uniform", "dfs", "lap"),
-        otherwise="uniform",
+    kl: str = preset_setting("fixed", "with free nats, or under a budget", choices=("fixed", "repo", "none"))
+    recon: float = preset_setting(0.0, "weight of reconstructing the observation", ">= 0")
+    barlow: float = preset_setting(0.0, "weight of decorrelated agreement between latent and embedding", ">= 0")
+    infonce: float = preset_setting(0.0, "weight of telling each row's embedding from the others'", ">= 0")
+    consistency: float = preset_setting(0.0, "weight of predicted against encoded future latents", ">= 0")
+    reward_weight: float = preset_setting(1.0, "of the reward head's loss", ">= 0")
+    continue_weight: float = preset_setting(1.0, "of the loss of predicting the episode's end", ">= 0")
+    value_weight: float = preset_setting(0.0, "of the value loss in what shapes the latent (mppi)", ">= 0")
+    empowerment: float = preset_setting(0.0, "weight of the inverse-dynamics loss", ">= 0")
+    empowerment_reward: float = preset_setting(0.0, "imagined reward for a nat of empowerment", ">= 0")
+    sampling: str = preset_setting(
+        "uniform", "dfs: seldom drawn rows first; lap: large errors first", choices=("uniform", "dfs", "lap")
     )
-    n_step: int = setting(None, "rewards before the value, where there is no imagination", low=1, otherwise=1)
-    unroll: int = setting(None, "steps a latent without memory is predicted ahead in training", low=0, otherwise=0)
-    horizon: int = setting(None, "steps imagined, or planned", low=1, tune=(3, 15), otherwise=10)
-    gamma: float = setting(None, "discount", above=0, high=1, tune=(0.9, 0.999), otherwise=0.99)
-    lambda_: float = setting(0.95, "of the lambda-return", low=0, high=1)
-    batch_size: int = setting(None, "sequences a minibatch", low=1, otherwise=16)
-    batch_length: int = setting(None, "steps each is trained on, not counting unroll", low=1, otherwise=16)
+    n_step: int = preset_setting(1, "rewards before the value, where there is no imagination", ">= 1")
+    unroll: int = preset_setting(0, "steps a latent without memory is predicted ahead in training", ">= 0")
+    horizon: int = preset_setting(10, "steps imagined, or planned", ">= 1", tune=(3, 15))
+    gamma: float = preset_setting(0.99, "discount", "(0, 1]", tune=(0.9, 0.999))
+    lambda_: float = setting(0.95, "of the lambda-return", "[0, 1]")
+    batch_size: int = preset_setting(16, "sequences a minibatch", ">= 1")
+    batch_length: int = preset_setting(16, "steps each is trained on, not counting unroll", ">= 1")
     # An update replays batch_size * batch_length steps.
-    train_ratio: float = setting(
-        None, "replayed steps per environment step", above=0, high=1e7, tune=(32.0, 512.0, "log"), otherwise=128.0
+    train_ratio: float = preset_setting(
+        128.0, "replayed steps per environment step", "(0, 1e7]", tune=(32.0, 512.0, "log")
     )
-    model_learning_rate: float = setting(None, "of Adam", above=0, high=1, tune=(1e-4, 3e-3, "log"), otherwise=0.001)
-    actor_learning_rate: float = setting(None, "of Adam", above=0, high=1, tune=(3e-5, 1e-3, "log"), otherwise=0.0003)
-    critic_learning_rate: float = setting(None, "of Adam", above=0, high=1, tune=(3e-5, 1e-3, "log"), otherwise=0.0003)
-    entropy_weight: float = setting(None, "of the policy's", low=0, high=10, tune=(1e-5, 1e-2, "log"), otherwise=0.0003)
-    critics: int = setting(None, "value networks, where there is no imagination", low=1, otherwise=1)
-    exploration: float = setting(
-        None, "deviation of action noise (td3), or twice the chance of a random action", low=0, high=2, otherwise=0.0
+    model_learning_rate: float = preset_setting(0.001, "of Adam", "(0, 1]", tune=(1e-4, 3e-3, "log"))
+    actor_learning_rate: float = preset_setting(0.0003, "of Adam", "(0, 1]", tune=(3e-5, 1e-3, "log"))
+    critic_learning_rate: float = preset_setting(0.0003, "of Adam", "(0, 1]", tune=(3e-5, 1e-3, "log"))
+    entropy_weight: float = preset_setting(0.0003, "of the policy's", "[0, 10]", tune=(1e-5, 1e-2, "log"))
+    critics: int = preset_setting(1, "value networks, where there is no imagination", ">= 1")
+    exploration: float = preset_setting(
+        0.0, "deviation of action noise (td3), or twice the chance of a random action", "[0, 2]"
     )
-    max_grad_norm: float = setting(None, "norm to which gradients are clipped", above=0, otherwise=100.0)
-    kl_dyn: float = setting(1.0, "weight of the KL that trains the prediction", low=0)
-    kl_rep: float = setting(0.1, "weight of the KL that trains the posterior", low=0)
-    free_nats: float = setting(1.0, "KL below which neither is trained, in nats", low=0)
-    kl_budget: float = setting(3.0, "nats a step (repo)", above=0)
-    kl_balance: float = setting(5 / 6, "share of the KL that trains the prediction (repo)", low=0, high=1)
-    dual_lr: float = setting(1e-2, "learning rate of the budget's multiplier (repo)", above=0, high=1)
-    latent: int = setting(64, "recurrent units, or length of a latent without memory", low=1)
-    groups: int = setting(8, "categoricals", low=1)
-    classes: int = setting(8, "of each categorical", low=2)
-    hidden: int = setting(96, "units of hidden layers", low=1)
-    embed: int = setting(96, "length of an encoded observation", low=1)
+    max_grad_norm: float = preset_setting(100.0, "norm to which gradients are clipped", "> 0")
+    kl_dyn: float = setting(1.0, "weight of the KL that trains the prediction", ">= 0")
+    kl_rep: float = setting(0.1, "weight of the KL that trains the posterior", ">= 0")
+    free_nats: float = setting(1.0, "KL below which neither is trained, in nats", ">= 0")
+    kl_budget: float = setting(3.0, "nats a step (repo)", "> 0")
+    kl_balance: float = setting(5 / 6, "share of the KL that trains the prediction (repo)", "[0, 1]")
+    dual_lr: float = setting(1e-2, "learning rate of the budget's multiplier (repo)", "(0, 1]")
+    latent: int = setting(64, "recurrent units, or length of a latent without memory", ">= 1")
+    groups: int = setting(8, "categoricals", ">= 1")
+    classes: int = setting(8, "of each categorical", ">= 2")
+    hidden: int = setting(96, "units of hidden layers", ">= 1")
+    embed: int = setting(96, "length of an encoded observation", ">= 1")
     net: str = setting("mlp", "reads flat observations; glyphs: in parts, as NetHack's", choices=("mlp", "glyphs"))
-    tau: float = setting(0.02, "share of the value in its slow copy after each step", above=0, high=1)
-    replay_value: float = setting(0.3, "weight of the value loss on replayed steps (imag_ac)", low=0)
-    imagine_starts: int = setting(64, "states of a minibatch that imagination begins from; 0 for all", low=0)
-    burst: int = setting(100, "updates between two copies of the target networks (td3)", low=1)
-    plan_samples: int = setting(32, "plans drawn in each iteration (mppi)", low=2)
-    plan_policy: int = setting(12, "more plans that follow the policy", low=0)
-    plan_elites: int = setting(8, "the best plans, which the next iteration follows", low=1)
-    plan_iterations: int = setting(3, "of the planner", low=1)
-    buffer_size: int = setting(100_000, "transitions stored", low=1)
-    learning_starts: int = setting(1_000, "transitions by random actions first", low=0)
-    rollout: int = setting(100, "steps of each environment between two points where a run can be saved", low=1)
-    refit: int = setting(200, "steps of the reward head alone after the reward has changed", low=0)
+    tau: float = setting(0.02, "share of the value in its slow copy after each step", "(0, 1]")
+    replay_value: float = setting(0.3, "weight of the value loss on replayed steps (imag_ac)", ">= 0")
+    imagine_starts: int = setting(64, "states of a minibatch that imagination begins from; 0 for all", ">= 0")
+    burst: int = setting(100, "updates between two copies of the target networks (td3)", ">= 1")
+    plan_samples: int = setting(32, "plans drawn in each iteration (mppi)", ">= 2")
+    plan_policy: int = setting(12, "more plans that follow the policy", ">= 0")
+    plan_elites: int = setting(8, "the best plans, which the next iteration follows", ">= 1")
+    plan_iterations: int = setting(3, "of the planner", ">= 1")
+    buffer_size: int = setting(100_000, "transitions stored", ">= 1")
+    learning_starts: int = setting(1_000, "transitions by random actions first", ">= 0")
+    rollout: int = setting(100, "steps of each environment between two points where a run can be saved", ">= 1")
+    refit: int = setting(200, "steps of the reward head alone after the reward has changed", ">= 0")
     relabel: bool = setting(True, "recompute rewards when sampled; False: those of the time of collection, a control")
 
     def __post_init__(self) -> None:

@@ -34,6 +34,7 @@ from agents.networks.actor_critic import Glyphs, SpaceEncoding, linear, orthogon
 from agents.networks.heads import TwoHot, symlog
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
+from envs.transitions import map_obs
 from lodestar.numerics.flat import Flat
 
 # Channels after the first convolution, and after the others.
@@ -92,8 +93,10 @@ class LatentModel(nn.Module):
         self.end_net = mlp(size + action_size, config.hidden, 1, 0.01)
         self.decoder = None
         if config.recon:
+            inputs = size
             # Drama's decoder reads the latent alone.
-            inputs = self.cell.sizes["z"] if config.cell == "ssm" else size
+            if config.cell == "ssm":
+                inputs = self.cell.sizes["z"]
             self.decoder = ObservationDecoder(encoding, inputs, config.hidden)
         self.project = None
         if config.barlow or config.infonce:
@@ -171,7 +174,9 @@ class LatentModel(nn.Module):
     def loss(self, seq: Sequences, joint: Any = None) -> tuple[Tensor, Replayed]:
         """The loss of sequences (L, B), with that of a behaviour that shapes the latent (`joint`), and their states."""
         # Without a memory only the first step is encoded with gradients; the others are targets.
-        shaped = slice_steps(seq, 0, 1) if self.config.unroll else seq
+        shaped = seq
+        if self.config.unroll:
+            shaped = slice_steps(seq, 0, 1)
         embed = self.encoder(shaped.vector, shaped.pixels)
         states, stats = self.cell.observe(embed, shaped.action, shaped.first)
         losses = self._latent_losses(shaped, states, embed)
@@ -180,11 +185,12 @@ class LatentModel(nn.Module):
             losses |= unrolled
         else:
             losses |= self._recurrent_losses(seq, states, stats)
-        self.metrics = {name: x.detach() for name, x in losses.items()}
-        return torch.stack(list(losses.values())).sum(), self._replayed(seq, states)
+        self.metrics = map_obs(torch.detach, losses)
+        total = torch.stack(list(losses.values())).sum()
+        return total, self._replayed(seq, states)
 
     def _replayed(self, seq: Sequences, states: State) -> Replayed:
-        states = {name: part.detach() for name, part in states.items()}
+        states = map_obs(torch.detach, states)
         features = self.cell.features(states)
         return Replayed(states, features, seq.action, seq.reward, seq.terminated, seq.first, seq.valid)
 
@@ -208,7 +214,8 @@ class LatentModel(nn.Module):
         """Losses of the latents, rewards and ends that are predicted from each first step, z (1, B, Z)."""
         config = self.config
         steps = config.unroll
-        encoded = torch.cat([z, self._encode_later_steps(seq, z)])
+        later_z = self._encode_later_steps(seq, z)
+        encoded = torch.cat([z, later_z])
         action = seq.action[:steps]
         predicted = self.cell.unroll({"z": z[0]}, action)
         ahead = torch.cat([z, predicted["z"]])
@@ -220,19 +227,25 @@ class LatentModel(nn.Module):
         powers = torch.arange(steps, device=z.device, dtype=z.dtype)
         decay = DECAY[config.behaviour] ** powers
         weight = lives * decay[:, None]
-        losses = self._heads(ahead[:-1], action, seq.reward[:steps], seq.terminated[:steps], weight)
-        error = (ahead[1:] - encoded[1 : steps + 1]).square().mean(-1)
-        losses["consistency"] = config.consistency * weighted_mean(error, weight * linked)
+        reward = seq.reward[:steps]
+        terminated = seq.terminated[:steps]
+        losses = self._heads(ahead[:-1], action, reward, terminated, weight)
+        difference = ahead[1:] - encoded[1 : steps + 1]
+        error = difference.square().mean(-1)
+        consistency = weighted_mean(error, weight * linked)
+        losses["consistency"] = config.consistency * consistency
         if joint is not None and config.value_weight:
-            losses["value"] = config.value_weight * joint(seq, ahead, encoded, weight, linked)
+            value_loss = joint(seq, ahead, encoded, weight, linked)
+            losses["value"] = config.value_weight * value_loss
         return losses, {"z": encoded}
 
     @torch.no_grad()
     def _encode_later_steps(self, seq: Sequences, z: Tensor) -> Tensor:
         """Latents (L - 1, B, Z) of all steps but the first, by the target copies where there are such."""
         later = slice_steps(seq, 1, None)
-        pixels = {key: image.flatten(0, 1) for key, image in later.pixels.items()}
-        latents = self.encode(later.vector.flatten(0, 1), pixels, slow=True)["z"]
+        vector = later.vector.flatten(0, 1)
+        pixels = map_obs(lambda image: image.flatten(0, 1), later.pixels)
+        latents = self.encode(vector, pixels, slow=True)["z"]
         return latents.view(-1, *z.shape[1:])
 
     def _heads(self, features: Tensor, action: Tensor, reward: Tensor, terminated: Tensor, weight: Tensor) -> Any:
@@ -252,7 +265,9 @@ class LatentModel(nn.Module):
         losses: dict[str, Tensor] = {}
         features = self.cell.features(states)
         if self.decoder is not None:
-            inputs = states["z"] if config.cell == "ssm" else features
+            inputs = features
+            if config.cell == "ssm":
+                inputs = states["z"]
             error = self.decoder.loss(inputs, seq.vector, seq.pixels)
             valid = seq.valid.to(error.dtype)
             losses["recon"] = config.recon * weighted_mean(error, valid)
@@ -275,12 +290,7 @@ class LatentModel(nn.Module):
 
 def slice_steps(seq: Sequences, begin: int, end: int | None) -> Sequences:
     """Steps `begin` to `end` of all sequences."""
-    parts: dict[str, Any] = {}
-    for name, part in seq._asdict().items():
-        if name == "pixels":
-            parts[name] = {key: image[begin:end] for key, image in part.items()}
-        else:
-            parts[name] = part[begin:end]
+    parts = map_obs(lambda x: x[begin:end], seq._asdict())
     return Sequences(**parts)
 
 
@@ -291,8 +301,9 @@ def make_cell(encoding: SpaceEncoding, config: WorldModelConfig, generator: torc
     if config.cell == "simnorm":
         return SimNorm(config.embed, action_size, latent=config.latent, **sizes)
     sizes |= {"memory": config.latent, "groups": config.groups, "classes": config.classes}
-    cell = RSSM if config.cell == "rssm" else SSM
-    return cell(config.embed, action_size, **sizes)
+    if config.cell == "rssm":
+        return RSSM(config.embed, action_size, **sizes)
+    return SSM(config.embed, action_size, **sizes)
 
 
 class ObservationEncoder(nn.Module):
@@ -325,10 +336,12 @@ class ObservationEncoder(nn.Module):
         elif self.numbers:
             parts.append(self.mlp(symlog(flat)))
         for key, image in pixels.items():
-            images = image.flatten(0, -4) if image.dim() > 3 else image[None]
+            images = image.reshape(-1, *image.shape[-3:])
             centred = images.to(flat.dtype) / 255 - 0.5
-            parts.append(self.convolutions[f"image_{key}"](centred))
-        return self.join(torch.cat(parts, -1)).view(*leading, self.size)
+            convolve = self.convolutions[f"image_{key}"]
+            parts.append(convolve(centred))
+        embed = self.join(torch.cat(parts, -1))
+        return embed.view(*leading, self.size)
 
 
 class ObservationDecoder(nn.Module):
@@ -374,11 +387,15 @@ def _sizes(shape: tuple[int, ...]) -> list[tuple[int, int, int]]:
     if min(height, width) < MIN_SIDE_STRIDE_2:
         return [*sizes, (FIRST_CHANNELS, height, width), (FIRST_CHANNELS, height, width)]
     while min(height, width) >= MIN_SIDE_STRIDE_2:
-        is_first = len(sizes) == 1
-        stride = 4 if is_first and min(height, width) >= MIN_SIDE_STRIDE_4 else 2
+        stride = 2
+        channels = NEXT_CHANNELS
+        if len(sizes) == 1:
+            channels = FIRST_CHANNELS
+            if min(height, width) >= MIN_SIDE_STRIDE_4:
+                stride = 4
         height //= stride
         width //= stride
-        sizes.append((FIRST_CHANNELS if is_first else NEXT_CHANNELS, height, width))
+        sizes.append((channels, height, width))
     return sizes
 
 
@@ -426,7 +443,8 @@ def barlow(projected: Tensor, target: Tensor, off_diagonal: float = 5e-4) -> Ten
 def _standardized(x: Tensor) -> Tensor:
     x = x.flatten(0, -2)
     x = x - x.mean(0)
-    return x * torch.rsqrt(x.square().mean(0) + 1e-8)
+    variance = x.square().mean(0)
+    return x * torch.rsqrt(variance + 1e-8)
 
 
 def infonce(projected: Tensor, target: Tensor, temperature: float = 0.1) -> Tensor:

@@ -14,6 +14,7 @@ When it fails: discrete actions; rewards far beyond the horizon that the value h
 
 import copy
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
 from agents.world_model.imag_ac import Behaviour, LatentPolicy, ReturnRange
 from agents.world_model.model import DECAY, LatentModel, Replayed, weighted_mean
+from lodestar.numerics.draws import draw_order
 
 # Critics that are drawn each time a value is read.
 N_CRITICS_READ = 2
@@ -73,15 +75,23 @@ class LatentMPC(Behaviour):
         return {"plan": like.new_zeros(n, self.config.horizon, self.action_size)}
 
     def act(self, world: LatentModel, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
-        # The reward function is given (obs, action, next_obs, reward, ...), whose reward is the model's own head's.
-        rollout = functools.partial(imagine, world, reward_function=lambda *x: x[3], ends=None)
+        def head_reward(obs: Any, action: Any, next_obs: Any, reward: Tensor, *others: Any) -> Tensor:
+            return reward
+
+        def value(z: Tensor) -> Tensor:
+            return self._values(self.q, z).mean(0)
+
+        def propose(z: Tensor, t: int) -> tuple[Tensor, None]:
+            return self._sample(z), None
+
+        rollout = functools.partial(imagine, world, reward_function=head_reward, ends=None)
         # Planning continues from the last plan of these episodes.
         self.planner.mean = memory["plan"]
         action = self.planner.plan(
             rollout,
             state["z"],
-            value=lambda z: self._values(self.q, z).mean(0),
-            policy=lambda z, t: (self._sample(z), None),
+            value=value,
+            policy=propose,
             deterministic=deterministic,
         )
         return action, {"plan": self.planner.mean}
@@ -95,11 +105,12 @@ class LatentMPC(Behaviour):
         action = seq.action[:steps]
         terminated = seq.terminated[:steps]
         with torch.no_grad():
-            next_values = self._values(self.slow_q, encoded[1 : steps + 1])
+            next_z = encoded[1 : steps + 1]
+            next_value = self._values(self.slow_q, next_z).amin(0)
             discount = self.config.gamma * (1 - terminated)
-            target = seq.reward[:steps] + discount * next_values.amin(0)
-        both = torch.cat([ahead[:-1], action], -1)
-        logits = self.q(both.flatten(0, 1), generator=self.generator)
+            target = seq.reward[:steps] + discount * next_value
+        inputs = torch.cat([ahead[:-1], action], -1)
+        logits = self.q(inputs.flatten(0, 1), generator=self.generator)
         losses = self.head.loss(logits, target.flatten())
         loss = losses.mean(0).view_as(target)
         # A step without its successor has no target, unless the episode ended there.
@@ -115,16 +126,16 @@ class LatentMPC(Behaviour):
         decay = DECAY["mppi"] ** powers
         weight = replayed.valid * decay[:, None]
         distribution = self.policy(z)
-        action = _clamp_forward(self.policy.sample(distribution, self.generator))
+        sample = self.policy.sample(distribution, self.generator)
+        action = _clamp_forward(sample)
         _, entropy = self.policy.log_prob(distribution, action.detach())
-        both = torch.cat([z, action], -1)
-        logits = self._subset(self.q, both)
-        value = self.head.value(logits).mean(0)
+        value = self._draw_values(self.q, z, action).mean(0)
         self.scale.update(value[0].detach())
         gain = value / self.scale() + config.entropy_weight * entropy
         loss = -weighted_mean(gain, weight)
         self.descend(loss, "actor")
-        self._flats["slow"].value.lerp_(self._flats["critic"].value, config.tau)
+        slow = self._flats["slow"].value
+        slow.lerp_(self._flats["critic"].value, config.tau)
         return {
             "actor_loss": loss,
             "entropy": entropy.mean(),
@@ -132,24 +143,31 @@ class LatentMPC(Behaviour):
             "return_scale": self.scale(),
         }
 
-    def _subset(self, q: Stacked, both: Tensor) -> Tensor:
+    def _draw_values(self, q: Stacked, z: Tensor, action: Tensor) -> Tensor:
+        """Values by two critics drawn at random, (2, ...)."""
+        inputs = torch.cat([z, action], -1)
+        logits = self._subset(q, inputs)
+        return self.head.value(logits)
+
+    def _subset(self, q: Stacked, inputs: Tensor) -> Tensor:
         """Logits of two critics drawn at random, (2, ..., bins), without gradients to their weights."""
-        order = torch.randperm(self.config.critics, generator=self.generator, device=both.device)
+        order = draw_order(self.generator, self.config.critics)
         critics = order[:N_CRITICS_READ]
         weights = [p.detach()[critics] for p in q.weights()]
-        logits = q(both.flatten(0, -2), weights)
-        return logits.unflatten(1, both.shape[:-1])
+        logits = q(inputs.flatten(0, -2), weights)
+        return logits.unflatten(1, inputs.shape[:-1])
 
     def _sample(self, z: Tensor) -> Tensor:
-        action = self.policy.sample(self.policy(z), self.generator)
+        distribution = self.policy(z)
+        action = self.policy.sample(distribution, self.generator)
         return action.clamp(-1, 1)
 
     def _values(self, q: Stacked, z: Tensor) -> Tensor:
         """Values of latents (..., Z) by two critics and the policy's actions, (2, ...)."""
-        both = torch.cat([z, self._sample(z)], -1)
-        return self.head.value(self._subset(q, both))
+        return self._draw_values(q, z, self._sample(z))
 
 
 def _clamp_forward(action: Tensor) -> Tensor:
     # The gradient passes as if nothing were cut, else a policy outside [-1, 1] would never return.
-    return action + (action.clamp(-1, 1) - action).detach()
+    cut = action.clamp(-1, 1) - action
+    return action + cut.detach()

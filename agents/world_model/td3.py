@@ -26,6 +26,8 @@ from agents.networks.stacked import Stacked
 from agents.replay.replay import Sequences
 from agents.world_model.imag_ac import Behaviour
 from agents.world_model.model import LatentModel, Replayed, weighted_mean
+from envs.transitions import map_obs
+from lodestar.numerics.draws import draw_integers, draw_uniform
 
 # Deviation of the noise on target actions, and where it is cut.
 TARGET_NOISE_STD = 0.2
@@ -50,11 +52,13 @@ def n_step(
     unbroken = torch.cat([torch.ones_like(linked[:1]), continued])
     reached = unbroken.cumprod(0).bool()
     counted = reached & (linked | ended)
-    powers = gamma ** torch.arange(n, device=reward.device, dtype=reward.dtype)
-    total = (counted * powers[:, None] * reward[:n]).sum(0)
+    times = torch.arange(n, device=reward.device, dtype=reward.dtype)
+    powers = gamma**times
+    discounted = counted * powers[:, None] * reward[:n]
+    total = discounted.sum(0)
     count = counted.sum(0)
-    lives = ~(counted & ended).any(0)
-    discount = gamma ** count.to(reward.dtype) * lives
+    is_over = (counted & ended).any(0)
+    discount = gamma ** count.to(reward.dtype) * ~is_over
     return total, discount, count, counted[0]
 
 
@@ -90,7 +94,9 @@ class LatentTD3(Behaviour):
 
     def act(self, world: LatentModel, state: State, memory: State, deterministic: bool = False) -> tuple[Tensor, State]:
         z = state["z"]
-        noise = 0.0 if deterministic else self.config.exploration
+        noise = self.config.exploration
+        if deterministic:
+            noise = 0.0
         if not self.discrete:
             action = torch.tanh(self.policy(z))
             action = action + noise * self._normal(action)
@@ -99,8 +105,8 @@ class LatentTD3(Behaviour):
         action = self._greedy(values.mean(0))
         if noise:
             generator = self.generator
-            chance = torch.rand(len(z), 1, generator=generator, device=z.device)
-            index = torch.randint(self.action_size, (len(z),), generator=generator, device=z.device)
+            chance = draw_uniform(generator, len(z), 1)
+            index = draw_integers(generator, self.action_size, len(z))
             random_action = F.one_hot(index, self.action_size).to(z.dtype)
             action = torch.where(chance < noise / 2, random_action, action)
         return action, memory
@@ -113,13 +119,14 @@ class LatentTD3(Behaviour):
         self.slow_scale.copy_(self.scale)
         size = reward.square().mean().sqrt()
         # Where all rewards are 0 the scale stays.
-        self.scale.copy_(torch.where(size > 0, size, self.scale))
+        scale = torch.where(size > 0, size, self.scale)
+        self.scale.copy_(scale)
 
     def update(self, world: LatentModel, sequences: Sequences, replayed: Replayed | None = None) -> dict[str, Tensor]:
         """One step of critics and policy on sequences longer than `n_step`; returns metrics."""
         seq = sequences
         with torch.no_grad():
-            pixels = {key: image[0] for key, image in seq.pixels.items()}
+            pixels = map_obs(lambda image: image[0], seq.pixels)
             z = world.encode(seq.vector[0], pixels)["z"]
             target, known = self._value_targets(world, seq)
             zsa = joint(world.cell, z, seq.action[0])
@@ -146,8 +153,9 @@ class LatentTD3(Behaviour):
             seq.reward, seq.terminated, seq.first, seq.valid, config.n_step, config.gamma
         )
         columns = torch.arange(len(total), device=total.device)
-        next_pixels = {key: image[last, columns] for key, image in seq.pixels.items()}
-        next_z = world.encode(seq.vector[last, columns], next_pixels, slow=True)["z"]
+        next_vector = seq.vector[last, columns]
+        next_pixels = map_obs(lambda image: image[last, columns], seq.pixels)
+        next_z = world.encode(next_vector, next_pixels, slow=True)["z"]
         next_value = self._next_value(slow["cell"], next_z)
         target = total + discount * next_value * self.slow_scale
         return target / self.scale, known
@@ -155,7 +163,8 @@ class LatentTD3(Behaviour):
     def _update_policy(self, world: LatentModel, z: Tensor, known: Tensor) -> Tensor:
         """One step of the policy, which ascends the critics' mean; its loss."""
         pre_tanh = self.policy(z)
-        zsa = joint(world.cell, z, torch.tanh(pre_tanh), frozen=True)
+        action = torch.tanh(pre_tanh)
+        zsa = joint(world.cell, z, action, frozen=True)
         critics = [p.detach() for p in self.q.weights()]
         value = self.q(zsa, critics).mean(0).squeeze(-1)
         penalty = PRE_TANH_WEIGHT * pre_tanh.square().mean(-1)
@@ -185,7 +194,8 @@ class LatentTD3(Behaviour):
         return q(zsa).view(-1, len(z), self.action_size)
 
     def _greedy(self, values: Tensor) -> Tensor:
-        return F.one_hot(values.argmax(-1), self.action_size).to(values.dtype)
+        best = F.one_hot(values.argmax(-1), self.action_size)
+        return best.to(values.dtype)
 
     def _normal(self, like: Tensor) -> Tensor:
         return torch.empty_like(like).normal_(generator=self.generator)

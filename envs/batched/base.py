@@ -16,7 +16,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from envs.family import step_limit
 from envs.observations import empty_modalities
+from envs.transitions import map_obs
 from envs.types import Array, Info, Options, StateDict
 
 
@@ -119,7 +121,7 @@ class BatchedEnv(VectorEnv):
         # Some of `MODALITIES`, (N, ...), of the observations last returned.
         signal_count = len(self.SIGNALS) if signals else 0
         self.modalities = empty_modalities(n, frame_size, text, signal_count)
-        self.max_steps = _shortest_limit(original)
+        self.max_steps = step_limit(original) or sys.maxsize
 
         self.np_random = np.random.default_rng(seed)
         self._pool: dict[str, Array] = {}
@@ -230,9 +232,9 @@ class BatchedEnv(VectorEnv):
             self._refill()
         begin = self._used
         self._used = begin + len(rows)
-        starts = {key: value[begin : self._used] for key, value in self._pool.items()}
+        starts = map_obs(lambda x: x[begin : self._used], self._pool)
         if not self.state:
-            self.state = {key: self.xp.zeros_like(value) for key, value in starts.items()}
+            self.state = map_obs(self.xp.zeros_like, starts)
         for key, value in starts.items():
             self.state[key][rows] = value
         self._observe(starts, out)
@@ -240,7 +242,7 @@ class BatchedEnv(VectorEnv):
     def _refill(self) -> None:
         self._pool_rng = copy.deepcopy(self.np_random.bit_generator.state)
         starts = self._generate(self.np_random, self._pool_size)
-        self._pool = {key: self.arrays.array(value) for key, value in starts.items()}
+        self._pool = map_obs(self.arrays.array, starts)
         self._used = 0
 
     @property
@@ -256,7 +258,7 @@ class BatchedEnv(VectorEnv):
 
     def _saved(self) -> StateDict:
         """What a snapshot holds besides steps and returns."""
-        state = {key: self.arrays.numpy(value) for key, value in self.state.items()}
+        state = map_obs(self.arrays.numpy, self.state)
         return {"state": state, "rng": copy.deepcopy(self._pool_rng), "used": self._used}
 
     def restore(self, state: StateDict) -> Array:
@@ -279,10 +281,4 @@ class BatchedEnv(VectorEnv):
         self.np_random.bit_generator.state = copy.deepcopy(saved["rng"])
         self._refill()
         self._used = int(saved["used"])
-        self.state = {key: self.arrays.array(value) for key, value in saved["state"].items()}
-
-
-def _shortest_limit(original: gym.Env) -> int:
-    """The most steps of an episode, by the environment's registration or by itself."""
-    limits = [getattr(original.spec, "max_episode_steps", None), getattr(original.unwrapped, "max_steps", None)]
-    return min((limit for limit in limits if limit is not None), default=sys.maxsize)
+        self.state = map_obs(self.arrays.array, saved["state"])

@@ -47,7 +47,7 @@ class BatchedNetHack(BatchedEnv):
         self._status = original.get_wrapper_attr("status")
         self._ours = not isinstance(self.world, NetHackScore)
         self._step_game = [game.step for game in self._games.playing]
-        self._keys = np.array([int(action) for action in self.world.actions])
+        self._keys = np.array(list(map(int, self.world.actions)))
         # The random streams before the running games, and the actions of these, (N, steps).
         self._origins: list[dict[str, Any]] = [{} for _ in range(n)]
         self._played = np.zeros((n, MIN_KEPT_STEPS), np.int16)

@@ -76,7 +76,8 @@ class ClassicPainter:
         self.width = side or world.screen_width
         self.height = side or world.screen_height
         # The centres of small pixels in large ones, y upwards; axes (picture, row, column).
-        centre = (np.arange(size, dtype=np.float32) + 0.5) / size
+        pixels = np.arange(size, dtype=np.float32)
+        centre = (pixels + 0.5) / size
         self._x = centre[None, None, :] * self.width
         self._y = (1 - centre)[None, :, None] * self.height
         # The width and height of a small pixel in large ones.
@@ -114,11 +115,14 @@ class ClassicPainter:
         """First pixels (N,) along one axis, and the centres (N, count) of all, in large pixels."""
         room = margin / abs(pixel)
         begin = np.floor((first - origin) / pixel - room)
-        lengths = np.ceil((last - origin) / pixel + room) - begin
+        end = np.ceil((last - origin) / pixel + room)
+        lengths = end - begin
         # All windows are as long as the longest, so that they make one array.
         count = int(min(lengths.max(initial=1), self.size))
-        start = np.minimum(np.maximum(begin, 0), self.size - count).astype(np.int64)
-        return start, centres.ravel()[start[:, None] + np.arange(count)]
+        begin = np.maximum(begin, 0)
+        start = np.minimum(begin, self.size - count).astype(np.int64)
+        index = start[:, None] + np.arange(count)
+        return start, centres.ravel()[index]
 
     def _paint(self, image: Array, cover: Array, colour: tuple[int, int, int], top: Array, left: Array) -> None:
         """Mix a colour into windows of pictures (N, size, size, 3), of which a shape covers some."""
@@ -139,7 +143,9 @@ class ClassicPainter:
         """A black horizontal line, one large pixel wide, across the whole picture."""
         height = self._pixel[1]
         half = height / 2
-        overlap = np.minimum(y + 1, self._y + half) - np.maximum(y, self._y - half)
+        top = np.minimum(y + 1, self._y + half)
+        bottom = np.maximum(y, self._y - half)
+        overlap = top - bottom
         rows = np.flatnonzero(overlap > 0)
         cover = overlap[:, rows] / height
         image[:, rows] += cover[..., None] * (0 - image[:, rows])
@@ -157,7 +163,8 @@ class ClassicPainter:
         ys = np.trunc(across * sin + up * cos + y) + 0.5
         x_ends = (xs.min(axis=0), xs.max(axis=0))
         y_ends = (ys.min(axis=0), ys.max(axis=0))
-        first, column, *pixels = self._window(x_ends, y_ends, 2 + 2 * math.hypot(*self._pixel))
+        margin = 2 + 2 * math.hypot(*self._pixel)
+        first, column, *pixels = self._window(x_ends, y_ends, margin)
         # Opposite sides together cover what lies between them: their sum is 1 outside, 2 inside.
         sides = self._sides(xs, ys, *pixels)
         inside = sides[:2]
@@ -179,23 +186,29 @@ class ClassicPainter:
         nx = -dy / length
         ny = dx / length
         reach = np.abs(nx) * width + np.abs(ny) * height
-        along = (nx / reach)[..., None, None] * (x - xs[..., None, None])
-        up = (ny / reach)[..., None, None] * (y - ys[..., None, None])
+        # Axes: corner, environment, row, column.
+        x_share = (nx / reach)[..., None, None]
+        y_share = (ny / reach)[..., None, None]
+        middle = (0.5 + 0.5 / reach)[..., None, None]
+        along = x_share * (x - xs[..., None, None])
+        up = y_share * (y - ys[..., None, None])
         # This order of sums needs one array of all pixels less.
-        cover = along + (up + (0.5 + 0.5 / reach)[..., None, None])
+        cover = along + (up + middle)
         return np.clip(cover, 0, 1, out=cover)
 
     def _disc(self, image: Array, x: Array, y: Array, radius: int, colour: Any) -> None:
         width, height = self._pixel
         x = np.trunc(x) + 0.5
         y = np.trunc(y) + 0.5
-        top, left, ys, xs = self._window((x, x), (y, y), radius + 1 + math.hypot(width, height))
+        margin = radius + 1 + math.hypot(width, height)
+        top, left, ys, xs = self._window((x, x), (y, y), margin)
         dx = xs - x[:, None, None]
         dy = ys - y[:, None, None]
         distance = np.sqrt(dx * dx + dy * dy) + 1e-6
         reach = (np.abs(dx) * width + np.abs(dy) * height) / distance
+        reach = np.maximum(reach, 1e-6)
         inside = radius + 0.5 - distance
-        cover = np.clip(0.5 + inside / np.maximum(reach, 1e-6), 0, 1)
+        cover = np.clip(0.5 + inside / reach, 0, 1)
         self._paint(image, cover, colour, top, left)
 
 

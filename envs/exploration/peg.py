@@ -6,12 +6,13 @@ last millimetres), reduced to a plane: cloning comes near the hole, sparse rewar
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
 from envs.exploration.family import AGENT, FLOOR_RGB, WALL_RGB, CellWorld, enlarged
 from envs.family import Family, entry, simulator
-from envs.types import Array, EnvStep
+from envs.types import Array, EnvStep, Info
 
 # A step's distance and angle at an action of 1.
 SPEED = 0.05
@@ -47,8 +48,9 @@ class Peg(CellWorld):
         self.hole = holes[0]
 
     def step(self, action: Any) -> EnvStep:
-        self.pose = moved(np, self.pose, self.hole, np.asarray(action, np.float32), self.eps)
-        inside = bool(self.pose[1] <= -INSERTED_DEPTH)
+        action = np.asarray(action, np.float32)
+        self.pose = moved(np, self.pose, self.hole, action, self.eps)
+        inside = _is_inserted(self.pose)
         return self._obs(), float(inside), inside, False, {}
 
     def _obs(self) -> np.ndarray:
@@ -57,24 +59,39 @@ class Peg(CellWorld):
     def _picture(self) -> np.ndarray:
         """The surface, the hole, and the last third of the peg."""
         across = np.linspace(-1.2, 1.2, 25, dtype=np.float32)
-        x, y = np.meshgrid(across, -across)
-        # Each point as the hole sees it, then as the peg does.
-        hole_x, hole_y, hole_angle = self.hole
-        beside, above = turned(np, x - hole_x, y - hole_y, -hole_angle)
-        tip_x, tip_y, angle = self._obs()[:3]
-        side, up = turned(np, x - tip_x, y - tip_y, -angle)
-        is_open = (above > 0) | (np.abs(beside) < 0.08)
-        plan = np.where(is_open[..., None], FLOOR_RGB, WALL_RGB).astype(np.uint8)
-        plan[(np.abs(side) < 0.08) & (up > -0.05) & (up < 0.4)] = AGENT
+        points = np.meshgrid(across, -across)
+        beside, above = _seen_from(self.hole, *points)
+        is_in_hole = np.abs(beside) < 0.08
+        is_open = (above > 0) | is_in_hole
+        plan = np.where(is_open[..., None], FLOOR_RGB, WALL_RGB)
+        plan = plan.astype(np.uint8)
+        tip = self._obs()[:3]
+        side, up = _seen_from(tip, *points)
+        is_peg = (np.abs(side) < 0.08) & (up > -0.05) & (up < 0.4)
+        plan[is_peg] = AGENT
         return enlarged(plan)
+
+
+def _seen_from(place: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[Array, Array]:
+    """Points of the plane as something at this place (x, y, angle) sees them."""
+    place_x, place_y, angle = place
+    return turned(np, x - place_x, y - place_y, -angle)
 
 
 def begin(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Poses of pegs as the holes see them (beside, above, turned) and of holes (x, y, angle); float32 (count, 3)."""
-    low = np.array([[-0.5, 0.3, -0.5], [-0.5, -0.5, -0.5]])
-    high = np.array([[0.5, 0.8, 0.5], [0.5, 0.5, 0.5]])
-    samples = rng.uniform(low, high, (count, 2, 3)).astype(np.float32)
+    low = np.full((2, 3), -0.5)
+    high = np.full((2, 3), 0.5)
+    # Pegs begin above the surface.
+    low[0, 1] = 0.3
+    high[0, 1] = 0.8
+    samples = rng.uniform(low, high, (count, 2, 3))
+    samples = samples.astype(np.float32)
     return samples[:, 0], samples[:, 1]
+
+
+def _is_inserted(pose: np.ndarray) -> bool:
+    return bool(pose[1] <= -INSERTED_DEPTH)
 
 
 def components(x: Array) -> tuple[Array, Array, Array]:
@@ -91,19 +108,24 @@ def turned(xp: Any, x: Array, y: Array, angle: Array) -> tuple[Array, Array]:
 
 def moved(xp: Any, pose: Array, hole: Array, action: Array, eps: float) -> Array:
     """The pose (..., 3) after a step, as the hole sees it; all are arrays of `xp`, NumPy or torch."""
-    velocity_x, velocity_y, turn = components(SPEED * xp.clip(action, -1, 1))
-    right, up = turned(xp, velocity_x, velocity_y, -hole[..., 2])
+    velocity = SPEED * xp.clip(action, -1, 1)
+    velocity_x, velocity_y, turn = components(velocity)
+    hole_angle = hole[..., 2]
+    right, up = turned(xp, velocity_x, velocity_y, -hole_angle)
     beside, above, angle = components(pose)
     inside = above < 0
     beside = xp.clip(beside + right, -1, 1)
     above = xp.clip(above + up, -1, 1)
     angle = xp.clip(angle + turn, -1, 1)
     # The walls of the hole hold a peg that is in it.
-    beside = xp.where(inside, xp.clip(beside, -eps, eps), beside)
-    angle = xp.where(inside, xp.clip(angle, -eps, eps), angle)
+    beside_in_hole = xp.clip(beside, -eps, eps)
+    beside = xp.where(inside, beside_in_hole, beside)
+    angle_in_hole = xp.clip(angle, -eps, eps)
+    angle = xp.where(inside, angle_in_hole, angle)
     # The surface stops a peg that does not fit.
     fits = (abs(beside) <= eps) & (abs(angle) <= eps)
-    above = xp.where(fits, above, xp.clip(above, 0, 1))
+    above_surface = xp.clip(above, 0, 1)
+    above = xp.where(fits, above, above_surface)
     return xp.stack([beside, above, angle], -1)
 
 
@@ -123,12 +145,17 @@ def demonstrator(obs: np.ndarray) -> np.ndarray:
     hole_angle = hole[..., 2]
     dx, dy, angle = components(tip - hole)
     beside, above = turned(np, dx, dy, -hole_angle)
-    aligned = (np.abs(beside) < 0.005) & (np.abs(angle) < 0.005)
+    is_aligned = (np.abs(beside) < 0.005) & (np.abs(angle) < 0.005)
+    way_up = np.where(is_aligned, -1, FREE_HEIGHT - above)
     right = np.clip(-beside / SPEED, -1, 1)
-    up = np.clip(np.where(aligned, -1, FREE_HEIGHT - above) / SPEED, -1, 1)
+    up = np.clip(way_up / SPEED, -1, 1)
     x, y = turned(np, right, up, hole_angle)
     action = np.stack([x, y, -angle / SPEED], -1)
     return np.clip(action, -1, 1).astype(np.float32)
+
+
+def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) -> bool:
+    return _is_inserted(simulator(env).pose)
 
 
 FAMILY = Family(
@@ -137,5 +164,5 @@ FAMILY = Family(
     ids=("lodestar/Peg-v0",),
     knows=lambda spec: entry(spec).startswith("envs.exploration.peg:"),
     aim=lambda spec: "put the peg into the hole",
-    success=lambda env, total, terminated, info: bool(simulator(env).pose[1] <= -INSERTED_DEPTH),
+    success=_success,
 )

@@ -17,32 +17,36 @@ class StackedGRU(nn.Module):
 
     def __init__(self, members: int, inputs: int, hidden: int, generator: torch.Generator) -> None:
         super().__init__()
-        shapes = ((inputs, 3 * hidden), (1, 3 * hidden), (hidden, 3 * hidden), (1, 3 * hidden), (hidden, 1), (1, 1))
         self.hidden = hidden
         # In this order: weights and biases of the inputs, of the state before, and of the head.
         self.weights = nn.ParameterList()
-        for shape in shapes:
-            weight = torch.empty(members, *shape).uniform_(-1, 1, generator=generator)
-            self.weights.append(weight / math.sqrt(hidden))
+        gates = 3 * hidden
+        for before, after in ((inputs, gates), (hidden, gates), (hidden, 1)):
+            for rows in (before, 1):
+                weight = torch.empty(members, rows, after)
+                weight.uniform_(-1, 1, generator=generator)
+                self.weights.append(weight / math.sqrt(hidden))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.states(x))
 
     def states(self, x: Tensor) -> Tensor:
         """h after every step of sequences that begin at h = 0: (K, B, L, hidden)."""
+        batch, length = x.shape[-3:-1]
         gates = self.gates(x.flatten(-3, -2))
-        gates = gates.unflatten(1, x.shape[-3:-1])
-        h = gates.new_zeros(*gates.shape[:2], self.hidden)
-        after = []
-        for t in range(x.shape[-2]):
+        gates = gates.unflatten(1, (batch, length))
+        h = gates.new_zeros(len(gates), batch, self.hidden)
+        states = []
+        for t in range(length):
             h = self.step(gates[:, :, t], h)
-            after.append(h)
-        return torch.stack(after, dim=2)
+            states.append(h)
+        return torch.stack(states, dim=2)
 
     def gates(self, x: Tensor) -> Tensor:
         """What rows (N, inputs), or (K, N, inputs), contribute to the gates: (K, N, 3 hidden)."""
         weight = self.weights[0]
-        return torch.baddbmm(self.weights[1], x.expand(len(weight), -1, -1), weight)
+        rows = x.expand(len(weight), -1, -1)
+        return torch.baddbmm(self.weights[1], rows, weight)
 
     def step(self, gates: Tensor, h: Tensor) -> Tensor:
         """h (K, N, hidden) one step later."""
@@ -50,12 +54,14 @@ class StackedGRU(nn.Module):
         sizes = [2 * self.hidden, self.hidden]
         gates, candidate = gates.split(sizes, dim=-1)
         recurrent_gates, recurrent_candidate = recurrent.split(sizes, dim=-1)
-        reset, keep = torch.sigmoid(gates + recurrent_gates).chunk(2, dim=-1)
+        shares = torch.sigmoid(gates + recurrent_gates)
+        reset, keep = shares.chunk(2, dim=-1)
         new = torch.tanh(candidate + reset * recurrent_candidate)
         # Equal to (1 - keep) * new + keep * h, with one product less.
         return new + keep * (h - new)
 
     def head(self, h: Tensor) -> Tensor:
         """The number of each state (K, ..., hidden): (K, ...)."""
-        flat = torch.baddbmm(self.weights[5], h.flatten(1, -2), self.weights[4])
-        return flat.reshape(h.shape[:-1])
+        rows = h.flatten(1, -2)
+        numbers = torch.baddbmm(self.weights[5], rows, self.weights[4])
+        return numbers.reshape(h.shape[:-1])

@@ -29,9 +29,11 @@ def cut(batch: Transitions, usable: np.ndarray, length: int) -> tuple[Transition
     starts = np.where(usable & ~follows, times, 0)
     last_start = np.maximum.accumulate(starts, axis=0)
     place = (times - last_start) % length
-    last, env = np.nonzero(usable & (place == length - 1))
-    rows = last - np.arange(length - 1, -1, -1)[:, None]
-    is_unfinished = usable[-1] & ~batch.ended[-1] & (place[-1] < length - 1)
+    is_last = place == length - 1
+    last, env = np.nonzero(usable & is_last)
+    steps_back = np.arange(length - 1, -1, -1)
+    rows = last - steps_back[:, None]
+    is_unfinished = usable[-1] & ~batch.ended[-1] & ~is_last[-1]
     unfinished_rows = np.where(is_unfinished, place[-1] + 1, 0)
     left = times >= len(usable) - unfinished_rows
     return batch[rows, env[None]], left
@@ -74,9 +76,12 @@ class Segments:
         segments, left = self.take(batch, usable)
         self.pool.extend(segments)
         # Rows before the first that is left over are not carried to the next call.
-        begin = int(left.any(axis=1).argmax()) if left.any() else len(left)
+        self.tail = None
+        begin = len(left)
+        if left.any():
+            begin = int(left.any(axis=1).argmax())
+            self.tail = batch[begin:][left[begin:]]
         self.left = left[begin:]
-        self.tail = batch[begin:][self.left] if left.any() else None
 
     def take(self, batch: Transitions, usable: np.ndarray) -> tuple[list[Transitions], np.ndarray]:
         """The segments among the usable rows of (T, N), in the order of their ends; and bool (T, N), rows to keep."""
@@ -85,27 +90,32 @@ class Segments:
 
     def slim(self, batch: Transitions) -> Transitions:
         """The batch without the fields and extras that no segment holds."""
-        absent = dict.fromkeys({*vars(batch)} - {*SEGMENT_FIELDS, *self.modality_names, "extras"})
+        fields = {*SEGMENT_FIELDS, *self.modality_names, "extras"}
+        absent = dict.fromkeys(vars(batch).keys() - fields)
         extras = {key: x for key, x in batch.extras.items() if key in self.extras}
         return batch.replace(extras=extras, **absent)
 
     def pick(self, rows: np.ndarray) -> Transitions:
         """Segments (L, B) by their places (B,) in the pool."""
-        return side_by_side([self.pool[row] for row in rows])
+        segments = [self.pool[row] for row in rows]
+        return side_by_side(segments)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "pool": vars(stack(list(self.pool))) if self.pool else None,
-            "tail": self.tail and vars(self.tail),
-            "left": self.left,
-        }
+        state: dict[str, Any] = {"pool": None, "tail": None, "left": self.left}
+        if self.pool:
+            state["pool"] = vars(stack(list(self.pool)))
+        if self.tail is not None:
+            state["tail"] = vars(self.tail)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.pool.clear()
         if state["pool"]:
             pool = Transitions(**state["pool"])
             self.pool.extend(pool[m] for m in range(pool.shape[0]))
-        self.tail = state["tail"] and Transitions(**state["tail"])
+        self.tail = None
+        if state["tail"]:
+            self.tail = Transitions(**state["tail"])
         self.left = np.array(state["left"], bool)
 
 
@@ -142,12 +152,14 @@ class LastEpisodes(Segments):
     def shown(self, episode: Transitions) -> Transitions:
         """An episode (H,) as `length` steps."""
         # The last step of each of `length` equal parts, rounded up.
-        rows = -(-np.arange(1, self.length + 1) * len(episode.step) // self.length) - 1
-        return_so_far = np.cumsum(episode.reward, dtype=np.float64)[rows]
+        parts = np.arange(1, self.length + 1)
+        rows = -(-parts * len(episode.step) // self.length) - 1
+        returns = np.cumsum(episode.reward, dtype=np.float64)
+        reward = np.diff(returns[rows], prepend=0).astype(np.float32)
         steps = episode[rows]
         summary = self.summarise(episode)
-        extras = {**steps.extras, SUMMARY: np.broadcast_to(summary, (self.length, len(summary)))}
-        return steps.replace(reward=np.diff(return_so_far, prepend=0).astype(np.float32), extras=extras)
+        summaries = np.broadcast_to(summary, (self.length, len(summary)))
+        return steps.replace(reward=reward, extras={**steps.extras, SUMMARY: summaries})
 
 
 def _scatter(rows: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -5,15 +5,15 @@ from typing import ClassVar
 
 import pytest
 
-from lodestar.settings import Setting, Settings, declarations, described, setting
+from lodestar.settings import Setting, Settings, declarations, described, preset_setting, read_range, setting
 
 
 @dataclass
 class Example(Settings):
     presets: ClassVar = {"plain": {}, "wide": {"units": [8, 8]}}
     preset: str = setting("plain", "which variant", choices=("plain", "wide"))
-    rate: float = setting(0.1, "of Adam", above=0, high=1, tune=(1e-3, 1.0, "log"))
-    units: list[int] | None = setting(None, "of the layers", low=1, otherwise=[4])
+    rate: float = setting(0.1, "of Adam", "(0, 1]", tune=(1e-3, 1.0, "log"))
+    units: list[int] | None = preset_setting([4], "of the layers", ">= 1")
     weight: object = setting(1.0, "a number or a schedule", low=0)
     names: list[str] = setting(["a"], "of things")
 
@@ -54,6 +54,20 @@ def test_none_is_filled_by_the_preset_and_else_by_what_is_declared():
 )
 def test_ranges_in_words(given, words):
     assert Setting(**given).range == words
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        (">= 1", dict(low=1)),
+        ("> -0.5", dict(above=-0.5)),
+        ("[0, 1e6]", dict(low=0, high=1e6)),
+        ("(0, 1)", dict(above=0, below=1)),
+    ],
+)
+def test_a_range_as_text_is_the_same_as_its_ends_by_name(text, ends):
+    assert read_range(text) == ends
+    assert setting(1, "", text).metadata == setting(1, "", **ends).metadata
 
 
 def test_declarations_carry_help_default_and_tuning_range():
