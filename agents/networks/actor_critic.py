@@ -330,7 +330,7 @@ class ActorCritic(nn.Module):
             width = gru
         self.pi = _hidden(width, net_arch, ACTIVATIONS[activation])
         self.vf = _hidden(width, net_arch, ACTIVATIONS[activation])
-        last_width = [width, *net_arch][-1]
+        last_width = net_arch[-1] if net_arch else width
         self.pi_head = linear(last_width, actions.outputs, 0.01)
         self.vf_head = linear(last_width, streams, 1.0)
         if not is_orthogonal:

@@ -96,15 +96,16 @@ class CompiledUpdate(NumpyUpdate):
         def offset(view: np.ndarray) -> int:
             return (view.ctypes.data - start) // view.itemsize
 
-        layout = []
+        def place(weight: np.ndarray, bias: np.ndarray) -> list[int]:
+            return [*weight.shape, offset(weight), offset(bias)]
+
+        rows = []
         for network, head in enumerate(self.heads):
-            network_layout = []
-            for layer in self.layers:
-                weight = layer.weight[network]
-                network_layout.append([*weight.shape, offset(weight), offset(layer.bias[network])])
-            network_layout.append([*head.weight.shape, offset(head.weight), offset(head.bias)])
-            layout.append(network_layout)
-        return np.ascontiguousarray(np.array(layout, np.int64).transpose(2, 0, 1))
+            network_rows = [place(layer.weight[network], layer.bias[network]) for layer in self.layers]
+            network_rows.append(place(head.weight, head.bias))
+            rows.append(network_rows)
+        layout = np.array(rows, np.int64)
+        return np.ascontiguousarray(layout.transpose(2, 0, 1))
 
 
 def writable_floats(x: np.ndarray) -> np.ndarray:

@@ -56,8 +56,10 @@ def advantages(
     stops = ended[..., None] & episodic
     out_of_time = (truncated & ~terminated)[..., None]
     end_values = np.where(out_of_time, last_values, np.float32(0))
-    delta = rewards + gamma * np.where(stops, end_values, next_values) - values[:-1]
-    decay = np.where(stops, 0.0, gamma * gae_lambda).astype(np.float32)
+    next_values = np.where(stops, end_values, next_values)
+    delta = rewards + gamma * next_values - values[:-1]
+    decay = np.where(stops, 0.0, gamma * gae_lambda)
+    decay = decay.astype(np.float32)
     if not all_valid:
         # A row that is no transition hands on what follows it, but not across a lost episode.
         delta[~valid] = 0.0
@@ -107,7 +109,8 @@ class TorchUpdate(Learner):
         Where an episode `starts`, bool (B,), a recurrent policy's memory is emptied.
         """
         net = self.net
-        features = net.features(*self.observation_tensors(vector, pixels))
+        inputs = self.observation_tensors(vector, pixels)
+        features = net.features(*inputs)
         if net.gru is not None:
             memory = self.hidden[group]
             empty = self.tensor(starts)[None]
@@ -127,7 +130,8 @@ class TorchUpdate(Learner):
     @torch.no_grad()
     def values(self, vector: Any, pixels: Any, hidden: Tensor | None = None) -> np.ndarray:
         """Values (B, K) of observations; a recurrent policy looks at them from `hidden` (B, units)."""
-        features = self.net.features(*self.observation_tensors(vector, pixels))
+        inputs = self.observation_tensors(vector, pixels)
+        features = self.net.features(*inputs)
         if self.net.gru is not None:
             assert hidden is not None
             starts = torch.zeros(1, len(features), dtype=torch.bool, device=self.device)
@@ -138,12 +142,14 @@ class TorchUpdate(Learner):
 
     @torch.no_grad()
     def evaluate(self, vector: Any, pixels: Any, action: Any, mask: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        outputs, values = self.net(*self.observation_tensors(vector, pixels))
+        inputs = self.observation_tensors(vector, pixels)
+        outputs, values = self.net(*inputs)
+        host_values = values.cpu().numpy()
         if action is None:
-            return values.cpu().numpy(), np.empty(0, np.float32)
+            return host_values, np.empty(0, np.float32)
         outputs = masked(outputs[: len(action)], mask)
         log_prob, _ = self.actions.log_prob(outputs, self.net.log_std, self.tensor(action))
-        return values.cpu().numpy(), log_prob.cpu().numpy()
+        return host_values, log_prob.cpu().numpy()
 
     def begin_update(self, batch: Batch) -> Batch:
         if self.config.path == "numba":
@@ -202,12 +208,16 @@ class TorchUpdate(Learner):
         """Policy outputs, values, actions and targets of rows (B,), for a recurrent policy of sequences."""
         if self.net.gru is not None:
             return self._forward_sequences(batch, rows)
-        index = rows if isinstance(rows, slice) else self.tensor(rows)
+        index = rows
+        if not isinstance(rows, slice):
+            index = self.tensor(rows)
         outputs, values = self._outputs(batch, index)
         if batch.mask is not None:
-            outputs = masked(outputs, self.tensor(batch.mask)[index])
-        targets = Targets(self.tensor(batch.targets.rows)[index])
-        return outputs, values, self.tensor(batch.action)[index], targets
+            mask = self.tensor(batch.mask)[index]
+            outputs = masked(outputs, mask)
+        action = self.tensor(batch.action)[index]
+        targets = self.tensor(batch.targets.rows)[index]
+        return outputs, values, action, Targets(targets)
 
     def _outputs(self, batch: Batch, index: Any) -> tuple[Tensor, Tensor]:
         vector, pixels = self.observation_tensors(batch.vector, batch.pixels)
@@ -224,16 +234,13 @@ class TorchUpdate(Learner):
         features = self.net.features(rows_of(batch.vector), images)
         starts = self.tensor(batch.starts[:, columns])
         hidden = batch.hidden[self.tensor(columns)]
-        unrolled, _ = self.net.unroll(features.view(length, len(columns), -1), hidden, starts)
+        features = features.view(length, len(columns), -1)
+        unrolled, _ = self.net.unroll(features, hidden, starts)
         outputs, values = self.net.heads(unrolled.flatten(0, 1))
         if batch.mask is not None:
             outputs = masked(outputs, rows_of(batch.mask))
         # Rows that only reset an environment teach nothing.
-        is_transition = torch.nonzero(rows_of(batch.valid)).flatten()
-        targets = Targets(rows_of(batch.targets.rows)[is_transition])
-        return (
-            outputs[is_transition],
-            values[is_transition],
-            rows_of(batch.action)[is_transition],
-            targets,
-        )
+        rows = torch.nonzero(rows_of(batch.valid)).flatten()
+        action = rows_of(batch.action)[rows]
+        targets = rows_of(batch.targets.rows)[rows]
+        return outputs[rows], values[rows], action, Targets(targets)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.numerics.draws import draw_integers, draw_normal, draw_uniform
 from lodestar.settings import setting
 from rewards.exploration.disagreement import StackedHeads
 from rewards.preference.bradley_terry import BradleyTerry, BradleyTerryConfig
@@ -70,15 +71,19 @@ class Debate(BradleyTerry):
         generator = torch.Generator().manual_seed(0)
         # An action of several choices has a block for each, a Box has none.
         blocks = self.actions.blocks
-        choices = [torch.eye(size)[torch.randint(size, (RIVAL_ACTIONS,), generator=generator)] for size in blocks]
+        choices = []
+        for size in blocks:
+            index = draw_integers(generator, size, RIVAL_ACTIONS)
+            choices.append(torch.eye(size)[index])
         if not blocks:
-            rivals = 2 * torch.rand(RIVAL_ACTIONS, self.actions.size, generator=generator) - 1
+            rivals = 2 * draw_uniform(generator, RIVAL_ACTIONS, self.actions.size) - 1
         elif len(blocks) == 1:
             rivals = torch.eye(blocks[0])
         else:
             rivals = torch.cat(choices, dim=1)
         self.rivals = rivals.to(self.device)
-        self.mixing = torch.randn(2 * (self.layout.size,), generator=generator).double().to(self.device)
+        mixing = draw_normal(generator, self.layout.size, self.layout.size)
+        self.mixing = mixing.double().to(self.device)
 
     def networks(self, inputs: int) -> StackedHeads:
         config = self.config
@@ -86,7 +91,8 @@ class Debate(BradleyTerry):
         if size > MAX_DEBATED_NUMBERS:
             numbers = f"{MAX_DEBATED_NUMBERS} numbers, not {size}"
             raise ValueError(f"reward debate reads at most {numbers}; name some: {config.prefix}keys")
-        return StackedHeads([self.head(inputs + size, config.hidden, 1) for _ in range(config.members)])
+        heads = [self.head(inputs + size, config.hidden, 1) for _ in range(config.members)]
+        return StackedHeads(heads)
 
     def seen(self, batch: Transitions) -> tuple[np.ndarray, np.ndarray]:
         return self.rows(batch.obs), self.actions(batch.action).cpu().numpy()
@@ -96,19 +102,26 @@ class Debate(BradleyTerry):
         size = self.layout.size
         is_seen = torch.ones_like(x[..., :size])
         if x.ndim == 4:
-            drawn = torch.from_numpy(self.rng.random((*x.shape[:-1], size + 1), np.float32)).to(x.device)
+            shape = (*x.shape[:-1], size + 1)
+            random = torch.from_numpy(self.rng.random(shape, np.float32)).to(x.device)
             # Each row has a threshold of its own, so that few numbers are seen as often as many.
-            is_seen = (drawn[..., 1:] < drawn[..., :1]).float()
-        x = torch.cat([x[..., :size] * is_seen, x[..., size:], is_seen], dim=-1)
-        return self.ensemble(x.flatten(-3, -2)).squeeze(-1).unflatten(1, x.shape[-3:-1])
+            is_seen = (random[..., 1:] < random[..., :1]).float()
+        shown = x[..., :size] * is_seen
+        x = torch.cat([shown, x[..., size:], is_seen], dim=-1)
+        values = self.ensemble(x.flatten(-3, -2)).squeeze(-1)
+        return values.unflatten(1, x.shape[-3:-1])
 
     def score(self, batch: Transitions, memory: Memory = None) -> np.ndarray:
         if not self.labelled.fits:
             return np.zeros(batch.shape, np.float32)
         states = self.whiten(self.rows(batch.obs)).split(DEBATES_AT_ONCE)
         actions = self.actions(batch.action).split(DEBATES_AT_ONCE)
-        gaps = [self.debate(state, ours, self.rival(state, ours))[0] for state, ours in zip(states, actions)]
-        return (torch.cat(gaps) > MIN_J_GAP).float().cpu().numpy()
+        gaps = []
+        for state, ours in zip(states, actions):
+            gap, _ = self.debate(state, ours, self.rival(state, ours))
+            gaps.append(gap)
+        has_won = torch.cat(gaps) > MIN_J_GAP
+        return has_won.float().cpu().numpy()
 
     @torch.no_grad()
     def rival(self, state: Tensor, ours: Tensor) -> Tensor:
@@ -136,7 +149,8 @@ class Debate(BradleyTerry):
         def gap(hidden: Tensor) -> Tensor:
             """J of ours less J of theirs (N, G), given what G choices of numbers add, (K, N, G, H)."""
             difference = torch.relu(hidden + our_hidden) - torch.relu(hidden + their_hidden)
-            return (difference.flatten(1, 2) @ last).mean(dim=0).view(n, -1)
+            gaps = difference.flatten(1, 2) @ last
+            return gaps.mean(dim=0).view(n, -1)
 
         # An order that looks random and follows from the state alone, so that scores are pure.
         noise = torch.sin(1e4 * state.double() @ self.mixing)
@@ -147,7 +161,9 @@ class Debate(BradleyTerry):
                 gain = gap(hidden + added)
                 if turn % 2 and evidence == "debate":
                     gain = -gain
-                order[:, turn] = gain.scatter(1, order[:, :turn], -torch.inf).argmax(dim=1)
+                # No number is shown twice.
+                gain = gain.scatter(1, order[:, :turn], -torch.inf)
+                order[:, turn] = gain.argmax(dim=1)
             shown = added[:, torch.arange(n), order[:, turn]]
             hidden = hidden + shown[:, :, None]
         return gap(hidden)[:, 0], order
@@ -161,7 +177,9 @@ class Debate(BradleyTerry):
             names = [f"entry {i}" for i in range(rows.shape[1])]
         reasons = []
         for row, gap, places in zip(rows, gaps.tolist(), order.tolist()):
-            verdict = "won" if gap > MIN_J_GAP else "lost"
+            verdict = "lost"
+            if gap > MIN_J_GAP:
+                verdict = "won"
             shown = [f"{names[i]} {row[i]:.3g}" for i in places]
             reasons.append(f"{verdict}; for: {', '.join(shown[::2])}; against: {', '.join(shown[1::2])}")
         return reasons
