@@ -84,13 +84,15 @@ class Stages(nn.Module):
 
     def inputs(self, vector: Tensor, step: Tensor) -> Tensor:
         """(B, D) and (B,) -> what a network reads, whitened."""
-        return (join_time(vector, step) - self.mean) / self.std
+        inputs = join_time(vector, step)
+        return (inputs - self.mean) / self.std
 
     def greedy(self, x: Tensor, step: Tensor) -> Tensor:
         """Actions (B,) at steps (B,); after the last known step, its policy's."""
         known_step = step.clamp(max=self.ready - 1)
         weights = [table[known_step] for table in self.tables]
-        return self.net(x[:, None], weights)[:, 0].argmax(-1)
+        q = self.net(x[:, None], weights)[:, 0]
+        return q.argmax(-1)
 
     def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
         # The tables grow with the steps, and torch refuses a buffer of another shape.
@@ -168,7 +170,8 @@ class SQIRL(BaseAgent):
         if self.stage:
             step = self.steps.step_index
             before_stage = torch.as_tensor(step < self.stage, device=self.device)
-            actions = torch.where(before_stage, self._greedy(self.steps.obs, step), actions)
+            greedy = self._greedy(self.steps.obs, step)
+            actions = torch.where(before_stage, greedy, actions)
         return nn.functional.one_hot(actions, action_size).float()
 
     @torch.no_grad()
@@ -176,16 +179,19 @@ class SQIRL(BaseAgent):
         """Actions (N,) of the policies at these steps (N,) of the episodes."""
         vector = torch.as_tensor(self.encoding.vector(obs), device=self.device)
         step = torch.as_tensor(steps, device=self.device)
-        return self.policy.greedy(self.policy.inputs(vector, step), step)
+        inputs = self.policy.inputs(vector, step)
+        return self.policy.greedy(inputs, step)
 
     def update(self) -> dict[str, Any]:
         """Score the episodes, learn the stage's step from them, let the rewards learn, continue with the next step."""
         config = self.config
         scorer = self.scorer
         batch = scorer.embed(self._played)
-        raw, _ = scorer.score(batch, scorer.initial_memory(self.steps.n))
+        memory = scorer.initial_memory(self.steps.n)
+        raw, _ = scorer.score(batch, memory)
         weights = scorer.weights(self.num_timesteps)
-        reward: Any = sum(part * weights[name] for name, part in scorer.scaled(raw).items())
+        scaled = scorer.scaled(raw)
+        reward: Any = sum(part * weights[name] for name, part in scaled.items())
         go = returns_to_go(np.asarray(reward, np.float64), batch.ended, config.gamma)
         # Before the stage's step actions were greedy; the returns after it are those of random play.
         random_rows = batch.valid & (batch.step >= self.stage)
@@ -194,7 +200,8 @@ class SQIRL(BaseAgent):
             loss = self._look_ahead(batch[random_rows], reward[random_rows], go[random_rows])
             metrics["train/loss"] = loss
             self._n_updates += 1
-        self.record(metrics | scorer.update(batch, raw, self.num_timesteps))
+        metrics |= scorer.update(batch, raw, self.num_timesteps)
+        self.record(metrics)
         self.longest = int(batch.step[batch.valid].max()) + 1
         self.stage += 1
         # After the last step of the longest episode another pass begins, with twice the episodes.
@@ -230,7 +237,8 @@ class SQIRL(BaseAgent):
             std = target.std(correction=0).clamp(min=1e-6)
             loss = self._fit(depth, x, action, (target - mean) / std)
             with torch.no_grad():
-                next_value = self.nets[depth](next_x)[0].amax(-1) * std + mean
+                next_q = self.nets[depth](next_x)[0]
+            next_value = next_q.amax(-1) * std + mean
             # The next depth learns r + gamma max Q of this one.
             target = rewards + self.config.gamma * continues * next_value
         self.policy.put(self.stage, list(self.nets[-1].parameters()))
@@ -253,8 +261,9 @@ class SQIRL(BaseAgent):
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         """Greedy in either case; the state, int (B,), counts the steps of each episode."""
-        counted = 0 if state is None else np.asarray(state)
-        step = np.where(starts, 0, counted)
+        step = np.zeros(len(starts), int)
+        if state is not None:
+            step = np.where(starts, 0, state)
         if self.policy.ready:
             action = self._greedy(obs, step).cpu().numpy()
         else:
@@ -264,7 +273,8 @@ class SQIRL(BaseAgent):
 
 def join_time(vector: Tensor, step: Tensor) -> Tensor:
     """(B, D) and (B,) -> (B, D + 1), the step as log(1 + step)."""
-    return torch.cat([vector, torch.log1p(step.float())[:, None]], -1)
+    time = torch.log1p(step.float())
+    return torch.cat([vector, time[:, None]], -1)
 
 
 def returns_to_go(reward: np.ndarray, ended: np.ndarray, gamma: float) -> np.ndarray:

@@ -87,11 +87,14 @@ class Imagination(Stateful):
         if self.reward_source.how == "head" and config.relabel:
             self.notes.append(self.reward_source.reason)
         self.horizon = HorizonSchedule(config.horizon)
-        self.adaptive = Adaptive(config.kappa) if config.adaptive == "macura" else None
+        self.adaptive = None
+        if config.adaptive == "macura":
+            self.adaptive = Adaptive(config.kappa)
         self.discriminator = None
         if config.filter == "morec":
-            threshold = None if config.filter_threshold == "auto" else float(config.filter_threshold)
-            settings = DiscriminatorConfig(threshold=threshold)
+            settings = DiscriminatorConfig()
+            if config.filter_threshold != "auto":
+                settings = DiscriminatorConfig(threshold=float(config.filter_threshold))
             self.discriminator = Discriminator(encoding, settings, seed=seed, device=device)
         self.planner = _planner(config, encoding, seed, device)
         self.pessimistic = None
@@ -146,14 +149,18 @@ class Imagination(Stateful):
     def _imagine_all(self, replay: Replay, timesteps: int) -> dict[str, Any]:
         """Imagine from replayed states: transitions to learn from, or states to begin from."""
         is_svg = self.config.update == "svg"
-        horizon = self.config.distribution_horizon if is_svg else self.horizon(timesteps)
-        n_steps = diverged = penalty = torch.zeros((), device=self.device)
+        horizon = self.config.distribution_horizon
+        if not is_svg:
+            horizon = self.horizon(timesteps)
+            self.buffer.refitted()
+        n_steps = torch.zeros((), device=self.device)
+        diverged = torch.zeros((), device=self.device)
+        penalty = torch.zeros((), device=self.device)
         states = []
         steps = []
-        if not is_svg:
-            self.buffer.refitted()
         for begin in range(0, self.rollouts, MAX_ROLLOUT_ROWS):
-            obs, step = replay.starts(min(MAX_ROLLOUT_ROWS, self.rollouts - begin))
+            count = min(MAX_ROLLOUT_ROWS, self.rollouts - begin)
+            obs, step = replay.starts(count)
             imagined = self._imagine(obs, step, horizon)
             if is_svg:
                 # Where rollouts begin is real, whatever the model predicts there.
@@ -178,7 +185,9 @@ class Imagination(Stateful):
     def _imagine(self, obs: Tensor, step: Tensor, horizon: int) -> Imagined:
         """Roll out from states (B, D), with rewards of 0: the buffer scores its rows when they are sampled."""
         config = self.config
-        choose = None if self.discriminator is None else self.discriminator.choose
+        choose = None
+        if self.discriminator is not None:
+            choose = self.discriminator.choose
         measure = PENALTIES.get(config.uncertainty)
         penalty = None
         if measure is not None:
@@ -186,7 +195,7 @@ class Imagination(Stateful):
         return imagine(
             self.model,
             self._act,
-            lambda *x: torch.zeros_like(x[3]),
+            _no_reward,
             self.ends,
             obs,
             horizon,
@@ -199,9 +208,10 @@ class Imagination(Stateful):
         )
 
     def _act(self, obs: Tensor, t: int) -> tuple[Tensor, None]:
-        if self.pessimistic is not None and t == 0:
-            return self.pessimistic.plan(self._rollouts(), self._sample, obs), None
-        return self._sample(obs, t)
+        if self.pessimistic is None or t > 0:
+            return self._sample(obs, t)
+        action = self.pessimistic.plan(self._rollouts(), self._sample, obs)
+        return action, None
 
     def states(self, count: int) -> tuple[Tensor, Tensor]:
         """Imagined states (B, D) and their steps (B,), drawn with replacement."""
@@ -220,7 +230,8 @@ class Imagination(Stateful):
             action = self.planner.plan(self._rollouts(), obs, warm=False)
             self.planner.mean = running_plans
             return action
-        self.planner.reset(torch.as_tensor(step == 0, device=self.device))
+        begins = torch.as_tensor(step == 0, device=self.device)
+        self.planner.reset(begins)
         return self.planner.plan(self._rollouts(), obs, warm=True)
 
     def _rollouts(self) -> Any:
@@ -242,11 +253,17 @@ class Imagination(Stateful):
 
     def succeed(self, old: "Imagination") -> None:
         """Take over everything but the rewards."""
-        self.load_state_dict(old.state_dict() | {"reward_source": self.reward_source.state_dict()})
+        state = old.state_dict()
+        state["reward_source"] = self.reward_source.state_dict()
+        self.load_state_dict(state)
 
     def _gather(self) -> None:
         """Join the states of the fits that are kept, and their steps."""
         self._all = [torch.cat(column) for column in zip(*self._states)]
+
+
+def _no_reward(obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor, *others: Tensor) -> Tensor:
+    return torch.zeros_like(task)
 
 
 def _weighted_penalty(measure: Callable[[Predicted], Tensor], weight: float, predicted: Predicted) -> Tensor:
@@ -294,7 +311,8 @@ class ImaginedBuffer(Stateful):
         table = torch.cat(columns, -1).detach()
         rows = table[imagined.alive]
         newest = rows[-self.capacity :]
-        places = (self.written + torch.arange(len(newest), device=self.device)) % self.capacity
+        count = torch.arange(len(newest), device=self.device)
+        places = (self.written + count) % self.capacity
         self.table[places] = newest
         self.written += len(newest)
 
@@ -316,7 +334,8 @@ class ImaginedBuffer(Stateful):
         with torch.no_grad():
             reward = self.reward_function(obs, action, next_obs, task, terminated > 0, step)
             reward = reward - penalty
-        return Rows(obs, action, reward, next_obs, gamma * (1 - terminated), step, index)
+        discount = gamma * (1 - terminated)
+        return Rows(obs, action, reward, next_obs, discount, step, index)
 
     def state_dict(self) -> StateDict:
         size = min(self.written, self.capacity)
@@ -324,7 +343,8 @@ class ImaginedBuffer(Stateful):
 
     def load_state_dict(self, state: StateDict) -> None:
         super().load_state_dict(state)
-        self.table[: len(state["table"])] = torch.as_tensor(state["table"]).to(self.device)
+        table = torch.as_tensor(state["table"]).to(self.device)
+        self.table[: len(table)] = table
 
 
 def ending(spec: EnvSpec | None, encoding: SpaceEncoding, device: torch.device) -> Ends | None:
@@ -349,7 +369,8 @@ def ending(spec: EnvSpec | None, encoding: SpaceEncoding, device: torch.device) 
     def ends(obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
         # From [-1, 1] to the environment's units.
         share = (action.clamp(-1, 1) + 1) / 2
-        return rule(obs, low + share * (high - low), next_obs)
+        env_action = low + share * (high - low)
+        return rule(obs, env_action, next_obs)
 
     return ends
 
@@ -379,8 +400,9 @@ def _model(
         min_steps=min(100, config.model_steps),
         max_steps=config.model_steps,
     )
-    model = Factored if config.model == "factored" else DynamicsEnsemble
-    return model(encoding, settings, seed=seed, device=device)
+    if config.model == "factored":
+        return Factored(encoding, settings, seed=seed, device=device)
+    return DynamicsEnsemble(encoding, settings, seed=seed, device=device)
 
 
 def _planner(config: DynaConfig, encoding: SpaceEncoding, seed: int, device: str) -> CEM | MPPI | UPMPC | None:
