@@ -185,6 +185,7 @@ def _cast(values: Any, space: Any) -> Any:
         return None
     if not np.can_cast(values.dtype, space.dtype, "same_kind"):
         return None
+    counts: Any
     if isinstance(space, spaces.Discrete):
         counts = space.n
     elif isinstance(space, spaces.MultiDiscrete):
