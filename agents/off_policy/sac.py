@@ -23,7 +23,7 @@ reward that random actions never reach; a spectral bound below what values need 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -124,7 +124,7 @@ class LearnerConfig(Settings):
 class Critics(Stateful):
     """K networks of `obs_size` + `action_size` inputs (0: all actions) and `values` outputs, with targets."""
 
-    saved = (
+    saved: ClassVar[tuple[str, ...]] = (
         "critic",
         "critic_flat",
         "target_flat",

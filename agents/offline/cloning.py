@@ -102,7 +102,7 @@ class Cloning(IQL):
             at = np.array(state["at"])
         finished = np.flatnonzero(starts | (at >= length))
         if len(finished):
-            generator = self._generator
+            generator: torch.Generator | None = self._generator
             if deterministic:
                 generator = None
             places = torch.as_tensor(finished)
