@@ -31,7 +31,7 @@ from agents.ppo.device import collector_class
 from agents.ppo.extensions import extension_classes
 from agents.ppo.gradients import StreamGradients
 from agents.ppo.learners import make_learner, make_policy
-from agents.ppo.seams import Combiner, Estimator, Extra, RolloutSchedule, ScoredRollout, Targets
+from agents.ppo.seams import Combiner, Estimator, Extra, Penalty, RolloutSchedule, ScoredRollout, Targets
 from agents.ppo.update import TorchUpdate, advantages
 from envs.transitions import NotFinite, is_finite, map_obs
 from envs.types import Obs
@@ -91,6 +91,9 @@ class PPO(BaseAgent):
         if self.config.streams == "sum":
             scorer = TaskScorer(self.config.gamma)
         self.streams = dict(scorer.streams)
+        if self.config.streams == "separate":
+            for name, kind in extension_classes("penalty", self.config, self.streams):
+                self.streams[name] = kind.stream(self.config)
         streams = self.streams.values()
         self.gamma = np.array([stream.gamma for stream in streams], np.float32)
         self.episodic = np.array([stream.episodic for stream in streams], bool)
@@ -141,6 +144,7 @@ class PPO(BaseAgent):
         combiners = self._make_extensions("combiner") or [Combiner()]
         self.combiner: Combiner = combiners[0]
         self.extras: list[Extra] = self._make_extensions("extra")
+        self.penalties: list[Penalty] = self._make_extensions("penalty")
         decide = self.combiner.needs_gradients
         for extra in self.extras:
             decide |= extra.needs_gradients
@@ -172,7 +176,8 @@ class PPO(BaseAgent):
     def fitted(self, weights: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         """Values of streams that this reward has, too, by their names; the others stay as they are."""
         old_streams = state.get("streams")
-        if old_streams is None or old_streams == list(self.scorer.streams):
+        values_fit = len(weights["vf_head.bias"]) == len(self.streams)
+        if old_streams is None or (values_fit and old_streams == list(self.scorer.streams)):
             return weights
         if self.config.streams == "sum":
             old_streams = []
@@ -237,11 +242,16 @@ class PPO(BaseAgent):
         missing = [name for name in self.scorer.streams if name not in scaled]
         if missing:
             raise ValueError(f"the reward has no score for its stream {missing[0]!r}, only for {sorted(scaled)}")
-        rewards = np.stack([scaled[name] for name in self.scorer.streams], -1)
+        stream_rewards = [scaled[name] for name in self.scorer.streams]
         first_timestep = timesteps - transitions.valid.size
         row_timesteps = first_timestep + rollout.n * np.arange(rollout.length)[:, None]
-        stream_weights = self.scorer.weights(row_timesteps).values()
-        weights = np.stack([np.broadcast_to(weight, transitions.shape) for weight in stream_weights], -1)
+        scheduled = self.scorer.weights(row_timesteps).values()
+        stream_weights = [np.broadcast_to(weight, transitions.shape) for weight in scheduled]
+        for penalty in self.penalties:
+            stream_rewards.append(penalty.reward(self, collector, transitions.valid))
+            stream_weights.append(np.full(transitions.shape, penalty.weight))
+        rewards = np.stack(stream_rewards, -1)
+        weights = np.stack(stream_weights, -1)
         if self.config.streams == "sum":
             rewards = (rewards * weights).sum(-1, keepdims=True)
             weights = np.ones_like(weights[..., :1])

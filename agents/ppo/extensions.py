@@ -83,7 +83,21 @@ class OverlapSettings(Settings):
 
 
 @dataclass
-class ExtensionSettings(OverlapSettings, NetworkSettings, ImitationSettings, BlendSettings, BalanceSettings):
+class ReferenceSettings(Settings):
+    """Of `agents.ppo.reference.Reference`."""
+
+    reference: str = setting(
+        "",
+        "a policy to stay near: a file of one, or start, the one that training begins with",
+    )
+    kl: float = setting(0.0, "what a nat of divergence from the reference costs", ">= 0", tune=(1e-3, 1.0, "log"))
+    reference_every: int = setting(0, "rollouts after which the policy becomes the reference; 0: never", ">= 0")
+
+
+@dataclass
+class ExtensionSettings(
+    ReferenceSettings, OverlapSettings, NetworkSettings, ImitationSettings, BlendSettings, BalanceSettings
+):
     """Of all extensions, balance first: a dataclass takes the fields of its last base first."""
 
 
@@ -113,6 +127,16 @@ def refuse_conflicts(config: Any) -> None:
         "agent.overlap learns from a rollout that an earlier policy collected, which agent.net=trees (here: {net}) "
         "and agent.blend (here: {blend}) do not; give agent.overlap=false",
     )
+    config.refuse_if(
+        bool(config.reference) != bool(config.kl),
+        "agent.reference={reference} and agent.kl={kl} need each other; give both, as in agent.reference=start "
+        "agent.kl=0.1, or neither",
+    )
+    config.refuse_if(
+        config.reference and (config.gru or config.net == "trees" or config.blend != "none"),
+        "agent.reference={reference} is for networks without memory and weights that are given; take agent.gru=0 "
+        "(here: {gru}), agent.blend=none (here: {blend}) and another agent.net than trees (here: {net})",
+    )
     Schedule(config.imitate, "agent.imitate")
     config.refuse_if(
         config.imitate and (config.gru or config.streams == "sum"),
@@ -123,7 +147,7 @@ def refuse_conflicts(config: Any) -> None:
 class Extension(NamedTuple):
     """A class that takes the place of a seam's default, or is added to it."""
 
-    # Of `agents.ppo.seams`: estimator, combiner, extra or schedule.
+    # Of `agents.ppo.seams`: estimator, combiner, extra, schedule or penalty.
     seam: str
     # Of its attribute in `PPO.extensions`, and of its part of a saved state.
     name: str
@@ -153,6 +177,11 @@ def is_learned(stream: Any) -> bool:
     return getattr(stream, "learned", False)
 
 
+def stays_near(config: Any, streams: Mapping[str, Any]) -> bool:
+    """Whether to pay for leaving a reference policy."""
+    return bool(config.reference)
+
+
 def overlaps(config: Any, streams: Mapping[str, Any]) -> bool:
     """Whether to collect and learn at once."""
     return config.overlap
@@ -169,6 +198,7 @@ def imitates(config: Any, streams: Mapping[str, Any]) -> bool:
 
 
 EXTENSIONS = (
+    Extension("penalty", "reference", "agents.ppo.reference:Reference", stays_near),
     Extension("schedule", "overlap", "agents.ppo.overlap:Overlap", overlaps),
     Extension("estimator", "credit", "agents.ppo.credit:CreditEstimator", has_credit),
     Extension("combiner", "balance", "agents.ppo.balance:Balance", balances),

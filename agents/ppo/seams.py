@@ -4,6 +4,7 @@
     Estimator    rewards -> advantages (T, N, K)                    discounted sums, the least reward
     Combiner     advantages of K streams -> those of one policy     by weights, by their gradients
     Extra        what else is learnt from a rollout                 self-imitation, learned weights
+    Penalty      a stream beside those of the reward                divergence from a reference policy
     RolloutSchedule   when to collect and when to learn             one after the other, overlapped
 
 An extension imports the core, and not the other way round: `agents.ppo.extensions` maps settings to these classes.
@@ -233,6 +234,22 @@ class Extra(Stateful, ABC):
     @abstractmethod
     def after_update(self, agent: "PPO", scored: ScoredRollout) -> dict[str, float]:
         """Learn from a rollout; returns metrics by tag."""
+
+
+class Penalty(Stateful, ABC):
+    """A stream that the agent adds to those of its reward."""
+
+    # What its advantage counts.
+    weight: float
+
+    @staticmethod
+    @abstractmethod
+    def stream(config: PPOConfig) -> Any:
+        """Discount and end of its return: an object with `gamma` and `episodic`."""
+
+    @abstractmethod
+    def reward(self, agent: "PPO", collector: "Collector", valid: Array) -> Array:
+        """Its reward of a rollout, float32 (T, N), 0 where a row is not `valid`."""
 
 
 class RolloutSchedule(Stateful):
