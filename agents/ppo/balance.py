@@ -3,6 +3,7 @@
     g_k = mean of A_k grad log pi, on part of the rollout        u_k = g_k / |g_k|        A = sum_k p_k A_k / |g_k|
 
     min_norm   p_k ~ w_k a_k, a = argmin over the simplex of |sum_k a_k u_k|^2 = |d|^2: no d . u_k is below |d|^2
+    normalize  no gradients: A = sum_k w_k (A_k - mean A_k) / std A_k over the rollout, each stream of equal size
     project    from each w_k g_k what it has against another is taken, (g_k . g_j / |g_j|^2) g_j where that is negative;
                p_k is the share of u_k in the sum of what is left
 
@@ -12,7 +13,8 @@ balanced are added by their weights, and the balanced part is as large as withou
 
 Sources: "MARBLE: Multi-Aspect Reward Balance for Diffusion RL", its abstract: min_norm, once a rollout, averaged; by
 Frank and Wolfe's method with pairwise steps, Lacoste-Julien & Jaggi 2015, arXiv 1511.05932, section 2; Yu et al. 2020,
-arXiv 2001.06782, algorithm 1: project. Differences: the vectors have length 1, so a reward's scale does not matter to
+arXiv 2001.06782, algorithm 1: project; "GDPO: Group reward-Decoupled Normalization Policy Optimization" 2026, arXiv
+2601.05242: normalize, there over a group of answers. Differences: the vectors have length 1, so a reward's scale does not matter to
 min_norm; other weights than 1 give up its guarantee, 0 removes a stream, a negative one turns its gradient round;
 project takes streams in order, not at random.
 Fails when: a stream is noise, with a veto like every other (see `balance_only`); one goal must lose first for the other
@@ -40,6 +42,8 @@ MIN_GRADIENT_SHARE = 1e-3
 # Steps of Frank and Wolfe's method for each stream, at most, and the slope where it has arrived.
 STEPS_A_STREAM = 50
 SLOPE_TOLERANCE = 1e-9
+# An advantage is divided by at least this deviation.
+MIN_ADVANTAGE_DEVIATION = 1e-8
 
 
 class Balance(Combiner):
@@ -62,7 +66,8 @@ class Balance(Combiner):
                 f"agent.balance={config.balance} has only {', '.join(self.names)} to balance; give at least two "
                 "streams, each once, as in reward=[task,rnd], and agent.streams=separate"
             )
-        self.method = {"min_norm": min_norm, "project": project}[config.balance]
+        self.method = {"min_norm": min_norm, "project": project}.get(config.balance)
+        self.needs_gradients = self.method is not None
         self.columns = [list(streams).index(name) for name in self.names]
         self.shares = np.full(len(self.names), 1 / len(self.names))
 
@@ -72,7 +77,17 @@ class Balance(Combiner):
 
     def combine(self, scored: ScoredRollout) -> np.ndarray:
         weights = scored.weights * scored.seen
+        if self.method is None:
+            return self._add_normalized(scored.advantages, weights, scored.transitions.valid)
         return self(scored.gradients, scored.advantages, weights, scored.transitions.valid)
+
+    def _add_normalized(self, advantage: np.ndarray, weights: np.ndarray, valid: np.ndarray) -> np.ndarray:
+        """One advantage (T, N) of those of all streams, (T, N, K), the balanced ones with mean 0 and deviation 1."""
+        advantage = advantage.copy()
+        columns = advantage[..., self.columns]
+        deviation = np.maximum(columns[valid].std(0), MIN_ADVANTAGE_DEVIATION)
+        advantage[..., self.columns] = (columns - columns[valid].mean(0)) / deviation
+        return (advantage * weights).sum(-1)
 
     def __call__(
         self,
@@ -104,6 +119,7 @@ class Balance(Combiner):
         live_gradients = torch.stack([gradients[self.names[column]] for column in live])
         directions = live_gradients.double().cpu().numpy() * sign[live, None]
         live_shares = self.shares[live]
+        assert self.method is not None
         new_shares = self.method(directions, weight[live])
         mixed = SHARE_MEMORY * live_shares / live_shares.sum() + (1 - SHARE_MEMORY) * new_shares
         self.shares[live] = live_shares.sum() * mixed

@@ -17,9 +17,9 @@ class BalanceSettings(Settings):
 
     balance: str = setting(
         "none",
-        "streams by their weights; or by their policy gradients: a direction in which none loses (min_norm), or without"
-        " what each has against the others (project)",
-        choices=("none", "min_norm", "project"),
+        "streams by their weights; each stream's advantage normalised first (normalize); or by their policy gradients: a"
+        " direction in which none loses (min_norm), or without what each has against the others (project)",
+        choices=("none", "normalize", "min_norm", "project"),
     )
     balance_only: list[str] = setting([], "streams that are balanced, the others are added by weight; none for all")
 

@@ -119,6 +119,18 @@ def test_a_balanced_run_continues_exactly(changes):
     assert theirs.metrics.keys() == {"stream/task/share", "stream/count/share"}
 
 
+def test_normalised_streams_are_of_equal_size_and_the_others_as_they_were():
+    made = agent(["task", "rnd", "count"], balance="normalize", balance_only=["task", "count"])
+    made.learn(64)
+    scored = made._scored
+    assert scored.gradients == {}
+    task, rnd, count = np.moveaxis(scored.advantages, -1, 0)
+    weights = scored.weights[0, 0] * made.seen
+    by_hand = weights[0] * (task - task.mean()) / task.std() + weights[1] * rnd
+    by_hand += weights[2] * (count - count.mean()) / count.std()
+    np.testing.assert_allclose(made.combiner.combine(scored), by_hand, rtol=1e-4, atol=1e-5)
+
+
 def test_both_paths_balance_alike_and_otherwise_than_the_sum():
     fast, eager, plain = (agent(**changes).learn(96) for changes in ({}, {"path": "eager"}, {"balance": "none"}))
     torch.testing.assert_close(fast.flat.value, eager.flat.value, rtol=0, atol=1e-4)
