@@ -14,9 +14,10 @@ balanced are added by their weights, and the balanced part is as large as withou
 Sources: "MARBLE: Multi-Aspect Reward Balance for Diffusion RL", its abstract: min_norm, once a rollout, averaged; by
 Frank and Wolfe's method with pairwise steps, Lacoste-Julien & Jaggi 2015, arXiv 1511.05932, section 2; Yu et al. 2020,
 arXiv 2001.06782, algorithm 1: project; "GDPO: Group reward-Decoupled Normalization Policy Optimization" 2026, arXiv
-2601.05242: normalize, there over a group of answers. Differences: the vectors have length 1, so a reward's scale does not matter to
-min_norm; other weights than 1 give up its guarantee, 0 removes a stream, a negative one turns its gradient round;
-project takes streams in order, not at random.
+2601.05242: normalize, there over a group of answers.
+Differences: the vectors have length 1, so a reward's scale does not matter to min_norm; other weights than 1 give up
+its guarantee, 0 removes a stream, a negative one turns its gradient round; project takes streams in order, not at
+random.
 Fails when: a stream is noise, with a veto like every other (see `balance_only`); one goal must lose first for the other
 to win: a pendulum that should be upright with little torque hangs still (`python -m benchmarks balance`).
 """

@@ -17,7 +17,7 @@ class BalanceSettings(Settings):
 
     balance: str = setting(
         "none",
-        "streams by their weights; each stream's advantage normalised first (normalize); or by their policy gradients: a"
+        "streams by their weights; with advantages of equal size (normalize); or by their policy gradients: a"
         " direction in which none loses (min_norm), or without what each has against the others (project)",
         choices=("none", "normalize", "min_norm", "project"),
     )
