@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from agents.ppo.agent import PPO
-from agents.ppo.imitate import Imitation
+from agents.ppo.plugins.imitate import Imitation
 from envs.types import EnvReset, EnvStep
 
 STUDIES = Path(__file__).parent / "studies"

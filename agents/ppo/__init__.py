@@ -5,6 +5,7 @@ config                     its settings
 seams                      what can be exchanged, and the rows that go from one part to the next
 extensions                 settings of what is optional, and the table of its classes
 learners                   which network, and what moves its weights: update, numpy_update, compiled (kernel), trees
-balance, blend, credit, gradients, imitate, overlap   what is optional
+gradients                  of each stream, for what reads them
+plugins                    what is optional: a file each
 device                     rollouts that never leave a GPU
 """

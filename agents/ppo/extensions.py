@@ -13,7 +13,7 @@ from lodestar.settings import Schedule, Settings, setting
 
 @dataclass
 class BalanceSettings(Settings):
-    """Of `agents.ppo.balance.Balance`."""
+    """Of `agents.ppo.plugins.balance.Balance`."""
 
     balance: str = setting(
         "none",
@@ -26,7 +26,7 @@ class BalanceSettings(Settings):
 
 @dataclass
 class BlendSettings(Settings):
-    """Of `agents.ppo.blend.Blend`."""
+    """Of `agents.ppo.plugins.blend.Blend`."""
 
     blend: str = setting(
         "none",
@@ -39,7 +39,7 @@ class BlendSettings(Settings):
 
 @dataclass
 class ImitationSettings(Settings):
-    """Of `agents.ppo.imitate.Imitation`."""
+    """Of `agents.ppo.plugins.imitate.Imitation`."""
 
     imitate: Any = setting(0.0, "learning rate of imitating own good episodes (SIL) over PPO's; a number or a schedule")
     imitate_updates: int = setting(4, "of it after each rollout", ">= 1")
@@ -74,7 +74,7 @@ class NetworkSettings(Settings):
 
 @dataclass
 class OverlapSettings(Settings):
-    """Of `agents.ppo.overlap.Overlap`."""
+    """Of `agents.ppo.plugins.overlap.Overlap`."""
 
     overlap: bool = setting(
         False,
@@ -84,7 +84,7 @@ class OverlapSettings(Settings):
 
 @dataclass
 class ReferenceSettings(Settings):
-    """Of `agents.ppo.reference.Reference`."""
+    """Of `agents.ppo.plugins.reference.Reference`."""
 
     reference: str = setting(
         "",
@@ -198,12 +198,12 @@ def imitates(config: Any, streams: Mapping[str, Any]) -> bool:
 
 
 EXTENSIONS = (
-    Extension("penalty", "reference", "agents.ppo.reference:Reference", stays_near),
-    Extension("schedule", "overlap", "agents.ppo.overlap:Overlap", overlaps),
-    Extension("estimator", "credit", "agents.ppo.credit:CreditEstimator", has_credit),
-    Extension("combiner", "balance", "agents.ppo.balance:Balance", balances),
-    Extension("extra", "blend", "agents.ppo.blend:Blend", learns_weights),
-    Extension("extra", "imitation", "agents.ppo.imitate:Imitation", imitates),
+    Extension("penalty", "reference", "agents.ppo.plugins.reference:Reference", stays_near),
+    Extension("schedule", "overlap", "agents.ppo.plugins.overlap:Overlap", overlaps),
+    Extension("estimator", "credit", "agents.ppo.plugins.credit:CreditEstimator", has_credit),
+    Extension("combiner", "balance", "agents.ppo.plugins.balance:Balance", balances),
+    Extension("extra", "blend", "agents.ppo.plugins.blend:Blend", learns_weights),
+    Extension("extra", "imitation", "agents.ppo.plugins.imitate:Imitation", imitates),
 )
 
 

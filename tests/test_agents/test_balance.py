@@ -7,7 +7,7 @@ import torch
 import envs.make
 import rewards
 from agents.ppo.agent import PPO, PPOConfig
-from agents.ppo.balance import Balance, frank_wolfe, min_norm, project
+from agents.ppo.plugins.balance import Balance, frank_wolfe, min_norm, project
 from tests.rollouts import cut
 
 SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "net_arch": [16], "sequence": 8}

@@ -11,7 +11,7 @@ import envs.make
 import rewards
 from agents.dyna.agent import Dyna
 from agents.ppo.agent import PPO, PPOConfig
-from agents.ppo.blend import SEARCH_STEP, SEARCH_WINDOW_ROLLOUTS, Blend, implicit, phi_of, solve
+from agents.ppo.plugins.blend import SEARCH_STEP, SEARCH_WINDOW_ROLLOUTS, Blend, implicit, phi_of, solve
 from lodestar.numerics.flat import Flat
 from rewards.adapters.gym import VectorRewardWrapper
 from rewards.base import Reward, RewardConfig

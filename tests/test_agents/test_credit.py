@@ -4,7 +4,7 @@ import pytest
 import envs.make
 import rewards
 from agents.ppo.agent import PPO, PPOConfig
-from agents.ppo.credit import soften, weakest_link
+from agents.ppo.plugins.credit import soften, weakest_link
 
 R = np.float32([0.8, -0.6, 0.4]).reshape(3, 1, 1)
 NO, END = np.zeros((3, 1), bool), np.array([[False], [False], [True]])
@@ -36,11 +36,11 @@ def test_a_row_that_is_no_transition_is_passed_over_and_a_lost_episode_is_bootst
 
 
 def test_the_soft_form_weighs_each_episode_by_itself(monkeypatch):
-    monkeypatch.setattr("agents.ppo.credit.SOFT_MIN_TEMPERATURE", 1.0)
+    monkeypatch.setattr("agents.ppo.plugins.credit.SOFT_MIN_TEMPERATURE", 1.0)
     soft = soften(R, ["soft_min"], NO, NO, VALID).ravel()
     weights = np.array([0.15274, 0.61940, 0.22786])
     assert soft == pytest.approx(weights * R.ravel(), abs=1e-5) and soft.sum() == pytest.approx(-0.15830, abs=1e-5)
-    monkeypatch.setattr("agents.ppo.credit.SOFT_MIN_TEMPERATURE", 0.1)
+    monkeypatch.setattr("agents.ppo.plugins.credit.SOFT_MIN_TEMPERATURE", 0.1)
     assert soften(R, ["soft_min"], NO, NO, VALID).sum() == pytest.approx(-0.59995, abs=1e-5)
     two = np.concatenate([R, R])
     ends = np.concatenate([END, NO])
