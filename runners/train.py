@@ -21,7 +21,6 @@ from envs.vector.watchdog import WorkerError
 from runners.cli.command import Command
 from runners.cli.compose import compose
 from runners.cli.presets import needed_steps
-from runners.compare.staying import staying_notes
 from runners.evaluation.play import SEED, disagreement, evaluation, policy, table
 from runners.run import checkpoint, control
 from runners.run.build import Parts, build, initialise
@@ -97,6 +96,9 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: "Work"
     print(f"reward: {parts.mix.describe()}")
     notes = [*parts.mix.notes(), *getattr(parts.model, "notes", []), *parts.notes]
     if work.step == 0:
+        # It brings torch, which a mistake on the command line need not wait for.
+        from runners.compare.staying import staying_notes
+
         notes += staying_notes(config)
     for note in notes:
         print(f"note: {note}")

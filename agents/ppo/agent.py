@@ -176,7 +176,9 @@ class PPO(BaseAgent):
     def fitted(self, weights: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         """Values of streams that this reward has, too, by their names; the others stay as they are."""
         old_streams = state.get("streams")
-        values_fit = len(weights["vf_head.bias"]) == len(self.streams)
+        # Boosted trees have no head of their own for the values.
+        n_values = len(weights.get("vf_head.bias", self.streams))
+        values_fit = n_values == len(self.streams)
         if old_streams is None or (values_fit and old_streams == list(self.scorer.streams)):
             return weights
         if self.config.streams == "sum":

@@ -90,7 +90,7 @@ class ReferenceSettings(Settings):
         "",
         "a policy to stay near: a file of one, or start, the one that training begins with",
     )
-    kl: float = setting(0.0, "what a nat of divergence from the reference costs", ">= 0", tune=(1e-3, 1.0, "log"))
+    kl: float = setting(0.0, "what a nat of divergence from the reference costs", ">= 0")
     reference_every: int = setting(0, "rollouts after which the policy becomes the reference; 0: never", ">= 0")
 
 

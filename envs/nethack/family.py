@@ -141,6 +141,8 @@ def provide_pkg_resources() -> None:
 
     module: Any = types.ModuleType("pkg_resources")
     module.resource_filename = resource_filename
+    # What pytest asks of it where it is imported.
+    module.fixup_namespace_packages = lambda path: None
     sys.modules["pkg_resources"] = module
 
 

@@ -86,7 +86,7 @@ def test_a_preset_with_a_python_tag_is_refused_and_executes_nothing(tmp_path):
 
 
 def test_a_missing_module_is_told_with_the_command_that_brings_it():
-    for module, command in (("open_clip", "open_clip_torch"), ("onnx", r"lodestar-rl[onnx]"), ("nobody", "nobody")):
+    for module, command in (("open_clip", "lodestar-rl[models]"), ("onnx", r"lodestar-rl[onnx]"), ("nobody", "nobody")):
         code, sentence = explain(ModuleNotFoundError(f"No module named {module!r}", name=module), "set-up")
         assert code == 3 and f"No module named {module!r}; pip install '{command}" in sentence
 

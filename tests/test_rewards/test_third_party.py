@@ -57,7 +57,7 @@ def test_it_is_unknown_where_it_is_not_installed():
 def test_one_named_like_a_built_in_is_refused_in_a_sentence(installed, tmp_path, capsys):
     entry_points = next(tmp_path.glob("*.dist-info")) / "entry_points.txt"
     entry_points.write_text(entry_points.read_text().replace("nearby =", "rnd ="))
-    table._installed.cache_clear()
+    table._read_entry_points.cache_clear()
     assert main(["env=CartPole-v1", "reward=rnd", f"run_dir={tmp_path / 'run'}"]) != 0
     assert "the reward 'rnd' is built in, and nearby:Nearby is installed under the same name" in capsys.readouterr().err
     assert rewards.get("count").__name__ == "Count" and listing.main([]) == 0

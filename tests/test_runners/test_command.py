@@ -75,7 +75,7 @@ def test_a_text_in_quotes_loses_them():
         ("reward.rnd.wieght=2", "reward.rnd.wieght=2 is unknown; did you mean reward.rnd.weight?"),
         ("reward.rdn.weight=2", "reward.rdn.weight=2 is unknown; did you mean reward.rnd.weight?"),
         ("agent.gamma=99", "agent.gamma=99.0 is out of range; give a number in (0, 1]"),
-        ("agent.learning_rate=abc", "agent.learning_rate=abc is not a number"),
+        ("agent.learning_rate=abc", "agent.learning_rate='abc' is neither a number nor"),
         ("agent.n_steps=1.5", "agent.n_steps=1.5 is not a whole number"),
         ("reward=rdn", "reward=rdn is unknown; did you mean rnd?"),
         ("agent=poo", "agent=poo is unknown; did you mean ppo?"),

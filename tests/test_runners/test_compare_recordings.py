@@ -9,7 +9,7 @@ from rollouts import blank
 
 from envs.recording import save
 from lodestar.settings import setting
-from rewards import register
+from rewards import table
 from rewards.base import Reward, RewardConfig
 from rewards.compare import kendall
 from runners.compare.__main__ import main
@@ -36,7 +36,10 @@ class RecordedBrightness(Reward):
         return (1 - level if self.config.goal == "dark" else level).astype(np.float32)
 
 
-register("recordedbrightness", RecordedBrightness)
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """The name is known in these tests alone."""
+    monkeypatch.setitem(table.registered, "recordedbrightness", RecordedBrightness)
 
 
 def write(path, *episodes):

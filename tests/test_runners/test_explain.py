@@ -64,7 +64,7 @@ def test_a_policy_that_reads_one_entry_has_all_its_saliency_there():
 def test_a_continuous_action_moves_in_shares_of_its_range():
     box = SimpleNamespace(action_space=spaces.Box(-2, 2, (1,)))
     seen = PolicyView(box, lambda obs, memory: [Normal(torch.as_tensor(obs[:, 0]), torch.ones(len(obs)))])
-    assert seen.moved(np.float32([[0.0], [1.0]]), np.float32([[1.0], [-1.0]])).tolist() == [0.25, 0.5]
+    assert seen.movement(np.float32([[0.0], [1.0]]), np.float32([[1.0], [-1.0]])).tolist() == [0.25, 0.5]
 
 
 def test_cells_lie_as_on_the_screen_and_an_image_is_hidden_in_patches():
