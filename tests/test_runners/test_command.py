@@ -321,7 +321,7 @@ def test_help_lists_everything_without_heavy_imports():
     import agents
 
     output = subprocess.run([sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in [*rewards.names(), *agents.names(), *presets.every(), "total_timesteps=100000", "reward=task"]:
+    for name in [*rewards.TABLE, *agents.TABLE, *presets.every(), "total_timesteps=100000", "reward=task"]:
         assert f"  {name} " in output, name
     assert output.splitlines()[-1] == "HEAVY []"
 
