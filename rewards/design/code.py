@@ -53,6 +53,14 @@ class CodeConfig(RewardConfig):
     timeout: float = setting(5.0, "seconds for one batch, after which its code is stopped", above=0)
     keys: list[str] = setting([], "entries of a Dict observation that it reads, in their names' order; [] for all")
 
+    def read_source(self, expected: str) -> str:
+        """What the file holds; a ValueError says what was expected where it cannot be read."""
+        try:
+            return read_text(Path(self.file).resolve(), errors="strict")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = why_unread(self.file, error)
+            raise ValueError(f"{self.prefix}file={self.file!r} {reason}; give a file with {expected}") from None
+
 
 class Code(Reward):
     """r(s, a, s') = the sum of the components that the code returns."""
@@ -64,13 +72,7 @@ class Code(Reward):
     def build(self) -> None:
         config = self.config
         self.layout = layout_of(self.observation_space, config.keys)
-        try:
-            source = read_text(Path(config.file).resolve(), errors="strict")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(
-                f"reward.code.file={config.file!r} {why_unread(config.file, error)}; give a file with "
-                "reward(obs, action, next_obs), as `python -m runners.design` writes it"
-            ) from None
+        source = config.read_source(f"{FORM}, as `python -m runners.design` writes it")
         actions = int(np.prod(self.action_space.shape or ()))
         try:
             self.names, program = translated(source, self.layout.size)

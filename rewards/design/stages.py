@@ -30,17 +30,15 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from envs.transitions import Transitions
 from envs.types import Memory
-from lodestar.files import read_text, why_unread
 from lodestar.settings import setting
-from rewards.base import Reward, RewardConfig, merge_memory
-from rewards.design.code import component_program, layout_of
+from rewards.base import Reward, merge_memory
+from rewards.design.code import CodeConfig, component_program, layout_of
 from rewards.exploration.learned import refuse_rows
 from rewards.llm.sandbox.process import Sandbox, SandboxError, check
 
@@ -51,12 +49,10 @@ TRANSITIONS_BEFORE_WARNING = 100_000
 
 
 @dataclass
-class StagesConfig(RewardConfig):
+class StagesConfig(CodeConfig):
     """Settings of stages."""
 
     file: str = setting("", "with stages(next_obs) or stages(next_obs, signals)")
-    timeout: float = setting(5.0, "seconds for one batch, after which its code is stopped", above=0)
-    keys: list[str] = setting([], "entries of a Dict observation that it reads, in their names' order; [] for all")
     shape: str = setting(
         "delta",
         "how the score becomes a reward",
@@ -75,13 +71,7 @@ class StageReward(Reward):
     def build(self) -> None:
         config = self.config
         self.layout = layout_of(self.observation_space, config.keys)
-        try:
-            source = read_text(Path(config.file).resolve(), errors="strict")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(
-                f"reward.stages.file={config.file!r} {why_unread(config.file, error)}; give a file with "
-                f"{' or '.join(STAGE_FORMS)}"
-            ) from None
+        source = config.read_source(" or ".join(STAGE_FORMS))
         # How many signals there are is known when the first batch comes.
         self.sandbox: Sandbox | None = None
         with self._refusals_named():

@@ -1,14 +1,15 @@
 """What staying is worth beside the task, from a short random rollout, before anything is trained.
 
-A task that pays at the end of an episode ends the bonus, too. An agent that never finishes gets instead
+A task whose reward comes at the end of an episode ends the bonus, too. An agent that never finishes gets instead
 
     weight * mean bonus a step / (1 - gamma)
 
 Once it seeks the bonus a step is worth more than with random actions (`GROWTH_WHEN_SOUGHT`). Where staying is worth
-about a tenth of what the task pays, bonuses solved MiniGrid's hard mazes. At a half agents found the goal and left it
+about a tenth of the task's reward, bonuses solved MiniGrid's hard mazes. At a half agents found the goal and left it
 alone (`python -m benchmarks hard_grids`). The alarm of a run cannot see this, as nothing falls.
 """
 
+import time
 from contextlib import closing
 
 import numpy as np
@@ -17,7 +18,7 @@ from gymnasium.vector import VectorEnv
 
 import rewards
 from envs.make import make_vec
-from envs.transitions import Rollout, Transitions
+from envs.transitions import Rollout
 from envs.types import MODALITIES
 from rewards.adapters.guided import guides, make_mix
 from rewards.mix.mix import Mix, Stream
@@ -28,14 +29,16 @@ from runners.run.config import TrainConfig
 GROWTH_WHEN_SOUGHT = {"none": 4, "ema": 2, "std": 2, "return": 1}
 RANDOM_STEPS = 512
 RANDOM_ENVS = 8
-# Of what the task pays: what a bonus should be worth, and from where on it is in the way, or too weak.
+# A slow simulator is not waited for.
+MAX_LOOK_S = 5.0
+# As shares of the task's reward: what a bonus should be worth, and from where on it is in the way, or too weak.
 GOOD_WORTH = 0.1
 HIGH_WORTH = 0.25
 LOW_WORTH = 0.02
 
 
 def staying_notes(config: TrainConfig) -> list[str]:
-    """A sentence for each bonus that ends with an episode, in a task that pays at its end; none for other runs."""
+    """A sentence for each bonus that ends with an episode, where the task's reward comes then; none for others."""
     bonuses = [name for name in config.reward if rewards.get(name).role == "bonus"]
     if not bonuses:
         return []
@@ -51,10 +54,14 @@ def staying_notes(config: TrainConfig) -> list[str]:
             if not streams or guides(mix) or not mix.requires.isdisjoint(MODALITIES):
                 return []
             rollout = _random_rollout(envs, config.seed)
+        if rollout is None:
+            return []
         return _sentences(config, mix, streams, rollout)
 
 
-def _random_rollout(envs: VectorEnv, seed: int) -> Rollout:
+def _random_rollout(envs: VectorEnv, seed: int) -> Rollout | None:
+    """Random play; None in a task that also rewards the way, and where steps take too long."""
+    deadline = time.monotonic() + MAX_LOOK_S
     rollout = Rollout(RANDOM_STEPS, envs)
     envs.action_space.seed(seed)
     rollout.begin(*envs.reset(seed=seed))
@@ -62,14 +69,15 @@ def _random_rollout(envs: VectorEnv, seed: int) -> Rollout:
         action = envs.action_space.sample()
         rollout.action[t] = action
         rollout.write(t, slice(0, rollout.n), *envs.step(action))
+        # A row that only resets an environment has no reward.
+        if rollout.reward[t][~rollout.ended[t]].any() or time.monotonic() > deadline:
+            return None
     return rollout
 
 
 def _sentences(config: TrainConfig, mix: Mix, streams: list[Stream], rollout: Rollout) -> list[str]:
     batch = rollout.transitions(mix.requires)
-    pay = _pay_at_the_end(batch, rollout.ended)
-    if pay is None:
-        return []
+    end_reward = _largest_end_reward(batch.reward[rollout.ended])
     raw, _ = mix.score(batch)
     # Once, so that a stream with a scale has one.
     mix.update(batch, raw)
@@ -78,27 +86,22 @@ def _sentences(config: TrainConfig, mix: Mix, streams: list[Stream], rollout: Ro
     for stream in streams:
         mean = float(parts[stream.name][batch.valid].mean())
         mean *= GROWTH_WHEN_SOUGHT[config.reward[stream.name].scale]
-        worth = mean / (1 - stream.gamma) / pay
-        sentences.append(_sentence(stream, mean, worth, pay))
+        worth = mean / (1 - stream.gamma) / end_reward
+        sentences.append(_sentence(stream, mean, worth, end_reward))
     return sentences
 
 
-def _pay_at_the_end(batch: Transitions, ended: np.ndarray) -> float | None:
-    """The most that an episode's end paid, 1 where none did; None for a task that also pays on the way."""
-    on_the_way = batch.reward[batch.valid & ~ended]
-    if on_the_way.any():
-        return None
-    paid = batch.reward[ended]
-    if not paid.size or paid.max() <= 0:
-        return 1.0
-    return float(paid.max())
+def _largest_end_reward(rewards: np.ndarray) -> float:
+    """Of the episodes that ended; 1 where none earned anything."""
+    largest = float(rewards.max(initial=0.0))
+    return largest if largest > 0 else 1.0
 
 
-def _sentence(stream: Stream, mean: float, worth: float, pay: float) -> str:
+def _sentence(stream: Stream, mean: float, worth: float, end_reward: float) -> str:
     name = f"reward.{stream.name}.weight"
     weight = float(stream.weight(0))
     text = f"staying is worth {worth:.2g} of the task to {stream.name}: {mean:.2g} a step / (1 - {stream.gamma:g})"
-    text += f", where an episode's end pays {pay:g}"
+    text += f", where an episode's end gives {end_reward:g}"
     better = f"{name}={weight * GOOD_WORTH / max(worth, 1e-9):.1g} would be worth {GOOD_WORTH}"
     if worth > HIGH_WORTH:
         return f"{text}; the agent may find the goal and leave it alone, {better}"

@@ -248,7 +248,7 @@ def video() -> Iterator[Finding]:
     import imageio_ffmpeg
     import numpy as np
 
-    from lodestar.film import write_mp4
+    from lodestar.video import write_mp4
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "two.mp4"

@@ -20,7 +20,7 @@ from tensorboard.summary.writer import event_file_writer
 from torch import Tensor, nn
 from torch.utils.tensorboard import summary
 
-from lodestar.film import write_gif
+from lodestar.video import write_gif
 from rewards.mix.mix import Mix
 from runners.run.config import TrainConfig, flatten, to_dict
 from runners.run.progress import TASK_RETURN, ExcludedFormats, LoggedValues, TensorBoardLog

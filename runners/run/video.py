@@ -21,7 +21,7 @@ from envs.family import family_of
 from envs.make import creator, make, spec_of
 from envs.transitions import stack
 from lodestar.files import replacing
-from lodestar.film import CODEC_BLOCK_PX, write_gif, write_mp4
+from lodestar.video import CODEC_BLOCK_PX, write_gif, write_mp4
 from rewards.adapters.guided import guided
 from rewards.mix.mix import Mix
 from runners.run.config import TrainConfig

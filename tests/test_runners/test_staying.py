@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from runners.cli.compose import compose
+from runners.compare import staying
 from runners.compare.staying import staying_notes
 
 
@@ -43,8 +44,20 @@ def notes(*argv):
 def test_a_new_place_every_step_is_worth_its_weight_over_one_less_gamma_of_what_the_end_pays():
     """0.05 a step, four times as much once it is sought, / (1 - 0.9) = 2, of a pay of 5."""
     (note,) = notes("env=tests/Corridor-v0", "reward=count", "reward.count.weight=0.05", "agent.gamma=0.9")
-    assert "staying is worth 0.4 of the task to count: 0.2 a step / (1 - 0.9), where an episode's end pays 5" in note
+    assert "staying is worth 0.4 of the task to count: 0.2 a step / (1 - 0.9), where an episode's end gives 5" in note
     assert "find the goal and leave it alone, reward.count.weight=0.01 would be worth 0.1" in note
+
+
+def test_it_stops_at_the_first_reward_on_the_way_and_does_not_wait_for_a_slow_simulator(monkeypatch):
+    steps = []
+    step = Corridor.step
+    monkeypatch.setattr(Corridor, "step", lambda self, action: steps.append(action) or step(self, action))
+    corridor = ("env=tests/Corridor-v0", "reward=count")
+    assert notes(*corridor, "env.step_cost=1") == []
+    assert len(steps) == staying.RANDOM_ENVS
+    monkeypatch.setattr(staying, "MAX_LOOK_S", 0.0)
+    assert notes(*corridor) == []
+    assert len(steps) == 2 * staying.RANDOM_ENVS
 
 
 def test_a_small_weight_is_too_little_and_one_between_is_right():
