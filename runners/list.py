@@ -90,13 +90,21 @@ def agents_text() -> str:
     return "agents\n" + _summaries(agents.table)
 
 
+def _applies_texts(applies: dict[str, Any]) -> list[str]:
+    """Where a preset applies by itself, as arguments; of several patterns for one key, "env=A or B"."""
+    patterns = {}
+    for key, value in applies.items():
+        patterns[key] = " or ".join(value) if isinstance(value, list) else value
+    return assignments(patterns)
+
+
 def presets_text() -> str:
     """The presets, one line each, with what they are used for by themselves."""
     lines = {}
     for name, preset in presets.every().items():
         lines[name] = preset["about"]
         if preset["applies"]:
-            lines[name] += f" [by itself for {', '.join(assignments(preset['applies']))}]"
+            lines[name] += f" [by itself for {', '.join(_applies_texts(preset['applies']))}]"
     return "presets\n" + (_table(lines) or "  none")
 
 

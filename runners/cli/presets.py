@@ -3,6 +3,7 @@
 A preset is a YAML file in `preset/`, of command-line keys. Its first comment is its description.
 
     applies: {env: "MiniGrid-*", reward: rnd}   it applies by itself where these shell patterns match
+    applies: {env: [Hopper-v5, Walker2d-v5]}    or where one of several does
     on_top: true                                it changes whatever run it is named for, and the preset that applies
                                                 there by itself stays below it
     agents: {dyna: {agent.members: 2}}          settings for runs of one agent, and so `rewards:`
@@ -100,9 +101,10 @@ def choose_presets(given: Values) -> list[str]:
         agent = preset["values"].get("agent", "ppo")
         if not patterns or given.get("agent", agent) != agent:
             continue
-        if all(fnmatch.fnmatchcase(run[key], str(pattern)) for key, pattern in patterns.items()):
-            # Of several that match, the one with most names without a wildcard applies.
-            exact = sum(not re.search(r"[*?\[]", str(pattern)) for pattern in patterns.values())
+        pattern_that_matches = {key: _matching_pattern(run[key], patterns[key]) for key in patterns}
+        if None not in pattern_that_matches.values():
+            # Of several presets that match, the one with most names without a wildcard applies.
+            exact = sum(not re.search(r"[*?\[]", str(pattern)) for pattern in pattern_that_matches.values())
             matches.append((exact, len(patterns), other))
     names = []
     if matches:
@@ -110,6 +112,16 @@ def choose_presets(given: Values) -> list[str]:
     if name != "auto":
         names.append(name)
     return names
+
+
+def _matching_pattern(value: str, patterns: Any) -> str | None:
+    """The first of the shell patterns, or the only one, that `value` matches."""
+    if not isinstance(patterns, list):
+        patterns = [patterns]
+    for pattern in patterns:
+        if fnmatch.fnmatchcase(value, str(pattern)):
+            return str(pattern)
+    return None
 
 
 def values(names: list[str], given: Values) -> Values:

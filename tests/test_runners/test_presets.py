@@ -55,10 +55,17 @@ def test_a_named_preset_gives_way_to_another_reward(written):
 
 def test_every_preset_that_ships_composes():
     for name, preset in presets.every().items():
-        pattern = str((preset["applies"] or {}).get("env", "CartPole-v1"))
+        patterns = preset["applies"].get("env", "CartPole-v1")
+        pattern = patterns[0] if isinstance(patterns, list) else patterns
         env = pattern.replace("MiniGrid-*", "MiniGrid-DoorKey-8x8-v0").replace("*NetHack*", "NetHackScore-v0")
         assert preset["about"], name
         compose([f"env={env}", f"preset={name}"])
+
+
+@pytest.mark.parametrize(("env", "preset", "normalized"), [("Walker2d-v5", "mujoco", True), ("Ant-v5", "ant", False)])
+def test_a_preset_applies_to_each_environment_of_its_list(env, preset, normalized):
+    config, name = compose([f"env={env}"])
+    assert (name, config.agent.normalize_obs, config.total_timesteps) == (preset, normalized, 1_000_000)
 
 
 def test_a_bonus_in_minigrid_weighs_what_its_task_can_bear():
