@@ -250,17 +250,21 @@ class SSM(Cell):
         expected: z_{t+1} ~ p(. | h_{t+1})        decay a_t and gate i_t are functions of the layer's input x_t
 
     Source: Wang et al. 2025 (Drama), arXiv 2410.08893, with the diagonal gated recurrence of De et al. 2024 (Griffin),
-    arXiv 2402.19427, equations 1 to 4, in place of Mamba. When it fails: frames that only the past explains.
+    arXiv 2402.19427, equations 1 to 4, in place of Mamba (`Mamba`). When it fails: frames that only the past explains.
     """
 
     def __init__(self, embed_size: int, action_size: int, *, layers: int = 2, hidden: int = 128, **rest: Any) -> None:
         super().__init__(**rest)
         memory = self.sizes["h"]
-        self.sizes["s"] = layers * memory
         self.seen = mlp(embed_size, hidden, self.latent.size)
         self.prior = mlp(memory, hidden, self.latent.size)
         self.enter = layer(self.latent.size + action_size, memory)
-        self.layers = nn.ModuleList(_Recurrence(memory) for _ in range(layers))
+        self.layers = nn.ModuleList(self._recurrence(memory) for _ in range(layers))
+        self.sizes["s"] = sum(recurrence.n_sums for recurrence in self.layers)  # type: ignore[misc]
+
+    def _recurrence(self, width: int) -> nn.Module:
+        """One layer, which has `n_sums`."""
+        return _Recurrence(width)
 
     def observe(
         self, embed: Tensor, action: Tensor, first: Tensor, state: State | None = None, *, sample: bool = True
@@ -299,11 +303,61 @@ class SSM(Cell):
         return state["s"].chunk(len(self.layers), -1)
 
 
+class Mamba(SSM):
+    """`SSM` with Mamba's selective state space as its layers: `states` sums for each of the memory's numbers.
+
+    What is written into a sum, how fast it decays and what is read from it depend on the input.
+
+        s_t = exp(D_t A) s_{t-1} + D_t B_t x_t        y_t = C_t s_t + d x_t        D_t, B_t, C_t are functions of x_t
+
+    Source: Gu & Dao 2023, arXiv 2312.00752, algorithm 2 (S6), with its discretisation, initial values and output gate;
+    Wang et al. 2025 (Drama), arXiv 2410.08893, as a world model. Differences: no short convolution in front, which would
+    need the last three inputs in the state; the inner width is the memory's, not twice that; D_t has full rank.
+    When it fails: as `SSM`.
+    """
+
+    def _recurrence(self, width: int) -> nn.Module:
+        return _SelectiveScan(width)
+
+
+class _SelectiveScan(nn.Module):
+    """(L, B, W) -> (L, B, W), and its sums (L, B, W * states)."""
+
+    def __init__(self, width: int, states: int = 8) -> None:
+        super().__init__()
+        self.states = states
+        self.n_sums = width * states
+        self.norm = nn.LayerNorm(width, eps=1e-3)
+        self.enter = linear(width, 2 * width, 1.0)
+        self.select = linear(width, width + 2 * states, 1.0)
+        self.leave = linear(width, width, 1.0)
+        # The decay rates -1 to -states of each channel, and steps between 0.001 and 0.1 at first, as in Mamba.
+        rates = torch.arange(1.0, states + 1).expand(width, states)
+        self.log_rate = nn.Parameter(rates.log().clone())
+        first_steps = torch.logspace(-3, -1, width)
+        self.step_bias = nn.Parameter(torch.log(torch.expm1(first_steps)))
+        self.skip = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor, s: Tensor, continues: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+        value, output_gate = self.enter(self.norm(x)).chunk(2, -1)
+        value = F.silu(value)
+        step, write, read = self.select(value).split([x.shape[-1], self.states, self.states], -1)
+        step = F.softplus(step + self.step_bias)
+        # All (L, B, W, states).
+        decay = torch.exp(-step[..., None] * self.log_rate.exp())
+        inputs = (step * value)[..., None] * write[..., None, :]
+        sums = scan(decay.flatten(-2) * continues, inputs.flatten(-2), s)
+        outputs = (sums.unflatten(-1, (-1, self.states)) * read[..., None, :]).sum(-1)
+        outputs = outputs + self.skip * value
+        return x + self.leave(outputs * F.silu(output_gate)), sums
+
+
 class _Recurrence(nn.Module):
     """(L, B, W) -> (L, B, W), and its sums (L, B, W)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        self.n_sums = width
         self.norm = nn.LayerNorm(width, eps=1e-3)
         self.enter = linear(width, 4 * width, 1.0)
         self.leave = linear(width, width, 1.0)

@@ -34,7 +34,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Bharadhwaj et al. 2022, 2204.08585
     "infopower": {"kl": "repo", "infonce": 1.0, "empowerment": 0.1, "empowerment_reward": 0.01},
     # Wang et al. 2025, 2410.08893
-    "drama": {"cell": "ssm", "recon": 1.0, "sampling": "dfs"},
+    "drama": {"cell": "mamba", "recon": 1.0, "sampling": "dfs"},
     # Hansen et al. 2024, 2310.16828
     "tdmpc2": {
         **_UNROLLED,
@@ -69,7 +69,11 @@ class WorldModelConfig(Settings):
     prefix = "agent."
 
     preset: str = setting("r2dreamer", "a published variant", choices=tuple(PRESETS))
-    cell: str = preset_setting("rssm", "a GRU, no memory, linear", choices=("rssm", "simnorm", "ssm"))
+    cell: str = preset_setting(
+        "rssm",
+        "a GRU, no memory, a linear recurrence with gates, or a selective state space",
+        choices=("rssm", "simnorm", "ssm", "mamba"),
+    )
     behaviour: str = preset_setting(
         "imag_ac", "learned in imagination, planning, or neither", choices=("imag_ac", "mppi", "td3")
     )

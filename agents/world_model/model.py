@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from agents.dynamics import Predicted
-from agents.dynamics.cells import RSSM, SSM, Cell, SimNorm, State, layer, mlp
+from agents.dynamics.cells import RSSM, SSM, Cell, Mamba, SimNorm, State, layer, mlp
 from agents.networks.actor_critic import Glyphs, SpaceEncoding, linear, orthogonal
 from agents.networks.heads import TwoHot, symlog
 from agents.replay.replay import Sequences
@@ -95,7 +95,7 @@ class LatentModel(nn.Module):
         if config.recon:
             inputs = size
             # Drama's decoder reads the latent alone.
-            if config.cell == "ssm":
+            if isinstance(self.cell, SSM):
                 inputs = self.cell.sizes["z"]
             self.decoder = ObservationDecoder(encoding, inputs, config.hidden)
         self.project = None
@@ -266,7 +266,7 @@ class LatentModel(nn.Module):
         features = self.cell.features(states)
         if self.decoder is not None:
             inputs = features
-            if config.cell == "ssm":
+            if isinstance(self.cell, SSM):
                 inputs = states["z"]
             error = self.decoder.loss(inputs, seq.vector, seq.pixels)
             valid = seq.valid.to(error.dtype)
@@ -301,9 +301,8 @@ def make_cell(encoding: SpaceEncoding, config: WorldModelConfig, generator: torc
     if config.cell == "simnorm":
         return SimNorm(config.embed, action_size, latent=config.latent, **sizes)
     sizes |= {"memory": config.latent, "groups": config.groups, "classes": config.classes}
-    if config.cell == "rssm":
-        return RSSM(config.embed, action_size, **sizes)
-    return SSM(config.embed, action_size, **sizes)
+    memories = {"rssm": RSSM, "ssm": SSM, "mamba": Mamba}
+    return memories[config.cell](config.embed, action_size, **sizes)
 
 
 class ObservationEncoder(nn.Module):

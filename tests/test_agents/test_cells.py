@@ -5,12 +5,13 @@ import math
 import pytest
 import torch
 
-from agents.dynamics.cells import RSSM, SSM, Categoricals, SimNorm, scan
+from agents.dynamics.cells import RSSM, SSM, Categoricals, Mamba, SimNorm, _SelectiveScan, scan
 
 L, B, E, A = 11, 3, 6, 2
 CELLS = {
     "rssm": lambda a, g: RSSM(E, a, memory=10, groups=3, classes=4, hidden=12, generator=g),
     "ssm": lambda a, g: SSM(E, a, memory=10, layers=2, groups=3, classes=4, hidden=12, generator=g),
+    "mamba": lambda a, g: Mamba(E, a, memory=10, layers=2, groups=3, classes=4, hidden=12, generator=g),
     "simnorm": lambda a, g: SimNorm(E, a, latent=12, simplex=4, hidden=12, generator=g),
 }
 
@@ -88,7 +89,7 @@ def test_an_episodes_start_forgets_all_before(kind):
     assert torch.equal(a, c)  # the sequence begins with a start: what came before does not matter
 
 
-@pytest.mark.parametrize("kind", ["rssm", "ssm"])
+@pytest.mark.parametrize("kind", ["rssm", "ssm", "mamba"])
 def test_what_was_done_and_seen_is_remembered_and_what_comes_is_not_known(kind):
     cell = cell_of(kind)
     embed, action, first = sequence()
@@ -118,7 +119,7 @@ def test_unroll_is_step_after_step(kind):
             assert torch.equal(unrolled[name][t], begin[name])
 
 
-@pytest.mark.parametrize("kind", ["rssm", "ssm"])
+@pytest.mark.parametrize("kind", ["rssm", "ssm", "mamba"])
 def test_samples_are_the_generators_alone(kind):
     embed, action, first = sequence()
     before = torch.default_generator.get_state()
@@ -241,8 +242,9 @@ def test_the_scan_gives_every_gradient_of_finite_differences():
     assert torch.autograd.gradcheck(scan, [x.requires_grad_() for x in (a, b, s)])
 
 
-def test_the_ssm_in_one_pass_equals_its_steps():
-    cell = cell_of("ssm")
+@pytest.mark.parametrize("kind", ["ssm", "mamba"])
+def test_a_linear_recurrence_in_one_pass_equals_its_steps(kind):
+    cell = cell_of(kind)
     embed, action, first = sequence()
     first[1:] = False
     whole, _ = cell.observe(embed, action, first, sample=False)
@@ -251,6 +253,30 @@ def test_the_ssm_in_one_pass_equals_its_steps():
         for name in ("h", "s"):
             torch.testing.assert_close(state[name], whole[name][t], atol=1e-5, rtol=1e-5)
         state = cell.step({**state, "z": whole["z"][t]}, action[t], sample=False)
+
+
+def test_the_selective_scan_is_mambas_recurrence_by_hand():
+    block = _SelectiveScan(width=2, states=3)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    x = torch.randn(4, 1, 2, generator=torch.Generator().manual_seed(1))
+    out, sums = block(x, torch.zeros(1, 6))
+    s = torch.zeros(2, 3)
+    for t in range(4):
+        value, gate = block.enter(block.norm(x[t, 0])).chunk(2)
+        value = value * torch.sigmoid(value)
+        step, write, read = block.select(value).split([2, 3, 3])
+        step = torch.log1p(torch.exp(step + block.step_bias))
+        y = torch.zeros(2)
+        for channel in range(2):
+            for n in range(3):
+                decay = torch.exp(step[channel] * -torch.exp(block.log_rate[channel, n]))
+                s[channel, n] = decay * s[channel, n] + step[channel] * write[n] * value[channel]
+                y[channel] += read[n] * s[channel, n]
+        y = y + block.skip * value
+        torch.testing.assert_close(sums[t, 0], s.flatten())
+        torch.testing.assert_close(out[t, 0], x[t, 0] + block.leave(y * gate * torch.sigmoid(gate)))
 
 
 def test_impossible_sizes_are_refused():
