@@ -50,7 +50,7 @@ def test_every_task_and_every_arm_of_a_study_can_be_read_and_its_figures_have_co
     }.values():
         study._composed(cell)
     collected = {"foundation", "ppo", "exploration", "vision", "language", "model_based", "rewards2", "agents2"}
-    collected |= {"published", "shelf3"}
+    collected |= {"published", "shelf3", "models"}
     assert found.claim and len(found.claim) <= 110 and found.collected in collected | {"scale"}
     assert bool(found.recorded) != bool(found.tasks and found.figures)
     known = {*found.header(), "score"}

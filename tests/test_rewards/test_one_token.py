@@ -45,6 +45,14 @@ def test_a_score_is_standardised_by_median_and_median_distance():
     assert median.standardise(np.array([2.0])).tolist() == [1]
 
 
+def test_captions_that_differ_in_numbers_alone_count_once_in_the_median():
+    median = RunningMedian()
+    median.add(["picked up the key", "bumped into a wall"], np.array([0.0, -2.0]))
+    pictures = [f"the screen shows picture {number}" for number in range(300)]
+    median.add(pictures, np.full(300, -4.0))
+    assert median.standardise(np.array([0.0, -2.0, -4.0])).tolist() == [1, 0, -1]
+
+
 def test_examples_are_turns_and_those_of_the_captions_own_family_come_last():
     conversation = OneToken("to find the key", "minigrid")
     system, *turns = conversation.turns

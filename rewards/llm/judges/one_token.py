@@ -1,7 +1,8 @@
 """Judges that give each caption a score, and labels by where the score lies among those of other captions.
 
     score(c) = log P(Yes) - log P(No)         the first token of a language model's answer, after examples
-    z(c)     = (score(c) - median) / spread   over the captions scored so far; spread is the median of |score - median|
+    z(c)     = (score(c) - median) / spread   over the captions scored so far; spread is the median of |score - median|.
+                                              Captions that differ in their numbers alone count once
     label    = 1[z > 0], NaN where |z| <= unsure         which of two is better: the one with the higher score
 
 The examples are turns of a conversation: captions of all families that have a file, the family's own last, each
@@ -18,6 +19,7 @@ little to compare with but the family's phrases; a model that does not know what
 import hashlib
 import json
 import math
+import re
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -96,7 +98,11 @@ class OneToken:
 
 
 class RunningMedian:
-    """Scores of the newest distinct captions, for several threads."""
+    """Scores of the newest distinct captions, for several threads.
+
+    Of captions that differ in their numbers alone the newest counts: a message of ever new numbers would otherwise be
+    most of the captions, hence the median.
+    """
 
     def __init__(self) -> None:
         self._scores: dict[str, float] = {}
@@ -106,7 +112,7 @@ class RunningMedian:
         with self._lock:
             for text, score in zip(texts, scores.tolist()):
                 if not math.isnan(score):
-                    self._scores[text] = score
+                    self._scores[re.sub(r"[0-9]+", "0", text)] = score
             while len(self._scores) > MAX_SCORES:
                 del self._scores[next(iter(self._scores))]
 
