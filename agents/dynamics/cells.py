@@ -311,8 +311,8 @@ class Mamba(SSM):
         s_t = exp(D_t A) s_{t-1} + D_t B_t x_t        y_t = C_t s_t + d x_t        D_t, B_t, C_t are functions of x_t
 
     Source: Gu & Dao 2023, arXiv 2312.00752, algorithm 2 (S6), with its discretisation, initial values and output gate;
-    Wang et al. 2025 (Drama), arXiv 2410.08893, as a world model. Differences: no short convolution in front, which would
-    need the last three inputs in the state; the inner width is the memory's, not twice that; D_t has full rank.
+    Wang et al. 2025 (Drama), arXiv 2410.08893, as a world model. Differences: no short convolution in front, as it
+    needs the last three inputs in the state; the inner width is the memory's, not twice that; D_t has full rank.
     When it fails: as `SSM`.
     """
 
