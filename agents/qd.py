@@ -57,11 +57,11 @@ class QDConfig(Settings):
     """Settings of `QD`; SERENE's value in brackets where it differs. n_envs individuals are tried at once."""
 
     prefix = "agent."
-    search: str = setting("serene", "how individuals are found", choices=("serene", "novelty", "cma_me", "random"))
+    search: str = setting("serene", "how individuals are found", "serene | novelty | cma_me | random")
     descriptor: str = setting(
         "final_obs",
         "what novelty compares: the last observation, its learned code, or with a reward on frames its CLIP embedding",
-        choices=("final_obs", "autoencoder", "embedding"),
+        "final_obs | autoencoder | embedding",
     )
     code: int = setting(4, "numbers of the autoencoder's code [TAXONS 10]", ">= 1")
     axes: list[int] = setting([0, 1], "two entries of the last observation that the map shows", ">= 0")

@@ -186,7 +186,7 @@ class Thrift(Written):
 class HintConfig(RewardConfig):
     """Which hint."""
 
-    kind: str = setting("good", "good, the height; harmful, minus that; noise", choices=("good", "harmful", "noise"))
+    kind: str = setting("good", "good, the height; harmful, minus that; noise", "good | harmful | noise")
 
 
 class Hint(Written):

@@ -3,7 +3,7 @@
     @dataclass
     class RNDConfig(Settings):
         learning_rate: float = setting(1e-4, "of Adam", "(0, 1]", tune=(1e-5, 1e-2, "log"))
-        net: str = setting("mlp", "what reads observations", choices=("mlp", "glyphs"))
+        net: str = setting("mlp", "what reads observations", "mlp | glyphs")
 
 That one declaration serves parsing, checking at construction, `--help`, `runners.list`, `runners.tune` and the docs.
 """
@@ -26,7 +26,17 @@ LEARNED_WEIGHT = "learned"
 METADATA_KEY = "setting"
 # A range as it is declared, with two ends or with one, and the names of such ends.
 INTERVAL = re.compile(r"([\[(])(.+), (.+)([\])])")
-BOUND_NAMES = {"[": "low", "(": "above", "]": "high", ")": "below", ">=": "low", ">": "above"}
+BOUND_NAMES = {
+    "[": "low",
+    "(": "above",
+    "]": "high",
+    ")": "below",
+    ">=": "low",
+    ">": "above",
+    "<=": "high",
+    "<": "below",
+}
+CHOICE_SEPARATOR = " | "
 # A range with one end, in words, by the bracket that it would have there.
 LOWER_BOUNDS = {"[": "at least", "(": "above"}
 UPPER_BOUNDS = {"]": "at most", ")": "below"}
@@ -103,15 +113,19 @@ def _text(number: float | None) -> str:
     return f"{number:g}"
 
 
-def read_range(text: str) -> dict[str, float]:
-    """The ends of a range such as "[0, 1)", ">= 1" or "> 0", by their names in `Setting`.
+def read_range(text: str) -> dict[str, Any]:
+    """The ends of a range such as "[0, 1)", ">= 1", "> 0" or "finite", or the choices "a | b", as `Setting` names them.
 
     Example:
         >>> read_range("[0, 1)")
         {'low': 0, 'below': 1}
-        >>> read_range("> 0")
-        {'above': 0}
+        >>> read_range("tanh | relu")
+        {'choices': ('tanh', 'relu')}
     """
+    if CHOICE_SEPARATOR in text:
+        return {"choices": tuple(text.split(CHOICE_SEPARATOR))}
+    if text == "finite":
+        return {"low": -math.inf}
     interval = INTERVAL.fullmatch(text)
     if interval is None:
         sign, _, bound = text.partition(" ")
@@ -135,13 +149,13 @@ def setting(
 ) -> Any:
     """A dataclass field with its declaration, as `Setting` takes it. A list as default is copied for every instance.
 
-    `within` is its range, see `read_range`; an end may be declared by its name instead. A subclass that gives a field
-    another default inherits its declaration, and may redeclare part of it.
+    `within` is its range or its choices, see `read_range`; `low=1` or `choices=NAMES` say the same. A subclass that
+    gives a field another default inherits its declaration, and may redeclare part of it.
 
     Example:
         >>> @dataclass
         ... class Options(Settings):
-        ...     size: int = setting(4, "rows", low=1)
+        ...     size: int = setting(4, "rows", ">= 1")
         >>> Options(size=0)
         Traceback (most recent call last):
         ValueError: size=0 is out of range; give a number at least 1
@@ -249,7 +263,7 @@ def described(config: type) -> Iterator[tuple[str, Any, Setting]]:
     Example:
         >>> @dataclass
         ... class Options(Settings):
-        ...     size: int = setting(4, "rows", low=1)
+        ...     size: int = setting(4, "rows", ">= 1")
         >>> [(name, default, declared.help, declared.range) for name, default, declared in described(Options)]
         [('size', 4, 'rows', 'at least 1')]
     """

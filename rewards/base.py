@@ -98,33 +98,33 @@ class RewardConfig(Settings):
         "none",
         "what divides it: none; return (running deviation of the discounted return, along time); ema (moving average"
         " of the scores' deviation); std (running, all-time); ema and std at least a tenth of their mean",
-        choices=("none", "return", "ema", "std"),
+        "none | return | ema | std",
     )
     shape: str = setting(
         "none",
         "how a score becomes a reward: none; potential (gamma * phi(s') - phi(s)); delta (phi(s') - phi(s)); clip"
         " (min(score - clip_at, 0)); sigmoid (centred on clip_at); par (potential of how often the score is preferred"
         " to frozen references, see rewards.mix.shaping); par_step (that itself)",
-        choices=("none", "potential", "delta", "clip", "sigmoid", "par", "par_step"),
+        "none | potential | delta | clip | sigmoid | par | par_step",
     )
     clip_at: float = setting(0.0, "threshold of clip and centre of sigmoid, in units of the raw score")
     slope: float = setting(10.0, "steepness of sigmoid and par, in 1 / units of the raw score [PAR 1]")
-    references: int = setting(10, "of par: quantiles of the scores of the first `warmup` transitions", low=1)
+    references: int = setting(10, "of par: quantiles of the scores of the first `warmup` transitions", ">= 1")
     references_from: str = setting("", "of par: a recording whose scores the references are quantiles of, instead")
     credit: str = setting(
         "sum",
         "what an action answers for, of the rewards that follow: the sum; min, the least (PPO; dense scores only);"
         " soft_min, a sum weighted by softmax(-reward / 0.1) over the episode's part of a rollout (PPO)",
-        choices=("sum", "min", "soft_min"),
+        "sum | min | soft_min",
     )
-    gamma: float | None = setting(None, "discount of this stream; null takes the learner's", above=0, high=1)
+    gamma: float | None = setting(None, "discount of this stream; null takes the learner's", "(0, 1]")
     episodic: bool | None = setting(
         True,
         "whether its return ends with the episode; false gives it a value across resets; null: false for a bonus"
         " that remembers nothing of the episode",
     )
-    warmup: int = setting(256, "transitions that a scaled stream watches before it gives a reward", low=0)
-    freeze: int = setting(0, "transitions after which its scale stands still; 0 never freezes", low=0)
+    warmup: int = setting(256, "transitions that a scaled stream watches before it gives a reward", ">= 0")
+    freeze: int = setting(0, "transitions after which its scale stands still; 0 never freezes", ">= 0")
 
     @property
     def name(self) -> str:

@@ -93,7 +93,7 @@ class GateConfig(PairConfig):
     by: str = setting("task", "the reward whose sum over the episode opens the gate")
     by_options: dict[str, Any] = setting({}, "its options")
     at: float = setting(0.5, "the sum that opens it")
-    mode: str = setting("end", "when the reward is given", choices=("end", "latched", "renorm"))
+    mode: str = setting("end", "when the reward is given", "end | latched | renorm")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -54,10 +54,10 @@ class TwoLevelConfig(PairConfig):
     cheap_options: dict[str, Any] = setting({}, "its options, as in {goal: the pole stands}")
     dear: str = setting("task", "what is asked about few: such a reward, or a judge of captions (openai, rules)")
     dear_options: dict[str, Any] = setting({}, "its options")
-    budget: int = setting(200, "transitions that it is asked about in all", low=1, high=2000)
-    queries: int = setting(10, "of them in one session", low=1)
-    every: int = setting(1000, "transitions from one session to the next, at most one in each update", low=1)
-    choose: str = setting("random", "any, or what leaves least unknown", choices=("random", "informative"))
+    budget: int = setting(200, "transitions that it is asked about in all", "[1, 2000]")
+    queries: int = setting(10, "of them in one session", ">= 1")
+    every: int = setting(1000, "transitions from one session to the next, at most one in each update", ">= 1")
+    choose: str = setting("random", "any, or what leaves least unknown", "random | informative")
 
 
 class TwoLevel(Pair):

@@ -34,15 +34,15 @@ class EvaluateConfig(Settings):
     """One evaluation."""
 
     run: str = setting(help="a run's folder below runs/")
-    episodes: int = setting(20, "how many", low=1)
+    episodes: int = setting(20, "how many", ">= 1")
     checkpoint: str = setting("", "environment steps of the checkpoint to evaluate, or best; the newest")
-    seed: int = setting(0, "of the first episode", low=0)
-    estimator: str = setting("mean", "of the return: mean, or mfmc, with cheap episodes too", choices=("mean", "mfmc"))
-    cheap: int = setting(50, "mfmc: steps after which a cheap episode is cut", low=1)
-    cheap_episodes: int = setting(400, "mfmc: how many, the whole ones among them", low=5)
+    seed: int = setting(0, "of the first episode", ">= 0")
+    estimator: str = setting("mean", "of the return: mean, or mfmc, with cheap episodes too", "mean | mfmc")
+    cheap: int = setting(50, "mfmc: steps after which a cheap episode is cut", ">= 1")
+    cheap_episodes: int = setting(400, "mfmc: how many, the whole ones among them", ">= 5")
     new_user: str = setting("", "the judge of a new user of reward=users, as in scripted or recorded")
     new_user_options: dict[str, Any] = setting({}, "options of that judge, as in new_user.mistakes=1.0")
-    answers: int = setting(4, "that the new user gives, to questions chosen by information", low=1)
+    answers: int = setting(4, "that the new user gives, to questions chosen by information", ">= 1")
     video: bool = setting(True, "whether to record one episode to video.mp4 in the run's folder")
     trust: bool = setting(False, "whether the run may name code and servers, as in env=module:Id")
 

@@ -62,14 +62,14 @@ class RecordConfig(Settings):
     policy: str = setting(
         "random", "random, a run's folder; for env=, a policy's file or my_file:function of batches, too"
     )
-    steps: int | None = setting(None, "transitions; 10,000 of a policy, all of others", low=1)
-    noise: float = setting(0.0, "share of the steps at which a random action replaces the policy's", low=0, high=1)
-    frames: int = setting(0, "side of the frames to keep, pixels, `frame_size` of envs.make.make; 0 for none", low=0)
+    steps: int | None = setting(None, "transitions; 10,000 of a policy, all of others", ">= 1")
+    noise: float = setting(0.0, "share of the steps at which a random action replaces the policy's", "[0, 1]")
+    frames: int = setting(0, "side of the frames to keep, pixels, `frame_size` of envs.make.make; 0 for none", ">= 0")
     camera: str = setting("", "whose images are the frames of from=, in LeRobot's format; the first")
     text: bool = setting(False, "whether to keep captions")
     signals: bool = setting(False, "whether to keep named quantities of the state")
     snapshots: str = setting("", "a second file, of up to 1,000 of the states that were met, for train's starts=FILE")
-    seed: int = setting(0, "of the first episode, and of random actions", low=0)
+    seed: int = setting(0, "of the first episode, and of random actions", ">= 0")
     trust: bool = setting(False, "whether the run may name code and servers, as env=module:Id, and a *.pkl run code")
 
     def __post_init__(self) -> None:

@@ -41,13 +41,13 @@ class WatchConfig(Settings):
     """What to watch."""
 
     run: str = setting(help="a run's folder below runs/")
-    episodes: int = setting(3, "how many", low=1)
+    episodes: int = setting(3, "how many", ">= 1")
     out: str = setting("", "a file to write instead of opening a window; watch.mp4 in the run without a screen")
-    window: str = setting("auto", "auto: where there is a screen and no out=", choices=("auto", "true", "false"))
+    window: str = setting("auto", "auto: where there is a screen and no out=", "auto | true | false")
     checkpoint: str = setting("", "environment steps of the checkpoint to watch, or best; the newest")
-    policy: str = setting("trained", "trained, or random for comparison", choices=("trained", "random"))
-    seed: int = setting(0, "of the first episode; the episodes of runners.evaluate are others", low=0)
-    steps: int = setting(1000, "at most so many of each episode", low=1)
+    policy: str = setting("trained", "trained, or random for comparison", "trained | random")
+    seed: int = setting(0, "of the first episode; the episodes of runners.evaluate are others", ">= 0")
+    steps: int = setting(1000, "at most so many of each episode", ">= 1")
     trust: bool = setting(False, "whether the run may name code and servers, as in env=module:Id")
 
     def __post_init__(self) -> None:

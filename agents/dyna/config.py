@@ -83,16 +83,14 @@ class DynaConfig(LearnerConfig):
     update: str = preset_setting(
         "buffer",
         "what actor and critics learn from: real rows alone (none), imagined rows, too (buffer), or through the model",
-        choices=("none", "buffer", "svg"),
+        "none | buffer | svg",
     )
-    model: str = preset_setting(
-        "ensemble", "true is the simulator itself", choices=("ensemble", "sindy", "factored", "true")
-    )
+    model: str = preset_setting("ensemble", "true is the simulator itself", "ensemble | sindy | factored | true")
     members: int = preset_setting(5, "models in the ensemble", "[1, 1000]")
     elites: int | None = setting(None, "the best of them imagine; None for five of seven")
-    model_kind: str = preset_setting("gauss", "det predicts no noise", choices=("gauss", "det"))
+    model_kind: str = preset_setting("gauss", "det predicts no noise", "gauss | det")
     model_hidden: list[int] = preset_setting([128, 128, 128], "units of the model's hidden layers", ">= 1")
-    model_norm: str = preset_setting("none", "layer for LayerNorm", choices=("none", "layer"))
+    model_norm: str = preset_setting("none", "layer for LayerNorm", "none | layer")
     model_every: int = preset_setting(250, "environment steps between two fits of the model", ">= 1")
     model_steps: int = preset_setting(500, "gradient steps of a fit, at most", ">= 1", tune=(100, 2000, "log"))
     horizon: Any = preset_setting(1, 'steps of a rollout, or "linear:1:15:20000:150000" over environment time')
@@ -106,20 +104,18 @@ class DynaConfig(LearnerConfig):
     distribution_horizon: int = preset_setting(5, "svg: steps imagined to find states to begin from", ">= 1")
     uncertainty: str = preset_setting("none", "penalty on imagined rewards", choices=("none", *PENALTIES))
     penalty_weight: float = preset_setting(1.0, "of that; below 0 it rewards uncertainty", "[-1e6, 1e6]")
-    filter: str = preset_setting("none", "morec picks outcomes that look real", choices=("none", "morec"))
+    filter: str = preset_setting("none", "morec picks outcomes that look real", "none | morec")
     filter_candidates: int = preset_setting(8, "outcomes it picks from", ">= 2")
     filter_threshold: Any = preset_setting("auto", "score that ends a rollout; auto: 5th percentile of real")
-    planner: str = preset_setting(
-        "none", "upmpc picks the policy's; others search", choices=("none", "upmpc", "cem", "mppi")
-    )
+    planner: str = preset_setting("none", "upmpc picks the policy's; others search", "none | upmpc | cem | mppi")
     alpha_real: float = preset_setting(1.0, "upmpc: weight of uncertainty, sought when acting", ">= 0")
     alpha_imagined: float = preset_setting(2.0, "upmpc: the same, avoided at the first imagined step", ">= 0")
     plan_candidates: int = preset_setting(5, "plans compared", ">= 2")
     plan_horizon: int = preset_setting(5, "steps of a plan", ">= 1")
-    adaptive: str = preset_setting("none", "macura: ends where members disagree", choices=("none", "macura"))
+    adaptive: str = preset_setting("none", "macura: ends where members disagree", "none | macura")
     kappa: float = preset_setting(1.0, "macura: allowed disagreement, as a multiple of the usual", "> 0")
     reward_source: str = preset_setting(
-        "auto", "imagined: the reward itself where possible, or a network", choices=("auto", "head")
+        "auto", "imagined: the reward itself where possible, or a network", "auto | head"
     )
     relabel: bool = setting(True, "recompute rewards when rows are sampled; False: those of the time of collection")
     batch_size: int = preset_setting(256, "rows of an update", ">= 1", tune=(64, 128, 256, 512, "choice"))
@@ -128,7 +124,7 @@ class DynaConfig(LearnerConfig):
     imitate: float = setting(0.0, "share that own rewarded episodes have, as bounds of values", "[0, 1)")
     buffer_size: int = setting(200_000, "transitions stored", ">= 2")
     learning_starts: int = preset_setting(500, "environment steps with random actions", ">= 2")
-    normalize_obs: str = preset_setting("first", "first: by the random steps", choices=("none", "first"))
+    normalize_obs: str = preset_setting("first", "first: by the random steps", "none | first")
     epsilon: float = preset_setting(0.1, "share of random actions, where they are discrete", "[0, 1]")
     rollout: int = setting(100, "environment steps between two points where a run can be saved", ">= 1")
     net_arch: list[int] = preset_setting([128, 128], "units of the hidden layers of actor and critics", ">= 1")

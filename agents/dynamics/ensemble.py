@@ -58,11 +58,11 @@ MAX_IDLE_EVALUATIONS = 2
 class EnsembleConfig(Settings):
     """Settings of `DynamicsEnsemble`."""
 
-    kind: str = setting("gauss", "each member predicts mean and variance, or a value", choices=("gauss", "det"))
+    kind: str = setting("gauss", "each member predicts mean and variance, or a value", "gauss | det")
     members: int = setting(5, "networks side by side, K", ">= 1")
     elites: int | None = setting(None, "the best by held-out loss, which predict; None for all", ">= 1")
     hidden: list[int] = setting([128, 128, 128], "units of each hidden layer", ">= 1")
-    norm: str = setting("none", "layer: LayerNorm before each activation", choices=("none", "layer"))
+    norm: str = setting("none", "layer: LayerNorm before each activation", "none | layer")
     terminations: bool = setting(False, "whether the end of an episode is learned, too")
     learning_rate: float = setting(1e-3, "of AdamW", "(0, 1)")
     weight_decay: float = setting(1e-4, "of AdamW", "[0, 1)")

@@ -67,7 +67,7 @@ class LearnerConfig(Settings):
     gamma: float = preset_setting(0.99, "discount; here for bounded_targets only", "(0, 1]")
     tau: float = setting(0.005, "share of the new critics in their targets after each step", "(0, 1]")
     critics: int = preset_setting(2, "how many", ">= 1")
-    target: str = preset_setting("min", "over the critics: what a state is worth", choices=("min", "mean"))
+    target: str = preset_setting("min", "over the critics: what a state is worth", "min | mean")
     subset: int = preset_setting(
         0, "critics drawn for a target, their least value; the actor ascends the mean; 0: as target", ">= 0"
     )
@@ -80,14 +80,14 @@ class LearnerConfig(Settings):
     )
     target_entropy: float | None = setting(None, "of the policy, for auto; None for minus the action's size")
     bounded_targets: bool = preset_setting(False, "clip targets to running quantiles of rewards / (1 - gamma)")
-    lipschitz: str = preset_setting("none", "keeps critics smooth", choices=("none", "spectral", "robust"))
+    lipschitz: str = preset_setting("none", "keeps critics smooth", "none | spectral | robust")
     lipschitz_bound: float = setting(3.0, "spectral: largest norm of each layer, on whitened inputs", "> 0")
     lipschitz_weight: float = setting(0.1, "robust: of the penalty", "> 0")
     lipschitz_radius: float = setting(0.1, "robust: largest disturbance, in deviations of observations", "> 0")
     path: str = setting(
         "auto",
         "plain updates: by torch, or compiled by numba (extra `fast`), twice as fast; auto: after 10,000",
-        choices=("auto", "numba", "torch"),
+        "auto | numba | torch",
     )
     max_grad_norm: float = setting(10.0, "norm to which gradients are clipped", "> 0")
 

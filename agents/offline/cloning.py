@@ -44,7 +44,7 @@ class CloningConfig(Settings):
     """Settings of `Cloning`."""
 
     prefix = "agent."
-    head: str = setting("mixture", "what a chunk is drawn from", choices=("mixture", "diffusion"))
+    head: str = setting("mixture", "what a chunk is drawn from", "mixture | diffusion")
     chunk: int = setting(8, "actions H that are predicted together and carried out without looking", "[1, 1000]")
     components: int = setting(5, "mixture: Gaussians", ">= 1")
     noise_steps: int = setting(16, "diffusion: steps N from noise to actions", "[2, 1000]")

@@ -51,7 +51,7 @@ class IQLConfig(Settings):
     prefix = "agent."
     learning_rate: float = setting(3e-4, "of Adam", "(0, 1]")
     gamma: float = setting(0.99, "discount", "(0, 1]")
-    value_loss: str = setting("expectile", "of V", choices=("expectile", "gumbel", "chi_square", "quantile"))
+    value_loss: str = setting("expectile", "of V", "expectile | gumbel | chi_square | quantile")
     expectile: float = setting(0.7, "tau: 0.5 is the recorded policy, near 1 its best actions", "(0, 1)")
     level: float = setting(0.8, "lambda: V is the (2 lambda - 1) / lambda quantile of Q", "(0.5, 1)")
     temperature: float = setting(1.0, "of gumbel: the smaller, the nearer to the best action [1 to 10]", "> 0")

@@ -37,7 +37,7 @@ class ReCOILConfig(IQLConfig):
     temperature: float = 0.03  # of values in [-2, 2], as beta
     beta: float = 300.0
     normalize_reward: bool = setting(True, "whether values are in units of 1 / (1 - gamma)")
-    form: str = setting("code", "as the authors' code has it, or their paper", choices=("code", "paper"))
+    form: str = setting("code", "as the authors' code has it, or their paper", "code | paper")
     mixture: float = setting(0.5, "of paper: share of demonstrations", "(0, 1)")
 
 

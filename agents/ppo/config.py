@@ -20,67 +20,59 @@ class CoreSettings(Settings):
         3e-4,
         "of Adam: a number, or a schedule; linear:1e-3:0 goes from 1e-3 to 0 over training, linear:1e-3:0:200000 in"
         " 200,000 steps; also cosine:, exp: and step:",
-        above=0,
-        high=1,
+        "(0, 1]",
         tune=(1e-5, 1e-2, "log"),
     )
-    gamma: float = setting(0.99, "discount of every stream without its own", above=0, high=1, tune=(0.9, 0.9997))
-    net_arch: list[int] = setting([64, 64], "units of the hidden layers", low=1)
-    activation: str = setting("tanh", "of the hidden layers", choices=("tanh", "relu"))
+    gamma: float = setting(0.99, "discount of every stream without its own", "(0, 1]", tune=(0.9, 0.9997))
+    net_arch: list[int] = setting([64, 64], "units of the hidden layers", ">= 1")
+    activation: str = setting("tanh", "of the hidden layers", "tanh | relu")
     orthogonal: bool = setting(True, "whether weights begin orthogonal, and biases at 0; false: as torch's layers do")
     n_steps: int = setting(
         256,
         "steps of each environment between two updates (SB3 2048, for one environment)",
-        low=1,
+        ">= 1",
         tune=(64, 128, 256, 512, "choice"),
     )
     batch_size: int = setting(
         64,
         "transitions a minibatch, over which advantages are normalised; must divide n_steps * n_envs",
-        low=2,
+        ">= 2",
         tune=(32, 64, 128, 256, "choice"),
     )
-    n_epochs: int = setting(10, "passes over a rollout", low=1, tune=(2, 20, "log"))
-    gae_lambda: float = setting(0.95, "of the advantages", low=0, high=1, tune=(0.8, 1.0))
-    clip_range: Any = setting(0.2, "of the policy's ratio; a number, or a schedule", above=0, high=1, tune=(0.1, 0.4))
+    n_epochs: int = setting(10, "passes over a rollout", ">= 1", tune=(2, 20, "log"))
+    gae_lambda: float = setting(0.95, "of the advantages", "[0, 1]", tune=(0.8, 1.0))
+    clip_range: Any = setting(0.2, "of the policy's ratio; a number, or a schedule", "(0, 1]", tune=(0.1, 0.4))
     entropy_weight: Any = setting(
-        0.0,
-        "of the entropy bonus; a number, or a schedule: linear:0.03:0.01",
-        low=0,
-        high=10,
-        tune=(1e-5, 0.1, "log"),
+        0.0, "of the entropy bonus; a number, or a schedule: linear:0.03:0.01", "[0, 10]", tune=(1e-5, 0.1, "log")
     )
     target_kl: float = setting(
         0.0,
         "KL divergence from the policy that acted after which no further pass over a rollout is made; 0: any",
-        low=0,
+        ">= 0",
         tune=(0.005, 0.1, "log"),
     )
-    value_weight: float = setting(0.5, "of the value loss", low=0, high=1000, tune=(0.1, 1.0))
-    max_grad_norm: float = setting(0.5, "longer gradients are shortened to it", above=0, tune=(0.3, 5.0, "log"))
+    value_weight: float = setting(0.5, "of the value loss", "[0, 1000]", tune=(0.1, 1.0))
+    max_grad_norm: float = setting(0.5, "longer gradients are shortened to it", "> 0", tune=(0.3, 5.0, "log"))
     anneal: bool = setting(False, "whether the learning rate falls to 0 over training, as by linear:RATE:0")
     normalize_obs: bool = setting(False, "centre observations and divide by their running standard deviation")
-    gru: int = setting(0, "units of a recurrent layer, for observations that hide the state; 0 for none", low=0)
-    sequence: int = setting(32, "steps a recurrent policy is trained through at once; must divide n_steps", low=1)
+    gru: int = setting(0, "units of a recurrent layer, for observations that hide the state; 0 for none", ">= 0")
+    sequence: int = setting(32, "steps a recurrent policy is trained through at once; must divide n_steps", ">= 1")
     streams: str = setting(
-        "separate",
-        "a value for every reward stream; sum: one value of their weighted sum",
-        choices=("separate", "sum"),
+        "separate", "a value for every reward stream; sum: one value of their weighted sum", "separate | sum"
     )
     zero_last: bool = setting(False, "whether it begins at action 0: a residual begins as its base (`env.base`)")
-    log_std: float = setting(0.0, "where log-deviations of a Gaussian policy begin", low=-10, high=2)
+    log_std: float = setting(0.0, "where log-deviations of a Gaussian policy begin", "[-10, 2]")
     noise_correlation: float = setting(
         0.0,
         "of the Gaussian noise of one step with that of the next: 0.9 explores in one direction for ten steps",
-        low=0,
-        below=1,
+        "[0, 1)",
     )
     masks: bool = setting(True, "choose among the actions that the environment's mask allows, where it gives one")
     path: str = setting(
         "auto",
         "the update of small networks: numpy, compiled by numba (extra `fast`), or torch's autograd (eager); auto: "
         "compiled from 2 million learned rows on, 200,000 frames at ten epochs",
-        choices=("auto", "numba", "numpy", "eager"),
+        "auto | numba | numpy | eager",
     )
 
     def scheduled(self, name: str, timesteps: int, total_timesteps: int) -> float:

@@ -19,7 +19,7 @@ class BalanceSettings(Settings):
         "none",
         "streams by their weights; with advantages of equal size (normalize); or by their policy gradients: a"
         " direction in which none loses (min_norm), or without what each has against the others (project)",
-        choices=("none", "normalize", "min_norm", "project"),
+        "none | normalize | min_norm | project",
     )
     balance_only: list[str] = setting([], "streams that are balanced, the others are added by weight; none for all")
 
@@ -32,7 +32,7 @@ class BlendSettings(Settings):
         "none",
         "how weights that are `learned` find what serves the task: aligned (by the next rollout's gradient), implicit"
         " (by where the policy would end), search (by trying: ten rollouts a step)",
-        choices=("none", "aligned", "implicit", "search"),
+        "none | aligned | implicit | search",
     )
     blend_rate: float = setting(0.2, "of learned weights: a rollout's step of softplus^-1, at most", "(0, 10]")
 
@@ -45,9 +45,7 @@ class ImitationSettings(Settings):
     imitate_updates: int = setting(4, "of it after each rollout", ">= 1")
     imitate_max_age: int = setting(0, "rollouts that episodes are kept; 0 for any number", ">= 0")
     imitate_baseline: str = setting(
-        "value",
-        "what a return has to beat: its state's value, or the median episode's",
-        choices=("value", "median"),
+        "value", "what a return has to beat: its state's value, or the median episode's", "value | median"
     )
     imitate_cap: float = setting(
         5.0,
@@ -64,7 +62,7 @@ class NetworkSettings(Settings):
         "mlp",
         "what reads flat observations; glyphs: those with declared parts (NetHack); trees: boosted trees instead of a "
         "network, one more a minibatch, so take large ones, as batch_size=512",
-        choices=("mlp", "glyphs", "trees"),
+        "mlp | glyphs | trees",
     )
     tree_depth: int = setting(4, "questions a tree asks", "[1, 10]")
     tree_bins: int = setting(32, "thresholds an input may be compared with, and 1 [256]", "[2, 1024]")

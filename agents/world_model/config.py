@@ -70,14 +70,10 @@ class WorldModelConfig(Settings):
 
     preset: str = setting("r2dreamer", "a published variant", choices=tuple(PRESETS))
     cell: str = preset_setting(
-        "rssm",
-        "a GRU, no memory, a linear recurrence with gates, or a selective state space",
-        choices=("rssm", "simnorm", "ssm", "mamba"),
+        "rssm", "a GRU, none, gated sums, or a selective state space", "rssm | simnorm | ssm | mamba"
     )
-    behaviour: str = preset_setting(
-        "imag_ac", "learned in imagination, planning, or neither", choices=("imag_ac", "mppi", "td3")
-    )
-    kl: str = preset_setting("fixed", "with free nats, or under a budget", choices=("fixed", "repo", "none"))
+    behaviour: str = preset_setting("imag_ac", "learned in imagination, planning, or neither", "imag_ac | mppi | td3")
+    kl: str = preset_setting("fixed", "with free nats, or under a budget", "fixed | repo | none")
     recon: float = preset_setting(0.0, "weight of reconstructing the observation", ">= 0")
     barlow: float = preset_setting(0.0, "weight of decorrelated agreement between latent and embedding", ">= 0")
     infonce: float = preset_setting(0.0, "weight of telling each row's embedding from the others'", ">= 0")
@@ -88,7 +84,7 @@ class WorldModelConfig(Settings):
     empowerment: float = preset_setting(0.0, "weight of the inverse-dynamics loss", ">= 0")
     empowerment_reward: float = preset_setting(0.0, "imagined reward for a nat of empowerment", ">= 0")
     sampling: str = preset_setting(
-        "uniform", "dfs: seldom drawn rows first; lap: large errors first", choices=("uniform", "dfs", "lap")
+        "uniform", "dfs: seldom drawn rows first; lap: large errors first", "uniform | dfs | lap"
     )
     n_step: int = preset_setting(1, "rewards before the value, where there is no imagination", ">= 1")
     unroll: int = preset_setting(0, "steps a latent without memory is predicted ahead in training", ">= 0")
@@ -121,7 +117,7 @@ class WorldModelConfig(Settings):
     classes: int = setting(8, "of each categorical", ">= 2")
     hidden: int = setting(96, "units of hidden layers", ">= 1")
     embed: int = setting(96, "length of an encoded observation", ">= 1")
-    net: str = setting("mlp", "reads flat observations; glyphs: in parts, as NetHack's", choices=("mlp", "glyphs"))
+    net: str = setting("mlp", "reads flat observations; glyphs: in parts, as NetHack's", "mlp | glyphs")
     tau: float = setting(0.02, "share of the value in its slow copy after each step", "(0, 1]")
     replay_value: float = setting(0.3, "weight of the value loss on replayed steps (imag_ac)", ">= 0")
     imagine_starts: int = setting(64, "states of a minibatch that imagination begins from; 0 for all", ">= 0")

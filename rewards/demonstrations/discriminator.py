@@ -52,9 +52,9 @@ class DemosDiscriminatorConfig(LearnedConfig):
     learning_rate: float = 2e-3
     batch_size: int = 512
     demos: str = setting("", "a recording of what is to be imitated, or the name of one that ships")
-    form: str = setting("gail", "what D is turned into; see above", choices=("gail", "airl", "sqil"))
-    of: str = setting("action", "read beside an observation: the action, or the change", choices=("action", "next_obs"))
-    penalty: float = setting(0.1, "of the squared slope of the logit, between both kinds of transitions", low=0)
+    form: str = setting("gail", "what D is turned into; see above", "gail | airl | sqil")
+    of: str = setting("action", "read beside an observation: the action, or the change", "action | next_obs")
+    penalty: float = setting(0.1, "of the squared slope of the logit, between both kinds of transitions", ">= 0")
 
 
 class DemosDiscriminator(Learned):

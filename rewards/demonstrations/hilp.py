@@ -46,17 +46,17 @@ class HilpConfig(LatentConfig):
     """Settings of `hilp`; the source's value in brackets where it differs."""
 
     data: str = setting("", "a recording of how states follow one another, good or bad")
-    row: int = setting(-1, "of `data`: the transition whose outcome is the goal; -1 is the last", low=-np.inf)
+    row: int = setting(-1, "of `data`: the transition whose outcome is the goal; -1 is the last", "finite")
     place: list[float] = setting([], "the goal as an observation (of=obs) instead")
-    value: str = setting("distance", "what a step is worth; see above", choices=("distance", "direction"))
-    features: int = setting(16, "numbers in phi, d [32]", low=1)
-    hidden: int = setting(128, "units of each of two layers [512, three]", low=1)
-    steps: int = setting(5000, "minibatches that phi is learned from [1,000,000]", low=1)
-    batch_size: int = setting(256, "transitions in one [1024]", low=1)
-    learning_rate: float = setting(1e-3, "of Adam [3e-4]", above=0, high=1)
-    discount: float = setting(0.99, "of V", above=0, below=1)
-    expectile: float = setting(0.95, "how much more better steps count", above=0, below=1)
-    follow: float = setting(0.005, "share of the heads in their targets after each step", above=0, high=1)
+    value: str = setting("distance", "what a step is worth; see above", "distance | direction")
+    features: int = setting(16, "numbers in phi, d [32]", ">= 1")
+    hidden: int = setting(128, "units of each of two layers [512, three]", ">= 1")
+    steps: int = setting(5000, "minibatches that phi is learned from [1,000,000]", ">= 1")
+    batch_size: int = setting(256, "transitions in one [1024]", ">= 1")
+    learning_rate: float = setting(1e-3, "of Adam [3e-4]", "(0, 1]")
+    discount: float = setting(0.99, "of V", "(0, 1)")
+    expectile: float = setting(0.95, "how much more better steps count", "(0, 1)")
+    follow: float = setting(0.005, "share of the heads in their targets after each step", "(0, 1]")
 
     def __post_init__(self) -> None:
         super().__post_init__()

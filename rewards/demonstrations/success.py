@@ -55,18 +55,18 @@ class SuccessConfig(LatentConfig):
 
     shape: str = "none"
     goals: str = setting("", "a recording that shows the goal")
-    which: str = setting("ends", "its goals: the last states of those that terminated, or all", choices=("ends", "all"))
+    which: str = setting("ends", "its goals: the last states of those that terminated, or all", "ends | all")
     others: str = setting("", "a recording of what is not the goal; empty takes the states that `which` leaves over")
     online: bool = setting(False, "whether it goes on learning, against what the agent meets (VICE)")
-    value: str = setting("threshold", "what a state is worth: 0 or 1, or the logit", choices=("threshold", "logit"))
-    at: float = setting(0.5, "chance from which on a state is a success", above=0, below=1)
-    consecutive: int = setting(1, "successes in a row before one counts", low=1)
+    value: str = setting("threshold", "what a state is worth: 0 or 1, or the logit", "threshold | logit")
+    at: float = setting(0.5, "chance from which on a state is a success", "(0, 1)")
+    consecutive: int = setting(1, "successes in a row before one counts", ">= 1")
     ends: bool = setting(False, "whether a success ends an episode; in one process, step by step, which costs time")
-    steps: int = setting(500, "minibatches that it is fitted with before training", low=0)
-    batch_size: int = setting(128, "rows of each kind in one", low=1)
-    hidden: int = setting(256, "units", low=1)
-    dropout: float = setting(0.1, "share of the units dropped in training", low=0, below=1)
-    learning_rate: float = setting(3e-4, "of Adam", above=0, high=1)
+    steps: int = setting(500, "minibatches that it is fitted with before training", ">= 0")
+    batch_size: int = setting(128, "rows of each kind in one", ">= 1")
+    hidden: int = setting(256, "units", ">= 1")
+    dropout: float = setting(0.1, "share of the units dropped in training", "[0, 1)")
+    learning_rate: float = setting(3e-4, "of Adam", "(0, 1]")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -61,7 +61,7 @@ class RewardAuthor(Judge):
 class ModelAuthor(CodeModel, RewardAuthor):
     """A language model on a server."""
 
-    temperature: float = setting(1.0, "of its answers, which have to differ", low=0)
+    temperature: float = setting(1.0, "of its answers, which have to differ", ">= 0")
 
     @property
     def identity(self) -> str:
@@ -108,7 +108,7 @@ class RecordedAuthor(RewardAuthor):
 class RandomAuthor(RewardAuthor):
     """Random formulas in the form that the others write: what choosing by the task's return does without an author."""
 
-    seed: int = setting(0, "of the formulas", low=0)
+    seed: int = setting(0, "of the formulas", ">= 0")
 
     name = "random"
 

@@ -50,7 +50,7 @@ class CodeConfig(RewardConfig):
     """Settings of code."""
 
     file: str = setting("", "with reward(obs, action, next_obs); `runners.design` writes one")
-    timeout: float = setting(5.0, "seconds for one batch, after which its code is stopped", above=0)
+    timeout: float = setting(5.0, "seconds for one batch, after which its code is stopped", "> 0")
     keys: list[str] = setting([], "entries of a Dict observation that it reads, in their names' order; [] for all")
 
     def read_source(self, expected: str) -> str:

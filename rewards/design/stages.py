@@ -54,9 +54,7 @@ class StagesConfig(CodeConfig):
 
     file: str = setting("", "with stages(next_obs) or stages(next_obs, signals)")
     shape: str = setting(
-        "delta",
-        "how the score becomes a reward",
-        choices=("none", "potential", "delta", "clip", "sigmoid", "par", "par_step"),
+        "delta", "how the score becomes a reward", "none | potential | delta | clip | sigmoid | par | par_step"
     )
 
 

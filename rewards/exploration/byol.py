@@ -42,9 +42,9 @@ class BYOLConfig(LearnedConfig):
 
     scale: str = "ema"  # the paper divides by a moving deviation, too
     features: int = setting(64, "size of the code of an observation and of the belief [512]")
-    horizon: int = setting(4, "K, steps that a prediction looks ahead [8]", low=1, tune=(1, 8))
-    decay: float = setting(0.99, "of the slow encoder, at each gradient step", low=0, high=1, tune=(0.9, 0.999))
-    sequence: int = setting(16, "rows that gradients reach back in time", low=1)
+    horizon: int = setting(4, "K, steps that a prediction looks ahead [8]", ">= 1", tune=(1, 8))
+    decay: float = setting(0.99, "of the slow encoder, at each gradient step", "[0, 1]", tune=(0.9, 0.999))
+    sequence: int = setting(16, "rows that gradients reach back in time", ">= 1")
     batch_size: int = setting(16, "sequences in a minibatch; update_proportion is a share of sequences, too")
 
 

@@ -46,9 +46,9 @@ class ContrastiveUCBConfig(LearnedConfig):
     scale: str = "none"
     gamma: float | None = None
     phi: str = setting("contrast", "learnt by contrast; random; outer, observation times action", choices=PHIS)
-    ridge: float = setting(1.0, "lambda; Sigma starts as this times the identity", above=0, tune=(0.1, 10.0, "log"))
-    temperature: float = setting(0.1, "divides the similarities that are contrasted", above=0, tune=(0.03, 1.0, "log"))
-    again: int = setting(10_000, "transitions after which Sigma is summed with the features of now", low=1)
+    ridge: float = setting(1.0, "lambda; Sigma starts as this times the identity", "> 0", tune=(0.1, 10.0, "log"))
+    temperature: float = setting(0.1, "divides the similarities that are contrasted", "> 0", tune=(0.03, 1.0, "log"))
+    again: int = setting(10_000, "transitions after which Sigma is summed with the features of now", ">= 1")
 
 
 class ContrastiveUCB(Learned):

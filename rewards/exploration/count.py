@@ -35,8 +35,8 @@ MAX_CELL = 2.0**62  # numbers of cells beyond it, such as infinity's, become it:
 class CellSettings:
     """Settings of every bonus that counts the cells of an episode."""
 
-    bin: Any = setting(0.1, "width of a cell of floats: one, or one for each", above=0, tune=(0.01, 1.0, "log"))
-    capacity: int = setting(1024, "distinct cells that an episode remembers", low=1)
+    bin: Any = setting(0.1, "width of a cell of floats: one, or one for each", "> 0", tune=(0.01, 1.0, "log"))
+    capacity: int = setting(1024, "distinct cells that an episode remembers", ">= 1")
 
 
 @dataclass
@@ -52,8 +52,8 @@ class CountConfig(RewardConfig, CellSettings):
     )
     episodic: bool | None = None
     keys: list[str] = setting([], "entries of a Dict observation to count; empty counts all")
-    capacity: int | None = setting(  # type: ignore[assignment]
-        None, "distinct cells remembered, by each environment or for life; null is 1,024 or 1,000,000", low=1
+    capacity: int | None = setting(
+        None, "distinct cells remembered, by each environment or for life; null is 1,024 or 1,000,000", ">= 1"
     )
 
 

@@ -38,7 +38,7 @@ class DEIRConfig(LearnedConfig):
     scale: str = "ema"
     learning_rate: float = setting(3e-4, "Adam step size of discriminator, encoder and trajectory memory")
     features: int = setting(64, "size of an observation's embedding and of the trajectory's")
-    capacity: int = setting(1024, "states that an episode remembers [all]", low=1)
+    capacity: int = setting(1024, "states that an episode remembers [all]", ">= 1")
 
 
 class TrajectoryQuotient(NeighbourMemory):

@@ -26,8 +26,8 @@ from rewards.exploration.learned import Learned, LearnedConfig
 class DisagreementConfig(LearnedConfig):
     """Settings of disagreement; the paper's value in brackets where it differs."""
 
-    members: int = setting(5, "forward models, K", low=2, tune=(2, 8))
-    bootstrap: float = setting(0.8, "share of a minibatch for each member [1]", above=0, high=1, tune=(0.5, 1.0))
+    members: int = setting(5, "forward models, K", ">= 2", tune=(2, 8))
+    bootstrap: float = setting(0.8, "share of a minibatch for each member [1]", "(0, 1]", tune=(0.5, 1.0))
 
 
 class Disagreement(Learned):

@@ -29,9 +29,9 @@ class E3BConfig(LearnedConfig):
 
     weight: Any = 0.01  # [1 on a bonus divided by its running deviation, for tasks that give more]
     scale: str = "ema"
-    ridge: float = setting(0.1, "C starts as this times the identity", above=0, tune=(1e-3, 1.0, "log"))
+    ridge: float = setting(0.1, "C starts as this times the identity", "> 0", tune=(1e-3, 1.0, "log"))
     sqrt: bool = setting(False, "the root: 1/sqrt(n) at the n-th visit instead of 1/n", tune=(False, True, "choice"))
-    embedding: str = setting("inverse", "learnt by inverse dynamics, or random", choices=("inverse", "random"))
+    embedding: str = setting("inverse", "learnt by inverse dynamics, or random", "inverse | random")
 
 
 class E3B(Episodic, InverseDynamics):

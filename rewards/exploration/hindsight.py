@@ -39,12 +39,12 @@ class HindsightConfig(ForwardConfig):
 
     learning_rate: float = 3e-3
     freeze: int = setting(20_000, "transitions after which the scale stands still; 0 never freezes [0]")
-    chance: int = setting(128, "size of z, each entry in [-1, 1] [256]", low=1)
-    noise: int = setting(8, "size of the generator's own noise [256]", low=1)
+    chance: int = setting(128, "size of z, each entry in [-1, 1] [256]", ">= 1")
+    noise: int = setting(8, "size of the generator's own noise [256]", ">= 1")
     temper: float = setting(
         10.0,
         "lambda, which divides the reconstruction, a sum over the observation [1]",
-        above=0,
+        "> 0",
         tune=(0.1, 100.0, "log"),
     )
     skip: bool = setting(
@@ -52,9 +52,9 @@ class HindsightConfig(ForwardConfig):
         "linear connections past the hidden layers, from the outcome to z and from z to the prediction [false]",
         tune=(False, True, "choice"),
     )
-    invariance: float = setting(1.0, "weight of the critic's term in loss and reward", low=0, tune=(0.0, 2.0))
-    critic_steps: int = setting(4, "steps of the critic for each of the generator", low=1)
-    bank: int = setting(256, "z's kept as negatives of the score", low=1)
+    invariance: float = setting(1.0, "weight of the critic's term in loss and reward", ">= 0", tune=(0.0, 2.0))
+    critic_steps: int = setting(4, "steps of the critic for each of the generator", ">= 1")
+    bank: int = setting(256, "z's kept as negatives of the score", ">= 1")
 
 
 class Hindsight(Forward):

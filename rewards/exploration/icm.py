@@ -25,7 +25,7 @@ class ICMConfig(LearnedConfig):
 
     features: int = setting(64, "size of the embedding [288, of images]")
     hidden: int = setting(64, "width of the hidden layers [256]")
-    forward_share: float = setting(0.2, "beta, the forward model's share of the loss", low=0, high=1, tune=(0.05, 0.95))
+    forward_share: float = setting(0.2, "beta, the forward model's share of the loss", "[0, 1]", tune=(0.05, 0.95))
 
 
 class ICM(InverseDynamics):

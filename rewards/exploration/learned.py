@@ -54,29 +54,25 @@ class LearnedConfig(RewardConfig):
         "running",
         "running whitens by mean and deviation of the observations so far, clipped at 5; bounds by those of the space;"
         " none leaves numbers as they are (one-hot codes)",
-        choices=("running", "bounds", "none"),
+        "running | bounds | none",
     )
-    learning_rate: float = setting(1e-3, "Adam step size", above=0, tune=(1e-5, 1e-2, "log"))
-    features: int = setting(64, "size of the embedding, or of the networks' outputs, D", low=1)
-    hidden: int = setting(64, "width of the hidden layers", low=1)
+    learning_rate: float = setting(1e-3, "Adam step size", "> 0", tune=(1e-5, 1e-2, "log"))
+    features: int = setting(64, "size of the embedding, or of the networks' outputs, D", ">= 1")
+    hidden: int = setting(64, "width of the hidden layers", ">= 1")
     update_proportion: float = setting(
-        1.0,
-        "share of each minibatch learnt from; lower it for more environments",
-        above=0,
-        high=1,
-        tune=(0.1, 1.0, "log"),
+        1.0, "share of each minibatch learnt from; lower it for more environments", "(0, 1]", tune=(0.1, 1.0, "log")
     )
-    epochs: int = setting(1, "passes over the transitions of one update", low=1)
-    batch_size: int = setting(256, "transitions in a minibatch", low=1)
-    max_grad_norm: float = setting(0.5, "gradients are clipped to this norm", above=0)
+    epochs: int = setting(1, "passes over the transitions of one update", ">= 1")
+    batch_size: int = setting(256, "transitions in a minibatch", ">= 1")
+    max_grad_norm: float = setting(0.5, "gradients are clipped to this norm", "> 0")
     path: str = setting(
         "auto",
         "where dense layers learn and score: torch, or compiled by numba (extra `fast`), three times as fast; auto: "
         "compiled after about five seconds of learning, counted in minibatches",
-        choices=("auto", "numba", "torch"),
+        "auto | numba | torch",
     )
     keys: list[str] = setting([], "entries of a Dict observation to look at; empty looks at all")
-    channels: int = setting(0, "channels of an image to look at, the last; 0 for all; stacked frames want 1", low=0)
+    channels: int = setting(0, "channels of an image to look at, the last; 0 for all; stacked frames want 1", ">= 0")
 
 
 class Learned(Reward):

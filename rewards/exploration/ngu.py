@@ -26,8 +26,8 @@ from rewards.exploration.rnd import RND, RNDConfig
 class NGUConfig(PseudoCountConfig):
     """Settings of NGU, beside those of the pseudo-counts."""
 
-    max_factor: float = setting(5.0, "L, the largest factor of lifelong novelty", low=1, tune=(1.0, 10.0))
-    rnd_learning_rate: float = setting(1e-4, "of the RND half [5e-4]", above=0, tune=(1e-5, 1e-2, "log"))
+    max_factor: float = setting(5.0, "L, the largest factor of lifelong novelty", ">= 1", tune=(1.0, 10.0))
+    rnd_learning_rate: float = setting(1e-4, "of the RND half [5e-4]", "> 0", tune=(1e-5, 1e-2, "log"))
 
 
 class NGU(PseudoCount):

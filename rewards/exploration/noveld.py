@@ -26,7 +26,7 @@ class NovelDConfig(RNDConfig, CellSettings):
     """Settings of NovelD, beside RND's."""
 
     weight: Any = 0.03  # of a bonus whose discounted return has a deviation of 1, for a task that pays 1
-    alpha: float = setting(0.5, "share of e(s) that e(s') has to exceed", low=0, high=1, tune=(0.0, 1.0))
+    alpha: float = setting(0.5, "share of e(s) that e(s') has to exceed", "[0, 1]", tune=(0.0, 1.0))
 
 
 class NovelD(Episodic, RND):  # type: ignore[misc]  # it has a memory, RND has none

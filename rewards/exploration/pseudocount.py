@@ -33,12 +33,14 @@ class PseudoCountConfig(LearnedConfig):
     weight: Any = 0.01  # of a bonus whose deviation is 1 [up to 0.3 of the bare one, which lies between 0.3 and 10]
     scale: str = "ema"
     features: int = setting(64, "size of the embedding [32]")
-    k: int = setting(10, "neighbours", low=1, tune=(3, 30, "log"))
-    kernel: float = setting(1e-3, "share of the mean square that counts half", above=0, tune=(1e-4, 1e-1, "log"))
-    cluster: float = setting(0.008, "neighbours nearer than this share of the mean squared distance count whole", low=0)
-    constant: float = setting(1e-3, "c, beside the root of the kernel sum", above=0)
-    s_max: float = setting(8.0, "above this root the bonus is 0", above=0)
-    capacity: int = setting(1024, "states that an episode remembers [30,000]", low=1)
+    k: int = setting(10, "neighbours", ">= 1", tune=(3, 30, "log"))
+    kernel: float = setting(1e-3, "share of the mean square that counts half", "> 0", tune=(1e-4, 1e-1, "log"))
+    cluster: float = setting(
+        0.008, "neighbours nearer than this share of the mean squared distance count whole", ">= 0"
+    )
+    constant: float = setting(1e-3, "c, beside the root of the kernel sum", "> 0")
+    s_max: float = setting(8.0, "above this root the bonus is 0", "> 0")
+    capacity: int = setting(1024, "states that an episode remembers [30,000]", ">= 1")
 
 
 class PseudoCount(Episodic, InverseDynamics):

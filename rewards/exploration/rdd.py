@@ -35,11 +35,11 @@ class RDDConfig(RNDConfig):
     """Settings of random distribution distillation; the paper's value in brackets where it differs."""
 
     learning_rate: float = 3e-4
-    target: str = setting("gaussian", "how targets are drawn", choices=("gaussian", "ensemble", "coin_flip"))
-    sigma: float = setting(1.0, "deviation of the gaussian draws", above=0, tune=(0.1, 3.0, "log"))
-    members: int = setting(10, "fixed networks of the ensemble, K", low=2)
-    alpha: float = setting(0.9, "share of the ensemble's first term", low=0, high=1)
-    replay: int = setting(0, "visits kept to be learnt from again; 0 keeps none", low=0)
+    target: str = setting("gaussian", "how targets are drawn", "gaussian | ensemble | coin_flip")
+    sigma: float = setting(1.0, "deviation of the gaussian draws", "> 0", tune=(0.1, 3.0, "log"))
+    members: int = setting(10, "fixed networks of the ensemble, K", ">= 2")
+    alpha: float = setting(0.9, "share of the ensemble's first term", "[0, 1]")
+    replay: int = setting(0, "visits kept to be learnt from again; 0 keeps none", ">= 0")
 
 
 class RDD(RND):

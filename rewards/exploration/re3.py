@@ -30,8 +30,8 @@ class RE3Config(LearnedConfig):
     learning_rate: float = setting(1e-3, tune=())
     update_proportion: float = setting(1.0, tune=())
     features: int = setting(64, "size of the random embedding [50]")
-    k: int = setting(3, "which neighbour counts", low=1, tune=(1, 10))
-    capacity: int = setting(1024, "states that an episode remembers", low=1)
+    k: int = setting(3, "which neighbour counts", ">= 1", tune=(1, 10))
+    capacity: int = setting(1024, "states that an episode remembers", ">= 1")
 
 
 class RE3(Episodic, Learned):

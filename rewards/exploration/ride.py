@@ -31,8 +31,8 @@ class RIDEConfig(LearnedConfig, CellSettings):
 
     weight: Any = 0.01  # of a bonus whose deviation is 1 [0.1 or 0.5 of the bare one]
     scale: str = "ema"
-    inverse_weight: float = setting(0.1, "of the loss that predicts the action", low=0, tune=(0.01, 1.0, "log"))
-    forward_weight: float = setting(10.0, "of the loss that predicts the embedding", low=0, tune=(0.1, 100.0, "log"))
+    inverse_weight: float = setting(0.1, "of the loss that predicts the action", ">= 0", tune=(0.01, 1.0, "log"))
+    forward_weight: float = setting(10.0, "of the loss that predicts the embedding", ">= 0", tune=(0.1, 100.0, "log"))
 
 
 class RIDE(Episodic, InverseDynamics):

@@ -34,7 +34,7 @@ class RNDConfig(LearnedConfig):
     hidden: int = setting(64, "width of the hidden layers [512]")
     update_proportion: float = setting(1.0, "share of a minibatch learnt from [1 with 32 environments, 0.25 with 128]")
     epochs: int = setting(1, "passes over the transitions of one update [4]")
-    depth: int = setting(2, "hidden layers of the predictor; the target has one", low=1, tune=(1, 3))
+    depth: int = setting(2, "hidden layers of the predictor; the target has one", ">= 1", tune=(1, 3))
 
 
 class RND(Learned):

@@ -37,13 +37,13 @@ class SubmodularConfig(LearnedConfig):
     weight: Any = 0.01  # of a bonus that is in cells, or in nats (at most log(1 + 1/noise) a step)
     scale: str = "none"
     gamma: float | None = setting(None, "null takes the learner's; the closer to 1, the closer the return is to F")
-    kind: str = setting("logdet", "what F is", choices=("logdet", "cover"))
+    kind: str = setting("logdet", "what F is", "logdet | cover")
     features: int = setting(128, "random Fourier features of logdet: the most directions an episode can distinguish")
-    length: float = setting(0.5, "of the kernel, in deviations of an observation", above=0, tune=(0.1, 3.0, "log"))
-    noise: float = setting(0.1, "variance of a measurement of logdet", above=0, tune=(0.01, 1.0, "log"))
-    bin: Any = setting(0.1, "width of a cell of cover: one number, or one for each of a float observation", above=0)
-    radius: float = setting(0.0, "of the disc of cover, in cells of one vector; 0 is the cell itself", low=0)
-    capacity: int = setting(4096, "cells that an episode of cover remembers", low=1)
+    length: float = setting(0.5, "of the kernel, in deviations of an observation", "> 0", tune=(0.1, 3.0, "log"))
+    noise: float = setting(0.1, "variance of a measurement of logdet", "> 0", tune=(0.01, 1.0, "log"))
+    bin: Any = setting(0.1, "width of a cell of cover: one number, or one for each of a float observation", "> 0")
+    radius: float = setting(0.0, "of the disc of cover, in cells of one vector; 0 is the cell itself", ">= 0")
+    capacity: int = setting(4096, "cells that an episode of cover remembers", ">= 1")
 
 
 class Submodular(Episodic, Learned):

@@ -59,7 +59,7 @@ KEYS = {"exact": key, "numbers": key_without_numbers}
 class CaptionedConfig(RewardConfig):
     """Settings of a reward from captions."""
 
-    beta: float = setting(3.0, "how fast a caption that is met again loses its value; 0 never", low=0)
+    beta: float = setting(3.0, "how fast a caption that is met again loses its value; 0 never", ">= 0")
     alike: str = setting("exact", "which captions are one: exact, or where only numbers differ", choices=tuple(KEYS))
 
 

@@ -73,11 +73,11 @@ class GuidanceConfig(RewardConfig):
         "rules",
         "where goals come from: `rules` (by hand, for Crafter), `openai` (a model on a server with OpenAI's chat "
         "completions), `recorded` (the file of `answers`), `none` (the control: no goal ever)",
-        choices=("rules", "openai", "recorded", "none"),
+        "rules | openai | recorded | none",
     )
     goal: str = setting("", "what counts in the whole task, for the model; by default the environment's own sentence")
     family: str = setting("", "the family of environments, such as `crafter`")
-    every: int = setting(100, "steps of an episode between two goals", low=1)
+    every: int = setting(100, "steps of an episode between two goals", ">= 1")
     features: int = setting(
         32, "numbers that the policy gets of a goal; 384 is its whole embedding", low=1, high=EMBEDDING_SIZE
     )

@@ -81,15 +81,15 @@ class LaReConfig(LearnedConfig):
     goal: str = setting("", "what the task is, for the model: a sentence or more")
     describe: str = setting("", "what each number of obs and action is, for the model; or the name of a shipped task")
     answers: str = setting("", "*.sqlite that keeps the model's answers; the same questions need no server again")
-    timeout: float = setting(5.0, "seconds for the factors of one batch, after which its code is stopped", above=0)
-    form: str = setting("network", "psi is a step's reward, or a policy", choices=("network", "implicit"))
-    beta: float = setting(1.0, "implicit: reward for one nat", above=0, tune=(0.05, 5.0, "log"))
-    success: float | None = setting(None, "fit whether returns are above it; null fits returns", low=-math.inf)
-    per: str = setting("step", "what is fitted: a step's mean reward, or the sum", choices=("step", "episode"))
-    subset: int = setting(64, "K, steps that stand for their episode in one gradient step", low=2)
-    episodes: int = setting(200, "newest whole episodes that are learnt from", low=1)
-    steps: int = setting(50, "gradient steps at each update", low=1)
-    layers: int = setting(3, "hidden layers of psi", low=1)
+    timeout: float = setting(5.0, "seconds for the factors of one batch, after which its code is stopped", "> 0")
+    form: str = setting("network", "psi is a step's reward, or a policy", "network | implicit")
+    beta: float = setting(1.0, "implicit: reward for one nat", "> 0", tune=(0.05, 5.0, "log"))
+    success: float | None = setting(None, "fit whether returns are above it; null fits returns", "finite")
+    per: str = setting("step", "what is fitted: a step's mean reward, or the sum", "step | episode")
+    subset: int = setting(64, "K, steps that stand for their episode in one gradient step", ">= 2")
+    episodes: int = setting(200, "newest whole episodes that are learnt from", ">= 1")
+    steps: int = setting(50, "gradient steps at each update", ">= 1")
+    layers: int = setting(3, "hidden layers of psi", ">= 1")
     hidden: int = setting(256, "their width")
     learning_rate: float = 0.0003
     max_grad_norm: float = 10.0
@@ -524,8 +524,8 @@ class CodeModel(ModelJudge):
 class Author(CodeModel):
     """A language model that writes factors."""
 
-    candidates: int = setting(5, "answers that are weighed against each other", low=1)
-    repairs: int = setting(5, "times that code may be tried", low=1)
+    candidates: int = setting(5, "answers that are weighed against each other", ">= 1")
+    repairs: int = setting(5, "times that code may be tried", ">= 1")
 
     @property
     def identity(self) -> str:

@@ -49,11 +49,11 @@ class MotifConfig(CaptionedConfig):
         "a pair: the other is better) or null for unsure; or an annotator's cache. Pairs are taken if there are any",
     )
     encoder: str = setting("ngrams", "ngrams or charcnn [charcnn]", choices=ENCODERS)
-    quantile: float = setting(0.5, "rewarded above this quantile of z over the distinct captions", above=0, below=1)
-    epochs: int = setting(10, "passes over the labels", low=1)
-    held_out: float = setting(0.2, "share of the labels that are held out to measure with", above=0, below=1)
-    learning_rate: float = setting(0.003, "Adam's step size [1e-5]", above=0)
-    batch_size: int = setting(256, "labels in a gradient step, at most [1024]", low=1)
+    quantile: float = setting(0.5, "rewarded above this quantile of z over the distinct captions", "(0, 1)")
+    epochs: int = setting(10, "passes over the labels", ">= 1")
+    held_out: float = setting(0.2, "share of the labels that are held out to measure with", "(0, 1)")
+    learning_rate: float = setting(0.003, "Adam's step size [1e-5]", "> 0")
+    batch_size: int = setting(256, "labels in a gradient step, at most [1024]", ">= 1")
 
 
 class Motif(Captioned):

@@ -47,7 +47,7 @@ class SubgoalsConfig(RewardConfig):
     )
     teacher: str = setting("simulated", "`simulated` (a planner that errs), `recorded` or `openai`", choices=TEACHERS)
     teacher_options: dict[str, Any] = setting({}, 'as in {"accuracy": 0.9} or {"published": "KeyCorridorS3R3 llama"}')
-    most: int = setting(16, "subgoals of a plan; what is longer is cut", low=1)
+    most: int = setting(16, "subgoals of a plan; what is longer is cut", ">= 1")
 
 
 class Subgoals(Reward):

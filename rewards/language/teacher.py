@@ -307,8 +307,8 @@ class NoisyPlanner(Teacher):
     """The planner's subgoals, each right with probability `accuracy`; the same level always gets the same plan."""
 
     form: str = setting("object", "position: a wrong one is a cell some steps off; object or sentence: another thing")
-    accuracy: float = setting(1.0, "probability that a subgoal is right", low=0, high=1)
-    error: tuple[float, float] = setting((3.0, 2.0), "mean and deviation of a wrong position's distance, cells", low=0)
+    accuracy: float = setting(1.0, "probability that a subgoal is right", "[0, 1]")
+    error: tuple[float, float] = setting((3.0, 2.0), "mean and deviation of a wrong position's distance, cells", ">= 0")
     published: str = setting("", "ENVIRONMENT MODEL, as in KeyCorridorS3R3 llama: accuracy and error from `PUBLISHED`")
     seed: int = setting(0, "of the mistakes")
 

@@ -112,18 +112,18 @@ class Endpoint(Settings):
     model: str = setting(help="its name on the server")
     url: str = setting("http://localhost:8000/v1", "the API's root, with its version")
     key: str = setting("OPENAI_API_KEY", "environment variable with the API key; unset for a server without one")
-    connect: float = setting(5.0, "seconds until a connection must stand", above=0)
-    timeout: float = setting(60.0, "seconds for one attempt from question to answer", above=0)
-    attempts: int = setting(4, "how often a question is tried", low=1)
-    backoff: float = setting(1.0, "seconds of the first wait, drawn from [0, backoff], doubled each time", low=0)
-    longest: float = setting(30.0, "seconds that no wait exceeds, whatever the server asks for", low=0)
-    max_bytes: int = setting(1_000_000, "size of an answer at which reading stops", low=1)
-    max_tokens: int = setting(1024, "length of an answer, tokens", low=1)
+    connect: float = setting(5.0, "seconds until a connection must stand", "> 0")
+    timeout: float = setting(60.0, "seconds for one attempt from question to answer", "> 0")
+    attempts: int = setting(4, "how often a question is tried", ">= 1")
+    backoff: float = setting(1.0, "seconds of the first wait, drawn from [0, backoff], doubled each time", ">= 0")
+    longest: float = setting(30.0, "seconds that no wait exceeds, whatever the server asks for", ">= 0")
+    max_bytes: int = setting(1_000_000, "size of an answer at which reading stops", ">= 1")
+    max_tokens: int = setting(1024, "length of an answer, tokens", ">= 1")
     body: dict[str, Any] | None = setting(
         None,
         "more of the request's body; a None in it removes an entry, such as reasoning_effort, which is none by default",
     )
-    concurrency: int = setting(8, "questions asked at the same time", low=1, high=64)
+    concurrency: int = setting(8, "questions asked at the same time", "[1, 64]")
     seed: int = setting(0, "of the waits between attempts")
 
     def __post_init__(self) -> None:

@@ -57,24 +57,22 @@ class BradleyTerryConfig(SessionsConfig):
     of: str = setting(
         "transition",
         "`transition` reads the action and the next observation, `history` all of them so far, `frame` the frame",
-        choices=("transition", "history", "frame"),
+        "transition | history | frame",
     )
     model: str = setting("lodestar", "whose embedding `of=frame` reads, as in `reward.clip.model`")
     weights: str = setting("", "as `reward.clip.weights`")
     draw: str = setting(
-        "uniform",
-        "of ten times as many those that members disagree about, or any",
-        choices=("uniform", "disagreement"),
+        "uniform", "of ten times as many those that members disagree about, or any", "uniform | disagreement"
     )
-    mistakes: float = setting(0.1, "share of the labels that the model takes for coin flips, [0]", low=0, below=1)
-    members: int = setting(3, "networks, K [3]", low=1)
-    net: str = setting("mlp", "mlp, or boosted trees, which say what they ask about", choices=("mlp", "trees"))
-    floor: float = setting(1.0, "r = floor * mean + (1 - floor) * least of the members", low=0, high=1)
-    enough: float = setting(0.97, "share of its labels that ends a session once members are right", low=0, high=1)
-    patience: int = setting(10, "passes without progress on the labels held out, after which a session ends", low=1)
+    mistakes: float = setting(0.1, "share of the labels that the model takes for coin flips, [0]", "[0, 1)")
+    members: int = setting(3, "networks, K [3]", ">= 1")
+    net: str = setting("mlp", "mlp, or boosted trees, which say what they ask about", "mlp | trees")
+    floor: float = setting(1.0, "r = floor * mean + (1 - floor) * least of the members", "[0, 1]")
+    enough: float = setting(0.97, "share of its labels that ends a session once members are right", "[0, 1]")
+    patience: int = setting(10, "passes without progress on the labels held out, after which a session ends", ">= 1")
     relabel: bool = setting(True, "whether old transitions are relabelled after each fit; never with of=history")
-    goals: float = setting(0.0, "weight of a contrast: states that lead to what follows in the better segment", low=0)
-    dynamic: float = setting(0.0, "share of the way that targets move to the model's in a pass", low=0, below=1)
+    goals: float = setting(0.0, "weight of a contrast: states that lead to what follows in the better segment", ">= 0")
+    dynamic: float = setting(0.0, "share of the way that targets move to the model's in a pass", "[0, 1)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

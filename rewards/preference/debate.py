@@ -48,13 +48,11 @@ class DebateConfig(BradleyTerryConfig):
     """Settings of debate; see bradley_terry for the others."""
 
     of: str = setting("transition", "what J reads: the observation and the action", choices=("transition",))
-    length: int = setting(1, "steps of a segment that the judge compares", low=1)
-    members: int = setting(1, "networks, whose mean is J", low=1)
-    shown: int = setting(4, "numbers that a debate shows, of both sides together; 0 is none", low=0)
-    evidence: str = setting(
-        "debate", "two sides in turn, the agent's alone, or a draw", choices=("debate", "isolated", "random")
-    )
-    goals: float = setting(0.0, "contrasts what J does not read", low=0, high=0)
+    length: int = setting(1, "steps of a segment that the judge compares", ">= 1")
+    members: int = setting(1, "networks, whose mean is J", ">= 1")
+    shown: int = setting(4, "numbers that a debate shows, of both sides together; 0 is none", ">= 0")
+    evidence: str = setting("debate", "two sides in turn, the agent's alone, or a draw", "debate | isolated | random")
+    goals: float = setting(0.0, "contrasts what J does not read", "[0, 0]")
 
 
 class Debate(BradleyTerry):

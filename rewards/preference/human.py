@@ -56,14 +56,12 @@ class Human(SegmentJudge):
     """Opens its page with the first question, and prints the address."""
 
     answers: str = setting("preferences.jsonl", "file of answers, extended, and begun with; judge=recorded reads it")
-    show: str = setting(
-        "frame", "of a clip: its frames, its texts, or a plot of observations", choices=("frame", "text", "obs")
-    )
-    frame_size: int | None = setting(160, "height and width of a frame, pixels", low=8, high=1024)
+    show: str = setting("frame", "of a clip: its frames, its texts, or a plot of observations", "frame | text | obs")
+    frame_size: int | None = setting(160, "height and width of a frame, pixels", "[8, 1024]")
     aspect: float | None = setting(
-        None, "width over height at which the page shows frames; None: a run's environment's, else 1", above=0
+        None, "width over height at which the page shows frames; None: a run's environment's, else 1", "> 0"
     )
-    port: int = setting(0, "of the page on 127.0.0.1; 0 takes a free one", low=0, high=65535)
+    port: int = setting(0, "of the page on 127.0.0.1; 0 takes a free one", "[0, 65535]")
     browser: bool = setting(True, "whether to open it in a browser, where there is a screen and a terminal")
     wait: bool = setting(False, "whether each session waits until its questions are answered, as for runners.offline")
 

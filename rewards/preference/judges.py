@@ -39,11 +39,11 @@ from rewards.preference.answers import KeptAnswers, fingerprint
 class Scripted(Stateful, SegmentJudge):
     """Synthetic labels: the segment with the higher sum of the task's reward is better, but the teacher has faults."""
 
-    mistakes: float = setting(0.0, "share of the answers that are inverted", low=0, high=1)
+    mistakes: float = setting(0.0, "share of the answers that are inverted", "[0, 1]")
     rationality: float = setting(math.inf, "beta of P(second) = sigmoid(beta * gap); infinity never errs")
-    skip: float = setting(0.0, "share of the pairs that stay unanswered", low=0, high=1)
-    margin: float = setting(0.0, "pairs whose sums differ by no more are equal, in the task's units", low=0)
-    myopia: float = setting(1.0, "weight of a step relative to the next one; 1 weighs all alike", above=0, high=1)
+    skip: float = setting(0.0, "share of the pairs that stay unanswered", "[0, 1]")
+    margin: float = setting(0.0, "pairs whose sums differ by no more are equal, in the task's units", ">= 0")
+    myopia: float = setting(1.0, "weight of a step relative to the next one; 1 weighs all alike", "(0, 1]")
     seed: int = setting(0, "of the faults")
 
     name = "scripted"
@@ -95,7 +95,7 @@ def lexicographic_preference(first: np.ndarray, second: np.ndarray, margins: Arr
 class Circle(SegmentJudge):
     """Synthetic labels without an order: of two last actions in a circle the one within half a turn ahead is better."""
 
-    arms: int = setting(3, "discrete actions in the circle, the first of them 0", low=3)
+    arms: int = setting(3, "discrete actions in the circle, the first of them 0", ">= 3")
 
     name = "circle"
     synthetic = True
@@ -116,8 +116,8 @@ class Heron(Stateful, SegmentJudge):
     """Synthetic labels from signals of the simulator in order of importance; a segment's signal is its mean."""
 
     order: Sequence[str | int] = setting(help="names or columns, the most important first; a minus: less is better")
-    margins: float | Sequence[float] = setting(0.5, "for all, or each: a difference no larger does not count", low=0)
-    unit: str = setting("std", "of the margins: running deviations of signals, or their own", choices=("std", "own"))
+    margins: float | Sequence[float] = setting(0.5, "for all, or each: a difference no larger does not count", ">= 0")
+    unit: str = setting("std", "of the margins: running deviations of signals, or their own", "std | own")
     names: Sequence[str] = setting(VEHICLE, "of the columns of `signals`; a vehicle's unless given")
 
     name = "heron"
@@ -174,7 +174,7 @@ class ClipJudge(SegmentJudge):
     alpha: float = setting(0.0)
     model: str = setting("lodestar")
     weights: str = setting("")
-    margin: float = setting(0.0, "pairs whose mean scores differ by no more are equal, in cosines", low=0)
+    margin: float = setting(0.0, "pairs whose mean scores differ by no more are equal, in cosines", ">= 0")
     seed: int = setting(0, "of untrained weights")
     device: str = setting("cpu", "of the model")
 

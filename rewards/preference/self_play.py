@@ -48,11 +48,11 @@ class SelfPlayConfig(BradleyTerryConfig):
 
     judge: str = setting("scripted", "scripted, circle, heron, clip, human, recorded or vlm; of whole episodes")
     gamma: float | None = 1.0  # what comes once an episode would look better the earlier that ends
-    of: str = setting("transition", "what is summed up, as in bradley_terry", choices=("transition", "frame"))
-    length: int = setting(25, "steps that a judge is shown of an episode, L", low=1)
-    pool: int = setting(200, "newest episodes that pairs are drawn from", low=2)
-    queue: int = setting(50, "newest episodes that an episode is compared with, B [10 to 1000]; 1 is a coin", low=1)
-    rank: int = setting(8, "numbers in a and b; 0 is Bradley-Terry of episodes, which knows no circles", low=0)
+    of: str = setting("transition", "what is summed up, as in bradley_terry", "transition | frame")
+    length: int = setting(25, "steps that a judge is shown of an episode, L", ">= 1")
+    pool: int = setting(200, "newest episodes that pairs are drawn from", ">= 2")
+    queue: int = setting(50, "newest episodes that an episode is compared with, B [10 to 1000]; 1 is a coin", ">= 1")
+    rank: int = setting(8, "numbers in a and b; 0 is Bradley-Terry of episodes, which knows no circles", ">= 0")
     spread: bool = setting(False, "whether each of H steps is given R / H, where whole rollouts are scored")
 
     def __post_init__(self) -> None:

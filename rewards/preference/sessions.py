@@ -35,14 +35,16 @@ class SessionsConfig(LearnedConfig):
 
     scale: str = "none"
     gamma: float | None = None
-    length: int = setting(25, "steps of a segment, L [50; 1 for frames]", low=1)
-    pool: int = setting(400, "newest segments that pairs are drawn from, with frames where a judge reads them", low=2)
-    seed_steps: int = setting(1000, "transitions before the first queries", low=0)
-    every: int = setting(1000, "transitions from one session of queries to the next, at most one in each update", low=1)
-    queries: int = setting(20, "pairs that are labelled in one session", low=1)
-    budget: int = setting(1000, "labels in total", low=1)
+    length: int = setting(25, "steps of a segment, L [50; 1 for frames]", ">= 1")
+    pool: int = setting(400, "newest segments that pairs are drawn from, with frames where a judge reads them", ">= 2")
+    seed_steps: int = setting(1000, "transitions before the first queries", ">= 0")
+    every: int = setting(
+        1000, "transitions from one session of queries to the next, at most one in each update", ">= 1"
+    )
+    queries: int = setting(20, "pairs that are labelled in one session", ">= 1")
+    budget: int = setting(1000, "labels in total", ">= 1")
     epochs: int = setting(50, "most passes over the labels in one session")
-    held_out: float = setting(0.1, "share of the labels that are kept to judge the reward by", low=0, below=1)
+    held_out: float = setting(0.1, "share of the labels that are kept to judge the reward by", "[0, 1)")
     batch_size: int = setting(32, "pairs in a minibatch [128]")
     max_grad_norm: float = 10.0
 

@@ -73,12 +73,12 @@ class UsersConfig(SessionsConfig):
         TWO_USERS, "name -> judge and options, as in {ann: {judge: recorded, path: ann.jsonl}}"
     )
     user: str = setting("", "whose reward it is; empty for the first; all: episode by episode the next one's")
-    latent: int = setting(8, "numbers in z, D [8 to 32]; 0 is one reward for all users, the control", low=0)
-    answers: int = setting(4, "answers that z is inferred from while learning, N [4 to 16]", low=1)
-    kl_weight: float = setting(0.01, "of the KL of a z, beside the mean cross-entropy of an answer", low=0)
-    references: int = setting(64, "states that a state is compared with, M", low=1)
-    budget: int = setting(500, "answers in total, of all users together", low=1)
-    queries: int = setting(20, "pairs in one session; each user is asked about all of them", low=1)
+    latent: int = setting(8, "numbers in z, D [8 to 32]; 0 is one reward for all users, the control", ">= 0")
+    answers: int = setting(4, "answers that z is inferred from while learning, N [4 to 16]", ">= 1")
+    kl_weight: float = setting(0.01, "of the KL of a z, beside the mean cross-entropy of an answer", ">= 0")
+    references: int = setting(64, "states that a state is compared with, M", ">= 1")
+    budget: int = setting(500, "answers in total, of all users together", ">= 1")
+    queries: int = setting(20, "pairs in one session; each user is asked about all of them", ">= 1")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,7 +34,7 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
 
     goal: str = setting("", 'what a picture should show: "to balance the pole upright"')
     concurrency: int = 4
-    frame_size: int = setting(224, "height and width of the pictures, pixels", low=1)
+    frame_size: int = setting(224, "height and width of the pictures, pixels", ">= 1")
 
     name = "vlm"
     saved = ("_known", "counts")

@@ -44,8 +44,8 @@ class VisionConfig(RewardConfig):
         "environment); a name of open_clip such as ViT-B-32; a folder; hf-hub:ORG/NAME; timm:NAME (pictures only)",
     )
     weights: str = setting("", "a file, a folder, a tag of open_clip such as `openai`, or `untrained`, the control")
-    batch_size: int = setting(128, "frames per pass through the encoder; on a CPU each thread has its own", low=1)
-    precision: str = setting("fp32", "the short ones are faster on a GPU", choices=("fp32", "bf16", "fp16"))
+    batch_size: int = setting(128, "frames per pass through the encoder; on a CPU each thread has its own", ">= 1")
+    precision: str = setting("fp32", "the short ones are faster on a GPU", "fp32 | bf16 | fp16")
 
     def __post_init__(self) -> None:
         if self.shape is None:

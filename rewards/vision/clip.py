@@ -15,7 +15,6 @@ such as a speed; a terminating task, since a reward per step grows with the epis
 delta).
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,13 +31,9 @@ class ClipConfig(VisionConfig):
     SENTENCES: ClassVar[tuple[str, ...]] = ("goal", "baseline")
     baseline: str = setting("", "what any frame shows, in the form of `goal`; needed where alpha > 0")
     alpha: float = setting(
-        0.0,
-        "0 is the plain cosine, 1 only along the line from baseline to goal [0 to 1]",
-        low=0,
-        high=1,
-        tune=(0.0, 1.0),
+        0.0, "0 is the plain cosine, 1 only along the line from baseline to goal [0 to 1]", "[0, 1]", tune=(0.0, 1.0)
     )
-    threshold: float | None = setting(None, "+1 above it, else -1; null keeps the reward [VLM-SR: 0.32]", low=-math.inf)
+    threshold: float | None = setting(None, "+1 above it, else -1; null keeps the reward [VLM-SR: 0.32]", "finite")
 
 
 class Clip(Vision):

@@ -18,7 +18,6 @@ When it fails: sentences that the model cannot tell apart (their contrast is noi
 a signal: look at the reward before training); a reference that lacks good or bad states; speed (see `synthesis`).
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -41,13 +40,13 @@ class ContrastConfig(VisionConfig):
 
     SENTENCES: ClassVar[tuple[str, ...]] = ("goal", "negative")
     negative: str = setting("", "what a frame must not show, in the form of `goal`: sentences separated by `|`")
-    positive_weight: list[float] = setting([0.5], "of the goal's sentences: one, shared out, or each [0.5]", low=0)
-    negative_weight: list[float] = setting([0.5], "of the negative sentences, in that form, positive [0.5]", low=0)
-    low: float | None = setting(None, "contrast that becomes 0; null takes a percentile [-0.015]", low=-math.inf)
-    high: float | None = setting(None, "contrast that becomes 1 [0]", low=-math.inf)
-    low_percentile: float = setting(5.0, "of the reference, in percent", low=0, below=100)
-    high_percentile: float = setting(95.0, "of the reference, in percent", above=0, high=100)
-    reference: int = setting(4096, "transitions that make the reference, their reward 0; 0 gives raw contrasts", low=0)
+    positive_weight: list[float] = setting([0.5], "of the goal's sentences: one, shared out, or each [0.5]", ">= 0")
+    negative_weight: list[float] = setting([0.5], "of the negative sentences, in that form, positive [0.5]", ">= 0")
+    low: float | None = setting(None, "contrast that becomes 0; null takes a percentile [-0.015]", "finite")
+    high: float | None = setting(None, "contrast that becomes 1 [0]", "finite")
+    low_percentile: float = setting(5.0, "of the reference, in percent", "[0, 100)")
+    high_percentile: float = setting(95.0, "of the reference, in percent", "(0, 100]")
+    reference: int = setting(4096, "transitions that make the reference, their reward 0; 0 gives raw contrasts", ">= 0")
     reference_file: str = setting("", "a recording with frames to take the reference from instead")
     bounded: bool = setting(False, "cuts the reward off at 0 and 1 [true]")
 

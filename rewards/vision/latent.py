@@ -24,7 +24,7 @@ class LatentConfig(RewardConfig):
     """Settings of every reward that compares states."""
 
     shape: str = "potential"
-    of: str = setting("obs", "what states are compared by: obs or CLIP's embeddings", choices=("obs", "frame"))
+    of: str = setting("obs", "what states are compared by: obs or CLIP's embeddings", "obs | frame")
     model: str = setting(LODESTAR, "of CLIP, as in reward.clip")
     weights: str = setting("", "of CLIP, as in reward.clip")
 

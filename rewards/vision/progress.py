@@ -40,11 +40,11 @@ class ProgressConfig(LatentConfig):
     demos: str = setting("", "a recording of whole episodes that reach the goal, or `mountaincar`, which ships")
     threshold: float | None = setting(None, "episodes whose return is not above it are left out, too; null keeps all")
     view: str = setting("gated", "the source's three views behind its gate, their mean, or one", choices=VIEWS)
-    gate: float = setting(1.0, "how fast the gate closes as forward and backward disagree; 0 leaves it open", low=0)
-    steps: int = setting(1000, "minibatches that the hops are learnt from", low=1)
-    batch_size: int = setting(256, "pairs in one", low=1)
-    hidden: int = setting(128, "units of each of two layers", low=1)
-    learning_rate: float = setting(0.001, "of Adam, annealed to 0", above=0, high=1)
+    gate: float = setting(1.0, "how fast the gate closes as forward and backward disagree; 0 leaves it open", ">= 0")
+    steps: int = setting(1000, "minibatches that the hops are learnt from", ">= 1")
+    batch_size: int = setting(256, "pairs in one", ">= 1")
+    hidden: int = setting(128, "units of each of two layers", ">= 1")
+    learning_rate: float = setting(0.001, "of Adam, annealed to 0", "(0, 1]")
 
 
 class Progress(Episodic, Latent):

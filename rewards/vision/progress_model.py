@@ -86,8 +86,8 @@ class ProgressModelConfig(VisionConfig):
     )
     lerobot: str = setting("", "the model of judge=lerobot: a folder or a repository, as in reward=lerobot:FOLDER")
     python: str = setting("python3", "of judge=lerobot: the Python of an environment with lerobot 0.6")
-    every: int = setting(8, "steps of an episode between two windows", low=1)
-    window: int = setting(8, "frames of one", low=1, high=64)
+    every: int = setting(8, "steps of an episode between two windows", ">= 1")
+    window: int = setting(8, "frames of one", "[1, 64]")
     frames: str | None = setting(
         None,
         "of a long episode: its first frame and the `newest`, or an `even` choice; null for even with published models",
@@ -96,12 +96,11 @@ class ProgressModelConfig(VisionConfig):
     size: int | None = setting(
         None,
         "height and width of the frames that a judge sees, pixels; null for 224 with published models, else 96",
-        low=8,
-        high=1024,
+        "[8, 1024]",
     )
     ask: str = setting("beside", "beside training, or at_once, before the reward is given", choices=ASK_MODES)
-    rate: float = setting(0.0, "windows asked about per 1,000 environment steps; 0 for no limit", low=0)
-    budget: int = setting(0, "answers in total, 0 for no limit", low=0)
+    rate: float = setting(0.0, "windows asked about per 1,000 environment steps; 0 for no limit", ">= 0")
+    budget: int = setting(0, "answers in total, 0 for no limit", ">= 0")
     cache: str = setting("", "*.sqlite of answers, shared by any number of runs")
 
     def __post_init__(self) -> None:

@@ -14,7 +14,6 @@ Fails when: exploration never succeeds (it does not guide exploration); successe
 failure look alike; episodes are long and differ in length, since progress counts in shares of an episode.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +36,13 @@ MIN_SPREAD = 1e-6
 class SelfReferenceConfig(LatentConfig):
     """Settings of `self_reference`."""
 
-    threshold: float | None = setting(None, "return of a success; null: its last reward is positive", low=-math.inf)
-    successes: int = setting(16, "latest successful episodes that are kept", low=1)
-    centres: int = setting(64, "of their states", low=1)
-    width: float = setting(0.5, "distance, in deviations of the successes, where progress counts for 0.61", above=0)
-    longest: int = setting(1000, "states of a running episode that are remembered; what came before is left out", low=1)
+    threshold: float | None = setting(None, "return of a success; null: its last reward is positive", "finite")
+    successes: int = setting(16, "latest successful episodes that are kept", ">= 1")
+    centres: int = setting(64, "of their states", ">= 1")
+    width: float = setting(0.5, "distance, in deviations of the successes, where progress counts for 0.61", "> 0")
+    longest: int = setting(
+        1000, "states of a running episode that are remembered; what came before is left out", ">= 1"
+    )
 
 
 class SelfReference(Stateful, Latent):

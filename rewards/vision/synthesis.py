@@ -43,15 +43,15 @@ class SynthesisConfig(ContrastConfig, ClipConfig):
         "contrast",
         "the frame's share of the target speed: `contrast`; `lord`, its negative half; `clip`, VLM-RM's reward, cut "
         "off at 0 and 1; `binary`, whether that is above `threshold`; `constant`, always all, the control [contrast]",
-        choices=("contrast", "lord", "clip", "binary", "constant"),
+        "contrast | lord | clip | binary | constant",
     )
     bounded: bool = setting(True, "as in `contrast`, here by default")
-    target_speed: float | None = setting(None, "on a clear road, m/s; null takes its limit [25 km/h = 6.94]", above=0)
-    max_offset: float = setting(3.0, "from the lane's centre, m, where the factor ends at 0 [2 or 3]", above=0)
-    max_angle: float = setting(math.pi / 2, "between heading and lane, rad, where it ends [90 degrees]", above=0)
-    max_deviation: float = setting(0.4, "deviation of the offset over `history`, m, where it ends [0.35]", above=0)
-    history: int = setting(30, "steps of offsets that steadiness is about; 0 leaves it out [30]", low=0, high=10_000)
-    penalty: float = setting(-10.0, "reward after a crash and off the road [-10]", high=0)
+    target_speed: float | None = setting(None, "on a clear road, m/s; null takes its limit [25 km/h = 6.94]", "> 0")
+    max_offset: float = setting(3.0, "from the lane's centre, m, where the factor ends at 0 [2 or 3]", "> 0")
+    max_angle: float = setting(math.pi / 2, "between heading and lane, rad, where it ends [90 degrees]", "> 0")
+    max_deviation: float = setting(0.4, "deviation of the offset over `history`, m, where it ends [0.35]", "> 0")
+    history: int = setting(30, "steps of offsets that steadiness is about; 0 leaves it out [30]", "[0, 10000]")
+    penalty: float = setting(-10.0, "reward after a crash and off the road [-10]", "<= 0")
 
     def __post_init__(self) -> None:
         super().__post_init__()

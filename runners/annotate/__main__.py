@@ -69,15 +69,15 @@ class AnnotateConfig(AnswerLimits):
     out: str = setting("", "the file to write: labels *.jsonl, or the findings of an audit *.json")
     goal: str = setting("", "what counts as progress, a sentence; the environment's own")
     family: str = setting("", "family of environments, such as nethack; the recording's")
-    pairs: int = setting(0, "ask which of two captions is better, so many random pairs; 0: about single ones", low=0)
+    pairs: int = setting(0, "ask which of two captions is better, so many random pairs; 0: about single ones", ">= 0")
     cache: str = "labels.sqlite"
     dry_run: bool = setting(False, "only estimate how much would be asked")
-    concurrency: int = setting(8, "questions at the same time", low=1)
-    patience: float = setting(600.0, "seconds without any answer after which it gives up", above=0)
-    n: int = setting(100, "audit: texts, and pairs, to ask about", low=1)
+    concurrency: int = setting(8, "questions at the same time", ">= 1")
+    patience: float = setting(600.0, "seconds without any answer after which it gives up", "> 0")
+    n: int = setting(100, "audit: texts, and pairs, to ask about", ">= 1")
     against: str = setting("", "audit: another judge to compare with")
     against_options: dict[str, Any] = setting({}, "options of that judge, as in against.path=labels.jsonl")
-    seed: int = setting(0, "of what is drawn", low=0)
+    seed: int = setting(0, "of what is drawn", ">= 0")
     trust: bool = setting(False, "whether the recording may name an environment's code, as in module:Id")
 
     def __post_init__(self) -> None:

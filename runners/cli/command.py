@@ -3,7 +3,7 @@
     @dataclass
     class WatchConfig(Settings):
         run: str = setting(help="a run's folder below runs/")     no default: it must be given
-        episodes: int = setting(3, "how many", low=1)
+        episodes: int = setting(3, "how many", ">= 1")
         env_options: dict[str, Any] = setting({}, "...")           collects env.<name>=
         rest: list[str] = setting([], "...")                       collects the arguments that are no key of these
 

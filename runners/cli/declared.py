@@ -8,6 +8,7 @@ from pathlib import Path
 
 import agents
 import rewards
+from lodestar.settings import CHOICE_SEPARATOR
 
 # A field as it is written, and the module it is written in.
 Declared = tuple[ast.AnnAssign, str]
@@ -40,7 +41,7 @@ def fields(module: str, cls: str) -> dict[str, Declared]:
                 continue
             # A subclass that gives a field another default keeps the declaration, unless it names other choices.
             name = ast.unparse(line.target)
-            if name not in declared or "choices" in _keywords(line):
+            if name not in declared or _declared_choices(line) is not None:
                 declared[name] = line, place
     return declared
 
@@ -93,26 +94,34 @@ def tree(module: str) -> ast.Module:
     return ast.Module([], [])
 
 
-def _keywords(field: ast.AnnAssign) -> dict[str | None, ast.expr]:
-    """The keyword arguments of `setting(...)`; none for a plain default."""
+def _declared_choices(field: ast.AnnAssign) -> ast.expr | None:
+    """What `setting(...)` is given as the choices of a field: `choices=NAMES`, or the text "a | b"."""
     call = field.value
-    if isinstance(call, ast.Call):
-        return {word.arg: word.value for word in call.keywords}
-    return {}
+    if not isinstance(call, ast.Call):
+        return None
+    for word in call.keywords:
+        if word.arg == "choices":
+            return word.value
+    for argument in call.args[2:]:
+        if isinstance(argument, ast.Constant) and CHOICE_SEPARATOR in str(argument.value):
+            return argument
+    return None
 
 
 def choices(field: ast.AnnAssign, module: str) -> list[str]:
     """What a field may be, as far as its declaration says so."""
-    keywords = _keywords(field)
-    if "choices" in keywords:
-        return _texts(keywords["choices"], module)
+    declared = _declared_choices(field)
+    if declared is not None:
+        return _texts(declared, module)
     if ast.unparse(field.annotation) == "bool":
         return ["true", "false"]
     return []
 
 
 def _texts(node: ast.expr | None, module: str) -> list[str]:
-    """The texts of a tuple or the keys of a dict, written out, under a name, or as in `tuple(NAMES)`."""
+    """The choices in a text "a | b", a tuple or the keys of a dict, written out, named or as `tuple(NAMES)`."""
+    if isinstance(node, ast.Constant):
+        return str(node.value).split(CHOICE_SEPARATOR)
     if isinstance(node, ast.Call) and node.args:
         return _texts(node.args[0], module)
     if isinstance(node, ast.Name):

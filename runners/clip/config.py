@@ -21,12 +21,12 @@ class ClipTraining(Settings):
     out: str = setting("", "folder of the model; clips/<env>")
     policy: str = setting("", "my_file:script or a run's folder, which acts in every other episode")
     synonyms: str = setting("", "my_file:SYNONYMS, a dict from words to lists of others; a short list of common words")
-    frames: int = setting(3000, "states that are drawn and learnt from", low=200, high=100_000)
-    steps: int = setting(500, "optimiser steps of the image tower", low=1)
-    text_steps: int = setting(400, "optimiser steps of the text tower", low=1)
+    frames: int = setting(3000, "states that are drawn and learnt from", "[200, 100000]")
+    steps: int = setting(500, "optimiser steps of the image tower", ">= 1")
+    text_steps: int = setting(400, "optimiser steps of the text tower", ">= 1")
     size: int = setting(64, "side of a frame, pixels; small things need 96", choices=(64, 96))
     recolour: bool = setting(False, "whether frames are recoloured in training; not where sentences name colours")
-    seed: int = setting(0, "of the states, the sentences and the weights", low=0)
+    seed: int = setting(0, "of the states, the sentences and the weights", ">= 0")
     env_options: dict[str, Any] = setting({}, "options of the environment, as in env.size=8")
 
     def __post_init__(self) -> None:

@@ -44,12 +44,12 @@ class CompareConfig(Settings):
     env: str = setting(help="an environment, as in env=lodestar/CartPoleUpright-v0")
     reward: str = setting(help="one reward or several, as in reward=clip,contrast; several with their distances")
     goal: str = setting("", "name of the goal whose truth is compared with; the environment's first")
-    frames: int = setting(2000, "transitions to score", low=20, high=100_000)
-    seed: int = setting(0, "of the transitions, the actions and the reward", low=0)
+    frames: int = setting(2000, "transitions to score", "[20, 100000]")
+    seed: int = setting(0, "of the transitions, the actions and the reward", ">= 0")
     run: str = setting("", "folder of a run whose policy makes some of the transitions")
-    horizon: int = setting(0, "also how far one must look ahead to solve the task under the reward, up to K", low=0)
+    horizon: int = setting(0, "also how far one must look ahead to solve the task under the reward, up to K", ">= 0")
     solved: float | None = setting(None, "task return that counts as solved there; the environment's own success")
-    warm: int | None = setting(None, "passes of `update` over the transitions; until a goal reward is ready", low=0)
+    warm: int | None = setting(None, "passes of `update` over the transitions; until a goal reward is ready", ">= 0")
     recordings: dict[str, Any] = setting(
         {},
         "instead: recordings with frames, {success: FILE, partial: FILE, failed: FILE}, or such by sentence",

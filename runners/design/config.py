@@ -18,23 +18,23 @@ SEARCH_SEED = 1000
 class DesignConfig(JobsConfig):
     """One search. `train` is a run with the task's own reward, `argv` what every run is given without its reward."""
 
-    method: str = setting("code", "what designs the reward", choices=("code", "exprd", "adaptive", "explors"))
+    method: str = setting("code", "what designs the reward", "code | exprd | adaptive | explors")
     task: str = setting("", "code: what the task is, for a model: a sentence or more")
     describe: str = setting("", "code: the numbers of obs and action, for a model; cartpole, pendulum, or your words")
-    judge: str = setting("recorded", "code: who writes it", choices=("openai", "recorded", "random"))
+    judge: str = setting("recorded", "code: who writes it", "openai | recorded | random")
     judge_options: dict[str, Any] = setting({}, "judge.file=, judge.model=, judge.url=, judge.answers=, ...")
-    rounds: int = setting(3, "code: times that the author is asked; raised later, the search continues", low=1)
-    candidates: int = setting(4, "code: proposals in a round", low=1)
-    seeds: int = setting(1, "code: runs of each candidate, with seeds 1000, 1001, ...", low=1)
-    finalists: int = setting(2, "code: candidates that run again on the test seeds", low=1)
+    rounds: int = setting(3, "code: times that the author is asked; raised later, the search continues", ">= 1")
+    candidates: int = setting(4, "code: proposals in a round", ">= 1")
+    seeds: int = setting(1, "code: runs of each candidate, with seeds 1000, 1001, ...", ">= 1")
+    finalists: int = setting(2, "code: candidates that run again on the test seeds", ">= 1")
     test_seeds: int = setting(3, "code: runs of each of them and of the task's own reward", low=1, high=SEARCH_SEED)
     comment: str = setting("", "code: a sentence for the author, or a file of yours that is read before each round")
-    states: int = setting(0, "exprd: states with a reward beside those that the task rewards; 0 for all", low=0)
-    l1: float = setting(0.0, "exprd: what the sum of absolute rewards costs", low=0)
-    episodes: int = setting(2000, "explors: of the learner that designs it", low=10)
+    states: int = setting(0, "exprd: states with a reward beside those that the task rewards; 0 for all", ">= 0")
+    l1: float = setting(0.0, "exprd: what the sum of absolute rewards costs", ">= 0")
+    episodes: int = setting(2000, "explors: of the learner that designs it", ">= 10")
     of_run: str = setting("", "adaptive: folder of a run, whose policy the reward is for; a beginner's by default")
     data: list[str] = setting([], "recordings to check candidates on, or to cluster; random steps by default")
-    frames: int = setting(500, "random steps, where there is no data", low=10, high=100_000)
+    frames: int = setting(500, "random steps, where there is no data", "[10, 100000]")
 
     def __post_init__(self) -> None:
         super().__post_init__()

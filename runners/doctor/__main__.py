@@ -51,7 +51,7 @@ class DoctorConfig(Settings):
     model: str = setting("", "the judge's model; the first that it names")
     root: str = setting("runs", "where runs are kept")
     only: list[str] = setting([], "some of the checks, as in only=disk,judge")
-    timeout: float = setting(60.0, "seconds for a check, after which it is reported as hung", above=0)
+    timeout: float = setting(60.0, "seconds for a check, after which it is reported as hung", "> 0")
     json: bool = setting(False, "whether to print JSON")
 
 

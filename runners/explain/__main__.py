@@ -46,10 +46,10 @@ class ExplainConfig(Settings):
     """One explanation."""
 
     run: str = setting(help="a run's folder below runs/")
-    episodes: int = setting(20, "how many", low=2)
-    steps: int = setting(1000, "at most so many of each episode", low=1)
+    episodes: int = setting(20, "how many", ">= 2")
+    steps: int = setting(1000, "at most so many of each episode", ">= 1")
     checkpoint: str = setting("", "environment steps of the checkpoint to explain, or best; the newest")
-    seed: int = setting(0, "of the first episode", low=0)
+    seed: int = setting(0, "of the first episode", ">= 0")
     out: str = setting("", "folder of explain.html and explain.json; the run's")
     trust: bool = setting(False, "whether the run may name code and servers, as in env=module:Id")
 

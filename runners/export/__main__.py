@@ -61,13 +61,13 @@ class ExportConfig(Settings):
     format: str = setting(
         "both",
         "for other programs: safetensors (for runners.export.load), onnx (for onnxruntime), both, or none",
-        choices=("both", "safetensors", "onnx", "none"),
+        "both | safetensors | onnx | none",
     )
     checkpoint: str = setting("", "environment steps of the checkpoint to export, or best; the newest")
     out: str = setting("", "folder; export, in the run's folder or beside the file")
     env: str = setting("", "for a file of runners.offline: the environment's id")
     env_options: dict[str, Any] = setting({}, "its options, as in env.sticky=0.25")
-    seed: int = setting(0, "of the observations", low=0)
+    seed: int = setting(0, "of the observations", ">= 0")
     trust: bool = setting(False, "whether the run may name code and servers, as in env=module:Id")
 
     def __post_init__(self) -> None:

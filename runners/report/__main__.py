@@ -41,7 +41,7 @@ class ReportConfig(Settings):
     out: str = setting("", "folder of the four files; the first folder given")
     threshold: str = setting("", "task return for the steps-to-threshold table, or one a task: A-v1:475,B-v1:-100")
     reference: str = setting("", "the arm that scores 1 on every task; else the task-only baseline, or the best arm")
-    points: int = setting(200, "of each curve", low=2, high=10_000)
+    points: int = setting(200, "of each curve", "[2, 10000]")
     label: str = setting("", "names for the PATHs, in their order and behind commas; a CSV's is its arm's name")
     title: str = setting("", "of the page")
     rest: list[str] = setting([], "the PATHs: folders with runs below them, and CSVs of published curves")

@@ -53,9 +53,9 @@ class TrainConfig(Settings):
     agent_name: str = "ppo"
     preset: str = setting("auto", "a name, auto (the one made for this env and reward, if any) or none")
     seed: int = setting(0, "of environments, agent and rewards", low=0, below=2**31)
-    total_timesteps: int = setting(100_000, "environment steps, of all environments; 1e6 is fine", low=1, high=1e15)
-    max_episode_steps: int | None = setting(None, "truncate episodes here; null keeps the environment's limit", low=1)
-    n_envs: int = setting(0, "environments side by side; 0 takes the agent's own number", low=0, high=65_536)
+    total_timesteps: int = setting(100_000, "environment steps, of all environments; 1e6 is fine", "[1, 1e15]")
+    max_episode_steps: int | None = setting(None, "truncate episodes here; null keeps the environment's limit", ">= 1")
+    n_envs: int = setting(0, "environments side by side; 0 takes the agent's own number", "[0, 65536]")
     starts: str = setting(
         "",
         "where episodes of training begin: variance (states that the agent came through, by how much returns from "
@@ -65,65 +65,65 @@ class TrainConfig(Settings):
         "auto",
         "what steps them: batched (array programs of ours), device (the same in torch, on the device; agent=ppo), gym "
         "(this process), workers, auto",
-        choices=("auto", "batched", "device", "gym", "workers"),
+        "auto | batched | device | gym | workers",
     )
     cluster: str = setting(
         "none",
         "steps the environments in actors on Ray: auto (the cluster that RAY_ADDRESS names, or that runs on this "
         "machine, else a local one), local (start one on this machine only) or host:port; none: in this process",
     )
-    workers: int = setting(1, "actors on the cluster that share the environments, a CPU each", low=1, high=65_536)
+    workers: int = setting(1, "actors on the cluster that share the environments, a CPU each", "[1, 65536]")
     lag: int = setting(
         0,
         "updates by which the policy that acts on the cluster may be older; 1 collects while the learner learns, "
         "which is corrected for",
-        low=0,
-        high=1,
+        "[0, 1]",
     )
     servers: int = setting(
         0,
         "reward servers on the cluster that embed frames (CLIP) for the learner, a CPU each, or a GPU where there are",
-        low=0,
-        high=1024,
+        "[0, 1024]",
     )
-    step_timeout: float = setting(60.0, "seconds until a slow worker is replaced (backend=workers); 0: never", low=0)
-    on_env_error: str = setting("stop", "after an environment raised (backend=workers)", choices=("stop", "restart"))
+    step_timeout: float = setting(60.0, "seconds until a slow worker is replaced (backend=workers); 0: never", ">= 0")
+    on_env_error: str = setting("stop", "after an environment raised (backend=workers)", "stop | restart")
     device: str = setting("auto", "as torch writes it; auto takes a GPU if there is one")
     num_threads: int = setting(
-        1, "of torch (small networks get slower with more), CLIP's passes and batched MuJoCo", low=1, high=1024
+        1, "of torch (small networks get slower with more), CLIP's passes and batched MuJoCo", "[1, 1024]"
     )
     root: str = setting("runs", "folder that runs are written to")
     run_dir: str = setting("", "exactly this folder instead of root/env/agent-reward/time-seed")
-    resume: str = setting("auto", "auto (the same command continues), never, must", choices=("auto", "never", "must"))
+    resume: str = setting("auto", "auto (the same command continues), never, must", "auto | never | must")
     init_from: str = setting("", "folder of a run with whose weights this one begins")
-    init: str = setting("both", "what of init_from is taken", choices=("both", "agent", "rewards"))
-    checkpoint_every: int = setting(20_000, "environment steps between two checkpoints; 0 saves only at the end", low=0)
-    log_every: int = setting(0, "environment steps between two rows of the log; 0 leaves it to the agent", low=0)
+    init: str = setting("both", "what of init_from is taken", "both | agent | rewards")
+    checkpoint_every: int = setting(
+        20_000, "environment steps between two checkpoints; 0 saves only at the end", ">= 0"
+    )
+    log_every: int = setting(0, "environment steps between two rows of the log; 0 leaves it to the agent", ">= 0")
     logger: list[str] = setting(
-        ["tensorboard"], "where the log goes besides metrics.csv; [] for nowhere", choices=("tensorboard", "wandb")
+        ["tensorboard"], "where the log goes besides metrics.csv; [] for nowhere", "tensorboard | wandb"
     )
     histograms: bool = setting(False, "with each row of the log, histograms of weights, gradients, rewards' scores")
-    eval_episodes: int = setting(20, "episodes of the final evaluation; 0 skips it", low=0)
-    eval_steps: int = setting(20_000, "environment steps after which no evaluation episode begins, nor goes on", low=1)
-    eval_every: int = setting(0, "environment steps between evaluations, which keep the best weights; 0: none", low=0)
+    eval_episodes: int = setting(20, "episodes of the final evaluation; 0 skips it", ">= 0")
+    eval_steps: int = setting(20_000, "environment steps after which no evaluation episode begins, nor goes on", ">= 1")
+    eval_every: int = setting(0, "environment steps between evaluations, which keep the best weights; 0: none", ">= 0")
     eval_sampled: str = setting(
         "auto",
         "how a policy is evaluated: auto (as it was trained: by sampled actions where it is a distribution over "
         "discrete actions, with its mode beside it; else by its mode), true (sampled alone) or false (the mode alone)",
-        choices=("auto", "true", "false"),
+        "auto | true | false",
     )
     coverage: str = setting(
         "", "log how many different observations the agent acted on: all, or A:B for that part of a vector; empty: none"
     )
-    coverage_bin: float = setting(0.1, "width of a cell of numbers that are no integers, for coverage", above=0)
+    coverage_bin: float = setting(0.1, "width of a cell of numbers that are no integers, for coverage", "> 0")
     video: bool = setting(True, "record one episode at the end, learned reward drawn over it")
-    video_every: int = setting(0, "environment steps between videos while training; 0: none", low=0)
+    video_every: int = setting(0, "environment steps between videos while training; 0: none", ">= 0")
     on_nan: str = setting(
         "stop",
         "what a reward that is NaN or infinite does: stop (exit code 4), or zero (replaced by 0 and counted)",
-        choices=("stop", "zero"),
+        "stop | zero",
     )
-    control: str = setting("auto", "auto (the reward's own, up to 200,000 steps) or none", choices=("auto", "none"))
+    control: str = setting("auto", "auto (the reward's own, up to 200,000 steps) or none", "auto | none")
 
     trust: bool = setting(False, "whether a preset's file may name code, servers and files, as in env=module:Id")
 

@@ -50,7 +50,7 @@ class SweepConfig(JobsConfig):
     """One sweep."""
 
     resume: str = setting("unfinished", "what runs again; errored: what failed, too; never: nothing", choices=RESUME)
-    attempts: int = setting(3, "how often a job that crashes is started; it continues from its last checkpoint", low=1)
+    attempts: int = setting(3, "how often a job that crashes is started; it continues from its last checkpoint", ">= 1")
     dry: bool = setting(False, "only estimate how long and how large all jobs will be, from a short run of each kind")
     report: bool = setting(True, "write the report's page at the end")
 

@@ -31,8 +31,8 @@ class JobsConfig(Settings):
     root: str = setting("runs", "folder that everything is written to")
     launcher: str = setting("local", "what runs the jobs", choices=tuple(LAUNCHERS))
     launcher_options: dict[str, Any] = setting({}, "options of the launcher")
-    slots: int | None = setting(None, "jobs at once; by default one a core", low=1)
-    gpus: float = setting(0.0, "share of a GPU for a job, as in 0.25 for four on one, or how many; 0: none", low=0)
+    slots: int | None = setting(None, "jobs at once; by default one a core", ">= 1")
+    gpus: float = setting(0.0, "share of a GPU for a job, as in 0.25 for four on one, or how many; 0: none", ">= 0")
     rest: list[str] = setting([], "keys of runners.train")
 
     def __post_init__(self) -> None:

@@ -49,8 +49,8 @@ class _JobProcess:
 class Local(Launcher):
     """Runs jobs as processes of this machine. A job gets cores for itself where there are enough."""
 
-    slots: int = setting(None, "jobs at once; null takes one a core", low=1)
-    grace: float = setting(60.0, "seconds that a job has to save and exit before it is killed", low=0)
+    slots: int = setting(None, "jobs at once; null takes one a core", ">= 1")
+    grace: float = setting(60.0, "seconds that a job has to save and exit before it is killed", ">= 0")
     # What a job's process does: (argv, folder) -> exit code.
     work: Work = work
 

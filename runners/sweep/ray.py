@@ -43,7 +43,7 @@ class Ray(Launcher):
         "auto (the cluster that RAY_ADDRESS names, or that runs on this machine, else a local one), local (start one "
         "that listens on this machine only) or host:port",
     )
-    slots: int = setting(None, "jobs at once; null is as many as the cluster has CPUs at the time", low=1)
+    slots: int = setting(None, "jobs at once; null is as many as the cluster has CPUs at the time", ">= 1")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -48,16 +48,16 @@ ALIVE_STATES = ("PENDING", "RUNNING", "REQUEUED", "SUSPENDED", "CONFIGURING", "C
 class Slurm(Launcher):
     """Runs jobs under SLURM."""
 
-    slots: int = setting(None, f"jobs queued or running at once; null is {DEFAULT_BATCH_SLOTS}", low=1)
+    slots: int = setting(None, f"jobs queued or running at once; null is {DEFAULT_BATCH_SLOTS}", ">= 1")
     partition: str | None = setting(None, "as sbatch takes it; null leaves it to the cluster")
-    minutes: int = setting(240, "time limit of a job; one that needs longer is queued again and continues", low=1)
-    memory_gb: float | None = setting(None, "of a job; null leaves it to the cluster", above=0)
-    cpus: int = setting(1, "of a job", low=1)
-    gpus: int = setting(0, "of a job; SLURM shares none, so a job's own fraction is rounded up", low=0)
+    minutes: int = setting(240, "time limit of a job; one that needs longer is queued again and continues", ">= 1")
+    memory_gb: float | None = setting(None, "of a job; null leaves it to the cluster", "> 0")
+    cpus: int = setting(1, "of a job", ">= 1")
+    gpus: int = setting(0, "of a job; SLURM shares none, so a job's own fraction is rounded up", ">= 0")
     account: str | None = setting(None, "as sbatch takes it")
     setup: list[str] = setting([], "shell commands that every job begins with, as in 'module load cuda'")
-    notice_s: int = setting(90, "seconds before the time limit at which a job is asked to save", low=1)
-    executor: str = setting("slurm", "or local: processes here, through submitit", choices=("slurm", "local"))
+    notice_s: int = setting(90, "seconds before the time limit at which a job is asked to save", ">= 1")
+    executor: str = setting("slurm", "or local: processes here, through submitit", "slurm | local")
 
     def __post_init__(self) -> None:
         import submitit

@@ -51,11 +51,11 @@ class TransferConfig(JobsConfig):
     what every run is given without its task, its seed and its folder.
     """
 
-    budget: int = setting(5, "sources to train on, one after the other", low=1)
-    seeds: int = setting(1, "runs of each source, with seeds 0, 1, ...", low=1)
-    episodes: int = setting(10, "episodes of every policy on every task, the same for all", low=1)
+    budget: int = setting(5, "sources to train on, one after the other", ">= 1")
+    seeds: int = setting(1, "runs of each source, with seeds 0, 1, ...", ">= 1")
+    episodes: int = setting(10, "episodes of every policy on every task, the same for all", ">= 1")
     controls: list[str] = setting([*CONTROLS], "choices to compare with, a budget each; [] for none", choices=CONTROLS)
-    seed: int = setting(0, "of the random control", low=0)
+    seed: int = setting(0, "of the random control", ">= 0")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,19 +41,17 @@ TUNING_SEED = 1000
 class TuneConfig(JobsConfig):
     """One search of `spaces` around the settings of `train`, `default`; `argv` is what every run is given besides."""
 
-    trials: int = setting(40, "settings that are tried; raised later, the search continues", low=1)
-    seeds: int = setting(3, "runs of each setting, with seeds 1000, 1001, ...", low=1)
+    trials: int = setting(40, "settings that are tried; raised later, the search continues", ">= 1")
+    seeds: int = setting(3, "runs of each setting, with seeds 1000, 1001, ...", ">= 1")
     test_seeds: int = setting(5, "runs of the best and of the default, seeds 0, 1, ...", low=1, high=TUNING_SEED)
-    budget: int = setting(0, "environment steps after which no trial begins any more; 0 for no limit", low=0)
+    budget: int = setting(0, "environment steps after which no trial begins any more; 0 for no limit", ">= 0")
     tune: list[str] = setting([], "keys to try, as in tune=agent.learning_rate,reward.rnd.weight; none for all ranges")
     tune_options: dict[str, Any] = setting({}, "a range of your own: [1e-5,1e-3], [1e-5,1e-3,log] or [32,64,choice]")
-    sampler: str = setting("tpe", "tpe (tree of Parzen estimators), or random: the control", choices=("tpe", "random"))
+    sampler: str = setting("tpe", "tpe (tree of Parzen estimators), or random: the control", "tpe | random")
     pruner: str = setting(
-        "median",
-        "median or asha give up on a trial by its task return so far; none never does",
-        choices=("median", "asha", "none"),
+        "median", "median or asha give up on a trial by its task return so far; none never does", "median | asha | none"
     )
-    seed: int = setting(0, "of the sampler", low=0)
+    seed: int = setting(0, "of the sampler", ">= 0")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,8 +17,8 @@ from runners.run.value import literal, read
 @dataclass
 class Config(Settings):
     run: str = setting(help="a run's folder")
-    episodes: int = setting(3, "how many", low=1)
-    share: float = setting(0.5, "of them", above=0, high=1)
+    episodes: int = setting(3, "how many", ">= 1")
+    share: float = setting(0.5, "of them", "(0, 1]")
     names: list[str] = setting([], "which ones")
     video: bool = setting(True, "whether to record one")
     judge_options: dict[str, Any] = setting({}, "of the judge")

@@ -10,7 +10,7 @@ from rewards.base import Reward, RewardConfig
 
 @dataclass
 class NearbyConfig(RewardConfig):
-    radius: float = setting(1.0, "distance at which the reward has fallen to 1/e, in units of the observation", above=0)
+    radius: float = setting(1.0, "distance at which the reward has fallen to 1/e, in units of the observation", "> 0")
 
 
 class Nearby(Reward):

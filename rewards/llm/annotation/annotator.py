@@ -49,8 +49,8 @@ WAIT_TICK_S = 0.002
 class AnswerLimits(Settings):
     """How much may be asked, and where answers are kept: options of whatever asks a judge."""
 
-    budget: int = setting(0, "answers in total, 0 for no limit; cached ones are free", low=0)
-    token_budget: int = setting(0, "tokens in total, 0 for no limit; exceeded by at most what is in flight", low=0)
+    budget: int = setting(0, "answers in total, 0 for no limit; cached ones are free", ">= 0")
+    token_budget: int = setting(0, "tokens in total, 0 for no limit; exceeded by at most what is in flight", ">= 0")
     cache: str = setting("", 'SQLite file of answers, shared by any number of runs; "" for none. clock=wall alone')
 
 
@@ -62,10 +62,10 @@ class AnswerTimes(AnswerLimits):
         "auto",
         "wall (answers come when they come), steps (after `delay`, of judges in this process), or transcript (as that "
         "file recorded); auto is steps where the judge allows it, else wall",
-        choices=("auto", "wall", "steps", "transcript"),
+        "auto | wall | steps | transcript",
     )
-    delay: int = setting(0, "environment steps from question to answer, with clock=steps", low=0)
-    rate: float = setting(0.0, "questions per 1,000 environment steps; 0 for no limit", low=0)
+    delay: int = setting(0, "environment steps from question to answer, with clock=steps", ">= 0")
+    rate: float = setting(0.0, "questions per 1,000 environment steps; 0 for no limit", ">= 0")
     transcript: str = setting(
         "", "JSONL file in which the labels of this run are recorded, or from which it is replayed"
     )
@@ -84,14 +84,14 @@ class Annotator(AnswerTimes):
     judge: str = setting(help="one of the judges of its kind")
     judge_options: dict[str, Any] | None = setting(None, "its options")
     kind: str = setting(
-        "texts", "texts, windows of frames, or goals, whose answers are words", choices=("texts", "windows", "goals")
+        "texts", "texts, windows of frames, or goals, whose answers are words", "texts | windows | goals"
     )
     pairs: bool = setting(False, "whether items are pairs of texts, of which the judge names the better")
     clock: str = dataclasses.field(default="wall", kw_only=True)
-    queue: int = setting(1000, "items that may wait; the oldest are dropped", low=1)
-    concurrency: int = setting(8, "questions sent at the same time to a judge that is not local", low=1)
-    order: str = setting("newest", "newest or oldest first among items of equal priority", choices=("newest", "oldest"))
-    probe: float = setting(30.0, "seconds until a judge that cannot be reached is asked again", above=0)
+    queue: int = setting(1000, "items that may wait; the oldest are dropped", ">= 1")
+    concurrency: int = setting(8, "questions sent at the same time to a judge that is not local", ">= 1")
+    order: str = setting("newest", "newest or oldest first among items of equal priority", "newest | oldest")
+    probe: float = setting(30.0, "seconds until a judge that cannot be reached is asked again", "> 0")
     seed: int = setting(0, "for a judge that draws")
 
     def __post_init__(self) -> None:

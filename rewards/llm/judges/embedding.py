@@ -64,9 +64,9 @@ class EmbeddingJudge(ScoredJudge):
     goal: str = setting("", "a sentence; its parts stand for the family's nearest good phrases, else for themselves")
     family: str = setting("", "the family whose phrases are used; one without a file has none")
     goals: str | Sequence[str] = setting("", 'good phrases, not the family\'s: a list, or one text with ";" between')
-    threshold: float = setting(0.45, "cosine above which a caption is good", low=0, high=1)
-    margin: float = setting(0.1, "two captions are equal if they differ by no more, in cosines", low=0)
-    unsure: float = setting(UNSURE, "no label of a caption so near to the median, in spreads; of a bare goal", low=0)
+    threshold: float = setting(0.45, "cosine above which a caption is good", "[0, 1]")
+    margin: float = setting(0.1, "two captions are equal if they differ by no more, in cosines", ">= 0")
+    unsure: float = setting(UNSURE, "no label of a caption so near to the median, in spreads; of a bare goal", ">= 0")
 
     name = "embedding"
 

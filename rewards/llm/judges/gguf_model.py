@@ -43,7 +43,7 @@ class LocalModel(ScoredJudge):
     model: str = setting("", "path of a GGUF file; the small model that `lodestar fetch` brings")
     context: int = setting(2048, "tokens that the model reads at once", low=MIN_CONTEXT_TOKENS)
     share: bool = setting(False, "whether it may run beside another model where each core has one already")
-    unsure: float = setting(UNSURE, "no label of a caption so near to the median, in spreads", low=0)
+    unsure: float = setting(UNSURE, "no label of a caption so near to the median, in spreads", ">= 0")
 
     name = "local"
     slots = 1
@@ -186,7 +186,7 @@ class OfflineJudge(ScoredJudge):
     family: str = setting("", "the texts' environment family")
     model: str = setting("", "as `local` takes it")
     share: bool = setting(False, "as `local` takes it")
-    unsure: float = setting(UNSURE, "no label of a caption so near to the median, in spreads", low=0)
+    unsure: float = setting(UNSURE, "no label of a caption so near to the median, in spreads", ">= 0")
 
     name = "offline"
     slots = 1

@@ -43,7 +43,7 @@ class LeRobotModel(TextJudge):
     folder: str = setting("", "where the frames are; the reward fills it in")
     image_key: str = setting("", "which of the model's inputs gets the frames; its only picture")
     device: str = setting("", "cpu, cuda; the model's own choice")
-    floor: float = setting(-10.0, "of topreward: the log-probability, in nats, whose score is 0", high=-0.1)
+    floor: float = setting(-10.0, "of topreward: the log-probability, in nats, whose score is 0", "<= -0.1")
 
     name = "lerobot"
 

@@ -183,10 +183,10 @@ class NoisyJudge(TextJudge):
     family: str = setting("", "of the other judge")
     of: str = setting("rules", "the other judge's name; it must be one that answers in this process")
     of_options: dict[str, Any] | None = setting(None, "its options")
-    accuracy: float = setting(1.0, "share of the answers that are left as they are", low=0, high=1)
-    unsure: float = setting(0.0, "share of the answers that become NaN", low=0, high=1)
+    accuracy: float = setting(1.0, "share of the answers that are left as they are", "[0, 1]")
+    unsure: float = setting(0.0, "share of the answers that become NaN", "[0, 1]")
     shuffle: bool = setting(False, "whether the other judge is not asked at all, and `positive` of all texts are good")
-    positive: float = setting(0.3, "that share", low=0, high=1)
+    positive: float = setting(0.3, "that share", "[0, 1]")
     seed: int = setting(0, "decides which answers those are")
 
     name = "simulated"

@@ -63,9 +63,11 @@ class TextModel(ServerJudge, ScoredJudge):
         "auto",
         "what is asked for: one `token`, Yes or No, by its probability; or `json`, a reason and a word; auto is token "
         "where the server gives log-probabilities",
-        choices=("auto", "token", "json"),
+        "auto | token | json",
     )
-    unsure: float = setting(UNSURE, "no label of a caption so near to the median, in spreads; with answer=token", low=0)
+    unsure: float = setting(
+        UNSURE, "no label of a caption so near to the median, in spreads; with answer=token", ">= 0"
+    )
     timeout: float = 20.0
     connect: float = 2.0
     max_tokens: int = 256

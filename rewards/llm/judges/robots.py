@@ -58,7 +58,7 @@ class Robometer(PublishedModel):
     model: str = setting("robometer/Robometer-4B", "what its server was started with; the server is not told")
     url: str = setting("http://localhost:8000", "where its eval_server.py listens")
     output: str = setting(
-        "progress", "of the last frame: progress, or the probability of success", choices=("progress", "success")
+        "progress", "of the last frame: progress, or the probability of success", "progress | success"
     )
 
     name = "robometer"
@@ -137,7 +137,7 @@ class TopReward(PublishedModel):
     chat_template: bool = setting(
         True, "whether \"True\" begins the model's turn; false lets it end the user's, the source's default: vLLM alone"
     )
-    floor: float = setting(-10.0, "the log-probability, in nats, whose score is 0; that of 0 scores 1", high=-0.1)
+    floor: float = setting(-10.0, "the log-probability, in nats, whose score is 0; that of 0 scores 1", "<= -0.1")
 
     name = "topreward"
 

@@ -42,8 +42,8 @@ class ModelJudge(ServedJudge):
     """Base class of those that keep its answers: a subclass calls `ask_kept` with its questions."""
 
     answers: str = setting("", "a file of answers (*.sqlite), read and added to; empty keeps them in memory only")
-    failures: int = setting(5, "failed questions in a row after which the server is not asked for a while", low=1)
-    pause: float = setting(60.0, "seconds of that while", low=0)
+    failures: int = setting(5, "failed questions in a row after which the server is not asked for a while", ">= 1")
+    pause: float = setting(60.0, "seconds of that while", ">= 0")
 
     def __post_init__(self) -> None:
         super().__post_init__()

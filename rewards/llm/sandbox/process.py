@@ -91,9 +91,9 @@ class Sandbox(Settings):
     source: str = setting(help="as `check` takes it")
     obs_size: int = setting(help="numbers in a row of obs")
     action_size: int = setting(help="numbers in a row of action")
-    timeout: float = setting(5.0, "seconds for one call", above=0)
-    memory: int = setting(512, "MiB that the code may use", low=16)
-    tries: int = setting(3, "failures in a row after which the factors are 0", low=1)
+    timeout: float = setting(5.0, "seconds for one call", "> 0")
+    memory: int = setting(512, "MiB that the code may use", ">= 16")
+    tries: int = setting(3, "failures in a row after which the factors are 0", ">= 1")
 
     def __post_init__(self) -> None:
         super().__post_init__()
