@@ -33,6 +33,7 @@ from agents.networks.actor_critic import SpaceEncoding
 from agents.networks.stacked import Stacked
 from envs.transitions import Transitions, map_obs
 from envs.types import Obs
+from lodestar.mappings import take_rows
 from lodestar.settings import Settings, setting
 
 # Weights of a policy stay in [-MAX_WEIGHT, MAX_WEIGHT].
@@ -386,4 +387,4 @@ def join(first: People, second: People) -> People:
 
 def select(people: People, index: Any) -> People:
     """The individuals at an index of their arrays."""
-    return {key: value[index] for key, value in people.items()}
+    return take_rows(people, index)

@@ -25,7 +25,7 @@ from envs.make import MODALITY_OPTIONS, make, make_batched
 from envs.snapshots import snapshots
 from envs.steps import modalities_of, modalities_of_one
 from envs.transitions import Rollout, Transitions, map_obs
-from envs.types import MODALITIES, Array, Obs, Options
+from envs.types import OBS_MODALITIES, Array, Obs, Options
 
 # At most so many futures are played side by side, and so many numbers of observations kept at a
 # time.
@@ -104,7 +104,7 @@ class Clones:
             count, state = self._play_one_by_one(place, rollout)
         fields = ["next_obs"]
         if place.modalities:
-            fields += map("obs_{}".format, MODALITIES)
+            fields += OBS_MODALITIES
         batch = rollout.transitions(frozenset(fields))[:count]
 
         # Rows behind a future's end are none of it.

@@ -11,6 +11,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
+from lodestar.mappings import map_values
+
 WORD_FEATURES = 64
 
 
@@ -105,7 +107,7 @@ def plain_space(space: spaces.Space) -> spaces.Space:
         high = plain(space, space.high)
         return spaces.Box(low, high, dtype=low.dtype)
     if isinstance(space, spaces.Dict):
-        parts = {key: plain_space(part) for key, part in space.items()}
+        parts = map_values(plain_space, space)
         return spaces.Dict(parts)
     if isinstance(space, spaces.Tuple):
         return plain_space(spaces.flatten_space(space))

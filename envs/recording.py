@@ -25,6 +25,7 @@ from envs.masks import sample
 from envs.transitions import Rollout, Transitions, map_obs
 from envs.types import MASK, MODALITIES, Array
 from lodestar.files import regular, replacing, save_arrays
+from lodestar.mappings import map_values
 
 # (observations (N, ...), bool (N,): an episode begins) -> actions (N, ...).
 Act = Callable[..., Array]
@@ -104,7 +105,7 @@ def save(path: str | Path, batch: Transitions, meta: dict[str, Any]) -> None:
 
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     about = {"format": RECORDING_FORMAT, "meta": json.dumps(meta), "texts": json.dumps(texts)}
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    contiguous = map_values(np.ascontiguousarray, arrays)
     # A crash leaves no half of a recording.
     with replacing(path) as temporary:
         save_arrays(temporary, contiguous, about)

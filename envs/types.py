@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 MASK = "action_mask"
 # What an environment may add to its observations, in its info.
 MODALITIES = ("frame", "text", "signals", MASK)
+# The fields of `Transitions` that hold them before a step, and all such fields.
+OBS_MODALITIES = tuple(map("obs_{}".format, MODALITIES))
+MODALITY_FIELDS = (*MODALITIES, *OBS_MODALITIES)
 # A numpy.ndarray, or a torch.Tensor inside a model-based agent.
 Array = Any
 # An Array, or a dict of Arrays (a `gymnasium.spaces.Dict` observation).

@@ -297,7 +297,8 @@ def make_reward(
         given_keys = []
         for name, own in given.items():
             if isinstance(own, dict):
-                given_keys += [f"reward.{name}.{key}" for key in own]
+                for key in own:
+                    given_keys.append(f"reward.{name}.{key}")
         fill_goals(SimpleNamespace(env=spec.id, reward=configs), given_keys)
     return make_mix(configs, *spaces_of(env), gamma=gamma, seed=seed, device=device)
 

@@ -87,6 +87,11 @@ def read_json(path: str | Path, most: int = SMALL) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def file_stems(folder: Path, pattern: str) -> list[str]:
+    """The names, sorted and without their endings, of a folder's files that match a pattern such as *.txt."""
+    return sorted(path.stem for path in folder.glob(pattern))
+
+
 def regular(path: str | Path, most: int = HUGE) -> Path:
     """The path, if `opened` would open it."""
     opened(path, most).close()

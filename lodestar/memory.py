@@ -19,7 +19,10 @@ def memory() -> tuple[float, float]:
     # unreadable.
     with suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        table = dict(line.split(":") for line in lines)
+        table = {}
+        for line in lines:
+            name, amount = line.split(":")
+            table[name] = amount
         available = _bytes_of(table["MemAvailable"])
         total = _bytes_of(table["MemTotal"])
         free = available

@@ -54,9 +54,10 @@ def install(requirement: str) -> str:
 def package_of(module: str) -> str:
     """The distribution that a module comes from, as far as our requirements tell."""
     core, extras = read_requirements()
-    names = map(distribution, itertools.chain(core, *extras.values()))
-    ours = {module_of(name): name for name in names}
-    return ours.get(module, module.replace("_", "-"))
+    for name in map(distribution, itertools.chain(core, *extras.values())):
+        if module_of(name) == module:
+            return name
+    return module.replace("_", "-")
 
 
 def install_module(module: str) -> str:
@@ -84,7 +85,7 @@ def install_extra(extra: str) -> str:
     """The command that installs an extra; "" where all that it brings is installed."""
     _, extras = read_requirements()
     packages = map(distribution, extras.get(extra, []))
-    if extra in extras and all(version(package) for package in packages):
+    if extra in extras and all(map(version, packages)):
         return ""
     return install(f"{DISTRIBUTION}[{extra}]")
 

@@ -15,10 +15,13 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass
 from itertools import filterfalse
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+# The folder of `lodestar`, `agents` and the other packages.
+PACKAGES_FOLDER = Path(__file__).parent.parent
 SCHEDULES = ("linear", "cosine", "exp", "step")
 # A weight that an agent finds; 1 at first.
 LEARNED_WEIGHT = "learned"
@@ -132,6 +135,14 @@ def read_range(text: str) -> dict[str, Any]:
         return {BOUND_NAMES[sign]: json.loads(bound)}
     left, low, high, right = interval.groups()
     return {BOUND_NAMES[left]: json.loads(low), BOUND_NAMES[right]: json.loads(high)}
+
+
+def read_presets(path: str) -> dict[str, dict[str, Any]]:
+    """The published variants of an agent, from a YAML file of this package: name -> settings."""
+    import yaml
+
+    text = (PACKAGES_FOLDER / path).read_text(encoding="utf8")
+    return yaml.safe_load(text)
 
 
 def preset_setting(default: Any, help: str = "", within: str = "", **declared: Any) -> Any:

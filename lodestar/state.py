@@ -285,7 +285,9 @@ def _pack(value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
             pairs.append([packed_key, _pack(item, f"{path}/{key}", arrays)])
         return {"_": "dict", "v": pairs}
     if isinstance(value, (deque, list, tuple)):
-        items = [_pack(item, f"{path}/{i}", arrays) for i, item in enumerate(value)]
+        items = []
+        for i, item in enumerate(value):
+            items.append(_pack(item, f"{path}/{i}", arrays))
         if isinstance(value, deque):
             return {"_": "deque", "maxlen": value.maxlen, "v": items}
         if isinstance(value, tuple):

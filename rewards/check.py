@@ -23,13 +23,14 @@ import numpy as np
 import torch
 
 from envs.transitions import Transitions, concatenate, map_obs
-from envs.types import MODALITIES, Memory
+from envs.types import MODALITIES, MODALITY_FIELDS, OBS_MODALITIES, Memory
+from lodestar.mappings import take_rows
 from rewards.base import Reward, RewardConfig, Scored
 
 ALL_FIELDS = frozenset(field.name for field in dataclasses.fields(Transitions))
 # What was there before the action, and that with what the action led to.
-FIELDS_BEFORE = ("obs", *(f"obs_{name}" for name in MODALITIES))
-CONTENT_FIELDS = ("obs", "action", "reward", "next_obs", *MODALITIES, *FIELDS_BEFORE[1:])
+FIELDS_BEFORE = ("obs", *OBS_MODALITIES)
+CONTENT_FIELDS = ("obs", "action", "reward", "next_obs", *MODALITY_FIELDS)
 RANDOM_CAPTIONS = ("you see a door", "a key lies here", "you hit the newt", "nothing happens")
 # Steps of an episode that a memory has to hold out.
 LONG_EPISODE_STEPS = 100
@@ -308,7 +309,7 @@ class _Check:
         memory = self.reward.initial_memory(envs)
         # The same environments in reverse order, beside them.
         rows = np.arange(envs)[::-1]
-        reversed_memory = {key: value[rows] for key, value in memory.items()}
+        reversed_memory = take_rows(memory, rows)
         for t in range(self.rollout.shape[0]):
             before = copy.deepcopy(memory)
             step = self.rollout[t]
@@ -317,7 +318,7 @@ class _Check:
             same_form = set(after) == set(memory) and all(after[key].shape == memory[key].shape for key in memory)
             self.need(same_form, "score returned a memory of another form than initial_memory's")
             reversed_score, reversed_memory = self.score_and_memory(step[rows], reversed_memory)
-            reversed_after = {key: value[rows] for key, value in after.items()}
+            reversed_after = take_rows(after, rows)
             apart = equal(reversed_after, reversed_memory) and close(reversed_score, score[rows])
             mixed = "score mixes the memories of environments: exchanging two of them does not exchange their scores"
             self.need(apart, mixed)

@@ -110,15 +110,17 @@ class Gate(Pair):
 
     def build(self) -> None:
         super().build()
-        seeing = [reward for reward in self.both if "frame" in reward.requires]
-        if len({(reward.embedding, reward.frame_size) for reward in seeing}) > 1:
+        models = set()
+        # One frame or embedding serves both sides, so that they have to agree on it.
+        for reward in self.both:
+            if "frame" in reward.requires:
+                models.add((reward.embedding, reward.frame_size))
+                self.embedding = reward.embedding
+                self.frame_size = reward.frame_size
+                self.keeps_frames |= reward.keeps_frames
+        if len(models) > 1:
             of = self.config.of
             raise ValueError(f"reward.gate.of={of} by={self.config.by} see frames with different models; give one")
-        # One frame or embedding serves both sides, so that they have to agree on it.
-        for reward in seeing:
-            self.embedding = reward.embedding
-            self.frame_size = reward.frame_size
-            self.keeps_frames |= reward.keeps_frames
 
     def initial_memory(self, n: int) -> Memory:
         memory = {"sum": np.zeros(n), "outcome": np.zeros(n), "steps": np.zeros(n, np.int64)}
@@ -181,7 +183,8 @@ class Gate(Pair):
     def update(self, batch: Transitions) -> dict[str, float]:
         metrics: dict[str, float] = {}
         for side, reward in zip(self.config.sides, self.both):
-            metrics |= {f"{side}_{key}": value for key, value in reward.update(batch).items()}
+            for key, value in reward.update(batch).items():
+                metrics[f"{side}_{key}"] = value
         return metrics
 
 

@@ -64,7 +64,7 @@ def has_screen() -> bool:
     """Whether a window can be opened; a video driver that the user chose is taken at its word."""
     if sys.platform in ("win32", "darwin"):
         return True
-    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))
+    return any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")))
 
 
 def watch(config: WatchConfig) -> str:

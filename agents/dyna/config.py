@@ -1,4 +1,4 @@
-"""Settings of `agents.dyna.agent.Dyna`: every published variant is a preset, a dict of settings beside the defaults.
+"""Settings of `agents.dyna.agent.Dyna`: every published variant is a preset (`presets.yaml`).
 
 Sizes are for one CPU core. On a GPU take the sources', as model_hidden=[200,200,200,200] members=7 updates_per_step=20.
 """
@@ -8,69 +8,9 @@ from typing import Any
 
 from agents.dynamics.rollout import PENALTIES, HorizonSchedule
 from agents.off_policy.sac import LearnerConfig
-from lodestar.settings import preset_setting, setting
+from lodestar.settings import preset_setting, read_presets, setting
 
-# Settings of each variant, with its source by the number on arXiv.
-PRESETS: dict[str, dict[str, Any]] = {
-    # Janner et al. 2019, 1906.08253
-    "mbpo": {},
-    # SAC with this file's settings for small tasks, or DQN where actions are discrete.
-    "sac": {"update": "none"},
-    # SAC as in Haarnoja et al. 2018, 1812.05905, table 1.
-    "haarnoja": {
-        "update": "none",
-        "updates_per_step": 1.0,
-        "learning_rate": 3e-4,
-        "net_arch": [256, 256],
-        "normalize_obs": "none",
-        "learning_starts": 10_000,
-    },
-    # One Gaussian network: cheap, and enough for classic control.
-    "single": {"members": 1},
-    # Kubo et al. 2025, 2512.15439
-    "dhmbpo": {
-        "update": "svg",
-        "updates_per_step": 1.0,
-        "training_horizon": 3,
-        "distribution_horizon": 20,
-        "rollouts_per_step": 10,
-        "retain": 1,
-        "model_hidden": [128, 128],
-        "model_steps": 250,
-        "model_norm": "layer",
-        "norm": "layer",
-        "entropy": "auto_0.1",
-        "bounded_targets": True,
-    },
-    # Zheng et al. 2023, "Is Model Ensemble Necessary?"
-    "lipschitz": {"members": 1, "model_kind": "det", "lipschitz": "robust"},
-    # Farebrother et al. 2024, 2403.03950: the value is a histogram.
-    "hl_gauss": {"head": "hl_gauss"},
-    # Wang et al. 2024, 2310.07220
-    "coplanner": {"planner": "upmpc", "real_ratio": 0.5, "rollouts_per_step": 20},
-    # Frauenknecht et al. 2024, 2405.19014
-    "macura": {"adaptive": "macura", "horizon": 10, "rollouts_per_step": 20},
-    # Luo et al. 2024, 2310.05422
-    "morec": {"filter": "morec", "horizon": 20, "rollouts_per_step": 10},
-    # Yu et al. 2020, 2005.13239
-    "mopo": {"uncertainty": "aleatoric_max", "horizon": 5, "rollouts_per_step": 20},
-    # Zolman et al. 2024, 2403.09110
-    "sindy": {"model": "sindy", "members": 20, "horizon": 5, "rollouts_per_step": 20},
-    # Young et al. 2023, 2211.02222
-    "factored": {"model": "factored", "members": 1, "horizon": 10, "rollouts_per_step": 10, "normalize_obs": "none"},
-    # Ball et al. 2023, 2302.02948; for demonstrations
-    "rlpd": {
-        "update": "none",
-        "critics": 10,
-        "subset": 2,
-        "target": "mean",
-        "norm": "layer",
-        "updates_per_step": 4.0,
-        "actor_every": 4,
-    },
-    # Chua et al. 2018, 1805.12114
-    "pets": {"update": "none", "planner": "cem", "updates_per_step": 0.0, "plan_horizon": 15, "plan_candidates": 200},
-}
+PRESETS = read_presets("agents/dyna/presets.yaml")
 
 
 @dataclass

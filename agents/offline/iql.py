@@ -29,6 +29,7 @@ from agents.networks.actor_critic import CLIP, Inputs, SpaceEncoding
 from agents.predictor import Predictor
 from envs.transitions import Transitions
 from envs.types import Obs
+from lodestar.mappings import map_values
 from lodestar.numerics.draws import draw_integers
 from lodestar.numerics.flat import Flat
 from lodestar.settings import Settings, setting
@@ -173,7 +174,7 @@ class IQL(Predictor):
                 draws = self._draw(min(MINIBATCHES_A_DRAW, steps - step))
             metrics = self._step(self._rows[draws[place]])
         self._refuse_diverged()
-        return {name: float(value) for name, value in metrics.items()}
+        return map_values(float, metrics)
 
     def _predict(self, obs: Obs, state: Any, starts: np.ndarray, deterministic: bool) -> tuple[np.ndarray, Any]:
         net = self.net

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from agents.networks.actor_critic import SpaceEncoding
-from agents.replay.replay import MODALITY_FIELDS, Replay, Rows
+from agents.replay.replay import Replay, Rows
 from envs.datasets.dataset import recorded
 from envs.steps import Chunk
 from envs.transitions import Transitions
-from envs.types import Options, ReplayScorer
+from envs.types import MODALITY_FIELDS, Options, ReplayScorer
 
 # Rows of best episodes that are held, the newest.
 MAX_BEST_ROWS = 20_000

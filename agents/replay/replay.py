@@ -16,7 +16,7 @@ from torch import Tensor
 from agents.networks.actor_critic import SpaceEncoding
 from envs.steps import Chunk
 from envs.transitions import Transitions
-from envs.types import MODALITIES, Memory, ReplayScorer, StateDict
+from envs.types import MODALITY_FIELDS, Memory, ReplayScorer, StateDict
 from lodestar.memory import refuse_beyond
 from lodestar.numerics.draws import draw_integers
 from lodestar.state import Stateful
@@ -32,8 +32,6 @@ REWARD_COLUMN = "stored_reward"
 MAX_PENDING_STEPS = 64
 # Places for the last images of episodes are made so many at a time, at least.
 MIN_NEW_FINALS = 16
-# Fields of `Transitions` that environments need not have.
-MODALITY_FIELDS = (*MODALITIES, *(f"obs_{name}" for name in MODALITIES))
 
 
 class Rows(NamedTuple):

@@ -30,6 +30,7 @@ from agents.world_model.mpc import LatentMPC
 from agents.world_model.td3 import LatentTD3
 from envs.transitions import Transitions, join
 from envs.types import Obs, ReplayScorer, StateDict
+from lodestar.mappings import map_values, take_rows
 from lodestar.numerics.draws import draw_uniform
 from lodestar.numerics.flat import Flat
 
@@ -175,7 +176,7 @@ class WorldModel(BaseAgent):
     def _read(self, obs: Obs, leading: int = 1) -> tuple[Tensor, dict[str, Tensor]]:
         """Numbers (*leading axes, D) and images of observations."""
         images = self.encoding.pixels(obs)
-        pixels = {key: self._tensor(image) for key, image in images.items()}
+        pixels = map_values(self._tensor, images)
         return self._tensor(self.encoding.vector(obs, leading)), pixels
 
     def _tensor(self, array: Any) -> Tensor:
@@ -331,7 +332,7 @@ class WorldLearner(nn.Module):
         no_action = embed.new_zeros(1, len(first), self.world.encoding.action_size)
         expected = {name: state[name] for name in cell.sizes}
         states, _ = cell.observe(embed, no_action, first[None], expected, sample=not deterministic)
-        now = {name: part[0] for name, part in states.items()}
+        now = take_rows(states, 0)
         memory = self._reset_memory(state, first)
         action, memory = self.behaviour.act(self.world, now, memory, deterministic)
         action = action.clamp(-1, 1)

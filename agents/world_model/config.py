@@ -1,64 +1,14 @@
-"""Settings of `agents.world_model.agent`: every published variant is a preset, a dict of settings.
+"""Settings of `agents.world_model.agent`: every published variant is a preset (`presets.yaml`).
 
 Sizes and amounts are for one CPU core. On a GPU take those of the sources, as latent=512, hidden=512, embed=512,
 groups=32, classes=32, batch_length=64, imagine_starts=0, horizon=15.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
-from lodestar.settings import Settings, preset_setting, setting
+from lodestar.settings import Settings, preset_setting, read_presets, setting
 
-_LEARNING_RATES = ("model_learning_rate", "actor_learning_rate", "critic_learning_rate")
-# What presets share whose latent predicts itself.
-_UNROLLED: dict[str, Any] = {
-    "cell": "simnorm",
-    "kl": "none",
-    "unroll": 5,
-    "batch_size": 64,
-    "batch_length": 1,
-    "train_ratio": 64.0,
-    "entropy_weight": 0.0,
-    "max_grad_norm": 20.0,
-    "reward_weight": 0.1,
-    **dict.fromkeys(_LEARNING_RATES, 3e-4),
-}
-# Settings of each variant, with its source by the number on arXiv.
-PRESETS: dict[str, dict[str, Any]] = {
-    # R2-Dreamer, 2025: Barlow between latent and embedding.
-    "r2dreamer": {"barlow": 0.05},
-    # Hafner et al. 2023, 2301.04104
-    "dreamer": {"recon": 1.0},
-    # Zhu et al. 2023, 2309.00082: reward and end alone, KL under a budget.
-    "repo": {"kl": "repo"},
-    # Bharadhwaj et al. 2022, 2204.08585
-    "infopower": {"kl": "repo", "infonce": 1.0, "empowerment": 0.1, "empowerment_reward": 0.01},
-    # Wang et al. 2025, 2410.08893
-    "drama": {"cell": "mamba", "recon": 1.0, "sampling": "dfs"},
-    # Hansen et al. 2024, 2310.16828
-    "tdmpc2": {
-        **_UNROLLED,
-        "behaviour": "mppi",
-        "consistency": 20.0,
-        "value_weight": 0.1,
-        "unroll": 3,
-        "horizon": 3,
-        "entropy_weight": 1e-4,
-        "critics": 5,
-        **dict.fromkeys(_LEARNING_RATES, 1e-3),
-    },
-    # Fujimoto et al. 2025, 2501.16142
-    "mrq": {
-        **_UNROLLED,
-        "behaviour": "td3",
-        "consistency": 1.0,
-        "continue_weight": 0.1,
-        "sampling": "lap",
-        "n_step": 3,
-        "critics": 2,
-        "exploration": 0.2,
-    },
-}
+PRESETS = read_presets("agents/world_model/presets.yaml")
 
 
 @dataclass

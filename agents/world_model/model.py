@@ -35,6 +35,7 @@ from agents.networks.heads import TwoHot, symlog
 from agents.replay.replay import Sequences
 from agents.world_model.config import WorldModelConfig
 from envs.transitions import map_obs
+from lodestar.mappings import take_rows
 from lodestar.numerics.flat import Flat
 
 # Channels after the first convolution, and after the others.
@@ -141,7 +142,7 @@ class LatentModel(nn.Module):
         no_action = embed.new_zeros(1, embed.shape[1], self.encoding.action_size)
         nowhere = no_action[..., 0] > 0
         states, _ = networks["cell"].observe(embed, no_action, nowhere)
-        return {name: part[0] for name, part in states.items()}
+        return take_rows(states, 0)
 
     def reward(self, features: Tensor, action: Tensor) -> Tensor:
         """The reward of a step, as it is now: (..., F), (..., A) -> (...,)."""

@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from envs.datasets.dataset import Dataset, StoredEpisode
 from lodestar.files import regular
+from lodestar.mappings import map_values
 
 NEEDED_ARRAYS = ("observations", "actions", "terminals")
 
@@ -26,7 +27,7 @@ def from_ogbench(path: Path) -> Dataset:
             arrays = {name: file[name] for name in (*NEEDED_ARRAYS, "rewards") if name in file}
     except (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} cannot be read ({' '.join(str(error).split())}); fetch it again") from None
-    lengths = {name: len(array) for name, array in arrays.items()}
+    lengths = map_values(len, arrays)
     is_complete = set(NEEDED_ARRAYS) <= set(arrays)
     if not is_complete or len(set(lengths.values())) > 1 or lengths["actions"] < 2:
         raise ValueError(f"{path} has rows of {lengths}; OGBench has as many of {', '.join(NEEDED_ARRAYS)}, at least 2")

@@ -29,6 +29,7 @@ from envs.mujoco.family import OwnContext
 from envs.observations import PlainObservation
 from envs.render import name_of
 from envs.wrappers import EpisodeStatistics, Journal, NoisyTV, Observer, layers
+from lodestar.mappings import map_values
 
 State = dict[str, Any]
 
@@ -115,7 +116,7 @@ def set_state(env: gym.Env, state: State) -> Any:
     if "rng" in state:
         inner.np_random.bit_generator.state = state["rng"]
     # Wrappers of the same class come in the same order.
-    memories = {name: iter(values) for name, values in state["wrappers"].items()}
+    memories = map_values(iter, state["wrappers"])
     for wrapper in layers(env):
         memory: dict[str, Any] = next(memories.get(type(wrapper).__name__, iter(())), {})
         for name, value in memory.items():

@@ -167,7 +167,7 @@ def _tile(context, a, ao, ar, ak, b, bo, bk, c, co, ck, m, n, depth):
         # Which of the tile's columns there are, a bit a lane.
         column_exists = []
         for half in halves:
-            numbers = ir.Constant(INT64_VECTOR, [half + i for i in range(LANES)])
+            numbers = ir.Constant(INT64_VECTOR, list(range(half, half + LANES)))
             column_exists.append(builder.icmp_signed("<", numbers, _broadcast(builder, n, INT64_VECTOR)))
 
         def store_rows(store):

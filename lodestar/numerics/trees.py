@@ -67,7 +67,7 @@ class Bins(NamedTuple):
             places.append(begin + np.searchsorted(column_edges[:-1], column))
             features.append(number)
             begin += len(column_edges)
-        column = np.repeat(np.arange(len(edges)), [len(column_edges) for column_edges in edges])
+        column = np.repeat(np.arange(len(edges)), list(map(len, edges)))
         feature = np.array(features)[column]
         return cls(np.stack(places, 1), column, feature, np.concatenate(edges))
 

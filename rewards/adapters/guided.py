@@ -47,7 +47,9 @@ def guides(mix: Mix) -> dict[str, Any]:
 
 def guide_modalities(mix: Mix) -> dict[str, bool]:
     """Modalities that they read, as arguments of `envs.make.make`, such as {"signals": True}."""
-    fields = frozenset().union(*(reward.requires for reward in guides(mix).values()))
+    fields: set[str] = set()
+    for reward in guides(mix).values():
+        fields |= reward.requires
     return {name: True for name in ("text", "signals") if {name, f"obs_{name}"} & fields}
 
 

@@ -159,4 +159,4 @@ class VectorRewardWrapper(VectorWrapper, RecordConstructorArgs):
             return None
         if self._read is None:
             return copy.deepcopy(obs)
-        return np.stack([self._read(row) for row in iterate(self.env.observation_space, obs)])
+        return np.stack(list(map(self._read, iterate(self.env.observation_space, obs))))

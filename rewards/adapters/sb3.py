@@ -29,7 +29,7 @@ from torch import nn
 
 from envs.steps import Chunk, from_replay, from_sb3_step, innermost, lost_in, modalities_in
 from envs.transitions import Transitions, map_obs, refuse, stack
-from envs.types import MASK, MODALITIES, Obs
+from envs.types import MASK, MODALITIES, MODALITY_FIELDS, Obs
 from lodestar.state import Stateful
 from rewards.adapters.driver import Driver, EpisodeTracker
 from rewards.adapters.observe import observe_venv
@@ -104,7 +104,7 @@ class RewardCallback(BaseCallback):
         self.critics: dict[str, SideCritic] = {}
         self.seen_reward = False
         # What no reward reads is dropped from the transitions that a rollout keeps.
-        modalities = {*MODALITIES, *(f"obs_{name}" for name in MODALITIES)}
+        modalities = set(MODALITY_FIELDS)
         self._unread = dict.fromkeys(sorted(modalities - mix.requires))
         self._chunk = Chunk(0)
         self.batch: Any = None  # Transitions (T, N) of the last rollout, valid until the next step
@@ -438,8 +438,8 @@ class _Relabelling(_Base):
         """Let the mix keep what it needs of the pending transitions, in time order."""
         if not self._pending:
             return
-        positions = np.array([pos for pos, _ in self._pending])
-        batch = stack([batch for _, batch in self._pending])
+        positions, batches = map(list, zip(*self._pending))
+        batch = stack(batches)
         columns, self.tracker.memory = self.mix.keep(batch, self.tracker.memory)
         self._pending = []
         for key, value in columns.items():
@@ -494,8 +494,9 @@ class _Relabelling(_Base):
         """
         pending: dict[str, Any] = {"rows": [], "batch": None}
         if self._pending:
-            pending["rows"] = [row for row, _ in self._pending]
-            pending["batch"] = vars(stack([batch for _, batch in self._pending]))
+            rows, batches = map(list, zip(*self._pending))
+            pending["rows"] = rows
+            pending["batch"] = vars(stack(batches))
         filled = self.buffer_size if self.full else self.pos
         columns = {key: value[:filled] for key, value in self.columns.items()}
         return {

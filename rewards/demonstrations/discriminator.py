@@ -147,7 +147,7 @@ class DemosDiscriminator(Learned):
         n = len(columns[0])
         drawn = self.rng.integers(len(self.demos.step), size=n)
         demos = self.whiten_states([x[drawn] for x in self.demo_columns])
-        logits = self.logit(*(torch.cat(pair) for pair in zip(demos, columns)))
+        logits = self.logit(*map(torch.cat, zip(demos, columns)))
         labels = torch.zeros_like(logits)
         labels[:n] = 1
         losses = {"loss": binary_cross_entropy_with_logits(logits, labels)}
@@ -160,7 +160,7 @@ class DemosDiscriminator(Learned):
         count = math.ceil(len(columns[0]) / ROWS_A_SLOPE)
         share = torch.from_numpy(self.rng.random((count, 1), np.float32)).to(self.device)
         points = [one[:count].lerp(two[:count], share) for one, two in zip(columns, demos)]
-        points[::2] = [self.with_unused_columns(states) for states in points[::2]]
+        points[::2] = list(map(self.with_unused_columns, points[::2]))
         for point in points:
             point.requires_grad_()
         slopes = torch.autograd.grad(self.logit(*points).sum(), points, create_graph=True)

@@ -134,7 +134,9 @@ class Hilbert(Whitened):
         cls, before: np.ndarray, after: np.ndarray, episodes: list[slice], config: HilpConfig, seed: int, device: str
     ) -> Self:
         """Of states (N, D) and what followed them, whose rows the episodes are."""
-        ends = np.concatenate([np.full(rows.stop - rows.start, rows.stop - 1) for rows in episodes])
+        ends = np.zeros(len(before), np.int64)
+        for rows in episodes:
+            ends[rows] = rows.stop - 1
         generator = torch.Generator().manual_seed(seed)
         hilbert = cls(before.shape[1], config.features, config.hidden, generator).to(device)
         hilbert.fit(before, after, ends, config, np.random.default_rng(seed))

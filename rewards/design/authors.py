@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lodestar.files import read_text, replacing, why_unread
+from lodestar.files import file_stems, read_text, replacing, why_unread
 from lodestar.settings import setting
 from rewards.language.lare import CodeModel, rules
 from rewards.llm.client import JudgeError
@@ -88,7 +88,7 @@ class RecordedAuthor(RewardAuthor):
         try:
             text = read_text(path if path.is_file() else Path(self.file).resolve())
         except OSError as error:
-            names = ", ".join(sorted(path.stem for path in SHIPPED_ANSWERS.glob("*.txt")))
+            names = ", ".join(file_stems(SHIPPED_ANSWERS, "*.txt"))
             raise ValueError(
                 f"judge.file={self.file!r} {why_unread(self.file, error)}; give a file of answers, or {names}"
             ) from None

@@ -111,7 +111,7 @@ def layout_of(space: Any, keys: Sequence[str] = ()) -> Layout:
 
 def rows_of(layout: Layout, batch: Transitions) -> Rows:
     """Flat transitions as code reads them, float32."""
-    states = [layout.flatten(obs) for obs in (batch.obs, batch.next_obs)]
+    states = list(map(layout.flatten, (batch.obs, batch.next_obs)))
     for rows in states:
         refuse_rows(rows, "code")
     action = np.asarray(batch.action)

@@ -52,7 +52,7 @@ class CountConfig(RewardConfig, CellSettings):
     )
     episodic: bool | None = None
     keys: list[str] = setting([], "entries of a Dict observation to count; empty counts all")
-    capacity: int | None = setting(
+    capacity: int | None = setting(  # type: ignore[assignment]
         None, "distinct cells remembered, by each environment or for life; null is 1,024 or 1,000,000", ">= 1"
     )
 

@@ -115,7 +115,9 @@ class Learned(Reward):
         return layers.to(self.device)
 
     def train_on(self, *modules: nn.Module) -> None:
-        self.trained = [parameter for module in modules for parameter in module.parameters()]
+        self.trained: list[nn.Parameter] = []
+        for module in modules:
+            self.trained += module.parameters()
         self.optimizer = Flat.over(self.trained, epsilon=1e-8)
 
     def loss(self, *columns: Tensor) -> dict[str, Tensor]:
@@ -169,7 +171,7 @@ class Learned(Reward):
             epoch_columns = self.epoch(columns)
             minibatches = self.minibatches(len(epoch_columns[0]))
             if compiled:
-                parts = [self.parts(rows) for rows in minibatches]
+                parts = list(map(self.parts, minibatches))
                 if parts:
                     _add_losses(sums, self.compiled.epoch(compiled, epoch_columns, parts))
                 count += len(parts)
@@ -585,7 +587,7 @@ class Layout:
 
     def prior(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance (size,) of a uniform draw from the space; 0 and 1 where it has no bounds worth the name."""
-        lows, highs = zip(*(self._bounds(key) for key in self.order))
+        lows, highs = zip(*map(self._bounds, self.order))
         low = np.concatenate(lows).astype(np.float64)
         high = np.concatenate(highs).astype(np.float64)
         bounded = (np.abs(low) < UNBOUNDED) & (np.abs(high) < UNBOUNDED)

@@ -22,6 +22,7 @@ from torch.linalg import solve_triangular
 
 from envs.transitions import Transitions, map_obs
 from envs.types import Memory, Obs
+from lodestar.mappings import map_values
 from rewards.base import Reward, one_row, values_at_obs
 
 MAX_SINGLE_STEPS = 4  # rows of time that are counted one by one
@@ -217,7 +218,7 @@ class CountMemory(EpisodeMemory):
         entry = first[current]
         row = envs[entry]
         place = np.arange(len(row)) - np.searchsorted(row, row)
-        after = {name: np.zeros_like(values) for name, values in memory.items()}
+        after = map_values(np.zeros_like, memory)
         after["cells"][row, place] = keys[entry]
         after["visits"][row, place] = visits[current]
         after["filled"] += np.bincount(row, minlength=x.shape[1])

@@ -32,6 +32,7 @@ import numpy as np
 
 from envs.transitions import Transitions
 from envs.types import Memory
+from lodestar.mappings import map_values
 from lodestar.settings import setting
 from rewards.base import JudgeUse, Reward, RewardConfig, merge_memory
 from rewards.language.captioned import key
@@ -113,7 +114,7 @@ class Guidance(Reward):
         self._projection = _make_projection(config.features)
         # The keys of the events that end each goal of `rules`, in order.
         events = list(CRAFTER) if config.goals == "rules" else []
-        self._plan = np.array([key(event) for event in events], np.uint64)
+        self._plan = np.array(list(map(key, events)), np.uint64)
         # Captions by their keys, and the memory of the environments that are learnt from.
         self._captions: dict[int, str] = {}
         self._memory: Memory = None
@@ -173,10 +174,9 @@ class Guidance(Reward):
         if len(rows):
             recent = recent.copy()
             since = since.copy()
-            captions = [_read_caption(text) for text in batch.text[rows]]
-            since[rows] += np.stack([embedding for _, embedding in captions])
+            events, embeddings = zip(*map(_read_caption, batch.text[rows]))
+            since[rows] += np.stack(embeddings)
             # The first event of every row, then the second ones; rows with fewer events are filled up with 0.
-            events = [keys for keys, _ in captions]
             for keys in itertools.zip_longest(*events, fillvalue=0):
                 recent[rows] = _newest(recent[rows], np.array(keys, np.uint64))
             # The cosine c of the file's head: a goal's embedding has length 1, or 0 for no goal.
@@ -295,13 +295,13 @@ class Guidance(Reward):
         self._captions = {key(text): text for text in state["captions"]}
         self._memory = state["memory"]
         if self._memory is not None:
-            self._memory = {name: np.array(value) for name, value in self._memory.items()}
+            self._memory = map_values(np.array, self._memory)
         if self._annotator is not None and state.get("annotator"):
             self._annotator.load_state_dict(state["annotator"])
 
     def _learn(self, answers: dict[int, str]) -> None:
         """Add answers, situation -> goal; a goal that is new gets the next number."""
-        numbers = {goal: number for number, goal in enumerate(self._goals)}
+        numbers = dict(zip(self._goals, itertools.count()))
         number_of = dict(zip(self._keys.tolist(), self._numbers.tolist()))
         for situation, goal in answers.items():
             number_of[situation] = numbers.setdefault(goal, len(numbers))
@@ -310,7 +310,7 @@ class Guidance(Reward):
     def _set_goals(self, goals: list[str], answers: dict[int, int]) -> None:
         """Goals by their numbers, and answers, situation -> number of a goal."""
         self._goals = goals
-        self._meanings = np.stack([meaning(goal) for goal in goals])
+        self._meanings = np.stack(list(map(meaning, goals)))
         self._guides = self._meanings @ self._projection
         # Sorted, so that situations are found by bisection.
         situations = sorted(answers)
@@ -347,7 +347,7 @@ def _make_projection(features: int) -> np.ndarray:
 def _read_caption(text: str) -> tuple[tuple[int, ...], np.ndarray]:
     """Keys of a caption's events, and the sum of their embeddings, float32 (EMBEDDING_SIZE,)."""
     events = text.split("; ")
-    embeddings = np.stack([meaning(event) for event in events])
+    embeddings = np.stack(list(map(meaning, events)))
     return tuple(map(key, events)), embeddings.sum(axis=0)
 
 

@@ -138,17 +138,22 @@ class LabelTable:
         return {"labels": float(sure), "positives": float((values > 0.5).sum())}
 
     def state_dict(self) -> dict[str, Any]:
-        items = [item if isinstance(item, str) else list(item) for item in self.values]
-        held_out = np.array([item in self._held_out for item in self.values], bool)
-        return {"items": items, "values": np.array(list(self.values.values())), "held": held_out}
+        items = []
+        held_out = []
+        for item in self.values:
+            items.append(item if isinstance(item, str) else list(item))
+            held_out.append(item in self._held_out)
+        return {"items": items, "values": np.array(list(self.values.values())), "held": np.array(held_out, bool)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        items = [item if isinstance(item, str) else tuple(item) for item in state["items"]]
+        items: list[Item] = []
+        self.texts = set()
+        for saved in state["items"]:
+            item = saved if isinstance(saved, str) else tuple(saved)
+            items.append(item)
+            self.texts.update(texts_in(item))
         self.values = dict(zip(items, np.asarray(state["values"]).tolist()))
         self._held_out = set(itertools.compress(items, state["held"]))
-        self.texts = set()
-        for item in items:
-            self.texts.update(texts_in(item))
 
 
 def crc(item: Item) -> int:
@@ -162,9 +167,10 @@ def buckets(text: str) -> np.ndarray:
     text = text[: 4 * MAX_TEXT_BYTES].lower()
     # Texts that differ by a counter share their character n-grams, but not their words.
     masked = f" {re.sub(r'[0-9]', '0', text)} "
-    grams = {f"={word}" for word in re.findall(r"\w+", text)}
+    grams = {"=" + word for word in re.findall(r"\w+", text)}
     for n in (3, 4, 5):
-        grams.update(masked[i : i + n] for i in range(len(masked) - n + 1))
+        for start in range(len(masked) - n + 1):
+            grams.add(masked[start : start + n])
     numbers = {0}
     for gram in grams:
         checksum = zlib.crc32(gram.encode("utf-8", "surrogatepass"))
@@ -296,8 +302,8 @@ class _NGrams(nn.Module):
 
     def read(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Buckets of all texts, one after the other, and where each text begins."""
-        grams = [buckets(text) for text in texts]
-        ends = np.cumsum([len(numbers) for numbers in grams])
+        grams = list(map(buckets, texts))
+        ends = np.cumsum(list(map(len, grams)))
         begins = torch.from_numpy(np.r_[0, ends[:-1]])
         return torch.from_numpy(np.concatenate(grams, dtype=np.int64)), begins
 
@@ -330,7 +336,7 @@ class _CharCNN(nn.Module):
 
     def read(self, texts: Sequence[str]) -> tuple[torch.Tensor]:
         """Bytes, int64 (B, 256)."""
-        data = np.stack([characters(text) for text in texts])
+        data = np.stack(list(map(characters, texts)))
         return (torch.from_numpy(data.astype(np.int64)),)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:

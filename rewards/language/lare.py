@@ -46,7 +46,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from envs.transitions import Transitions
 from envs.types import Memory
-from lodestar.files import read_text
+from lodestar.files import file_stems, read_text
+from lodestar.mappings import take_rows
 from lodestar.settings import setting
 from lodestar.state import Stateful
 from rewards.base import RunningMeanStd
@@ -229,20 +230,21 @@ class LaRe(Learned):
             for episode in episodes:
                 reward = self.decode(*self.prepared(episode["rows"], episode["actions"]))
                 sums.append(float(reward.double().sum()))
-        targets = self._targets([episode["total"] for episode in episodes])
+        targets = self._targets(episodes)
         if self.config.success is not None:
             is_right = (np.array(sums) > 0) == (targets > 0)
             return {"accuracy": float(np.mean(is_right))}
         return {"error": float(np.mean(np.abs(sums - targets)))}
 
-    def _targets(self, returns: list[float]) -> np.ndarray:
-        """What the sums of episodes are fitted to, float32 (B,), given their returns."""
+    def _targets(self, episodes: Iterable[Episode]) -> np.ndarray:
+        """What the sums of episodes are fitted to, float32 (B,)."""
+        returns = _returns(episodes)
         if self.config.success is not None:
-            return (np.array(returns) > self.config.success).astype(np.float32)
+            return (returns > self.config.success).astype(np.float32)
         mean_return = 0.0
         if self.config.form == "implicit":
-            mean_return = float(np.mean([episode["total"] for episode in self.episodes.kept]))
-        return (np.array(returns) - mean_return).astype(np.float32)
+            mean_return = float(_returns(self.episodes.kept).mean())
+        return (returns - mean_return).astype(np.float32)
 
     def _fit(self) -> dict[str, float]:
         config = self.config
@@ -250,7 +252,7 @@ class LaRe(Learned):
         if not episodes:
             return {}
         lengths = np.array([len(episode["rows"]) for episode in episodes])
-        targets = self._targets([episode["total"] for episode in episodes])
+        targets = self._targets(episodes)
         # Failures alone would blame every step.
         if config.success is not None and np.ptp(targets) == 0:
             return {}
@@ -299,6 +301,10 @@ class LaRe(Learned):
         if self.statistics.count > 1 and constant:
             lines.append(f"factors {constant} were the same in all {self.statistics.count:,} steps so far")
         return lines
+
+
+def _returns(episodes: Iterable[Episode]) -> np.ndarray:
+    return np.array([episode["total"] for episode in episodes])
 
 
 def draw(rng: np.random.Generator, length: np.ndarray, subset: int) -> np.ndarray:
@@ -381,7 +387,7 @@ class WholeEpisodes(Stateful):
             columns = {name: np.concatenate([self.begun[name], new]) for name, new in columns.items()}
         self.envs = envs
         order = np.argsort(columns["column"], kind="stable")
-        columns = {name: value[order] for name, value in columns.items()}
+        columns = take_rows(columns, order)
         env = columns["column"]
         step = columns["step"]
         ended = columns["ended"]
@@ -404,13 +410,13 @@ class WholeEpisodes(Stateful):
         is_latest = np.append(env[first[1:]] != env[first[:-1]], True)
         is_running = from_start & ~ended[last] & is_latest & fits
         running_steps = np.repeat(is_running, last - first + 1)
-        self.begun = {name: value[running_steps] for name, value in columns.items()}
+        self.begun = take_rows(columns, running_steps)
         return episodes
 
 
 def shipped() -> list[str]:
     """Names of the factors that come with the package, all written by hand."""
-    return sorted(path.stem for path in FACTOR_FOLDER.glob("*.py") if not path.stem.startswith("_"))
+    return file_stems(FACTOR_FOLDER, "[!_]*.py")
 
 
 def read(code: str) -> str:

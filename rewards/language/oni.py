@@ -239,8 +239,12 @@ class ONI(Captioned):
         if priority is None:
             return pairs[:count], None
         best = np.argsort(-np.array(priority), kind="stable")[:count].tolist()
-        best_pairs = [pairs[row] for row in best]
-        return best_pairs, [priority[row] for row in best]
+        best_pairs = []
+        best_priorities = []
+        for row in best:
+            best_pairs.append(pairs[row])
+            best_priorities.append(priority[row])
+        return best_pairs, best_priorities
 
     def _draw_pairs(self, captions: list[str], count: int) -> list[Item]:
         """Pairs without a label of a caption of this update and one ever met, each in the order that its hash says."""
@@ -267,7 +271,11 @@ class ONI(Captioned):
         """What is asked first, the higher the sooner; None for the order of the items."""
         if self.config.select == "frequency":
             counts = self.met.counts
-            return [float(sum(counts.get(text, 0) for text in texts_in(item))) for item in items]
+            frequencies = []
+            for item in items:
+                visits = sum(counts.get(text, 0) for text in texts_in(item))
+                frequencies.append(float(visits))
+            return frequencies
         if self.config.select == "novelty" or self.model.steps == 0 or not items:
             return None
         # The model is least sure where the chance is a half.

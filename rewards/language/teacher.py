@@ -118,7 +118,7 @@ class Teacher(Judge):
 
     def plans(self, signals: np.ndarray, most: int) -> np.ndarray:
         """Plans for episodes that begin with signals (N, K): int16 (N, most, 6). What makes no sense is left out."""
-        levels = [level_of(row) for row in signals]
+        levels = list(map(level_of, signals))
         new = {level.key: level for level in levels if level is not None and level.key not in self._plans}
         if new:
             new_levels = list(new.values())
@@ -137,6 +137,14 @@ class Teacher(Judge):
         return plans
 
 
+def _index_of_first(words: list[str], names: Sequence[str], default: int) -> int:
+    """The place among the names of the first word that is one of them."""
+    for word in words:
+        if word in names:
+            return names.index(word)
+    return default
+
+
 def sensible(level: Level, rows: Sequence[Row]) -> list[Row]:
     """The subgoals that the agent could ever come to: inside the grid, no wall, not walled in."""
     from scipy.ndimage import label
@@ -149,8 +157,12 @@ def sensible(level: Level, rows: Sequence[Row]) -> list[Row]:
     agent_region = regions[level.y, level.x]
     if agent_region == 0:
         return []
-    inside = [row for row in rows if 0 <= row[1] < width and 0 <= row[2] < height]
-    return [row for row in inside if regions[row[2], row[1]] == agent_region]
+    reachable = []
+    for row in rows:
+        _, x, y, *_ = row
+        if 0 <= x < width and 0 <= y < height and regions[y, x] == agent_region:
+            reachable.append(row)
+    return reachable
 
 
 def sentence(kind: int, thing: int, colour: int) -> str:
@@ -220,8 +232,10 @@ class ModelTeacher(ModelJudge, Teacher):
         self.asked += 1
         answer = self.chat.ask([question(level)], schema=_PLAN_SCHEMA)
         # A server without schemas may add other fields, which are not kept.
-        steps = [(step["do"], step["x"], step["y"], step["thing"]) for step in answer["subgoals"]]
-        return json.dumps([{"do": do, "x": x, "y": y, "thing": thing} for do, x, y, thing in steps])
+        steps = []
+        for step in answer["subgoals"]:
+            steps.append({name: step[name] for name in ("do", "x", "y", "thing")})
+        return json.dumps(steps)
 
     def metrics(self) -> dict[str, float]:
         return {"teacher_asked": float(self.asked), "teacher_failed": float(self.failed)}
@@ -250,7 +264,7 @@ def question(level: Level) -> str:
             things.append(f"({x}, {y}): {door}{COLOUR_NAMES[colour]} {OBJECT_NAMES[thing]}")
     # A picture of the grid, a line a row.
     walls = np.where(level.grid[..., 0] == OBJECT_WALL, "#", ".")
-    lines = ["".join(row) for row in walls]
+    lines = list(map("".join, walls))
     return sections("levels")["plan"].format(
         width=width,
         height=height,
@@ -272,12 +286,12 @@ def _plan_rows(level: Level, plan: list[dict[str, Any]]) -> list[Row]:
             continue
         thing, colour, state = map(int, level.grid[y, x])
         words = str(step.get("thing") or "").lower().split()
-        named_thing = next((OBJECT_NAMES.index(word) for word in words if word in OBJECT_NAMES), thing)
+        named_thing = _index_of_first(words, OBJECT_NAMES, thing)
         # A key where a box is means the key that the box hides.
         if named_thing == OBJECT_KEY and thing == OBJECT_BOX:
             thing = OBJECT_KEY
             state = 0
-            colour = next((COLOUR_NAMES.index(word) for word in words if word in COLOUR_NAMES), colour)
+            colour = _index_of_first(words, COLOUR_NAMES, colour)
         if named_thing == thing:
             rows.append((SUBGOAL_KINDS.index(step["do"]), x, y, thing, colour, state))
     return rows
@@ -467,7 +481,8 @@ class _Planner:
         return box
 
     def _cells_of(self, thing: int) -> list[Cell]:
-        return [(int(x), int(y)) for y, x in np.argwhere(self.grid[..., 0] == thing)]
+        rows, columns = np.nonzero(self.grid[..., 0] == thing)
+        return list(zip(columns.tolist(), rows.tolist()))
 
     def _is_locked(self, x: int, y: int) -> bool:
         return bool(self.grid[y, x, 0] == OBJECT_DOOR and self.grid[y, x, 2] == STATE_LOCKED)

@@ -195,7 +195,7 @@ class Chat:
         # Some servers take a list of parts only where there is an image.
         content: Any = "\n".join(texts)
         if len(texts) < len(parts):
-            content = [_message_part(part) for part in parts]
+            content = list(map(_message_part, parts))
         messages = [*turns, {"role": "user", "content": content}]
         body = {**self.endpoint.options, **options, "model": self.endpoint.model, "messages": messages}
         if reply is None:

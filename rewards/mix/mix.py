@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from envs.transitions import NotFinite, OnNan, Transitions, is_finite, map_obs
-from envs.types import MODALITIES, Memory
+from envs.types import MODALITIES, MODALITY_FIELDS, Memory
 from lodestar.numerics.flat import Flat
 from lodestar.settings import LEARNED_WEIGHT, Schedule
 from lodestar.state import Stateful
@@ -32,7 +32,6 @@ from rewards.mix.shaping import PAIRED, RELATIVE, References, clip, delta, poten
 from rewards.sharing import shared
 from rewards.task import Task
 
-OBS_MODALITIES = tuple(f"obs_{name}" for name in MODALITIES)
 LAST_SCORE = "last score"  # key in the memory of a stream
 MAX_BAD_UPDATES = 3  # in a row, whose loss is not finite
 COPY_INTERVAL = 10  # finite updates between two copies of the weights
@@ -174,7 +173,7 @@ class Mix:
         batch = self.embed(batch)
         self._check_readable(batch)
         columns = dict(batch.extras)
-        for name in (*MODALITIES, *OBS_MODALITIES):
+        for name in MODALITY_FIELDS:
             if name in self.requires and getattr(batch, name) is not None:
                 columns[name] = getattr(batch, name)
         memory = dict(memory)
@@ -642,5 +641,8 @@ def _weights(optimizer: Flat | torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _all_finite(optimizers: list[Any]) -> bool:
-    parameters = [parameter for optimizer in optimizers for parameter in _weights(optimizer)]
-    return all(is_finite(parameter.detach()) for parameter in parameters)
+    for optimizer in optimizers:
+        for parameter in _weights(optimizer):
+            if not is_finite(parameter.detach()):
+                return False
+    return True

@@ -108,16 +108,23 @@ class KeptAnswers:
     def take(self, like: Transitions, most: int, held: Pair | None = None) -> tuple[Transitions, Transitions, Any]:
         """At most `most` answers not taken before, and not the pair `held`: segments (L, B) twice, labels (B,)."""
         self.drop_segments_unlike(like)
-        new = [pair for pair in self.segments if pair not in self.taken and pair != held and self.has_label(pair)][
-            :most
-        ]
+        new = []
+        for pair in self.segments:
+            if pair not in self.taken and pair != held and self.has_label(pair):
+                new.append(pair)
+        del new[most:]
         if not new:
             return like[:, :0], like[:, :0], np.zeros(0, np.float32)
         self.taken.update(dict.fromkeys(new))
-        both: list[Any] = [unpack_segments(self.segments[pair]) for pair in new]
-        first = side_by_side([sides[0] for sides in both])
-        second = side_by_side([sides[1] for sides in both])
-        return first, second, np.array([self.labels[pair] for pair in new], np.float32)
+        first: list[Transitions] = []
+        second: list[Transitions] = []
+        labels = []
+        for pair in new:
+            sides: Any = unpack_segments(self.segments[pair])
+            first.append(sides[0])
+            second.append(sides[1])
+            labels.append(self.labels[pair])
+        return side_by_side(first), side_by_side(second), np.array(labels, np.float32)
 
     def notes(self) -> list[str]:
         if not self.unfit:
@@ -125,7 +132,7 @@ class KeptAnswers:
         return [f"{self.unfit} answers in {self.path} are about other segments (another environment, length or of)"]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"taken": [list(pair) for pair in self.taken]}
+        return {"taken": list(map(list, self.taken))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.taken = {(first, second): None for first, second in state.get("taken", ())}
@@ -171,8 +178,10 @@ def fingerprint(segments: Transitions) -> list[str]:
         map_obs(columns.append, part)
     keys = []
     for b in range(segments.shape[1]):
-        row = b"".join(np.ascontiguousarray(column[:, b]).tobytes() for column in columns)
-        keys.append(hashlib.sha256(row).hexdigest()[:16])
+        digest = hashlib.sha256()
+        for column in columns:
+            digest.update(np.ascontiguousarray(column[:, b]).tobytes())
+        keys.append(digest.hexdigest()[:16])
     return keys
 
 

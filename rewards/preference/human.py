@@ -174,7 +174,7 @@ class Human(SegmentJudge):
             pictures = self.embed(segments.flatten()).reshape(*segments.shape, 1)
         clips: list[Clip] = []
         for picture_numbers in pictures[..., 0].T.tolist():
-            frames = [self._pictures.get(number) for number in picture_numbers]
+            frames = list(map(self._pictures.get, picture_numbers))
             clips.append({"frames": frames} if all(frames) else {})
         return clips
 
@@ -212,8 +212,11 @@ class Questions:
     def replace(self, questions: list[Question]) -> None:
         """These wait instead of those that were not shown yet, unless they were answered before."""
         labels = self.kept.labels
-        by_pair = {question.pair: question for question in questions}
-        self.waiting = [by_pair[pair] for pair in by_pair if pair not in labels and pair[::-1] not in labels]
+        waiting = {}
+        for question in questions:
+            if question.pair not in labels and question.pair[::-1] not in labels:
+                waiting[question.pair] = question
+        self.waiting = list(waiting.values())
 
     def held(self, seconds: float) -> Pair | None:
         """The pair of the last answer, while it can be taken back; what came before cannot."""

@@ -130,8 +130,8 @@ class Heron(Stateful, SegmentJudge):
         if not self.order:
             raise ValueError("judge heron: order is empty; name signals, the most important first, as in [speed,-gap]")
         # A column may be given as a number, and is a text with its sign.
-        signals = [str(signal) for signal in self.order]
-        self.signs = np.array([-1.0 if signal.startswith("-") else 1.0 for signal in signals])
+        signals = list(map(str, self.order))
+        self.signs = np.where(np.strings.startswith(signals, "-"), -1.0, 1.0)
         self.columns = [self._column(signal.lstrip("+-")) for signal in signals]
         margins = np.asarray(self.margins, np.float64)
         count = len(signals)

@@ -96,7 +96,8 @@ class VLM(Stateful, ModelJudge, SegmentJudge):
 
     def _key_and_order(self, first: np.ndarray, second: np.ndarray) -> tuple[str, bool]:
         """The key of two pictures, "" for equal ones; whether the second is shown first, which they alone decide."""
-        one, two = (hashlib.sha256(f"{x.shape}".encode() + x.tobytes()).hexdigest() for x in (first, second))
+        one = _digest(first)
+        two = _digest(second)
         # The order of showing is random but follows from the pair: models prefer one place.
         identity = [int(sections("pictures")["version"]), self.model, self.goal, *sorted((one, two))]
         digest = hashlib.sha256(json.dumps(identity).encode())
@@ -119,3 +120,8 @@ def _parse_answer(words: str) -> int:
     if not fits(stored, VERDICT_SCHEMA):
         raise ValueError("no answer")
     return int(stored["answer"])
+
+
+def _digest(picture: np.ndarray) -> str:
+    data = f"{picture.shape}".encode() + picture.tobytes()
+    return hashlib.sha256(data).hexdigest()

@@ -49,7 +49,7 @@ class VisionConfig(RewardConfig):
 
     def __post_init__(self) -> None:
         if self.shape is None:
-            shown = any(is_picture_goal(part) for part in sentences(self.goal))
+            shown = any(map(is_picture_goal, sentences(self.goal)))
             self.shape = "potential" if shown else "none"
         super().__post_init__()
         for name in self.SENTENCES:

@@ -55,7 +55,7 @@ class ContrastConfig(VisionConfig):
             weights: Any = getattr(self, side)
             if not isinstance(weights, (list, tuple)):
                 weights = [weights]
-            setattr(self, side, [float(weight) for weight in weights])
+            setattr(self, side, list(map(float, weights)))
         super().__post_init__()
         if not sum(self.negative_weight) > 0:
             raise ValueError(

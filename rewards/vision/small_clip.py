@@ -290,12 +290,12 @@ class Tokenizer:
         self.context_length = config["context_length"]
         self._letters = byte_letters()
         merges = read_merges(folder / config["tokenizer_kwargs"]["bpe_path"])
-        self._ranks = {pair: rank for rank, pair in enumerate(merges)}
+        self._ranks = dict(zip(merges, itertools.count()))
         # The vocabulary: letters, letters that end a word, then the merges; start and end come last.
         letters = list(self._letters.values())
         names = letters + [letter + "</w>" for letter in letters]
-        names += ["".join(pair) for pair in merges]
-        self._codes = {name: code for code, name in enumerate(names)}
+        names += list(map("".join, merges))
+        self._codes = dict(zip(names, itertools.count()))
         self._start_code = len(names)
         self._end_code = len(names) + 1
         self._word_codes = lru_cache(maxsize=None)(self._split_word)
@@ -349,10 +349,12 @@ def _read_other_letters(text: str) -> tuple[str, Callable[[str], list[str]]]:
 def byte_letters() -> dict[int, str]:
     """A printable letter for each byte, as in GPT-2: its own where it has one, else one from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    letters = {byte: chr(byte) for byte in printable}
-    others = [byte for byte in range(256) if byte not in letters]
-    for i, byte in enumerate(others):
-        letters[byte] = chr(256 + i)
+    letters = dict(zip(printable, map(chr, printable)))
+    next_letter = 256
+    for byte in range(256):
+        if byte not in letters:
+            letters[byte] = chr(next_letter)
+            next_letter += 1
     return letters
 
 

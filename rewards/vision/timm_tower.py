@@ -76,5 +76,5 @@ def load_state(net: nn.Module, path: str) -> None:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, in the file it is {tuple(other.shape)}")
         if len(pairs) < len(own):
             raise ValueError(f"the file has {len(state)} arrays, the model {len(own)}")
-        state = {name: other for (name, _), other in pairs}
+        state = dict(zip(own, state.values()))
     net.load_state_dict({name: state[name] for name in own})

@@ -326,7 +326,7 @@ def audit(config: AnnotateConfig) -> dict[str, Any]:
     if config.audit.endswith(".jsonl"):
         recorded = {row["text"]: row["value"] for row in labels(config.audit) if row.get("other") is None}
         # None becomes NaN.
-        values = np.array([recorded.get(text) for text in texts], np.float32)
+        values = np.array(list(map(recorded.get, texts)), np.float32)
         findings |= agreement("file", first, values)
     path = Path(config.out)
     path.parent.mkdir(parents=True, exist_ok=True)

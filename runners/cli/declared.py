@@ -8,7 +8,7 @@ from pathlib import Path
 
 import agents
 import rewards
-from lodestar.settings import CHOICE_SEPARATOR
+from lodestar.settings import CHOICE_SEPARATOR, read_presets
 
 # A field as it is written, and the module it is written in.
 Declared = tuple[ast.AnnAssign, str]
@@ -122,6 +122,8 @@ def _texts(node: ast.expr | None, module: str) -> list[str]:
     """The choices in a text "a | b", a tuple or the keys of a dict, written out, named or as `tuple(NAMES)`."""
     if isinstance(node, ast.Constant):
         return str(node.value).split(CHOICE_SEPARATOR)
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "read_presets":
+        return [*read_presets(ast.literal_eval(node.args[0]))]
     if isinstance(node, ast.Call) and node.args:
         return _texts(node.args[0], module)
     if isinstance(node, ast.Name):

@@ -17,7 +17,7 @@ from typing import Any
 
 from gymnasium.envs.registration import load_env_creator
 
-from rewards.vision.training.synonyms import SYNONYMS
+from rewards.vision.training.templates import SYNONYMS
 from runners.cli.command import Command
 from runners.clip.config import ClipTraining
 from runners.run.config import UsageError

@@ -66,13 +66,10 @@ def write_card(
             row.untrained = auroc(untrained([text])[0], holds)
             row.gibberish = auroc(nonsense, holds)
         rows.append(row)
-    figures = {
-        # Of the first goal, or of the sentence that was said first.
-        "goal": rows[0].auroc,
-        "auroc": _mean([row.auroc for row in rows]),
-        "untrained": _mean([row.untrained for row in rows]),
-        "gibberish": _mean([row.gibberish for row in rows]),
-    }
+    # Of the first goal, or of the sentence that was said first.
+    figures = {"goal": rows[0].auroc}
+    for name in ("auroc", "untrained", "gibberish"):
+        figures[name] = _mean([getattr(row, name) for row in rows])
     lexicon = make_lexicon(config.env, sentences.facts, sentences.opposites, sentences.describer.baselines, synonyms)
     states = sentences.states(held_out)
     for split, captions in split_captions(lexicon, synonyms).items():

@@ -113,8 +113,13 @@ class Sentences:
         self.ends: dict[str, tuple[float, float]] = {}
         for prompt in seen.degrees[0]:
             self.ends[prompt] = degree_ends(np.array([degrees[prompt] for degrees in seen.degrees]))
-        self.sentences = [text for text in spoken if 0 < said(text, seen).sum() < len(seen.truths)]
-        self.constant = [text for text in spoken if text not in self.sentences]
+        self.sentences = []
+        self.constant = []
+        for text in spoken:
+            if 0 < said(text, seen).sum() < len(seen.truths):
+                self.sentences.append(text)
+            else:
+                self.constant.append(text)
         if not self.sentences:
             examples = ", ".join(map(repr, self.constant[:3])) or "nothing was said"
             raise UsageError(
@@ -144,7 +149,7 @@ class Sentences:
     def facts(self) -> dict[str, str]:
         """Every sentence that is taught -> the fact that says how true it is."""
         texts = [*self.sentences, *(negative for _, negative in self.opposites)]
-        return {text: text for text in texts}
+        return dict(zip(texts, texts))
 
     def chances(self, seen: Seen) -> np.ndarray:
         """How often each state is drawn, (N,), sum 1: the more often, the rarer its rarest sentence is."""

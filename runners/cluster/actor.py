@@ -19,6 +19,7 @@ from agents.base import TaskScorer
 from agents.ppo.agent import PPO
 from envs.transitions import map_obs
 from envs.types import MASK, Obs
+from lodestar.mappings import take_rows
 from runners.cluster.server import frames_of
 from runners.run.build import make_envs
 from runners.run.config import TrainConfig
@@ -118,7 +119,7 @@ class Actor:
         collector.began = False
         collector.begin()
         rollout = collector.rollout
-        modalities = {name: value[0] for name, value in rollout.modalities.items()}
+        modalities = take_rows(rollout.modalities, 0)
         obs = map_obs(lambda x: x[0].copy(), rollout.obs)
         collector.stepper = self._stepper
         if lost:

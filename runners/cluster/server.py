@@ -8,12 +8,14 @@ lost is replaced, and embeds the same frames.
 
 import asyncio
 import os
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 import rewards
 from envs.transitions import Rollout, Transitions
+from lodestar.mappings import take_rows
 from runners.run.config import TrainConfig
 
 # Frames of one pass, unless a single call brings more; the others wait for the next.
@@ -84,9 +86,9 @@ class RewardServer:
         while self.waiting and count + len(self.waiting[0][0]) <= MAX_PASS_ROWS:
             calls.append(self.waiting.pop(0))
             count += len(calls[-1][0])
-        frames = calls[0][0]
-        if len(calls) > 1:
-            frames = np.concatenate([part for part, _ in calls])
+        frames, *others = map(itemgetter(0), calls)
+        if others:
+            frames = np.concatenate([frames, *others])
         try:
             embeddings = await asyncio.get_running_loop().run_in_executor(None, embed, self.mix, frames)
         except Exception as error:
@@ -96,7 +98,7 @@ class RewardServer:
         start = 0
         for part, future in calls:
             rows = slice(start, start + len(part))
-            future.set_result({name: value[rows] for name, value in embeddings.items()})
+            future.set_result(take_rows(embeddings, rows))
             start = rows.stop
 
 
@@ -118,7 +120,7 @@ class EmbeddedRollout(Rollout):
             self._array_for(name, value)[1:, columns] = value[:count].reshape(self.length, n, -1)
         for t, envs in finals:
             rows = slice(count, count + len(envs))
-            values = {name: value[rows] for name, value in embeddings.items()}
+            values = take_rows(embeddings, rows)
             self.final_embedded.append((t, envs + columns.start, values))
             count = rows.stop
 

@@ -94,7 +94,8 @@ def _rewards_of_the_table(candidate: Candidate) -> list[tuple[Pair, float]] | No
     for state, row in table.items():
         for action, outcomes in row.items():
             pair = (state_type(state).tobytes(), int(action))
-            rewards += [(pair, float(reward)) for _, _, reward, _ in outcomes]
+            for _, _, reward, _ in outcomes:
+                rewards.append((pair, float(reward)))
     return rewards
 
 

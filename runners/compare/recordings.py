@@ -131,18 +131,22 @@ def _embed(stream: Stream, batch: Transitions) -> Transitions:
 def measure(scored: list[ScoredEpisode], threshold: float) -> dict[str, Any]:
     """The four numbers; NaN, or no table, where the files do not show what one needs."""
     own = [episode for episode in scored if episode.task == episode.instruction]
-    successes = [episode.scores for episode in own if episode.outcome == "success"]
-    long_enough = [scores for scores in successes if len(scores) >= MIN_ALIGNED_STEPS]
-    alignments = [spearman(scores, np.arange(len(scores))) for scores in long_enough]
+    alignments = []
+    # Task -> last score and outcome of each episode: scores of different tasks are not compared.
+    ends: dict[str, list[tuple[float, int]]] = {}
+    for episode in own:
+        scores = episode.scores
+        if episode.outcome == "success" and len(scores) >= MIN_ALIGNED_STEPS:
+            alignments.append(spearman(scores, np.arange(len(scores))))
+        ends.setdefault(episode.task, []).append((scores[-1], OUTCOMES.index(episode.outcome)))
     rankings = []
-    for task in dict.fromkeys(episode.task for episode in own):
-        # Scores of different tasks are not compared.
-        of_task = [episode for episode in own if episode.task == task]
-        last = np.array([episode.scores[-1] for episode in of_task])
-        rankings.append(kendall(last, np.array([OUTCOMES.index(episode.outcome) for episode in of_task])))
+    for of_task in ends.values():
+        ranking = kendall(*map(np.array, zip(*of_task)))
+        if np.isfinite(ranking):
+            rankings.append(ranking)
     report: dict[str, Any] = {
         "alignment": _mean(alignments),
-        "ranking": _mean([value for value in rankings if np.isfinite(value)]),
+        "ranking": _mean(rankings),
         "threshold": threshold,
     }
     for outcome in OUTCOMES:

@@ -284,8 +284,13 @@ class _Sampler:
         self.rows.append(row)
         self.truth["source"].append(source)
         self.truth["place"].append(place)
-        self.truth["truth"].append([bool(goal.truth(self.env)) for goal in self.goals])
-        self.truth["degree"].append([goal.degree(self.env) if goal.degree else np.nan for goal in self.goals])
+        truths = []
+        degrees = []
+        for goal in self.goals:
+            truths.append(bool(goal.truth(self.env)))
+            degrees.append(goal.degree(self.env) if goal.degree else np.nan)
+        self.truth["truth"].append(truths)
+        self.truth["degree"].append(degrees)
         self.truth["blank"].append(self.is_blank)
         return next_obs, terminated or truncated, info
 

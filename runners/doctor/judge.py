@@ -65,7 +65,7 @@ def _captions(url: str, model: str, key: str) -> Finding:
     schema = "refused the JSON schema, so answers are checked here only"
     if chat.takes[SCHEMA_OPTION]:
         schema = "took the JSON schema"
-    request = "took" if any(chat.takes.get(name) for name in NO_THINKING) else "refused"
+    request = "took" if any(map(chat.takes.get, NO_THINKING)) else "refused"
     words = (
         f"{model} at {url} labelled a caption in {seconds:.1f} s and the next in {seconds_after:.1f} s ({labels}); "
         f"it {schema}, and {request} the request not to think first {key}"

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from agents.networks.actor_critic import Inputs, cosines, stream_gradients
 from envs.types import Obs
+from lodestar.mappings import map_values
 from runners.explain.episodes import OUTSIDE, PlayedRows
 from runners.explain.policy import PolicyView, divergence
 
@@ -139,7 +140,7 @@ def gradients(played: PlayedRows, view: PolicyView, advantages: Mapping[str, np.
         episode_gradients = stream_gradients(torch.stack(log_probs).sum(0), weights, view.parameters)
         for name, gradient in episode_gradients.items():
             by_stream[name].append(gradient * share_of_rows)
-    return {name: torch.stack(rows) for name, rows in by_stream.items()}
+    return map_values(torch.stack, by_stream)
 
 
 def angles(by_episode: Mapping[str, Tensor], task: str, seed: int = 0) -> dict[str, dict[str, float]]:

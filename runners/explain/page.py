@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from runners.report import html, plots
 from runners.run.curve import colours
+from runners.run.output import aligned_lines
 
 PICTURE_WIDTH = 224
 MAX_PARTS_ON_PAGE = 12
@@ -67,15 +68,11 @@ def fidelity(tree: Summary) -> str:
 
 def lines(summary: Summary) -> list[str]:
     """What the terminal shows."""
-    rows = table(summary)
-    widths = [max(map(len, column)) for column in zip(*rows)]
     text = [headline(summary)]
-    for row in rows:
-        cells = map(str.ljust, row, widths)
-        text.append(f"  {'  '.join(cells)}".rstrip())
-    reads = [f"{part['part']} {part['moved']:.2f}" for part in summary["reads"]]
-    if reads:
-        text.append(f"reads: {', '.join(reads[:MAX_PARTS_IN_TERMINAL])}")
+    text += map("  {}".format, aligned_lines(table(summary)))
+    reads = map("{part} {moved:.2f}".format_map, summary["reads"][:MAX_PARTS_IN_TERMINAL])
+    if summary["reads"]:
+        text.append(f"reads: {', '.join(reads)}")
     splits = summary["splits"]
     if splits:
         parts = [f"{part['part']} {part['shares'][0]:.2f}" for part in splits["parts"]]

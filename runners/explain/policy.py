@@ -21,6 +21,7 @@ from agents.dyna.agent import Dyna
 from agents.ppo.agent import PPO
 from agents.qd import QD
 from envs.types import Obs
+from lodestar.mappings import map_values
 from runners.run.config import UsageError
 
 # Distributions in B states: one (B,) for each number of an action.
@@ -124,7 +125,7 @@ def _view_ppo(model: PPO) -> PolicyView:
     actions = network.actions
 
     def parts(obs: Obs, memory: Any) -> Parts:
-        images = {key: torch.as_tensor(image) for key, image in inputs.pixels(obs).items()}
+        images = map_values(torch.as_tensor, inputs.pixels(obs))
         features = network.features(torch.as_tensor(inputs.vector(obs)), images)
         if network.gru is not None:
             # One step from the memory, which is taken as given.

@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 
 from lodestar.files import read_json
+from lodestar.mappings import map_values
 from runners.cli.command import argument_text, changes_from_defaults
 from runners.evaluate import table
 from runners.run import checkpoint
@@ -34,9 +35,9 @@ ABSOLUTE_PATH = re.compile(r"(?<![\w.])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\:,'\"]+)+"
 def remove_paths(value: Any) -> Any:
     """Plain data without addresses, and of each absolute path only its last part."""
     if isinstance(value, dict):
-        return {key: remove_paths(item) for key, item in value.items()}
+        return map_values(remove_paths, value)
     if isinstance(value, list | tuple):
-        return [remove_paths(item) for item in value]
+        return list(map(remove_paths, value))
     if not isinstance(value, str):
         return value
     value = WEB_ADDRESS.sub("<address>", value)

@@ -202,7 +202,7 @@ class Part(nn.Module):
             "place": self.place,
             "sizes": self.sizes,
             "starts": self.starts,
-            "layers": [describe_layer(layer) for layer in self.layers],
+            "layers": list(map(describe_layer, self.layers)),
         }
 
 
@@ -343,7 +343,7 @@ class Policy(nn.Module):
             "bare": self.bare,
             "inputs": inputs,
             "parts": [part.description() for part in self.parts],  # type: ignore[operator]
-            "layers": [describe_layer(layer) for layer in self.layers],
+            "layers": list(map(describe_layer, self.layers)),
             "action": self.action.description(),
         }
 

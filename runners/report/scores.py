@@ -12,6 +12,7 @@ import yaml
 
 from lodestar.files import read_text
 from runners.report.statistics import iqm
+from runners.run.output import aligned_lines
 
 RESULTS = Path(__file__).resolve().parents[2] / "assets" / "results"
 HEADER = ("task", "agent", "steps", "seeds", "training", "evaluated", "CPU-s a run", "SB3's zoo", "CleanRL", "")
@@ -28,35 +29,33 @@ MAX_DEVIATIONS_BELOW = 2
 def table() -> list[tuple[str, ...]]:
     """A row for each task and agent, in the order of `HEADER`."""
     entries = yaml.safe_load(read_text(Path(__file__).with_suffix(".yaml")))
-    return [_row(entry) for entry in entries]
+    return list(map(_row, entries))
 
 
 def text() -> str:
     """The table for a terminal."""
-    rows = [HEADER, *table()]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join([*lines, "", *PROTOCOL])
+    return "\n".join([*aligned_lines([HEADER, *table()]), "", *PROTOCOL])
 
 
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     runs = _runs(*entry["ours"])
-    evaluated = [float(run["return"]) for run in runs]
+    evaluated = _numbers(runs, "return")
     return (
         entry["env"],
         entry["agent"],
         f"{entry['steps']:,}",
         str(len(runs)) if runs else NOT_RUN,
-        _mean([float(run["trained"]) for run in runs]),
+        _mean(_numbers(runs, "trained")),
         _mean(evaluated),
-        _mean([float(run["seconds"]) for run in runs]),
+        _mean(_numbers(runs, "seconds")),
         _published(entry.get("zoo"), entry.get("zoo_steps")),
         _published(entry.get("cleanrl"), None),
         _verdict(evaluated, entry),
     )
+
+
+def _numbers(runs: list[dict[str, str]], column: str) -> list[float]:
+    return [float(run[column]) for run in runs]
 
 
 def _runs(study: str, task: str, arm: str) -> list[dict[str, str]]:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import agents
 import rewards
 from lodestar.files import read_text
+from lodestar.mappings import map_values
 from lodestar.settings import Settings, setting
 
 MAX_YAML_DEPTH = 12
@@ -250,7 +251,7 @@ LATER_DEFAULTS = {
 def to_dict(config: TrainConfig) -> dict[str, Any]:
     """Plain data: what config.yaml holds."""
     values = dict(vars(config))
-    values["reward"] = {name: dataclasses.asdict(options) for name, options in config.reward.items()}
+    values["reward"] = map_values(dataclasses.asdict, config.reward)
     values["agent"] = {"name": values.pop("agent_name"), **dataclasses.asdict(config.agent)}
     # It is never read from a file.
     del values["trust"]

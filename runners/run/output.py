@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any
 
@@ -20,6 +20,16 @@ ESCAPED_CONTROLS = {code: f"\\x{code:02x}" for code in {*range(32), *range(127, 
 def plain_text(text: str) -> str:
     """A text of others without its colours, Gymnasium's for one, and with its other control characters shown."""
     return COLOUR.sub("", text).translate(ESCAPED_CONTROLS)
+
+
+def aligned_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of a table as lines of text whose columns begin below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = []
+    for row in rows:
+        cells = "  ".join(map(str.ljust, row, widths))
+        lines.append(cells.rstrip())
+    return lines
 
 
 class Lasting:

@@ -228,7 +228,7 @@ def short(value: Any) -> str:
 def _plain(value: Any) -> Any:
     """Without Hydra's own string class."""
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return list(map(_plain, value))
     if isinstance(value, dict):
         return {_plain(name): _plain(item) for name, item in value.items()}
     if value is None or isinstance(value, bool | int | float):

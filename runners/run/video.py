@@ -146,7 +146,7 @@ def play(
         if "text" in mix.requires:
             texts.append(str(info["text"]))
     batch = stack(rows)
-    frames = [] if batch.frame is None else [np.asarray(frame) for frame in batch.frame[:, 0]]
+    frames = [] if batch.frame is None else list(map(np.asarray, batch.frame[:, 0]))
     raw, _ = mix.score(mix.embed(batch))
     streams = {name: part[:, 0] for name, part in mix.parts(raw, config.total_timesteps).items()}
     if "task" not in streams:

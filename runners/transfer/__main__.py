@@ -174,6 +174,11 @@ def evaluate_on_tasks(config: TransferConfig, job: Job) -> list[float]:
     return returns
 
 
+def _stack_returns(rows: dict[int, np.ndarray], sources: list[int]) -> np.ndarray:
+    """Returns (K, seeds, N) of these sources, in this order."""
+    return np.array([rows[source] for source in sources])
+
+
 def summary(config: TransferConfig, orders: dict[str, list[int]], rows: dict[int, np.ndarray]) -> dict[str, Any]:
     """All results, as plain data: `orders` are method -> sources in order, `rows` source -> returns (seeds, N)."""
     labels = {}
@@ -182,14 +187,14 @@ def summary(config: TransferConfig, orders: dict[str, list[int]], rows: dict[int
     for name, order in orders.items():
         labels[name] = [config.labels[source] for source in order]
         # Returns (K, seeds, N) of the sources in their order.
-        returns = np.array([rows[source] for source in order])
+        returns = _stack_returns(rows, order)
         generalised[name] = mbtl.mean_of_best(returns.mean(axis=1)).tolist()
         if config.seeds > 1:
             _, low, high = aggregate([mbtl.mean_of_best(returns.transpose(0, 2, 1))[-1]])
             intervals[name] = [float(low), float(high)]
     chosen = orders[OURS]
     # Returns (K, K) of the policies of the chosen sources, on these.
-    at_home = np.array([rows[source].mean(axis=0)[chosen] for source in chosen])
+    at_home = _stack_returns(rows, chosen).mean(axis=1)[:, chosen]
     results = {
         **config.fixed_settings(),
         "folder": str(config.folder),
@@ -260,7 +265,7 @@ def draw(config: TransferConfig, results: dict[str, Any], rows: dict[int, np.nda
     names = [numbered.get(config.labels[source], config.labels[source]) for source in sources]
     figure = Figure(figsize=(11, 1.5 + 0.35 * max(len(sources), 8)), layout="tight")
     left, right = figure.subplots(1, 2)
-    image = left.imshow([rows[source].mean(axis=0) for source in sources], aspect="auto")
+    image = left.imshow(_stack_returns(rows, sources).mean(axis=1), aspect="auto")
     figure.colorbar(image, ax=left, label="task return")
     left.set_yticks(range(len(sources)), names)
     left.set_xticks(range(len(config.labels)), config.labels, rotation=90, fontsize=7)

@@ -342,13 +342,13 @@ def verdict(config: TuneConfig, study: optuna.Study, jobs: list[Job], entries: d
         "search_run_seconds": round(seconds, 1),
         "steps_a_run": int(config.train.total_timesteps),
         "versions": versions(),
-        "history": [_row(trial) for trial in trials],
+        "history": list(map(_row, trials)),
     }
 
 
 def arm_scores(folders: list[Path]) -> dict[str, Any]:
     """The task returns of an arm's test runs, their IQM with its interval; and that of their modes, where judged."""
-    returns = np.array([score(folder) for folder in folders])
+    returns = np.array(list(map(score, folders)))
     mode = None
     mode_returns = scores(folders, OTHER_WAY)
     if mode_returns:

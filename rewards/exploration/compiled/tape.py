@@ -19,7 +19,7 @@ An operation is a row of OP_FIELDS numbers. All kinds share the first four; what
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -153,7 +153,7 @@ class Tape:
     def _join(self, sources: Sequence[Units]) -> Units:
         """Units side by side: as they lie where they do, else copies."""
         if any(left.end != right.start for left, right in pairwise(sources)):
-            sources = [self._copy(source) for source in sources]
+            sources = list(map(self._copy, sources))
         size = 0
         learnt = False
         for source in sources:
@@ -250,7 +250,7 @@ class Compiled:
             self.programs["loss"] = self._loss_programs(columns, parts)
         ops, shares, names = self.programs["loss"]
         # One row of `begins` for each minibatch: where each part begins in `order`, and where the last one ends.
-        rows = [part for minibatch in minibatches for part in minibatch]
+        rows = list(chain.from_iterable(minibatches))
         ends = np.cumsum([0, *map(len, rows)])
         first_parts = np.arange(0, len(rows), parts)
         begins = ends[first_parts[:, None] + np.arange(parts + 1)]

@@ -196,7 +196,9 @@ class AnnotationQueue:
     def state_dict(self) -> dict[str, Any]:
         """Everything, as lists and numbers; what is being asked waits again."""
         places = {**self.waiting, **self.asking}
-        waiting = [[*texts_in(item), *places[item]] for item in sorted(places, key=places.__getitem__)]
+        waiting = []
+        for item in sorted(places, key=places.__getitem__):
+            waiting.append([*texts_in(item), *places[item]])
         answers = []
         for due, item, value in self.answers:
             # NaN, unsure, is None; a value may be a text.

@@ -52,7 +52,7 @@ class JudgeProcess:
     """The trainer's end. Its inbox gets (this, message) for each line, and (this, None) when the process is gone."""
 
     def __init__(self, job: dict[str, Any], inbox: queue.SimpleQueue[Any]) -> None:
-        path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
+        path = os.pathsep.join(map(os.path.abspath, sys.path))
         # One thread for numerics, unless set otherwise: the cores are the trainer's.
         env = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
         command = [sys.executable, "-P", "-m", "rewards.llm.annotation.worker"]

@@ -84,7 +84,7 @@ class LeRobotModel(TextJudge):
                 failure = str(error)
             values.append(value)
             failures.append(failure)
-        failed = np.array([bool(failure) for failure in failures], bool)
+        failed = np.array(list(map(bool, failures)), bool)
         first_failure = next((failure for failure in failures if failure), "")
         return Answers(np.array(values, np.float32), failed, first_failure)
 
@@ -95,7 +95,7 @@ class LeRobotModel(TextJudge):
         self.process.close()
 
     def _score(self, names: Sequence[str]) -> float:
-        files = [str(file) for file in frame_files(self.folder, names)]
+        files = list(map(str, frame_files(self.folder, names)))
         answer = self.process.ask({"frames": files, "task": self.goal})
         if "value" not in answer:
             raise JudgeError(f"{self.type} of {self.path}: {answer.get('failed', 'its process ended')}")

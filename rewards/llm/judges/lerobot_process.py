@@ -51,7 +51,7 @@ def check_version() -> str:
         version = metadata.version("lerobot")
     except metadata.PackageNotFoundError:
         raise RuntimeError(f"{sys.executable} has no package lerobot; {wanted}") from None
-    numbers = tuple(int(part) for part in version.split(".")[:2])
+    numbers = tuple(map(int, version.split(".")[:2]))
     first, end = VERSIONS
     if not first <= numbers < end:
         raise RuntimeError(f"{sys.executable} has lerobot {version}, and reward models of 0.6 are read; {wanted}")
@@ -80,7 +80,7 @@ class Model:
     def score(self, files: list[str], task: str) -> float:
         import numpy as np
 
-        frames = [np.load(file) for file in files]
+        frames = list(map(np.load, files))
         if self.type == CLASSIFIER:
             # It reads one picture of the size that it was trained on.
             frames = [resize(frames[-1], self.shape)]

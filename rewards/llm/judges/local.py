@@ -40,6 +40,7 @@ from typing import Any
 
 import numpy as np
 
+from lodestar.files import file_stems
 from lodestar.settings import setting
 from rewards.llm.judges.base import Answers, TextJudge, make_judge
 from rewards.llm.store import label_in, read_rows
@@ -63,7 +64,7 @@ class Rules(TextJudge):
     def __post_init__(self) -> None:
         self.path = Path(self.rulebook) if self.rulebook else RULEBOOK_FOLDER / f"{self.family}.txt"
         if not (self.rulebook or has_book(self.family)):
-            families = ", ".join(sorted(path.stem for path in RULEBOOK_FOLDER.glob("*.txt")))
+            families = ", ".join(file_stems(RULEBOOK_FOLDER, "*.txt"))
             raise ValueError(
                 f"judge rules: family={self.family!r} has no rulebook, {families} have; give rulebook=PATH"
             )
@@ -78,7 +79,7 @@ class Rules(TextJudge):
         # What follows are words that the agent chose.
         if self.until is not None:
             texts = [self.until.split(text, 1)[0] for text in texts]
-        return Answers.of([self._value_of(text) for text in texts])
+        return Answers.of(list(map(self._value_of, texts)))
 
     def _value_of(self, text: str) -> float:
         """That of the first rule that is found in the text."""
@@ -153,7 +154,7 @@ class RecordedLabels(TextJudge):
         self._identity = f"recorded {digest[:12]}"
 
     def label(self, texts: Sequence[str]) -> Answers:
-        values = [self.labels.get(text) for text in texts]
+        values = list(map(self.labels.get, texts))
         failed = np.array([value is None for value in values], bool)
         return Answers(np.array(values, np.float32), failed, MISSING_LABEL if failed.any() else "")
 

@@ -17,6 +17,8 @@ import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
+from lodestar.files import file_stems
+
 PROMPT_FOLDER = Path(__file__).parent / "prompts"
 MAX_CAPTION_CHARACTERS = 300
 # Unicode categories that are left out: directions, joiners, tags, halves of characters, private ones.
@@ -73,7 +75,7 @@ def background(name: str) -> Background:
 
 def family_names() -> list[str]:
     """The families that have a file."""
-    return sorted(path.stem for path in (PROMPT_FOLDER / "families").glob("*.txt"))
+    return file_stems(PROMPT_FOLDER / "families", "*.txt")
 
 
 @functools.cache

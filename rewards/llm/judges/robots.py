@@ -147,7 +147,7 @@ class TopReward(PublishedModel):
         return f"{kind} template={self.chat_template} floor={self.floor:g}"
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
-        frames = [_resize_to_topreward(frame) for frame in frames]
+        frames = list(map(_resize_to_topreward, frames))
         question = sections("robots")["topreward"].format(task=self.goal)
         options: dict[str, Any] = {"logprobs": True, "top_logprobs": 20, "max_tokens": 1}
         if not self.chat_template:

@@ -109,7 +109,7 @@ def gather(one: Callable[[Any, Reply], tuple[float, str]], asked: Sequence[Any],
     failures = [answer.failure for answer in answers]
     return Answers(
         value=np.array([answer.value for answer in answers], np.float32),
-        failed=np.array(list(map(bool, failures)), bool),
+        failed=np.array(failures, bool),
         failure=next(filter(None, failures), ""),
         tokens=sum(answer.tokens for answer in answers),
         raw=[answer.words for answer in answers],

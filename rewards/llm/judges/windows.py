@@ -78,7 +78,7 @@ class WindowModel(ServerJudge):
     def _load_frames(self, names: Sequence[str]) -> list[np.ndarray]:
         files = frame_files(self.folder, names)
         try:
-            return [np.load(file) for file in files]
+            return list(map(np.load, files))
         except (OSError, ValueError):
             raise JudgeError(FRAMES_GONE) from None
 

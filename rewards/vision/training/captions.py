@@ -43,7 +43,10 @@ def truth(lexicon: Lexicon, captions: Sequence[Caption], states: States) -> tupl
     table = {name: attribute.truth(states) for name, attribute in lexicon.attributes.items()}
     # Many captions say the same.
     meanings: dict[tuple[tuple[int, ...], tuple[tuple[str, bool], ...]], int] = {}
-    index = [meanings.setdefault((caption.worlds, caption.claims), len(meanings)) for caption in captions]
+    index = []
+    for caption in captions:
+        meaning = (caption.worlds, caption.claims)
+        index.append(meanings.setdefault(meaning, len(meanings)))
     about = np.zeros((len(meanings), len(states)), bool)
     value = np.zeros((len(meanings), len(states)), np.float32)
     for row, (worlds, claims) in enumerate(meanings):
@@ -129,11 +132,13 @@ class Grammar:
                 if held_out.get(first) != second:
                     break
         attributes = self.lexicon.attributes
-        a, b = (f"the {self.subject(attributes[n].about)} is {self.predicate(n)}" for n in (first, second))
-        worlds = [self.lexicon.worlds_of(name, text) for name, text in ((first, a), (second, b))]
+        a = f"the {self.subject(attributes[first].about)} is {self.predicate(first)}"
+        b = f"the {self.subject(attributes[second].about)} is {self.predicate(second)}"
+        first_worlds = self.lexicon.worlds_of(first, a)
+        second_worlds = self.lexicon.worlds_of(second, b)
         if self.rng.random() < 0.3:
             a, b = b, a
-        both = tuple(world for world in worlds[0] if world in worlds[1])
+        both = tuple(world for world in first_worlds if world in second_worlds)
         return Caption(self.pick(PAIRS).format(a=a, b=b), both, ((first, False), (second, False)))
 
     def baseline(self) -> Caption:
@@ -148,10 +153,10 @@ class Grammar:
         rng = self.rng
         lexicon = self.lexicon
         if kind < 0.25:
-            words = [
-                "".join(chr(97 + c) for c in rng.integers(26, size=rng.integers(2, 9)))
-                for _ in range(rng.integers(1, 6))
-            ]
+            words = []
+            for _ in range(rng.integers(1, 6)):
+                codes = ord("a") + rng.integers(26, size=rng.integers(2, 9))
+                words.append("".join(map(chr, codes)))
             text = " ".join(words)
         elif kind < 0.5:
             text = " ".join(self.pick(self.vocabulary) for _ in range(rng.integers(1, 8)))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from envs.render import frame
+from lodestar.mappings import take_rows
 from rewards.vision.training.templates import QUALITIES, THINGS
 
 # An environment that stands in some state, and the facts of that state.
@@ -33,7 +35,7 @@ class States:
         return len(self.world)
 
     def __getitem__(self, index: np.ndarray) -> States:
-        return States(self.world[index], {name: values[index] for name, values in self.facts.items()})
+        return States(self.world[index], take_rows(self.facts, index))
 
     def fact(self, name: str) -> np.ndarray:
         """One fact of all states, float64 (N,)."""
@@ -43,8 +45,10 @@ class States:
 
 def join(parts: Sequence[States]) -> States:
     """Several sets of states as one."""
-    names = dict.fromkeys(name for part in parts for name in part.facts)
-    facts = {name: np.concatenate([part.fact(name) for part in parts]) for name in names}
+    facts: dict[str, np.ndarray] = {}
+    for name in chain.from_iterable(part.facts for part in parts):
+        if name not in facts:
+            facts[name] = np.concatenate([part.fact(name) for part in parts])
     return States(np.concatenate([part.world for part in parts]), facts)
 
 
@@ -76,7 +80,9 @@ def collect(scenes: Iterator[Scene], world: int, size: int | None) -> tuple[Stat
         rows.append(dict(facts))
         if size is not None:
             frames.append(frame(env, size))
-    table = {name: np.array([row[name] for row in rows], np.float64) for name in rows[0]}
+    table = {}
+    for name in rows[0]:
+        table[name] = np.array([row[name] for row in rows], np.float64)
     pictures = np.stack(frames) if frames else np.zeros((0, 0, 0, 3), np.uint8)
     return States(np.full(len(rows), world), table), pictures
 
@@ -158,7 +164,9 @@ class Lexicon:
         """Numbers of the worlds that an attribute, said in these words, can be about."""
         attribute = self.attributes[name]
         worlds = self.subjects[attribute.about].worlds(text)
-        return self.numbers([w for w in worlds if not attribute.worlds or w in attribute.worlds])
+        if attribute.worlds:
+            worlds = tuple(world for world in worlds if world in attribute.worlds)
+        return self.numbers(worlds)
 
     def sample(
         self, rng: np.random.Generator, count: int, size: int | None = None, look: np.random.Generator | None = None
@@ -168,8 +176,11 @@ class Lexicon:
         Frames are `count` times the world's share; without frames, `count` of each world.
         """
         look = look or np.random.default_rng(0)
-        parts = []
+        states = []
+        frames = []
         for i, world in enumerate(self.worlds):
             many = count if size is None else max(1, round(world.share * count))
-            parts.append(collect(world.scenes(rng, many, look), i, size))
-        return join([states for states, _ in parts]), np.concatenate([frames for _, frames in parts])
+            world_states, world_frames = collect(world.scenes(rng, many, look), i, size)
+            states.append(world_states)
+            frames.append(world_frames)
+        return join(states), np.concatenate(frames)

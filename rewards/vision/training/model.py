@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def shipped_words() -> tuple[list[str], np.ndarray]:
 
 def known_phrases(lexicon: Lexicon) -> list[str]:
     """Sentences that the model was taught, one for each thing it can say: what a prompt is compared with."""
-    phrases = [text for group in lexicon.baselines.values() for text in group]
+    phrases = list(chain.from_iterable(lexicon.baselines.values()))
     for attribute in lexicon.attributes.values():
         subject = lexicon.subjects[attribute.about].said[0]
         phrases += [f"the {subject} is {predicate}" for predicate in attribute.said]
@@ -123,13 +124,17 @@ def save(
     `taught` names the worlds in a sentence; `phrases` are those that a prompt is compared with.
     """
     path = folder / small_clip.WEIGHTS
-    state = {name: value.half() if value.is_floating_point() else value for name, value in model.state_dict().items()}
-    save_file({name: value.contiguous() for name, value in state.items()}, str(path))
+    state = {}
+    for name, value in model.state_dict().items():
+        if value.is_floating_point():
+            value = value.half()
+        state[name] = value.contiguous()
+    save_file(state, str(path))
     known = {
         "supervision": (
             f"in-domain CLIP (state-captioned): supervised by simulator state of {taught}, so it is not zero-shot"
         ),
-        "worlds": [pattern for world in lexicon.worlds for pattern in world.ids],
+        "worlds": list(chain.from_iterable(world.ids for world in lexicon.worlds)),
         "near": NEAR_PHRASE,
         "words": vocabulary.training_words(lexicon),
         "phrases": known_phrases(lexicon) if phrases is None else sorted(set(phrases)),

@@ -52,8 +52,11 @@ def with_synonyms(text: str, synonyms: Synonyms) -> list[str]:
 
 def taught_and_held_out(synonyms: Synonyms) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
     """The synonyms that training may use, and those for the test: the last one of each word."""
-    taught = {word: tuple(others[:-1]) for word, others in synonyms.items()}
-    held_out = {word: tuple(others[-1:]) for word, others in synonyms.items()}
+    taught = {}
+    held_out = {}
+    for word, others in synonyms.items():
+        taught[word] = tuple(others[:-1])
+        held_out[word] = tuple(others[-1:])
     return taught, held_out
 
 
@@ -94,11 +97,12 @@ def make_lexicon(
     pictures: dict[str, tuple[str, ...]] = {}
     for about, subject in subjects.items():
         own = [f"a {name}" for name in subject.said if name]
-        own += [text for text in baselines if not about or about in text.lower()]
+        # The empty subject is in every text.
+        own += [text for text in baselines if about in text.lower()]
         pictures[about] = tuple(own or ("a picture",))
     names = tuple(attributes)
     half = len(names) // 2
-    known = {word for text in (*facts, *baselines) for word in letters(text)}
+    known = set(letters(" ".join([*facts, *baselines])))
     return Lexicon(
         worlds=(World(env, (env,), _no_scenes, _no_scenes),),
         attributes=attributes,

@@ -5,6 +5,7 @@ vectors synonyms are neighbours. What remains of a sentence's sense, order and n
 """
 
 import re
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,8 @@ def training_words(lexicon: Lexicon) -> list[str]:
         texts += [*subject.said, *subject.tails]
     for group in lexicon.baselines.values():
         texts += group
-    return sorted({word for text in texts for word in letters(re.sub(r"\{.\}", " ", text))})
+    without_slots = re.sub(r"\{.\}", " ", " ".join(texts))
+    return sorted(set(letters(without_slots)))
 
 
 def far_words(lexicon: Lexicon, words: list[str], vectors: np.ndarray) -> list[str]:
@@ -38,7 +40,7 @@ def far_words(lexicon: Lexicon, words: list[str], vectors: np.ndarray) -> list[s
     """
     ours = set(training_words(lexicon))
     near = (vectors @ vectors[[word in ours for word in words]].T).max(1)
-    return [word for word, value in zip(words, near) if value < np.median(near)]
+    return list(compress(words, near < np.median(near)))
 
 
 def read(folder: Path) -> list[str]:
