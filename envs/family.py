@@ -1,11 +1,11 @@
 """What a family of environments knows about itself: its ids, observations, captions, goals and terminations.
 
-`envs/classic/family.py` and its siblings each define one `FAMILY`; `family_of` finds the one an id belongs to. A user's
-own environment declares the same in its own file.
+`envs/classic/family.py` and its siblings each define one; `family_of` finds the one an id belongs to. A user's own
+environment declares the same in its own file, as `FAMILY`.
 """
 
 import functools
-import importlib
+import pkgutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -122,18 +122,18 @@ class Family:
     success: Success = lambda env, total, terminated, info: None
 
 
-# The modules of this package that define a `FAMILY`.
-FAMILY_MODULES = (
-    "classic.family",
-    "mujoco.family",
-    "minigrid.family",
-    "nethack.family",
-    "driving.family",
-    "exploration.family",
-    "exploration.factored",
-    "exploration.peg",
-    "crafter.family",
-    "exploration.probe",
+# Where the families of this package are defined.
+FAMILIES = (
+    "envs.classic.family:CLASSIC_FAMILY",
+    "envs.mujoco.family:MUJOCO_FAMILY",
+    "envs.minigrid.family:MINIGRID_FAMILY",
+    "envs.nethack.family:NETHACK_FAMILY",
+    "envs.driving.family:DRIVING_FAMILY",
+    "envs.exploration.family:EXPLORATION_FAMILY",
+    "envs.exploration.factored:FACTORED_FAMILY",
+    "envs.exploration.peg:PEG_FAMILY",
+    "envs.crafter.family:CRAFTER_FAMILY",
+    "envs.exploration.probe:PROBE_FAMILY",
 )
 OTHER = Family("other", "any other Gymnasium id, or module:Id-v0", ids=(), knows=lambda spec: True)
 
@@ -141,9 +141,9 @@ OTHER = Family("other", "any other Gymnasium id, or module:Id-v0", ids=(), knows
 @functools.cache
 def families() -> dict[str, Family]:
     """Name -> family; the last one, `other`, takes every id that the rest do not know."""
-    modules = [importlib.import_module(f"envs.{name}") for name in FAMILY_MODULES]
-    by_name = {module.FAMILY.name: module.FAMILY for module in modules}
-    by_name[OTHER.name] = OTHER
+    by_name = {}
+    for family in (*map(pkgutil.resolve_name, FAMILIES), OTHER):
+        by_name[family.name] = family
     return by_name
 
 

@@ -80,8 +80,7 @@ def test_no_file_and_no_folder_imports_in_a_circle():
 
 def test_a_capital_name_has_one_meaning():
     files_of = plain.constants(FILES)
-    # Every family of environments has its `FAMILY`, by which it is found.
-    assert {name: files for name, files in files_of.items() if len(files) > 2 and name != "FAMILY"} == {}
+    assert {name: files for name, files in files_of.items() if len(files) > 2} == {}
 
 
 def test_no_import_is_relative():

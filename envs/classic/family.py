@@ -441,7 +441,7 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) 
     return kind.goal.truth(env)
 
 
-FAMILY = Family(
+CLASSIC_FAMILY = Family(
     name="classic",
     description="classic control: poles, pendulums and a car on a hill, drawn in two dimensions",
     ids=(

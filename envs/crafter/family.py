@@ -233,7 +233,7 @@ class Achievements(Metrics):
         }
 
 
-FAMILY = Family(
+CRAFTER_FAMILY = Family(
     name="crafter",
     extra="crafter",
     description="Crafter: survive in a small open world, 22 achievements from wood to diamond",

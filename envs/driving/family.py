@@ -377,7 +377,7 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) 
     return bool(info.get("is_success", arrived and is_safe))
 
 
-FAMILY = Family(
+DRIVING_FAMILY = Family(
     name="driving",
     description="driving: highway-env's traffic, and CarRacing from pixels",
     ids=(

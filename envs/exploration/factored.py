@@ -222,7 +222,7 @@ _FACTORED_AIMS = {
     "ProcMaze": "walk through the maze to the goal",
     "ButtonGrid": "press every button that is not lit, until all are",
 }
-FAMILY = Family(
+FACTORED_FAMILY = Family(
     name="factored",
     description="mazes and buttons in ever new places, where a model of the world should help",
     ids=("lodestar/ProcMaze-v0", "lodestar/ButtonGrid-v0"),

@@ -388,7 +388,7 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) 
     return bool(inner.arrived)
 
 
-FAMILY = Family(
+EXPLORATION_FAMILY = Family(
     name="exploration",
     description="rooms with endless noise, a treasure that only deep exploration finds, a point with two goals",
     ids=("lodestar/NoisyRooms-v0", "lodestar/DeepSea-v0", "lodestar/PointMaze-v0"),

@@ -158,7 +158,7 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) 
     return _is_inserted(simulator(env).pose)
 
 
-FAMILY = Family(
+PEG_FAMILY = Family(
     name="precision",
     description="a peg and a hole that is hardly wider",
     ids=("lodestar/Peg-v0",),

@@ -82,7 +82,7 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) 
     return episode_return > 0
 
 
-FAMILY = Family(
+PROBE_FAMILY = Family(
     name="probe",
     description="probes: tiny environments to debug an agent with, and a bandit without rewards",
     ids=tuple(f"lodestar/Probe{kind.capitalize()}-v0" for kind in Probe.KINDS),

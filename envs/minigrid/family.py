@@ -303,7 +303,7 @@ def _aim(spec: EnvSpec) -> str:
     return "do what the mission says"
 
 
-FAMILY = Family(
+MINIGRID_FAMILY = Family(
     name="minigrid",
     description="MiniGrid and BabyAI: grid worlds with keys, doors and missions in words",
     ids=(

@@ -468,7 +468,7 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) 
     return None
 
 
-FAMILY = Family(
+MUJOCO_FAMILY = Family(
     name="mujoco",
     description="MuJoCo: simulated robots with continuous actions",
     ids=tuple(f"{robot}-v5" for robot in _MUJOCO_AIMS),

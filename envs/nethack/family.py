@@ -213,7 +213,7 @@ def _success(env: gym.Env, episode_return: float, terminated: bool, info: Info) 
 _OUR_TASKS = ("Score", "Oracle", "OracleSober", "Staircase3", "Staircase4")
 _NLE_TASKS = ("Score", "Staircase", "StaircasePet", "Oracle", "Gold", "Eat", "Scout")
 
-FAMILY = Family(
+NETHACK_FAMILY = Family(
     name="nethack",
     description="NetHack: the game, through the NetHack Learning Environment",
     ids=(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from envs.driving.family import FAMILY
+from envs.driving.family import DRIVING_FAMILY
 from envs.driving.vehicle import Vehicle, read
 from envs.family import family_of
 from envs.make import goals, make, spec_of
@@ -21,7 +21,7 @@ def scattered(env_id: str, count: int) -> tuple[Vehicle, Vehicle, np.ndarray]:
     for i in range(count):
         if i % 20 == 0:
             env.reset()
-        assert FAMILY.scatter(env, rng)
+        assert DRIVING_FAMILY.scatter(env, rng)
         now.append(sense(env))
         env.step(env.action_space.sample())
         later.append(sense(env))
@@ -53,7 +53,7 @@ def test_a_gap_and_an_offset_are_posed_as_asked() -> None:
     ):
         env = make(env_id, seed=0, **SMALL.get(env_id, {}))
         env.reset()
-        line = FAMILY.axis(env.spec)
+        line = DRIVING_FAMILY.axis(env.spec)
         assert line is not None
         for value in values:
             line.place(env, value)
@@ -63,4 +63,6 @@ def test_a_gap_and_an_offset_are_posed_as_asked() -> None:
 def test_parking_is_left_alone() -> None:
     env = make("parking-v0", seed=0)
     env.reset()
-    assert FAMILY.axis(spec_of("parking-v0")) is None and not FAMILY.scatter(env, np.random.default_rng(0))
+    assert DRIVING_FAMILY.axis(spec_of("parking-v0")) is None and not DRIVING_FAMILY.scatter(
+        env, np.random.default_rng(0)
+    )

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from envs.make import make, make_vec, spec_of
-from envs.minigrid.family import FAMILY, HEAD
+from envs.minigrid.family import HEAD, MINIGRID_FAMILY
 
 TOGGLE = 5  # its actions
 
 
 def named(env):
     """The signals of an environment, by name."""
-    return dict(zip(FAMILY.signals(env.spec), FAMILY.sense(env).tolist()))
+    return dict(zip(MINIGRID_FAMILY.signals(env.spec), MINIGRID_FAMILY.sense(env).tolist()))
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def named(env):
     ],
 )
 def test_the_names_are_as_many_as_the_grid_of_an_id_has_numbers(env_id, width, height):
-    names = FAMILY.signals(spec_of(env_id))
+    names = MINIGRID_FAMILY.signals(spec_of(env_id))
     assert names[:7] == HEAD
     assert names[7:10] == ("cell_0_0_object", "cell_0_0_colour", "cell_0_0_state")
     assert names[10] == "cell_1_0_object"  # row by row
@@ -39,7 +39,7 @@ def test_the_names_are_as_many_as_the_grid_of_an_id_has_numbers(env_id, width, h
 def test_a_larger_world_of_the_same_id_has_more_of_them():
     env = make("MiniGrid-Empty-8x8-v0", size=6, signals=True)
     assert env.reset(seed=0)[1]["signals"].shape == (7 + 3 * 36,)
-    assert len(FAMILY.signals(spec_of("MiniGrid-Empty-8x8-v0"))) == 7 + 3 * 64
+    assert len(MINIGRID_FAMILY.signals(spec_of("MiniGrid-Empty-8x8-v0"))) == 7 + 3 * 64
     env.close()
 
 

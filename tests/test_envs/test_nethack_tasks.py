@@ -8,12 +8,12 @@ from nethack_walk import DOWN, way_down
 from nle import nethack
 
 from envs.make import make, make_vec, spec_of
-from envs.nethack.family import FAMILY
+from envs.nethack.family import NETHACK_FAMILY
 from envs.nethack.tasks import ACTIONS, Oracle, answer, oracle_glyph, score
 from envs.nethack.view import STAT_CONDITION, STAT_DEPTH, STAT_HUNGER, STAT_SCORE, STAT_TIME, STAT_X, STAT_Y, Games
 
 Command = nethack.Command
-OURS = [name for name in FAMILY.ids if name.startswith("lodestar/")]
+OURS = [name for name in NETHACK_FAMILY.ids if name.startswith("lodestar/")]
 SEED = 15  # the stairs of its first level are 15 steps away
 
 
@@ -206,7 +206,7 @@ def test_a_depth_above_the_second_is_refused():
 
 
 def test_every_task_says_what_counts_as_progress():
-    said = {env_id: FAMILY.aim(spec_of(env_id)) for env_id in FAMILY.ids}
+    said = {env_id: NETHACK_FAMILY.aim(spec_of(env_id)) for env_id in NETHACK_FAMILY.ids}
     assert "Oracle" in said["lodestar/NetHackOracleSober-v0"]
     assert "stairs" in said["lodestar/NetHackStaircase4-v0"] and "gold" in said["NetHackScore-v0"]
     assert all(text.endswith(".") and text.count(".") == 1 for text in said.values())
