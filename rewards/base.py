@@ -28,12 +28,22 @@ replay relabels with it.
 
 A reward that needs frames and reduces them to an embedding which never changes while training (CLIP) names it in
 `embedding` and computes it in `embed`; drivers keep `batch.extras[embedding]` and drop the image.
+
+What several rewards make of the same arrays is made once:
+
+    with shared():                       for as long as nothing writes into the arrays
+        once(obs, key, compute)          computed by the first that asks; later ones are given the same, to read only
+
+Arrays are the same if they are the same memory, read alike; `key` names all else that the answer depends on. So rewards
+know nothing of each other: two that whiten by equal statistics share what they read, and part when these do.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -49,6 +59,9 @@ MIN_DEVIATION = 1e-8
 DEFAULT_DISCOUNT = 0.99
 # The least share of the mean's size that a stream's rewards are divided by.
 MIN_SPREAD_SHARE = 0.1
+Answer = TypeVar("Answer")
+# Within `shared`, place and key -> the answer, and the array, in whose memory nothing else can lie meanwhile.
+_shared_answers: ContextVar[dict[Any, Any] | None] = ContextVar("shared_answers", default=None)
 
 
 class Scored(NamedTuple):
@@ -486,3 +499,25 @@ def values_of(scored: Any) -> np.ndarray:
 def _has_state(value: Any) -> bool:
     stateful = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
     return stateful or isinstance(value, np.random.Generator)
+
+
+@contextmanager
+def shared() -> Iterator[None]:
+    """Within it, what is asked for by `once` is kept."""
+    token = _shared_answers.set({})
+    try:
+        yield
+    finally:
+        _shared_answers.reset(token)
+
+
+def once(array: Any, key: Callable[[], Any], compute: Callable[[], Answer]) -> Answer:
+    """`compute()`, or what it was for this array and key; outside of `shared`, and for a dict, always the former."""
+    answers = _shared_answers.get()
+    if answers is None or not isinstance(array, np.ndarray):
+        return compute()
+    place = array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str, key()
+    if place not in answers:
+        answers[place] = compute(), array
+    answer: Answer = answers[place][0]
+    return answer

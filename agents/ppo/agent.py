@@ -29,10 +29,9 @@ from agents.ppo.collector import Collector
 from agents.ppo.config import PPOConfig
 from agents.ppo.device import collector_class
 from agents.ppo.extensions import extension_classes
-from agents.ppo.gradients import StreamGradients
 from agents.ppo.learners import make_learner, make_policy
 from agents.ppo.seams import Combiner, Estimator, Extra, Penalty, RolloutSchedule, ScoredRollout, Targets
-from agents.ppo.update import TorchUpdate, advantages
+from agents.ppo.update import StreamGradients, TorchUpdate, advantages
 from envs.transitions import NotFinite, is_finite, map_obs
 from envs.types import Obs
 from lodestar.numerics.flat import Flat

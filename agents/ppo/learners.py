@@ -6,9 +6,9 @@ import gymnasium as gym
 import torch
 
 from agents.networks.actor_critic import Actions, ActorCritic, Glyphs, Inputs
-from agents.ppo.compiled import CompiledUpdate
 from agents.ppo.config import PPOConfig
 from agents.ppo.device import on_device
+from agents.ppo.numpy_update import CompiledUpdate
 from agents.ppo.seams import Learner
 from agents.ppo.trees import TreePolicy, TreesUpdate
 from agents.ppo.update import TorchUpdate

@@ -20,10 +20,9 @@ from envs.transitions import Transitions
 from envs.types import Memory, Obs
 from lodestar.settings import setting
 from lodestar.state import Stateful
-from rewards.base import RewardConfig
+from rewards.base import RewardConfig, once
 from rewards.exploration.learned import part, parts, refuse_rows
 from rewards.exploration.memories import CountMemory, Episodic
-from rewards.sharing import once
 
 BONUS_KINDS = ("first", "sqrt")
 MAX_TABLE_CELLS = {"episode": 1024, "lifetime": 1_000_000}

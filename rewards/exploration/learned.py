@@ -29,9 +29,8 @@ from envs.transitions import Transitions
 from envs.types import Array, Obs
 from lodestar.numerics.flat import Flat
 from lodestar.settings import setting
-from rewards.base import Reward, RewardConfig, RunningMeanStd, valid_rows
+from rewards.base import Reward, RewardConfig, RunningMeanStd, once, valid_rows
 from rewards.exploration.compiled.tape import Compiled, Tape, Units
-from rewards.sharing import once
 
 # Filters, width and stride of each layer, from Mnih et al. 2015.
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))

@@ -27,9 +27,8 @@ from envs.types import MODALITIES, MODALITY_FIELDS, Memory
 from lodestar.numerics.flat import Flat
 from lodestar.settings import LEARNED_WEIGHT, Schedule
 from lodestar.state import Stateful
-from rewards.base import JudgeUse, Reward, RewardConfig, make_scale, values_at_obs, values_of
+from rewards.base import JudgeUse, Reward, RewardConfig, make_scale, shared, values_at_obs, values_of
 from rewards.mix.shaping import PAIRED, RELATIVE, References, clip, delta, potential, sigmoid
-from rewards.sharing import shared
 from rewards.task import Task
 
 LAST_SCORE = "last score"  # key in the memory of a stream

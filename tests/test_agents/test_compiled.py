@@ -12,7 +12,7 @@ from test_ppo import agent, weights
 from test_ppo_update import ACTIONS, learner, rollout
 
 from agents.ppo import compiled, update
-from agents.ppo.compiled import CompiledUpdate
+from agents.ppo.numpy_update import CompiledUpdate
 from agents.ppo.update import TorchUpdate
 
 # Every worker imports this file, and only one has to import numba.

@@ -4,9 +4,9 @@ import numpy as np
 from gymnasium import spaces
 
 import rewards
+from rewards.base import once, shared
 from rewards.check import random_rollout
 from rewards.exploration.learned import Layout
-from rewards.sharing import once, shared
 
 BOX, ACTIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Discrete(3)
 NAMES = ["task", "rnd", "icm", "ride", "count", "e3b"]

@@ -17,7 +17,7 @@ def train(settings: dict[str, Any], laps: Any) -> None:
     import torch
 
     from agents.ppo import agent
-    from agents.ppo.compiled import CompiledUpdate
+    from agents.ppo.numpy_update import CompiledUpdate
     from envs.make import make_vec
 
     torch.set_num_threads(1)
