@@ -1,7 +1,7 @@
 """Benchmarks and studies: what the README's numbers come from.
 
     python -m benchmarks NAME...              run them; an interrupted study continues where it stopped
-    python -m benchmarks peers:CASE:CASE...   some cases of a measurement (peers, scale, repairs3, plain, public)
+    python -m benchmarks peers:CASE:CASE...   some cases of a measurement (peers, scale, repairs3, plain, public, audit)
     python -m benchmarks list                 what there is
 
 Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
@@ -77,6 +77,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "first-answers": ("benchmarks.speed.users:run", "users"),
     "agents": ("benchmarks.checks.agents:run", "agents"),
     "compare-verdicts": ("benchmarks.checks.compare_verdicts:run", "users"),
+    "audit": ("benchmarks.checks.audit:run", "users3"),
     "lean": ("benchmarks.checks.lean:run", "users3"),
     "wheel": ("benchmarks.checks.wheel:run", "users"),
     "users": ("benchmarks.users:run", "users"),
@@ -102,7 +103,7 @@ def main(argv: list[str] | None = None, folder: Path = FOLDER) -> int:
         return 0 if names else 2
     asked = [name.split(":") for name in names]
     for name, *cases in asked:
-        if name not in every() or (cases and name not in ("peers", "scale", "repairs3", "plain", "public")):
+        if name not in every() or (cases and name not in ("peers", "scale", "repairs3", "plain", "public", "audit")):
             print(unknown("benchmark", ":".join([name, *cases]), every()), file=sys.stderr)
             return 2
     for name, *cases in asked:

@@ -25,12 +25,13 @@ NEAR = 0.35
 
 
 class RedBall(gym.Env):
-    """Observations are the places of the ball and the circle; the task's own reward is always 0."""
+    """Observations are the places of the ball and the circle; the task's own reward is 0, or 1 on the circle."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
 
-    def __init__(self, render_mode: str | None = None) -> None:
+    def __init__(self, render_mode: str | None = None, rewarded: bool = False) -> None:
         self.render_mode = render_mode
+        self.rewarded = rewarded
         self.observation_space = spaces.Box(-0.1, 1.1, (4,), np.float32)
         self.action_space = spaces.Discrete(len(DIRECTIONS))
         self.ball = np.zeros(2)
@@ -48,7 +49,8 @@ class RedBall(gym.Env):
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.ball = np.clip(self.ball + STEP_LENGTH * DIRECTIONS[action], 0.05, 0.95)
-        return self._observe(), 0.0, False, False, {}
+        reward = float(self.rewarded and self.distance <= CIRCLE_RADIUS)
+        return self._observe(), reward, False, False, {}
 
     def render(self) -> Any:
         ticks = (np.arange(PICTURE_SIDE) + 0.5) / PICTURE_SIDE
@@ -109,8 +111,8 @@ ON_CIRCLE = Goal(
 FAMILY = Family(
     "red ball",
     "a red ball, to be pushed onto a green circle",
-    ids=("RedBall-v0",),
-    knows=lambda spec: spec.id == "RedBall-v0",
+    ids=("RedBall-v0", "RedBallRewarded-v0"),
+    knows=lambda spec: spec.id in ("RedBall-v0", "RedBallRewarded-v0"),
     caption=caption,
     goals=lambda spec: [ON_CIRCLE],
     signals=lambda spec: ("distance",),
@@ -119,3 +121,9 @@ FAMILY = Family(
     success=lambda env, total, terminated, info: is_on_circle(env),
 )
 gym.register("RedBall-v0", f"{__name__}:RedBall", max_episode_steps=EPISODE_STEPS)
+gym.register(
+    "RedBallRewarded-v0",
+    f"{__name__}:RedBall",
+    max_episode_steps=EPISODE_STEPS,
+    kwargs={"rewarded": True},
+)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from rewards.check import check_reward
     from rewards.exploration.learned import Learned, LearnedConfig
     from rewards.mix.mix import Mix
+    from runners.audit.callback import Audit
+    from runners.audit.streams import RecordTask
+    from runners.audit.wrapper import audit
     from runners.run.build import Model, Trained
     from runners.run.config import TrainConfig
 
@@ -48,13 +51,16 @@ _CTRL_C_EXIT_CODE = 130
 # What programs with rewards of their own, or loops of their own, take from us, by the module that
 # it comes from; loaded when it is asked for.
 _PUBLIC = {
+    "Audit": "runners.audit.callback",
     "Learned": "rewards.exploration.learned",
     "LearnedConfig": "rewards.exploration.learned",
     "Mix": "rewards.mix.mix",
+    "RecordTask": "runners.audit.streams",
     "Reward": "rewards.base",
     "RewardCallback": "rewards.adapters.sb3",
     "RewardConfig": "rewards.base",
     "Transitions": "envs.transitions",
+    "audit": "runners.audit.wrapper",
     "check_reward": "rewards.check",
     "make": "envs.make",
     "make_vec": "envs.make",
@@ -63,14 +69,17 @@ _PUBLIC = {
     "stack": "envs.transitions",
 }
 __all__ = [
+    "Audit",
     "Learned",
     "LearnedConfig",
     "Mix",
+    "RecordTask",
     "Reward",
     "RewardCallback",
     "RewardConfig",
     "TrainedRun",
     "Transitions",
+    "audit",
     "check_reward",
     "load",
     "load_from_hub",

@@ -14,7 +14,7 @@ from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.state import Stateful
 from rewards.base import Reward, merge_memory
-from rewards.mix.mix import Mix, Stream, refuse_missing
+from rewards.mix.mix import Mix, Stream, add_parts, refuse_missing
 
 
 class EpisodeTracker(Stateful):
@@ -131,6 +131,7 @@ class Driver(EpisodeTracker):
         self.mix = mix
         self.chunk = Chunk(max(update_every // n, 1))
         self.raw: dict[str, np.ndarray] = {}  # the streams' scores of the last step
+        self.parts: dict[str, np.ndarray] = {}  # the same, weighted and scaled: they add up to the reward
         self.metrics: dict[str, float] = {}  # of the last update
         self.timesteps = 0  # over all environments
 
@@ -138,7 +139,8 @@ class Driver(EpisodeTracker):
         """The reward of a step, float32 (N,)."""
         batch = self.mix.embed(batch)
         self.raw, self.memory = self.mix.score(batch, self.memory)
-        total = self.mix.combine(self.raw, self.timesteps)
+        self.parts = self.mix.parts(self.raw, self.timesteps)
+        total = add_parts(self.parts)
         # A row that only resets is no step of its environment.
         self.timesteps += int(batch.valid.sum())
         self.chunk.add(batch, self.raw)

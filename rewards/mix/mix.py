@@ -213,7 +213,7 @@ class Mix:
 
     def combine(self, raw: dict[str, np.ndarray], timesteps: Any) -> np.ndarray:
         """The reward an agent receives, float32: the sum over streams after `timesteps` environment steps."""
-        return np.asarray(functools.reduce(np.add, self.parts(raw, timesteps).values()), np.float32)
+        return add_parts(self.parts(raw, timesteps))
 
     def total(self, batch: Transitions, memory: Memory, timesteps: int) -> tuple[np.ndarray, Memory]:
         """Score and combine in one call: the `Scorer` protocol."""
@@ -283,6 +283,11 @@ class Mix:
             stream.load_state_dict(state["streams"][name])
         self._metrics.load_state_dict(state["metrics"])
         self.on_nan.zeroed = int(state["zeroed"])
+
+
+def add_parts(parts: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The reward, float32, that weighted and scaled streams add up to."""
+    return np.asarray(functools.reduce(np.add, parts.values()), np.float32)
 
 
 def refuse_missing(sources: Mapping[str, Any], present: Collection[str], frame_size: int | None) -> None:

@@ -108,9 +108,10 @@ def _plot_task_returns(
         control_rows = read_csv(control.run / "metrics.csv")
         label = f"task return, {control.label}"
         axis.plot(*_columns(control_rows, TASK_RETURN), color=NEUTRAL_COLOUR, linewidth=1.5, label=label)
-    if scores:
-        label = "task return, random policy"
-        axis.axhline(scores["random"]["task_return"], color=NEUTRAL_COLOUR, linestyle=":", label=label)
+    for policy in ("random", "untrained"):
+        if scores and policy in scores:
+            label = f"task return, {policy} policy"
+            axis.axhline(scores[policy]["task_return"], color=NEUTRAL_COLOUR, linestyle=":", label=label)
     axis.set(xlabel="environment steps")
     axis.set_ylabel("task return", color=TASK_COLOUR)
 

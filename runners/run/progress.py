@@ -607,7 +607,7 @@ class Alarm(KVWriter):
             self.say(
                 f"alarm: since step {self.steps[-length]:,} the learned return rose from {learned:.4g} to "
                 f"{learned_now:.4g} while the task's fell from {task:.4g} to {task_now:.4g}; the agent may be pleasing "
-                "the reward instead of doing the task: look at curve.png and video.mp4"
+                "the reward instead of doing the task: look at curve.png and its videos"
             )
         self.rows_since_alarm = 0
 

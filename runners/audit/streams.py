@@ -1,0 +1,128 @@
+"""Where an audit finds the task's reward and the streams: in infos, in functions of a step, in our own wrappers.
+
+A `Source` is either the name of a number in the info, or a function `(obs, action, next_obs, info) -> number`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from envs.steps import innermost
+from envs.wrappers import layers
+from rewards.adapters.driver import Driver
+from rewards.adapters.gym import RewardWrapper, VectorRewardWrapper
+from rewards.adapters.sb3 import RewardVecEnv
+
+Function = Callable[[Any, Any, Any, dict[str, Any]], Any]
+Source = str | Function
+
+TASK_KEY = "reward/task"
+# Gymnasium's robots put the terms of their reward into the info under names that begin so.
+TERM_PREFIX = "reward_"
+MAX_NAMED_KEYS = 12
+
+
+class RecordTask(gym.Wrapper):
+    """Keeps the reward of what is inside as `info["reward/task"]`; put it around the task, inside of shaping wrappers.
+
+    Example:
+        >>> env = RecordTask(gym.make("CartPole-v1"))
+        >>> obs, info = env.reset(seed=0)
+        >>> env.step(0)[4]["reward/task"]
+        1.0
+    """
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        info[TASK_KEY] = float(reward)
+        return obs, reward, terminated, truncated, info
+
+
+class OneStep(NamedTuple):
+    """One step of one environment, as functions of strangers read it."""
+
+    obs: Any
+    action: Any
+    next_obs: Any
+    info: dict[str, Any]
+
+
+class StreamReader:
+    """The task's reward and the streams of one environment's step."""
+
+    def __init__(self, task: Source, streams: Mapping[str, Source] | None) -> None:
+        if not isinstance(task, str) and not callable(task):
+            raise ValueError(f"task={task!r} is neither a key of the info nor a function (obs, action, next_obs, info)")
+        for name, source in (streams or {}).items():
+            if not isinstance(source, str) and not callable(source):
+                raise ValueError(
+                    f"streams[{name!r}]={source!r} is neither a key of the info nor a function (obs, action, next_obs, "
+                    "info)"
+                )
+        self.task_source = task or TASK_KEY
+        self.streams = streams
+
+    def task(self, step: OneStep) -> float:
+        """The task's own reward."""
+        if isinstance(self.task_source, str) and self.task_source not in step.info:
+            numbers = [key for key, value in step.info.items() if np.ndim(value) == 0 and not isinstance(value, str)]
+            shown = ", ".join(numbers[:MAX_NAMED_KEYS]) or "no numbers"
+            raise ValueError(
+                f"the task's own reward is not in info[{self.task_source!r}], and an audit compares with it; give "
+                f"task=KEY (the info has {shown}) or task=FUNCTION of (obs, action, next_obs, info), or put "
+                "lodestar.RecordTask around the task, inside of what shapes its reward"
+            )
+        return _read(self.task_source, step)
+
+    def parts(self, step: OneStep) -> dict[str, float]:
+        """The streams that were named, else the terms of a reward that the info holds."""
+        if self.streams is not None:
+            return {name: _read(source, step) for name, source in self.streams.items()}
+        terms = {}
+        for key, value in step.info.items():
+            if key.startswith(TERM_PREFIX) and np.ndim(value) == 0:
+                terms[key.removeprefix(TERM_PREFIX)] = float(value)
+        return terms
+
+
+def _read(source: Source, step: OneStep) -> float:
+    if callable(source):
+        value = source(*step)
+    elif source in step.info:
+        value = step.info[source]
+    else:
+        raise ValueError(f"info[{source!r}] is missing; the info has {', '.join(list(step.info)[:MAX_NAMED_KEYS])}")
+    return float(np.asarray(value).reshape(()))
+
+
+def table_of(rows: Iterable[Mapping[str, float]]) -> dict[str, np.ndarray]:
+    """Streams of N environments, (N,) each, from one mapping an environment; 0 where one lacks a stream."""
+    listed = list(rows)
+    names = dict.fromkeys(name for row in listed for name in row)
+    return {name: np.array([row.get(name, 0.0) for row in listed]) for name in names}
+
+
+def drivers_of(env: Any) -> list[Driver]:
+    """What scores our rewards around an environment, a vector or a VecEnv, as far as this process holds it."""
+    if isinstance(env, gym.Env):
+        return [layer.driver for layer in layers(env, RewardWrapper)][:1]
+    layer = env
+    while layer is not None:
+        if isinstance(layer, RewardVecEnv | VectorRewardWrapper):
+            return [layer.driver]
+        layer = getattr(layer, "venv", None) or vars(layer).get("env")
+    inner = env.unwrapped if isinstance(env, gym.vector.VectorEnv) else innermost(env)
+    found = []
+    for one in getattr(inner, "envs", []):
+        found += drivers_of(one)
+    return found
+
+
+def driver_parts(drivers: list[Driver], n: int) -> dict[str, np.ndarray]:
+    """The weighted and scaled streams of the last step, (N,) each; none where not all environments are known."""
+    if sum(driver.n for driver in drivers) != n or not all(driver.parts for driver in drivers):
+        return {}
+    names = drivers[0].parts
+    return {name: np.concatenate([np.atleast_1d(driver.parts[name]) for driver in drivers]) for name in names}
