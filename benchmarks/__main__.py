@@ -79,6 +79,7 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "compare-verdicts": ("benchmarks.checks.compare_verdicts:run", "users"),
     "audit": ("benchmarks.checks.audit:run", "users3"),
     "lean": ("benchmarks.checks.lean:run", "users3"),
+    "silence": ("benchmarks.checks.silence:run", "users3"),
     "wheel": ("benchmarks.checks.wheel:run", "users"),
     "users": ("benchmarks.users:run", "users"),
     "features": ("benchmarks.features:run", "users"),

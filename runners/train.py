@@ -30,6 +30,7 @@ from runners.run.control import Control
 from runners.run.exits import STORAGE, Failed, Signals, Stopped, explain, save_kept
 from runners.run.folder import CRASHES, open_folder
 from runners.run.judged import judge_results, judge_sentences, no_label_sentences
+from runners.run.output import activity
 from runners.run.trust import mask_secrets
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def train_in(argv: list[str]) -> tuple[int, Path]:
         signals.release()
 
         work.phase = "report"
+        if config.eval_episodes:
+            work.show("evaluating")
         scores = evaluate(config, parts, work.control)
         report(config, parts, scores, work)
         parts.model.logger.close()
@@ -134,6 +137,8 @@ def learn(config: TrainConfig, parts: Parts, saver: "Saver", work: "Work") -> No
     from stable_baselines3.common.callbacks import CallbackList
 
     work.phase = "training"
+    # It takes long where an update is compiled for the first time.
+    work.show("first rollout and update")
     steps_left = config.total_timesteps - work.step
     if steps_left <= 0:
         # It was killed between the last checkpoint and the end of the report.
@@ -167,6 +172,7 @@ def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict
     if control is not None:
         if control.process.poll() is None:
             print("waiting for the control run", flush=True)
+            activity.begin("waiting for the control run")
         result = control.result()
         if result is None:
             print(f"the control run failed; its output is in {control.log}")
@@ -183,6 +189,7 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Wor
     print_scores(parts, scores)
     for name, draw in make_pictures(config, parts, scores, work).items():
         label = f"{name + ':':<13}"
+        work.show(f"drawing the {name}")
         try:
             print(f"{label}{work.folder.relative_words(draw())}")
         except Exception as error:
@@ -262,6 +269,12 @@ class Work:
 
     def __enter__(self) -> "Work":
         return self
+
+    def show(self, doing: str) -> None:
+        """Tell the terminal and status.json, which sweeps read, what the run does now."""
+        activity.begin(doing)
+        with suppress(OSError):
+            self.folder.write_status(doing=doing)
 
     @property
     def step(self) -> int:
@@ -347,7 +360,7 @@ class Work:
             self.folder.close()
 
 
-main = Command(None, train, stopped="", help=lambda: import_module("runners.list").train_text())
+main = Command(None, train, stopped="", busy="setting up", help=lambda: import_module("runners.list").train_text())
 
 if __name__ == "__main__":
     sys.exit(main())

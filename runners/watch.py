@@ -198,7 +198,7 @@ class Window:
         self.pygame.display.quit()
 
 
-main = Command(WatchConfig, lambda config: print(watch(config)), __doc__)
+main = Command(WatchConfig, lambda config: print(watch(config)), __doc__, busy="")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -31,6 +31,7 @@ from benchmarks.checks.own_world import clip_figures
 from runners.audit.verdict import ALARM, UNKNOWN, judge
 
 SEEDS = range(2000, 2007)
+PILOT_SEED = 1999
 LOG_ROWS = 40
 EVAL_EPISODES = 20
 GRID_SETTINGS: dict[str, Any] = {
@@ -79,11 +80,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def run(folder: Path, families: list[str] | None = None) -> dict[str, float]:
-    """Train and judge the runs that have no row yet; of named families only the first pair."""
+    """Train and judge the runs that have no row yet; of named families only the pilot's pair."""
     path = folder / "audit.csv"
     with tempfile.TemporaryDirectory() as place:
         for family in families or FAMILIES:
-            for seed in SEEDS[:1] if families else SEEDS:
+            for seed in [PILOT_SEED] if families else SEEDS:
                 for kind in ("legitimate", "hacking"):
                     run_arm(path, family, kind, seed, Path(place))
     return figures(results.read_rows(path))

@@ -417,7 +417,7 @@ def run(config: AnnotateConfig) -> None:
         annotate(config)
 
 
-main = Command(AnnotateConfig, run, __doc__, stopped="stopped; the same command continues from here")
+main = Command(AnnotateConfig, run, __doc__, stopped="stopped; the same command continues from here", busy="")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -26,7 +26,7 @@ from typing import Any
 from lodestar.settings import declarations, described
 from runners.cli.declared import key_of
 from runners.run.config import UsageError, unknown
-from runners.run.output import lasting_output
+from runners.run.output import lasting_output, signs_of_life
 from runners.run.packages import name_collision
 from runners.run.trust import admit, mask_secrets, refuse
 from runners.run.value import cast, parse, read, refuse_twice, split
@@ -55,6 +55,8 @@ class Command:
     bare: bool = False
     # The line printed after Ctrl-C or SIGTERM; "" where `run` prints its own.
     stopped: str = "stopped"
+    # What it says where it has printed nothing for seconds; "" for what waits for a person.
+    busy: str = "at work"
     # Makes the whole help, instead of `doc` and the keys.
     help: Callable[[], str] | None = None
 
@@ -77,7 +79,10 @@ class Command:
             # A program may append an argument to replace another one; who types both has made a mistake.
             if is_typed:
                 refuse_twice(argv)
-            return self.run(argv if self.config is None else self.parse(argv)) or 0
+            if not is_typed or not self.busy:
+                return self._run(argv)
+            with signs_of_life(self.busy):
+                return self._run(argv)
         except UsageError as error:
             # The most frequent error is shown without the slow imports below.
             return print_failure(error.exit_code, mask_secrets(str(error)), error)
@@ -95,6 +100,9 @@ class Command:
         if self.stopped:
             print(self.stopped)
         return code
+
+    def _run(self, argv: list[str]) -> int:
+        return self.run(argv if self.config is None else self.parse(argv)) or 0
 
     def parse(self, argv: list[str]) -> Any:
         """The Config that the arguments describe, else a UsageError; a ValueError if it refuses a value."""

@@ -67,7 +67,7 @@ def train_and_print(config: ClipTraining) -> None:
     print(f"use it: python -m runners.train env={config.env} reward=clip reward.clip.weights={config.out}")
 
 
-main = Command(ClipTraining, train_and_print, __doc__)
+main = Command(ClipTraining, train_and_print, __doc__, busy="drawing states and training")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -217,7 +217,7 @@ def goal_index(config: CompareConfig, all_goals: list[Goal], options: RewardConf
     return 0
 
 
-main = Command(CompareConfig, compare, __doc__)
+main = Command(CompareConfig, compare, __doc__, busy="drawing and scoring transitions")
 
 if __name__ == "__main__":
     sys.exit(main())

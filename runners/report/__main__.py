@@ -199,7 +199,7 @@ def run(config: ReportConfig) -> None:
     print(f"report:      {Report(config).write()}")
 
 
-main = Command(ReportConfig, run, __doc__)
+main = Command(ReportConfig, run, __doc__, busy="reading runs and drawing")
 
 if __name__ == "__main__":
     sys.exit(main())

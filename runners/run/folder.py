@@ -29,6 +29,7 @@ STATUS_TYPES = {
     "total": int,
     "exit_code": int,
     "error": str,
+    "doing": str,
     "pid": int,
     "host": str,
 }

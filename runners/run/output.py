@@ -7,10 +7,15 @@ such as its title or its clipboard, is shown instead; only what a command styles
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any
+
+# A command that has printed nothing for so long says what it does.
+SIGN_OF_LIFE_S = 8.0
+SILENCE_POLL_S = 0.5
 
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # Control characters, but for those that end lines and indent -> as Python writes them.
@@ -32,6 +37,56 @@ def aligned_lines(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
+class Activity:
+    """What this process is doing, in words, since when, and when it last printed something."""
+
+    def __init__(self) -> None:
+        self.words = ""
+        self._values: tuple[int, ...] = ()
+        self._began = time.monotonic()
+        self.last_output = self._began
+
+    def begin(self, words: str, *values: int) -> None:
+        """From now on it does this: words, a format for the values; "" for what needs no sign of life."""
+        if words != self.words:
+            self._began = time.monotonic()
+        self.words = words
+        self._values = values
+
+    def sign(self, now: float) -> str:
+        """One line; "" where it has printed something lately."""
+        if not self.words or now - self.last_output < SIGN_OF_LIFE_S:
+            return ""
+        return f"{self.words.format(*self._values)}: {clock(now - self._began)} so far"
+
+
+activity = Activity()
+
+
+@contextmanager
+def signs_of_life(words: str) -> Iterator[None]:
+    """While this lasts, a line on standard error ends every silence of `SIGN_OF_LIFE_S`."""
+    stopped = threading.Event()
+
+    def watch() -> None:
+        while not stopped.wait(SILENCE_POLL_S):
+            line = activity.sign(time.monotonic())
+            if line:
+                activity.last_output = time.monotonic()
+                # The stream's own lock may be held where this process is copied, so the line goes around it.
+                with suppress(OSError):
+                    os.write(2, f"{line}\n".encode())
+
+    activity.begin(words)
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+
+
 class Lasting:
     """A text stream whose reader may go away, with a closed terminal or pipe, or on a full disk: it falls silent.
 
@@ -47,6 +102,7 @@ class Lasting:
 
     def write(self, text: str) -> int:
         """Write, if that is still possible."""
+        activity.last_output = time.monotonic()
         try:
             self._stream.write(text if self._own_style else plain_text(text))
         except OSError:
@@ -83,15 +139,18 @@ def lasting_output() -> Iterator[None]:
 
 
 class Ticker:
-    """A sign of life from what takes long: a line every ten seconds."""
+    """A sign of life from what takes long: a line every eight seconds."""
 
-    def __init__(self, what: str, every_s: float = 10.0) -> None:
+    def __init__(self, what: str, every_s: float = SIGN_OF_LIFE_S) -> None:
         self.what = what
         self.every_s = every_s
+        # A path in it may hold braces, which are no places of values.
+        self._words = what.replace("{", "{{").replace("}", "}}")
         self._last = time.monotonic()
 
     def __call__(self, where: str, *values: int) -> None:
         """Print where it is, a format for the values, if it is time to."""
+        activity.begin(f"{self._words}: {where}", *values)
         now = time.monotonic()
         if now - self._last >= self.every_s:
             self._last = now

@@ -38,7 +38,7 @@ from runners.run import checkpoint
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError, flatten
 from runners.run.exits import Signals, Stopped
 from runners.run.folder import RunFolder
-from runners.run.output import clock, plain_text, style_stream
+from runners.run.output import SIGN_OF_LIFE_S, activity, clock, plain_text, style_stream
 from runners.run.value import is_float
 
 if TYPE_CHECKING:
@@ -471,7 +471,9 @@ def scalars(values: Mapping[str, Any]) -> dict[str, float]:
 class Live(KVWriter):
     """The line that moves: progress, time left, returns, frames a second; off a terminal every `every_s` seconds."""
 
-    def __init__(self, total: int, start: int = 0, *, stream: TextIO | None = None, every_s: float = 10.0) -> None:
+    def __init__(
+        self, total: int, start: int = 0, *, stream: TextIO | None = None, every_s: float = SIGN_OF_LIFE_S
+    ) -> None:
         self.total = total
         self.start = start
         self.stream = stream or sys.stdout
@@ -505,6 +507,7 @@ class Live(KVWriter):
         if now - self.last < self.every_s and not force:
             return
         self.last = now
+        activity.begin("training")
         if self.wants_bar:
             self._open_bar()
         rate = (step - self.start) / max(now - self.began, 1e-9)

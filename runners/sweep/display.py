@@ -6,7 +6,7 @@ The progress of a job is read from the last line of its metrics.csv; nothing is 
 import statistics
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from rich.text import Text
 from lodestar.files import LARGE, opened, read_json
 from runners.report.job_log import JOB_STATES, Entry
 from runners.run.folder import OTHER_WAY, read_status
-from runners.run.output import clock
+from runners.run.output import SIGN_OF_LIFE_S, clock
 from runners.run.value import is_float
 from runners.sweep.drive import Watcher
 from runners.sweep.job import LOG, Job, cells
@@ -40,6 +40,8 @@ class RunProgress:
     task_return: float | None = None
     # Environment steps a second.
     fps: float | None = None
+    # In a word or two.
+    doing: str = "setting up"
 
     @property
     def share(self) -> float:
@@ -53,7 +55,11 @@ def progress(folder: Path) -> RunProgress:
     row = _last_row(folder / "metrics.csv")
     step = max(int(row.get("step") or 0), int(status.get("step") or 0))
     total = int(status.get("total") or 0)
-    return RunProgress(step, total, _read_number(row, "rollout/ep_rew_mean"), _read_number(row, "time/fps"))
+    doing = str(status.get("doing") or RunProgress.doing)
+    # The first rollout is over when there is a row.
+    if row and step < total:
+        doing = "training"
+    return RunProgress(step, total, _read_number(row, "rollout/ep_rew_mean"), _read_number(row, "time/fps"), doing)
 
 
 def _read_number(row: dict[str, str], tag: str) -> float | None:
@@ -106,7 +112,7 @@ class Display(Watcher):
         jobs: list[Job],
         *,
         stream: TextIO | None = None,
-        every_s: float = 30.0,
+        every_s: float = SIGN_OF_LIFE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.jobs = jobs
@@ -145,7 +151,7 @@ class Display(Watcher):
         self._last = self.clock()
         self._runs = {job.name: progress(job.folder) for job in running}
         if self._live is None:
-            self.message(self._counts())
+            self.message(self._counts() + self._doings())
         else:
             self._live.update(self._table())
 
@@ -185,14 +191,23 @@ class Display(Watcher):
             line += f"; {clock((len(self.jobs) - amount) / jobs_a_second)} left"
         return line
 
+    def _doings(self) -> str:
+        """What the running jobs do, and how many of them."""
+        doings = Counter(run.doing for run in self._runs.values())
+        if not doings:
+            return ""
+        parts = [doing if count == 1 else f"{count} {doing}" for doing, count in doings.items()]
+        return f"; {', '.join(parts)}"
+
     def _table(self) -> Table:
         table = Table(title=Text(self._counts()), title_justify="left", box=None, pad_edge=False)
         table.add_column("job")
+        table.add_column("does")
         for column in ("step", "task return", "frames/s"):
             table.add_column(column, justify="right")
         for name, run in self._runs.items():
-            step = f"{run.step:,} of {run.total:,}" if run.total else "begins"
-            table.add_row(Text(name), step, _text(run.task_return), _text(run.fps))
+            step = f"{run.step:,} of {run.total:,}" if run.total else "-"
+            table.add_row(Text(name), run.doing, step, _text(run.task_return), _text(run.fps))
         return table
 
 

@@ -42,7 +42,7 @@ from runners.run.checkpoint import versions, write_atomically, write_json
 from runners.run.config import sources
 from runners.run.exits import MISSING, NUMERICAL
 from runners.run.folder import OTHER_WAY, read_status
-from runners.run.output import clock
+from runners.run.output import SIGN_OF_LIFE_S, clock
 from runners.run.progress import TASK_RETURN, read_csv
 from runners.run.value import literal, literals
 from runners.sweep.display import score, scores
@@ -54,7 +54,6 @@ from runners.tune.config import TuneConfig, check, parts
 RUNGS = 9
 # Trials before the median means anything.
 STARTUP_TRIALS = 5
-SECONDS_BETWEEN_SIGNS = 10.0
 
 
 def open_study(config: TuneConfig) -> optuna.Study:
@@ -132,7 +131,7 @@ class Search(Watcher):
         # For the time left: when the search began, and with how many steps of an earlier one.
         self._begin_s = time.monotonic()
         self._begin_steps = steps(config)
-        self._next_sign_s = self._begin_s + SECONDS_BETWEEN_SIGNS
+        self._next_sign_s = self._begin_s + SIGN_OF_LIFE_S
 
     def run(self, log: JobLog) -> None:
         """Until every trial has ended; an ImportError or RuntimeError if none gets anywhere, `Stopped` by a signal."""
@@ -197,7 +196,7 @@ class Search(Watcher):
         for opened in list(self._open.values()):
             self._look(opened)
         if time.monotonic() >= self._next_sign_s:
-            self._next_sign_s = time.monotonic() + SECONDS_BETWEEN_SIGNS
+            self._next_sign_s = time.monotonic() + SIGN_OF_LIFE_S
             self.report(self.progress())
 
     def progress(self) -> str:

@@ -1,9 +1,11 @@
 import io
 import resource
+import time
 
 import numpy as np
 import pytest
 
+from runners.run import output
 from runners.run.progress import CSVLog, Live, TensorBoardLog, make_logger, read_csv
 from tests.glossary import TAGS, explain
 
@@ -106,3 +108,31 @@ def test_without_a_terminal_the_live_line_is_plain_and_rare():
     live.every_s = 10.0
     live.update(760, lambda: pytest.fail("asked before it was time"))
     assert stream.getvalue() == words
+
+
+def test_a_silent_command_says_what_it_does_and_for_how_long(capfd, monkeypatch):
+    monkeypatch.setattr(output, "SIGN_OF_LIFE_S", 0.05)
+    monkeypatch.setattr(output, "SILENCE_POLL_S", 0.01)
+    with output.lasting_output(), output.signs_of_life("setting up"):
+        output.activity.begin("evaluating: episode {} of {}", 5, 20)
+        deadline = time.monotonic() + 10.0
+        signs = ""
+        while not signs and time.monotonic() < deadline:
+            time.sleep(0.02)
+            signs = capfd.readouterr().err
+    assert signs.startswith("evaluating: episode 5 of 20: 0:00 so far\n")
+
+
+def test_what_was_printed_or_waits_for_a_person_needs_no_sign():
+    activity = output.Activity()
+    activity.begin("training")
+    now = activity.last_output
+    assert activity.sign(now + output.SIGN_OF_LIFE_S - 0.1) == ""
+    assert activity.sign(now + output.SIGN_OF_LIFE_S).startswith("training: 0:0")
+    activity.begin("")
+    assert activity.sign(now + 60.0) == ""
+
+
+def test_a_path_with_braces_is_no_place_of_a_value():
+    output.Ticker("writing {x}.mp4")("picture {:,}", 1000)
+    assert output.activity.sign(output.activity.last_output + 60.0).startswith("writing {x}.mp4: picture 1,000: ")

@@ -30,10 +30,10 @@ def _jobs(tmp_path, *names):
     ("rows", "expected"),
     [
         ("", RunProgress(100, 1000)),
-        ("200,1.5,90\r\n400,2.5,95\r\n", RunProgress(400, 1000, 2.5, 95.0)),
-        ("200,1.5,90\r\n400,2", RunProgress(200, 1000, 1.5, 90.0)),  # a line that is being written
-        ("200,,90\r\n", RunProgress(200, 1000, None, 90.0)),
-        ("200,1.5,90\r\n" * 5000, RunProgress(200, 1000, 1.5, 90.0)),
+        ("200,1.5,90\r\n400,2.5,95\r\n", RunProgress(400, 1000, 2.5, 95.0, "training")),
+        ("200,1.5,90\r\n400,2", RunProgress(200, 1000, 1.5, 90.0, "training")),  # a line that is being written
+        ("200,,90\r\n", RunProgress(200, 1000, None, 90.0, "training")),
+        ("200,1.5,90\r\n" * 5000, RunProgress(200, 1000, 1.5, 90.0, "training")),
     ],
 )
 def test_progress_is_the_last_whole_line_of_the_metrics(tmp_path, rows, expected):
@@ -58,7 +58,19 @@ def test_the_time_left_is_what_the_work_of_this_command_says(tmp_path):
         now[0] = 40.0
         display.tick(entries, [jobs[1]])
         # Half a job in 40 s: two and a half jobs are left.
-        assert stream.getvalue() == "2 waiting, 1 running, 1 finished of 4; 3:20 left\n"
+        assert stream.getvalue() == "2 waiting, 1 running, 1 finished of 4; 3:20 left; training\n"
+
+
+def test_a_line_says_what_the_running_jobs_do(tmp_path):
+    jobs = _jobs(tmp_path, "x/s0", "x/s1", "x/s2")
+    for job in jobs[:2]:
+        _run(job.folder, step=1000, rows="1000,1,1\r\n")
+        status = {"state": "running", "step": 1000, "total": 1000, "doing": "evaluating"}
+        (job.folder / "status.json").write_text(json.dumps(status))
+    stream = io.StringIO()
+    display = Display(jobs, stream=stream, every_s=0.0)
+    display.tick({}, jobs)
+    assert stream.getvalue().rstrip().endswith("; 2 evaluating, setting up")
 
 
 def test_an_attempt_that_ends_is_one_line(tmp_path):
