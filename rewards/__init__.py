@@ -60,6 +60,7 @@ TABLE: dict[str, str] = {
     "code": "rewards.design.code:Code",
     "table": "rewards.design.table:StateTable",
     "stages": "rewards.design.stages:StageReward",
+    "signal": "rewards.design.signal:Signal",
 }
 SHORT_NAMES = {"lerobot": ("progress_model", "lerobot")}
 # Rewards that a plain install lacks: name -> the extra that brings them.

@@ -138,6 +138,16 @@ class RewardConfig(Settings):
     )
     warmup: int = setting(256, "transitions that a scaled stream watches before it gives a reward", ">= 0")
     freeze: int = setting(0, "transitions after which its scale stands still; 0 never freezes", ">= 0")
+    limit: float | None = setting(
+        None,
+        "what its mean must stay below: the score is a cost, which no longer adds to the reward, see rewards.mix.limit",
+        ">= 0",
+    )
+    limit_per: str = setting("step", "what the mean is taken over", "step | episode")
+    limit_rate: float = setting(
+        0.1, "of a limit's multiplier, for each update; 0: it stays at limit_start", "[0, 1]", tune=(0.01, 0.5, "log")
+    )
+    limit_start: float = setting(0.0, "multiplier of a limit at first", ">= 0")
 
     @property
     def name(self) -> str:

@@ -20,20 +20,18 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
-import torch
 
 from envs.transitions import NotFinite, OnNan, Transitions, is_finite, map_obs
 from envs.types import MODALITIES, MODALITY_FIELDS, Memory
-from lodestar.numerics.flat import Flat
 from lodestar.settings import LEARNED_WEIGHT, Schedule
 from lodestar.state import Stateful
 from rewards.base import JudgeUse, Reward, RewardConfig, make_scale, shared, values_at_obs, values_of
+from rewards.mix.guarded import GuardedUpdates
+from rewards.mix.limit import Limit, refuse_limit
 from rewards.mix.shaping import PAIRED, RELATIVE, References, clip, delta, potential, sigmoid
 from rewards.task import Task
 
 LAST_SCORE = "last score"  # key in the memory of a stream
-MAX_BAD_UPDATES = 3  # in a row, whose loss is not finite
-COPY_INTERVAL = 10  # finite updates between two copies of the weights
 MIN_CORRELATED_NORM = 1e-12  # a transition; below it one side is constant, and has no correlation
 
 
@@ -60,6 +58,13 @@ class Mix:
         if len(sizes) > 1:
             raise ValueError(f"the rewards want frames of {sorted(map(str, sizes))} pixels; a mix renders one size")
         self.frame_size: int | None = next(iter(sizes), None)
+        self.limits = {stream.name: stream.limit for stream in streams if stream.limit is not None}
+        if len(self.limits) == len(streams):
+            name = streams[0].name
+            raise ValueError(
+                f"reward.{name}.limit={self.limits[name].limit:g} leaves nothing to learn beside a cost; name a reward "
+                "without a limit as well, as in reward=[task,signal] reward.signal.limit=0.1"
+            )
         # A replay has to keep something of these streams, or it could not score a transition later.
         self._lasting = [stream for stream in streams if stream.has_memory or not stream.relabelable]
         self.keeps = bool(self._lasting) or not self.requires.isdisjoint(MODALITIES)
@@ -206,10 +211,20 @@ class Mix:
 
     def weights(self, timesteps: Any) -> dict[str, Any]:
         """Each stream's weight after `timesteps` environment steps; an array gives arrays."""
-        return {name: stream.weight(timesteps) for name, stream in self.streams.items()}
+        weights = {name: stream.weight(timesteps) for name, stream in self.streams.items()}
+        if not self.limits:
+            return weights
+        # However large multipliers become, rewards stay of the size of the task's or of the cost.
+        return {name: weight / self._multiplier_sum for name, weight in weights.items()}
+
+    @property
+    def _multiplier_sum(self) -> float:
+        """1 + lambda, summed over the streams with a limit."""
+        return 1 + sum(limit.multiplier for limit in self.limits.values())
 
     def parts(self, raw: dict[str, np.ndarray], timesteps: Any) -> dict[str, np.ndarray]:
-        return {name: stream.scaled(raw[name]) * stream.weight(timesteps) for name, stream in self.streams.items()}
+        weights = self.weights(timesteps)
+        return {name: stream.scaled(raw[name]) * weights[name] for name, stream in self.streams.items()}
 
     def combine(self, raw: dict[str, np.ndarray], timesteps: Any) -> np.ndarray:
         """The reward an agent receives, float32: the sum over streams after `timesteps` environment steps."""
@@ -229,13 +244,19 @@ class Mix:
         if len(batch.shape) != 2:
             raise ValueError(f"update takes a rollout (T, N), not {batch.shape}; envs.transitions.stack makes one")
         self._watch(batch, raw)
-        metrics = self._metrics.update(batch, raw, self.parts(raw, timesteps))
+        parts = self.parts(raw, timesteps)
+        metrics = self._metrics.update(batch, raw, parts)
         with self._sharing():
             for name, stream in self.streams.items():
                 for key, value in stream.update(batch, raw[name]).items():
                     metrics[f"{name}/{key}"] = float(value)
                 if stream.has_scale:
                     metrics[f"reward/{name}_scale"] = stream.scale.value
+        if self.limits:
+            others = [part for name, part in parts.items() if name not in self.limits]
+            unlimited = self._multiplier_sum * np.sum(others, axis=0)
+            for name, limit in self.limits.items():
+                metrics |= limit.update(batch, raw[name], unlimited)
         if self.on_nan.what == "zero":
             metrics["reward/nan"] = float(self.on_nan.zeroed)
         return metrics
@@ -379,9 +400,14 @@ class Stream(Stateful):
         if not (0 < self.gamma <= 1):
             raise ValueError(f"reward.{name}.gamma={self.gamma} is out of range; give a number in (0, 1]")
         try:
-            self.weight = Schedule(config.weight)
+            self.weight: Schedule | Limit = Schedule(config.weight)
         except ValueError as error:
             raise ValueError(f"reward.{name}.{error}") from None
+        self.limit: Limit | None = None
+        if config.limit is not None:
+            refuse_limit(name, reward)
+            self.limit = Limit(name, config.limit, config.limit_per, config.limit_rate, config.limit_start)
+            self.weight = self.limit
         self.has_scale = config.scale != "none"
         self.learned = config.weight == LEARNED_WEIGHT  # by the agent, which moves `weight.start`
         self.warmup = config.warmup
@@ -426,6 +452,8 @@ class Stream(Stateful):
             places["references"] = "references"
         if self.learned:
             places["weight"] = "weight.start"
+        if self.limit:
+            places["limit"] = "limit"
         return places
 
     @property
@@ -567,6 +595,8 @@ class Stream(Stateful):
         text = self.name
         if str(self.weight.spec) not in ("1", "1.0"):
             text = f"{self.weight.spec} * {self.name}"
+        if self.limit:
+            text = f"{self.name} {self.limit.spec}"
         details = []
         if self.shape != "none":
             details.append(self.shape)
@@ -577,76 +607,3 @@ class Stream(Stateful):
         if details:
             text += f" ({', '.join(details)})"
         return text
-
-
-class GuardedUpdates(Stateful):
-    """`Reward.update`, with recovery from losses that are NaN or infinite.
-
-    `Learned.descend` takes no step on such a loss. If it happens `MAX_BAD_UPDATES` times in a row the model itself is
-    suspected, and the last weights that gave finite losses are restored; weights that are not finite at once. Training
-    continues; `<name>/skipped` and `<name>/restored` count.
-    """
-
-    saved = {"skipped": "skipped", "restored": "restored", "row": "_skipped_in_a_row"}
-
-    def __init__(self, reward: Reward) -> None:
-        self.reward = reward
-        self.skipped = 0
-        self.restored = 0
-        self._skipped_in_a_row = 0
-        self._finite_updates = 0
-        # Weights and state of each optimiser; a resumed run takes its first copy at its first finite update.
-        self._good_copy: list[tuple[list[torch.Tensor], dict[str, Any]]] | None = None
-
-    def update(self, batch: Transitions) -> dict[str, float]:
-        kinds = (Flat, torch.optim.Optimizer)
-        optimizers = [value for value in vars(self.reward).values() if isinstance(value, kinds)]
-        if optimizers and self._good_copy is None and _all_finite(optimizers):
-            self._copy_weights(optimizers)
-        metrics = self.reward.update(batch)
-        if not optimizers or not metrics:
-            return metrics
-        weights_spoilt = not _all_finite(optimizers)
-        losses_finite = all(math.isfinite(value) for key, value in metrics.items() if "loss" in key)
-        if weights_spoilt or not losses_finite:
-            self.skipped += 1
-            self._skipped_in_a_row += 1
-            if weights_spoilt or self._skipped_in_a_row >= MAX_BAD_UPDATES:
-                self._restore_weights(optimizers)
-        else:
-            self._skipped_in_a_row = 0
-            self._finite_updates += 1
-            if self._finite_updates % COPY_INTERVAL == 0:
-                self._copy_weights(optimizers)
-        if not self.skipped:
-            return metrics
-        return {**metrics, "skipped": float(self.skipped), "restored": float(self.restored)}
-
-    def _copy_weights(self, optimizers: list[Any]) -> None:
-        self._good_copy = []
-        for optimizer in optimizers:
-            weights = [parameter.detach().clone() for parameter in _weights(optimizer)]
-            self._good_copy.append((weights, copy.deepcopy(optimizer.state_dict())))
-
-    def _restore_weights(self, optimizers: list[Any]) -> None:
-        self.restored += 1
-        self._skipped_in_a_row = 0
-        for optimizer, (weights, state) in zip(optimizers, self._good_copy or ()):
-            with torch.no_grad():
-                for parameter, good in zip(_weights(optimizer), weights):
-                    parameter.copy_(good)
-            optimizer.load_state_dict(copy.deepcopy(state))
-
-
-def _weights(optimizer: Flat | torch.optim.Optimizer) -> list[torch.Tensor]:
-    if isinstance(optimizer, Flat):
-        return [optimizer.value]
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _all_finite(optimizers: list[Any]) -> bool:
-    for optimizer in optimizers:
-        for parameter in _weights(optimizer):
-            if not is_finite(parameter.detach()):
-                return False
-    return True

@@ -11,6 +11,8 @@ import typing
 from collections.abc import Collection
 from typing import Any
 
+from gymnasium.envs.registration import EnvSpec
+
 import agents
 import rewards
 from envs.family import family_of
@@ -357,6 +359,8 @@ def fill_goals(config: Any, given: Collection[str] = ()) -> None:
     # Rewards differ in their options, so each is asked which of these it has.
     for name, options in config.reward.items():
         judge = getattr(options, "judge", "")
+        if hasattr(options, "signal"):
+            _fill_column(name, options, spec)
         if judge == "human":
             _fill_answers(options.judge_options, config.env, family.name)
         names_a_model = f"reward.{name}.model" in given or f"reward.{name}.weights" in given
@@ -372,6 +376,18 @@ def fill_goals(config: Any, given: Collection[str] = ()) -> None:
                 options.family = family.name
         elif not has_goal:
             _fill_sentences(name, options, config.env, given)
+
+
+def _fill_column(name: str, options: Any, spec: EnvSpec) -> None:
+    """Give a reward that reads a number by its name the number's place; a UsageError for a name that is none."""
+    if not options.signal or options.column >= 0:
+        return
+    family = family_of(spec)
+    names = family.observed(spec) if options.of == "obs" else family.signals(spec)
+    if options.signal not in names:
+        known = f"give one of {', '.join(names)}" if names else f"it has no names; give reward.{name}.column=, from 0"
+        raise UsageError(f"reward.{name}.signal={options.signal!r} is none of the {options.of} of {spec.id}; {known}")
+    options.column = names.index(options.signal)
 
 
 def _fill_answers(judge_options: Values, env: str, family: str) -> None:

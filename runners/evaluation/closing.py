@@ -8,7 +8,7 @@ from typing import Any
 
 from stable_baselines3.common.logger import Logger
 
-from runners.run.folder import OTHER_WAY
+from runners.run.folder import OTHER_WAY, mean_costs
 from runners.run.progress import Guarded
 
 # A policy's entry in result.json and a number of it -> the number's tag in the logs.
@@ -29,6 +29,8 @@ def write_scores(logger: Logger, scores: dict[str, dict[str, Any]], step: int) -
         value = scores.get(policy, {}).get(key)
         if value is not None:
             values[tag] = float(value)
+    for name, cost in mean_costs(scores.get("this run", {})).items():
+        values[f"final/{name}_cost"] = cost
     if not values:
         return
     for log in logger.output_formats:

@@ -17,7 +17,7 @@ from runners.evaluation.play import SEED, limits_of, play, policy
 from runners.run import checkpoint
 from runners.run.build import Parts, acting
 from runners.run.config import TrainConfig
-from runners.run.folder import VIDEOS
+from runners.run.folder import VIDEOS, mean_costs
 from runners.run.progress import random_state, set_random_state
 from runners.run.tensorboard import shows
 from runners.run.video import Act, record_video
@@ -140,6 +140,8 @@ class Evaluator(Stateful):
         for tag, key in EVALUATION_TAGS.items():
             if scores[key] is not None:
                 values[tag] = float(scores[key])
+        for name, cost in mean_costs(scores).items():
+            values[f"eval/{name}_cost"] = cost
         return values
 
 

@@ -21,7 +21,7 @@ from envs.masks import sample
 from envs.types import MASK
 from runners.report import statistics
 from runners.run.config import TrainConfig
-from runners.run.folder import OTHER_WAY, TOLD
+from runners.run.folder import COST, LIMIT, OTHER_WAY, TOLD
 from runners.run.judged import judge_results, no_label_sentences
 from runners.run.output import Ticker
 
@@ -91,25 +91,31 @@ def play(
     goal: Goal | None = None,
     options: Mapping[str, Any] = MappingProxyType({}),
     mix: "Mix | None" = None,
+    costs: "Mix | None" = None,
     tick: Ticker | None = None,
 ) -> Scores:
     """Play whole episodes, one after the other; `act` is the policy, None acts at random.
 
     Episode i starts from seed `SEED + 1000 * seed + i`, whatever the policy; no further one begins after `max_steps`
     steps, and none is longer. The ground truth of `goal` is checked after every step; `mix` has the policy's rewards,
-    some of which add to its observations.
+    some of which add to its observations; `costs` is the mix whose limits are measured, by default the same.
     """
+    from rewards.adapters.costs import Costs, cost_modalities, metered
     from rewards.adapters.guided import guide_modalities, guided
 
     scores = Scores()
     if goal is not None:
         scores.goal = goal.name
     settings = dict(options)
+    costs = costs or mix
+    if costs is not None:
+        settings |= cost_modalities(costs)
     if mix is not None:
         settings |= guide_modalities(mix)
     env = make(env_id, max_episode_steps=max_episode_steps, **settings)
     if mix is not None:
         env = guided(env, mix)
+    env = metered(env, costs)
     family = family_of(env.spec)
     if env.spec is not None:
         scores.possible = family.returns(env.spec)
@@ -156,6 +162,10 @@ def play(
                 scores.goal_steps.append(goal_steps)
     if metrics is not None:
         scores.metrics = metrics.summary()
+    if isinstance(env, Costs):
+        for name, mean in env.means().items():
+            limit = env.mix.limits[name]
+            scores.metrics = {**scores.metrics, f"{name}{COST}{limit.span}": mean, f"{name}{LIMIT}": limit.limit}
     return scores
 
 
@@ -175,7 +185,8 @@ def evaluation(
     columns = {"this run": play_as(way, config, model, mix, episodes, limits)}
     if config.eval_sampled == "auto" and way == SAMPLED:
         columns[OTHER_WAY] = play_as(MODE, config, model, mix, max(episodes // 2, 1), limits)
-    columns["random"] = play(config.env, None, episodes, tick=Ticker("evaluating a random policy"), **limits)
+    tick = Ticker("evaluating a random policy")
+    columns["random"] = play(config.env, None, episodes, costs=mix, tick=tick, **limits)
     columns["random"].actions = "random"
     act = policy(model, config, way=way, seed=seed)
     first_seed = SEED + 1000 * seed

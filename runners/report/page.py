@@ -19,6 +19,7 @@ from runners.report.job_log import Entry
 from runners.report.numbers import ALL_TASKS, MIN_BASELINE_LEAD, NAN, Numbers, Row
 from runners.report.plots import label_steps
 from runners.report.read import ELAPSED, Run
+from runners.run.folder import LIMIT, mean_costs
 from runners.run.output import clock
 
 # Of all videos of a page, and of one.
@@ -56,6 +57,7 @@ def write(path: Path, numbers: Numbers, bands: Bands, title: str, points: int) -
         "overall": _overall_rows(numbers),
         "thresholds": _threshold_tables(numbers),
         "alarms": _alarm_rows(data),
+        "costs": _cost_rows(data),
         "own_arms": data.own_arms,
         "settings": configurations(data),
         "configs": _config_texts(data),
@@ -380,6 +382,22 @@ def _alarm_rows(data: Comparison) -> list[TableRow]:
                 share, first, last = alarmed
                 seed = DASH if run.seed is None else run.seed
                 rows.append((task, arm.name, seed, f"{share:.0%}", f"{first:,.0f}", f"{last:,.0f}"))
+    return rows
+
+
+def _cost_rows(data: Comparison) -> list[TableRow]:
+    """Task, arm, stream, limit, mean cost over runs, and how many of the runs held it, of each stream with a limit."""
+    rows: list[TableRow] = []
+    for task, arm, runs in data.cells():
+        costs: dict[tuple[str, float], list[float]] = defaultdict(list)
+        for run in runs:
+            scores = run.scores.get("this run", {})
+            for name, cost in mean_costs(scores).items():
+                costs[name, scores["metrics"][f"{name}{LIMIT}"]].append(cost)
+        for (name, limit), measured in costs.items():
+            held = sum(cost <= limit for cost in measured)
+            cells = (number(limit), number(float(np.mean(measured))), f"{held} of {len(measured)}")
+            rows.append((task, arm.name, name, *cells))
     return rows
 
 

@@ -45,6 +45,9 @@ EXPORTED = "exported"
 # In result.json: how a policy that serves one user begins, and the mode of a policy that was judged by sampled actions.
 TOLD = "told: "
 OTHER_WAY = "this run, mode"
+# The same, among a policy's metrics: a stream's mean cost, before its unit, and its limit.
+COST = " cost "
+LIMIT = " limit"
 
 
 class RunFolder:
@@ -295,3 +298,13 @@ def _lock(path: Path, new: bool) -> RunFolder | None:
     except Timeout:
         return None
     return RunFolder(path, lock, new)
+
+
+def mean_costs(scores: dict[str, Any]) -> dict[str, float]:
+    """The mean costs of the streams that have a limit, by their names, out of a policy's scores."""
+    costs = {}
+    for key, value in (scores.get("metrics") or {}).items():
+        name, found, _ = key.partition(COST)
+        if found:
+            costs[name] = float(value)
+    return costs

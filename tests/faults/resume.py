@@ -70,6 +70,7 @@ REWARDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "code": (CARTPOLE, ("file={coded}",)),
     "table": (CARTPOLE, ("file={tabled}",)),
     "stages": (CARTPOLE, ("file={staged}",)),
+    "signal": (CARTPOLE, ("of=obs", "column=2", "below=0", "limit=0.2")),
     "guidance": (PENDULUM, ("goals=recorded", "answers={answers}", "every=5", "weight=1")),
 }
 

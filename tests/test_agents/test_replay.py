@@ -292,7 +292,7 @@ def test_embeddings_stand_for_frames(mode, shape):
 
 SHUFFLED = {"judge": "simulated", "judge_options": {"shuffle": True, "positive": 0.5}, "min_labels": 1}
 KNOWN = {"oni": SHUFFLED, "motif": {"data": labels()}, "code": {"file": coded()}, "table": {"file": tabled()}}
-KNOWN |= {"stages": {"file": staged()}}
+KNOWN |= {"stages": {"file": staged()}, "signal": {"column": 4}}
 WEIGHTS = {"clip", "contrast", "synthesis", "progress", "progress_model", "self_reference"}  # rewards that read CLIP
 KNOWN |= {"discriminator": {"demos": demonstrations()}}
 KNOWN |= {"hilp": {"data": demonstrations(), "steps": 3}}

@@ -146,6 +146,7 @@ OPTIONS = {
     "success": {"which": "all", "online": True},
     "table": {"file": tabled(5, 2)},
     "stages": {"file": staged()},
+    "signal": {"of": "obs", "column": 2},
 }
 
 

@@ -206,3 +206,14 @@ def test_arguments_are_checked_before_work_begins(tmp_path, capsys):
         assert words in capsys.readouterr().err
     assert not (tmp_path / "runs" / "report.html").exists()
     assert main.parse([runs, "threshold=A-v1:1,B-v1:-2"]).thresholds == {"A-v1": 1, "B-v1": -2}
+
+
+def test_a_limit_is_listed_with_what_the_runs_reached(tmp_path):
+    for seed, cost in enumerate([0.02, 0.05, 0.11]):
+        write(tmp_path / f"s{seed}", reward=("task", "signal"), seed=seed)
+        path = tmp_path / f"s{seed}" / "result.json"
+        scores = json.loads(path.read_text())
+        scores["this run"]["metrics"] = {"signal cost a step": cost, "signal limit": 0.05, "speed": 3.0}
+        path.write_text(json.dumps(scores))
+    text = re.sub(r"\s+", "", Page(made(tmp_path)).text)
+    assert "CartPole-v1task+signalsignal0.0500.0602of3" in text

@@ -1,0 +1,66 @@
+"""What an evaluated policy costs: the means that limits are about, counted around one environment.
+
+env = metered(env, mix)         as it is where no stream of the mix has a limit
+env.means()                     by the name of the stream: its mean cost so far
+"""
+
+from typing import Any
+
+import gymnasium as gym
+
+from envs.transitions import Transitions
+from envs.types import Options
+from rewards.adapters.driver import EpisodeTracker, TrackedEnv
+from rewards.mix.mix import Mix, Stream
+
+
+def limited(mix: Mix) -> dict[str, Stream]:
+    """The streams of a mix that have a limit, by name."""
+    return {name: mix.streams[name] for name in mix.limits}
+
+
+def cost_modalities(mix: Mix) -> Options:
+    """What they read beside observations, as arguments of `envs.make.make`."""
+    fields = frozenset().union(*(stream.requires for stream in limited(mix).values()))
+    options: Options = {name: True for name in ("text", "signals") if {name, f"obs_{name}"} & fields}
+    if "frame" in fields:
+        options["frame_size"] = mix.frame_size
+    return options
+
+
+class Costs(TrackedEnv):
+    """One environment, and the sums of its costs since it was made."""
+
+    kept = "costs"
+
+    def __init__(self, env: gym.Env, mix: Mix) -> None:
+        super().__init__(env, mix, EpisodeTracker(limited(mix), 1, mix.frame_size))
+        self.mix = mix
+        self.sums = dict.fromkeys(mix.limits, 0.0)
+        self.counts = {"step": 0, "episode": 0}
+
+    def observe(self, batch: Transitions, info: dict[str, Any]) -> bool:
+        batch = self.mix.embed(batch)
+        memory = self.tracker.memory
+        for name, stream in limited(self.mix).items():
+            scores, after = stream.score(batch, memory.get(name))
+            if name in memory:
+                memory[name] = after
+            self.sums[name] += float(scores[0])
+        self.counts["step"] += 1
+        self.counts["episode"] += int(batch.ended[0])
+        return False
+
+    def means(self) -> dict[str, float]:
+        """The mean cost, of a step or of an episode, of every stream that has a limit."""
+        means = {}
+        for name, limit in self.mix.limits.items():
+            means[name] = self.sums[name] / max(self.counts[limit.per], 1)
+        return means
+
+
+def metered(env: gym.Env, mix: Mix | None) -> gym.Env:
+    """The environment, whose costs are counted; itself without a limit."""
+    if mix is None or not mix.limits:
+        return env
+    return Costs(env, mix)
