@@ -98,7 +98,7 @@ class BaseAgent(Predictor):
     """
 
     Config: ClassVar[type[Any]]
-    # The agent asks for the reward itself, as `scorer`.
+    # The agent asks for the reward itself, as `scorer`; or it learns from a `recording` that was rated.
     driver: ClassVar[str] = "scorer"
     n_envs: ClassVar[int] = 8
     # Whether it reads action masks.

@@ -12,7 +12,7 @@ before, so they are stored for the first step of an episode only.
 import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -164,6 +164,12 @@ def load(path: str | Path) -> tuple[Transitions, dict[str, Any]]:
     return Transitions(**fields), json.loads(about["meta"])
 
 
+def read_meta(path: str | Path) -> dict[str, Any]:
+    """The `meta` of a recording, a file or the name of one that ships, without its arrays."""
+    about, _ = _read_arrays(_find_recording(path), ())
+    return json.loads(about["meta"])
+
+
 def _find_recording(path: str | Path) -> str | Path:
     """The path itself where it is a file, else the recording of that name that ships."""
     if not Path(path).exists():
@@ -176,14 +182,17 @@ def _find_recording(path: str | Path) -> str | Path:
     return path
 
 
-def _read_arrays(path: str | Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """What a file says about itself, and its arrays by name."""
+def _read_arrays(
+    path: str | Path, names: Collection[str] | None = None
+) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """What a file says about itself, and its arrays by name; of these names alone, if any are given."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(regular(Path(path).resolve()), "np") as file:
             about = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+            wanted = file.keys() if names is None else names
+            arrays = {name: file.get_tensor(name) for name in wanted}
     except SafetensorError as error:
         raise ValueError(f"{path} is no recording ({error}); give a file written by envs.recording.save") from None
     if about.get("format") != RECORDING_FORMAT:

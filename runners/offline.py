@@ -1,5 +1,7 @@
-"""Learn from recordings alone: their rewards, a judge's comparisons, or demonstrations; the environment only evaluates.
+"""Learn from recordings alone: rated by any reward, by a judge's comparisons, or as demonstrations.
 
+    python -m runners.offline data=pendulum reward=success reward.success.goals=good.safetensors      any reward
+    python -m runners.offline data=framed.safetensors algo=dyna 'reward=[clip,rnd]'       or a mix
     python -m runners.offline data=pendulum                            a recording that ships
     python -m runners.offline data=random.safetensors,good.safetensors judge=scripted queries=300 seed=0
     python -m runners.offline data=pendulum judge=none agent.value_loss=chi_square     its own rewards
@@ -7,10 +9,15 @@
     python -m runners.offline data=play.safetensors algo=hilp prompt.row=100           any goal: `runners.run.prompt`
     python -m runners.offline data=cube-single-play-v0.npz env=ogbench:cube-single-v0 trust=true algo=cloning
 
-A judge compares pairs of segments of the recordings; `bradley_terry` fits a reward to its answers and labels every
-transition with it, and `algo` learns a policy from that (preferences); `cpl` learns from the answers themselves. Beside
-it: the same on the task's own rewards (true), behaviour cloning, the returns of the recorded episodes, and a random
-policy. Data are files of runners.record or OGBench (*.npz), or data sets of Minari, by name or folder.
+With reward= this is `runners.train data=... agent=ALGO`, a run with its folder, and takes that command's keys: the mix
+learns from the recording, rates each transition once, and ALGO learns from the ratings. `runners.sweep`, `runners.tune`
+and `runners.report` take such runs as they take others. The environment only evaluates.
+
+Without reward= several policies are compared in a table. A judge compares pairs of segments of the recordings;
+`bradley_terry` fits a reward to its answers and labels every transition with it, and `algo` learns a policy from that
+(preferences); `cpl` learns from the answers themselves. Beside it: the same on the task's own rewards (true), behaviour
+cloning, the returns of the recorded episodes, and a random policy. Data are files of runners.record or OGBench (*.npz),
+or data sets of Minari, by name or folder.
 
 Source: Venkataraman et al. 2024, "Real-World Offline Reinforcement Learning from Vision Language Model Feedback", arXiv
 2411.05273 (with judge=vlm).
@@ -28,8 +35,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from gymnasium import Space
 
+import agents
 from envs.datasets.dataset import learnable
-from envs.datasets.minari import METADATA, MINARI_NAME
+from envs.datasets.recordings import is_dataset
 from envs.make import make
 from envs.recording import load as read
 from envs.transitions import Transitions, concatenate
@@ -37,7 +45,7 @@ from lodestar.settings import Settings, setting
 from runners.cli.command import Command
 from runners.evaluation.play import play, policy, table
 from runners.record import RecordConfig, read_others, whole_episodes
-from runners.run.config import UsageError, unknown
+from runners.run.config import RECORDING, UsageError, unknown
 from runners.run.trust import require, saved_keys
 
 if TYPE_CHECKING:
@@ -67,6 +75,19 @@ ALGOS = {
     "mbrcsl": Algo("agents.offline.mbrcsl:MBRCSL"),
     "dt": Algo("agents.offline.dt:DT"),
     "hilp": Algo("agents.offline.hilp:HILP", ("prompt",)),
+}
+# Keys that `runners.train` calls otherwise.
+TRAIN_KEYS = {"steps": "total_timesteps", "episodes": "eval_episodes"}
+# Keys that a run with a reward has no use for -> what to give instead.
+INSTEAD_OF_ARMS = {
+    "arms": "give algo=cloning for one, or runners.sweep agent=iql,cloning for several",
+    "demos": "give reward=discriminator reward.discriminator.demos=FILE",
+    "judge": "give reward=bradley_terry reward.bradley_terry.judge=NAME",
+    "queries": "give reward=bradley_terry reward.bradley_terry.queries=",
+    "length": "give reward=bradley_terry reward.bradley_terry.length=",
+    "prompt": "leave reward= out",
+    "policy": "leave reward= out",
+    "out": "the run's folder keeps its policy, and every key that takes a policy takes the folder",
 }
 # Cloning beside another algorithm; with beta=0 rewards do not matter.
 CLONING_BESIDE = Algo("agents.offline.iql:IQL", ("cloning",), {"beta": 0.0})
@@ -250,11 +271,9 @@ def load(files: list[str], env: str = "", *, trust: bool = False) -> tuple[Trans
 
 
 def _read(name: str, env: str, trust: bool) -> tuple[Transitions, dict[str, Any]]:
-    path = Path(name)
-    is_dataset = (path / "data").is_dir() or (path / METADATA).is_file()
-    if is_dataset or path.suffix == ".npz" or (not path.exists() and MINARI_NAME.fullmatch(name)):
+    if is_dataset(name):
         return read_others(RecordConfig(from_=name, env=env, trust=trust))
-    return read(path)
+    return read(name)
 
 
 def make_judged_reward(config: OfflineConfig, batch: Transitions, *spaces: Space) -> "tuple[BradleyTerry, Transitions]":
@@ -325,7 +344,47 @@ def report(config: OfflineConfig) -> None:
     print(table(result["arms"]))
 
 
-main = Command(OfflineConfig, report, __doc__)
+def train_arguments(argv: list[str]) -> list[str]:
+    """The arguments of `runners.train` for those of this command that name a reward; a UsageError for what it lacks."""
+    arguments = []
+    algo = OfflineConfig.algo
+    for argument in argv:
+        key, equals, text = argument.partition("=")
+        owner = key.partition(".")[0]
+        if owner in INSTEAD_OF_ARMS:
+            raise UsageError(f"{key}= is for the table of arms, not for a run with reward=; {INSTEAD_OF_ARMS[owner]}")
+        if key == "algo":
+            algo = text
+        else:
+            arguments.append(f"{TRAIN_KEYS.get(key, key)}{equals}{text}")
+    agent = "offline_dyna" if algo == "dyna" else algo
+    if agent not in agents.TABLE or agents.get(agent).driver != RECORDING:
+        raise UsageError(
+            f"algo={algo} learns from no reward; give iql, dyna, cloning, rcsl, dt or mbrcsl, or leave reward= out"
+        )
+    if not any(argument.startswith("total_timesteps=") for argument in arguments):
+        arguments.append(f"total_timesteps={OfflineConfig.steps}")
+    return [*arguments, f"agent={agent}"]
+
+
+def train_rewarded(argv: list[str]) -> int:
+    """A run for the reward that is named; its exit code."""
+    from runners.train import train
+
+    return train(train_arguments(argv))
+
+
+class OfflineCommand(Command):
+    """The table of arms; with reward= a run."""
+
+    def __call__(self, argv: list[str] | None = None) -> int:
+        words = sys.argv[1:] if argv is None else argv
+        if any(word.partition("=")[0] == "reward" for word in words):
+            return Command(None, train_rewarded, self.doc, stopped="")(argv)
+        return super().__call__(argv)
+
+
+main = OfflineCommand(OfflineConfig, report, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -112,17 +112,23 @@ def announce(config: TrainConfig, preset: str | None, parts: Parts, work: "Work"
         steps = needed_steps(preset.split(" + "), config.agent_name, list(config.reward))
         if config.total_timesteps < steps:
             print(f"note: this run stops at {config.total_timesteps:,} steps, the task took {steps:,} to learn")
-    plural = "s" if parts.n_envs > 1 else ""
-    print(
-        f"run: {config.agent_name} on {config.env_label}, {config.total_timesteps:,} steps, "
-        f"{parts.n_envs} environment{plural}, seed {config.seed}, {parts.device}"
-    )
+    print(f"run: {describe_run(config, parts)}, seed {config.seed}, {parts.device}")
     progress = f", continues at step {work.step:,}" if work.step else ""
     print(f"folder: {work.folder.relative_words(work.folder.path)}{progress}", flush=True)
     size = parts.n_envs * rollout_steps(parts.model)
     end = work.step + size * math.ceil((config.total_timesteps - work.step) / size)
     if end > config.total_timesteps:
         print(f"note: {end:,} steps will be trained, as they come in rollouts of {size:,}", flush=True)
+
+
+def describe_run(config: TrainConfig, parts: Parts) -> str:
+    """The agent, what it learns from, and for how long."""
+    if config.data:
+        files = ",".join(config.data)
+        return f"{config.agent_name} on data={files} of {config.env_label}, {config.total_timesteps:,} minibatches"
+    plural = "s" if parts.n_envs > 1 else ""
+    place = f"{parts.n_envs} environment{plural}"
+    return f"{config.agent_name} on {config.env_label}, {config.total_timesteps:,} steps, {place}"
 
 
 def rollout_steps(model: Any) -> int:

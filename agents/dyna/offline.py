@@ -12,11 +12,11 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
 from agents.base import OnStep
 from agents.dyna.agent import Dyna
 from agents.dyna.config import DynaConfig
+from envs.datasets.recordings import RecordedEnvs
 from envs.transitions import Transitions
 
 
@@ -27,35 +27,32 @@ class OfflineDynaConfig(DynaConfig):
     preset: str = "mopo"
 
 
-class Nowhere(gym.vector.VectorEnv):
-    """What an agent takes for environments where there is a recording alone: it has spaces, and no step."""
-
-    def __init__(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        self.num_envs = 1
-        self.single_observation_space = observation_space
-        self.single_action_space = action_space
-
-
 class OfflineDyna(Dyna):
-    """A `Dyna` that takes minibatches for steps; `OfflineDyna.load(path, Nowhere(*spaces))` reads it back."""
+    """A `Dyna` that takes minibatches for steps, of `envs.datasets.recordings.RecordedEnvs`; on others it only acts."""
 
     Config = OfflineDynaConfig
+    driver = "recording"
 
     @classmethod
     def of(
         cls, config: OfflineDynaConfig, *spaces: gym.Space, data: Transitions, signal: Any = None, **place: Any
     ) -> "OfflineDyna":
         """An agent whose replay holds the recording, with the rewards of `signal` where there is one."""
-        if config.model == "true":
-            raise ValueError("agent.model=true asks the simulator, and a recording is all there is; use ensemble")
         if signal is not None:
             data = data.replace(reward=np.asarray(signal, np.float32))
-        config = replace(config, buffer_size=max(data.shape[0], 2))
-        agent = cls(Nowhere(*spaces), config, **place)
+        return cls(RecordedEnvs(*spaces, data), config, **place)
+
+    def _set_up(self) -> None:
+        if self.config.model == "true":
+            raise ValueError("agent.model=true asks the simulator, and a recording is all there is; use ensemble")
+        data = getattr(self.envs, "data", None)
+        if data is None:
+            super()._set_up()
+            return
+        self.config = replace(self.config, buffer_size=max(data.shape[0], 2))
+        super()._set_up()
         for row in np.flatnonzero(data.valid):
-            agent.replay.add(data[row : row + 1])
-        return agent
+            self.replay.add(data[row : row + 1])
 
     def begin_rollout(self) -> None:
         """There is nothing to reset."""

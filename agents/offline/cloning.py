@@ -13,7 +13,7 @@ Sources: Bishop 1994, "Mixture Density Networks"; Ho et al. 2020, arXiv 2006.112
   - asked for its mode, the mixture gives the mean of the likeliest Gaussian, and diffusion begins from one noise that
     is kept with the weights, so that the same observation leads to the same chunk;
   - actions after the end of an episode do not count; discrete ones are imitated as one-hot vectors;
-  - the learning rate falls to 0 over the steps of a `learn`.
+  - the learning rate falls to 0 over all steps.
 When it fails: states that the recording never reached; a chunk longer than the world stays predictable.
 """
 
@@ -48,8 +48,9 @@ class CloningConfig(Settings):
     chunk: int = setting(8, "actions H that are predicted together and carried out without looking", "[1, 1000]")
     components: int = setting(5, "mixture: Gaussians", ">= 1")
     noise_steps: int = setting(16, "diffusion: steps N from noise to actions", "[2, 1000]")
-    learning_rate: float = setting(1e-3, "of Adam, at first", "(0, 1]")
+    learning_rate: float = setting(1e-3, "of Adam, at first", "(0, 1]", tune=(1e-4, 3e-3, "log"))
     batch_size: int = setting(256, "chunks a step", ">= 1")
+    gamma: float = setting(0.99, "discount of shaped rewards, as shape=potential; cloning reads none", "(0, 1]")
     net_arch: list[int] = setting([256, 256, 256], "units of the hidden layers", ">= 1")
 
 
@@ -58,9 +59,9 @@ class Cloning(IQL):
 
     Config = CloningConfig
 
-    def learn(self, steps: int) -> dict[str, float]:
-        self._steps_left = steps
-        self._steps = steps
+    def learn(self, steps: int, begin: int = 0, total: int = 0) -> dict[str, float]:
+        self._steps = total or steps
+        self._steps_left = self._steps - begin
         return super().learn(steps)
 
     def _networks(self, seed: int) -> Any:

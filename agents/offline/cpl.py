@@ -54,7 +54,7 @@ class CPL(IQL):
 
     Config = CPLConfig
 
-    def learn(self, steps: int) -> dict[str, float]:
+    def learn(self, steps: int, begin: int = 0, total: int = 0) -> dict[str, float]:
         """Clone, take a new optimiser, compare; returns losses, and the accuracy on comparisons held out, if any."""
         config = self.config
         cloning_steps = round(config.cloning * steps)

@@ -57,7 +57,9 @@ class IQLConfig(Settings):
     level: float = setting(0.8, "lambda: V is the (2 lambda - 1) / lambda quantile of Q", "(0.5, 1)")
     temperature: float = setting(1.0, "of gumbel: the smaller, the nearer to the best action [1 to 10]", "> 0")
     gumbel_clip: float | None = setting(7.0, "gumbel: what Q - V over the temperature is cut at; null: none", "> 0")
-    beta: float = setting(3.0, "how much more a better action is imitated; 0 is behaviour cloning", ">= 0")
+    beta: float = setting(
+        3.0, "how much more a better action is imitated; 0 is behaviour cloning", ">= 0", tune=(0.3, 30.0, "log")
+    )
     max_weight: float = setting(100.0, "what exp(beta * advantage) is cut at", "> 0")
     tau: float = setting(0.005, "share of the new Q in its target after each step", "(0, 1]")
     batch_size: int = setting(256, "transitions a step", ">= 1")
@@ -97,6 +99,15 @@ def imitation_weights(advantage: Tensor, beta: float, most: float) -> Tensor:
     return torch.exp(beta * advantage).clamp(max=most)
 
 
+def refuse_spaces(name: str, observation_space: gym.Space, action_space: gym.Space) -> None:
+    """A ValueError for images, and for actions that are neither Discrete nor a Box with finite bounds."""
+    if Inputs(observation_space).images:
+        raise ValueError(f"{name} cannot read images, and {observation_space} has some; record embeddings, states")
+    is_box = isinstance(action_space, spaces.Box) and action_space.is_bounded()
+    if not isinstance(action_space, spaces.Discrete) and not is_box:
+        raise ValueError(f"{name} cannot choose actions from {action_space}; give Discrete or a bounded Box")
+
+
 class IQL(Predictor):
     """Learns from transitions and a signal about each, which is its reward; a ValueError refuses what it cannot use.
 
@@ -119,13 +130,8 @@ class IQL(Predictor):
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
-        name = type(self).__name__
-        if Inputs(observation_space).images:
-            raise ValueError(f"{name} cannot read images, and {observation_space} has some; record embeddings, states")
+        refuse_spaces(type(self).__name__, observation_space, action_space)
         self.discrete = isinstance(action_space, spaces.Discrete)
-        is_box = isinstance(action_space, spaces.Box) and action_space.is_bounded()
-        if not self.discrete and not is_box:
-            raise ValueError(f"{name} cannot choose actions from {action_space}; give Discrete or a bounded Box")
         self.config = config
         self.observation_space = observation_space
         self.action_space = action_space
@@ -163,8 +169,11 @@ class IQL(Predictor):
         """Take over what `beside` gave a file."""
         self.kept = kept
 
-    def learn(self, steps: int) -> dict[str, float]:
-        """Take `steps` minibatches; returns losses and means of the last one. A FloatingPointError if they diverge."""
+    def learn(self, steps: int, begin: int = 0, total: int = 0) -> dict[str, float]:
+        """Take `steps` minibatches; returns losses and means of the last one. A FloatingPointError if they diverge.
+
+        They come after `begin` others, of `total` in all, by default the only ones: what a schedule goes by.
+        """
         if self._rows is None:
             raise ValueError(f"this {type(self).__name__} was loaded to act and has no data; build one with data")
         metrics: dict[str, Tensor] = {}

@@ -56,7 +56,7 @@ class MBRCSL(RCSL):
     # The very best imagined returns are where the model errs.
     asked = 0.9
 
-    def learn(self, steps: int) -> dict[str, float]:
+    def learn(self, steps: int, begin: int = 0, total: int = 0) -> dict[str, float]:
         """Fit the model, clone in `steps` minibatches, imagine, and learn in as many, of what beats the recorded."""
         if self._rows is None:
             # It refuses to learn without data.

@@ -45,7 +45,7 @@ class RCSL(Cloning):
     # The quantile of what episodes returned that is asked for.
     asked: ClassVar[float] = 1.0
 
-    def learn(self, steps: int) -> dict[str, float]:
+    def learn(self, steps: int, begin: int = 0, total: int = 0) -> dict[str, float]:
         metrics = super().learn(steps)
         data = self._data
         transition = np.concatenate((data.obs, self.own.encode(data.action), data.next_obs), -1)

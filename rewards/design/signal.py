@@ -30,8 +30,8 @@ class SignalConfig(RewardConfig):
     """Settings of signal."""
 
     signal: str = setting("", "the signal's name, where the environment's family has names for them")
-    column: int = setting(-1, "its place, from 0; -1: that of the name", low=-1)
-    of: str = setting("signals", "where it stands, in a flat observation for obs", choices=("signals", "obs"))
+    column: int = setting(-1, "its place, from 0; -1: that of the name", ">= -1")
+    of: str = setting("signals", "where it stands, in a flat observation for obs", "signals | obs")
     above: float | None = setting(None, "threshold: 1 where it is above, else 0")
     below: float | None = setting(None, "threshold: 1 where it is below, else 0")
 

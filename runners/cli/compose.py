@@ -15,6 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 
 import agents
 import rewards
+from envs.datasets.recordings import read_source
 from envs.family import family_of
 from envs.make import goals, is_open, spec_of
 from envs.make import options as options_of
@@ -22,8 +23,8 @@ from lodestar.tables import Table
 from runners.cli import presets
 from runners.cli.declared import declared_fields
 from runners.cli.presets import Values
-from runners.run.config import RENAMED, TrainConfig, UsageError, nearest, unknown
-from runners.run.trust import admit, refuse, require
+from runners.run.config import RECORDING, RENAMED, TrainConfig, UsageError, nearest, unknown
+from runners.run.trust import admit, refuse, require, saved_keys
 from runners.run.value import cast, parse, read, short, split
 
 # Keys -> the types of their values.
@@ -32,6 +33,8 @@ Kinds = dict[str, Any]
 OWN_NAMES = ("env", "reward", "agent", "preset")
 # Fields of `TrainConfig` that the command line spells otherwise.
 HIDDEN = ("agent_name", "env_options")
+# Evaluations of an agent that learns from a recording.
+CURVE_POINTS = 5
 # Similarity in [0, 1] at which a name counts as misspelt, and no other explanation is looked for.
 MIN_MISSPELT_SIMILARITY = 0.8
 # Begins the options of the environment.
@@ -70,6 +73,8 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
     for name, part in presets.user_preset_settings(applied):
         require(trusted, f"preset={name}", part)
     values = presets.values(applied, given) | given
+    if "data" in texts:
+        values = name_source(texts["data"], trusted) | values
     agent, names = _choose_names(values)
     env = environment(values.pop("env", None))
     values |= presets.values_for(applied, agent, names)
@@ -96,7 +101,47 @@ def compose(argv: list[str]) -> tuple[TrainConfig, str | None]:
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from None
     fill_goals(config, values)
+    fill_offline(config, given)
     return config, " + ".join(applied) or None
+
+
+def name_source(text: str, trusted: bool) -> Values:
+    """The environment that recordings are of, and its options, as keys; none where they do not say."""
+    files = parse("data", text, list[str])
+    try:
+        env, options = read_source(files)
+    except (OSError, ImportError, ValueError) as error:
+        raise UsageError(f"data={text}: {error}") from None
+    if not env:
+        return {}
+    require(trusted, f"data={text}", saved_keys({"env": env, "env_options": options}))
+    keys = {f"{ENV}{name}": value for name, value in options.items() if name != "max_episode_steps"}
+    return {"env": env, **keys}
+
+
+def fill_offline(config: TrainConfig, given: Values) -> None:
+    """Evaluate an agent that learns from a recording as it learns; a UsageError if it has none, or another has one."""
+    needs_data = agents.get(config.agent_name).driver == RECORDING
+    name = config.agent_name
+    if not config.data:
+        if needs_data:
+            raise UsageError(f"agent={name} learns from recordings alone; name some, as in data=recording.safetensors")
+        return
+    if not needs_data:
+        raise UsageError(
+            f"agent={name} learns in an environment, not from data=; take agent=iql, cloning or offline_dyna, or "
+            "agent=dyna with agent.demos="
+        )
+    for key in ("cluster", "starts", "init_from"):
+        if given.get(key):
+            raise UsageError(f"{key}={given[key]} is for agents that act while they learn; leave it out beside data=")
+    for name, options in config.reward.items():
+        # A judge's answers that came later would rate nothing.
+        if hasattr(options, "ask") and f"reward.{name}.ask" not in given:
+            options.ask = "at_once"
+    # Nothing is returned in training, so that the curve is one of evaluations.
+    if "eval_every" not in given:
+        config.eval_every = max(config.total_timesteps // CURVE_POINTS, 1)
 
 
 def choose_agent_and_rewards(argv: list[str]) -> tuple[str, list[str]]:

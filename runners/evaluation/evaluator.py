@@ -18,7 +18,7 @@ from runners.run import checkpoint
 from runners.run.build import Parts, acting
 from runners.run.config import TrainConfig
 from runners.run.folder import VIDEOS, mean_costs
-from runners.run.progress import random_state, set_random_state
+from runners.run.progress import TASK_RETURN, random_state, set_random_state
 from runners.run.tensorboard import shows
 from runners.run.video import Act, record_video
 
@@ -142,6 +142,9 @@ class Evaluator(Stateful):
                 values[tag] = float(scores[key])
         for name, cost in mean_costs(scores).items():
             values[f"eval/{name}_cost"] = cost
+        # Who learns from a recording has no other returns to draw, nor to prune by.
+        if config.data:
+            values[TASK_RETURN] = float(scores["task_return"])
         return values
 
 

@@ -21,13 +21,14 @@ from gymnasium.vector import VectorEnv
 import agents
 import rewards
 from envs import render
+from envs.datasets.recordings import RecordedEnvs, read_recordings
 from envs.family import OTHER, family_of
 from envs.make import make, make_vec
 from envs.masks import offered, sizes
-from envs.transitions import OnNan
+from envs.transitions import OnNan, Transitions
 from lodestar.memory import memory, refuse_beyond
 from runners.run import checkpoint
-from runners.run.config import TrainConfig, UsageError, from_dict, read
+from runners.run.config import RECORDING, TrainConfig, UsageError, from_dict, read
 from runners.run.trust import require, saved_keys
 from runners.run.value import cast
 
@@ -91,9 +92,12 @@ def build(
     device = find_device(config.device)
     agent = agents.get(config.agent_name)
     n_envs = config.n_envs or agent.n_envs
+    data = None
     # One environment is made only to see its spaces, and whether it masks its actions.
     single = make(config.env, max_episode_steps=config.max_episode_steps, **config.env_options)
     with closing(single):
+        if config.data:
+            data = read_recordings(config.data, single)
         spaces = (single.observation_space, single.action_space)
         has_masks = masks_actions(single, config.seed)
     refuse_empty(config.env, spaces[0])
@@ -105,13 +109,31 @@ def build(
             mix = make_mix(config.reward, *spaces, gamma=gamma, seed=config.seed, device=device)
             mix.on_nan = OnNan(config.on_nan)
             show_in_proportion(mix, config)
-        venv = (make_vector or make_envs)(config, agent.driver, n_envs, mix, crashes)
+        venv: VectorEnv | VecEnv
+        if agent.driver == RECORDING:
+            venv = rated_recording(config, mix, data, *spaces)
+        else:
+            venv = (make_vector or make_envs)(config, agent.driver, n_envs, mix, crashes)
         driver, options = make_driver(agent.driver, mix, spaces[0])
         model = agent.build(config.agent, venv, seed=config.seed, device=device, **options)
     coverage = None
     if config.coverage:
         coverage = Coverage(config.coverage, config.coverage_bin, spaces[0])
     return Parts(venv, mix, model, driver, n_envs, device, notes=notes, coverage=coverage)
+
+
+def rated_recording(config: TrainConfig, mix: Mix, data: Transitions | None, *spaces: Space) -> RecordedEnvs:
+    """The recording with what the mix makes of it as rewards; without data for an agent that only acts."""
+    if data is None:
+        return RecordedEnvs(*spaces)
+    from rewards.adapters.recorded import rate
+
+    rating, metrics = rate(mix, data, config.passes)
+    # Nothing else is read of the frames and texts.
+    unread = dict.fromkeys(("frame", "obs_frame", "text", "obs_text", "signals", "obs_signals"))
+    recorded = RecordedEnvs(*spaces, data.replace(reward=rating, extras={}, **unread))
+    recorded.metrics = metrics
+    return recorded
 
 
 def show_in_proportion(mix: Mix, config: TrainConfig) -> None:
@@ -260,6 +282,8 @@ def find_device(requested: str) -> str:
 
 def make_driver(kind: str, mix: Mix, observation_space: Space) -> tuple[BaseCallback | None, dict[str, Any]]:
     """The callback that feeds the mix, if the agent does not do so itself, and what the agent is built with."""
+    if kind == RECORDING:
+        return None, {}
     if kind == "scorer":
         return None, {"scorer": mix}
     from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
@@ -294,6 +318,7 @@ def acting(config: TrainConfig, mix: Mix | None = None) -> Parts:
     acting_config = copy.copy(config)
     acting_config.agent = options
     acting_config.n_envs = 1
+    acting_config.data = []
     acting_config.backend = "gym"
     acting_config.device = "cpu"
     return build(acting_config, mix=mix)

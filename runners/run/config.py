@@ -22,6 +22,8 @@ from lodestar.files import read_text
 from lodestar.mappings import map_values
 from lodestar.settings import Settings, setting
 
+# The driver of an agent that learns from recordings alone.
+RECORDING = "recording"
 MAX_YAML_DEPTH = 12
 # The address of a Ray cluster.
 ADDRESS = r"auto|local|[\w.-]+:\d+"
@@ -52,6 +54,12 @@ class TrainConfig(Settings):
     reward: dict[str, Any] = setting({}, "a name (bonuses are added to the task), or a list: 'reward=[task,clip]'")
     agent: Any = setting(None, "a name; its options are agent.<field>")
     agent_name: str = "ppo"
+    data: list[str] = setting(
+        [],
+        "recordings that an offline agent (iql, cloning, rcsl, dt, mbrcsl, offline_dyna) learns from, rated by the "
+        "reward; the environment only evaluates, by default that of the recordings, and steps are minibatches",
+    )
+    passes: int = setting(1, "of data: times that rewards learn from it before they rate it", low=1, high=1000)
     preset: str = setting("auto", "a name, auto (the one made for this env and reward, if any) or none")
     seed: int = setting(0, "of environments, agent and rewards", low=0, below=2**31)
     total_timesteps: int = setting(100_000, "environment steps, of all environments; 1e6 is fine", "[1, 1e15]")
@@ -239,6 +247,8 @@ MANAGEMENT = frozenset(
 # continued.
 LATER_DEFAULTS = {
     "env_options": {},
+    "data": [],
+    "passes": 1,
     "on_nan": "stop",
     "starts": "",
     "cluster": "none",

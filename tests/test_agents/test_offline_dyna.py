@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from test_iql import LINE, STICK, batch
 
-from agents.dyna.offline import Nowhere, OfflineDyna, OfflineDynaConfig
+from agents.dyna.offline import OfflineDyna, OfflineDynaConfig
+from envs.datasets.recordings import RecordedEnvs
 
 SMALL = {"members": 1, "model_hidden": [32], "model_steps": 100, "net_arch": [32], "model_every": 40, "batch_size": 64}
 SMALL |= {"rollouts_per_step": 5, "learning_rate": 3e-3, "gamma": 0.8}
@@ -33,7 +34,7 @@ def test_it_goes_where_the_reward_is_and_a_file_brings_it_back(tmp_path):
     penalties = agent.imagination.buffer.table[:600, 4]  # what the model is unsure of is worth less
     assert penalties.min() > 0 and penalties.mean() > 0.01
     agent.save(str(tmp_path / "dyna.safetensors"))
-    back = OfflineDyna.load(str(tmp_path / "dyna.safetensors"), Nowhere(LINE, STICK))
+    back = OfflineDyna.load(str(tmp_path / "dyna.safetensors"), RecordedEnvs(LINE, STICK))
     np.testing.assert_array_equal(back.predict(PLACES, deterministic=True)[0][:, 0], right)
 
 

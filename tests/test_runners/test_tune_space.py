@@ -26,7 +26,10 @@ def keys(found):
 def test_every_agents_ranges_name_its_fields_and_its_edges_are_accepted(name):
     cls = agents.get(name).Config
     world = "Pendulum-v1" if name in ("sac", "td3", "tqc", "crossq") else "CartPole-v1"
-    found = spaces(compose([f"env={world}", f"agent={name}"])[0], [], {})
+    source = f"env={world}"
+    if agents.get(name).driver == "recording":
+        source = "data=pendulum"
+    found = spaces(compose([source, f"agent={name}"])[0], [], {})
     assert found
     for one in found:
         field = one.key.removeprefix("agent.")
