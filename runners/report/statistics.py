@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import ndtri, stdtrit
 
 # An array of scores for each task, (R_k,).
 Strata = Sequence[np.ndarray]
@@ -56,12 +57,10 @@ def aggregate(scores: Strata) -> Estimate:
 
 def mean_interval(values: Sequence[float]) -> Estimate:
     """The mean of two numbers or more, and Student's interval."""
-    from scipy.stats import t
-
     numbers = np.asarray(values, np.float64)
     size = len(numbers)
     mean = float(numbers.mean())
-    half = float(t.ppf(UPPER_QUANTILE, size - 1) * numbers.std(ddof=1) / np.sqrt(size))
+    half = float(stdtrit(size - 1, UPPER_QUANTILE) * numbers.std(ddof=1) / np.sqrt(size))
     return Estimate(mean, mean - half, mean + half)
 
 
@@ -177,8 +176,6 @@ def percentiles(strata: Strata, statistic: Statistic, *, resamples: int = RESAMP
 
 def _stretch(parts: list[np.ndarray], statistic: Statistic) -> Any:
     """The factor for both arms of an interval, of the statistic's shape."""
-    from scipy.stats import norm, t
-
     runs = np.array(list(map(len, parts)), np.float64)
     if len(parts) == 1:
         growth = runs[0] / (runs[0] - 1)
@@ -195,7 +192,7 @@ def _stretch(parts: list[np.ndarray], statistic: Statistic) -> Any:
         growth = 1 / (share * (runs - 1) / runs).sum(-1)
         # The equation of Welch and Satterthwaite.
         freedom = 1 / (share**2 / (runs - 1)).sum(-1)
-    return np.sqrt(growth) * t.ppf(UPPER_QUANTILE, freedom) / norm.ppf(UPPER_QUANTILE)
+    return np.sqrt(growth) * stdtrit(freedom, UPPER_QUANTILE) / ndtri(UPPER_QUANTILE)
 
 
 def _jackknife(parts: list[np.ndarray], stratum: int, statistic: Statistic) -> np.ndarray:
@@ -245,8 +242,6 @@ def mfmc(full: Sequence[float], cheap: Sequence[float]) -> Controlled:
         >>> mfmc([1, 2, 3, 4], [0, 1, 2, 3, -1, 1]).value
         2.0
     """
-    from scipy import stats
-
     full_returns = np.asarray(full, np.float64)
     cheap_returns = np.asarray(cheap, np.float64)
     n = len(full_returns)
@@ -262,7 +257,7 @@ def mfmc(full: Sequence[float], cheap: Sequence[float]) -> Controlled:
     if np.ptp(paired) != 0 and np.ptp(full_returns) != 0:
         correlation = float(np.corrcoef(full_returns, paired)[0, 1])
     variance = terms.var(ddof=1) / n + slopes.mean() ** 2 * cheap_returns.var() / m
-    half = float(stats.t.ppf(UPPER_QUANTILE, n - 2) * np.sqrt(variance))
+    half = float(stdtrit(n - 2, UPPER_QUANTILE) * np.sqrt(variance))
     value = float(terms.mean())
     return Controlled(value, value - half, value + half, correlation, 1 - correlation**2 * (1 - n / m))
 

@@ -10,7 +10,7 @@ import json
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
@@ -24,7 +24,9 @@ from lodestar.video import write_gif
 from rewards.mix.mix import Mix
 from runners.run.config import TrainConfig, flatten, to_dict
 from runners.run.progress import TASK_RETURN, ExcludedFormats, LoggedValues, TensorBoardLog
-from runners.run.video import Episode, draw
+
+if TYPE_CHECKING:
+    from runners.run.video import Episode
 
 HISTOGRAM_BINS = 64
 # Of a video that is shown as a moving picture.
@@ -87,15 +89,18 @@ def _flat_array(values: Tensor) -> np.ndarray:
     return values.detach().float().cpu().numpy().ravel()
 
 
-def shows(config: TrainConfig, run: Path, step: int) -> Callable[[Episode], None] | None:
+def shows(config: TrainConfig, run: Path, step: int) -> "Callable[[Episode], None] | None":
     """What writes an episode of a run at a step, where the run has such a log."""
     if "tensorboard" not in config.logger:
         return None
     return functools.partial(add_video, run / "tensorboard", step)
 
 
-def add_video(folder: Path, step: int, episode: Episode) -> None:
+def add_video(folder: Path, step: int, episode: "Episode") -> None:
     """Write an episode as a moving picture, of which the image tab shows the one of each step."""
+    # Drawing loads matplotlib, which a run without videos does not need.
+    from runners.run.video import draw
+
     count = len(episode.images)
     steps = np.unique(np.linspace(0, count - 1, min(count, MAX_GIF_FRAMES)).astype(int))
     frames: list[Any] = []

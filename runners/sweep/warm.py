@@ -15,7 +15,7 @@ WARM_MODULES = [
     "gymnasium",
     "hydra",
     "tensorboard.summary.writer.record_writer",
-    "scipy.stats",
+    "scipy.special",
     "matplotlib.figure",
     "matplotlib.image",
     "matplotlib.backends.backend_agg",
