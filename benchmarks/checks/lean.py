@@ -2,15 +2,16 @@
 
     python -m benchmarks lean
 
-`make train` runs from a warm package cache, venv and install included. Then the wheel is installed without any extra in
-an environment that has nothing else, and README's first commands run there in an empty folder; each must succeed.
-`install_mb_cpu` leaves out what only a GPU needs. It counts torch as the registry's build with CUDA has it, which holds
-520 MB of CUDA code that torch's CPU build lacks: `install_mb_cpu_torch` leaves out these files, too.
+`make train` runs from a warm package cache, venv and install included. Then torch's CPU build and the wheel without any
+extra are installed in an environment that has nothing else, and README's first commands run there in an empty folder;
+each must succeed. torch comes from a local folder of wheels, if pip is told one that holds it ($PIP_FIND_LINKS), and
+else from PyTorch's index for CPUs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import subprocess
@@ -21,9 +22,8 @@ from pathlib import Path
 
 from benchmarks.checks.wheel import ROOT, build
 
-# Distributions that only torch's build with CUDA brings, and the files of torch that its CPU build lacks.
+# Distributions that only torch's build with CUDA brings.
 GPU_PACKAGES = re.compile(r"nvidia-|triton$|cuda-")
-GPU_FILES = re.compile(r"torch/lib/lib(torch_cuda|c10_cuda|torch_nvshmem)")
 # Of the environment itself.
 TOOLS = {"pip", "uv", "lodestar-rl"}
 COMMANDS = (
@@ -40,8 +40,8 @@ import json
 from importlib import metadata
 sizes = {}
 for distribution in metadata.distributions():
-    places = [(str(file), distribution.locate_file(file)) for file in distribution.files or []]
-    sizes[distribution.metadata["Name"]] = {name: place.stat().st_size for name, place in places if place.exists()}
+    places = [distribution.locate_file(file) for file in distribution.files or []]
+    sizes[distribution.metadata["Name"]] = sum(place.stat().st_size for place in places if place.exists())
 print(json.dumps(sizes))
 """
 
@@ -61,29 +61,32 @@ def run(folder: Path) -> dict[str, float]:
         python = Path(place) / "empty" / "bin" / "python"
         uv = [str(clone / ".venv" / "bin" / "uv"), "pip", "install", "--python", str(python)]
         subprocess.run([sys.executable, "-m", "venv", str(python.parents[1])], check=True)
+        subprocess.run([*uv, "--quiet", *cpu_torch()], check=True)
         subprocess.run([*uv, "--quiet", str(wheel)], check=True)
-        figures |= sizes(python)
+        megabytes = sizes(python)
+        figures["packages_core"] = len(megabytes)
+        figures["install_mb_cpu"] = sum(megabytes.values())
         plan = subprocess.run([*uv, "--dry-run", f"{wheel}[all]"], capture_output=True, text=True, check=True)
-        additional = re.findall(r"^ \+ ([\w.-]+)==", plan.stderr, re.MULTILINE)
-        figures["packages_all"] = figures["packages_core"] + len(additional)
+        additional = set(re.findall(r"^ \+ ([\w.-]+)==", plan.stderr, re.MULTILINE))
+        packages = {name.lower().replace("_", "-") for name in additional | set(megabytes)}
+        figures["packages_all"] = sum(not GPU_PACKAGES.match(name) for name in packages)
         figures["commands_ok"] = sum(is_successful(python, command, Path(place)) for command in COMMANDS)
         figures["commands"] = len(COMMANDS)
     return figures
 
 
+def cpu_torch() -> list[str]:
+    """What uv is told to install torch's CPU build: a local wheel for this Python, or PyTorch's index."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    folder = Path(os.environ.get("PIP_FIND_LINKS", os.devnull))
+    wheels = sorted(folder.glob(f"torch-*+cpu-{tag}-*.whl"))
+    return [str(wheels[-1])] if wheels else ["--torch-backend", "cpu", "torch"]
+
+
 def sizes(python: Path) -> dict[str, float]:
-    """Packages, without ours and those of a GPU, and megabytes of an environment."""
+    """Megabytes of each distribution of an environment, without ours and its installers."""
     output = subprocess.run([str(python), "-c", SIZES], capture_output=True, text=True, check=True).stdout
-    files_of = {name: files for name, files in json.loads(output).items() if name not in TOOLS}
-    ordinary = {name: files for name, files in files_of.items() if not GPU_PACKAGES.match(name)}
-    without_cuda = [size for files in ordinary.values() for name, size in files.items() if not GPU_FILES.match(name)]
-    return {
-        "packages_core": len(ordinary),
-        "packages_core_cuda": len(files_of),
-        "install_mb": sum(sum(files.values()) for files in files_of.values()) / 1e6,
-        "install_mb_cpu": sum(sum(files.values()) for files in ordinary.values()) / 1e6,
-        "install_mb_cpu_torch": sum(without_cuda) / 1e6,
-    }
+    return {name: size / 1e6 for name, size in json.loads(output).items() if name not in TOOLS}
 
 
 def is_successful(python: Path, command: list[str], place: Path) -> bool:
