@@ -58,7 +58,7 @@ def run(folder: Path) -> dict[str, float]:
 
 
 def longest_silence(command: list[str], place: Path) -> tuple[float, float, str, int]:
-    """Seconds of a command and of its longest silence, the line before that, and the exit code; one too slow is ended."""
+    """Seconds of a command and of its longest silence, the line before it, and the exit code; a slow one is ended."""
     words = [str(Path(sys.executable).with_name("lodestar")), *command]
     began = time.monotonic()
     process = subprocess.Popen(
