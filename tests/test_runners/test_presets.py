@@ -6,7 +6,7 @@ import agents
 import rewards
 from runners.cli import presets
 from runners.cli.compose import compose
-from runners.run.config import UsageError
+from runners.run.config import RECORDING, UsageError
 
 CARTPOLE = "env=CartPole-v1"
 
@@ -114,7 +114,10 @@ def test_a_preset_on_top_speaks_to_the_agent_and_the_rewards_of_the_run_alone(st
 def test_the_settings_for_every_agent_fit_it(name, agent):
     env = "MiniGrid-Empty-5x5-v0" if agent in ("world_model", "sqirl") else "CartPole-v1"
     env = "Pendulum-v1" if agent in ("sac", "td3", "tqc", "crossq") else env
-    compose([f"env={env}", f"agent={agent}", f"preset={name}"])
+    arguments = [f"env={env}", f"agent={agent}", f"preset={name}"]
+    if agents.get(agent).driver == RECORDING:
+        arguments.append("data=recording.safetensors")
+    compose(arguments)
 
 
 @pytest.mark.parametrize("name", META)
