@@ -116,7 +116,8 @@ def test_the_settings_for_every_agent_fit_it(name, agent):
     env = "Pendulum-v1" if agent in ("sac", "td3", "tqc", "crossq") else env
     arguments = [f"env={env}", f"agent={agent}", f"preset={name}"]
     if agents.get(agent).driver == RECORDING:
-        arguments.append("data=recording.safetensors")
+        # The environment is the recording's.
+        arguments[0] = "data=pendulum"
     compose(arguments)
 
 
