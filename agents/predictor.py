@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from envs.masks import needed
+from envs.masks import require_mask
 from envs.transitions import map_obs
 from envs.types import Obs, StateDict
 from lodestar.files import regular, replacing, save_arrays
@@ -84,7 +84,7 @@ class Predictor(ABC):
             deterministic = self.mode
         arguments: list[Any] = [batch, state, np.asarray(episode_start, bool).reshape(n), deterministic]
         if self.masked:
-            arguments.append(needed(mask, self.action_space, n))
+            arguments.append(require_mask(mask, self.action_space, n))
         with torch.no_grad():
             actions, state = self._predict(*arguments)
         if single:

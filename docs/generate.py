@@ -25,7 +25,7 @@ import rewards
 from benchmarks.effects import VERDICTS, Effect, effects
 from benchmarks.results import read_rows
 from envs.family import families
-from lodestar.settings import described
+from lodestar.settings import settings_of
 from runners.cli import presets, verbs
 from runners.cli.command import OPTIONS, REST, argument_text
 from runners.cli.compose import HIDDEN
@@ -258,7 +258,7 @@ def options(config: type, prefix: str, hidden: Any = ()) -> str:
     """A table of a Config's fields."""
     needed = {f.name for f in dataclasses.fields(config) if f.default is MISSING and f.default_factory is MISSING}
     rows = ["| key | default | what it is | range |", "|---|---|---|---|"]
-    for name, default, declared in described(config):
+    for name, default, declared in settings_of(config):
         if name in hidden:
             continue
         key = f"{name.removesuffix(OPTIONS)}.<name>" if name.endswith(OPTIONS) else key_of(name)

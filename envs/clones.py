@@ -63,7 +63,7 @@ class Clones:
         # Number of environments -> the array program with so many.
         self._programs: dict[int, Any] = {}
         if not self.side_by_side:
-            snapshots.supported(self.env)
+            snapshots.refuse_unsupported(self.env)
         self.max_steps = step_limit(self.env)
 
     def rows(self, horizon: int) -> int:

@@ -218,7 +218,7 @@ def make_vec(
         common = {"max_episode_steps", "array", "device"}
         if not same_step:
             backend = "sync"
-        elif wrap is None and env_id in PROGRAMS and set(kwargs) <= _supported(env_id) | common:
+        elif wrap is None and env_id in PROGRAMS and set(kwargs) <= _supported_options(env_id) | common:
             backend = "batched"
         else:
             backend = "gym"
@@ -281,7 +281,7 @@ def make_batched(
     if num_threads < 1:
         raise ValueError(f"num_threads={num_threads} is out of range; give at least 1")
     program = PROGRAMS[env_id]
-    supported = _supported(env_id)
+    supported = _supported_options(env_id)
     for name in sorted(set(options) - supported):
         known = ", ".join(sorted(supported - set(MODALITY_OPTIONS))) or "none"
         raise ValueError(
@@ -309,7 +309,7 @@ def _program(path: str) -> Any:
         return load_env_creator(path)
 
 
-def _supported(env_id: str) -> frozenset[str]:
+def _supported_options(env_id: str) -> frozenset[str]:
     program = PROGRAMS[env_id]
     return program.arguments | program.modalities | family_of(spec_of(env_id)).options
 
@@ -362,7 +362,7 @@ def _import_module(module: str, env_id: str) -> None:
     # What importing executes may raise anything.
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and "[" in install_module(module):
-            raise ImportError(_needed(env_id, module, error)) from None
+            raise ImportError(_missing_package_sentence(env_id, module, error)) from None
         raise ValueError(
             f"cannot import {module!r} ({error}), but environment {env_id!r} asks for it; install it, or check the name"
         ) from None
@@ -424,12 +424,12 @@ def _import_family_of(name: str) -> None:
             except ImportError as error:
                 words = {env_id.partition("-")[0] for env_id in family.ids}
                 if name.partition("-")[0] in words:
-                    raise ImportError(_needed(name, family.module.partition(".")[0], error)) from None
+                    raise ImportError(_missing_package_sentence(name, family.module.partition(".")[0], error)) from None
         if name in registry:
             return
 
 
-def _needed(env_id: str, module: str, error: Exception) -> str:
+def _missing_package_sentence(env_id: str, module: str, error: Exception) -> str:
     return f"environment {env_id!r} needs the package {package_of(module)} ({error}); {install_module(module)}"
 
 
@@ -453,7 +453,7 @@ def options(env_id: str) -> dict[str, inspect.Parameter]:
     make_parameters = _parameters(make)
     reserved = make_parameters | _parameters(make_vec)
     parameters: dict[str, inspect.Parameter] = {}
-    for parameter in _declared(creator(env_id))[0]:
+    for parameter in _declared_parameters(creator(env_id))[0]:
         name = parameter.name
         if name in spec.kwargs:
             parameter = parameter.replace(default=spec.kwargs[name])
@@ -470,7 +470,7 @@ def options(env_id: str) -> dict[str, inspect.Parameter]:
 
 def is_open(env_id: str) -> bool:
     """Whether the constructor takes any other keyword argument too."""
-    return _declared(creator(env_id))[1]
+    return _declared_parameters(creator(env_id))[1]
 
 
 def creator(env_id: str) -> Callable[..., Any]:
@@ -484,7 +484,7 @@ def creator(env_id: str) -> Callable[..., Any]:
         return load_env_creator(point)
 
 
-def _declared(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], bool]:
+def _declared_parameters(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], bool]:
     """The parameters of a function, or of a class and the bases that its `**kwargs` go on to; whether it is open."""
     makers: list[Any] = [function]
     if inspect.isclass(function):

@@ -32,14 +32,14 @@ def sizes(space: spaces.Space) -> list[int]:
     return []
 
 
-def offered(env: gym.Env, info: Info) -> bool:
+def has_mask(env: gym.Env, info: Info) -> bool:
     """Whether an environment masks actions, by the info of a reset."""
     return bool(sizes(env.action_space)) and (MASK in info or env.has_wrapper_attr(METHOD))
 
 
 def with_method(env: gym.Env, info: Info) -> tuple[gym.Env, dict[str, Any]]:
     """An environment that has just been reset, in an `ActionMask` if it masks actions but has no method to ask."""
-    if not offered(env, info) or env.has_wrapper_attr(METHOD):
+    if not has_mask(env, info) or env.has_wrapper_attr(METHOD):
         return env, info
     masked = ActionMask(env)
     return masked, masked.begin(info)
@@ -52,7 +52,7 @@ def allows(mask: np.ndarray, groups: Sequence[int]) -> Any:
     return np.logical_or.reduceat(mask, starts, axis=-1).all(-1)
 
 
-def checked(mask: Any, groups: Sequence[int], place: str) -> np.ndarray:
+def check_mask(mask: Any, groups: Sequence[int], place: str) -> np.ndarray:
     """A mask as bool (n,), n the sum of `groups`; a `MaskFault` with `place` in its sentence."""
     n = sum(groups)
     fix = f'give bool ({n},), one entry an action, in info["{MASK}"] of every reset and step, or by {METHOD}()'
@@ -67,7 +67,7 @@ def checked(mask: Any, groups: Sequence[int], place: str) -> np.ndarray:
     return mask
 
 
-def needed(mask: Any, space: spaces.Space, rows: int) -> np.ndarray:
+def require_mask(mask: Any, space: spaces.Space, rows: int) -> np.ndarray:
     """The mask given to a policy that was trained with masks, of one observation or of `rows`, as bool (rows, n)."""
     if mask is None:
         raise ValueError(f'this policy was trained with action masks; give one: predict(obs, mask=info["{MASK}"])')
@@ -82,7 +82,7 @@ def needed(mask: Any, space: spaces.Space, rows: int) -> np.ndarray:
         if allows(allowed, groups).all():
             return allowed
     # One row at a time, slower, for a sentence that names the row that is wrong.
-    return np.stack([checked(row, groups, f"given to predict (row {i})") for i, row in enumerate(mask)])
+    return np.stack([check_mask(row, groups, f"given to predict (row {i})") for i, row in enumerate(mask)])
 
 
 def sample(space: spaces.Space, mask: np.ndarray | None = None) -> Any:
@@ -134,6 +134,6 @@ class ActionMask(Recorded):
             # No action follows, so a terminal mask may be absent or empty.
             self._mask = np.ones(sum(self._groups), bool)
         else:
-            self._mask = checked(mask, self._groups, f"at step {self._step} of the episode")
+            self._mask = check_mask(mask, self._groups, f"at step {self._step} of the episode")
         # A new dict: the environment may return its own again and again.
         return {**info, MASK: self._mask}

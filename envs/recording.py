@@ -73,7 +73,7 @@ def record(env: gym.Env | VectorEnv, act: Act | None, steps: int, seed: int = 0)
         step = envs.step(rollout.action[t])
         rollout.write(t, slice(0, envs.num_envs), *step)
         obs = step[0]
-        begins = rollout.restarted[t]
+        begins = rollout.restarts[t]
     fields = frozenset({"next_obs", *(f"obs_{name}" for name in modality_names)})
     return by_environment(rollout.transitions(fields))
 

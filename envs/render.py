@@ -99,7 +99,7 @@ def frame(env: gym.Env, size: int) -> np.ndarray:
         # The family's shorter way to the same pixels.
         image = env.get_wrapper_attr("small_frame")(size)
     if image is None:
-        image = resize(drawn(env), size)
+        image = resize(render_picture(env), size)
     refuse_single_colour(env, image)
     return image
 
@@ -111,7 +111,7 @@ def picture(env: gym.Env, side: int) -> np.ndarray:
     """
     from PIL import Image
 
-    image = drawn(env)
+    image = render_picture(env)
     refuse_single_colour(env, image)
     height, width = image.shape[:2]
     scale = side / max(height, width)
@@ -120,7 +120,7 @@ def picture(env: gym.Env, side: int) -> np.ndarray:
     return np.array(original.resize(new_size, resample=PILLOW_BOX))
 
 
-def drawn(env: gym.Env) -> np.ndarray:
+def render_picture(env: gym.Env) -> np.ndarray:
     """What an environment renders, (H, W, 3); a RuntimeError if it is no image."""
     image: Any = env.render()
     if isinstance(image, np.ndarray) and image.ndim == 3:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from envs.transitions import Infos, Transitions, final_rows, map_obs, modality, put, saved
+from envs.transitions import Infos, Transitions, final_rows, map_obs, modalities_state, modality, put
 from envs.types import MODALITIES, Array, Obs, StateDict
 
 
@@ -70,7 +70,7 @@ class Cursor:
         return {f"obs_{name}": value for name, value in self.modalities.items()}
 
     def state_dict(self) -> StateDict:
-        return {"step": self.step, "shown": saved(self.modalities), "resetting": self.resetting}
+        return {"step": self.step, "shown": modalities_state(self.modalities), "resetting": self.resetting}
 
     def load_state_dict(self, state: StateDict) -> None:
         self.step = np.array(state["step"])

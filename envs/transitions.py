@@ -268,7 +268,7 @@ class Rollout:
         return ended & self.valid
 
     @property
-    def restarted(self) -> np.ndarray:
+    def restarts(self) -> np.ndarray:
         """Bool (T, N): the observation after this step is the first of an episode."""
         if self.same_step:
             return self.ended
@@ -278,7 +278,7 @@ class Rollout:
         """Int64 (T, N): each row's step within its episode."""
         rows = np.arange(self.length)[:, None]
         starts = np.zeros((self.length, self.n), bool)
-        starts[1:] = self.restarted[:-1]
+        starts[1:] = self.restarts[:-1]
         last = np.maximum.accumulate(np.where(starts, rows, -1), axis=0)
         return np.where(last >= 0, rows - last, rows + self.first_step)
 
@@ -340,7 +340,7 @@ class Rollout:
 
     def follow(self, before: "Rollout") -> None:
         """Begin where another rollout ended, which stays as it is."""
-        self.first_step = np.where(before.restarted[-1], 0, before.steps()[-1] + 1)
+        self.first_step = np.where(before.restarts[-1], 0, before.steps()[-1] + 1)
         self.resetting = before.resetting.copy()
         self.modality_names = before.modality_names
         put(self.obs, 0, map_obs(lambda x: x[-1], before.obs))
@@ -359,7 +359,7 @@ class Rollout:
             "obs": map_obs(lambda x: x[0].copy(), self.obs),
             "first_step": self.first_step,
             "resetting": self.resetting,
-            "shown": saved(first_row),
+            "shown": modalities_state(first_row),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -392,7 +392,7 @@ def modality(name: str, value: Any) -> np.ndarray:
     return np.asarray(value, kinds.get(name))
 
 
-def saved(modalities: Mapping[str, np.ndarray]) -> StateDict:
+def modalities_state(modalities: Mapping[str, np.ndarray]) -> StateDict:
     """Modalities as plain data for a checkpoint."""
     state: StateDict = dict(modalities)
     if "text" in state:

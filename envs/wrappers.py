@@ -49,7 +49,7 @@ class EpisodeStatistics(Recorded):
         obs, info = self.env.reset(seed=seed, options=options)
         if not self._is_mask_known:
             self._is_mask_known = True
-            if masks.offered(self.env, info):
+            if masks.has_mask(self.env, info):
                 masked = masks.ActionMask(self.env)
                 self.env = masked
                 info = masked.begin(info)

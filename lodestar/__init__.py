@@ -338,8 +338,8 @@ def wrap(env: Any, reward: Any, *, update_every: int | None = None, **options: A
     import gymnasium
     from gymnasium.vector import VectorEnv
 
-    from rewards.adapters.guided import guided, guides
-    from rewards.adapters.observe import observed, require_modalities
+    from rewards.adapters.guided import add_guides, guides
+    from rewards.adapters.observe import add_modalities, require_modalities
     from rewards.mix.mix import Mix
 
     mix = reward if isinstance(reward, Mix) else make_reward(reward, env, **options)
@@ -349,14 +349,14 @@ def wrap(env: Any, reward: Any, *, update_every: int | None = None, **options: A
     if isinstance(env, gymnasium.Env):
         from rewards.adapters.gym import RewardWrapper
 
-        env = observed(env, mix)
+        env = add_modalities(env, mix)
         require_modalities(env, mix)
-        return RewardWrapper(guided(env, mix), mix, **intervals)
+        return RewardWrapper(add_guides(env, mix), mix, **intervals)
     if isinstance(env, VectorEnv):
         from rewards.adapters.gym import VectorRewardWrapper
         from rewards.adapters.observe import observed_vector
 
-        return VectorRewardWrapper(guided(observed_vector(env, mix), mix), mix, **intervals)
+        return VectorRewardWrapper(add_guides(observed_vector(env, mix), mix), mix, **intervals)
     from rewards.adapters.sb3 import RewardVecEnv
 
     guiding = list(guides(mix))

@@ -1,7 +1,7 @@
 """Reading and writing in folders that others may have filled: regular files of a bounded size, and no links.
 
 A run from elsewhere may hold a pipe that never answers, a device that never ends, a link, or more than fits into
-memory. So every read of one goes through `opened`:
+memory. So every read of one goes through `open_file`:
 
     config = read_text(run / "config.yaml")
     with opened_text(run / "metrics.csv") as file: rows = list(csv.reader(file))
@@ -42,7 +42,7 @@ class NoRegularFile(OSError):
     """A pipe, a device, a link, a folder, or a file larger than anything that belongs there."""
 
 
-def opened(path: str | Path, most: int = SMALL) -> io.BufferedReader:
+def open_file(path: str | Path, most: int = SMALL) -> io.BufferedReader:
     """A regular file of at most `most` bytes, opened for reading; a `NoRegularFile` if it is none, or larger."""
     return os.fdopen(_open_descriptor(Path(path), _READ, most), "rb")
 
@@ -56,25 +56,25 @@ def why_unread(path: str, error: Exception) -> str:
     return f"cannot be read ({getattr(error, 'strerror', None) or error})"
 
 
-def appended(path: str | Path) -> io.BufferedWriter:
-    """A regular file, new or not, opened to write behind its end; raises as `opened` does."""
+def open_to_append(path: str | Path) -> io.BufferedWriter:
+    """A regular file, new or not, opened to write behind its end; raises as `open_file` does."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     return os.fdopen(_open_descriptor(Path(path), flags, None), "ab")
 
 
-def opened_text(path: str | Path, most: int = LARGE) -> io.TextIOWrapper:
-    """As `opened`, for `csv`: text with its ends of lines, bytes that are no UTF-8 as question marks."""
-    return io.TextIOWrapper(opened(path, most), encoding="utf-8-sig", errors="replace", newline="")
+def open_text_file(path: str | Path, most: int = LARGE) -> io.TextIOWrapper:
+    """As `open_file`, for `csv`: text with its ends of lines, bytes that are no UTF-8 as question marks."""
+    return io.TextIOWrapper(open_file(path, most), encoding="utf-8-sig", errors="replace", newline="")
 
 
 def read_bytes(path: str | Path, most: int = SMALL) -> bytes:
-    """All of a file; raises as `opened` does."""
-    with opened(path, most) as file:
+    """All of a file; raises as `open_file` does."""
+    with open_file(path, most) as file:
         return file.read(most)
 
 
 def read_text(path: str | Path, most: int = SMALL, errors: str = "replace") -> str:
-    """All of a file in UTF-8, ends of lines as they are; raises as `opened` does."""
+    """All of a file in UTF-8, ends of lines as they are; raises as `open_file` does."""
     return read_bytes(path, most).decode("utf-8", errors)
 
 
@@ -93,8 +93,8 @@ def file_stems(folder: Path, pattern: str) -> list[str]:
 
 
 def regular(path: str | Path, most: int = HUGE) -> Path:
-    """The path, if `opened` would open it."""
-    opened(path, most).close()
+    """The path, if `open_file` would open it."""
+    open_file(path, most).close()
     return Path(path)
 
 

@@ -268,7 +268,7 @@ def _inherit(own: Setting, base: Setting) -> Setting:
     return dataclasses.replace(ranged, help=own.help or base.help, tune=tune, otherwise=otherwise)
 
 
-def described(config: type) -> Iterator[tuple[str, Any, Setting]]:
+def settings_of(config: type) -> Iterator[tuple[str, Any, Setting]]:
     """(name, default, declaration) of every field, for help, docs and tuning; None where there is no default.
 
     Example:

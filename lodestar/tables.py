@@ -26,7 +26,7 @@ def _read_entry_points(group: str, path: tuple[str, ...]) -> EntryPoints:
     return entry_points(group=group)
 
 
-def installed(group: str) -> EntryPoints:
+def installed_entry_points(group: str) -> EntryPoints:
     """Entry points; the metadata of all packages is read once for each `sys.path`, as it takes 10 ms."""
     return _read_entry_points(group, tuple(sys.path))
 
@@ -59,7 +59,7 @@ class Table(Generic[T]):
         self.files: dict[str, str] = {}
 
     def plugins(self) -> dict[str, EntryPoint]:
-        return {entry.name: entry for entry in installed(self.group)}
+        return {entry.name: entry for entry in installed_entry_points(self.group)}
 
     def names(self) -> list[str]:
         with_repetitions = [*self.ours, *self.registered, *self.plugins()]
@@ -141,7 +141,7 @@ class Table(Generic[T]):
         name = self.name_of(name)
         if name in self.registered:
             return self.registered[name]
-        plugins = installed(self.group).select(name=name)
+        plugins = installed_entry_points(self.group).select(name=name)
         if name in self.ours and plugins:
             raise ValueError(
                 f"the {self.kind} {name!r} is built in, and {plugins[name].value} is installed under the same name; "

@@ -143,11 +143,11 @@ class _Check:
     def build(self, *, seed: int, observation_space: gym.Space | None = None) -> Reward:
         space = observation_space or self.observation_space
         config = copy.deepcopy(self.config)
-        with self.guarded("building it"):
+        with self.guard("building it"):
             return self.kind(config, space, self.action_space, seed=seed, device=self.device)
 
     @contextmanager
-    def guarded(self, what: str, batch: Transitions | None = None) -> Iterator[None]:
+    def guard(self, what: str, batch: Transitions | None = None) -> Iterator[None]:
         """Within it runs the reward's own code, which leaves the process and what it is handed as they are."""
         # The settings are put back also after an error, so that the next check does not blame another reward.
         before = process_settings()
@@ -164,11 +164,11 @@ class _Check:
             self.fail(f"{what} wrote into the batch it was given; change a copy of its arrays instead")
 
     def update(self, reward: Reward, batch: Transitions) -> dict[str, float]:
-        with self.guarded("update", batch):
+        with self.guard("update", batch):
             return reward.update(batch)
 
     def scan(self, batch: Transitions, memory: Memory) -> tuple[np.ndarray, Memory]:
-        with self.guarded("scan", batch):
+        with self.guard("scan", batch):
             return self.reward.scan(batch, memory)
 
     def score(self, batch: Transitions, reward: Reward | None = None) -> np.ndarray:
@@ -183,7 +183,7 @@ class _Check:
         """The bare scores of a flat batch, and the memory that comes with them."""
         reward = reward or self.reward
         arguments = (batch, memory) if self.has_memory else (batch,)
-        with self.guarded("score", batch):
+        with self.guard("score", batch):
             scored: Any = reward.score(*arguments)
         if self.has_memory:
             form = f"with initial_memory score must return (scores, memory); it returned {_kind(scored)}"
@@ -440,7 +440,7 @@ class _Check:
         states = []
         # The second differs from the first in the global generators alone, the third in the reward's seed alone.
         for seed, global_seed in ((0, 1), (0, 2), (1, 1)):
-            with seeded(global_seed):
+            with seed_generators(global_seed):
                 reward = self.build(seed=seed)
                 self.update(reward, self.rollout)
                 states.append(generator_states())
@@ -571,7 +571,7 @@ def generator_states() -> list[Any]:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seed_generators(seed: int) -> Iterator[None]:
     """All of them seeded with `seed` within the context; afterwards they are as before."""
     python_state, numpy_state, torch_state = generator_states()
     random.seed(seed)

@@ -29,14 +29,14 @@ import numpy as np
 from gymnasium.spaces import flatten
 
 from envs.datasets import Dataset, from_sb3, read
-from envs.datasets.dataset import fitted
+from envs.datasets.dataset import in_env_types
 from envs.family import family_of
 from envs.make import make
 from envs.masks import sample
 from envs.recording import episodes, save
 from envs.recording import record as recorded
 from envs.snapshots.s3rl import Snapshots
-from envs.snapshots.snapshots import State, get_state, supported
+from envs.snapshots.snapshots import State, get_state, refuse_unsupported
 from envs.transitions import Transitions, map_obs
 from lodestar.settings import Settings, setting
 from runners.cli.command import Command
@@ -176,7 +176,7 @@ def read_others(config: RecordConfig) -> tuple[Transitions, dict[str, Any]]:
         if dataset is not None:
             batch = dataset.transitions(env, config.steps)
         elif env is not None:
-            batch = fitted(batch, env)
+            batch = in_env_types(batch, env)
     meta = {"env": env_id, "env_options": source_options | config.env_options, "from": source, "signals": []}
     return batch[: config.steps], {**meta, **about, "notes": notes}
 
@@ -257,7 +257,7 @@ def acting(model: Any, action_space: Any, noise: float, seed: int) -> Callable[.
 
 def remembering(env: gym.Env, act: Any, every: int, states: list[tuple[State, np.ndarray]]) -> Callable[..., Any]:
     """The policy `act`, None for a random one, that adds one in `every` states it acts in to `states`, with its obs."""
-    supported(env)
+    refuse_unsupported(env)
     steps = itertools.count()
 
     def act_and_remember(obs: Any, begins: Any, *masks: Any) -> Any:

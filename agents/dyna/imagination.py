@@ -152,7 +152,7 @@ class Imagination(Stateful):
         horizon = self.config.distribution_horizon
         if not is_svg:
             horizon = self.horizon(timesteps)
-            self.buffer.refitted()
+            self.buffer.forget_old_fits()
         n_steps = torch.zeros((), device=self.device)
         diverged = torch.zeros((), device=self.device)
         penalty = torch.zeros((), device=self.device)
@@ -271,7 +271,7 @@ def _weighted_penalty(measure: Callable[[Predicted], Tensor], weight: float, pre
 
 
 class ImaginedBuffer(Stateful):
-    """A ring of imagined transitions, scored when sampled; kept for `retain` fits of the model, see `refitted`."""
+    """A ring of imagined transitions, scored when sampled; kept for `retain` fits, see `forget_old_fits`."""
 
     saved = ("written", "_fits", "_dropped", "_generator")
 
@@ -316,7 +316,7 @@ class ImaginedBuffer(Stateful):
         self.table[places] = newest
         self.written += len(newest)
 
-    def refitted(self) -> None:
+    def forget_old_fits(self) -> None:
         """The model has been fitted: forget what was imagined before the last `retain` fits."""
         self._fits.append(self.written)
         if len(self._fits) == self._fits.maxlen:

@@ -100,7 +100,7 @@ class Cell(nn.Module):
             states.append(state)
         return {name: torch.stack([s[name] for s in states]) for name in state}
 
-    def _expected(self, h: Tensor, sample: bool) -> Tensor:
+    def _expected_latent(self, h: Tensor, sample: bool) -> Tensor:
         """The latent that the memory (B, H) predicts: a sample of the prior, or its likeliest value."""
         uniforms = None
         if sample:
@@ -226,7 +226,7 @@ class RSSM(Cell):
         gates = F.linear(h, weight, bias)
         action_part = self.from_action(action)
         h = self._remember(h, gates, state["z"], action_part)
-        return {"h": h, "z": self._expected(h, sample)}
+        return {"h": h, "z": self._expected_latent(h, sample)}
 
     def _remember(self, h: Tensor, gates: Tensor, z: Tensor, action_part: Tensor) -> Tensor:
         """The GRU; `gates` is the memory's part of them, `action_part` the action's part of the input."""
@@ -296,7 +296,7 @@ class SSM(Cell):
             x, after = recurrence(x, before)
             sums.append(after[0])
         h = x[0]
-        return {"h": h, "z": self._expected(h, sample), "s": torch.cat(sums, -1)}
+        return {"h": h, "z": self._expected_latent(h, sample), "s": torch.cat(sums, -1)}
 
     def _layer_sums(self, state: State) -> tuple[Tensor, ...]:
         """The sums (B, memory) of each layer."""

@@ -267,7 +267,7 @@ def imagine(
         stopped = ~alive
         next_obs = torch.where(alive[:, None], inside, obs)
         task = outcome.reward.masked_fill(stopped, 0)
-        terminated = alive & _ended(ends, outcome, obs, action, next_obs)
+        terminated = alive & _terminates(ends, outcome, obs, action, next_obs)
         reward = reward_function(obs, action, next_obs, task, terminated, first_step + t)
         reward = reward.masked_fill(stopped, 0)
         if row_penalty is None:
@@ -358,7 +358,7 @@ def _contain(obs: Tensor, box: tuple[Tensor, Tensor, Tensor, Tensor] | None) -> 
     return obs.clamp(low, high), distance > 0.5 + FAR_WIDTHS
 
 
-def _ended(ends: Ends | None, outcome: Predicted, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
+def _terminates(ends: Ends | None, outcome: Predicted, obs: Tensor, action: Tensor, next_obs: Tensor) -> Tensor:
     """Bool (B,), by the environment's rule, else as the model has learned it, else never."""
     if ends is not None:
         return ends(obs, action, next_obs)

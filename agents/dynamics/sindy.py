@@ -122,7 +122,7 @@ class Sindy(Stateful):
         if self.members == 1:
             out = state["coefficients"][0] @ self.library(variables)
         elif sample:
-            out = self._sampled(variables)
+            out = self._sampled_changes(variables)
         else:
             out = state["middle"] @ self.library(variables)
         next_obs = (obs + out[:-1].T).clamp(state["low"], state["high"])
@@ -181,7 +181,7 @@ class Sindy(Stateful):
         if not _is_finite(*rows):
             return None
         before = self._state
-        self._state = self._scaled(*rows)
+        self._state = self._scaled_state(*rows)
         self.circles = _circles(rows[0])
         coefficients = self._coefficients(*training)
         if not _is_finite(coefficients):
@@ -255,7 +255,7 @@ class Sindy(Stateful):
         scaled = (obs - self._state["shift"]) / self._state["scale"]
         return torch.cat([scaled, action], -1).T
 
-    def _sampled(self, variables: Tensor) -> Tensor:
+    def _sampled_changes(self, variables: Tensor) -> Tensor:
         """Changes and reward (D + 1, B), each row by a random member; every member has an equal share of the rows."""
         count = variables.shape[1]
         k = self.members
@@ -279,7 +279,7 @@ class Sindy(Stateful):
         scale = self._state["scale"]
         return torch.cat([(obs - mean) / scale, action, (next_obs - mean) / scale], -1)
 
-    def _scaled(self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor) -> dict[str, Tensor]:
+    def _scaled_state(self, obs: Tensor, action: Tensor, next_obs: Tensor, task: Tensor) -> dict[str, Tensor]:
         """The state with means, scales and bounds of these rows."""
         both = torch.cat([obs, next_obs])
         low = both.amin(0)

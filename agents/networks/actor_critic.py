@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 MASKED = -1e8
 
 
-def masked(outputs: Tensor, mask: Any) -> Tensor:
+def mask_outputs(outputs: Tensor, mask: Any) -> Tensor:
     """Logits or values (..., n) with `MASKED` where the mask, bool (..., n), is False; as they are without one."""
     if mask is None:
         return outputs

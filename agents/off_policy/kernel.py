@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from lodestar.numerics.kernel import HALF, ONE, ZERO, F, adam, compiled, padded, product, transpose
+from lodestar.numerics.kernel import HALF, ONE, ZERO, F, adam, compiled, padded_columns, product, transpose
 
 TWO = F(2)
 LOG2 = F(math.log(2))
@@ -123,7 +123,7 @@ def gather(source, begin, size, mean, scale, x):
 
 @compiled
 def sample(out, noise, low, high, action, squeezed, deviation, log_prob, size):
-    """As `agents.off_policy.sac.squashed`: actions (A, B) of a Gaussian behind a tanh, and their log-densities.
+    """As `agents.off_policy.sac.squash`: actions (A, B) of a Gaussian behind a tanh, and their log-densities.
 
     `squeezed` (A, B) becomes the tanh of the raw log deviations, `deviation` (A, B) the deviation times the noise.
     """
@@ -146,7 +146,7 @@ def sample(out, noise, low, high, action, squeezed, deviation, log_prob, size):
 @compiled
 def make_net(sizes, members, wide):
     """Networks of these layers with memory for a minibatch, as `forward` and `backward` take them."""
-    block = padded(sizes.max()) * wide
+    block = padded_columns(sizes.max()) * wide
     return members, sizes, np.zeros(members * (len(sizes) - 1) * block, F), block
 
 
@@ -257,13 +257,13 @@ def soft_actor_critic(
     zero = np.int64(0)
     inputs = obs.shape[1]
     actions = action.shape[1]
-    wide = padded(size)
+    wide = padded_columns(size)
     critics = make_net(critic_sizes, members, wide)
     policy = make_net(actor_sizes, np.int64(1), wide)
-    row_length = max(padded(critic_sizes.max()), padded(actor_sizes.max()))
+    row_length = max(padded_columns(critic_sizes.max()), padded_columns(actor_sizes.max()))
     slopes = np.zeros(2 * row_length * wide, F)
     scratch = (slopes, np.zeros(wide * row_length, F), row_length)
-    x = np.zeros((padded(inputs + actions) + 1, wide), F)
+    x = np.zeros((padded_columns(inputs + actions) + 1, wide), F)
     flat_x = x.reshape(-1)
     own_action = x[inputs:][:actions]
     policy_place = output_places(policy)[0]
@@ -335,11 +335,11 @@ def deep_q(
     """
     inputs = obs.shape[1]
     actions = action.shape[1]
-    wide = padded(size)
+    wide = padded_columns(size)
     critics = make_net(sizes, members, wide)
-    row_length = padded(sizes.max())
+    row_length = padded_columns(sizes.max())
     scratch = (np.zeros(2 * row_length * wide, F), np.zeros(wide * row_length, F), row_length)
-    x = np.zeros((padded(inputs) + 1, wide), F)
+    x = np.zeros((padded_columns(inputs) + 1, wide), F)
     flat_x = x.reshape(-1)
     q = critics[2]
     places = output_places(critics)

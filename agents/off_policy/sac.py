@@ -351,7 +351,7 @@ class Critics(Stateful):
         return change.square().mean(-1).sum()
 
 
-def squashed(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def squash(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Actions of a tanh Gaussian, and their log-densities, of means and raw log stds (..., 2A), and noise (..., A)."""
     mean, raw = outputs.chunk(2, -1)
     log_std = MIN_LOG_STD + LOG_STD_HALF_RANGE * (torch.tanh(raw) + 1)
@@ -417,7 +417,7 @@ class SoftActorCritic(Critics):
         outputs = self.actor(self.inputs(obs))[0]
         noise = torch.empty_like(outputs[..., : self.action_size])
         noise.normal_(generator=self.generator)
-        return squashed(outputs, noise)
+        return squash(outputs, noise)
 
     @torch.no_grad()
     def act(self, obs: Tensor, deterministic: bool = False) -> Tensor:

@@ -24,7 +24,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from torch import Tensor
 
 from agents.base import BaseAgent, OnStep, TaskScorer
-from agents.networks.actor_critic import Actions, Inputs, masked
+from agents.networks.actor_critic import Actions, Inputs, mask_outputs
 from agents.ppo.collector import Collector
 from agents.ppo.config import PPOConfig
 from agents.ppo.device import collector_class
@@ -246,8 +246,8 @@ class PPO(BaseAgent):
         stream_rewards = [scaled[name] for name in self.scorer.streams]
         first_timestep = timesteps - transitions.valid.size
         row_timesteps = first_timestep + rollout.n * np.arange(rollout.length)[:, None]
-        scheduled = self.scorer.weights(row_timesteps).values()
-        stream_weights = [np.broadcast_to(weight, transitions.shape) for weight in scheduled]
+        scheduled_value = self.scorer.weights(row_timesteps).values()
+        stream_weights = [np.broadcast_to(weight, transitions.shape) for weight in scheduled_value]
         for penalty in self.penalties:
             stream_rewards.append(penalty.reward(self, collector, transitions.valid))
             stream_weights.append(np.full(transitions.shape, penalty.weight))
@@ -396,7 +396,7 @@ class PPO(BaseAgent):
             unrolled, last = policy.unroll(features[None], on_device(hidden), on_device(starts)[None])
             features = unrolled[0]
             state = last.cpu().numpy()
-        outputs = masked(policy.heads(features)[0], mask)
+        outputs = mask_outputs(policy.heads(features)[0], mask)
         if deterministic:
             return actions.to_env(actions.mode(outputs).cpu().numpy()), state
         noise = on_device(actions.draw(self.rng, len(outputs)))

@@ -11,7 +11,7 @@ import torch
 from agents.base import Episodes, has_reset
 from agents.networks.actor_critic import correlate
 from agents.ppo.seams import Batch, Targets
-from envs.masks import allows, checked
+from envs.masks import allows, check_mask
 from envs.transitions import OneGroup, OnNan, Rollout, map_obs, refuse
 from envs.types import MASK, MODALITIES
 from lodestar.state import Stateful
@@ -112,7 +112,7 @@ class Collector(Stateful):
     def _begin(self, obs: Any, infos: Any) -> None:
         self.masked = MASK in infos and self.uses_masks and bool(self.actions.sizes)
         if self.masked:
-            checked(infos[MASK][0], self.actions.sizes, "of environment 0 at step 0 of its episode")
+            check_mask(infos[MASK][0], self.actions.sizes, "of environment 0 at step 0 of its episode")
             self._read_masks()
         self.rollout.begin(obs, infos)
         self.starts[0] = True
@@ -218,9 +218,9 @@ class Collector(Stateful):
         if not has_action.all():
             row = group.start + int(np.argmin(has_action))
             step = 0
-            if t > 0 and not rollout.restarted[t - 1, row]:
+            if t > 0 and not rollout.restarts[t - 1, row]:
                 step = int(rollout.steps()[t - 1, row]) + 1
-            checked(
+            check_mask(
                 rollout.modalities[MASK][t, row],
                 choices,
                 f"of environment {row} at step {step} of its episode",

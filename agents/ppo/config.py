@@ -75,7 +75,7 @@ class CoreSettings(Settings):
         "auto | numba | numpy | eager",
     )
 
-    def scheduled(self, name: str, timesteps: int, total_timesteps: int) -> float:
+    def scheduled_value(self, name: str, timesteps: int, total_timesteps: int) -> float:
         """The value of one of `SCHEDULED` after so many environment steps of a training of `total_timesteps`."""
         schedule = Schedule(getattr(self, name), self.prefix + name, total_timesteps)
         value = float(schedule(timesteps))

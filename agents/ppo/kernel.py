@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lodestar.numerics.kernel import HALF, ONE, ZERO, F, adam, compiled, padded, product, transpose
+from lodestar.numerics.kernel import HALF, ONE, ZERO, F, adam, compiled, padded_columns, product, transpose
 
 # The columns of a `Targets`: log-probability when acting, advantage, and from the third on returns.
 TARGET_LOG_PROB = 0
@@ -215,9 +215,9 @@ def epochs(
 
     # The widths of memory, in whole tiles: rows of a minibatch, units of a layer, inputs. A block is
     # what a layer's units take; those of the policy's layers come first, then those of the values'.
-    wide = padded(size)
-    lines = padded(most_units)
-    across = padded(inputs)
+    wide = padded_columns(size)
+    lines = padded_columns(most_units)
+    across = padded_columns(inputs)
     block = lines * wide
 
     # Observations as rows and as columns; h of one layer as rows.
@@ -250,7 +250,7 @@ def epochs(
     for epoch in range(order.shape[0]):
         for begin in range(0, order.shape[1], size):
             count = min(size, order.shape[1] - begin)
-            width = padded(count)
+            width = padded_columns(count)
 
             # Gather the minibatch.
             average = ZERO
@@ -327,7 +327,7 @@ def epochs(
                     if layer == 0:
                         product(back, d, wide, one, rows_x, zero, across, grad, weights, below, n, below, count)
                     else:
-                        transpose(hidden, at - block, wide, flipped, zero, lines, padded(below), width)
+                        transpose(hidden, at - block, wide, flipped, zero, lines, padded_columns(below), width)
                         product(back, d, wide, one, flipped, zero, lines, grad, weights, below, n, below, count)
                         product(value, weights, one, below, back, d, wide, back, spare, wide, below, width, n)
                         d, spare = spare, d

@@ -113,9 +113,9 @@ class Learner(ABC):
 
     def follow(self, timesteps: int, total_timesteps: int) -> None:
         """Take what the schedules of the settings say after so many environment steps."""
-        self.learning_rate = self.config.scheduled("learning_rate", timesteps, total_timesteps)
-        self.clip_range = self.config.scheduled("clip_range", timesteps, total_timesteps)
-        self.entropy_weight = self.config.scheduled("entropy_weight", timesteps, total_timesteps)
+        self.learning_rate = self.config.scheduled_value("learning_rate", timesteps, total_timesteps)
+        self.clip_range = self.config.scheduled_value("clip_range", timesteps, total_timesteps)
+        self.entropy_weight = self.config.scheduled_value("entropy_weight", timesteps, total_timesteps)
 
     @abstractmethod
     def act(self, vector: Any, pixels: Any, noise: np.ndarray, mask: Any = None, *memory: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.networks.actor_critic import cosines, masked, stream_gradients
+from agents.networks.actor_critic import cosines, mask_outputs, stream_gradients
 from agents.ppo.config import PPOConfig
 from agents.ppo.seams import Batch, Learner, ScoredRollout, Targets
 from lodestar.numerics.compiled import say
@@ -128,7 +128,7 @@ class TorchUpdate(Learner):
             unrolled, self.hidden[group] = net.unroll(features[None], memory, empty)
             features = unrolled[0]
         outputs, values = net.heads(features)
-        outputs = masked(outputs, mask)
+        outputs = mask_outputs(outputs, mask)
         action = self.actions.sample(outputs, net.log_std, self.tensor(noise))
         log_prob, _ = self.actions.log_prob(outputs, net.log_std, action)
         return action, values, log_prob
@@ -158,7 +158,7 @@ class TorchUpdate(Learner):
         host_values = values.cpu().numpy()
         if action is None:
             return host_values, np.empty(0, np.float32)
-        outputs = masked(outputs[: len(action)], mask)
+        outputs = mask_outputs(outputs[: len(action)], mask)
         log_prob, _ = self.actions.log_prob(outputs, self.net.log_std, self.tensor(action))
         return host_values, log_prob.cpu().numpy()
 
@@ -225,7 +225,7 @@ class TorchUpdate(Learner):
         outputs, values = self._outputs(batch, index)
         if batch.mask is not None:
             mask = self.tensor(batch.mask)[index]
-            outputs = masked(outputs, mask)
+            outputs = mask_outputs(outputs, mask)
         action = self.tensor(batch.action)[index]
         targets = self.tensor(batch.targets.rows)[index]
         return outputs, values, action, Targets(targets)
@@ -249,7 +249,7 @@ class TorchUpdate(Learner):
         unrolled, _ = self.net.unroll(features, hidden, starts)
         outputs, values = self.net.heads(unrolled.flatten(0, 1))
         if batch.mask is not None:
-            outputs = masked(outputs, rows_of(batch.mask))
+            outputs = mask_outputs(outputs, rows_of(batch.mask))
         # Rows that only reset an environment teach nothing.
         rows = torch.nonzero(rows_of(batch.valid)).flatten()
         action = rows_of(batch.action)[rows]

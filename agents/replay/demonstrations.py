@@ -26,7 +26,7 @@ from torch import Tensor
 
 from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay, Rows
-from envs.datasets.dataset import recorded
+from envs.datasets.dataset import recorded_transitions
 from envs.steps import Chunk
 from envs.transitions import Transitions
 from envs.types import MODALITY_FIELDS, Options, ReplayScorer
@@ -37,7 +37,7 @@ MAX_BEST_ROWS = 20_000
 
 def demonstrations(path: str, encoding: SpaceEncoding, scorer: ReplayScorer) -> Transitions:
     """The transitions (M,) of the recording that `agent.demos` names; a ValueError if it does not fit the run."""
-    batch = recorded(path, "agent.demos", encoding.observation_space, encoding.action_space)
+    batch = recorded_transitions(path, "agent.demos", encoding.observation_space, encoding.action_space)
     for name in sorted(scorer.requires.intersection(MODALITY_FIELDS)):
         if getattr(batch, name) is None:
             raise ValueError(

@@ -13,8 +13,8 @@ from sb3_contrib import MaskablePPO
 from stable_baselines3 import DQN
 from torch import Tensor
 
-from agents.networks.actor_critic import masked
-from envs.masks import needed, sample
+from agents.networks.actor_critic import mask_outputs
+from envs.masks import require_mask, sample
 from envs.steps import innermost
 from envs.types import MASK, Obs
 
@@ -29,7 +29,7 @@ def _batch_tensors(policy: Any, obs: Obs) -> tuple[Any, int]:
 class MaskedDQN(DQN):
     """DQN with a relabelling replay; `masked`: whether the environments mask actions, as their first reset says."""
 
-    masked = False
+    mask_outputs = False
     # Bool (N, n), of the observations to act on next.
     _mask: np.ndarray | None = None
 
@@ -83,14 +83,14 @@ class MaskedDQN(DQN):
         if not self.masked:
             return super().predict(observation, state, episode_start, deterministic)
         obs, n_rows = _batch_tensors(self.policy, observation)
-        mask = needed(mask, self.action_space, n_rows)
+        mask = require_mask(mask, self.action_space, n_rows)
         # SB3 draws from NumPy's global generator, too.
         if not deterministic and np.random.rand() < self.exploration_rate:  # noqa: NPY002
             actions = self._random_actions(mask)
         else:
             self.policy.set_training_mode(False)
             with torch.no_grad():
-                actions = masked(self.q_net(obs), mask).argmax(1).cpu().numpy()
+                actions = mask_outputs(self.q_net(obs), mask).argmax(1).cpu().numpy()
         if not self.policy.is_vectorized_observation(observation):
             actions = actions[0]
         return actions, state
@@ -108,13 +108,13 @@ class MaskedDQN(DQN):
 
     def _mask_next_values(self, net: Any, inputs: Any, values: Tensor) -> Tensor:
         buffer: Any = self.replay_buffer
-        return masked(values, buffer.columns[MASK][buffer.sampled])
+        return mask_outputs(values, buffer.columns[MASK][buffer.sampled])
 
 
 class MaskedPPO(MaskablePPO):
     """sb3-contrib's MaskablePPO, which refuses to act without a mask."""
 
-    masked = True
+    mask_outputs = True
 
     def predict(  # type: ignore[override]
         self,
@@ -129,5 +129,5 @@ class MaskedPPO(MaskablePPO):
         if mask is None:
             mask = action_masks
         _, n_rows = _batch_tensors(self.policy, observation)
-        mask = needed(mask, self.action_space, n_rows)
+        mask = require_mask(mask, self.action_space, n_rows)
         return super().predict(observation, state, episode_start, deterministic, action_masks=mask)

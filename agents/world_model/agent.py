@@ -128,7 +128,7 @@ class WorldModel(BaseAgent):
                 return False
             reward_learned = self.replay.metrics is not self._learned_from
             self._learned_from = self.replay.metrics
-            if len(self.replay) < self.config.learning_starts or not self._filled:
+            if len(self.replay) < self.config.learning_starts or not self._is_filled:
                 continue
             # The reward has learned, so earlier steps may have other rewards now.
             if reward_learned:
@@ -147,7 +147,7 @@ class WorldModel(BaseAgent):
             self._n_updates += 1
 
     @property
-    def _filled(self) -> bool:
+    def _is_filled(self) -> bool:
         return self.replay.added >= (self.learner.longest + 1) * self.steps.n
 
     @classmethod
@@ -228,7 +228,7 @@ class WorldModel(BaseAgent):
 
     def update(self) -> dict[str, Any]:
         """After a rollout: is the reward head still right, and is every number finite?"""
-        if self._n_updates and self._filled:
+        if self._n_updates and self._is_filled:
             self.logger.record("train/head_gap", self._watch_head())
         if self.steps.on_nan.what == "zero":
             self.logger.record("reward/nan", self.steps.on_nan.zeroed)

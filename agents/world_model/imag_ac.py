@@ -231,13 +231,13 @@ class ImagActorCritic(Behaviour):
         actions = []
         for _ in range(self.config.horizon):
             action = self.policy.sample(self.policy(features[-1]), self.generator)
-            state = cell.step(state, self._bounded(action))
+            state = cell.step(state, self._bound_action(action))
             features.append(cell.features(state))
             actions.append(action)
         all_features = torch.stack(features)
         now = all_features[:-1]
         action = torch.stack(actions)
-        bounded = self._bounded(action)
+        bounded = self._bound_action(action)
         reward = world.reward(now, bounded)
         if self.config.empowerment_reward and world.empowerment is not None:
             # log q(a | s, s') - log pi(a | s), whose mean is a lower bound of the empowerment.
@@ -247,7 +247,7 @@ class ImagActorCritic(Behaviour):
         discount = self.config.gamma * world.continues(now, bounded)
         return all_features, action, reward, discount
 
-    def _bounded(self, action: Tensor) -> Tensor:
+    def _bound_action(self, action: Tensor) -> Tensor:
         """The action (..., A) that the model is given: the Gaussian's numbers may leave [-1, 1]."""
         return action if self.policy.discrete else action.clamp(-1, 1)
 

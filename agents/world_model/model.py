@@ -165,7 +165,7 @@ class LatentModel(nn.Module):
         """The sequences with their states, without gradients."""
         embed = self.encoder(seq.vector, seq.pixels)
         states, _ = self.cell.observe(embed, seq.action, seq.first)
-        return self._replayed(seq, states)
+        return self._replayed_states(seq, states)
 
     def reward_loss(self, features: Tensor, action: Tensor, reward: Tensor) -> Tensor:
         """(..., F), (..., A), (...,) -> (...,)."""
@@ -188,9 +188,9 @@ class LatentModel(nn.Module):
             losses |= self._recurrent_losses(seq, states, stats)
         self.metrics = map_obs(torch.detach, losses)
         total = torch.stack(list(losses.values())).sum()
-        return total, self._replayed(seq, states)
+        return total, self._replayed_states(seq, states)
 
-    def _replayed(self, seq: Sequences, states: State) -> Replayed:
+    def _replayed_states(self, seq: Sequences, states: State) -> Replayed:
         states = map_obs(torch.detach, states)
         features = self.cell.features(states)
         return Replayed(states, features, seq.action, seq.reward, seq.terminated, seq.first, seq.valid)
@@ -431,8 +431,8 @@ def _deconvolutions(features: int, shape: tuple[int, ...]) -> nn.Sequential:
 
 def barlow(projected: Tensor, target: Tensor, off_diagonal: float = 5e-4) -> Tensor:
     """sum_i (C_ii - 1)^2 + off_diagonal * sum_{i != j} C_ij^2, C the correlations of columns, `target` fixed."""
-    x = _standardized(projected)
-    y = _standardized(target.detach())
+    x = _standardize(projected)
+    y = _standardize(target.detach())
     correlations = x.T @ y / len(x)
     identity = torch.eye(x.shape[-1], device=x.device)
     square = (correlations - identity).square()
@@ -440,7 +440,7 @@ def barlow(projected: Tensor, target: Tensor, off_diagonal: float = 5e-4) -> Ten
     return diagonal + off_diagonal * (square.sum() - diagonal)
 
 
-def _standardized(x: Tensor) -> Tensor:
+def _standardize(x: Tensor) -> Tensor:
     x = x.flatten(0, -2)
     x = x - x.mean(0)
     variance = x.square().mean(0)

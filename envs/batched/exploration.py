@@ -161,9 +161,9 @@ class BatchedPeg(BatchedEnv):
 
     def _advance(self, actions: Array) -> tuple[Array, Array]:
         pose = self.state["pose"]
-        pose[...] = peg.moved(self.xp, pose, self.state["hole"], actions, self.world.eps)
+        pose[...] = peg.next_pose(self.xp, pose, self.state["hole"], actions, self.world.eps)
         inside = pose[:, 1] <= -peg.INSERTED_DEPTH
         return 1.0 * inside, inside
 
     def _observe(self, state: dict[str, Array], out: Array) -> None:
-        out[...] = peg.observed(self.xp, state["pose"], state["hole"])
+        out[...] = peg.observe(self.xp, state["pose"], state["hole"])

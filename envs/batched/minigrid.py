@@ -31,7 +31,7 @@ from envs.batched.minigrid_levels import (
     missions,
 )
 from envs.minigrid import captions as single
-from envs.minigrid.captions import MINIGRID_KINDS, RANK, called
+from envs.minigrid.captions import MINIGRID_KINDS, RANK, object_name
 from envs.minigrid.family import CELL_PART_SIZES
 from envs.observations import WORD_FEATURES, hashed_words
 from envs.types import Array, StateDict
@@ -253,7 +253,7 @@ class Captions:
         self._done = single.DONE * (len(rules) // len(Actions))
 
         # Every event with every thing in words.
-        names = [called(kind, colour) for kind in MINIGRID_KINDS for colour in single.MINIGRID_COLOURS]
+        names = [object_name(kind, colour) for kind in MINIGRID_KINDS for colour in single.MINIGRID_COLOURS]
         phrases = [event.format(name) for event in single.EVENT_WORDS for name in names]
         self._phrases = np.array(phrases, object)
         self._missions = np.array([f"mission: {mission}" for mission in missions], object)
@@ -267,7 +267,7 @@ class Captions:
             bits[thing] = 1 << rank
         self._bits = np.repeat(bits, N_STATES)
         # (2, sights): alone, and behind an event.
-        sights = ["sees " + called(*thing) for thing in single.SEEN]
+        sights = ["sees " + object_name(*thing) for thing in single.SEEN]
         self._sights = np.array([sights, [f", {sight}" for sight in sights]], object)
         self._seen = np.zeros(n, np.int64)
 

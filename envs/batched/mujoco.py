@@ -32,7 +32,7 @@ MAX_IDLE_LOOKS = 3_000
 
 
 @functools.cache
-def _compiled(threads: int) -> Any:
+def _import_compiled(threads: int) -> Any:
     """The compiled loop; None where it cannot run, which is said if there were to be several threads."""
     try:
         return importlib.import_module("envs.batched.physics").move
@@ -188,7 +188,7 @@ class BatchedRobot(BatchedEnv):
         is_threaded = self.num_threads > 1
         compiled = None
         if is_threaded or self._count > COMPILE_AFTER_STEPS:
-            compiled = _compiled(self.num_threads)
+            compiled = _import_compiled(self.num_threads)
         if compiled is None:
             self._move_rows(*self._on_board[1:])
             return

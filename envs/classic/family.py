@@ -369,7 +369,7 @@ _OBSERVED: dict[str, tuple[str, ...]] = {
 }
 
 
-def _observed(spec: EnvSpec) -> tuple[str, ...]:
+def _observed_names(spec: EnvSpec) -> tuple[str, ...]:
     for part, names in _OBSERVED.items():
         if part in _class_name(spec):
             return names
@@ -467,7 +467,7 @@ CLASSIC_FAMILY = Family(
     scatter=_scatter,
     axis=_axis,
     terminates=_terminates,
-    observed=_observed,
+    observed=_observed_names,
     signals=_signal_names,
     sense=_sense,
     returns=_returns,

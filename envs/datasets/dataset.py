@@ -77,7 +77,7 @@ class Dataset:
         batch = concatenate(batches)[:most]
         if env is None:
             return batch
-        return fitted(batch, env)
+        return in_env_types(batch, env)
 
 
 def observing(env: gym.Env | None, space: spaces.Space) -> Callable[[Any], Any]:
@@ -101,13 +101,13 @@ def _apply_layers(layers: list[Callable[[Any], Any]], obs: Any) -> Any:
     return obs
 
 
-def fitted(batch: Transitions, env: gym.Env) -> Transitions:
+def in_env_types(batch: Transitions, env: gym.Env) -> Transitions:
     """The batch, its observations and actions in the types of numbers of `env`; a ValueError if they are others."""
     return in_spaces(batch, env.observation_space, env.action_space, name_of(env))
 
 
 def in_spaces(rows: Transitions, observation_space: spaces.Space, action_space: spaces.Space, name: str) -> Transitions:
-    """As `fitted`, for the spaces of what has that name."""
+    """As `in_env_types`, for the spaces of what has that name."""
 
     def cast(kind: str, values: Any, space: spaces.Space) -> Any:
         converted = _cast(values, space)
@@ -328,7 +328,7 @@ def _unfold_obs(space: spaces.Space, values: Any, order: np.ndarray) -> Obs:
     return map_obs(lambda x: x.reshape(*rows.shape[:2], *x.shape[1:]), stacked)
 
 
-def recorded(path: str, key: str, observation_space: gym.Space, action_space: gym.Space) -> Transitions:
+def recorded_transitions(path: str, key: str, observation_space: gym.Space, action_space: gym.Space) -> Transitions:
     """The valid transitions (N,), at least 10, of the recording that the option `key` names; a ValueError if not."""
     if not path:
         raise ValueError(

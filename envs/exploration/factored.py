@@ -19,7 +19,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from envs.exploration.family import AGENT, FLOOR_RGB, TREASURE, WALL_RGB, CellWorld, at_least, enlarged
+from envs.exploration.family import AGENT, FLOOR_RGB, TREASURE, WALL_RGB, CellWorld, at_least, enlarge
 from envs.family import Family, entry, simulator
 from envs.types import EnvStep
 
@@ -77,7 +77,7 @@ class ProcMaze(CellWorld):
         for cell, colour in ((self.goal, TREASURE), (self.agent, AGENT)):
             y, x = divmod(cell, n)
             plan[2 * y + 1, 2 * x + 1] = colour
-        return enlarged(plan)
+        return enlarge(plan)
 
     def _obs(self) -> np.ndarray:
         obs = np.zeros((4, self.size**2), np.float32)
@@ -142,7 +142,7 @@ class ButtonGrid(CellWorld):
     def _picture(self) -> np.ndarray:
         plan = np.full((self.size**2, 3), FLOOR_RGB, np.uint8)
         plan[self.buttons] = np.where(self.lit[:, None], TREASURE, DARK)
-        picture = enlarged(plan.reshape(self.size, self.size, 3))
+        picture = enlarge(plan.reshape(self.size, self.size, 3))
         side = len(picture) // self.size
         row, column = divmod(self.agent, self.size)
         y = side * row + side // 4

@@ -169,7 +169,7 @@ class NoisyRooms(CellWorld):
         width = plan.shape[1]
         noise_lines = np.full((math.ceil(self.bits / width), width, 3), WALL_RGB, np.uint8)
         noise_lines.reshape(-1, 3)[: self.bits] = 255 * self.noise[:, None]
-        return enlarged(np.concatenate([plan, noise_lines]))
+        return enlarge(np.concatenate([plan, noise_lines]))
 
     def _obs(self) -> np.ndarray:
         if self.codes is None:
@@ -238,7 +238,7 @@ class DeepSea(CellWorld):
         plan = np.where(np.tri(self.size, dtype=bool)[:, :, None], FLOOR_RGB, WALL_RGB).astype(np.uint8)
         plan[-1, -1] = TREASURE
         plan[divmod(self.cell, self.size)] = AGENT
-        return enlarged(plan)
+        return enlarge(plan)
 
 
 class PointMaze(CellWorld):
@@ -278,7 +278,7 @@ class PointMaze(CellWorld):
         plan = np.where(in_the_t(cells)[..., None], FLOOR_RGB, WALL_RGB).astype(np.uint8)
         nearest = np.abs(cells - self.place).sum(axis=-1).argmin()
         plan[np.unravel_index(nearest, plan.shape[:2])] = AGENT
-        return enlarged(plan)
+        return enlarge(plan)
 
 
 def in_the_t(place: np.ndarray) -> np.ndarray:
@@ -350,7 +350,7 @@ def at_least(**numbers: tuple[int, int]) -> None:
             raise ValueError(f"{name}={value} is out of range; give at least {least}")
 
 
-def enlarged(plan: np.ndarray) -> np.ndarray:
+def enlarge(plan: np.ndarray) -> np.ndarray:
     """uint8 (H, W, 3), PIXELS times as high and as wide."""
     return plan.repeat(PIXELS, axis=0).repeat(PIXELS, axis=1)
 

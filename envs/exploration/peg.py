@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from envs.exploration.family import AGENT, FLOOR_RGB, WALL_RGB, CellWorld, enlarged
+from envs.exploration.family import AGENT, FLOOR_RGB, WALL_RGB, CellWorld, enlarge
 from envs.family import Family, entry, simulator
 from envs.types import Array, EnvStep, Info
 
@@ -49,12 +49,12 @@ class Peg(CellWorld):
 
     def step(self, action: Any) -> EnvStep:
         action = np.asarray(action, np.float32)
-        self.pose = moved(np, self.pose, self.hole, action, self.eps)
+        self.pose = next_pose(np, self.pose, self.hole, action, self.eps)
         inside = _is_inserted(self.pose)
         return self._obs(), float(inside), inside, False, {}
 
     def _obs(self) -> np.ndarray:
-        return observed(np, self.pose, self.hole)
+        return observe(np, self.pose, self.hole)
 
     def _picture(self) -> np.ndarray:
         """The surface, the hole, and the last third of the peg."""
@@ -69,13 +69,13 @@ class Peg(CellWorld):
         side, up = _seen_from(tip, *points)
         is_peg = (np.abs(side) < 0.08) & (up > -0.05) & (up < 0.4)
         plan[is_peg] = AGENT
-        return enlarged(plan)
+        return enlarge(plan)
 
 
 def _seen_from(place: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[Array, Array]:
     """Points of the plane as something at this place (x, y, angle) sees them."""
     place_x, place_y, angle = place
-    return turned(np, x - place_x, y - place_y, -angle)
+    return rotate(np, x - place_x, y - place_y, -angle)
 
 
 def begin(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -99,19 +99,19 @@ def components(x: Array) -> tuple[Array, Array, Array]:
     return x[..., 0], x[..., 1], x[..., 2]
 
 
-def turned(xp: Any, x: Array, y: Array, angle: Array) -> tuple[Array, Array]:
+def rotate(xp: Any, x: Array, y: Array, angle: Array) -> tuple[Array, Array]:
     """The vector (x, y), turned by an angle."""
     cos = xp.cos(angle)
     sin = xp.sin(angle)
     return cos * x - sin * y, sin * x + cos * y
 
 
-def moved(xp: Any, pose: Array, hole: Array, action: Array, eps: float) -> Array:
+def next_pose(xp: Any, pose: Array, hole: Array, action: Array, eps: float) -> Array:
     """The pose (..., 3) after a step, as the hole sees it; all are arrays of `xp`, NumPy or torch."""
     velocity = SPEED * xp.clip(action, -1, 1)
     velocity_x, velocity_y, turn = components(velocity)
     hole_angle = hole[..., 2]
-    right, up = turned(xp, velocity_x, velocity_y, -hole_angle)
+    right, up = rotate(xp, velocity_x, velocity_y, -hole_angle)
     beside, above, angle = components(pose)
     inside = above < 0
     beside = xp.clip(beside + right, -1, 1)
@@ -129,11 +129,11 @@ def moved(xp: Any, pose: Array, hole: Array, action: Array, eps: float) -> Array
     return xp.stack([beside, above, angle], -1)
 
 
-def observed(xp: Any, pose: Array, hole: Array) -> Array:
+def observe(xp: Any, pose: Array, hole: Array) -> Array:
     """What is seen of a pose (..., 3) and a hole (..., 3): (..., 6), in the plane."""
     beside, above, angle = components(pose)
     hole_x, hole_y, hole_angle = components(hole)
-    x, y = turned(xp, beside, above, hole_angle)
+    x, y = rotate(xp, beside, above, hole_angle)
     tip = xp.stack([hole_x + x, hole_y + y, hole_angle + angle], -1)
     return xp.concatenate([tip, hole], -1)
 
@@ -144,12 +144,12 @@ def demonstrator(obs: np.ndarray) -> np.ndarray:
     hole = obs[..., 3:]
     hole_angle = hole[..., 2]
     dx, dy, angle = components(tip - hole)
-    beside, above = turned(np, dx, dy, -hole_angle)
+    beside, above = rotate(np, dx, dy, -hole_angle)
     is_aligned = (np.abs(beside) < 0.005) & (np.abs(angle) < 0.005)
     way_up = np.where(is_aligned, -1, FREE_HEIGHT - above)
     right = np.clip(-beside / SPEED, -1, 1)
     up = np.clip(way_up / SPEED, -1, 1)
-    x, y = turned(np, right, up, hole_angle)
+    x, y = rotate(np, right, up, hole_angle)
     action = np.stack([x, y, -angle / SPEED], -1)
     return np.clip(action, -1, 1).astype(np.float32)
 

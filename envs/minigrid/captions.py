@@ -92,7 +92,7 @@ class Speech:
         return MAX_CHATTER_PICTURES if self.chatter is True else int(self.chatter)
 
 
-def called(kind: str, colour: str) -> str:
+def object_name(kind: str, colour: str) -> str:
     """The name of an object."""
     return {"wall": "a wall", "lava": "lava"}.get(kind, f"the {colour} {kind}")
 
@@ -165,11 +165,11 @@ def _describe_change(inner: Any, before: dict[str, Any], now: dict[str, Any], sp
         number, thing = _event(inner, before, now, speech)
         event = EVENT_WORDS[number]
         if thing is not None:
-            event = event.format(called(thing.type, thing.color))
+            event = event.format(object_name(thing.type, thing.color))
     new_ranks = now["seen"] - before["seen"]
     if not new_ranks:
         return event
-    sight = "sees " + called(*SEEN[min(new_ranks)])
+    sight = "sees " + object_name(*SEEN[min(new_ranks)])
     return f"{event}, {sight}" if event else sight
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.snapshots.s3rl import SnapshotReset, Snapshots
-from envs.snapshots.snapshots import State, get_state, supported
+from envs.snapshots.snapshots import State, get_state, refuse_unsupported
 from envs.types import EnvReset, EnvStep, Options
 
 BY = ("variance", "uniform", "clusters")
@@ -79,7 +79,7 @@ class StartCurriculum(SnapshotReset):
 
     def __init__(self, env: gym.Env, by: str = "variance") -> None:
         gym.Wrapper.__init__(self, env)
-        supported(env)
+        refuse_unsupported(env)
         self.by = by
         self.truncate = sys.maxsize
         self.steps = 0

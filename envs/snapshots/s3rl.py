@@ -28,7 +28,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
 from envs.snapshots import snapshots as simulator
-from envs.snapshots.snapshots import State, from_json, get_state, set_state, supported, to_json
+from envs.snapshots.snapshots import State, from_json, get_state, refuse_unsupported, set_state, to_json
 from envs.types import EnvReset, EnvStep, Options, StateDict
 from envs.wrappers import Observer
 from lodestar.files import regular, replacing, save_arrays
@@ -111,7 +111,7 @@ def record(
     for name, value in (("episodes", episodes), ("every", every)):
         if value < 1:
             raise ValueError(f"{name}={value} is out of range; give at least 1")
-    supported(env)
+    refuse_unsupported(env)
     states = []
     observations = []
     for episode in range(episodes):
@@ -154,7 +154,7 @@ class SnapshotReset(gym.Wrapper):
         probability: float = 1.0,
     ) -> None:
         super().__init__(env)
-        supported(env)
+        refuse_unsupported(env)
         count = len(snapshots.states)
         if not 1 <= clusters <= count:
             raise ValueError(f"clusters={clusters} is out of range; {count} snapshots make 1 to {count} clusters")

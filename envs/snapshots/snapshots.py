@@ -71,7 +71,7 @@ _FIXED = {"_np_random", "_np_random_seed", "spec", "actions", "action_space", "o
 _FIXED |= {"render_size", "window", "clock"}
 
 
-def supported(env: gym.Env) -> None:
+def refuse_unsupported(env: gym.Env) -> None:
     """Raise ValueError if the environment or one of its wrappers is not supported."""
     if _family(env.unwrapped) is None:
         raise ValueError(
@@ -84,7 +84,7 @@ def supported(env: gym.Env) -> None:
 
 def get_state(env: gym.Env, rng: bool = False) -> State:
     """The state an environment is in, as plain data; with `rng` that of its `np_random`, too."""
-    supported(env)
+    refuse_unsupported(env)
     inner = simulator(env)
     things = Things()
     state: State = {"env": name_of(env.unwrapped), "wrappers": {}}
@@ -105,7 +105,7 @@ def get_state(env: gym.Env, rng: bool = False) -> State:
 
 def set_state(env: gym.Env, state: State) -> Any:
     """Bring an environment, reset or not, to a state of its own; returns the observation there, as wrapped."""
-    supported(env)
+    refuse_unsupported(env)
     check_same(env, state)
     inner = simulator(env)
     things = Things(state["things"])

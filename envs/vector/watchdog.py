@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from lodestar.files import appended, make_folder
+from lodestar.files import make_folder, open_to_append
 
 # An answer is waited for at least so long, even after the limit: what was sent meanwhile is there
 # at once.
@@ -271,7 +271,7 @@ def guard(crash_file: Path | None, dies_with_creator: bool) -> None:
     if crash_file is not None:
         with suppress(OSError):
             make_folder(crash_file.parent)
-            file = appended(crash_file)
+            file = open_to_append(crash_file)
     faulthandler.enable(file or sys.stderr)
     if file is not None:
         # faulthandler keeps the file open.

@@ -291,6 +291,6 @@ def adam(value, grad, mean, square, steps, rate, longest, epsilon=ADAM_EPSILON):
 
 
 @compiled
-def padded(n):
+def padded_columns(n):
     """The next whole number of tiles' columns."""
     return (n + TILE_COLUMNS - 1) // TILE_COLUMNS * TILE_COLUMNS

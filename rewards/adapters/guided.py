@@ -10,7 +10,7 @@ A reward with a memory of the episode may have
 One without a memory is given the numbers of the episodes instead, int64 (N,), which count up from the environment's.
 The policy then reads (n + D,) numbers instead of the environment's (n,):
 
-    mix = make_mix(...); env = guided(env, mix)         around one environment or a vector; as it is without a guide
+    mix = make_mix(...); env = add_guides(env, mix)     around one environment or a vector; as it is without a guide
 
 The wrapper keeps a memory of its own, as the drivers of a mix do. An episode's last observation comes with its own
 guide vector, also where the next episode's first one has taken its place (`final_obs`).
@@ -53,7 +53,7 @@ def guide_modalities(mix: Mix) -> dict[str, bool]:
     return {name: True for name in ("text", "signals") if {name, f"obs_{name}"} & fields}
 
 
-def guided(env: Any, mix: Mix) -> Any:
+def add_guides(env: Any, mix: Mix) -> Any:
     """The environment, or vector of them, with guide vectors appended to its observations; itself without a guide."""
     if not guides(mix):
         return env

@@ -25,7 +25,7 @@ from envs.steps import from_gym_step, from_vector_step, modalities_of, modalitie
 from envs.types import MASK
 from envs.wrappers import layers
 from rewards.adapters.driver import Driver, legible
-from rewards.adapters.observe import Read, observed, observed_vector, reading
+from rewards.adapters.observe import Read, add_modalities, observed_vector, reading
 from rewards.mix.mix import Mix
 
 
@@ -50,7 +50,7 @@ class RewardWrapper(gym.Wrapper, RecordConstructorArgs):
         if layers(env, Autoreset):
             raise ValueError(f"{env} resets itself in a step that is none; put Autoreset around RewardWrapper")
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, mix=mix, update_every=update_every)
-        super().__init__(observed(env, mix))
+        super().__init__(add_modalities(env, mix))
         self.driver = Driver(mix, 1, update_every)
         space, self._read = reading(env, mix)
         self._reads_obs, self._reads_action = legible(mix, space, env.action_space)

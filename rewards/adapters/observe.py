@@ -25,7 +25,7 @@ from rewards.mix.mix import Mix
 Read = Callable[[Any], Any]  # an observation as rewards read it
 
 
-def observed(env: gym.Env, mix: Mix) -> gym.Env:
+def add_modalities(env: gym.Env, mix: Mix) -> gym.Env:
     """The environment with what the mix reads in its infos, as far as it can be had, and ended as rewards end it."""
     missing = _modalities_read(mix) - _modalities_shown(env)
     family = family_of(env.spec)
@@ -43,7 +43,7 @@ def observed_vector(envs: VectorEnv, mix: Mix) -> VectorEnv:
     """The same of a vector of environments."""
     inner = envs.unwrapped
     if isinstance(inner, SyncVectorEnv):
-        inner.envs = [observed(env, mix) for env in inner.envs]
+        inner.envs = [add_modalities(env, mix) for env in inner.envs]
         return envs
     ends = list(endings(mix))
     if ends:
@@ -64,7 +64,7 @@ def observe_venv(venv: Any, mix: Mix) -> None:
     # Only a DummyVecEnv holds its environments in this process.
     envs = getattr(inner, "envs", None)
     if isinstance(envs, list):
-        inner.envs = [observed(env, mix) for env in envs]
+        inner.envs = [add_modalities(env, mix) for env in envs]
 
 
 def require_modalities(env: gym.Env, mix: Mix) -> None:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
-from envs.datasets.dataset import recorded
+from envs.datasets.dataset import recorded_transitions
 from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.settings import setting
@@ -68,7 +68,7 @@ class DemosDiscriminator(Learned):
     def build(self) -> None:
         super().build()
         config = self.config
-        demos = recorded(config.demos, f"{config.prefix}demos", self.observation_space, self.action_space)
+        demos = recorded_transitions(config.demos, f"{config.prefix}demos", self.observation_space, self.action_space)
         self.demos = demos.replace(frame=None, obs_frame=None, text=None, obs_text=None, extras={})
         if config.form == "sqil":
             self.learns = False

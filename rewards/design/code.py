@@ -33,8 +33,8 @@ from lodestar.files import read_text, why_unread
 from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig
 from rewards.exploration.learned import IMAGE, Layout, refuse_rows
-from rewards.language.lare import verified
-from rewards.llm.sandbox.process import Sandbox, SandboxError, parsed, readable
+from rewards.language.lare import verify_code
+from rewards.llm.sandbox.process import Sandbox, SandboxError, parse_code, readable
 
 FORM = "reward(obs, action, next_obs)"
 MAX_COMPONENTS = 12
@@ -75,7 +75,7 @@ class Code(Reward):
         source = config.read_source(f"{FORM}, as `python -m runners.design` writes it")
         actions = int(np.prod(self.action_space.shape or ()))
         try:
-            self.names, program = translated(source, self.layout.size)
+            self.names, program = translate(source, self.layout.size)
             self.program = Sandbox(program, 2 * self.layout.size, actions, timeout=config.timeout)
         except SandboxError as error:
             raise ValueError(f"reward.code.file={config.file!r} was refused: {_of_reward(error)}") from None
@@ -121,7 +121,7 @@ def rows_of(layout: Layout, batch: Transitions) -> Rows:
 
 
 @readable()
-def translated(source: str, size: int) -> tuple[tuple[str, ...], str]:
+def translate(source: str, size: int) -> tuple[tuple[str, ...], str]:
     """Names of the components, and the code as the sandbox takes it, for observations of `size` numbers.
 
     Nothing is run. A SandboxError if the code defines no reward(obs, action, next_obs) that ends with a dict.
@@ -142,7 +142,7 @@ def component_program(
     forms are the signatures that it may have, told apart by their number of arguments; calls say how each is called
     with the sandbox's `obs` and `action`. A SandboxError for anything else.
     """
-    tree = parsed(source)
+    tree = parse_code(source)
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in (function, "factors")]
     lengths = [form.count(",") + 1 for form in forms]
     if [node.name for node in functions] != [function] or len(functions[0].args.args) not in lengths:
@@ -167,14 +167,14 @@ def component_program(
     return tuple(map(str, names)), program, form
 
 
-def tried(source: str, size: int, batches: Sequence[Rows], **limits: Any) -> tuple[str, ...]:
+def try_code(source: str, size: int, batches: Sequence[Rows], **limits: Any) -> tuple[str, ...]:
     """Names of the components of code that does well on batches of transitions.
 
     A SandboxError, a sentence for its author, if it fails, takes too long, mixes rows, or gives every row the same sum.
     """
-    names, program = translated(source, size)
+    names, program = translate(source, size)
     try:
-        sandbox = verified(program, batches, **limits)
+        sandbox = verify_code(program, batches, **limits)
         try:
             parts = sandbox.run(*batches[-1])
         finally:

@@ -147,7 +147,7 @@ class LaRe(Learned):
         batches = [(obs[:2], action[:2]), (obs, action)]
 
         def verify(source: str) -> Sandbox:
-            return verified(source, batches, timeout=config.timeout)
+            return verify_code(source, batches, timeout=config.timeout)
 
         if config.code:
             try:
@@ -294,7 +294,7 @@ class LaRe(Learned):
         if self.phi is None:
             return ["no code for factors: plain return decomposition of obs and action", *lines]
         if self.config.code:
-            by_hand = " (written by hand)" if self.config.code in shipped() else ""
+            by_hand = " (written by hand)" if self.config.code in shipped_names() else ""
             lines.append(f"factors are those of {self.config.code}{by_hand}")
         lines += self.phi.notes()
         constant = np.flatnonzero(self.statistics.std < MIN_FACTOR_STD).tolist()
@@ -414,24 +414,24 @@ class WholeEpisodes(Stateful):
         return episodes
 
 
-def shipped() -> list[str]:
+def shipped_names() -> list[str]:
     """Names of the factors that come with the package, all written by hand."""
     return file_stems(FACTOR_FOLDER, "[!_]*.py")
 
 
 def read(code: str) -> str:
     """The source in a file, or in a shipped one called by its name; raises ValueError if there is no such file."""
-    path = FACTOR_FOLDER / f"{code}.py" if code in shipped() else Path(code)
+    path = FACTOR_FOLDER / f"{code}.py" if code in shipped_names() else Path(code)
     try:
         return read_text(path.resolve(), errors="strict")
     except (OSError, UnicodeDecodeError) as error:
-        known = f"give a file, or one of {', '.join(shipped())}"
+        known = f"give a file, or one of {', '.join(shipped_names())}"
         raise ValueError(f"reward lare: code={code!r} cannot be read ({type(error).__name__}); {known}") from None
 
 
 def describe(text: str) -> str:
     """A description as it stands, or that of a shipped task which is called by its name."""
-    if text not in shipped():
+    if text not in shipped_names():
         return text
     return ast.get_docstring(ast.parse(read(text))) or ""
 
@@ -467,7 +467,7 @@ def code_in(answer: str, function: str = "factors(obs, action)") -> str:
     raise SandboxError(f"the answer has no block of code that defines {function}")
 
 
-def verified(source: str, batches: Sequence[tuple[np.ndarray, np.ndarray]], **limits: Any) -> Sandbox:
+def verify_code(source: str, batches: Sequence[tuple[np.ndarray, np.ndarray]], **limits: Any) -> Sandbox:
     """A sandbox, with some limits, for code that did well on batches of obs (B, obs size) and action (B, action size).
 
     SandboxError if it is refused, fails, gives what is not finite, mixes rows, or never moves.

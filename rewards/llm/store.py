@@ -30,7 +30,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from filelock import FileLock
 
-from lodestar.files import LARGE, opened, opened_text
+from lodestar.files import LARGE, open_file, open_text_file
 
 # A text, or a pair of which the better is asked for.
 Item: TypeAlias = str | tuple[str, str]
@@ -244,7 +244,7 @@ def read_rows(path: str | Path, parse: Callable[[dict[str, Any]], T], wrong: str
     A row at which it raises is a ValueError that names it and ends in `wrong`; with `torn` not a last line cut off.
     """
     try:
-        with opened(Path(path).resolve(), LARGE) as file:
+        with open_file(Path(path).resolve(), LARGE) as file:
             is_store = file.read(16) == b"SQLite format 3\0"
         rows: list[Any] = _stored_rows(Path(path)) if is_store else _read_lines(Path(path))
     except OSError as error:
@@ -290,7 +290,7 @@ def label_in(row: Mapping[str, Any]) -> tuple[Item, float]:
 
 
 def _read_lines(path: Path) -> list[str]:
-    with opened_text(path.resolve()) as file:
+    with open_text_file(path.resolve()) as file:
         return list(file)
 
 

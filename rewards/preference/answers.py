@@ -25,7 +25,7 @@ from safetensors import numpy as safetensors
 
 from envs.transitions import Transitions, map_obs, stack
 from envs.types import MODALITIES
-from lodestar.files import appended, refuse_link
+from lodestar.files import open_to_append, refuse_link
 from lodestar.state import pack, unpack
 from rewards.llm.store import read_rows
 from rewards.preference.segments import side_by_side
@@ -72,7 +72,7 @@ class KeptAnswers:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = Path(f"{self.path}.lock")
         refuse_link(lock, "file")
-        with FileLock(lock, timeout=60), appended(self.path) as file:
+        with FileLock(lock, timeout=60), open_to_append(self.path) as file:
             if not self._ends_in_newline:
                 self._end_last_line(file)
             # It stays False if the disk fills up while the line is written.

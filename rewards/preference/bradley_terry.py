@@ -41,7 +41,7 @@ from rewards.preference.judges import make_segment_judge
 from rewards.preference.segments import Segments
 from rewards.preference.sessions import MIN_HELD_OUT, BestLoss, ComparedPairs, LabelledPairs, Sessions, SessionsConfig
 from rewards.preference.trees import StackedTrees
-from rewards.vision.encoder import ClipEncoder, shared
+from rewards.vision.encoder import ClipEncoder, shared_encoder
 
 CLIP_BATCH_FRAMES = 256
 # The temperature of the contrast of `goals`, in cosines.
@@ -103,7 +103,7 @@ class BradleyTerry(Sessions):
         self.judge = judge
         self.encoder: ClipEncoder | None = None
         if config.of == "frame":
-            self.encoder = shared(config.model, config.weights, seed=self.seed, device=self.device)
+            self.encoder = shared_encoder(config.model, config.weights, seed=self.seed, device=self.device)
             self.requires = judge.requires | {"frame"}
             self.embedding = self.encoder.name
             self.frame_size = judge.frame_size or self.encoder.size
@@ -233,7 +233,7 @@ class BradleyTerry(Sessions):
         metrics = {"ties": 1 - float(decided.mean())}
         if decided.any():
             metrics["agreement"] = float(((label > 0.5) == (return_gap > 0))[decided].mean())
-        if self.undecided():
+        if self.is_undecided():
             return metrics | {"failed": 1.0}
         self.failure = ""
         return metrics | self.fit_labels()

@@ -155,7 +155,7 @@ class Sessions(Learned):
             self.failure = f"the judge {judge.name} answered none of {queries} pairs"
         return ComparedPairs(first, second, label)
 
-    def undecided(self) -> bool:
+    def is_undecided(self) -> bool:
         """Whether there is nothing to learn from the labels so far, as `failure` then says."""
         label = self.labelled.label
         if (label > 0.5).any() and (label < 0.5).any():

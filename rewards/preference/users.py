@@ -281,7 +281,7 @@ class Users(Sessions):
                 held = self.rng.random(len(label)) < config.held_out
             answers.add(rows, label[given], held[given], np.full(len(given), user), pairs[given])
             new_answers += len(given)
-        if not new_answers or self.undecided():
+        if not new_answers or self.is_undecided():
             return {"failed": 1.0}
         return self.fit_answers()
 

@@ -16,7 +16,7 @@ from envs.transitions import Transitions
 from envs.types import Memory
 from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, Scored
-from rewards.vision.encoder import shared
+from rewards.vision.encoder import shared_encoder
 from rewards.vision.load import LODESTAR, UNTRAINED
 from rewards.vision.pictures import goal_frames, is_picture_goal
 
@@ -75,7 +75,7 @@ class Vision(Reward):
 
     def build(self) -> None:
         config = self.config
-        self.encoder = shared(
+        self.encoder = shared_encoder(
             config.model,
             config.weights,
             seed=self.seed,

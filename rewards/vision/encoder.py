@@ -1,6 +1,6 @@
 """Embeddings of frames and sentences by one model, whichever `rewards.vision.load` finds, with a cache of frames.
 
-Rewards that use the same model share it and its cache (`shared`).
+Rewards that use the same model share it and its cache (`shared_encoder`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MIN_WORD_SIMILARITY = 0.5
 _live_encoders: WeakValueDictionary[tuple[Any, ...], ClipEncoder] = WeakValueDictionary()
 
 
-def shared(
+def shared_encoder(
     model: str, weights: str, *, seed: int = 0, device: str = "cpu", precision: str = "fp32", reward: str = "clip"
 ) -> ClipEncoder:
     """The encoder of these settings, one for all callers while one holds it; raises as it does, about `reward`."""
@@ -233,7 +233,7 @@ class ClipEncoder:
             return 0
         return max(0, len(self.tokenizer.encode(sentence)) + 2 - limit)
 
-    def reworded(self, sentence: str) -> str:
+    def reword(self, sentence: str) -> str:
         """The sentence with each word that no caption had exchanged for the nearest that one had, if any is near."""
         if self.trained_on is None:
             return sentence

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from envs.datasets.dataset import recorded
+from envs.datasets.dataset import recorded_transitions
 from envs.transitions import Transitions
 from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, RunningMeanStd
 from rewards.exploration.learned import ALL_COLUMNS, Layout, refuse_rows
-from rewards.vision.encoder import ClipEncoder, shared
+from rewards.vision.encoder import ClipEncoder, shared_encoder
 from rewards.vision.load import LODESTAR
 
 EVERY_PIXEL = 1 << 30  # no image counts as one: it is a row of numbers like the rest
@@ -42,7 +42,7 @@ class Latent(Reward):
             self.layout = Layout(self.observation_space, (), name, channels=0, smallest_image=EVERY_PIXEL)
             self.requires, self.size = frozenset({"next_obs"}), self.layout.size
         else:
-            self.encoder = shared(config.model, config.weights, seed=self.seed, device=self.device, reward=name)
+            self.encoder = shared_encoder(config.model, config.weights, seed=self.seed, device=self.device, reward=name)
             self.requires, self.size = frozenset({"frame"}), self.encoder.width
             self.frame_size, self.embedding = self.encoder.size, self.encoder.name
 
@@ -66,7 +66,7 @@ class Latent(Reward):
     def recorded(self, option: str) -> Transitions:
         """The recording (N,) that an option names; ValueError if it does not show what states are compared by."""
         path, key = getattr(self.config, option), self.config.prefix + option
-        batch = recorded(path, key, self.observation_space, self.action_space)
+        batch = recorded_transitions(path, key, self.observation_space, self.action_space)
         if self.encoder is not None and batch.frame is None:
             raise ValueError(f"{key}={path} has no frames; record with frames={self.frame_size}, or take of=obs")
         return batch

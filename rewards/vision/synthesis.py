@@ -97,7 +97,7 @@ class Synthesis(Reward):
         if batch.signals is None:
             raise ValueError("synthesis reads a vehicle's signals; make a driving environment with signals=True")
         car = read(batch.signals)
-        advised = self._advised(batch)
+        advised = self._advised_share(batch)
         share = advised.value if isinstance(advised, Scored) else advised
         target_speed = car.speed_limit if config.target_speed is None else config.target_speed
         target_speed = np.maximum(target_speed, MIN_TARGET_SPEED)
@@ -126,7 +126,7 @@ class Synthesis(Reward):
         metrics: dict[str, float] = {}
         if self.semantic is not None:
             metrics = self.semantic.update(flat)
-        advised = self._advised(flat)
+        advised = self._advised_share(flat)
         if not isinstance(advised, Scored):
             metrics["advised"] = float(advised.mean())
         if flat.signals is not None:
@@ -139,7 +139,7 @@ class Synthesis(Reward):
             return ["semantics=constant reads no frame: the control that any claim about language needs"]
         return self.semantic.notes()
 
-    def _advised(self, batch: Transitions) -> np.ndarray | Scored:
+    def _advised_share(self, batch: Transitions) -> np.ndarray | Scored:
         """The share of the target speed that the frame advises, float32 (N,) in [0, 1]."""
         if self.semantic is None:
             return np.ones(batch.shape, np.float32)

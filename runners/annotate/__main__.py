@@ -39,7 +39,7 @@ import numpy as np
 from envs import recording
 from envs.family import family_of
 from envs.make import spec_of
-from lodestar.files import LARGE, appended, read_bytes
+from lodestar.files import LARGE, open_to_append, read_bytes
 from lodestar.settings import setting
 from rewards.llm.annotation.annotator import Annotator, AnswerLimits
 from rewards.llm.judges import prompts
@@ -264,7 +264,7 @@ def label(annotator: Annotator, items: list[Item], config: AnnotateConfig, ident
     written = 0
     path = Path(config.out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with io.TextIOWrapper(appended(path), encoding="utf-8") as file:
+    with io.TextIOWrapper(open_to_append(path), encoding="utf-8") as file:
         while True:
             answers = annotator.take(0)
             for item, value in answers:

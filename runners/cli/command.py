@@ -23,7 +23,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
-from lodestar.settings import declarations, described
+from lodestar.settings import declarations, settings_of
 from runners.cli.declared import key_of
 from runners.run.config import UsageError, unknown
 from runners.run.output import lasting_output, signs_of_life
@@ -180,7 +180,7 @@ def options_text(
     required = _required_fields(config)
     width = OPTION_KEY_WIDTH if prefix else KEY_WIDTH
     lines = []
-    for name, default, declared in described(config):
+    for name, default, declared in settings_of(config):
         if name in hidden:
             continue
         key = key_of(name)

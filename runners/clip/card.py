@@ -15,7 +15,7 @@ from rewards.vision.training.lexicon import Lexicon, States
 from rewards.vision.training.sentences import Synonyms, make_lexicon, taught_and_held_out
 from rewards.vision.training.words import letters
 from runners.clip.config import ClipTraining
-from runners.clip.states import Seen, Sentences, said
+from runners.clip.states import Seen, Sentences, states_where_true
 
 # Captions of every attribute in a split.
 CAPTIONS_A_SPLIT = 5
@@ -59,8 +59,8 @@ def write_card(
     nonsense = trained([GIBBERISH_SENTENCE])[0]
     rows = []
     for text in sentences.sentences:
-        row = SentenceRow(text, float(said(text, seen).mean()))
-        holds = said(text, held_out)
+        row = SentenceRow(text, float(states_where_true(text, seen).mean()))
+        holds = states_where_true(text, held_out)
         if MIN_STATES <= holds.sum() <= len(holds) - MIN_STATES:
             row.auroc = auroc(trained([text])[0], holds)
             row.untrained = auroc(untrained([text])[0], holds)

@@ -116,7 +116,7 @@ class Sentences:
         self.sentences = []
         self.constant = []
         for text in spoken:
-            if 0 < said(text, seen).sum() < len(seen.truths):
+            if 0 < states_where_true(text, seen).sum() < len(seen.truths):
                 self.sentences.append(text)
             else:
                 self.constant.append(text)
@@ -155,12 +155,12 @@ class Sentences:
         """How often each state is drawn, (N,), sum 1: the more often, the rarer its rarest sentence is."""
         weight = np.ones(len(seen.truths))
         for text in self.sentences:
-            holds = said(text, seen)
+            holds = states_where_true(text, seen)
             rarity = min(len(holds) / holds.sum(), MAX_OVERSAMPLING)
             weight = np.maximum(weight, np.where(holds, rarity, 1.0))
         return weight / weight.sum()
 
 
-def said(text: str, seen: Seen) -> np.ndarray:
+def states_where_true(text: str, seen: Seen) -> np.ndarray:
     """Of which states a sentence is true, bool (N,)."""
     return np.array([truths.get(text, 0.0) >= 0.5 for truths in seen.truths])

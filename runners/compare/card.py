@@ -311,7 +311,7 @@ def _readings(candidate: Candidate, truth: np.ndarray) -> list[Card]:
     goal = candidate.sentence("goal")
     if candidate.phrases is None or not goal or "|" in goal or candidate.reward.role == "bonus":
         return []
-    readings = [("in words it was taught", candidate.encoder.reworded(goal))]
+    readings = [("in words it was taught", candidate.encoder.reword(goal))]
     clauses = list(filter(None, map(str.strip, CLAUSES.split(goal))))
     if len(clauses) > 1:
         readings += [("clause", clause) for clause in clauses]

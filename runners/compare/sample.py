@@ -28,7 +28,7 @@ from envs import recording, render
 from envs.family import family_of
 from envs.make import goals, make
 from envs.masks import sample
-from envs.snapshots.snapshots import get_state, set_state, supported
+from envs.snapshots.snapshots import get_state, refuse_unsupported, set_state
 from envs.steps import Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions, concatenate
 from envs.types import MASK
@@ -240,7 +240,7 @@ class _Sampler:
     def can_scatter(self) -> bool:
         """Whether states can be restored and drawn at random."""
         try:
-            supported(self.env)
+            refuse_unsupported(self.env)
         except ValueError:
             return False
         self.env.reset()
@@ -340,7 +340,7 @@ class _Sampler:
         if self.spec.frame_size is None:
             return 1.0
         try:
-            height, width, _ = render.drawn(self.env).shape
+            height, width, _ = render.render_picture(self.env).shape
         except RuntimeError:
             return 1.0
         return width / height
@@ -379,7 +379,7 @@ def enumerate_mdp(spec: SampleSpec) -> FiniteMDP | None:
     sampler = _Sampler(spec)
     env = sampler.env
     try:
-        supported(env)
+        refuse_unsupported(env)
         if not isinstance(env.action_space, spaces.Discrete):
             return None
         env.reset(seed=spec.seed)

@@ -23,7 +23,7 @@ from envs.make import make
 from envs.recording import record
 from lodestar.files import make_folder, read_json, read_text
 from rewards.design import authors
-from rewards.design.code import FORM, Rows, layout_of, rows_of, tried
+from rewards.design.code import FORM, Rows, layout_of, rows_of, try_code
 from rewards.language.lare import code_in, describe
 from rewards.llm.judges.base import make_judge
 from rewards.llm.sandbox.process import SandboxError
@@ -175,7 +175,7 @@ def check_answer(answer: str | Exception, name: str, brief: authors.Brief, batch
         if isinstance(answer, Exception):
             raise answer
         proposal.code = code_in(answer, FORM)
-        proposal.names = list(tried(proposal.code, brief.obs_size, batches, timeout=CHECK_TIMEOUT_S))
+        proposal.names = list(try_code(proposal.code, brief.obs_size, batches, timeout=CHECK_TIMEOUT_S))
     except (SandboxError, RuntimeError) as error:
         proposal.error = f"refused: {error}"
     return proposal

@@ -56,8 +56,8 @@ def judge(url: str, model: str) -> Iterator[Finding]:
 def _captions(url: str, model: str, key: str) -> Finding:
     """Two captions to label: a server that keeps the words they share answers the second one faster."""
     with closing(TextModel(model, url, family="minigrid", attempts=1, answer="json")) as asked:
-        first, seconds = _timed(asked, ASKED_CAPTIONS[0])
-        second, seconds_after = _timed(asked, ASKED_CAPTIONS[1])
+        first, seconds = _time_answer(asked, ASKED_CAPTIONS[0])
+        second, seconds_after = _time_answer(asked, ASKED_CAPTIONS[1])
         chat = asked.chat
     if second.failed[0]:
         raise JudgeError(second.failure)
@@ -73,7 +73,7 @@ def _captions(url: str, model: str, key: str) -> Finding:
     return Finding.of("judge", words, required=False)
 
 
-def _timed(asked: TextModel | WindowGrade, item: str) -> tuple[Answers, float]:
+def _time_answer(asked: TextModel | WindowGrade, item: str) -> tuple[Answers, float]:
     """The answer about one item and the seconds it took; JudgeError without any."""
     begin = time.perf_counter()
     answers = asked.label([item])
@@ -110,7 +110,7 @@ def _pictures(url: str, model: str) -> Finding:
             np.save(Path(folder) / f"{number}.npy", picture)
         with closing(WindowGrade(model, url, goal=ASKED_GOAL, folder=folder, attempts=1)) as asked:
             try:
-                answers, seconds = _timed(asked, "0 1")
+                answers, seconds = _time_answer(asked, "0 1")
             except JudgeError as error:
                 words = f"no answer about pictures, which the judges vlm, token, progress and score need: {error}"
                 return Finding("judge, pictures", "optional", words, _fix(str(error)), False)

@@ -101,7 +101,7 @@ def play(
     some of which add to its observations; `costs` is the mix whose limits are measured, by default the same.
     """
     from rewards.adapters.costs import Costs, cost_modalities, metered
-    from rewards.adapters.guided import guide_modalities, guided
+    from rewards.adapters.guided import add_guides, guide_modalities
 
     scores = Scores()
     if goal is not None:
@@ -114,7 +114,7 @@ def play(
         settings |= guide_modalities(mix)
     env = make(env_id, max_episode_steps=max_episode_steps, **settings)
     if mix is not None:
-        env = guided(env, mix)
+        env = add_guides(env, mix)
     env = metered(env, costs)
     family = family_of(env.spec)
     if env.spec is not None:

@@ -175,14 +175,14 @@ def replace_export(out: Path, folder: Path) -> None:
 def run_subject(run: Path, trust: bool, checkpoint: str) -> Subject:
     """The agent of a run at its newest checkpoint, or at another; see `load_run`."""
     trained = load_run(run, trust, checkpoint)
-    from rewards.adapters.guided import guide_modalities, guided
+    from rewards.adapters.guided import add_guides, guide_modalities
 
     config = trained.config
     mix = trained.mix
     options = {**config.env_options, **guide_modalities(mix)}
 
     def make_env() -> Any:
-        return guided(make(config.env, max_episode_steps=config.max_episode_steps, **options), mix)
+        return add_guides(make(config.env, max_episode_steps=config.max_episode_steps, **options), mix)
 
     return Subject(config.agent_name, trained.model, make_env, trained)
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from lodestar.files import opened_text, read_text
+from lodestar.files import open_text_file, read_text
 from runners.report.job_log import Entry, replay
 from runners.run.config import UsageError, assignments, flatten, read
 from runners.run.folder import read_status
@@ -235,7 +235,7 @@ def read_run(folder: Path, name: str) -> Run:
 
 def _read_metrics(run: Run, path: Path) -> None:
     """Read the columns that pictures and tables use; incomplete rows are left out."""
-    with opened_text(path, MAX_CSV_BYTES) as file:
+    with open_text_file(path, MAX_CSV_BYTES) as file:
         reader = csv.reader(file)
         header = next(reader, [])
         if "step" not in header:
@@ -321,7 +321,7 @@ def read_published(path: Path, label: str, tasks: Sequence[str]) -> tuple[list[R
     contains. Raises a UsageError for a file of no known form.
     """
     try:
-        with opened_text(path.resolve(), MAX_CSV_BYTES) as file:
+        with open_text_file(path.resolve(), MAX_CSV_BYTES) as file:
             rows = list(filter(None, csv.reader(file))) or [[]]
     except (OSError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read as a CSV ({error}); give a file with a header line") from None

@@ -48,8 +48,8 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
         _mean(_numbers(runs, "trained")),
         _mean(evaluated),
         _mean(_numbers(runs, "seconds")),
-        _published(entry.get("zoo"), entry.get("zoo_steps")),
-        _published(entry.get("cleanrl"), None),
+        _published_text(entry.get("zoo"), entry.get("zoo_steps")),
+        _published_text(entry.get("cleanrl"), None),
         _verdict(evaluated, entry),
     )
 
@@ -73,7 +73,7 @@ def _mean(values: list[float]) -> str:
     return f"{float(iqm(values)):,.0f}"
 
 
-def _published(figure: list[float] | None, steps: int | None) -> str:
+def _published_text(figure: list[float] | None, steps: int | None) -> str:
     """A mean with its deviation, and the steps where they are not ours."""
     if figure is None:
         return ""

@@ -24,7 +24,7 @@ from envs import render
 from envs.datasets.recordings import RecordedEnvs, read_recordings
 from envs.family import OTHER, family_of
 from envs.make import make, make_vec
-from envs.masks import offered, sizes
+from envs.masks import has_mask, sizes
 from envs.transitions import OnNan, Transitions
 from lodestar.memory import memory, refuse_beyond
 from runners.run import checkpoint
@@ -146,7 +146,7 @@ def show_in_proportion(mix: Mix, config: TrainConfig) -> None:
             continue
         with closing(make(config.env, render_mode="rgb_array", **config.env_options)) as env:
             env.reset(seed=config.seed)
-            height, width, _ = render.drawn(env).shape
+            height, width, _ = render.render_picture(env).shape
         judge.show_in_proportion(width / height)
 
 
@@ -170,7 +170,7 @@ def masks_actions(env: Env, seed: int) -> bool:
     state_before = random_state()
     try:
         _, info = env.reset(seed=seed)
-        return offered(env, info)
+        return has_mask(env, info)
     finally:
         set_random_state(state_before)
 
@@ -221,7 +221,7 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path 
     """The environments of a run: a Gymnasium vector for our agents, a VecEnv for Stable-Baselines3's."""
     from agents.sb3.agent import make_venv
     from rewards.adapters.ending import ending, endings
-    from rewards.adapters.guided import guided, guides
+    from rewards.adapters.guided import add_guides, guides
 
     backend = config.backend
     options: dict[str, Any] = {"max_episode_steps": config.max_episode_steps, "frame_size": mix.frame_size}
@@ -254,11 +254,11 @@ def make_envs(config: TrainConfig, driver: str, n: int, mix: Mix, crashes: Path 
             num_threads=config.num_threads,
             **options,
         )
-        return guided(envs, mix)
+        return add_guides(envs, mix)
     if backend in ("batched", "device") or (guides(mix) and backend == "workers"):
         raise UsageError(f"backend={backend} does not fit agent={config.agent_name}; use backend=auto")
     if guides(mix):
-        wrap = functools.partial(guided, mix=mix)
+        wrap = functools.partial(add_guides, mix=mix)
     return make_venv(config.env, n, config.seed, workers=workers, wrap=wrap, **options)
 
 

@@ -25,7 +25,17 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from lodestar.files import HUGE, LARGE, NoRegularFile, make_folder, opened, read_text, regular, replacing, save_arrays
+from lodestar.files import (
+    HUGE,
+    LARGE,
+    NoRegularFile,
+    make_folder,
+    open_file,
+    read_text,
+    regular,
+    replacing,
+    save_arrays,
+)
 from lodestar.packages import version
 from lodestar.state import pack, unpack
 
@@ -209,7 +219,7 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 def _fingerprint(path: Path) -> dict[str, Any]:
     try:
-        with opened(path, HUGE) as file:
+        with open_file(path, HUGE) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return {"size": path.stat().st_size, "sha256": digest}
     except (FileNotFoundError, NoRegularFile) as error:

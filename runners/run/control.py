@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rewards
-from lodestar.files import appended, make_folder, read_json
+from lodestar.files import make_folder, open_to_append, read_json
 from runners.run.config import TrainConfig, assignments
 from runners.run.folder import LOG
 from runners.run.value import replace_arguments
@@ -36,7 +36,7 @@ class Control:
         # reaches it through us, not through the terminal.
         child = [sys.executable, "-m", "runners.sweep.child", str(os.getpid()), str(self.run)]
         child += replace_arguments(argv, arguments)
-        with appended(self.log) as log:
+        with open_to_append(self.log) as log:
             self.process = subprocess.Popen(
                 child, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )

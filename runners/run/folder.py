@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from lodestar.files import appended, read_json, refuse_link
+from lodestar.files import open_to_append, read_json, refuse_link
 from runners.run.checkpoint import BEST, remove_leftovers, versions, write_json
 from runners.run.config import MANAGEMENT, InUse, TrainConfig, UsageError, flatten, load, save, to_dict
 from runners.run.exits import NUMERICAL
@@ -101,7 +101,7 @@ class RunFolder:
             write_json(self.path / "versions.json", versions())
         elif not self.status():
             print(f"{self.path / STATUS} cannot be read; it is written anew, the run continues from its checkpoints")
-        with appended(self.path / "command.txt") as file:
+        with open_to_append(self.path / "command.txt") as file:
             file.write(f"{command}\n".encode())
         self.write_status(state="running", key=config.key(), total=config.total_timesteps, error=None, exit_code=None)
 

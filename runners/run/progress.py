@@ -32,7 +32,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from agents.sb3 import agent as sb3
 from envs.transitions import NotFinite, is_finite
-from lodestar.files import make_folder, opened_text
+from lodestar.files import make_folder, open_text_file
 from lodestar.state import pack, state_of, unpack
 from runners.run import checkpoint
 from runners.run.config import LOG_EVERY, TrainConfig, UsageError, flatten
@@ -326,7 +326,7 @@ def make_logger(
     """
     path = folder / "metrics.csv"
     with suppress(OSError):
-        with opened_text(path) as file:
+        with open_text_file(path) as file:
             first_line = file.readline()
         if first_line and not first_line.startswith("step"):
             broken = path.rename(path.with_name(f"broken_{path.name}"))
@@ -409,7 +409,7 @@ def read_csv(path: Path, last: int | None = None) -> list[dict[str, str]]:
     if last is not None and (last == 0 or not path.exists()):
         return []
     rows = []
-    with opened_text(path) as file:
+    with open_text_file(path) as file:
         header = file.readline().rstrip("\r\n").split(",")
         if header[0] != "step":
             return []

@@ -17,7 +17,7 @@ from envs.masks import sample
 from envs.steps import Cursor, from_gym_step, modalities_of_one
 from envs.transitions import Transitions, stack
 from envs.types import MASK
-from rewards.adapters.guided import guided
+from rewards.adapters.guided import add_guides
 from rewards.llm.judges.base import SegmentJudge
 from rewards.mix.mix import Mix
 from rewards.preference.users import Users
@@ -102,7 +102,7 @@ def play_episodes(config: TrainConfig, act: Act | None, mix: Mix, count: int, se
         if users is not None and name in users.requires:
             options[name] = True
     env = make(config.env, max_episode_steps=config.max_episode_steps, **options)
-    with closing(guided(env, mix)) as env:
+    with closing(add_guides(env, mix)) as env:
         env.action_space.seed(seed)
         steps_left = config.eval_steps
         episodes: list[Transitions] = []

@@ -18,8 +18,8 @@ from typing import Any
 
 import rewards
 from envs.family import families
-from lodestar.settings import described
-from lodestar.tables import installed
+from lodestar.settings import settings_of
+from lodestar.tables import installed_entry_points
 from runners.run.config import UsageError, flatten
 from runners.run.value import is_float
 
@@ -175,7 +175,7 @@ def _is_known(module: str) -> bool:
     if not DOTTED_NAME.fullmatch(module):
         return False
     packages = set()
-    for source in (*families().values(), *installed("gymnasium.envs")):
+    for source in (*families().values(), *installed_entry_points("gymnasium.envs")):
         packages.add(re.split("[.:]", source.module or "")[0])
     return module in sys.modules or module.split(".")[0] in packages
 
@@ -184,7 +184,7 @@ def _harmless_values(path: str) -> tuple[Any, ...]:
     """Of a reward's option, as in `rnd.scale`: its default and its choices; none for any other key."""
     reward, _, option = path.partition(".")
     if reward in rewards.names():
-        for name, default, declared in described(rewards.get(reward).Config):
+        for name, default, declared in settings_of(rewards.get(reward).Config):
             if name == option:
                 return (default, *declared.choices)
     return ()

@@ -22,7 +22,7 @@ from envs.make import creator, make, spec_of
 from envs.transitions import stack
 from lodestar.files import replacing
 from lodestar.video import CODEC_BLOCK_PX, write_gif, write_mp4
-from rewards.adapters.guided import guided
+from rewards.adapters.guided import add_guides
 from rewards.mix.mix import Mix
 from runners.run.config import TrainConfig
 from runners.run.curve import colours
@@ -116,7 +116,7 @@ def open_env(config: TrainConfig, mix: Mix, drawn: bool = True, also: Collection
         mode = "rgb_array"
     elif "ansi" in _metadata(config.env).get("render_modes", []):
         mode = "ansi"
-    return guided(make(config.env, render_mode=mode, **options), mix)
+    return add_guides(make(config.env, render_mode=mode, **options), mix)
 
 
 def play(

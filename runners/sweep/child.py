@@ -17,7 +17,7 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from lodestar.files import NoRegularFile, appended, make_folder
+from lodestar.files import NoRegularFile, make_folder, open_to_append
 from runners.run.exits import TERMINATED
 from runners.run.folder import lock_of
 from runners.sweep.job import LOG, Outcome, work
@@ -46,7 +46,7 @@ class Child:
         make_folder(self.folder)
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(self.folder), *argv]
         cwd = home if home.is_dir() else None
-        with appended(self.folder / LOG) as log:
+        with open_to_append(self.folder / LOG) as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd, start_new_session=True
             )

@@ -12,7 +12,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from lodestar.files import read_json
-from lodestar.settings import Settings, declarations, described, setting
+from lodestar.settings import Settings, declarations, setting, settings_of
 from runners.cli.command import OPTIONS, REST, argument_text
 from runners.cli.compose import compose
 from runners.run.checkpoint import write_json
@@ -43,7 +43,7 @@ class JobsConfig(Settings):
     def command(self, module: str) -> str:
         """The command line that asks for this."""
         arguments = list(self.rest)
-        for name, default, _ in described(type(self)):
+        for name, default, _ in settings_of(type(self)):
             value = getattr(self, name)
             if name.endswith(OPTIONS):
                 for key, option in value.items():

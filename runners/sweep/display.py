@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lodestar.files import LARGE, opened, read_json
+from lodestar.files import LARGE, open_file, read_json
 from runners.report.job_log import JOB_STATES, Entry
 from runners.run.folder import OTHER_WAY, read_status
 from runners.run.output import SIGN_OF_LIFE_S, clock
@@ -70,7 +70,7 @@ def _read_number(row: dict[str, str], tag: str) -> float | None:
 def _last_row(path: Path) -> dict[str, str]:
     """Of a metrics.csv that another process may be writing."""
     try:
-        with opened(path, LARGE) as file:
+        with open_file(path, LARGE) as file:
             header = file.readline()
             size = file.seek(0, 2)
             file.seek(max(size - METRICS_TAIL_BYTES, len(header)))

@@ -19,7 +19,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from lodestar.files import LARGE, appended, make_folder, read_bytes
+from lodestar.files import LARGE, make_folder, open_to_append, read_bytes
 from lodestar.settings import Settings
 from runners.report.job_log import Entry, events, path_in, replay
 from runners.run.config import UsageError
@@ -119,7 +119,7 @@ def work(argv: Sequence[str], folder: Path) -> int:
     make_folder(folder)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    with appended(folder / LOG) as log:
+    with open_to_append(folder / LOG) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     from runners.train import main
@@ -181,7 +181,7 @@ class JobLog:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         lines = "".join(json.dumps({"time": stamp, **event}) + "\n" for event in events)
         try:
-            with appended(self.path) as file:
+            with open_to_append(self.path) as file:
                 file.write(("\n" * self.torn + lines).encode())
                 file.flush()
                 os.fsync(file.fileno())

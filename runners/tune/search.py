@@ -32,7 +32,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from lodestar.files import LARGE, appended, read_bytes, read_json
+from lodestar.files import LARGE, open_to_append, read_bytes, read_json
 from runners.cli.command import changes_from_defaults
 from runners.cli.compose import compose
 from runners.report.job_log import Entry
@@ -66,7 +66,7 @@ def open_study(config: TuneConfig) -> optuna.Study:
     if path.exists():
         # What a kill tore would spoil the line after it.
         whole_lines, newline, _ = read_bytes(path, LARGE).rpartition(b"\n")
-        with appended(path) as file:
+        with open_to_append(path) as file:
             file.truncate(len(whole_lines + newline))
     # No lock: that of the job log keeps others out already, and one of Optuna's would outlive a kill.
     lock: Any = SimpleNamespace(acquire=lambda: True, release=lambda: None)

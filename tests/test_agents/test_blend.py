@@ -11,7 +11,7 @@ import envs.make
 import rewards
 from agents.dyna.agent import Dyna
 from agents.ppo.agent import PPO, PPOConfig
-from agents.ppo.plugins.blend import SEARCH_STEP, SEARCH_WINDOW_ROLLOUTS, Blend, implicit, phi_of, solve
+from agents.ppo.plugins.blend import SEARCH_STEP, SEARCH_WINDOW_ROLLOUTS, Blend, inverse_hessian_products, phi_of, solve
 from lodestar.numerics.flat import Flat
 from rewards.adapters.gym import VectorRewardWrapper
 from rewards.base import Reward, RewardConfig
@@ -36,7 +36,7 @@ def test_the_implicit_gradient_of_a_bandit_is_what_finite_differences_give(weigh
     assert float((slope - 0.1 * logit).detach()) == pytest.approx(
         0, abs=1e-6
     )  # where the policy ends with lambda = 0.1
-    (direction,) = implicit(slope, [logit], [aux], 0.1)
+    (direction,) = inverse_hessian_products(slope, [logit], [aux], 0.1)
     assert float(task @ direction) == pytest.approx(expected, abs=1e-6)
 
 

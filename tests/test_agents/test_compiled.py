@@ -11,7 +11,7 @@ from gymnasium import spaces
 from test_ppo import agent, weights
 from test_ppo_update import ACTIONS, learner, rollout
 
-from agents.ppo import compiled, update
+from agents.ppo import numpy_update, update
 from agents.ppo.numpy_update import CompiledUpdate
 from agents.ppo.update import TorchUpdate
 
@@ -110,7 +110,7 @@ def test_a_ratio_that_overflows_is_not_hidden():
 @pytest.mark.parametrize("changes", [{"path": "numba"}, {"path": "auto", "normalize_obs": True}], ids=str)
 def test_continued_from_its_state_it_ends_with_the_same_bits(changes, monkeypatch):
     """With auto it changes over after three of six rollouts, when it is continued after two."""
-    monkeypatch.setattr(compiled, "COMPILE_AFTER_ROWS", 3 * 4 * 16 * 2)
+    monkeypatch.setattr(numpy_update, "COMPILE_AFTER_ROWS", 3 * 4 * 16 * 2)
     whole, first, second, numpy = (agent(**{**changes, **more}) for more in ({}, {}, {}, {"path": "numpy"}))
     for model in (whole, numpy):
         model.learn(4 * 16 * 2)
@@ -126,7 +126,7 @@ def test_continued_from_its_state_it_ends_with_the_same_bits(changes, monkeypatc
 
 
 def test_a_short_run_never_asks_for_a_compiler(monkeypatch):
-    monkeypatch.setattr(compiled, "kernel", lambda *about: pytest.fail("it was asked for"))
+    monkeypatch.setattr(numpy_update, "kernel", lambda *about: pytest.fail("it was asked for"))
     runs = [weights(agent(path=path).learn(4 * 16 * 3)) for path in ("auto", "numpy")]
     assert torch.equal(*runs)
 
@@ -135,13 +135,13 @@ def test_without_numba_it_learns_in_numpy_and_says_so_once(monkeypatch, recwarn)
     monkeypatch.setitem(sys.modules, "numba", None)
     for name in ("agents.ppo.kernel", "lodestar.numerics.kernel"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    for cached in (compiled.kernel, update.say):
+    for cached in (numpy_update.kernel, update.say):
         cached.cache_clear()
     model = agent(path="numba").learn(4 * 16 * 3)
     said = [str(w.message) for w in recwarn if "PPO's update" in str(w.message)]
     assert len(said) == 1 and "runs in NumPy" in said[0] and "pip install 'lodestar-rl[fast]'" in said[0]
     assert torch.equal(weights(model), weights(agent(path="numpy").learn(4 * 16 * 3)))
-    compiled.kernel.cache_clear()
+    numpy_update.kernel.cache_clear()
 
 
 def test_a_network_that_it_does_not_take_learns_in_torch_and_it_says_so():

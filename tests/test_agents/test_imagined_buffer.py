@@ -81,7 +81,7 @@ def test_newer_transitions_replace_older_ones():
 def test_transitions_are_kept_for_retain_fits_of_the_model(retain, left):
     imagined = ImaginedBuffer(100, CODEC, task, retain=retain)
     for first in (0, 10, 20):
-        imagined.refitted()
+        imagined.forget_old_fits()
         imagined.add(rollout(first))
     assert numbers(imagined) == left
 
@@ -96,12 +96,12 @@ def test_transitions_carry_no_gradient():
 def test_a_saved_buffer_continues_equally():
     first = ImaginedBuffer(7, CODEC, task, retain=2)
     first.add(rollout(0))
-    first.refitted()
+    first.forget_old_fits()
     first.add(rollout(10))
     second = ImaginedBuffer(7, CODEC, task, retain=2, seed=4)
     second.load_state_dict(unpack(*pack(first.state_dict())))
     for imagined in (first, second):
-        imagined.refitted()
+        imagined.forget_old_fits()
         imagined.add(rollout(20, alive=((0, 1, 1), (0, 0, 0))))
     for ours, theirs in zip(first.sample(32, 0.9), second.sample(32, 0.9)):
         assert torch.equal(ours, theirs)

@@ -13,13 +13,13 @@ from stable_baselines3.common.buffers import ReplayBuffer
 import agents
 import envs.make
 import lodestar as ld
-from agents.networks.actor_critic import MASKED, masked
+from agents.networks.actor_critic import MASKED, mask_outputs
 from agents.ppo.agent import PPO, PPOConfig
 from agents.sb3 import agent as sb3
 from agents.sb3.masked import MaskedDQN, MaskedPPO
 from envs.batched import classic
 from envs.batched.base import Arrays
-from envs.masks import checked, sample
+from envs.masks import check_mask, sample
 from envs.types import MaskFault
 from envs.vector.in_process import InProcess, SharedBuffers, Stepper
 from rewards.adapters.sb3 import RewardCallback, relabelling
@@ -38,15 +38,15 @@ def test_masked_log_probabilities_and_entropy_are_those_of_the_valid_actions_alo
     logits, mask = torch.tensor([[0.0, np.log(3.0), 5.0]]), np.array([[True, True, False]])
     actions = PPO(doors(2), PPOConfig(**SMALL)).policy.actions
     actions.sizes = [3]
-    log_prob, entropy = actions.log_prob(masked(logits, mask), None, torch.tensor([[1]]))
+    log_prob, entropy = actions.log_prob(mask_outputs(logits, mask), None, torch.tensor([[1]]))
     assert log_prob.item() == pytest.approx(np.log(0.75), abs=1e-6)  # 3 / (1 + 3)
     assert entropy.item() == pytest.approx(-(0.25 * np.log(0.25) + 0.75 * np.log(0.75)), abs=1e-6)
-    assert masked(logits, None) is logits
+    assert mask_outputs(logits, None) is logits
 
 
 def test_no_gradient_reaches_the_logits_of_forbidden_actions():
     logits = torch.tensor([[0.0, 1.0, 5.0]], requires_grad=True)
-    log = torch.log_softmax(masked(logits, np.array([[True, True, False]])), -1)
+    log = torch.log_softmax(mask_outputs(logits, np.array([[True, True, False]])), -1)
     (log[0, 0] - (log.exp() * log).sum()).backward()
     assert logits.grad[0, 2] == 0 and logits.grad.isfinite().all()
 
@@ -258,7 +258,7 @@ def test_a_vector_of_which_one_environment_masks_is_refused():
 
 def test_a_mask_of_floats_is_refused():
     with pytest.raises(MaskFault, match=r"is float64 \(2,\); give bool \(2,\)"):
-        checked(np.ones(2), [2], "here")
+        check_mask(np.ones(2), [2], "here")
 
 
 def test_environments_without_masks_have_no_part_of_it():

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
 from agents.off_policy.dqn import DeepQ
-from agents.off_policy.sac import LearnerConfig, SoftActorCritic, squashed
+from agents.off_policy.sac import LearnerConfig, SoftActorCritic, squash
 
 
 class Rows(NamedTuple):
@@ -52,7 +52,7 @@ def moved(learner):
 def test_log_densities_equal_those_of_a_gaussian_behind_a_tanh():
     draw = torch.Generator().manual_seed(0)
     outputs, noise = torch.randn(50, 6, generator=draw), torch.randn(50, 3, generator=draw)
-    action, log_prob = squashed(outputs, noise)
+    action, log_prob = squash(outputs, noise)
     mean, raw = outputs.chunk(2, -1)
     log_std = -5 + 3.5 * (raw.tanh() + 1)
     reference = TransformedDistribution(Independent(Normal(mean, log_std.exp()), 1), [TanhTransform(cache_size=1)])
@@ -63,7 +63,7 @@ def test_log_densities_equal_those_of_a_gaussian_behind_a_tanh():
     ).sum(-1)
     torch.testing.assert_close(log_prob[kept], expected[kept], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(log_prob[kept], reference.log_prob(action)[kept], atol=2e-2, rtol=2e-3)
-    assert squashed(torch.full((1, 2), 1e3), torch.ones(1, 1))[1].isfinite().all()
+    assert squash(torch.full((1, 2), 1e3), torch.ones(1, 1))[1].isfinite().all()
 
 
 def test_targets_by_hand():
@@ -261,7 +261,7 @@ def test_the_entropy_s_weight_is_learned_or_fixed():
     learner.update(rows())
     assert learner.alpha.item() == 0
     assert learner.target_entropy == -2
-    assert squashed(learner.actor(torch.zeros(1, 3))[0], torch.zeros(1, 2))[1].item() < 0  # it begins nearly uniform
+    assert squash(learner.actor(torch.zeros(1, 3))[0], torch.zeros(1, 2))[1].item() < 0  # it begins nearly uniform
     assert SoftActorCritic(3, 2, small(target_entropy=-0.5)).target_entropy == -0.5
 
 

@@ -110,8 +110,8 @@ def test_without_numba_there_is_one_thread_which_is_said(monkeypatch):
 
     monkeypatch.setattr(robots.importlib, "import_module", missing)
     with pytest.warns(RuntimeWarning, match=r"one thread, not 2 .*'numba'\); pip install 'lodestar-rl\[fast\]', or"):
-        assert robots._compiled.__wrapped__(2) is None
-    assert robots._compiled.__wrapped__(1) is None
+        assert robots._import_compiled.__wrapped__(2) is None
+    assert robots._import_compiled.__wrapped__(1) is None
 
 
 @pytest.mark.parametrize("forgotten", [False, True])

@@ -6,9 +6,9 @@ import pytest
 
 from lodestar.files import (
     NoRegularFile,
-    appended,
     make_folder,
-    opened_text,
+    open_text_file,
+    open_to_append,
     read_bytes,
     read_json,
     read_text,
@@ -31,7 +31,7 @@ def strange(tmp_path):
     return {name: tmp_path / name for name in ("link", "device", "folder", "pipe", "endless")}
 
 
-@pytest.mark.parametrize("read", [read_bytes, read_text, opened_text, regular])
+@pytest.mark.parametrize("read", [read_bytes, read_text, open_text_file, regular])
 def test_what_is_no_regular_file_of_bounded_size_is_refused_and_never_waited_for(strange, read):
     for path in strange.values():
         with pytest.raises(NoRegularFile, match=str(path)):
@@ -41,9 +41,9 @@ def test_what_is_no_regular_file_of_bounded_size_is_refused_and_never_waited_for
 def test_nothing_is_written_through_a_link_or_into_a_pipe(strange, tmp_path):
     for name in ("link", "device", "folder", "pipe"):
         with pytest.raises(OSError):
-            appended(strange[name])
+            open_to_append(strange[name])
     assert (tmp_path / "file").read_text() == "secret"
-    with appended(tmp_path / "file") as file:
+    with open_to_append(tmp_path / "file") as file:
         file.write(b" and more")
     assert read_text(tmp_path / "file") == "secret and more"
 
@@ -97,7 +97,7 @@ def test_a_device_is_no_regular_file_either():
 def test_bytes_that_are_no_utf8_are_read_as_question_marks_and_a_missing_file_is_told(tmp_path):
     (tmp_path / "bytes").write_bytes(b'{"a": "\xff"}')
     assert json.loads(read_text(tmp_path / "bytes")) == {"a": "\ufffd"}
-    with opened_text(tmp_path / "bytes") as file:
+    with open_text_file(tmp_path / "bytes") as file:
         assert file.read() == '{"a": "\ufffd"}'
     with pytest.raises(FileNotFoundError):
         read_text(tmp_path / "nothing")

@@ -12,7 +12,7 @@ HERE = np.float32([0.0, 0.0, 0.0])  # a hole that is not turned
 
 
 def pushed(pose, action, eps=0.02, hole=HERE):
-    return peg.moved(np, np.float32(pose), hole, np.float32(action), eps).round(6).tolist()
+    return peg.next_pose(np, np.float32(pose), hole, np.float32(action), eps).round(6).tolist()
 
 
 def test_contact_stops_a_peg_that_does_not_fit_and_lets_it_slide():

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 
-from lodestar.settings import Setting, Settings, declarations, described, preset_setting, read_range, setting
+from lodestar.settings import Setting, Settings, declarations, preset_setting, read_range, setting, settings_of
 
 
 @dataclass
@@ -72,8 +72,8 @@ def test_a_range_as_text_is_the_same_as_its_ends_by_name(text, ends):
 
 def test_declarations_carry_help_default_and_tuning_range():
     assert declarations(Example)["rate"].tune == (1e-3, 1.0, "log")
-    assert [(name, default) for name, default, _ in described(Example)][:2] == [("preset", "plain"), ("rate", 0.1)]
-    assert dict((name, default) for name, default, _ in described(Example))["names"] == ["a"]
+    assert [(name, default) for name, default, _ in settings_of(Example)][:2] == [("preset", "plain"), ("rate", 0.1)]
+    assert dict((name, default) for name, default, _ in settings_of(Example))["names"] == ["a"]
 
 
 def test_a_subclass_inherits_what_it_does_not_redeclare():

@@ -14,7 +14,7 @@ from envs.steps import Cursor, from_gym_step
 from rewards import hub
 from rewards.vision import load as load_module
 from rewards.vision.clip import Clip, ClipConfig, goal_reward
-from rewards.vision.encoder import ClipEncoder, blanks, model_for, shared
+from rewards.vision.encoder import ClipEncoder, blanks, model_for, shared_encoder
 from rewards.vision.load import MODELS, SHIPPED_WEIGHTS
 
 UP = "pole vertically upright on top of the cart"
@@ -247,7 +247,7 @@ def test_the_model_is_the_one_that_was_taught_the_environment(monkeypatch, tmp_p
 
 def test_rewards_that_look_through_the_same_model_share_it():
     first, second, other = build(), build(goal="the pole is hanging down"), build(precision="bf16")
-    assert first.encoder is second.encoder is shared("lodestar", "")
+    assert first.encoder is second.encoder is shared_encoder("lodestar", "")
     assert other.encoder is not first.encoder and first.embedding == "clip" != other.embedding
     controls = [Clip(ClipConfig(goal=UP, **Clip.control), None, None, seed=seed) for seed in (0, 1)]
     assert controls[0].embedding != controls[1].embedding  # untrained, and each in a way of its own

@@ -8,7 +8,7 @@ from model_server import ModelServer, status
 from envs.transitions import Transitions
 from rewards.check import check_reward, random_rollout
 from rewards.design.authors import SHIPPED_ANSWERS, Brief, ModelAuthor, RandomAuthor, RecordedAuthor, formula, record
-from rewards.design.code import FORM, Code, CodeConfig, translated, tried
+from rewards.design.code import FORM, Code, CodeConfig, translate, try_code
 from rewards.language.lare import code_in
 from rewards.llm.client import JudgeError
 from rewards.llm.sandbox.process import SandboxError
@@ -71,7 +71,7 @@ def test_code_that_does_not_do_is_refused_with_a_sentence_for_its_author(body, s
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(8, 4)).astype(np.float32), np.zeros((8, 1), np.float32)
     with pytest.raises(SandboxError, match=said):
-        tried(f"def reward(obs, action, next_obs):\n{body}\n", 2, [(rows[0][:2], rows[1][:2]), rows], timeout=20.0)
+        try_code(f"def reward(obs, action, next_obs):\n{body}\n", 2, [(rows[0][:2], rows[1][:2]), rows], timeout=20.0)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_code_that_does_not_do_is_refused_with_a_sentence_for_its_author(body, s
 )
 def test_what_is_no_reward_function_is_refused_before_it_is_run(source):
     with pytest.raises(SandboxError, match=r"must define one function reward|is no Python"):
-        translated(source, 2)
+        translate(source, 2)
 
 
 def test_a_file_that_is_missing_or_refused_and_images_are_one_sentence(code, tmp_path):
@@ -120,7 +120,7 @@ def test_random_formulas_are_the_same_again_and_mostly_pass_the_check():
     rng = np.random.default_rng(0)
     drawn = [formula(BRIEF, rng) for _ in range(200)]
     assert len(set(drawn)) > 190
-    assert all(1 <= len(translated(each, 2)[0]) <= 4 for each in drawn)
+    assert all(1 <= len(translate(each, 2)[0]) <= 4 for each in drawn)
 
 
 def test_answers_of_a_search_can_be_repeated_and_what_ships_has_three_rounds(tmp_path):

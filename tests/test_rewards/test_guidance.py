@@ -13,7 +13,7 @@ from rollouts import blank
 from envs.crafter.family import ACHIEVEMENT_WORDS
 from envs.make import make_vec
 from envs.transitions import Transitions
-from rewards.adapters.guided import guided
+from rewards.adapters.guided import add_guides
 from rewards.check import check_reward
 from rewards.language import guidance
 from rewards.language.captioned import key
@@ -169,7 +169,7 @@ def test_learning_reports_comprehension_and_carries_the_episode_over():
 
 def test_a_policy_in_crafter_reads_its_goal_behind_what_it_sees():
     reward = built()
-    envs = guided(
+    envs = add_guides(
         make_vec("lodestar/Crafter-v0", 2, backend="gym", area=16, text=True),
         Mix([Stream("guidance", reward, gamma=1)]),
     )

@@ -14,7 +14,7 @@ import rewards
 from agents.ppo.agent import PPO, PPOConfig
 from agents.sb3.agent import A2CConfig, make_venv
 from envs.make import make, make_vec
-from rewards.adapters.guided import Guided, GuidedEnv, guide_modalities, guided, guided_space, guides, make_mix
+from rewards.adapters.guided import Guided, GuidedEnv, add_guides, guide_modalities, guided_space, guides, make_mix
 from rewards.base import Reward, RewardConfig
 from rewards.language.subgoals import SubgoalsConfig
 from runners.run.config import TrainConfig, UsageError
@@ -66,7 +66,7 @@ def says_right(obs):
 
 
 def test_around_one_environment_every_observation_comes_with_its_guide_vector():
-    env = guided(ScriptedWorld(0), mix_of("task", "teller"))
+    env = add_guides(ScriptedWorld(0), mix_of("task", "teller"))
     assert isinstance(env, GuidedEnv) and env.observation_space.shape == (6,)
     obs, _ = env.reset()
     says_right(obs)
@@ -83,7 +83,7 @@ def test_around_one_environment_every_observation_comes_with_its_guide_vector():
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
 def test_around_a_vector_an_episodes_last_observation_keeps_its_own_guide(mode):
     inner = SyncVectorEnv([lambda i=i: ScriptedWorld(i) for i in range(N)], autoreset_mode=mode)
-    envs = guided(inner, mix_of("task", "teller"))
+    envs = add_guides(inner, mix_of("task", "teller"))
     assert isinstance(envs, Guided) and envs.observation_space.shape == (N, 6)
     obs, _ = envs.reset()
     says_right(obs)
@@ -100,7 +100,7 @@ def test_around_a_vector_an_episodes_last_observation_keeps_its_own_guide(mode):
 
 
 def test_a_masked_reset_begins_those_episodes_only():
-    envs = guided(make_vec("MiniGrid-Empty-5x5-v0", N, backend="gym", signals=True), grid_mix())
+    envs = add_guides(make_vec("MiniGrid-Empty-5x5-v0", N, backend="gym", signals=True), grid_mix())
     envs.reset(seed=0)
     obs = envs.step(np.full(N, 2))[0].copy()  # forward
     again = envs.reset(options={"reset_mask": np.array([True, False, False])})[0]
@@ -110,7 +110,7 @@ def test_a_masked_reset_begins_those_episodes_only():
 
 def test_without_a_guide_nothing_is_wrapped():
     mix, world = mix_of("task", "count"), ScriptedWorld(0)
-    assert guided(world, mix) is world and guides(mix) == {} and guide_modalities(mix) == {}
+    assert add_guides(world, mix) is world and guides(mix) == {} and guide_modalities(mix) == {}
     assert guided_space(world.observation_space, mix) is world.observation_space
 
 
@@ -134,7 +134,7 @@ def test_spaces_and_guides_that_do_not_fit_are_refused(space, name, sentence):
 
 
 def test_missing_signals_are_named_at_the_first_reset():
-    env = guided(make("MiniGrid-Empty-5x5-v0"), grid_mix())
+    env = add_guides(make("MiniGrid-Empty-5x5-v0"), grid_mix())
     with pytest.raises(
         ValueError, match=r'the reward \'subgoals\' reads signals, but info\["signals"\] is missing; make'
     ):
@@ -155,13 +155,13 @@ def grid_mix(env_id=GRID, **options):
 
 
 def grids(n, mix, **options):
-    return guided(make_vec(GRID, n, seed=5, backend="gym", signals=True, max_episode_steps=7, **options), mix)
+    return add_guides(make_vec(GRID, n, seed=5, backend="gym", signals=True, max_episode_steps=7, **options), mix)
 
 
 def test_a_vector_gives_the_guide_vectors_of_single_environments():
     mix, rng = grid_mix(), np.random.default_rng(0)
     envs = grids(2, mix)
-    singles = [guided(make(GRID, seed=5 + i, signals=True, max_episode_steps=7), mix) for i in range(2)]
+    singles = [add_guides(make(GRID, seed=5 + i, signals=True, max_episode_steps=7), mix) for i in range(2)]
     obs = envs.reset()[0]
     np.testing.assert_array_equal(obs, [env.reset()[0] for env in singles])
     for _ in range(30):
@@ -269,7 +269,7 @@ def test_a_run_is_trained_evaluated_and_filmed_with_its_guide(name, agent):
 
 def test_stable_baselines3_gets_the_guide_of_an_episodes_end_and_its_snapshot():
     mix = grid_mix()
-    venv = make_venv(GRID, 2, 5, wrap=lambda env: guided(env, mix), signals=True, max_episode_steps=3)
+    venv = make_venv(GRID, 2, 5, wrap=lambda env: add_guides(env, mix), signals=True, max_episode_steps=3)
     first = venv.reset()
     for _ in range(3):
         obs, _, over, infos = venv.step(np.zeros(2, int))  # turns on the spot
@@ -295,7 +295,7 @@ def test_workers_of_stable_baselines3_cannot_share_a_guide():
 def test_a_vector_that_does_not_reset_itself_is_refused():
     inner = SyncVectorEnv([ScriptedWorld], autoreset_mode=AutoresetMode.DISABLED)
     with pytest.raises(ValueError, match=r"guides need SAME_STEP or NEXT_STEP"):
-        guided(inner, mix_of("teller"))
+        add_guides(inner, mix_of("teller"))
 
 
 def test_a_guide_needs_no_begin():
@@ -304,5 +304,5 @@ def test_a_guide_needs_no_begin():
 
     mix = mix_of("teller")
     mix.streams["teller"].reward = Silent(RewardConfig(), *[ScriptedWorld.observation_space] * 2)
-    obs, _ = guided(ScriptedWorld(0), mix).reset()
+    obs, _ = add_guides(ScriptedWorld(0), mix).reset()
     assert obs[4:].tolist() == [-1, -1]

@@ -22,7 +22,7 @@ from rewards.language.lare import (
     describe,
     draw,
     log_ratio,
-    shipped,
+    shipped_names,
     success_loss,
 )
 from rewards.llm.sandbox.process import SandboxError
@@ -269,7 +269,7 @@ def test_a_constant_factor_on_real_steps_and_code_that_fails_there_are_reported(
     assert np.isfinite(reward.score(batch.flatten())).all()
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_names())
 def test_shipped_factors_run_and_are_described(name):
     import gymnasium as gym
 

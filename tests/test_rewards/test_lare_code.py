@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from model_server import ModelServer, status
 
-from rewards.language.lare import Author, code_in, question, verified
+from rewards.language.lare import Author, code_in, question, verify_code
 from rewards.llm.sandbox.process import SandboxError
 
 GOOD = "def factors(obs, action):\n    return obs ** 2\n"
@@ -13,7 +13,7 @@ BATCHES = [(ROWS[:2], ROWS[:2, :1]), (ROWS, ROWS[:, :1])]
 
 
 def verify(source):
-    return verified(source, BATCHES, timeout=20)
+    return verify_code(source, BATCHES, timeout=20)
 
 
 def fenced(code):

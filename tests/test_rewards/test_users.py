@@ -9,7 +9,7 @@ import torch
 from test_bradley_terry import BOX, PUSH, Says, walk
 
 from envs.make import make, make_vec
-from rewards.adapters.guided import guided, make_mix
+from rewards.adapters.guided import add_guides, make_mix
 from rewards.adapters.gym import VectorRewardWrapper
 from rewards.check import check_reward
 from rewards.preference.users import Users, UsersConfig, divergence
@@ -76,9 +76,12 @@ def test_every_episode_serves_the_next_user_whose_z_stands_beside_the_observatio
     mix = make_mix(options, env.observation_space, env.action_space)
     users = mix.streams["users"].reward
     users.labelled.z[:] = [[1, 2, 3], [4, 5, 6]]
-    single, vector = guided(env, mix), make_vec("lodestar/PointMaze-v0", 3, seed=0, backend="gym", max_episode_steps=5)
+    single, vector = (
+        add_guides(env, mix),
+        make_vec("lodestar/PointMaze-v0", 3, seed=0, backend="gym", max_episode_steps=5),
+    )
     assert [single.reset(seed=0)[0][2:].tolist() for _ in range(3)] == [[1, 2, 3], [4, 5, 6], [1, 2, 3]]
-    vector = VectorRewardWrapper(guided(vector, mix), mix, update_every=12)
+    vector = VectorRewardWrapper(add_guides(vector, mix), mix, update_every=12)
     obs, served = vector.reset(seed=0)[0], []
     for _ in range(12):
         served.append(obs[:, 2].copy())

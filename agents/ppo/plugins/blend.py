@@ -159,7 +159,7 @@ class Blend(Extra):
         slope = torch.cat([part.reshape(-1) for part in slopes])
         learned_advantages = {name: advantage[:, self.names.index(name)] for name in self.learned}
         gradients = stream_gradients(ratio, learned_advantages, parameters)
-        return implicit(slope, parameters, list(gradients.values()), DAMPING)
+        return inverse_hessian_products(slope, parameters, list(gradients.values()), DAMPING)
 
     def _search(self, flat: Flat, earned: float, episodes: int) -> None:
         """Count a rollout's task reward; after the first window try the other side, after the second move phi."""
@@ -213,7 +213,9 @@ def phi_of(weights: np.ndarray) -> np.ndarray:
     return np.log(np.expm1(weights))
 
 
-def implicit(slope: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor], damping: float) -> Tensor:
+def inverse_hessian_products(
+    slope: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor], damping: float
+) -> Tensor:
     """-H^-1 g_k for each of `gradients` (P,), (L, P).
 
     `slope` (P,) is sum_k w_k g_k with its graph, `damping` lambda.

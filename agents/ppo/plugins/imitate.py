@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.networks.actor_critic import masked
+from agents.networks.actor_critic import mask_outputs
 from agents.ppo.config import PPOConfig
 from agents.ppo.extensions import credit_of
 from agents.ppo.seams import Extra, ScoredRollout
@@ -134,7 +134,7 @@ class Imitation(Extra):
         """What the policy and its values are at rows (B, ...), and which of them have something to teach."""
         net = learner.net
         outputs, values = net(*learner.observation_tensors(rows["vector"], rows["pixels"]))
-        outputs = masked(outputs, rows["mask"])
+        outputs = mask_outputs(outputs, rows["mask"])
         action = learner.tensor(rows["action"])
         log_prob, entropy = net.actions.log_prob(outputs, net.log_std, action)
         value = values[:, self.columns] @ learner.tensor(self.weights)

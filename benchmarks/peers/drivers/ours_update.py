@@ -69,20 +69,20 @@ def _products() -> Any:
     import numba
     import numpy as np
 
-    from agents.ppo.kernel import padded, product
+    from agents.ppo.kernel import padded_columns, product
 
     @numba.njit(error_model="numpy")
     def loop(shapes, rows, layers, times):  # type: ignore[no-untyped-def]
         zero, one, most = np.int64(0), np.int64(1), np.int64(rows)
         for i in range(len(shapes)):
             most = max(most, shapes[i, 0], shapes[i, 1])
-        wide, size = padded(rows), padded(most)
+        wide, size = padded_columns(rows), padded_columns(most)
         w, x, y = np.zeros(size * size, F), np.zeros(size * size, F), np.zeros(size * size, F)
         for _ in range(times):
             for i in range(len(shapes)):
                 n, below = shapes[i, 0], shapes[i, 1]
                 product(w, zero, below, one, x, zero, wide, y, zero, wide, n, wide, below)
-                product(y, zero, wide, one, x, zero, padded(below), w, zero, below, n, below, rows)
+                product(y, zero, wide, one, x, zero, padded_columns(below), w, zero, below, n, below, rows)
                 if i % layers:
                     product(w, zero, one, below, y, zero, wide, x, zero, wide, below, wide, n)
 

@@ -355,7 +355,7 @@ class Traffic:
         follower = self._order.take(first + self._behind.take(place))
         return leader, follower
 
-    def _desired(self, car: np.ndarray, ahead: np.ndarray) -> np.ndarray:
+    def _desired_distance(self, car: np.ndarray, ahead: np.ndarray) -> np.ndarray:
         """The distance that K cars would keep to those ahead, in metres."""
         speed = self._speed[car]
         relative_vx = self._vx[car] - self._vx[ahead]
@@ -371,7 +371,7 @@ class Traffic:
         free = 1 - (speed / self._target_speed[car]) ** delta
         distance = self._x[ahead] - self._x[car]
         gap = nonzero(distance)
-        crowding = (self._desired(car, ahead) / gap) ** 2
+        crowding = (self._desired_distance(car, ahead) / gap) ** 2
         return _COMFORT_ACCELERATION * free - _COMFORT_ACCELERATION * crowding
 
     def _decide(self, state: State) -> np.ndarray:
@@ -433,7 +433,7 @@ class Traffic:
         car = np.broadcast_to(cars[:, None], others.shape)
         goal = before[cars][:, None]
         gap = self._x[others] - self._x[car]
-        is_close = (gap > 0) & (gap < self._desired(car, others))
+        is_close = (gap > 0) & (gap < self._desired_distance(car, others))
         is_rival = is_close & (lane[others] != goal)
         decides_earlier = others < car
         # Cars decide in turn, and those that decide earlier have done so already. Each round settles at least one

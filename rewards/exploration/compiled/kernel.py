@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from lodestar.numerics.kernel import LANES, ZERO, F, adam, compiled, padded, product, transpose
+from lodestar.numerics.kernel import LANES, ZERO, F, adam, compiled, padded_columns, product, transpose
 from rewards.exploration.compiled.tape import (
     ADD,
     ADD_GRADIENT,
@@ -61,13 +61,13 @@ def load(ops, columns, order, begin, count, h, flat, wide, flipped, lines):
             gathered = flipped[j * lines :][:size]
             for i in range(size):
                 gathered[i] = row[i]
-        transpose(flipped, zero, lines, flat, start * wide, wide, padded(count), size)
+        transpose(flipped, zero, lines, flat, start * wide, wide, padded_columns(count), size)
 
 
 @compiled
 def forward(ops, shares, value, h, d, flat, wide, count, errors, losses):
     """All operations in turn; `errors` (wide,) are those of the last loss, to `losses` every loss is added."""
-    width = padded(count)
+    width = padded_columns(count)
     loss = np.int64(0)
     for k in range(len(ops)):
         op = ops[k]
@@ -185,7 +185,7 @@ def backward(ops, shares, value, grad, h, d, flat, slope, wide, count, flipped, 
 @compiled
 def backward_linear(op, value, grad, h, d, flat, slope, wide, count, flipped, spare, lines):
     """d W = d z x', d b = the sum of d z over the minibatch, and d x = W' d z where the source is learnt."""
-    width = padded(count)
+    width = padded_columns(count)
     zero = np.int64(0)
     one = np.int64(1)
     start = op[OP_START]
@@ -246,7 +246,7 @@ def space(ops, size):
             lines = max(lines, op[OP_SIZE])
             if op[OP_KIND] == LINEAR:
                 lines = max(lines, op[INPUTS])
-    return padded(size) + LINE_NUMBERS, rows + 2 * LANES, padded(lines) + LINE_NUMBERS
+    return padded_columns(size) + LINE_NUMBERS, rows + 2 * LANES, padded_columns(lines) + LINE_NUMBERS
 
 
 @compiled
@@ -314,7 +314,7 @@ def rates(ops, shares, value, columns, at, out):
             for j in range(count):
                 out[begin + j, 0] = errors[j]
         else:
-            transpose(flat, at * wide, wide, flipped, zero, lines, size, padded(count))
+            transpose(flat, at * wide, wide, flipped, zero, lines, size, padded_columns(count))
             for j in range(count):
                 answer = out[begin + j]
                 row = flipped[j * lines :][:size]

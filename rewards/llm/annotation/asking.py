@@ -94,9 +94,9 @@ class AnnotationQueue:
             self._order = None
         surplus = len(self.waiting) - self.capacity
         if surplus > 0:
-            for item in self._sorted()[:surplus]:
+            for item in self._sorted_items()[:surplus]:
                 del self.waiting[item]
-            del self._sorted()[:surplus]
+            del self._sorted_items()[:surplus]
             self.counts["dropped"] += surplus
             new = [item for item in new if item in self.waiting]
             self.fresh = [item for item in self.fresh if item in self.waiting]
@@ -119,7 +119,7 @@ class AnnotationQueue:
             most = min(most, int(self._credit))
         if self.is_spent():
             return []
-        order = self._sorted()
+        order = self._sorted_items()
         drawn: list[Item] = []
         while order and len(drawn) < most:
             item = order.pop()
@@ -229,7 +229,7 @@ class AnnotationQueue:
         self._order = None
         self._tries = {}
 
-    def _sorted(self) -> list[Item]:
+    def _sorted_items(self) -> list[Item]:
         if self._order is None:
             self._order = sorted(self.waiting, key=self.waiting.__getitem__)
         return self._order
@@ -332,7 +332,7 @@ class Asker:
                 self._worker = JudgeProcess(self._job, self._inbox)
                 self._ready = False
             except OSError as error:
-                self._died(f"could not be started ({error})", now)
+                self._handle_death(f"could not be started ({error})", now)
         if self._worker is not None and self._ready:
             with self.pending.lock:
                 fresh = [item for item in self.pending.fresh if item in self.pending.waiting]
@@ -395,7 +395,7 @@ class Asker:
             return
         if message is None:
             self._worker = None
-            self._died(worker.end(), time.monotonic())
+            self._handle_death(worker.end(), time.monotonic())
         elif "refused" in message:
             # A judge that has run before is reported and started again.
             if self.identity:
@@ -452,7 +452,7 @@ class Asker:
         if self._cache is not None and labels:
             self._cache.put(self.identity, labels)
 
-    def _died(self, how: str, now: float) -> None:
+    def _handle_death(self, how: str, now: float) -> None:
         with self.pending.lock:
             for items, _ in self._flight.values():
                 for item in items:

@@ -200,11 +200,11 @@ class OfflineJudge(ScoredJudge):
         self._identity = f"offline {self.local_model.identity} {self.embedding.identity} unsure={self.unsure:g}"
 
     def scores(self, texts: Sequence[str]) -> Answers:
-        return self.standardised(texts)
+        return self.standardised_scores(texts)
 
-    def standardised(self, texts: Sequence[str]) -> Answers:
-        answers = self.local_model.standardised(texts)
-        answers.value = (answers.value + self.embedding.standardised(texts).value) / 2
+    def standardised_scores(self, texts: Sequence[str]) -> Answers:
+        answers = self.local_model.standardised_scores(texts)
+        answers.value = (answers.value + self.embedding.standardised_scores(texts).value) / 2
         return answers
 
     def reach(self) -> str:

@@ -142,7 +142,7 @@ class ScoredJudge(TextJudge):
     def scores(self, texts: Sequence[str]) -> Answers:
         """How good is what each of B texts describes? The values are scores on any scale."""
 
-    def standardised(self, texts: Sequence[str]) -> Answers:
+    def standardised_scores(self, texts: Sequence[str]) -> Answers:
         """z of B texts, which join those that the median is taken over."""
         anchor_tokens = 0
         with self._anchor_lock:
@@ -159,7 +159,7 @@ class ScoredJudge(TextJudge):
         return answers
 
     def label(self, texts: Sequence[str]) -> Answers:
-        answers = self.standardised(texts)
+        answers = self.standardised_scores(texts)
         z = answers.value
         answers.value = np.where(z > 0, 1, 0).astype(np.float32)
         # False for NaN, too.
@@ -168,7 +168,7 @@ class ScoredJudge(TextJudge):
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answers:
         """Captions whose z differ by no more than `unsure` are equal."""
-        answers = self.standardised([*first, *second])
+        answers = self.standardised_scores([*first, *second])
         one, two = np.split(answers.value, 2)
         one_failed, two_failed = np.split(answers.failed, 2)
         value = np.where(np.abs(two - one) <= self.unsure, 0.5, two > one)

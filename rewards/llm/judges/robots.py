@@ -121,7 +121,7 @@ class RoboReward(PublishedModel):
 
     def value(self, frames: list[np.ndarray], reply: Reply) -> float:
         question = sections("robots")["roboreward"].format(task=self.goal)
-        text = self.chat.ask([*shown(frames, self.video), question], None, reply)
+        text = self.chat.ask([*frame_parts(frames, self.video), question], None, reply)
         answer = ROBOREWARD_ANSWER.search(text)
         if answer is None:
             raise JudgeError(f"{self.model} answered {text[:200]!r}, without its ANSWER: n, n from 1 to 5")
@@ -152,7 +152,7 @@ class TopReward(PublishedModel):
         options: dict[str, Any] = {"logprobs": True, "top_logprobs": 20, "max_tokens": 1}
         if not self.chat_template:
             options |= {"add_generation_prompt": False, "continue_final_message": True}
-        self.chat.ask([*shown(frames, self.video), question], None, reply, **options)
+        self.chat.ask([*frame_parts(frames, self.video), question], None, reply, **options)
         if not reply.candidates:
             raise JudgeError(f"{self.model} gave no log-probabilities; take a server with them, such as vLLM")
         return scale_log_probability(log_probability_of_true(reply.candidates), self.floor)
@@ -171,7 +171,7 @@ def scale_log_probability(value: float, floor: float) -> float:
     return float(np.clip(1 - value / floor, 0, 1))
 
 
-def shown(frames: list[np.ndarray], video: bool) -> list[Any]:
+def frame_parts(frames: list[np.ndarray], video: bool) -> list[Any]:
     """The parts of a message that show frames: one video, or pictures."""
     if not video:
         return list(frames)

@@ -297,7 +297,7 @@ def check(source: str) -> str:
 
     SandboxError for the first thing that is not allowed, with its line.
     """
-    tree = parsed(source)
+    tree = parse_code(source)
     _remove_import_and_annotations(tree)
     for node in tree.body:
         if not isinstance(node, ast.FunctionDef | ast.Assign) and not _is_text(node):
@@ -309,7 +309,7 @@ def check(source: str) -> str:
     return ast.unparse(tree)
 
 
-def parsed(source: str) -> ast.Module:
+def parse_code(source: str) -> ast.Module:
     """The tree of some code; SandboxError for what is too long."""
     if len(source.encode("utf-8", "replace")) > MAX_SOURCE_BYTES:
         raise SandboxError(f"the code has more than {MAX_SOURCE_BYTES:,} bytes; write less")
