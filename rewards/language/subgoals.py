@@ -85,7 +85,7 @@ class Subgoals(Reward):
         after["plan"][mask] = self.teacher.plans(signals, self.most)
         after["index"][mask] = 0
         after["steps"][mask] = 0
-        after["agent"][mask] = _agent_and_side(signals)
+        after["agent"][mask] = agent_and_side(signals)
         return after
 
     def score(self, batch: Transitions, memory: Memory = None) -> tuple[np.ndarray, Memory]:
@@ -105,7 +105,7 @@ class Subgoals(Reward):
             "plan": memory["plan"],
             "index": memory["index"] + reached,
             "steps": np.where(reached, 0, steps),
-            "agent": _agent_and_side(batch.signals),
+            "agent": agent_and_side(batch.signals),
         }
         return value, after
 
@@ -182,7 +182,7 @@ def _current_subgoals(memory: Memory) -> np.ndarray:
     return np.where((index <= last)[:, None], row, np.int16(0))
 
 
-def _agent_and_side(signals: Array) -> np.ndarray:
+def agent_and_side(signals: Array) -> np.ndarray:
     """The agent's cell and the longer side of its grid, float32 (N, 3)."""
     signals = np.asarray(signals, np.float32)
     width = np.maximum(signals[:, 5], 1)
