@@ -75,7 +75,7 @@ def imports(path: Path) -> list[tuple[int, str]]:
 def _imports(path: Path) -> Iterator[tuple[int, str]]:
     checked: set[int] = set()
     for node in nodes(path):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             checked.update(id(inner) for inner in ast.walk(node))
     for node in nodes(path):
         if id(node) in checked:
@@ -84,8 +84,13 @@ def _imports(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            submodules = [name for name in names if (ROOT / (name.replace(".", "/") + ".py")).exists()]
+            submodules = [name for name in names if _is_file(name)]
             yield from ((node.lineno, name) for name in submodules or [node.module])
+
+
+@functools.cache
+def _is_file(module: str) -> bool:
+    return (ROOT / (module.replace(".", "/") + ".py")).exists()
 
 
 def circles() -> list[list[str]]:

@@ -22,7 +22,10 @@ import pytest
 from tests import conftest  # It also sets what libraries read from the environment when they are imported.
 
 # What most files import, and takes a second or more together. None of it starts threads.
-PRELOADED = ("torch", "gymnasium", "stable_baselines3", "scipy.stats", "matplotlib.pyplot", "minigrid", "highway_env")
+PRELOADED = (
+    *("torch", "torch.distributions", "torch.optim", "gymnasium", "stable_baselines3", "minigrid", "highway_env"),
+    *("scipy.stats", "matplotlib.pyplot", "hydra.compose", "hydra.utils", "runners.train", "runners.run.build"),
+)
 # Of pytest: all passed, and no test was there.
 QUIET_CODES = (0, 5)
 SUMMARY = re.compile(r"(\d+) (passed|failed|skipped|deselected|errors?|xfailed|xpassed|warnings?)")
@@ -72,12 +75,14 @@ class Share:
     def _items(self, session):
         unit = self._take()
         while unit is not None:
-            # Collecting makes many objects that all stay.
+            # Collecting makes many objects that all stay: nobody looks for garbage among them.
             gc.disable()
             session.items = list(session.genitems(unit))
             session.config.hook.pytest_collection_modifyitems(
                 session=session, config=session.config, items=session.items
             )
+            gc.collect()
+            gc.freeze()
             gc.enable()
             session.testscollected += len(session.items)
             yield from session.items

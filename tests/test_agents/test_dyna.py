@@ -85,8 +85,8 @@ class Bright(TaskScorer):
 def test_every_preset_learns_something_on_pendulum(preset):
     model = quick(agent(preset=preset, **CHEAPER.get(preset, {})), 20)
     before = weights(model)
-    model.learn(200, log_interval=None)
-    assert model.num_timesteps == 200 and model._n_updates == int(151 * model.config.updates_per_step)
+    model.learn(100, log_interval=None)
+    assert model.num_timesteps == 100 and model._n_updates == int(51 * model.config.updates_per_step)
     assert not torch.equal(weights(model), before) and bool(weights(model).isfinite().all())
     assert model._restored == 0
     action, _ = model.predict(np.zeros((3, 3), np.float32), deterministic=True)
@@ -98,7 +98,7 @@ def test_discrete_actions_are_learned_by_dqn(preset):
     world = "lodestar/ButtonGrid-v0" if preset == "factored" else "CartPole-v1"
     model = quick(agent(world, preset=preset, epsilon=0.3, horizon=2), 20)
     before = weights(model)
-    model.learn(120, log_interval=None)
+    model.learn(80, log_interval=None)
     assert isinstance(model.learner, DeepQ) and model.learner.epsilon == pytest.approx(0.3)
     assert not torch.equal(weights(model), before) and bool(weights(model).isfinite().all())
     obs = model.encoding.obs(model.replay.arrays()[0][:7].numpy())

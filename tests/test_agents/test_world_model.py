@@ -22,8 +22,8 @@ TINY = {
     "embed": 16,
     "horizon": 3,
     "imagine_starts": 16,
-    "learning_starts": 60,
-    "rollout": 25,
+    "learning_starts": 30,
+    "rollout": 15,
     "burst": 4,
     "refit": 20,
     "buffer_size": 1000,
@@ -78,8 +78,8 @@ class Camera(gym.Env):
 def test_every_preset_learns_on_a_grid(preset):
     model = agent(preset=preset)
     before = weights(model)
-    model.learn(200)
-    assert model.num_timesteps == 200 and model._n_updates >= 30
+    model.learn(90)
+    assert model.num_timesteps == 90 and model._n_updates >= 12
     for name, value in weights(model).items():
         unused = preset == "mrq" and name in ("actor", "slow_actor")  # actions are enumerated
         assert torch.isfinite(value).all() and torch.equal(value, before[name]) == unused, name
@@ -95,7 +95,7 @@ def test_every_preset_learns_on_a_grid(preset):
 def test_presets_learn_with_continuous_actions(preset):
     model = agent("Pendulum-v1", preset)
     before = weights(model)
-    model.learn(150)
+    model.learn(70)
     for name, value in weights(model).items():
         assert torch.isfinite(value).all() and not torch.equal(value, before[name]), name
     obs = model.steps.obs
@@ -118,7 +118,7 @@ def test_it_learns_from_pixels(preset, mode):
     made = SyncVectorEnv([Camera] * 2, autoreset_mode=mode)
     model = agent(made, preset)
     before = weights(model)
-    model.learn(150)
+    model.learn(70)
     for name in ("model", "reward", "critic"):
         value = weights(model)[name]
         assert torch.isfinite(value).all() and not torch.equal(value, before[name])
@@ -202,14 +202,14 @@ def test_rewards_that_see_or_remember_come_with_a_note():
 def test_a_run_continues_exactly_where_it_stopped(preset, env):
     env = "MiniGrid-Empty-5x5-v0" if env == "grid" else env
     whole = agent(env, preset)
-    whole.learn(100)
+    whole.learn(60)
     state, made = copy.deepcopy(whole.get_state()), envs.make.make_vec(env, 2, seed=0, backend="gym")
     part = WorldModel(made, config(preset), seed=7)
     part.set_state(state)
     _continue_environments(whole.envs, made)
-    whole.learn(100, reset_num_timesteps=False)
-    part.learn(100, reset_num_timesteps=False)
-    assert part.num_timesteps == whole.num_timesteps == 200
+    whole.learn(60, reset_num_timesteps=False)
+    part.learn(60, reset_num_timesteps=False)
+    assert part.num_timesteps == whole.num_timesteps == 120
     for name, value in weights(whole).items():
         assert torch.equal(value, weights(part)[name]), name
 
@@ -222,7 +222,7 @@ def _continue_environments(old, new):
 
 def test_saving_and_loading_keeps_the_actions(tmp_path):
     model = agent(preset="mrq")
-    model.learn(100)
+    model.learn(40)
     model.save(str(tmp_path / "agent"))
     other = WorldModel.load(str(tmp_path / "agent"), model.envs, seed=5)
     obs = model.steps.obs
@@ -231,7 +231,7 @@ def test_saving_and_loading_keeps_the_actions(tmp_path):
 
 def test_what_is_remembered_matters_and_is_emptied_where_episodes_begin():
     model = agent("Pendulum-v1")
-    model.learn(100)
+    model.learn(60)
     obs = model.steps.obs
     _, memory = model.predict(obs, deterministic=True)
     _, fresh = model.predict(obs, memory, np.array([True, True]), deterministic=True)
@@ -243,7 +243,7 @@ def test_what_is_remembered_matters_and_is_emptied_where_episodes_begin():
 
 def test_weights_that_are_nan_are_restored_and_in_the_end_refused():
     model = agent()
-    model.learn(100)
+    model.learn(60)
     good = weights(model)
     for _ in range(2):
         model.learner.flats["actor"].value[0] = torch.nan
@@ -281,7 +281,7 @@ def test_elites_may_be_all_plans_those_of_the_policy_too():
 
 
 def test_imagination_has_beginnings_of_its_own_where_they_are_balanced():
-    model = agent("Pendulum-v1", "drama").learn(100)
+    model = agent("Pendulum-v1", "drama").learn(60)
     begun = model.replay.sampler.imagined.sum().item()
     assert begun == pytest.approx(4 * model._n_updates) != 0  # 4 sequences for an update, a whole one is 1
     assert model._usual > 0  # the error of the reward head is watched after every rollout
