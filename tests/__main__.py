@@ -140,7 +140,9 @@ def show(words: str, status: int) -> Counter:
         # Failures stand below the first headline; a mistake in the arguments has none.
         start = re.search(r"^=+ (FAILURES|ERRORS) ", words, re.MULTILINE)
         print(words[start.start() if start else 0 :])
-    return Counter({name.rstrip("s"): int(number) for number, name in SUMMARY.findall(last)})
+    # One is an error, and of several processes there are errors.
+    plural = {"error": "errors", "warning": "warnings"}
+    return Counter({plural.get(name, name): int(number) for number, name in SUMMARY.findall(last)})
 
 
 def main(arguments: list[str]) -> int:
