@@ -190,6 +190,7 @@ def evaluate(config: TrainConfig, parts: Parts, control: Control | None) -> dict
 def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Work") -> None:
     """Numbers, video, curve, and the line for TensorBoard. A picture that fails is one sentence, not a failed run."""
     from runners.evaluation.closing import write_scores
+    from runners.run.tensorboard import command_line
 
     write_scores(parts.model.logger, scores, work.step)
     print_scores(parts, scores)
@@ -204,8 +205,7 @@ def report(config: TrainConfig, parts: Parts, scores: dict[str, Any], work: "Wor
             print(f"{label}none ({type(error).__name__}: {error})")
     path = work.folder.path
     if "tensorboard" in config.logger:
-        logdir = shlex.quote(work.folder.relative_words(path))
-        print(f"tensorboard: {sys.executable} -m tensorboard.main --logdir {logdir}")
+        print(f"tensorboard: {command_line(work.folder.relative_words(path))}")
     with suppress(OSError):
         write_json(path / "result.json", scores)
 

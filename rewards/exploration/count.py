@@ -1,8 +1,8 @@
-"""Count-based bonus: a reward by how often a state was visited before, told apart by a 64-bit hash.
+"""Count-based bonus: a reward by how often a state was visited before, floats being rounded to bins of width `bin`.
 
 The first-visit bonus is nearly free, and the control that every learned bonus has to beat in procedural worlds.
-Source: Strehl, Littman 2008 (1/sqrt(n)); Tang et al. 2017, arXiv 1611.04717 (hashed observations); Raileanu,
-Rocktaeschel 2020, arXiv 2002.12292 (counts within the episode).
+Source: Strehl, Littman 2008 (1/sqrt(n)); Tang et al. 2017, arXiv 1611.04717 (observations told apart by a hash, here
+of 64 bits); Raileanu, Rocktaeschel 2020, arXiv 2002.12292 (counts within the episode).
 Differences: floats are rounded to cells instead of projected (no SimHash); an episode remembers its latest `capacity`
 cells, and not the state that it began in; visits within one rollout see the same n of a lifetime table.
 Fails when: no two observations are alike (noise, clocks, textures) or `bin` is so coarse that all are.

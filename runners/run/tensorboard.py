@@ -6,11 +6,16 @@ The others are written once, or with each video; the curves are `runners.run.pro
 
 import functools
 import io
+import itertools
 import json
+import os
+import shlex
+import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 import yaml
@@ -20,10 +25,11 @@ from tensorboard.summary.writer import event_file_writer
 from torch import Tensor, nn
 from torch.utils.tensorboard import summary
 
+from lodestar.files import make_folder
 from lodestar.video import write_gif
 from rewards.mix.mix import Mix
 from runners.run.config import TrainConfig, flatten, to_dict
-from runners.run.progress import TASK_RETURN, ExcludedFormats, LoggedValues, TensorBoardLog
+from runners.run.progress import LEARNED_RETURN, TASK_RETURN, ExcludedFormats, LoggedValues, TensorBoardLog
 
 if TYPE_CHECKING:
     from runners.run.video import Episode
@@ -33,6 +39,25 @@ HISTOGRAM_BINS = 64
 MAX_GIF_FRAMES = 60
 GIF_WIDTH_PX = 224
 GIF_FRAME_MS = 80
+# What is looked at first: the tab "Custom Scalars", a chart of the tags that fit.
+LAYOUT = {
+    "Did it work": {
+        "task return": ["Multiline", [f"^{TASK_RETURN}$"]],
+        "learned return": ["Multiline", [f"^{LEARNED_RETURN}$"]],
+        "success": ["Multiline", ["^rollout/success_rate$", "^eval/success$"]],
+    },
+    "What the rewards did": {
+        "share of the reward": ["Multiline", ["^reward/.*_share$"]],
+        "correlation with the task": ["Multiline", ["^reward/.*_corr$"]],
+        "alarm": ["Multiline", ["^reward/alarm$"]],
+    },
+    "Health": {
+        "entropy and explained variance": ["Multiline", ["^train/entropy$", "^train/explained_variance.*$"]],
+        "frames a second": ["Multiline", ["^time/fps$"]],
+    },
+}
+# The same as cards that TensorBoard pins above all others, if its address says so.
+PINNED_TAGS = (TASK_RETURN, LEARNED_RETURN, "rollout/success_rate", "reward/alarm")
 
 
 def begin(folder: Path, config: TrainConfig, step: int) -> None:
@@ -49,7 +74,36 @@ def begin(folder: Path, config: TrainConfig, step: int) -> None:
     for key, value in parameters.items():
         if not isinstance(value, bool | int | float | str):
             parameters[key] = str(value)
-    _write(folder, 0, summary.text("configuration", markdown), *summary.hparams(parameters, {TASK_RETURN: 0.0}))
+    hparams = summary.hparams(parameters, {TASK_RETURN: 0.0})
+    _write(folder, 0, summary.text("configuration", markdown), *hparams, summary.custom_scalars(LAYOUT))
+
+
+def command_line(logdir: str) -> str:
+    """What starts TensorBoard, and the address that shows the most useful cards first."""
+    pinned = json.dumps([{"plugin": "scalars", "tag": tag} for tag in PINNED_TAGS], separators=(",", ":"))
+    start = f"{sys.executable} -m tensorboard.main --logdir {shlex.quote(logdir)}"
+    return f"{start}\n{'':13}then open http://localhost:6006/?pinnedCards={quote(pinned)}#timeseries"
+
+
+def link_runs(folder: Path, runs: Mapping[str, Path]) -> Path:
+    """A folder of links to the logs of runs, so that TensorBoard shows these short names."""
+    make_folder(folder)
+    for name, run in runs.items():
+        link = folder / name
+        if not link.is_symlink() and (run / "tensorboard").is_dir():
+            link.symlink_to(os.path.relpath(run / "tensorboard", folder), target_is_directory=True)
+    return folder
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names of jobs, as in A-v1/ppo-task/s0, without the parts that all of them share, on one level."""
+    split = [name.split("/") for name in names]
+    shared = [len(set(parts)) == 1 for parts in zip(*split)]
+    shortened = []
+    for parts in split:
+        own = [part for part, is_shared in itertools.zip_longest(parts, shared) if not is_shared]
+        shortened.append(" ".join(own or parts))
+    return shortened
 
 
 class HistogramLog(TensorBoardLog):

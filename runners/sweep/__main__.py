@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,6 +82,7 @@ def sweep(config: SweepConfig) -> int:
         with closing(config.launch()) as launcher, Display(jobs) as display:
             drive(jobs, log, launcher, resume=config.resume, attempts=config.attempts, watcher=display)
         print(summary(jobs, log.entries, time.monotonic() - began))
+    show_tensorboard(config.folder, jobs)
     if config.report:
         report(config.folder)
     return 0 if all(job.is_finished for job in jobs) else 1
@@ -95,6 +96,19 @@ def begin(config: SweepConfig, names: list[str], log: JobLog) -> None:
     write_json(config.folder / "sweep.json", plan)
     log.expect(names)
     print(f"sweep: {len(names)} job{'s' if len(names) > 1 else ''} in {config.folder}", flush=True)
+
+
+def show_tensorboard(folder: Path, jobs: list[Job]) -> None:
+    """Print what shows all runs, by short names, in one TensorBoard; nothing where none has a log."""
+    logged = [job for job in jobs if (job.folder / "tensorboard").is_dir()]
+    if not logged:
+        return
+    from runners.run.tensorboard import command_line, link_runs, short_names
+
+    names = short_names([job.name for job in logged])
+    with suppress(OSError):
+        place = link_runs(folder / "tensorboard", dict(zip(names, [job.folder for job in logged])))
+        print(f"tensorboard: {command_line(str(place))}")
 
 
 def report(folder: Path) -> None:

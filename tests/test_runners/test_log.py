@@ -1,11 +1,13 @@
 import io
+import json
 import resource
 import time
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
 
-from runners.run import output
+from runners.run import output, tensorboard
 from runners.run.progress import CSVLog, Live, TensorBoardLog, make_logger, read_csv
 from tests.glossary import TAGS, explain
 
@@ -136,3 +138,26 @@ def test_what_was_printed_or_waits_for_a_person_needs_no_sign():
 def test_a_path_with_braces_is_no_place_of_a_value():
     output.Ticker("writing {x}.mp4")("picture {:,}", 1000)
     assert output.activity.sign(output.activity.last_output + 60.0).startswith("writing {x}.mp4: picture 1,000: ")
+
+
+def test_names_in_tensorboard_leave_out_what_all_runs_share():
+    names = ["A-v1/ppo-task/s0", "A-v1/ppo-task/s1", "A-v1/ppo-rnd/s0"]
+    assert tensorboard.short_names(names) == ["ppo-task s0", "ppo-task s1", "ppo-rnd s0"]
+    assert tensorboard.short_names(names[:1]) == ["A-v1 ppo-task s0"]
+
+
+def test_links_to_logs_are_made_once_and_only_where_there_is_a_log(tmp_path):
+    (tmp_path / "jobs" / "a" / "tensorboard").mkdir(parents=True)
+    (tmp_path / "jobs" / "a" / "tensorboard" / "events").touch()
+    runs = {"a s0": tmp_path / "jobs" / "a", "b s0": tmp_path / "jobs" / "b"}
+    for _ in range(2):
+        place = tensorboard.link_runs(tmp_path / "tensorboard", runs)
+    assert [path.name for path in place.iterdir()] == ["a s0"]
+    assert (place / "a s0" / "events").exists()
+
+
+def test_the_first_cards_are_tags_that_runs_write():
+    text = tensorboard.command_line("a folder")
+    assert text.splitlines()[0].endswith("-m tensorboard.main --logdir 'a folder'")
+    pinned = json.loads(unquote(text.partition("pinnedCards=")[2].removesuffix("#timeseries")))
+    assert {card["tag"] for card in pinned} <= set(TAGS)
