@@ -46,6 +46,7 @@ UNDO_SECONDS = 10.0
 MAX_PLOTTED_NUMBERS = 12
 MAX_BODY_BYTES = 4096
 ANSWER_LABELS = {"left": 0.0, "right": 1.0, "equal": 0.5, "skip": math.nan}
+DEFAULT_QUESTION = "Which clip does the task better?"
 PAGE_HOST = "127.0.0.1"
 # How a browser names this machine, also through a tunnel.
 HOST_NAMES = (PAGE_HOST, "localhost")
@@ -61,6 +62,7 @@ class Human(SegmentJudge):
     aspect: float | None = setting(
         None, "width over height at which the page shows frames; None: a run's environment's, else 1", "> 0"
     )
+    question: str = setting("", "what the page asks; else whether a clip is nearer to the environment's first goal")
     port: int = setting(0, "of the page on 127.0.0.1; 0 takes a free one", "[0, 65535]")
     browser: bool = setting(True, "whether to open it in a browser, where there is a screen and a terminal")
     wait: bool = setting(False, "whether each session waits until its questions are answered, as for runners.offline")
@@ -77,6 +79,7 @@ class Human(SegmentJudge):
             raise ValueError(f"judge human: answers={self.answers} is of another kind; give JSON lines, or a new file")
         self.questions = Questions(self.kept)
         self.show_in_proportion(self.aspect or 1.0)
+        self.questions.text = self.question or DEFAULT_QUESTION
         self.page: Page | None = None
         self._pictures: dict[int, str] = {}
         # Pictures of another process have other numbers.
@@ -105,6 +108,12 @@ class Human(SegmentJudge):
     def show_in_proportion(self, aspect: float) -> None:
         """Show frames, which are squares, at `aspect`: width over height of what the environment draws."""
         self.questions.aspect = aspect
+
+    def introduce_task(self, task: str, goal: str = "") -> None:
+        """Show this task, and ask about its goal, a sentence, unless the user gave a question."""
+        self.questions.task = task
+        if goal and not self.question:
+            self.questions.text = f"Which clip is nearer to “{goal}”?"
 
     def compare(self, first: Transitions, second: Transitions) -> np.ndarray:
         raise TypeError("a person answers later; call ask")
@@ -201,6 +210,9 @@ class Questions:
         self.lock = threading.RLock()
         # Width over height of frames on the page.
         self.aspect = 1.0
+        # What is asked about two clips, and the environment that they are from.
+        self.text = DEFAULT_QUESTION
+        self.task = ""
         self.budget = 0
         # The next question is the last of those that wait.
         self.waiting: list[Question] = []
@@ -246,6 +258,8 @@ class Questions:
                     question["clips"] = list(self.current.clips)
             return {
                 "question": question,
+                "text": self.text,
+                "task": self.task,
                 "undo": bool(self.given),
                 "message": message,
                 "budget": self.budget,

@@ -23,7 +23,7 @@ import rewards
 from envs import render
 from envs.datasets.recordings import RecordedEnvs, read_recordings
 from envs.family import OTHER, family_of
-from envs.make import make, make_vec
+from envs.make import goals, make, make_vec
 from envs.masks import has_mask, sizes
 from envs.transitions import OnNan, Transitions
 from lodestar.memory import memory, refuse_beyond
@@ -108,7 +108,7 @@ def build(
             gamma = config.agent.gamma
             mix = make_mix(config.reward, *spaces, gamma=gamma, seed=config.seed, device=device)
             mix.on_nan = OnNan(config.on_nan)
-            show_in_proportion(mix, config)
+            introduce_task(mix, config)
         venv: VectorEnv | VecEnv
         if agent.driver == RECORDING:
             venv = rated_recording(config, mix, data, *spaces)
@@ -136,13 +136,17 @@ def rated_recording(config: TrainConfig, mix: Mix, data: Transitions | None, *sp
     return recorded
 
 
-def show_in_proportion(mix: Mix, config: TrainConfig) -> None:
-    """Have the page of a person who judges show frames as wide as the environment draws them."""
+def introduce_task(mix: Mix, config: TrainConfig) -> None:
+    """Have the page of a person who judges name the task, and show frames as wide as the environment draws them."""
     from rewards.preference.human import Human
 
     for stream in mix.streams.values():
         judge = getattr(stream.reward, "judge", None)
-        if not isinstance(judge, Human) or judge.show != "frame" or judge.aspect is not None:
+        if not isinstance(judge, Human):
+            continue
+        prompts = [goal.prompt for goal in goals(config.env)]
+        judge.introduce_task(config.env_label, prompts[0] if prompts else "")
+        if judge.show != "frame" or judge.aspect is not None:
             continue
         with closing(make(config.env, render_mode="rgb_array", **config.env_options)) as env:
             env.reset(seed=config.seed)

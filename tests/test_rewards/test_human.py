@@ -329,8 +329,15 @@ def test_a_length_below_zero_is_refused_at_once_and_a_browser_that_leaves_is_no_
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("given", "aspect"), [("", 1.5), (",aspect:2", 2.0)], ids=["of the environment", "given"])
-def test_frames_have_the_proportions_that_the_environment_draws(tmp_path, given, aspect):
+@pytest.mark.parametrize(
+    ("given", "aspect", "asked"),
+    [
+        ("", 1.5, "Which clip is nearer to “pole vertically upright on top of the cart”?"),
+        (",aspect:2,question:Which is calmer", 2.0, "Which is calmer"),
+    ],
+    ids=["of the environment", "given"],
+)
+def test_the_page_has_the_proportions_and_the_goal_of_the_environment(tmp_path, given, aspect, asked):
     from runners.cli.compose import compose
     from runners.run.build import build
 
@@ -341,5 +348,7 @@ def test_frames_have_the_proportions_that_the_environment_draws(tmp_path, given,
     try:
         judge = parts.mix.streams["bradley_terry"].reward.judge
         assert judge.questions.aspect == aspect
+        view = judge.questions.view()
+        assert (view["task"], view["text"]) == ("CartPole-v1", asked)
     finally:
         parts.venv.close()
