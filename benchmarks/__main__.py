@@ -6,8 +6,8 @@
 
 Results go to assets/results/NAME.csv, one row a run, and to NAME.json; figures that belong together are collected in
 foundation.json, ppo.json, exploration.json, vision.json, language.json, model_based.json, users.json,
-experiments.json, speed.json, scale.json, rewards2.json, agents2.json and models.json. A study whose CSV has no column
-`commit` was recorded with 0.1.0.
+users3.json, experiments.json, speed.json, scale.json, rewards2.json, agents2.json and models.json. A study whose
+CSV has no column `commit` was recorded with 0.1.0.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ CODE = {  # what is no grid of training runs: name -> where its function is, and
     "agents": ("benchmarks.checks.agents:run", "agents"),
     "compare-verdicts": ("benchmarks.checks.compare_verdicts:run", "users"),
     "audit": ("benchmarks.checks.audit:run", "users3"),
+    "balrog": ("benchmarks.checks.balrog:run", "users3"),
+    "links": ("benchmarks.checks.links:run", "users3"),
     "lean": ("benchmarks.checks.lean:run", "users3"),
     "silence": ("benchmarks.checks.silence:run", "users3"),
     "wheel": ("benchmarks.checks.wheel:run", "users"),

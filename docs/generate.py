@@ -68,6 +68,8 @@ def write(folder: Path) -> None:
         lines = [f"| [{name}]({part}/{name}.md) | {prose(line).strip()} |" for name, (line, _) in pages.items()]
         tree = "\n".join(["```{toctree}", ":hidden:", "", *(f"{part}/{name}" for name in pages), "```"])
         (folder / f"{part}.md").write_text("\n".join([f"# {title}", "", "| | |", "|---|---|", *lines, "", tree, ""]))
+    names = list(made["trained"][1])
+    (folder / "trained.md").write_text(trained_index(names))
 
 
 def slug(name: str) -> str:
@@ -158,7 +160,32 @@ def trained_page(path: Path) -> tuple[str, str]:
     words = card.partition("\n")[0].removeprefix("# ")
     # A mean can lie outside the interval of an IQM: each stands beside its own kind.
     line = f"{words}: task return, IQM {ours['task_return_iqm']:.2f} ({low:.2f} to {high:.2f})"
-    return f"{line}; a random policy's {scores['random']['task_return_iqm']:.2f}", card
+    film = f"![Its play](../../pictures/trained/{path.parent.name}.gif)"
+    title, _, rest = card.partition("\n")
+    return f"{line}; a random policy's {scores['random']['task_return_iqm']:.2f}", f"{title}\n\n{film}\n{rest}"
+
+
+def trained_index(names: list[str]) -> str:
+    """A card of each trained agent: its play, what it was trained on, how well it does, and the command."""
+    cards = []
+    for name in names:
+        path = RESULTS.parent / "agents" / name
+        scores = json.loads((path / "result.json").read_text())
+        title = (path / "README.md").read_text().partition("\n")[0].removeprefix("# ")
+        trained, random = (scores[policy]["task_return_iqm"] for policy in ("this run", "random"))
+        lines = [
+            "::::{container} example",
+            f"**[{name}](trained/{name}.md)**",
+            f"![Its play](../pictures/trained/{name}.gif)",
+            f"{prose(title).strip()}. Task return {trained:,.1f}, random play {random:,.1f} (IQM).",
+            f"```shell\nlodestar watch run=assets/agents/{name}\n```",
+            "::::",
+        ]
+        cards.append("\n\n".join(lines))
+    about = "A clone holds them in `assets/agents`. `ld.load` and `lodestar evaluate run=` take their folders, too."
+    grid = [":::::::{container} showcase", *cards, ":::::::"]
+    tree = "\n".join(["```{toctree}", ":hidden:", "", *(f"trained/{name}" for name in names), "```"])
+    return page("Trained agents", [about, *grid, tree])
 
 
 def results_page(path: Path) -> tuple[str, str]:
@@ -211,8 +238,10 @@ def effects_table(rows: list[Effect]) -> str:
     """A row for each system: its claim with what is behind it, and its figures."""
     lines = ["| claim | figures | seeds | hours |", "|---|---|---|---|"]
     for effect in rows:
-        figures = [f"`{key}` {value:.4g}{effect.interval(key)}" for key, value in effect.figures.items()]
-        about = [f"{effect.claim[:1].upper()}{effect.claim[1:]}.", f"System: {effect.system}."]
+        figures = []
+        for key, value in effect.figures.items():
+            figures.append(f'<span class="measured">`{key}` {value:.4g}{effect.interval(key)}</span>')
+        about = [f"System: {effect.system}."]
         if effect.cause:
             about.append(f"Why: {effect.cause.strip()}")
         if effect.verdict.startswith("not shown (post hoc"):
@@ -222,7 +251,8 @@ def effects_table(rows: list[Effect]) -> str:
         else:
             about.append(f"Command: `python -m benchmarks {effect.name}`.")
         hours = f"{effect.hours:.1f}" if effect.hours else ""
-        claim = "<br>".join(prose(text).strip() for text in about)
+        words = f"{effect.claim[:1].upper()}{effect.claim[1:]}."
+        claim = "<br>".join([f"**{prose(words).strip()}**", *(prose(text).strip() for text in about)])
         lines.append(f"| {claim} | {'<br>'.join(figures)} | {effect.seeds or ''} | {hours} |")
     return "\n".join(lines)
 

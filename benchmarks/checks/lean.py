@@ -68,7 +68,7 @@ def run(folder: Path) -> dict[str, float]:
         figures["install_mb_cpu"] = sum(megabytes.values())
         plan = subprocess.run([*uv, "--dry-run", f"{wheel}[all]"], capture_output=True, text=True, check=True)
         additional = set(re.findall(r"^ \+ ([\w.-]+)==", plan.stderr, re.MULTILINE))
-        packages = {name.lower().replace("_", "-") for name in additional | set(megabytes)}
+        packages = {re.sub(r"[._]", "-", name.lower()) for name in additional | set(megabytes)} - TOOLS
         figures["packages_all"] = sum(not GPU_PACKAGES.match(name) for name in packages)
         figures["commands_ok"] = sum(is_successful(python, command, Path(place)) for command in COMMANDS)
         figures["commands"] = len(COMMANDS)

@@ -32,6 +32,7 @@ from gymnasium.utils import seeding
 from gymnasium.wrappers import TimeLimit
 
 from envs.family import Family, Metrics, entry, simulator
+from envs.nethack.progression import progression
 from envs.nethack.view import STAT_DEPTH, STAT_GOLD, STAT_HP, STAT_LEVEL, STAT_SCORE, GameObservation
 from envs.observations import Recorded
 from envs.types import EnvReset, Info, Options
@@ -70,6 +71,7 @@ class Delving(Metrics):
         best = np.stack(self.episodes)
         # Hit points start high, so that their maximum says nothing about progress.
         means = {name: float(best[:, k].mean()) for k, name in enumerate(NETHACK_SIGNALS[:4])}
+        means["BALROG progression, %"] = 100 * float(progression(best[:, 0], best[:, 2]).mean())
         means["deepest of all"] = float(best[:, 0].max())
         return means
 

@@ -3,6 +3,7 @@
 metrics.csv holds what happened while it trained, and result.json the scores; TensorBoard and W&B get both.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,19 @@ def write_scores(logger: Logger, scores: dict[str, dict[str, Any]], step: int) -
             values[tag] = float(value)
     for name, cost in mean_costs(scores.get("this run", {})).items():
         values[f"final/{name}_cost"] = cost
+    for name, value in (scores.get("this run", {}).get("metrics") or {}).items():
+        values[f"final/{tag_name(name)}"] = float(value)
     if not values:
         return
     for log in logger.output_formats:
         # metrics.csv holds only what happened while the run trained.
         if isinstance(log, Guarded) and log.name != "metrics.csv":
             log.write(values, dict.fromkeys(values, ()), step)
+
+
+def tag_name(metric: str) -> str:
+    """A family's metric as a tag's last part: `BALROG progression, %` is `balrog_progression`."""
+    return re.sub(r"\W+", "_", metric.lower()).strip("_")
 
 
 def write_video(logger: Logger, path: Path, step: int) -> None:
