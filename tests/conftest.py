@@ -35,6 +35,9 @@ LONGEST_FILES = {
     "test_cluster.py",
     "test_qd.py",
     "test_ppo.py",
+    "test_annotator_faults.py",
+    "test_asking.py",
+    "test_bonuses.py",
 }
 # Collecting makes millions of objects that all stay: looking for garbage among them takes a quarter of its time.
 gc.disable()
