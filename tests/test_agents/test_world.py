@@ -65,6 +65,23 @@ def test_what_lies_behind_the_end_of_an_episode_is_not_predicted(preset):
     assert loss(seq) != pytest.approx(before)
 
 
+@pytest.mark.parametrize(("preset", "decay"), [("tdmpc2", 0.5), ("mrq", 1.0)])
+def test_a_later_step_of_a_prediction_weighs_as_the_behaviour_says(preset, decay):
+    made, weights = learner(preset), []
+    heads = made.world._heads
+
+    def read_weights(*given):
+        weights.append(given[-1])
+        return heads(*given)
+
+    made.world._heads = read_weights
+    made.world.loss(sequences(), made.behaviour.value_loss if made.behaviour.joint else None)
+    (weight,) = weights
+    expected = torch.tensor([decay**step for step in range(len(weight))])
+    assert len(weight) >= 3
+    torch.testing.assert_close(weight, expected[:, None].expand_as(weight))
+
+
 def test_the_losses_of_reward_and_end_are_weighted_means_times_their_weights():
     made = learner("mrq", reward_weight=0.5, continue_weight=0.25)
     world, last = made.world, made.world.end_net[-1]
