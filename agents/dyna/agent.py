@@ -32,6 +32,7 @@ from agents.dyna.imagination import Imagination
 from agents.networks.actor_critic import SpaceEncoding
 from agents.off_policy import compiled
 from agents.off_policy.dqn import DeepQ
+from agents.off_policy.reference import START, ReferenceActor
 from agents.off_policy.sac import SoftActorCritic
 from agents.replay.demonstrations import MixedReplay, demonstrations
 from agents.replay.replay import FrozenReward, Replay, Rows
@@ -80,6 +81,9 @@ class Dyna(BaseAgent):
         self.episodes = self.steps.episodes
         self.replay: Any = self._make_replay()
         self._make_learner()
+        self.reference: ReferenceActor | None = None
+        if config.reference:
+            self.reference = ReferenceActor(self.learner, config.reference_every, self._read_teacher())
         parts: dict[str, Any] = {"learner": self.learner}
         self.imagination: Imagination | None = None
         if config.uses_model:
@@ -133,6 +137,32 @@ class Dyna(BaseAgent):
             self.learner.epsilon.fill_(self.config.epsilon)
         else:
             self._learn_critics = functools.partial(self.learner.update, actor=False)
+
+    def _read_teacher(self) -> SoftActorCritic | None:
+        """The learner whose policy is the reference, out of its file; None for the policy that training begins with."""
+        config = self.config
+        if self.encoding.discrete or config.update == "svg":
+            raise ValueError(
+                f"agent.reference={config.reference} is for SAC from transitions: Box actions (here: "
+                f"{self.action_space}) and agent.update=none or buffer (here: {config.update}); agent=ppo takes a "
+                "reference for all actions"
+            )
+        if config.reference == START:
+            return None
+        # The reference needs nothing that its own training needed.
+        plain = {"reference": "", "kl": 0.0, "demos": "", "imitate": 0.0, "buffer_size": self.envs.num_envs + 1}
+
+        def build(settings: dict[str, Any]) -> Dyna:
+            return Dyna(self.envs, DynaConfig(**settings | plain), seed=self.seed, device=str(self.device))
+
+        try:
+            teacher, _ = Dyna._from_file(config.reference, build, "this environment")
+        except OSError as error:
+            raise ValueError(
+                f"agent.reference={config.reference} cannot be read ({error.strerror or error}); give a file that "
+                "`python -m runners.export` wrote, or agent.reference=start with init_from=RUN"
+            ) from None
+        return teacher.learner
 
     @classmethod
     def check(cls, observation_space: gym.Space, action_space: gym.Space) -> None:
@@ -197,6 +227,8 @@ class Dyna(BaseAgent):
             obs = self.replay.arrays()[0]
             std, mean = torch.std_mean(obs, 0, correction=0)
             self.learner.whiten(mean, std)
+        if self.reference is not None:
+            self.reference.begin()
         if isinstance(self.replay, MixedReplay):
             self.replay.rescore(self.learner.next_value, self.learner.entropy_reward)
         self._fitted_at = self.replay.added
@@ -262,14 +294,28 @@ class Dyna(BaseAgent):
         vector = torch.as_tensor(self.encoding.vector(obs), device=self.device)
         return self.encoding.decode(self._choose_actions(vector, deterministic).cpu().numpy()), None
 
+    def end_rollout(self) -> None:
+        if self.reference is not None:
+            self.reference.end_rollout()
+
+    def get_state(self) -> StateDict:
+        state = super().get_state()
+        if self.reference is not None:
+            state["reference"] = self.reference.state_dict()
+        return state
+
     def set_state(self, state: StateDict) -> None:
         super().set_state(state)
+        if self.reference is not None:
+            self.reference.load_state_dict(state["reference"])
         if self._fitted_at is not None:
             self.keep_finite()
 
     def _succeed(self, old: "Dyna") -> None:
         super()._succeed(old)
         self.replay.take(old.replay)
+        if self.reference is not None and old.reference is not None:
+            self.reference.load_state_dict(old.reference.state_dict())
         if self.imagination is not None and old.imagination is not None:
             self.imagination.succeed(old.imagination)
         if self._fitted_at is not None:

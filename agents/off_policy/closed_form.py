@@ -52,7 +52,7 @@ class ClosedFormUpdate:
         config = learner.config
         plain_critics = config.norm == "none" and config.dropout == 0 and config.head == "mse"
         plain_layers = config.activation == "relu" and len(config.net_arch) > 0
-        plain_loss = config.lipschitz == "none" and config.subset == 0
+        plain_loss = config.lipschitz == "none" and config.subset == 0 and config.kl == 0
         return plain_critics and plain_layers and plain_loss and learner.device.type == "cpu"
 
     @torch.no_grad()

@@ -90,6 +90,12 @@ class LearnerConfig(Settings):
         "auto | numba | torch",
     )
     max_grad_norm: float = setting(10.0, "norm to which gradients are clipped", "> 0")
+    reference: str = setting(
+        "",
+        "a policy to stay near: a file of one, or start, the one that training begins with",
+    )
+    kl: float = setting(0.0, "what a nat of divergence from the reference costs, beside the entropy", ">= 0")
+    reference_every: int = setting(0, "rollouts after which the policy becomes the reference; 0: never", ">= 0")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,6 +106,11 @@ class LearnerConfig(Settings):
         self.refuse_if(
             self.lipschitz == "spectral" and self.norm != "none",
             "agent.lipschitz=spectral bounds nothing behind agent.norm={norm}; give norm=none or robust",
+        )
+        self.refuse_if(
+            bool(self.reference) != bool(self.kl),
+            "agent.reference={reference} and agent.kl={kl} need each other; give both, as in agent.reference=start "
+            "agent.kl=0.1, or neither",
         )
         self.refuse_if(self.subset > self.critics, "agent.subset={subset} needs as many agent.critics, not {critics}")
         self.first_alpha()
@@ -351,10 +362,15 @@ class Critics(Stateful):
         return change.square().mean(-1).sum()
 
 
+def moments(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and logarithms of deviations (..., A) before the tanh, of an actor's outputs (..., 2A)."""
+    mean, raw = outputs.chunk(2, -1)
+    return mean, MIN_LOG_STD + LOG_STD_HALF_RANGE * (torch.tanh(raw) + 1)
+
+
 def squash(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Actions of a tanh Gaussian, and their log-densities, of means and raw log stds (..., 2A), and noise (..., A)."""
-    mean, raw = outputs.chunk(2, -1)
-    log_std = MIN_LOG_STD + LOG_STD_HALF_RANGE * (torch.tanh(raw) + 1)
+    mean, log_std = moments(outputs)
     u = torch.addcmul(mean, log_std.exp(), noise)
     # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which no large u rounds to log 0.
     log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))
@@ -404,6 +420,8 @@ class SoftActorCritic(Critics):
         self.target_entropy = -float(action_size)
         if config.target_entropy is not None:
             self.target_entropy = float(config.target_entropy)
+        # (B, D) -> (B,), the divergence from a reference policy, where there is one.
+        self.divergence: Callable[[Tensor], Tensor] | None = None
         self.fused: ClosedFormUpdate | None = None
         if fused and ClosedFormUpdate.fits(self):
             self.fused = ClosedFormUpdate(self)
@@ -437,11 +455,18 @@ class SoftActorCritic(Critics):
         """Value of a state by the targets, the entropy of its first action included: (B,)."""
         action, log_prob = self.sample(next_obs)
         q = self.q(next_obs, action, target=True)
-        return self.aggregate(q, drawn=True) - self.alpha * log_prob
+        return self.aggregate(q, drawn=True) - self.soft_cost(next_obs, log_prob)
+
+    def soft_cost(self, obs: Tensor, log_prob: Tensor) -> Tensor:
+        """What acting in states (B, D) costs besides rewards, for log-densities (B,): little entropy, divergence."""
+        cost = self.alpha * log_prob
+        if self.divergence is None:
+            return cost
+        return cost + self.config.kl * self.divergence(obs)
 
     def entropy_reward(self, obs: Tensor) -> Tensor:
         _, log_prob = self.sample(obs)
-        return -self.alpha * log_prob
+        return -self.soft_cost(obs, log_prob)
 
     def update(self, rows: Rows, actor: bool = True) -> dict[str, Tensor]:
         """One step of the critics, and of policy and entropy weight if `actor`."""
@@ -455,7 +480,9 @@ class SoftActorCritic(Critics):
             return metrics
         action, log_prob = self.sample(rows.obs)
         value = self.aggregate(self.q(rows.obs, action))
-        objective = value - self.alpha * log_prob
+        objective = value - self.soft_cost(rows.obs, log_prob)
+        if self.divergence is not None:
+            metrics["reference_kl"] = self.divergence(rows.obs).detach().mean()
         return metrics | self.actor_step(objective, log_prob)
 
     def read(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Pick]:
@@ -489,7 +516,7 @@ class SoftActorCritic(Critics):
         out = self._outputs(x, generator=self.generator, batch_stats=True)
         now, following = out.chunk(2, 1)
         next_q = self.head.value(pick(following.detach()))
-        value = self.aggregate(next_q) - self.alpha * log_prob
+        value = self.aggregate(next_q) - self.soft_cost(rows.next_obs, log_prob)
         target = rows.reward + rows.discount * value
         return self.regress(x[: len(rows.obs)], now, target, pick, rows.reward)
 

@@ -41,6 +41,7 @@ MIN_MISSPELT_SIMILARITY = 0.8
 ENV = "env."
 # What other libraries call a key of ours -> what to write here.
 ELSEWHERE = {
+    "agent.reference": "agent=ppo agent.reference, or our own SAC, agent=dyna agent.preset=sac agent.reference",
     "algo": "agent",
     "algorithm": "agent",
     "env_id": "env",
