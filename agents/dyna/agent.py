@@ -123,7 +123,8 @@ class Dyna(BaseAgent):
             options["best_share"] = config.imitate
             options["demos"] = None
             if config.demos:
-                options["demos"] = demonstrations(config.demos, self.encoding, self.scorer)
+                spaces = (self.observation_space, self.action_space)
+                options["demos"] = demonstrations(config.demos, *spaces, self.scorer)
         return kind(config.buffer_size, self.envs.num_envs, self.encoding, self.replay_scorer, **options)
 
     def _make_learner(self) -> None:

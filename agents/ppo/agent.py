@@ -359,6 +359,10 @@ class PPO(BaseAgent):
         if isinstance(vector, Tensor):
             vector = vector.cpu()
         self.obs_statistics.update(np.asarray(vector, np.float64)[valid])
+        self.show_statistics()
+
+    def show_statistics(self) -> None:
+        """Give the statistics of the observations to the network."""
         self.learnt.obs_mean.copy_(torch.as_tensor(self.obs_statistics.mean))
         self.learnt.obs_scale.copy_(torch.as_tensor(1 / np.sqrt(self.obs_statistics.var + 1e-8)))
 

@@ -38,6 +38,18 @@ class BlendSettings(Settings):
 
 
 @dataclass
+class DemonstrationSettings(Settings):
+    """Of `agents.ppo.plugins.demonstrations.Demonstrations`."""
+
+    demos: str = setting("", "a recording, or the name of one that ships, to begin as a clone of and to go back to")
+    demo_start: int = setting(2000, "demos: minibatches of cloning before training; 0 begins as without", ">= 0")
+    demo_rate: Any = setting(
+        0.3, "demos: learning rate after rollouts, over PPO's, where the agent expects less; a number or a schedule"
+    )
+    demo_updates: int = setting(4, "demos: minibatches after each rollout", ">= 1")
+
+
+@dataclass
 class ImitationSettings(Settings):
     """Of `agents.ppo.plugins.imitate.Imitation`."""
 
@@ -94,7 +106,13 @@ class ReferenceSettings(Settings):
 
 @dataclass
 class ExtensionSettings(
-    ReferenceSettings, OverlapSettings, NetworkSettings, ImitationSettings, BlendSettings, BalanceSettings
+    ReferenceSettings,
+    OverlapSettings,
+    NetworkSettings,
+    DemonstrationSettings,
+    ImitationSettings,
+    BlendSettings,
+    BalanceSettings,
 ):
     """Of all extensions, balance first: a dataclass takes the fields of its last base first."""
 
@@ -134,6 +152,12 @@ def refuse_conflicts(config: Any) -> None:
         config.reference and (config.gru or config.net == "trees" or config.blend != "none"),
         "agent.reference={reference} is for networks without memory and weights that are given; take agent.gru=0 "
         "(here: {gru}), agent.blend=none (here: {blend}) and another agent.net than trees (here: {net})",
+    )
+    Schedule(config.demo_rate, "agent.demo_rate")
+    config.refuse_if(
+        config.demos and (config.gru or is_trees or config.overlap or config.streams == "sum"),
+        "agent.demos={demos} clones single steps into a network with a value of each stream; take agent.gru=0 (here: "
+        "{gru}), agent.net other than trees (here: {net}), agent.overlap=false and agent.streams=separate",
     )
     Schedule(config.imitate, "agent.imitate")
     config.refuse_if(
@@ -195,12 +219,18 @@ def imitates(config: Any, streams: Mapping[str, Any]) -> bool:
     return bool(config.imitate)
 
 
+def has_demonstrations(config: Any, streams: Mapping[str, Any]) -> bool:
+    """Whether to begin as a clone of a recording."""
+    return bool(config.demos)
+
+
 EXTENSIONS = (
     Extension("penalty", "reference", "agents.ppo.plugins.reference:Reference", stays_near),
     Extension("schedule", "overlap", "agents.ppo.plugins.overlap:Overlap", overlaps),
     Extension("estimator", "credit", "agents.ppo.plugins.credit:CreditEstimator", has_credit),
     Extension("combiner", "balance", "agents.ppo.plugins.balance:Balance", balances),
     Extension("extra", "blend", "agents.ppo.plugins.blend:Blend", learns_weights),
+    Extension("extra", "demonstrations", "agents.ppo.plugins.demonstrations:Demonstrations", has_demonstrations),
     Extension("extra", "imitation", "agents.ppo.plugins.imitate:Imitation", imitates),
 )
 

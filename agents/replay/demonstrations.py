@@ -20,24 +20,26 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor
 
-from agents.networks.actor_critic import SpaceEncoding
 from agents.replay.replay import Replay, Rows
 from envs.datasets.dataset import recorded_transitions
 from envs.steps import Chunk
 from envs.transitions import Transitions
-from envs.types import MODALITY_FIELDS, Options, ReplayScorer
+from envs.types import MODALITY_FIELDS, Options, StreamScorer
 
 # Rows of best episodes that are held, the newest.
 MAX_BEST_ROWS = 20_000
 
 
-def demonstrations(path: str, encoding: SpaceEncoding, scorer: ReplayScorer) -> Transitions:
+def demonstrations(
+    path: str, observation_space: gym.Space, action_space: gym.Space, scorer: StreamScorer
+) -> Transitions:
     """The transitions (M,) of the recording that `agent.demos` names; a ValueError if it does not fit the run."""
-    batch = recorded_transitions(path, "agent.demos", encoding.observation_space, encoding.action_space)
+    batch = recorded_transitions(path, "agent.demos", observation_space, action_space)
     for name in sorted(scorer.requires.intersection(MODALITY_FIELDS)):
         if getattr(batch, name) is None:
             raise ValueError(
