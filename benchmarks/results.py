@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import platform
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,25 @@ def write_figures(path: Path, command: str, figures: dict[str, float]) -> None:
         "command": "; ".join(dict.fromkeys(filter(None, commands))),
         "date": datetime.date.today().isoformat(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "versions": {"python": platform.python_version(), **{p: found for p in PACKAGES if (found := version(p))}},
+        "versions": versions(),
         "figures": dict(sorted({**known.get("figures", {}), **rounded}.items())),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(summary, indent=2) + "\n")
     partial.replace(path)
+
+
+def versions() -> dict[str, str]:
+    """Python's and the packages'; ours as the checkout has it, whatever it was when it was installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        number = version(package)
+        if number:
+            found[package] = number
+    project = Path(__file__).resolve().parents[1] / "pyproject.toml"
+    found[PACKAGES[0]] = tomllib.loads(project.read_text())["project"]["version"]
+    return found
 
 
 def summary(key: str, values: list[float]) -> dict[str, float]:

@@ -260,7 +260,7 @@ def effects_table(rows: list[Effect]) -> str:
 def features_page() -> str:
     """What users of such libraries expect, whether it is there, and the command that shows it."""
     rows = read_rows(RESULTS / "features.csv")
-    found = json.loads((RESULTS / "users.json").read_text())
+    found = json.loads((RESULTS / "features.json").read_text())
     count = Counter(row["state"] for row in rows)
     last = f"{found['date']} with version {found['versions']['lodestar-rl']}"
     parts = [

@@ -23,6 +23,7 @@ SCRIPTS = {path.stem: path for path in sorted(Path(__file__).parent.glob("shell/
 # The keys that a line gives already -> their texts.
 Chosen = dict[str, str]
 # Verbs that take the keys of `train`, too.
+OWN_NAMESPACE = "lodestar/"
 VERBS_THAT_TRAIN = ("train", "sweep", "tune", "transfer", "design", "compare", "annotate")
 
 
@@ -46,7 +47,12 @@ def complete(line: str, verbs: dict[str, str]) -> list[str]:
     # Of reward=[task,rn only the last item is completed.
     begin = last[: max(last.rfind(","), last.rfind("["), len(key)) + 1]
     values = _values(verb, verbs[verb], chosen, key)
-    return _starting_with(last, _prepend(begin, values))
+    words = _starting_with(last, _prepend(begin, values))
+    typed = last.removeprefix(begin)
+    # Who types CartP may mean ours.
+    if key == "env" and typed and "/" not in typed:
+        words += _starting_with(f"{begin}{OWN_NAMESPACE}{typed}", _prepend(begin, values))
+    return words
 
 
 def _starting_with(begin: str, words: Iterable[str]) -> list[str]:

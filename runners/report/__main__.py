@@ -9,7 +9,7 @@ Biases ("global_step", "<run> - charts/episodic_return"), or a long table with c
 exp_name, env_id. It writes
 
     report.html   one file, no network, no script
-    report.png    the picture for a paper
+    report.pdf    the picture for a paper, also as report.svg and report.png
     report.csv    a line a number: figure, task, arm, against, value, low, high, runs (computed from), of (there are)
     curves.csv    a line a point of the common grid: task, arm, step, runs, of, iqm, low, high
 
@@ -34,11 +34,15 @@ from runners.report.read import find, number, read_published
 from runners.run.config import UsageError, unknown
 
 
+# Formats of the picture, and what matplotlib calls the date in each.
+PICTURE_DATE_TAGS = {"png": "Creation Time", "svg": "Date", "pdf": "CreationDate"}
+
+
 @dataclass
 class ReportConfig(Settings):
     """One report."""
 
-    out: str = setting("", "folder of the four files; the first folder given")
+    out: str = setting("", "folder of these files; the first folder given")
     threshold: str = setting("", "task return for the steps-to-threshold table, or one a task: A-v1:475,B-v1:-100")
     reference: str = setting("", "the arm that scores 1 on every task; else the task-only baseline, or the best arm")
     points: int = setting(200, "of each curve", "[2, 10000]")
@@ -118,7 +122,7 @@ class Report:
         self.curves = bands(data, config.points)
 
     def write(self) -> Path:
-        """report.csv, curves.csv, report.png and report.html, which is returned."""
+        """report.csv, curves.csv, the picture in three formats, and report.html, which is returned."""
         import matplotlib
 
         from runners.report import page, plots
@@ -133,8 +137,10 @@ class Report:
         _write_csv(folder / "curves.csv", header, self._curve_rows())
         with matplotlib.rc_context(plots.STYLE):
             picture = plots.learning(self.numbers, self.curves, aggregated=True)
-            with replacing(folder / "report.png") as path:
-                picture.savefig(path, dpi=160)
+            for kind, date_tag in PICTURE_DATE_TAGS.items():
+                # Without the date the same numbers give the same bytes.
+                with replacing(folder / f"report.{kind}") as path:
+                    picture.savefig(path, dpi=160, format=kind, metadata={date_tag: None})
         path = folder / "report.html"
         page.write(path, self.numbers, self.curves, self.config.title, self.config.points)
         return path

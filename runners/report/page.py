@@ -25,6 +25,8 @@ from runners.run.output import clock
 # Of all videos of a page, and of one.
 MAX_PAGE_VIDEO_BYTES = 24_000_000
 MAX_VIDEO_BYTES = 4_000_000
+# The height of a browser's controls, as a share of the width at which the page shows a video.
+CONTROLS_OF_WIDTH = 0.3
 # Of the configurations of all runs together.
 MAX_CONFIG_CHARACTERS = 2_000_000
 TOO_LARGE = "left out, as the page would become too large"
@@ -434,7 +436,7 @@ def _videos(numbers: Numbers) -> dict[str, Any]:
         spent += len(content)
         if run.key in scores:
             caption += f", task return {number(scores[run.key])}"
-        videos.append((html.data_uri(content, kind), caption))
+        videos.append((html.data_uri(content, kind), caption, _player_ratio(content)))
     return {"videos": videos, "videos_left": join(left_out, 30)}
 
 
@@ -459,6 +461,22 @@ def _media_type(content: bytes) -> str:
     if content.startswith((b"GIF87a", b"GIF89a")):
         return "image/gif"
     return ""
+
+
+def _player_ratio(content: bytes) -> float:
+    """Width over height of a player whose controls stand below the picture, as the captions are at its lower edge."""
+    # An MP4 says the picture's size in the last eight bytes of its track's header, in 65,536ths of a pixel.
+    place = content.find(b"tkhd")
+    start = place - 4
+    length = int.from_bytes(content[start:place], "big")
+    size = content[start + length - 8 : start + length]
+    if place < 4 or len(size) < 8:
+        return 1.0
+    width = int.from_bytes(size[:4], "big")
+    height = int.from_bytes(size[4:], "big")
+    if not width or not height:
+        return 1.0
+    return round(width / (height + CONTROLS_OF_WIDTH * width), 4)
 
 
 def _provenance(data: Comparison) -> dict[str, Any]:

@@ -23,7 +23,7 @@ PACKAGES = ("explain", "export", "report", "compare", "sweep")  # commands that 
 # Command -> the names of files that it writes into a run's folder, and of folders.
 FILES = {
     "explain": ("explain.json", "explain.html"),
-    "report": ("report.html", "report.csv", "curves.csv", "report.png"),
+    "report": ("report.html", "report.csv", "curves.csv", "report.png", "report.svg", "report.pdf"),
     "export": ("export/policy.safetensors", "export/policy.json", "export/README.md", "export/config.yaml",
                "export/status.json"),
     "watch": ("watch.mp4",),

@@ -79,6 +79,7 @@ def test_the_processes_of_a_sweep_find_what_the_user_named_behind_our_packages(s
         ("lodestar tra", ["train", "transfer"]),
         ("lodestar train max_", ["max_episode_steps="]),
         ("lodestar train env=lodestar/ProcM", ["env=lodestar/ProcMaze-v0"]),
+        ("lodestar train env=ProcM", ["env=lodestar/ProcMaze-v0"]),
         ("lodestar train reward=[task,pseudo", ["reward=[task,pseudocount"]),
         ("lodestar train reward=rnd reward.rnd.warm", ["reward.rnd.warmup="]),
         ("lodestar train reward.rnd.scale=e", ["reward.rnd.scale=ema"]),

@@ -6,6 +6,7 @@ import html.parser
 import json
 import re
 
+import numpy as np
 from matplotlib import image
 from test_report_read import WIDE, write
 
@@ -60,6 +61,8 @@ def test_the_page_the_picture_and_the_tables_say_the_same(tmp_path, capsys):
     curve = [row for row in rows(tmp_path / "curves.csv") if row["arm"] == "task"]
     assert len(curve) == 200 and (float(curve[0]["iqm"]), float(curve[-1]["iqm"])) == (51, 102)
     assert image.imread(tmp_path / "report.png").shape[1] > 1000
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    assert "<svg" in (tmp_path / "report.svg").read_text()
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_runs_nothing(tmp_path):
@@ -139,6 +142,15 @@ def test_a_run_that_only_has_its_configuration_is_a_report(tmp_path):
         (folder / part).unlink()
     text = Page(made(tmp_path)).text
     assert "a has no record of how it ended at step 0 of 1,000" in text and "some cells have no score" in text
+
+
+def test_the_controls_of_a_video_stand_below_its_picture(tmp_path):
+    from lodestar.video import write_mp4
+    from runners.report.page import _player_ratio
+
+    write_mp4(tmp_path / "video.mp4", [np.zeros((96, 160, 3), np.uint8)] * 2, 10)
+    assert _player_ratio((tmp_path / "video.mp4").read_bytes()) == round(160 / (96 + 0.3 * 160), 4)
+    assert _player_ratio(b"\0\0\0\x20ftypisom" + b"\0" * 100) == 1.0
 
 
 def test_videos_are_those_of_the_median_run_within_the_budget(tmp_path, monkeypatch):
