@@ -33,7 +33,6 @@ from runners.report.numbers import Numbers, Row
 from runners.report.read import find, number, read_published
 from runners.run.config import UsageError, unknown
 
-
 # Formats of the picture, and what matplotlib calls the date in each.
 PICTURE_DATE_TAGS = {"png": "Creation Time", "svg": "Date", "pdf": "CreationDate"}
 
