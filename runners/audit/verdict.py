@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lodestar.files import opened_text, read_json
+from lodestar.files import open_text_file, read_json
 from runners.run.config import UsageError
 from runners.run.progress import LEARNED_RETURN, TASK_RETURN, apart, read_csv
 
@@ -201,7 +201,7 @@ def _level(returns: np.ndarray) -> ReturnLevel | None:
 def _levels(folder: Path, task: np.ndarray) -> tuple[ReturnLevel | None, ReturnLevel | None]:
     """The task's return before and after training: of episodes, of closing evaluations, or of the log's rows."""
     if (folder / "episodes.csv").exists():
-        with opened_text(folder / "episodes.csv") as file:
+        with open_text_file(folder / "episodes.csv") as file:
             episodes = list(csv.DictReader(file))
         returns = np.array([float(episode["task"]) for episode in episodes])
         before = sum(episode["updated"] == "0" for episode in episodes)
