@@ -88,7 +88,12 @@ def elsewhere(config: TrainConfig) -> AbstractContextManager[Callable[..., Any] 
 
 def require(parts: Parts, fresh: bool) -> None:
     """Refuse to begin a run without what its rewards need; one that continues waits for it."""
-    for missing in parts.mix.preflight():
+    # Few runs ask a language model, so the others do not import this.
+    from rewards.llm.judges.cores import hold_cores
+
+    with hold_cores():
+        sentences = parts.mix.preflight()
+    for missing in sentences:
         if fresh:
             raise ValueError(missing)
         print(f"note: {missing}; the run continues without it until it is there")

@@ -17,7 +17,7 @@ from envs.types import Memory
 from lodestar.settings import setting
 from rewards.base import Reward, RewardConfig, Scored
 from rewards.vision.encoder import shared_encoder
-from rewards.vision.load import LODESTAR, UNTRAINED
+from rewards.vision.load import LODESTAR, TIMM, UNTRAINED, no_words
 from rewards.vision.pictures import goal_frames, is_picture_goal
 
 # The towers read 77 tokens at most.
@@ -75,6 +75,10 @@ class Vision(Reward):
 
     def build(self) -> None:
         config = self.config
+        # Said before anything is downloaded.
+        words = [part for part in sentences(config.goal) if not is_picture_goal(part)]
+        if words and config.model.startswith(TIMM):
+            raise no_words(config.model, words[0])
         self.encoder = shared_encoder(
             config.model,
             config.weights,

@@ -28,6 +28,7 @@ from rewards.vision.load import (
     check_reachable,
     create_model,
     find_folder,
+    no_words,
     read_training,
 )
 
@@ -205,10 +206,7 @@ class ClipEncoder:
     def text(self, sentences: list[str]) -> np.ndarray:
         """Unit embeddings of sentences, float32 (N, D), at least one; each is read once."""
         if self.tokenizer is None:
-            raise ValueError(
-                f"reward.clip.model={self.model_name} sees pictures and reads no words ({sentences[0]!r}); give a "
-                "picture as goal, or an encoder with words"
-            )
+            raise no_words(self.model_name, sentences[0])
         # One by one, so that no sentence's last digit depends on the batch.
         for sentence in dict.fromkeys(sentences):
             if sentence in self._texts:

@@ -59,6 +59,12 @@ def find_folder(model: str, weights: str) -> Path | None:
     raise FileNotFoundError(f"{folder} is no folder of a CLIP: it has no {CONFIG_FILE}; check reward.clip.weights")
 
 
+def no_words(model: str, sentence: str) -> ValueError:
+    """The error of a sentence that is given to a model of pictures alone."""
+    fix = "give a picture as goal, or an encoder with words"
+    return ValueError(f"reward.clip.model={model} sees pictures and reads no words ({sentence!r}); {fix}")
+
+
 def check_reachable(model: str, weights: str) -> None:
     """Refuse weights that would have to be downloaded and cannot be; cheap checks first."""
     from_hub = model.startswith((HUB, TIMM))

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from rewards.llm.judges import gguf_model
+from rewards.llm.judges import cores, gguf_model
 from rewards.llm.judges.base import Answers, make_judge
 from rewards.llm.judges.gguf import read_model
 from rewards.llm.judges.one_token import ScoredJudge
@@ -88,12 +88,12 @@ def test_what_is_no_model_is_refused(local, tmp_path, monkeypatch):
 
 
 def test_each_core_takes_one_model_unless_they_may_share(local, tmp_path, monkeypatch):
-    monkeypatch.setattr(gguf_model.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(cores.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5})
     path = write_model(tmp_path / "a.gguf")
-    first = gguf_model._claim_core()
+    first = cores.claim_core()
     assert local(path).reach() == ""
-    second = gguf_model._claim_core()
+    second = cores.claim_core()
     assert first.lock_file != second.lock_file
     missing = local(path).reach()
     assert missing.startswith("judge local: a language model already runs on each of the 2 cores")
@@ -103,6 +103,10 @@ def test_each_core_takes_one_model_unless_they_may_share(local, tmp_path, monkey
     second.release()
     assert local(path).reach() == ""
     first.release()
+    # Of two cores the first two judges of a run get one each, the third is told before training.
+    with cores.hold_cores():
+        assert [local(path).reach() for _ in range(3)] == ["", "", missing]
+    assert local(path).reach() == ""
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="the extra llm is not installed")

@@ -11,7 +11,6 @@ words and no games, so let `lodestar annotate audit=...` or your own labels say 
 
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -19,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from lodestar.settings import setting
 from rewards.llm.client import JudgeError, Reply
 from rewards.llm.judges import prompts
 from rewards.llm.judges.base import Answers, make_judge
+from rewards.llm.judges.cores import claim_core, is_core_free, usable_cores
 from rewards.llm.judges.gguf import read_model, small_model
 from rewards.llm.judges.one_token import ONE_TOKEN, UNSURE, OneToken, ScoredJudge, anchors_of, yes_over_no
 from rewards.llm.judges.served import gather
@@ -92,12 +92,9 @@ class LocalModel(ScoredJudge):
 
     def reach(self) -> str:
         """Loads nothing."""
-        core = _claim_core()
-        if core is not None:
-            core.release()
-        elif not self.share:
-            return self._no_core()
-        return ""
+        if self.share or is_core_free():
+            return ""
+        return self._no_core()
 
     def notes(self) -> list[str]:
         return [f"labels are those of {self.path.name}, which runs beside training, asked for: {self.wanted}"]
@@ -129,7 +126,7 @@ class LocalModel(ScoredJudge):
     def _load(self) -> None:
         if self._server is not None:
             return
-        self._core = _claim_core()
+        self._core = claim_core()
         if self._core is None and not self.share:
             raise JudgeError(self._no_core())
         from xllamacpp import CommonParams, Server
@@ -152,30 +149,9 @@ class LocalModel(ScoredJudge):
 
     def _no_core(self) -> str:
         return (
-            f"judge local: a language model already runs on each of the {len(_cores())} cores that this process may "
-            "use, and a second one on a core halves both; wait for it, or give judge_options={share: true}"
+            f"judge local: a language model already runs on each of the {len(usable_cores())} cores that this process "
+            "may use, and a second one on a core halves both; wait for it, or give judge_options={share: true}"
         )
-
-
-def _cores() -> list[int]:
-    """The numbers of the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
-def _claim_core() -> FileLock | None:
-    """A lock on a core without a model, which ends with this process; None where every core has one."""
-    folder = Path(tempfile.gettempdir()) / f"lodestar-models-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
-    for core in _cores():
-        lock = FileLock(folder / f"core-{core}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            continue
-        return lock
-    return None
 
 
 @dataclass(eq=False)
