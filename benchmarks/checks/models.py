@@ -2,7 +2,7 @@
 
 A run on DoorKey waits for each label, so that the count of them does not depend on how busy the machine is.
 The model is SmolLM2-135M-Instruct, as `lodestar fetch` brings it. `hand_labels.csv` holds captions of three worlds with
-labels by one labeller, by which the layout of the question was chosen; `fresh_labels.csv` holds others, labelled twice.
+labels by one labeller, by which the layout of the question was chosen; `fresh_labels.csv` holds others, read twice.
 Captions that stand among the examples of the question are left out. AUROC is the share of pairs of a good and another
 caption that a score puts in the right order; with about 25 of each kind it is known to .1.
 """
